@@ -19,11 +19,11 @@ import numpy as np
 
 from atoll.schedule.problem import Schedule
 from atoll.schedule.solve import Effort, solve
-from atoll.schedule.synthetic import backward_pass
 from record import recorded
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from oracles.schedule_check import check
+from oracles.synthetic import backward_pass
 
 CORES = (1, 2, 8, 64, 1024)
 HEADER = f"{'cores':>6} {'durations':>9} {'effort':>8} | gap % {'p50':>6} {'p90':>6} {'max':>6} | "

@@ -17,7 +17,7 @@ from atoll.schedule.bound_kernels import prepare
 from atoll.schedule.branch_kernels import branch
 from atoll.schedule.solve import solve
 from atoll.schedule.subset_kernels import subset_bound
-from atoll.schedule.synthetic import backward_pass
+from oracles.synthetic import backward_pass
 
 
 @kernel

@@ -17,8 +17,8 @@ from atoll.explore.baselines import NAMES, Baseline, run_baselines
 from atoll.explore.run import run_search
 from atoll.printing.search import print_result
 from atoll.schedule.solve import solve
-from atoll.schedule.synthetic import backward_pass
 from atoll.stopping import Stop, StoppedError, watched
+from oracles.synthetic import backward_pass
 
 
 class Counting(Stop):

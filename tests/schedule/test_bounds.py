@@ -15,7 +15,7 @@ from atoll.schedule.bounds import AllotmentBound, allotment_bound, solve_subsets
 from atoll.schedule.list_kernels import quick_bounds
 from atoll.schedule.problem import RESOURCES, ScheduleProblem
 from atoll.schedule.solve import solve
-from atoll.schedule.synthetic import backward_pass
+from oracles.synthetic import backward_pass
 
 NODES = 1_000_000
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from atoll.schedule.solve import Effort, solve
-from atoll.schedule.synthetic import backward_pass
 from oracles.schedule_check import check
+from oracles.synthetic import backward_pass
 
 CORES = (1, 2, 8, 64, 1024)
 

@@ -14,9 +14,9 @@ from atoll.schedule.bounds import solve_subsets
 from atoll.schedule.problem import Goal, Schedule, ScheduleProblem
 from atoll.schedule.relations import Relations
 from atoll.schedule.solve import solve
-from atoll.schedule.synthetic import backward_pass
 from atoll.stopping import never
 from oracles.schedule_check import check
+from oracles.synthetic import backward_pass
 
 
 def search(problem: ScheduleProblem, nodes: int, tolerance: float = 0.0) -> Schedule:

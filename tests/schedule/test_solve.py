@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from atoll.errors import InfeasibleError
 from atoll.schedule.problem import Schedule, ScheduleProblem
 from atoll.schedule.solve import solve
-from atoll.schedule.synthetic import backward_pass
 from oracles.schedule_check import check
+from oracles.synthetic import backward_pass
 
 
 def chain_of(durations: list[list[float]], cores: list[int], capacity: int) -> ScheduleProblem:

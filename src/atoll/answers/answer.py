@@ -32,10 +32,14 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
-class Answer:
-    """Base of what commands answer: classes with `kind` and `format` among their fields."""
+class Written:
+    """What can be kept as JSON: an answer, or what has one."""
 
     __slots__ = ()
+
+    @property
+    def _told(self) -> Answer:
+        raise NotImplementedError
 
     def to_dict(self) -> dict[str, Any]:
         """The content of `--json`.
@@ -48,8 +52,41 @@ class Answer:
             >>> atoll.describe_model("gpt2-xl").to_dict()["parameters"]
             1557611200
         """
-        told: dict[str, Any] = dumped(self)
+        told: dict[str, Any] = dumped(self._told)
         return told
+
+    def save(self, path: str | Path) -> Path:
+        """Write the answer as JSON, whole or not at all.
+
+        Args:
+            path: The file; `atoll.load` reads it.
+
+        Returns:
+            The file.
+
+        Raises:
+            AtollError: It cannot be written there.
+
+        Example:
+            >>> import atoll
+            >>> file = atoll.estimate("gpt2-xl", "h100", 8, batch=64).save("estimate.json")
+            >>> atoll.load(file).fits
+            True
+        """
+        path = Path(path)
+        with whole_files(lambda why: f"{path}: cannot be written ({why})", path) as (part,):
+            part.write_text(self._told.to_json(), encoding="utf-8")
+        return path
+
+
+class Answer(Written):
+    """Base of what commands answer: classes with `kind` and `format` among their fields."""
+
+    __slots__ = ()
+
+    @property
+    def _told(self) -> Answer:
+        return self
 
     def to_json(self, indent: int | None = None) -> str:
         """The content of `--json` as text.
@@ -66,28 +103,6 @@ class Answer:
             '{"kind": "hardware-device"'
         """
         return json.dumps(self.to_dict(), indent=indent, allow_nan=False) + "\n"
-
-    def save(self, path: str | Path) -> Path:
-        """Write the answer as JSON, whole or not at all.
-
-        Args:
-            path: The file; `atoll.load` reads it.
-
-        Returns:
-            The file.
-
-        Raises:
-            AtollError: It cannot be written there.
-
-        Example:
-            >>> import atoll
-            >>> atoll.describe_model("gpt2-xl").save("gpt2-xl.json").name
-            'gpt2-xl.json'
-        """
-        path = Path(path)
-        with whole_files(lambda why: f"{path}: cannot be written ({why})", path) as (part,):
-            part.write_text(self.to_json(), encoding="utf-8")
-        return path
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -111,8 +126,8 @@ class Answer:
         return read_answer(Path(path), cls)
 
 
-class Picture(Answer):
-    """An answer that a page and a trace show."""
+class Drawn(Written):
+    """What a page and a trace show."""
 
     __slots__ = ()
 
@@ -130,11 +145,11 @@ class Picture(Answer):
 
         Example:
             >>> import atoll
-            >>> found = atoll.estimate("gpt2-xl", "h100", 8, batch=64)
-            >>> found.answer.report("report.html").exists()
-            True
+            >>> atoll.estimate("gpt2-xl", "h100", 8, batch=64).report("report.html").name
+            'report.html'
         """
-        return Path(named("atoll.report.page:write_page")(self, Path(path)))
+        kept = getattr(self, "kept", None)
+        return Path(named("atoll.report.page:write_page")(self._told, Path(path), kept))
 
     def trace(self, path: str | Path) -> Path:
         """Write the step as a Chrome trace, which Perfetto opens, as `atoll trace` does.
@@ -150,11 +165,16 @@ class Picture(Answer):
 
         Example:
             >>> import atoll
-            >>> found = atoll.estimate("gpt2-xl", "h100", 8, batch=64)
-            >>> found.answer.trace("trace.json").exists()
-            True
+            >>> atoll.estimate("gpt2-xl", "h100", 8, batch=64).trace("trace.json").name
+            'trace.json'
         """
-        return Path(named("atoll.report.trace:trace_answer")(self, Path(path)))
+        return Path(named("atoll.report.trace:trace_answer")(self._told, Path(path)))
+
+
+class Picture(Drawn, Answer):
+    """An answer that a page and a trace show."""
+
+    __slots__ = ()
 
 
 class Explanation(Answer):
@@ -192,7 +212,7 @@ def answer_of(found: object) -> Any:
     raise TypeError(f"no answer is made of a {type(found).__name__}")
 
 
-class Answered(Generic[A]):
+class Answered(Written, Generic[A]):
     """What a program returns: its rich objects, and its answer as data, made once."""
 
     @cached_property
@@ -201,85 +221,18 @@ class Answered(Generic[A]):
         made: A = answer_of(self)
         return made
 
-    def to_dict(self) -> dict[str, Any]:
-        """The content of `--json`.
-
-        Returns:
-            Plain JSON data; `atoll schema COMMAND` prints its schema.
-
-        Example:
-            >>> import atoll
-            >>> atoll.estimate("gpt2-xl", "h100", 8, batch=64).to_dict()["layout_words"]
-            'tp1 pp1 dp8 mbs1 zero1 recompute-none'
-        """
-        return self.answer.to_dict()
-
-    def save(self, path: str | Path) -> Path:
-        """Write the answer as JSON, whole or not at all.
-
-        Args:
-            path: The file; `atoll.load` reads it.
-
-        Returns:
-            The file.
-
-        Raises:
-            AtollError: It cannot be written there.
-
-        Example:
-            >>> import atoll
-            >>> file = atoll.estimate("gpt2-xl", "h100", 8, batch=64).save("estimate.json")
-            >>> atoll.load(file).fits
-            True
-        """
-        return self.answer.save(path)
+    @property
+    def _told(self) -> A:
+        return self.answer
 
 
-class Pictured(Answered[P]):
+class Pictured(Drawn, Answered[P]):
     """What a program returns, where its answer can be drawn."""
 
     @property
     def kept(self) -> Path | None:
         """The folder in which all that was evaluated is kept, where there is one."""
         return None
-
-    def report(self, path: str | Path) -> Path:
-        """Draw the answer as one HTML file that opens offline, as `atoll report` does.
-
-        Args:
-            path: The file, such as report.html.
-
-        Returns:
-            The file.
-
-        Raises:
-            AtollError: It cannot be written there.
-
-        Example:
-            >>> import atoll
-            >>> atoll.estimate("gpt2-xl", "h100", 8, batch=64).report("report.html").name
-            'report.html'
-        """
-        return Path(named("atoll.report.page:write_page")(self.answer, Path(path), self.kept))
-
-    def trace(self, path: str | Path) -> Path:
-        """Write the step as a Chrome trace, which Perfetto opens, as `atoll trace` does.
-
-        Args:
-            path: The file, such as trace.json.
-
-        Returns:
-            The file.
-
-        Raises:
-            AtollError: It cannot be written there, or no step is on record.
-
-        Example:
-            >>> import atoll
-            >>> atoll.estimate("gpt2-xl", "h100", 8, batch=64).trace("trace.json").name
-            'trace.json'
-        """
-        return self.answer.trace(path)
 
     def compare(self, *others: Pictured[Any]) -> Picture:
         """Lay it beside others, of any kind, as `atoll compare` does.

@@ -1,4 +1,4 @@
-"""Generated passes that look like a transformer layer's, for tests and benchmarks.
+"""Generated passes that look like a transformer layer's.
 
 A backward pass is a chain of data gradients and vector operators; beside most data gradients hangs
 the weight gradient of the same matrix product, ready at the same time and needed by nobody.
