@@ -107,23 +107,30 @@ class StoredDesign(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusAnswer:
-    """Where a run stands (`reader.RunStatus`)."""
+    """Where a run stands."""
 
     state: str
+    """"running", "finished", "stopped" (by the user or a limit), "killed" or "failed"."""
     pid: int
     host: str
     executor: str
     phase: str
     left: int
+    """Chips that may still beat the incumbent."""
     total: int
     bounded: int
+    """Chips with a schedule bound on record."""
     evaluated: int
+    """Chips whose placement was solved; some turn out to have no plan worth keeping."""
     designs: int
+    """Designs on record, each with its best plans."""
     score: float
     bound: float | None
     """None where nothing is bounded yet."""
     seconds: float
+    """Of searching, over all runs in the folder."""
     gap: float | None
+    """Relative distance of the best design to the bound; None before the first design."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

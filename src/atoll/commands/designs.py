@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, cast
 
-from atoll.answers.answer import dumped, made_of
+from atoll.answers.answer import dumped
 from atoll.commands.common import answer
 from atoll.errors import AtollError
 from atoll.files.jsonfile import faults_of
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def designs(question: DesignsQuestion, as_json: bool) -> None:
-    from atoll.store import DesignsAnswer, RunReader, StatusAnswer, Written
+    from atoll.store import DesignsAnswer, RunReader, Written
     from atoll.store.parquet import export_parquet
 
     with RunReader(question.folder) as reader:
@@ -35,7 +35,7 @@ def designs(question: DesignsQuestion, as_json: bool) -> None:
         path = question.parquet
         shown = DesignsAnswer(
             run=kind,
-            status=made_of(StatusAnswer, status),
+            status=status,
             count=source.count(filters),
             parameters=reader.parameters,
             designs=tuple(cast("Sequence[Row]", rows)),

@@ -13,7 +13,7 @@ from atoll.answers.wafer import WaferAnswer
 from atoll.errors import AtollError
 from atoll.explore.answer.files import RESULT
 from atoll.files.wholefile import as_written, check_folder, write_folder
-from atoll.store import FILE, RunReader, RunStatus
+from atoll.store import FILE, RunReader, StatusAnswer
 from atoll.training.estimate import Estimate
 from atoll.training.planner.plan import Plan
 from atoll.training.planner.problem import PLAN
@@ -30,7 +30,7 @@ class Source:
     folder: Path
     answer: Shown
     """Of result.json or plan.json."""
-    status: RunStatus | None = None
+    status: StatusAnswer | None = None
     """Of the store beside it, where there is one."""
 
 
@@ -72,14 +72,14 @@ def read_plan(path: Path) -> PlanAnswer | EstimateAnswer:
     return found
 
 
-def _status(folder: Path) -> RunStatus | None:
+def _status(folder: Path) -> StatusAnswer | None:
     if not (folder / FILE).exists():
         return None
     with RunReader(folder) as reader:
         return reader.status()
 
 
-def _no_result(folder: Path, status: RunStatus | None) -> str:
+def _no_result(folder: Path, status: StatusAnswer | None) -> str:
     if status is None:
         return (
             f"{folder}: neither {RESULT} nor {PLAN} in it; give a folder that atoll search --out "

@@ -19,7 +19,7 @@ from atoll.report.search_view import search_view
 from atoll.report.table_view import table_view
 from atoll.report.view import View
 from atoll.report.wafer_view import wafer_view
-from atoll.store import RunStatus
+from atoll.store import StatusAnswer
 
 REPORT = "report.html"
 # Nothing may be fetched: not even by a mistake of ours.
@@ -27,7 +27,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inli
 
 
 def view_of(
-    found: Shown | SweepAnswer | CompareAnswer, folder: Path | None, status: RunStatus | None
+    found: Shown | SweepAnswer | CompareAnswer, folder: Path | None, status: StatusAnswer | None
 ) -> View:
     """What is drawn of an answer; with a search's folder, every evaluated design."""
     if isinstance(found, SweepAnswer | CompareAnswer):
@@ -76,7 +76,7 @@ def write_page(
     found: Shown | SweepAnswer | CompareAnswer,
     path: Path,
     folder: Path | None = None,
-    status: RunStatus | None = None,
+    status: StatusAnswer | None = None,
 ) -> Path:
     """Draw an answer and write the page, whole or not at all."""
 

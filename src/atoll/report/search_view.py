@@ -30,7 +30,7 @@ from atoll.report.view import (
     View,
 )
 from atoll.step.parts import in_words
-from atoll.store import RunStatus
+from atoll.store import StatusAnswer
 from atoll.units import NOT_COUNTED, counted, format_seconds
 
 PARTS = {
@@ -45,7 +45,9 @@ PARTS = {
 }
 
 
-def search_view(folder: Path | None, found: SearchAnswer, status: RunStatus | None = None) -> View:
+def search_view(
+    folder: Path | None, found: SearchAnswer, status: StatusAnswer | None = None
+) -> View:
     """The sections of a search's page."""
     best = found.best
     unit = "score" if len(best.models) > 1 else "samples/s"

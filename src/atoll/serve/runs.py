@@ -36,7 +36,7 @@ from atoll.serve.told import (
 from atoll.serve.whatif import Change
 from atoll.serve.whatif_chip import ChipWhatIf
 from atoll.serve.whatif_plan import PlanWhatIf
-from atoll.store import FILE, ProgressPoint, RunReader, StatusAnswer, StoredDesign
+from atoll.store import FILE, ProgressPoint, RunReader, StoredDesign
 from atoll.training.planner.problem import PLAN
 
 WAFER = ("result.json", "mapping.json")
@@ -187,7 +187,7 @@ class SearchRun:
 
     def _read_status(self, reader: RunReader) -> None:
         status = reader.status()
-        self._status = made_of(StatusAnswer, status, bound=_known(status.bound))
+        self._status = replace(status, bound=_known(status.bound))
         self._progress = thinned(reader.progress())
         self._told: ToldResult | None = None
         if self.kind == "planning":
@@ -358,6 +358,6 @@ def thinned(points: Sequence[ProgressPoint]) -> tuple[Moment, ...]:
     return tuple(made_of(Moment, points[i], bound=_known(points[i].bound)) for i in sorted(kept))
 
 
-def _known(bound: float) -> float | None:
+def _known(bound: float | None) -> float | None:
     """None where nothing is bounded yet."""
-    return bound if bound < 1e300 else None
+    return bound if bound is not None and bound < 1e300 else None

@@ -9,7 +9,7 @@ from atoll.answers.designs import (
     Written,
 )
 from atoll.store.fingerprint import canonical_json, fingerprint
-from atoll.store.reader import ProgressPoint, RunReader, RunStatus
+from atoll.store.reader import ProgressPoint, RunReader
 from atoll.store.schema import FILE, SCHEMA_VERSION
 from atoll.store.writer import DesignRow, EvaluationRow, RunStore, opened
 
@@ -22,7 +22,6 @@ __all__ = [
     "Identity",
     "ProgressPoint",
     "RunReader",
-    "RunStatus",
     "RunStore",
     "StatusAnswer",
     "StoredDesign",

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from atoll.answers.answer import checked, parse_answer
-from atoll.answers.designs import Identity, RunKind, ShownParameter, StoredDesign
+from atoll.answers.designs import Identity, RunKind, ShownParameter, StatusAnswer, StoredDesign
 from atoll.answers.plan import PlanAnswer
 from atoll.answers.search import SearchAnswer
 from atoll.answers.wafer import WaferAnswer
@@ -44,38 +44,6 @@ TEXTS = ("model", "phase", "plans", "key", "value", "effort")
 
 Filters = Mapping[str, float | str | tuple[float | None, float | None]]
 """By column: one value, or a range (low, high) with None for no limit."""
-
-
-@dataclass(frozen=True)
-class RunStatus:
-    """Where a run stands."""
-
-    state: str
-    """"running", "finished", "stopped" (by the user or a limit), "killed" or "failed"."""
-    pid: int
-    host: str
-    executor: str
-    phase: str
-    left: int
-    """Chips that may still beat the incumbent."""
-    total: int
-    bounded: int
-    """Chips with a schedule bound on record."""
-    evaluated: int
-    """Chips whose placement was solved; some turn out to have no plan worth keeping."""
-    designs: int
-    """Designs on record, each with its best plans."""
-    score: float
-    bound: float
-    seconds: float
-    """Of searching, over all runs in the folder."""
-
-    @property
-    def gap(self) -> float | None:
-        """Relative distance of the best design to the bound; None before the first design."""
-        if self.score <= 0.0 or self.bound <= 0.0:
-            return None
-        return relative_gap(self.score, self.bound)
 
 
 @dataclass(frozen=True)
@@ -150,14 +118,15 @@ class RunReader:
     def fingerprint(self) -> str:
         return str(self._record("meta", "WHERE key = 'fingerprint'")["value"])
 
-    def status(self) -> RunStatus:
+    def status(self) -> StatusAnswer:
         """Where the latest run stands."""
         run = self._one("SELECT * FROM runs ORDER BY run DESC LIMIT 1")
         last = next(self._records("progress", "ORDER BY rowid DESC LIMIT 1"), None)
         state = str(run["status"])
         if state == "running" and holder_of(self.folder) is None:
             state = "killed"
-        return RunStatus(
+        score, bound = (last["score"], last["bound"]) if last else (0.0, 0.0)
+        return StatusAnswer(
             state=state,
             pid=run["pid"],
             host=run["host"],
@@ -168,9 +137,10 @@ class RunReader:
             phase=last["phase"] if last else "",
             left=last["left"] if last else 0,
             total=last["total"] if last else 0,
-            score=last["score"] if last else 0.0,
-            bound=last["bound"] if last else 0.0,
+            score=score,
+            bound=bound,
             seconds=last["seconds"] if last else 0.0,
+            gap=relative_gap(score, bound) if score > 0.0 and bound > 0.0 else None,
         )
 
     def incumbents(self) -> list[Incumbent]:
