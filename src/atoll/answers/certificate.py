@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from atoll.answers.answer import Amount, Count, Number
+from atoll.answers.answer import Amount, Count, Number, made_of
 from atoll.step.certificate import Certificate, most_better
 
 
@@ -38,18 +38,12 @@ class Proof:
     def of(cls, found: Certificate, **more: Any) -> Self:
         """A certificate as data, with what is said beside it."""
         said = found.sentence()
-        return cls(
-            status=found.status,
-            score=found.score,
-            bound=found.bound,
-            gap=found.gap,
+        return made_of(
+            cls,
+            found,
             most_better=most_better(found.gap),
-            tolerance=found.tolerance,
-            over=found.over,
-            evaluated=found.evaluated,
             pruned=sum(found.ruled_out.values()),
             pruned_by=dict(found.ruled_out),
-            tightened=found.tightened,
             sentence=f"{said[0].upper()}{said[1:]}.",
             **more,
         )

@@ -12,6 +12,7 @@ from pydantic import JsonValue
 from typing_extensions import TypedDict
 
 from atoll.answers.answer import Answer, Picture
+from atoll.units import format_value
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -244,6 +245,14 @@ class ComparedRow:
     ratios: tuple[float, ...]
     """To the first run's, of numbers; else empty."""
     differs: bool
+
+    def cells(self) -> list[str]:
+        """Its values, with the ratios of those that differ."""
+        ratios = dict(enumerate(self.ratios))
+        return [
+            format_value(value) + (f" ({ratios[at]:.3g}x)" if at and ratios.get(at, 1) != 1 else "")
+            for at, value in enumerate(self.values)
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

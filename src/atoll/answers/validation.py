@@ -218,16 +218,22 @@ class CollectiveTold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfiledStep:
-    """A step of a profile (`calibrate.kineto.StepTime`)."""
+    """One step of a profile on the device, in seconds."""
 
     time_s: float
     kinds: Mapping[str, float]
+    """Time that kernels of each kind ran, several at once counted each."""
     exposed_s: float
+    """Communication while nothing else ran."""
     hidden: Mapping[str, tuple[float, float]]
+    """Of each kind of communication: its time, and what of it nothing hid."""
     host_gap_s: float
+    """The device idle because the next kernel had not been launched."""
     other_gap_s: float
+    """The device idle for other reasons: dependencies, latencies of launches."""
     launches: int
     host_s: float
+    """From the first launch to the last, without waiting for the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.answers.validation import ProfiledStep
 from atoll.errors import AtollError
 
 CHUNK = 2**20
@@ -64,26 +65,6 @@ _KINDS, _OVERLAPS = (
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class StepTime:
-    """One step on the device, in seconds."""
-
-    time_s: float
-    kinds: dict[str, float]
-    """Time that kernels of each kind ran, several at once counted each."""
-    exposed_s: float
-    """Communication while nothing else ran."""
-    host_gap_s: float
-    """The device idle because the next kernel had not been launched."""
-    other_gap_s: float
-    """The device idle for other reasons: dependencies, latencies of launches."""
-    launches: int
-    host_s: float
-    """From the first launch to the last, without waiting for the device."""
-    hidden: dict[str, tuple[float, float]]
-    """Of each kind of communication: its time, and what of it nothing hid."""
-
-
 @dataclass(slots=True)
 class _Events:
     """What is kept of a trace, in microseconds."""
@@ -99,7 +80,7 @@ class _Events:
     updates: list[float] = field(default_factory=list)
 
 
-def read_trace(path: str | Path) -> tuple[StepTime, ...]:
+def read_trace(path: str | Path) -> tuple[ProfiledStep, ...]:
     """The steps of a trace: the profiler's, or from one update of the weights to the next; a trace
     that marks neither is one step.
     """
@@ -207,7 +188,7 @@ def _kind(name: str, told: Mapping[str, Any]) -> tuple[str, str]:
     return kind, next((part for part, words in _OVERLAPS.items() if words.search(said)), "gradient")
 
 
-def _steps(kept: _Events) -> tuple[StepTime, ...]:
+def _steps(kept: _Events) -> tuple[ProfiledStep, ...]:
     start = np.array(kept.start)
     end = start + np.array(kept.length)
     devices = np.array(kept.device)
@@ -215,7 +196,7 @@ def _steps(kept: _Events) -> tuple[StepTime, ...]:
     unknown = np.nan, np.nan
     launched = np.array([kept.launched.get(number, unknown) for number in kept.correlation])
     begun = np.where(np.isnan(launched[:, 0]), start, launched[:, 0])
-    found: list[StepTime] = []
+    found: list[ProfiledStep] = []
     ended: float | None = None
     for low, high in _windows(kept, float(begun.min())):
         own = np.flatnonzero((devices == busiest) & (begun >= low) & (begun < high))
@@ -244,7 +225,7 @@ def _step(
     kinds: Sequence[tuple[str, str]],
     opened: float,
     waits: Iterable[tuple[float, float]],
-) -> StepTime:
+) -> ProfiledStep:
     """A step from its events by their start, in microseconds."""
     times: dict[str, float] = defaultdict(float)
     for (kind, _), length in zip(kinds, end - start, strict=True):
@@ -266,7 +247,7 @@ def _step(
     if calls.size:
         first, last = float(calls[:, 0].min()), float(calls[:, 1].max())
         host = last - first - sum(max(0.0, min(b, last) - max(a, first)) for a, b in waits)
-    return StepTime(
+    return ProfiledStep(
         time_s=max(0.0, float(end.max() - opened)) / 1e6,
         kinds=dict(sorted(times.items(), key=lambda item: -item[1])),
         exposed_s=_uncovered(wires, work) / 1e6,

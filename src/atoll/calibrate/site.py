@@ -11,7 +11,7 @@ from scipy.special import stdtrit
 
 from atoll.answers.answer import made_of
 from atoll.answers.validation import CollectiveTold, ProfiledStep, RunsFit, SiteCalibration
-from atoll.calibrate.kineto import StepTime, read_trace
+from atoll.calibrate.kineto import read_trace
 from atoll.calibrate.nccl import Collective, Spread, read_log
 from atoll.calibrate.runs import NOISE, fit_runs
 from atoll.hardware.catalog import load_network
@@ -38,7 +38,7 @@ def calibrate_site(
     given = [path for path in (data, trace, *nccl_tests) if path is not None]
     site = Site(name=Path(given[0]).stem.partition(".")[0] or "site", source="")
     logs: list[Collective] = []
-    steps: Sequence[StepTime] = ()
+    steps: Sequence[ProfiledStep] = ()
     fit: RunsFit | None = None
     if nccl_tests:
         logs = [read_log(path) for path in nccl_tests]
@@ -56,7 +56,7 @@ def calibrate_site(
     return SiteCalibration(
         site=site.model_dump(mode="json", exclude_none=True, exclude_defaults=True),
         collectives=tuple(map(_told, logs)),
-        steps=tuple(made_of(ProfiledStep, step) for step in steps),
+        steps=tuple(steps),
         runs=fit,
         out=None if out is None else str(out),
     )
@@ -74,7 +74,7 @@ def _with_logs(site: Site, logs: Sequence[Collective], device: str) -> Site:
     return site.model_copy(update={"bandwidth": Levels(**bandwidth), "latency": Levels(**latency)})
 
 
-def _with_steps(site: Site, steps: Sequence[StepTime]) -> Site:
+def _with_steps(site: Site, steps: Sequence[ProfiledStep]) -> Site:
     """Slack, host time and overlaps of a profile's steps."""
     slack = _spread([s.time_s / max(1e-12, s.time_s - s.other_gap_s) for s in steps])
     told: dict[str, Any] = {"slack": _factor(slack)}

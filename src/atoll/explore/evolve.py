@@ -13,14 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from atoll.errors import AtollError
 from atoll.explore.pricing.energy import energy_per_token_J
 from atoll.explore.proof.branch_and_bound import Outcome, Search
 from atoll.hardware.product import ProductSpace
-
-IntArray = NDArray[np.int64]
 
 POPULATION = 64
 _STALE = 50

@@ -23,10 +23,8 @@ from atoll.hardware.space import (
     Space,
     allowed_options,
     build_space,
-    designs_of,
     product_points,
 )
-from atoll.hardware.template.parameter import Columns
 from atoll.hardware.template.template import ChipTemplate
 
 IntArray = NDArray[np.int64]
@@ -68,12 +66,6 @@ class ProductSpace:
         space = replace(space, hbm_allowed=allowed_options(space, self.limits))
         kept = np.flatnonzero(space.hbm_allowed.any(axis=1))
         return space.subset(kept), flat[kept]
-
-    def of_columns(self, columns: Columns) -> Space:
-        """Designs with these numbers, unconstrained, in the space's silicon."""
-        return designs_of(
-            self.name, self.axes.template, columns, self.hbm_options, self.glb_bandwidth
-        )
 
     def values(self, place: int) -> dict[str, float]:
         """The parameters of the design at this point."""

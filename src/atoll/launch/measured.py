@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from atoll.answers.validation import MeasuredPart, MeasuredRun
-from atoll.calibrate.kineto import StepTime, read_trace
+from atoll.answers.validation import MeasuredPart, MeasuredRun, ProfiledStep
+from atoll.calibrate.kineto import read_trace
 from atoll.calibrate.runs import fit_one
 from atoll.errors import AtollError
 from atoll.launch.files.logs import Log, read_run_log, steady
@@ -75,7 +75,7 @@ def _expected(found: Estimate, told: Log, rank: int | None) -> float:
     return memory.reserved if told.counts == "reserved" else memory.allocated
 
 
-def _parts(found: Estimate, profile: Sequence[StepTime]) -> tuple[MeasuredPart, ...]:
+def _parts(found: Estimate, profile: Sequence[ProfiledStep]) -> tuple[MeasuredPart, ...]:
     """Kernels by kind, exposed communication and waiting for the host, of a step on the mean."""
     if not profile:
         return ()
@@ -108,7 +108,7 @@ def _parts(found: Estimate, profile: Sequence[StepTime]) -> tuple[MeasuredPart, 
     )
 
 
-def _kinds(profile: Sequence[StepTime]) -> list[str]:
+def _kinds(profile: Sequence[ProfiledStep]) -> list[str]:
     return sorted({kind for step in profile for kind in step.kinds} - {"communication"})
 
 

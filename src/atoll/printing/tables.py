@@ -292,9 +292,5 @@ def print_compared(shown: CompareAnswer) -> None:
     for title, rows in (("asked", shown.asked), ("figures", shown.figures)):
         table = plain_table("", title, *shown.runs, left=title)
         for row in rows:
-            values = [format_value(value) for value in row.values]
-            for at, ratio in enumerate(row.ratios):
-                if at and ratio != 1:
-                    values[at] += f" ({ratio:.3g}x)"
-            table.add_row("*" if row.differs else "", row.name, *values)
+            table.add_row("*" if row.differs else "", row.name, *row.cells())
         console.print(table)

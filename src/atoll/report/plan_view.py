@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from atoll.answers.answer import made_of
 from atoll.answers.certificate import LayoutProof
 from atoll.answers.plan import DevicePass, EstimateAnswer, PlanAnswer, candidates_words
 from atoll.report.timeline import plan_timeline
@@ -86,13 +87,7 @@ def _notes(found: PlanAnswer | EstimateAnswer) -> Iterator[str]:
 
 
 def _pass(entry: DevicePass) -> PassView:
-    return PassView(
-        layer=entry.layer,
-        repeat=entry.repeat,
-        pass_=entry.pass_,
-        makespan_s=entry.makespan_s,
-        operators=tuple((*row, 0, 0, "") for row in entry.operators),
-    )
+    return made_of(PassView, entry, operators=tuple((*row, 0, 0, "") for row in entry.operators))
 
 
 def _sentence(found: PlanAnswer | EstimateAnswer) -> str:

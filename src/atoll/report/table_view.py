@@ -87,11 +87,5 @@ def _compared(found: CompareAnswer) -> View:
 
 
 def _side_by_side(title: str, runs: tuple[str, ...], rows: tuple[ComparedRow, ...]) -> TableView:
-    shown = []
-    for row in rows:
-        values = [format_value(value) for value in row.values]
-        for at, ratio in enumerate(row.ratios):
-            if at and ratio != 1:
-                values[at] += f" ({ratio:.3g}x)"
-        shown.append(("≠" if row.differs else "", row.name, *values))
-    return TableView(title=title, heads=("", "", *runs), rows=tuple(shown))
+    shown = tuple(("≠" if row.differs else "", row.name, *row.cells()) for row in rows)
+    return TableView(title=title, heads=("", "", *runs), rows=shown)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from atoll.answers.answer import made_of
 from atoll.report.timeline import AFTER, IDLE, Slice, Timeline
 from atoll.report.view import PipelineView
 
@@ -14,12 +15,9 @@ def timeline_view(timeline: Timeline) -> PipelineView:
     most = max(4, MOST_SLICES // max(1, len(timeline.stages)))
     names: dict[str, int] = {}
     stages = tuple(tuple(_row(item, names) for item in _kept(row, most)) for row in timeline.stages)
-    return PipelineView(
-        step_time_s=timeline.step_time_s,
-        end_s=timeline.end_s,
-        stretch=timeline.stretch,
-        microbatches=timeline.microbatches,
-        shown=timeline.shown,
+    return made_of(
+        PipelineView,
+        timeline,
         idle_s=tuple(timeline.idle_s()),
         names=tuple(names),
         stages=stages,

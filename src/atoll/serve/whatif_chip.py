@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from atoll.answers.answer import checked
+from atoll.answers.answer import checked, made_of
 from atoll.cost.chips import chips_of_accelerator
 from atoll.errors import AtollError
 from atoll.explore.answer.scope import open_space
@@ -215,22 +215,15 @@ class ChipWhatIf:
             )
         where = found.placement
         worst = max(where.stages, key=lambda stage: stage.total_memory_bytes)
-        return Figures(
-            step_time_s=where.step_time_s,
+        return made_of(
+            Figures,
+            where,
             samples_per_s=found.samples_per_s,
             tokens_per_s_per_device=found.tokens_per_s_per_device,
             mfu=found.mfu,
             parts_s=in_words(where.time_parts_s),
             memory_bytes=worst.memory_bytes,
             memory_capacity_bytes=capacity,
-            pipeline=where.pipeline,
-            tensor=where.tensor,
-            data=where.data,
-            devices=where.devices,
-            microbatch=where.microbatch,
-            microbatches=where.microbatches,
-            recompute=where.recompute,
-            layout=where.layout,
             power_W=found.power_W,
             energy_per_token_J=found.energy_per_token_J,
             schedules=times.how,

@@ -36,6 +36,9 @@ KEPT = 32
 AGAIN_S = 30.0
 """Within which a plan is made again."""
 SAME = 1e-9  # relative, of two step times
+_SAME = ("model", "device", "devices", "sequence", "network", "stack", "precision", "attention",
+         "imbalance")  # fmt: skip
+"""Fields of a question that answers have under their names."""
 
 
 class PlanWhatIf:
@@ -134,16 +137,8 @@ class PlanWhatIf:
         if self._run is None:
             told = self._answer
             asked = RunQuestion.of(
-                model=told.model,
-                device=told.device,
-                devices=told.devices,
+                **{name: getattr(told, name) for name in _SAME},
                 batch=told.global_batch,
-                sequence=told.sequence,
-                network=told.network,
-                stack=told.stack,
-                precision=told.precision,
-                attention=told.attention,
-                imbalance=told.imbalance,
                 optimizer=told.states,
                 headroom=told.memory_bytes.headroom,
                 power_cap=told.power_cap_W,

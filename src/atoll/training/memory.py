@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from atoll.hardware.gpu import SCALED
 from atoll.step.bubbles import chunk_weights, held_bytes
 from atoll.step.layout import Layout
+from atoll.step.parts import MEMORY_PARTS
 from atoll.training.operators.layers import LayerCost, Share
 from atoll.training.run import Run
 from atoll.training.step import held_parameters
 
+PARTS = tuple(part for part in MEMORY_PARTS if part != "guests")  # which a wafer has
 RESERVED = 0.12  # of what is allocated, held back by the allocator when memory is not short
 WORKSPACE_BYTES = 32 << 20  # of a matrix library's handle, as PyTorch asks for since Hopper
 
@@ -38,15 +40,7 @@ class Memory:
     @property
     def allocated(self) -> float:
         """What the allocator reports as its peak."""
-        return (
-            self.weights
-            + self.gradients
-            + self.optimizer
-            + self.activations
-            + self.logits
-            + self.transient
-            + self.buffers
-        )
+        return sum(self.parts().values())
 
     @property
     def reserved(self) -> float:
@@ -59,15 +53,7 @@ class Memory:
         return self.allocated * (1 + self.fragmentation) + self.context_bytes
 
     def parts(self) -> dict[str, float]:
-        return {
-            "weights": self.weights,
-            "gradients": self.gradients,
-            "optimizer": self.optimizer,
-            "activations": self.activations,
-            "logits": self.logits,
-            "transient": self.transient,
-            "buffers": self.buffers,
-        }
+        return {name: getattr(self, name) for name in PARTS}
 
 
 def losses_in_flight(layout: Layout, microbatches: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from atoll.step.layout import Layout
 from atoll.training.estimate import Estimate, Estimator
 from atoll.training.run import Run
 from atoll.training.site import Site
+from atoll.validation.errors import error_summary
 from atoll.validation.rows import Reader, counted_of, peak_of, run_at, run_of, unread_of
 from atoll.validation.run_table import RunRow, read_runs
 from atoll.validation.step_rows import read_steps, step_run_of
@@ -195,17 +196,14 @@ def errors(values: Iterable[tuple[float | None, tuple[float, float] | None]]) ->
     known = [(error, ratios) for error, ratios in values if error is not None]
     if not known:
         return Errors()
-    sizes = np.abs([error for error, _ in known])
     inside = [
         (ratios[0] <= 1 / (1 + error) <= ratios[1], ratios[1] - ratios[0])
         for error, ratios in known
         if ratios is not None
     ]
-    return Errors(
-        rows=len(known),
-        mean_ape=float(sizes.mean()),
-        median_ape=float(np.median(sizes)),
-        p90_ape=float(np.quantile(sizes, 0.9)),
+    return replace(
+        error_summary([error for error, _ in known]),
+        bias=None,
         coverage=float(np.mean([hit for hit, _ in inside])) if inside else None,
         half_width=float(np.mean([width for _, width in inside]) / 2) if inside else None,
     )

@@ -21,7 +21,6 @@ IntArray = NDArray[np.int64]
 PIECE_S = 0.8
 """A task should take about this long: far more than sending it, and little to lose."""
 PIECES_PER_WORKER = 3
-PLACE_S = 0.03
 
 
 class Pacer:
