@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.arrays import FloatArray, IntArray
 from atoll.cost.gemm import core_counts
 from atoll.cost.model import MAPPER
 from atoll.hardware.accelerator import Accelerator, Hbm, core_buffer_bytes
@@ -25,9 +26,6 @@ from atoll.hardware.template.parameter import Columns
 from atoll.hardware.template.stalls import NO_STALLS, Stalls
 from atoll.hardware.template.template import ChipTemplate
 from atoll.profile import Profile
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.arrays import FloatArray
 from atoll.cost import table_kernels
 from atoll.cost.chips import Chips
 from atoll.cost.model import MAPPER
@@ -26,8 +27,6 @@ from atoll.hardware.template.stalls import Stalls
 from atoll.profile import Profile
 from atoll.workload.graph.layer import Layer, predecessors
 from atoll.workload.graph.operator import Core, Matmul, Operator
-
-FloatArray = NDArray[np.float64]
 
 _KINDS = {
     Core.TENSOR: table_kernels.TENSOR,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from atoll.answers.design import LayerPass, Record
+from atoll.arrays import FloatArray
 from atoll.explore.answer.explain import layer_report
 from atoll.explore.answer.result import Design, ModelPlan
 from atoll.explore.pricing.energy import energy_per_token_J, step_energy
@@ -20,7 +20,6 @@ from atoll.hardware.space import Space
 from atoll.stopping import StoppedError
 from atoll.workload.flops import model_flops
 
-FloatArray = NDArray[np.float64]
 _SAME = 1e-9  # relative: two step times that are the same to rounding
 
 

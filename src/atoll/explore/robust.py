@@ -15,10 +15,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from atoll.answers.answer import made_of
 from atoll.answers.search import ConstantShare, Robustness, SteadyChip
+from atoll.arrays import BoolArray, FloatArray, IntArray
 from atoll.cost.chips import Chips, distinct_rows
 from atoll.explore.answer.scope import described_space, limits_of
 from atoll.explore.finder import Finder
@@ -29,10 +29,6 @@ from atoll.hardware.silicon.physical import redrawn, redrawn_memories
 from atoll.hardware.space import Limits, Space, allowed_options
 from atoll.questions import SearchQuestion
 from atoll.stopping import StoppedError
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
-BoolArray = NDArray[np.bool_]
 
 TOLERANCE = 0.005
 """Of the best of a draw."""

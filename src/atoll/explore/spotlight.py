@@ -14,14 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
+from atoll.arrays import FloatArray
 from atoll.cost.chips import chips_of_space
 from atoll.explore.pricing.evaluate import Priced
 from atoll.explore.pricing.layouts import Setting
 from atoll.explore.pricing.workloads import Variants, make_variants
 from atoll.hardware.space import Space
 from atoll.stopping import Asked, go_on, never
-
-FloatArray = NDArray[np.float64]
 
 FIRST_SAMPLES = 16
 ROUNDS = 48

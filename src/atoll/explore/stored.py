@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import JsonValue
 
+from atoll.arrays import FloatArray, IntArray
 from atoll.cost.chips import Chips
 from atoll.cost.model import COST_MODELS
 from atoll.explore.pricing.energy import StepEnergy, energy_per_token_J
@@ -25,9 +25,6 @@ from atoll.profiles import PROFILES
 from atoll.questions import SearchQuestion
 from atoll.schedule.solve import Effort
 from atoll.store import DesignRow, EvaluationRow, Identity, RunStore, StoredPlan, fingerprint
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 _DOUBLES = np.dtype("<f8")
 

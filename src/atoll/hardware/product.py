@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import JsonValue
 
+from atoll.arrays import IntArray
 from atoll.errors import InfeasibleError
 from atoll.hardware.accelerator import Hbm
 from atoll.hardware.space import (
@@ -26,8 +26,6 @@ from atoll.hardware.space import (
     product_points,
 )
 from atoll.hardware.template.template import ChipTemplate
-
-IntArray = NDArray[np.int64]
 
 RESIDENT_POINTS = 500_000
 """Products of more points than this stay outside memory."""

@@ -13,6 +13,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.arrays import FloatArray
 from atoll.errors import InfeasibleError
 from atoll.phaze.table import LayerEdge, LayerGraph, LayerNode, LayerTable
 from atoll.phaze.table_dp import cost_of_plan, solve_table, weight_copies
@@ -20,8 +21,6 @@ from atoll.placement.chain import Division, PlacementProblem, Times, even_starts
 from atoll.placement.placer import StepTerms
 from atoll.placement.plan import Placement, Stage
 from atoll.step.states import States
-
-FloatArray = NDArray[np.float64]
 
 _WEIGHT_BYTES = 2.0
 _BITS = {"none": (False,), "full": (True,), "optimal": (False, True)}

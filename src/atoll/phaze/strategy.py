@@ -11,10 +11,8 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
+from atoll.arrays import FloatArray, IntArray
 
 BUCKET_MM2 = 0.01
 PATIENCE = 5

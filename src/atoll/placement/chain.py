@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.arrays import FloatArray
 from atoll.errors import AtollError
 from atoll.fabric.nested import curves, level_of, neighbours_s, terms
 from atoll.fabric.network import Network
@@ -28,7 +29,6 @@ from atoll.step.stages import even_sizes
 from atoll.step.states import States
 from atoll.workload.graph.layer import Model
 
-FloatArray = NDArray[np.float64]
 _NONE = np.zeros((0, 2))
 
 

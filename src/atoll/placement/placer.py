@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from atoll.arrays import FloatArray
 from atoll.placement.chain import (
     Division,
     PlacementProblem,
@@ -20,8 +20,6 @@ from atoll.placement.chain import (
 from atoll.placement.chain_kernels import equal_replicas, feasible_depths, reduction_s
 from atoll.placement.plan import Placement
 from atoll.step.states import States
-
-FloatArray = NDArray[np.float64]
 
 
 class StepTerms(NamedTuple):

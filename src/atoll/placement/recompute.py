@@ -18,9 +18,8 @@ from itertools import chain, compress, repeat
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.arrays import FloatArray
 from atoll.workload.graph.layer import Layer
-
-FloatArray = NDArray[np.float64]
 
 _MOST_TENSORS = 16  # 65,536 subsets; beyond that the smallest tensors are always kept
 _TOGETHER = 2 * _MOST_TENSORS  # from so many on, the blocks of a period decide alike,

@@ -9,6 +9,7 @@ docs/extending.md has the doors; `atoll.testing` the contracts.
 """
 
 from atoll.answers.plan import LaunchFile
+from atoll.arrays import FloatArray
 from atoll.cost.model import COST_MODELS, MAPPER, map_products
 from atoll.explore.proof.objective import AIMS, Aim
 from atoll.explore.strategies import STRATEGIES, Strategy
@@ -19,7 +20,6 @@ from atoll.hardware.silicon.systolic import SYSTOLIC, TEMPLATES
 from atoll.hardware.space import GLB_BPC_PER_MIB
 from atoll.hardware.template.cores import (
     CostModel,
-    FloatArray,
     ProductCosts,
     Shape,
     TensorConfigs,

@@ -13,10 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.arrays import FloatArray, IntArray
 from atoll.store.schema import design_columns
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 TEXTS = ("model", "phase")
 FIGURES = design_columns(())

@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.answers.answer import made_of
+from atoll.arrays import IntArray
 from atoll.errors import AtollError
-from atoll.serve.columns import MOST_VALUES, RANGES, TEXTS, Columns, IntArray, Row
+from atoll.serve.columns import MOST_VALUES, RANGES, TEXTS, Columns, Row
 from atoll.serve.compiled import count_bars, extent, fill_cells, walk_front
 
 Mask = NDArray[np.bool_]

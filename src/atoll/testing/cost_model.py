@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from atoll.arrays import FloatArray
 from atoll.hardware.accelerator import KIB, MIB
 from atoll.hardware.template.cores import (
     CostModel,
-    FloatArray,
     ProductCosts,
     Shape,
     TensorConfigs,

@@ -10,18 +10,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from atoll.arrays import FloatArray, IntArray
 from atoll.cost.chips import Chips, distinct_rows
 from atoll.explore.pricing.bound_kernels import layout_bounds, roofline
 from atoll.explore.pricing.layouts import Layouts, Setting, list_layouts
 from atoll.explore.pricing.work import OperatorWork
 from atoll.explore.pricing.workloads import Variants
 from atoll.jit import over_ranges
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
-
 
 HBM = 2
 """The column of `chip_rates` with HBM's."""

@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from atoll.arrays import FloatArray
 from atoll.cost.chips import Chips
 from atoll.explore.pricing.evaluate import Priced
 from atoll.explore.pricing.work import OperatorWork
@@ -20,8 +20,6 @@ from atoll.explore.pricing.workloads import Variant, Variants
 from atoll.hardware.energy import DEFAULT_ENERGY, core_buffer_bytes_per_mac, energy_of
 from atoll.hardware.template.template import EnergyModel
 from atoll.placement.plan import Placement
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

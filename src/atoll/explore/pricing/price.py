@@ -11,16 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from atoll.arrays import FloatArray
 from atoll.cost.chips import Chips
 from atoll.errors import AtollError
 from atoll.hardware.accelerator import Hbm
 from atoll.hardware.physical.price import USUAL_PRICES, Prices, device_usd, ownership_usd
 from atoll.hardware.space import Space
 from atoll.questions import SearchQuestion
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from atoll.arrays import FloatArray
 from atoll.cost.table import OperatorKey, link_s
 from atoll.cost.vector import operations_per_element
 from atoll.fabric.network import Network
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)

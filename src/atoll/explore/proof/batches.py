@@ -10,13 +10,11 @@ import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from atoll.arrays import IntArray
 from atoll.executors import Call, Crew
 from atoll.explore.proof.tasks import ChipTask, place_chips
 from atoll.explore.proof.trial import Answers
-
-IntArray = NDArray[np.int64]
 
 PIECE_S = 0.8
 """A task should take about this long: far more than sending it, and little to lose."""

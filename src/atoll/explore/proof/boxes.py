@@ -11,18 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from atoll.arrays import BoolArray, FloatArray, IntArray
 from atoll.cost.chips import Chips, chips_of_space
 from atoll.hardware.accelerator import Hbm, core_buffer_bytes
 from atoll.hardware.product import ProductSpace
 from atoll.hardware.space import Space, allowed_options, product_points
 from atoll.hardware.template.template import MACHINE
 from atoll.profile import Profile
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
-BoolArray = NDArray[np.bool_]
 
 BUFFER = "glb_bytes"
 FREE = (BUFFER, "vector_width", "clock_Hz")

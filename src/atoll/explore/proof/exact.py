@@ -8,8 +8,8 @@ are several workers, the nodes that will most likely be next are solved ahead of
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from atoll.arrays import FloatArray, IntArray
 from atoll.errors import InfeasibleError
 from atoll.executors import Call
 from atoll.explore.proof.branch_and_bound import Outcome, Search
@@ -19,9 +19,6 @@ from atoll.explore.proof.tasks import Solved, solve_node
 from atoll.hardware.product import ProductSpace
 from atoll.hardware.space import Space
 from atoll.schedule.solve import Effort
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 FIRST_BATCH = 16
 LARGEST_BATCH = 4096

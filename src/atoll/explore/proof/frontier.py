@@ -7,11 +7,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.arrays import FloatArray, IntArray
 from atoll.cost.chips import Chips, join_chips
 from atoll.explore.proof.journal import Found
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 
 @dataclass

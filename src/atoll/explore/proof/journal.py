@@ -11,15 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from atoll.arrays import FloatArray, IntArray
 from atoll.cost.chips import Chips
 from atoll.explore.pricing.energy import StepEnergy
 from atoll.schedule.solve import Effort
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,15 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from atoll.arrays import FloatArray
 from atoll.cost.chips import Chips
 from atoll.explore.pricing.price import Price
 from atoll.hardware.accelerator import Hbm
 from atoll.hardware.space import Space
 from atoll.registry import Registry
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

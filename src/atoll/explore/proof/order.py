@@ -6,15 +6,12 @@ A bound above a step that exists would rule out designs that are better than the
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from atoll.arrays import FloatArray, IntArray
 from atoll.cost.chips import Chips
 from atoll.explore.pricing.bounds import chip_rates, layer_rooflines
 from atoll.explore.pricing.evaluate import Priced
 from atoll.explore.pricing.workloads import Variant, Variants
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 ROUNDING = 1e-8
 """Relative. Schedules may fill a capacity to one part in 1e9 too much, as shares add up inexactly;

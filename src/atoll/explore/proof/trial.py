@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
+from atoll.arrays import FloatArray, IntArray
 from atoll.cost.chips import memories
 from atoll.explore.pricing.layouts import Setting
 from atoll.explore.pricing.workloads import Variants
@@ -23,9 +23,6 @@ from atoll.hardware.accelerator import Hbm
 from atoll.hardware.product import ProductSpace
 from atoll.hardware.space import Space
 from atoll.placement.chain import Division
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 Answers = dict[tuple[str, int], tuple[float, Division | None]]
 """By ("lower" or "upper" times, variant): a limit, and the fastest placement below it."""

@@ -13,8 +13,8 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
+from atoll.arrays import FloatArray
 from atoll.hardware.accelerator import GIB, KIB, MIB, Hbm
 from atoll.hardware.energy import die_power_W
 from atoll.hardware.physical.area import PARTS, area_parts_mm2, total
@@ -25,8 +25,6 @@ from atoll.hardware.physical.nodes import nodes
 from atoll.hardware.template.parameter import Columns, Parameter
 from atoll.hardware.template.stalls import SCRATCHPAD
 from atoll.hardware.template.template import ChipTemplate, EnergyModel
-
-FloatArray = NDArray[np.float64]
 
 PROCESSES_NM = (28, 16, 12, 7, 5, 4, 3)
 REFERENCE_HZ = 1.05e9

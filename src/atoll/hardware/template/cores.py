@@ -11,11 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
+from atoll.arrays import FloatArray, IntArray
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,14 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
+from atoll.arrays import FloatArray
 from atoll.hardware.template.cores import CostModel
 from atoll.hardware.template.parameter import Columns, Parameter
 from atoll.hardware.template.stalls import NO_STALLS, Stalls
-
-FloatArray = NDArray[np.float64]
 
 MACHINE = (
     "tensor_cores",
