@@ -241,6 +241,36 @@ class LaunchFile:
         return place
 
 
+class Launched:
+    """What has a layout that training tools can be told."""
+
+    __slots__ = ()
+
+    def export(self, target: str) -> LaunchFile:
+        """The launch file of a training tool for the layout.
+
+        Args:
+            target: megatron, torchtitan, deepspeed, nemo, or a plug-in's. `atoll.plan(...,
+                export=target)` plans with layouts that it can run only.
+
+        Returns:
+            The file: `text`, `notes`, and `save` to write it.
+
+        Raises:
+            AtollError: The tool cannot run the layout, or is not known.
+
+        Example:
+            >>> import atoll
+            >>> found = atoll.estimate("llama2-7b", "h100", 8, batch=64, tp=2)
+            >>> found.export("megatron").save("megatron.sh").name
+            'megatron.sh'
+        """
+        return self._launch_file(target)
+
+    def _launch_file(self, target: str) -> LaunchFile:
+        raise NotImplementedError
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
     """One step from the answer."""
@@ -264,7 +294,7 @@ class Sensitivity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunAnswer(Picture):
+class RunAnswer(Launched, Picture):
     """A training run under one layout."""
 
     format: Literal[3] = 3
@@ -312,24 +342,7 @@ class RunAnswer(Picture):
     sensitivity: tuple[Sensitivity, ...]
     launch: tuple[LaunchFile, ...] = ()
 
-    def export(self, target: str) -> LaunchFile:
-        """The launch file of a training tool, as it is in the answer.
-
-        Args:
-            target: megatron, torchtitan, deepspeed, nemo, or a plug-in's.
-
-        Returns:
-            The file: `text`, `notes`, and `save` to write it.
-
-        Raises:
-            AtollError: The tool cannot run the layout, or is not known.
-
-        Example:
-            >>> import atoll
-            >>> found = atoll.estimate("llama2-7b", "h100", 8, batch=64, tp=2)
-            >>> found.answer.export("nemo").file
-            'recipe.yaml'
-        """
+    def _launch_file(self, target: str) -> LaunchFile:
         made = {file.target: file for file in self.launch}
         if target not in made:
             raise AtollError(f"export: {target!r} is not known{suggestion(target, made)}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from atoll.answers.answer import Pictured
-from atoll.answers.plan import EstimateAnswer, Expected, Interval, LaunchFile
+from atoll.answers.plan import EstimateAnswer, Expected, Interval, Launched, LaunchFile
 from atoll.errors import AtollError
 from atoll.notebook import answer_html, bar_text
 from atoll.registry import named
@@ -29,7 +29,7 @@ from atoll.workload.flops import model_flops, trained_parameters
 
 
 @dataclass(frozen=True)
-class Estimate(Pictured[EstimateAnswer]):
+class Estimate(Launched, Pictured[EstimateAnswer]):
     """What a layout costs: step time and memory by part.
 
     Example:
@@ -51,24 +51,7 @@ class Estimate(Pictured[EstimateAnswer]):
     launch: tuple[LaunchFile, ...] = ()
     """Of the tools that can be told the layout, where they were asked for."""
 
-    def export(self, target: str) -> LaunchFile:
-        """The launch file of a training tool for this layout.
-
-        Args:
-            target: megatron, torchtitan, deepspeed, nemo, or a plug-in's.
-
-        Returns:
-            The file: `text`, `notes`, and `save` to write it.
-
-        Raises:
-            AtollError: The tool cannot run the layout, or is not known.
-
-        Example:
-            >>> import atoll
-            >>> found = atoll.estimate("llama2-7b", "h100", 8, batch=64, tp=2)
-            >>> found.export("megatron").save("megatron.sh").name
-            'megatron.sh'
-        """
+    def _launch_file(self, target: str) -> LaunchFile:
         made: LaunchFile = named("atoll.export:export_run")(target, self.run, self.layout)
         return made
 

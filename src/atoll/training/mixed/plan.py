@@ -8,7 +8,7 @@ from math import inf
 from atoll.answers.answer import Answered, answer_of
 from atoll.answers.certificate import Proof
 from atoll.answers.design import MixedAnswer, MixedStage, PodAlone, PodAnswer
-from atoll.answers.plan import LaunchFile
+from atoll.answers.plan import Launched, LaunchFile
 from atoll.driver import Progress
 from atoll.errors import AtollError, InfeasibleError
 from atoll.questions import PodsQuestion
@@ -25,7 +25,7 @@ from atoll.units import counted
 
 
 @dataclass(frozen=True)
-class MixedPlan(Answered[MixedAnswer]):
+class MixedPlan(Launched, Answered[MixedAnswer]):
     """The fastest layout on pods, with its runners-up and the proof.
 
     Example:
@@ -45,24 +45,7 @@ class MixedPlan(Answered[MixedAnswer]):
     stopped: str = ""
     """Why the search ended before its proof, if it did."""
 
-    def export(self, target: str) -> LaunchFile:
-        """The launch file of a training tool for the best layout.
-
-        Args:
-            target: megatron, torchtitan, deepspeed, nemo, or a plug-in's.
-
-        Returns:
-            The file: `text`, `notes`, and `save` to write it.
-
-        Raises:
-            AtollError: The tool cannot run the layout, or is not known.
-
-        Example:
-            >>> import atoll
-            >>> plan = atoll.plan("gpt2-xl", pods="pods.yaml", batch=64, pp=[8], order=["1f1b"])
-            >>> plan.export("megatron").file
-            'megatron.sh'
-        """
+    def _launch_file(self, target: str) -> LaunchFile:
         placed, runs = self.best.placed, [self.pods.runs[i] for i in self.best.placed.pods]
         if len(set(placed.microbatches)) > 1:
             raise AtollError(

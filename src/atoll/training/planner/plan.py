@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from atoll.answers.answer import Pictured
 from atoll.answers.plan import (
     Candidate,
+    Launched,
     LaunchFile,
     PlanAnswer,
     PlanExplanation,
@@ -40,7 +41,7 @@ MOST_DOUBLINGS = 8  # of the devices, in search of a number that would do
 
 
 @dataclass(frozen=True)
-class Plan(Pictured[PlanAnswer]):
+class Plan(Launched, Pictured[PlanAnswer]):
     """The best layout with its runners-up and the proof.
 
     Example:
@@ -101,25 +102,7 @@ class Plan(Pictured[PlanAnswer]):
 
         return pd.DataFrame(named("atoll.training.planner.answer:layout_rows")(self))
 
-    def export(self, target: str) -> LaunchFile:
-        """The launch file of a training tool for the best layout.
-
-        Args:
-            target: megatron, torchtitan, deepspeed, nemo, or a plug-in's. `atoll.plan(...,
-                export=target)` plans with layouts that it can run only.
-
-        Returns:
-            The file: `text`, `notes`, and `save` to write it.
-
-        Raises:
-            AtollError: The tool cannot run the layout, or is not known.
-
-        Example:
-            >>> import atoll
-            >>> plan = atoll.plan("gpt2-xl", "h100", 8, batch=64, pp=[1], export="megatron")
-            >>> plan.export("megatron").file
-            'megatron.sh'
-        """
+    def _launch_file(self, target: str) -> LaunchFile:
         return self.best.export(target)
 
     def choice(self) -> str:
