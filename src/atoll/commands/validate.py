@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from atoll.commands.common import answer
 from atoll.printing import search as printing
@@ -16,13 +17,7 @@ from atoll.questions.verbs import (
 )
 
 if TYPE_CHECKING:
-    from atoll.answers.chips import ChipsValidation, NodesValidation
-    from atoll.answers.validation import (
-        CalibrationAnswer,
-        OperatorsValidation,
-        RunsValidation,
-        SiteCalibration,
-    )
+    from atoll.answers.validation import OperatorsValidation
 
 
 def place(question: PlaceQuestion, as_json: bool) -> None:
@@ -34,22 +29,13 @@ def place(question: PlaceQuestion, as_json: bool) -> None:
 def calibrate(question: CalibrateQuestion, as_json: bool) -> None:
     from atoll.api import calibrate as run
 
-    answer(run(**question.asked()), as_json, _print_calibration)
-
-
-def _print_calibration(shown: CalibrationAnswer | SiteCalibration) -> None:
-    from atoll.answers.validation import SiteCalibration
-
-    if isinstance(shown, SiteCalibration):
-        tables.print_site(shown)
-    else:
-        tables.print_calibration(shown)
+    answer(run(**question.asked()), as_json, _show)
 
 
 def validate(question: ValidateQuestion, as_json: bool) -> None:
     from atoll.api import validate as run
 
-    answer(run(**question.asked()), as_json, _print_validation)
+    answer(run(**question.asked()), as_json, _show)
 
 
 def bench(question: BenchQuestion, as_json: bool) -> None:
@@ -58,22 +44,23 @@ def bench(question: BenchQuestion, as_json: bool) -> None:
     answer(run(**question.asked()), as_json, tables.print_bench)
 
 
-def _print_validation(
-    shown: OperatorsValidation | RunsValidation | ChipsValidation | NodesValidation,
-) -> None:
-    from atoll.answers.chips import ChipsValidation, NodesValidation
-    from atoll.answers.validation import RunsValidation
-
-    if isinstance(shown, ChipsValidation):
-        tables.print_chips(shown)
-        return
-    if isinstance(shown, NodesValidation):
-        tables.print_nodes(shown)
-        return
-    if isinstance(shown, RunsValidation):
-        printing_training.print_runs(shown)
-        return
+def _print_operators(shown: OperatorsValidation) -> None:
     tables.print_validation(shown)
     for name, steps in shown.steps.items():
         print(f"\nwhole steps ({name}):")
         printing_training.print_runs(steps)
+
+
+_SHOW: dict[str, Callable[[Any], None]] = {
+    "calibration": tables.print_calibration,
+    "site-calibration": tables.print_site,
+    "chips-validation": tables.print_chips,
+    "nodes-validation": tables.print_nodes,
+    "runs-validation": printing_training.print_runs,
+    "operators-validation": _print_operators,
+}
+"""By the kind of an answer."""
+
+
+def _show(found: Any) -> None:
+    _SHOW[found.kind](found)

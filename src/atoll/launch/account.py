@@ -61,6 +61,11 @@ class Accounted:
     not_understood: Mapping[str, str]
     """Unknown, or known to matter in a way that is not modelled."""
 
+    def under(self, names: Mapping[str, str], unsaid: Mapping[str, str]) -> Accounted:
+        """The same under the names that the file has, with what else has no effect."""
+        parts = self.used, {**self.without_effect, **unsaid}, self.not_understood
+        return Accounted(*({names.get(n, n): v for n, v in part.items()} for part in parts))
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -155,6 +160,11 @@ class Arguments:
         value = self.given[name]
         said = " ".join(map(str, value)) if isinstance(value, list) else str(value)
         return "" if value is None else said.replace(self.unknown, "?")
+
+    def one_of(self, kinds: Mapping[str, Iterable[str]]) -> tuple[str, str]:
+        """What is said by arguments that only it has, and the first of these; nothing of both."""
+        found = ((what, n) for what, names in kinds.items() for n in names if n in self.given)
+        return next(found, ("", ""))
 
     def ignore(self, patterns: Iterable[str]) -> None:
         """Name what has no effect on the time or the memory of a step."""

@@ -102,15 +102,15 @@ def _world(launcher: Mapping[str, Any]) -> int | None:
 
 def launch_of(given: Arguments, world: int | None) -> Launch:
     """What the arguments say."""
-    for what, names in WORDS.trains_else.items():
-        if found := next((name for name in names if name in given.given), ""):
-            raise AtollError(
-                f"{given.file}: trains a model of {what} (--{found.replace('_', '-')}); only "
-                "decoders of texts are modelled"
-            )
-    for what, names in WORDS.no_training.items():
-        if found := next((name for name in names if name in given.given), ""):
-            raise AtollError(f"{given.file}: {what} (--{found.replace('_', '-')}): not modelled")
+    what, found = given.one_of(WORDS.trains_else)
+    if what:
+        raise AtollError(
+            f"{given.file}: trains a model of {what} (--{found.replace('_', '-')}); only "
+            "decoders of texts are modelled"
+        )
+    what, found = given.one_of(WORDS.no_training)
+    if what:
+        raise AtollError(f"{given.file}: {what} (--{found.replace('_', '-')}): not modelled")
     model = model_of(given)
     devices = given.count("world_size") or world
     fields = {

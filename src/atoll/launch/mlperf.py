@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from atoll.errors import AtollError
-from atoll.launch.account import Accounted, Arguments, Launch, words_of
+from atoll.launch.account import Arguments, Launch, words_of
 from atoll.launch.files.shell import Script
 from atoll.launch.files.words import UNKNOWN
 from atoll.launch.megatron import layout_fields
@@ -75,10 +75,8 @@ def read_mlperf(file: str, script: Script, model: ModelConfig | None) -> Launch:
     found = given.accounted()
     left = {name: "" for name in values if name not in given.given}  # null: as if it were not there
     again = {n: v for n, v in script.exported.items() if own[WORDS.renamed.get(n, n)] != n}
-    return Launch(file, "nemo", described, fields, steps, Accounted(
-        *({own.get(n, n): v for n, v in part.items()}
-          for part in (found.used, {**found.without_effect, **left, **again}, found.not_understood))
-    ), (*script.notes, *notes))  # fmt: skip
+    told = found.under(own, {**left, **again})
+    return Launch(file, "nemo", described, fields, steps, told, (*script.notes, *notes))
 
 
 def _model(given: Arguments, adapters: bool) -> ModelConfig:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from atoll.errors import AtollError
-from atoll.launch.account import Accounted, Arguments, Launch, flat, words_of
+from atoll.launch.account import Arguments, Launch, flat, words_of
 from atoll.launch.files.words import UNKNOWN
 from atoll.launch.megatron import WORDS as MEGATRON
 from atoll.launch.megatron import layout_fields, software_fields
@@ -59,10 +59,7 @@ def read_nemo(
     given.ignore((*known, *WORDS.sections, *off))
     found = given.accounted()
     whole_run = int(steps) if steps and steps > 0 else None
-    return Launch(file, "nemo", described, fields, whole_run, Accounted(
-        *({whole.get(n, n): v for n, v in part.items()}
-          for part in (found.used, {**found.without_effect, **unsaid}, found.not_understood))
-    ))  # fmt: skip
+    return Launch(file, "nemo", described, fields, whole_run, found.under(whole, unsaid))
 
 
 def _check_kind(file: str, content: Mapping[str, Any]) -> None:

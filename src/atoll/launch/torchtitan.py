@@ -30,9 +30,9 @@ def is_torchtitan(content: Mapping[str, Any]) -> bool:
 def read_torchtitan(file: str, content: Mapping[str, Any], model: ModelConfig | None) -> Launch:
     """A job file; the model is the flavor that it names unless another is given."""
     given = Arguments(file, dict(flat(content)))
-    for what, names in WORDS.trains_else.items():
-        if any(name in given.given for name in names):
-            raise AtollError(f"{file}: trains a model of {what}, which is not modelled")
+    what, _ = given.one_of(WORDS.trains_else)
+    if what:
+        raise AtollError(f"{file}: trains a model of {what}, which is not modelled")
     name = given.text("model.name")
     flavor = given.text("model.flavor")
     found = model or _model(file, name, flavor)

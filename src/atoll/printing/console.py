@@ -136,5 +136,11 @@ def print_error_table(console: Console, what: str, groups: Mapping[str, Errors])
     console.print(table)
 
 
+def print_skipped(console: Console, skipped: Mapping[str, int]) -> None:
+    """Rows of which nothing was predicted, by the reason."""
+    for reason, count in skipped.items():
+        console.print(f"  skipped {count}: {reason}")
+
+
 def short(value: Any) -> str:
     return f"{value:,.4g}" if isinstance(value, float) else str(value)

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
-from atoll.printing.console import console_for_output, plain_table, print_error_table, short
+from atoll.printing.console import (
+    console_for_output,
+    plain_table,
+    print_error_table,
+    print_skipped,
+    short,
+)
 from atoll.units import format_bytes, format_count, format_seconds, format_value
 
 if TYPE_CHECKING:
@@ -157,8 +163,7 @@ def _flat(
 def print_validation(shown: OperatorsValidation) -> None:
     console = console_for_output()
     console.print(f"{shown.device}: {shown.predicted} of {shown.rows} rows predicted")
-    for reason, count in shown.skipped.items():
-        console.print(f"  skipped {count}: {reason}")
+    print_skipped(console, shown.skipped)
     _print_errors(shown)
 
 
@@ -176,8 +181,7 @@ def print_chips(shown: ChipsValidation) -> None:
         "published, each from the other families",
         soft_wrap=True,
     )
-    for reason, count in shown.skipped.items():
-        console.print(f"  skipped {count}: {reason}")
+    print_skipped(console, shown.skipped)
     groups = {
         "area": shown.area, "power": shown.power, "peak by construction": shown.peak,
         "area, fitted on all": shown.fitted.area, "power, fitted on all": shown.fitted.power,
@@ -208,8 +212,7 @@ def print_chips(shown: ChipsValidation) -> None:
 def print_nodes(shown: NodesValidation) -> None:
     console = console_for_output()
     console.print(f"{shown.predicted} of {shown.rows} nodes predicted")
-    for reason, count in shown.skipped.items():
-        console.print(f"  skipped {count}: {reason}")
+    print_skipped(console, shown.skipped)
     print_error_table(console, "errors", {"power": shown.power})
     table = plain_table("node", "device", "devices", "workload", "W", "model", "error", left="node")
     for node in shown.nodes:
@@ -229,8 +232,7 @@ def print_bench(shown: BenchAnswer) -> None:
     )
     for name, why in shown.missing.items():
         console.print(f"  without {name}: {why}")
-    for reason, count in shown.unread.items():
-        console.print(f"  skipped {count}: {reason}")
+    print_skipped(console, shown.unread)
     columns = (
         "rows", "step time", "median", "p90", f"{first}'s", "memory", "ran: fits", "oom: not",
         "regret", "rows/s",

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from atoll.printing.console import console_for_output, print_error_table
+from atoll.printing.console import console_for_output, print_error_table, print_skipped
 from atoll.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -154,8 +154,7 @@ def print_runs(shown: RunsValidation) -> None:
     """Validation of whole runs or steps."""
     console = console_for_output()
     console.print(f"{shown.predicted} of {shown.rows} rows predicted")
-    for reason, count in shown.skipped.items():
-        console.print(f"  skipped {count}: {reason}")
+    print_skipped(console, shown.skipped)
     predicted = max(1, shown.predicted)
     if shown.rejected is not None:
         share = shown.rejected / predicted

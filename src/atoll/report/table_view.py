@@ -33,9 +33,6 @@ def _sweep(found: SweepAnswer) -> View:
         certificate="Each is answered on its own, with its own proof where it has one.",
         given=found.given,
         notes=(f"{failed} of them have no answer; the last column says why.",) if failed else (),
-        facts=(),
-        times=(),
-        models=(),
         tables=(table,),
         plot=_plot(found, figure),
     )
@@ -75,10 +72,6 @@ def _compared(found: CompareAnswer) -> View:
         title=f"{len(found.runs)} runs side by side",
         sentence=", ".join(found.runs),
         certificate="Ratios are to the first; what differs is marked.",
-        notes=(),
-        facts=(),
-        times=(),
-        models=(),
         tables=(
             _side_by_side("What was asked", found.runs, found.asked),
             _side_by_side("What came out", found.runs, found.figures),

@@ -187,10 +187,10 @@ class View:
     certificate: str
     given: str = ""
     """All that the answer holds for."""
-    notes: tuple[str, ...]
-    facts: tuple[tuple[str, str], ...]
-    times: tuple[TimesView, ...]
-    models: tuple[ModelView, ...]
+    notes: tuple[str, ...] = ()
+    facts: tuple[tuple[str, str], ...] = ()
+    times: tuple[TimesView, ...] = ()
+    models: tuple[ModelView, ...] = ()
     sensitivity: SensitivityView | None = None
     reasons: tuple[str, ...] = ()
     cluster: Cluster | None = None

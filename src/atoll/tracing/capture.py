@@ -36,16 +36,8 @@ def capture(
     loss: Callable[[Any], Any] | None = None,
     keep: str = "fused",
 ) -> StoredModel:
-    """A model from a torch module, or from a function that builds one, on fake tensors.
-
-    `example_inputs` are a tensor, a tuple of arguments or a dictionary of keyword arguments; only
-    shapes and types count, so tensors on the "meta" device do. `batch_dim` is the dimension of
-    every input that counts samples; None fixes the batch as it is. `sequence` is the number of
-    tokens in a sample (default: the second dimension of a two-dimensional first input, else 1).
-    `dtype` is the type of weights and floating inputs (None: as they are). `loss` makes a loss of
-    the module's output; without, training starts from `output.loss`, from a scalar output, or
-    from all outputs. `keep` says what runs and what the backward pass keeps: "fused" as a fusing
-    compiler would have it, "eager" one kernel an operator and all that autograd keeps.
+    """A model from a torch module, or from a function that builds one, on fake tensors;
+    `atoll.capture` says what each argument is.
     """
     run_module = torch_module()
     if not callable(module):
