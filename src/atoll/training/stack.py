@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from importlib.resources import files
+from typing import Any
 
-from atoll.hardware.gpu import SCALED
+import yaml
+
 from atoll.registry import Registry
 from atoll.step.orders import ORDERS
 
@@ -158,289 +161,28 @@ class Stack:
         return self.exchanges_heads and cp > 1 and kv_heads % cp == 0
 
 
-# LlamaRMSNorm: cast up, square, mean, scale, cast down, weight; its backward undoes each.
-_RMSNORM = Passes(38, 7)
-_RMSNORM_BWD = Passes(86, 13)
-# apply_rotary_pos_emb: two products, negate and concatenate the halves, add.
-_ROTARY = Passes(24, 5)
-_ROTARY_BWD = Passes(34, 9)
-# NewGELUActivation spells the tanh formula out: pow, mul, add, mul, tanh, add, mul, mul.
-_GELU_NEW = Passes(36, 8)
-_GELU_NEW_BWD = Passes(56, 12)
-# (BigCode calls the fused one; T5 1.1 and mT5 have it in their gate, BLOOM a formula of its own.)
+# Families that call the formula of GELU step by step. (BigCode calls the fused one; T5 1.1 and mT5
+# have it in their gate, BLOOM a formula of its own.)
 COMPOSED_GELU = frozenset({"gpt2", "gptj", "gpt_neo", "phi", "bloom", "t5", "mt5"})
 
-# torch.distributed.pipelining's, and DeepSeek's release of DualPipe.
-TORCH_ORDERS = ("1f1b", "interleaved", "gpipe", "zb-v", "dualpipe")
-# Before zero bubble (arXiv:2401.10241, published as a change of Megatron-LM), and today in NeMo and
-# in programs of XLA, which hold whole backward passes.
-FUSED_ORDERS = ("1f1b", "interleaved", "gpipe")
 
-# Host times: fitted on small models of h200_steps.csv, which launches bind (docs/training.md).
-EAGER = Stack(
-    name="eager",
-    passes={
-        "rmsnorm": _RMSNORM,
-        "rmsnorm_bwd": _RMSNORM_BWD,
-        "rotary": _ROTARY,
-        "rotary_bwd": _ROTARY_BWD,
-        "gelu_new": _GELU_NEW,
-        "gelu_new_bwd": _GELU_NEW_BWD,
-    },
-    # rmsnorm keeps an fp32 input and the normed value; a gated layer keeps silu(gate) too;
-    # gelu_new keeps x/2, tanh and 1 + tanh beside its input.
-    kept={"rmsnorm": 4, "gate": 2, "gelu_new": 6},
-    split_products=True,
-    composed_gelu=True,
-    padded=False,
-    # log-softmax, the loss's gradient and the logits' gradient, all fp32.
-    loss_bytes=12,
-    loss_kept=4,
-    half_loss_bytes=6,
-    vocabulary_parallel=True,
-    keeps_gathered=False,
-    overlap=Overlap(gradient=1.0),
-    late_gradients=True,
-    step_s=0.7e-3,
-    host_layer_s=1.4e-3,
-    host_kernel_s=10.7e-6,
-    host_checkpoint_s=2.2e-3,
-    host_expert_s=0.2e-3,
-    routed_bytes=37,  # h200_moe.csv: 49 to add rows up again, 55 for both gradients
-    orders=TORCH_ORDERS,
-)
+def _stack(name: str, given: dict[str, Any]) -> Stack:
+    """One of stacks.yaml."""
+    told: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in given.items()}
+    passes = {function: Passes(**moved) for function, moved in given["passes"].items()}
+    return Stack(**told | {"name": name, "passes": passes, "overlap": Overlap(**given["overlap"])})
 
-# Fused: one kernel reads each operand once and writes its result once.
-_FUSED_PASSES = {
-    "rmsnorm": Passes(4, 1),
-    "rmsnorm_bwd": Passes(8, 2),
-    "layernorm": Passes(4, 1),
-    "layernorm_bwd": Passes(8, 2),
-    "rotary": Passes(4, 1),
-    "rotary_bwd": Passes(4, 1),
-    "dropout": Passes(1, 0),  # the mask; the rest belongs to the addition that follows
-    "dropout_bwd": Passes(5, 1),
-    "softmax": Passes(4, 1),
-    "softmax_bwd": Passes(6, 1),
-    "silu": Passes(2, 0),  # with `mul`: gate and up read, product written
-    "mul": Passes(4, 1),
-    "silu_bwd": Passes(4, 0),
-    "mul_bwd": Passes(6, 1),
-}
 
-COMPILED = Stack(
-    name="compiled",
-    passes=_FUSED_PASSES,
-    kept={},
-    split_products=True,
-    composed_gelu=False,
-    padded=True,
-    loss_bytes=7.5,
-    loss_kept=4,
-    half_loss_bytes=6,
-    vocabulary_parallel=True,
-    keeps_gathered=False,
-    overlap=Overlap(gradient=1.0),
-    late_gradients=True,
-    orders=TORCH_ORDERS,
-)
-
-# Megatron-LM since 2023: fused kernels, gradients reduced while the last backward pass runs.
-MEGATRON = Stack(
-    name="megatron",
-    passes=_FUSED_PASSES,
-    kept={},
-    split_products=False,
-    composed_gelu=False,
-    padded=True,
-    # Vocabulary-parallel cross entropy: 16-bit logits and fp32 ones, which turn into probabilities
-    # and into their own gradient in place.
-    loss_bytes=6,
-    loss_kept=4,
-    half_loss_bytes=6,
-    vocabulary_parallel=True,
-    keeps_gathered=False,
-    overlap=Overlap(gradient=0.9, gather=0.8, tensor=0.3, pipeline=0.5),
-    late_gradients=False,
-    # PyTorch's handles of the forward and of the backward thread, Transformer Engine's own; its
-    # grouped products run on four streams.
-    adds_in_products=True,
-    workspaces=3,
-    expert_workspaces=4,
-    fp8_copies=2,  # one by rows and one by columns
-    scaled_inputs=True,  # as Transformer Engine keeps them
-    # Host times are 0.8 of eager PyTorch's.
-    host_layer_s=1.1e-3,
-    host_kernel_s=8.6e-6,
-    host_checkpoint_s=1.8e-3,
-    host_routed_s=5.5e-3,
-    routed_bytes=22,
-)
-
-# Megatron-LM and Megatron-DeepSpeed before that: reductions and sends wait their turn.
-# The loss made its gradient in new memory; workspaces were the library's own memory.
-MEGATRON_2021 = replace(
-    MEGATRON,
-    name="megatron-2021",
-    loss_bytes=10,
-    half_loss_bytes=10,
-    workspaces=0,
-    expert_workspaces=0,
-    overlap=Overlap(tensor=0.3),
-    straggling=1.06,
-    attention="unfused",
-    # Batched products off 16-byte addresses left the tensor cores: 5 times as slow as by today's
-    # libraries, as seven runs with heads of 108 and of 150 show.
-    ragged_heads=5.0,
-    orders=FUSED_ORDERS,
-)
-
-# DeepSpeed's ZeRO 3 of the same time gathered parameter by parameter, each from its owner.
-ZERO3_2021 = replace(MEGATRON_2021, name="zero3-2021", gather_efficiency=0.2)
-
-# NeMo and Megatron-Core with user buffers: tensor-parallel collectives hide inside products. Its
-# fp8 recipes keep weights in fp8 alone.
-NEMO = replace(
-    MEGATRON,
-    name="nemo",
-    # Reductions beside a backward pass take part of its bandwidth and cores.
-    overlap=replace(MEGATRON.overlap, gradient=0.5, tensor_products=0.6, pipeline=0.8),
-    adapters_exchange_heads=True,  # cp_comm_type of its configurations for adapters
-    fp8_copies=0,
-    scaled_weights=True,
-    fused_casts=("mxfp8", "nvfp4"),
-    sends_once=True,
-    weighs_inside=True,
-    states="mixed16",
-    fragmentation=0.03,  # its recipes let segments of the allocator grow
-    orders=FUSED_ORDERS,
-)
-
-# PyTorch modules with flash attention and nothing else fused, under Megatron-like parallelism.
-MODULAR = replace(
-    EAGER,
-    name="modular",
-    padded=True,
-    vocabulary_parallel=False,
-    keeps_gathered=True,
-    # Rotary positions computed in fp32 keep their input, an fp32 residual stream its two sums.
-    kept={**EAGER.kept, "rotary": 4, "add": 2},
-    # 16-bit and fp32 logits beside the loss's own three fp32 tensors.
-    loss_bytes=18,
-    overlap=Overlap(gradient=0.5),
-    late_gradients=False,
-    step_s=5e-3,
-    slack=1.12,
-    states="mixed16",
-    attention="flash2",
-)
-
-# The same with a fused norm.
-MODULAR_NORM = replace(
-    MODULAR,
-    name="modular-norm",
-    passes={k: v for k, v in EAGER.passes.items() if not k.startswith("rmsnorm")}
-    | {k: v for k, v in _FUSED_PASSES.items() if k.startswith("rmsnorm")},
-    kept={k: v for k, v in MODULAR.kept.items() if k != "rmsnorm"},
-)
-
-# The same with the loss on divided logits and a 16-bit residual stream.
-MODULAR_LEAN = replace(
-    MODULAR,
-    name="modular-lean",
-    vocabulary_parallel=True,
-    kept=EAGER.kept,
-    loss_bytes=6,
-    slack=1.06,
-    host_layer_s=4.7e-3,  # of nanotron, as its small models show
-)
-
-# PyTorch's fully sharded data parallelism around such modules.
-FSDP = replace(
-    MODULAR_LEAN,
-    name="fsdp",
-    padded=False,
-    keeps_gathered=False,
-    loss_bytes=12,
-    regathers=True,
-    slack=1.03,
-    host_layer_s=EAGER.host_layer_s,
-    overlap=Overlap(gradient=1.0, gather=0.8),
-)
-
-# As of 2023, before weights were gathered well ahead of their use in both passes.
-FSDP_2023 = replace(
-    FSDP, name="fsdp-2023", overlap=replace(FSDP.overlap, gather=0.3), attention="flash1"
-)
-
-# XLA: one compiled program a step, collectives scheduled beside computation.
-XLA = replace(
-    MEGATRON,
-    name="xla",
-    # What hides behind products, and how long several slices wait for the slowest: fitted on half
-    # of the TPU runs of published_runs.csv (`benchmarks/fit_training.py`).
-    overlap=Overlap(gradient=0.9, gather=0.9, tensor=0.9, tensor_products=0.8, pipeline=0.9),
-    straggling=1.06,
-    fused_casts=SCALED,
-    late_gradients=True,
-    gathered_layers=0.5,
-    loss_bytes=10,
-    half_loss_bytes=10,
-    workspaces=0,
-    expert_workspaces=0,
-    fp8_copies=0,
-    host_layer_s=0.0,
-    host_kernel_s=0.0,
-    host_checkpoint_s=0.0,
-    # Buffers are laid out when the program is compiled; the runtime takes a little.
-    fragmentation=0.03,
-    context_bytes=0.5e9,
-    orders=FUSED_ORDERS,
-)
-
-# A chip of the template: a compiler places tensors and schedules operators; nothing hides behind a
-# pass but what its schedule holds, and the loss keeps what its graph says.
-CHIP = Stack(
-    name="chip",
-    passes={},
-    kept={},
-    split_products=False,
-    composed_gelu=False,
-    padded=False,
-    loss_bytes=0,
-    loss_kept=0,
-    half_loss_bytes=0,
-    vocabulary_parallel=True,
-    keeps_gathered=False,
-    overlap=Overlap(ring=0.0),
-    late_gradients=False,
-    temporaries=0.0,
-    accumulated_bytes=0.0,
-    sends_held=2,
-    fragmentation=0.0,
-    context_bytes=0.0,
-    step_s=0.0,
-)
-
-STACKS = Registry(
-    "stacks",
-    Stack,
-    (
-        CHIP,
-        XLA,
-        EAGER,
-        COMPILED,
-        MODULAR,
-        MODULAR_NORM,
-        MODULAR_LEAN,
-        MEGATRON,
-        MEGATRON_2021,
-        ZERO3_2021,
-        NEMO,
-        FSDP,
-        FSDP_2023,
-    ),
-)
+_FILE = (files("atoll.training") / "stacks.yaml").read_text(encoding="utf-8")
+_READ = yaml.load(_FILE, getattr(yaml, "CSafeLoader", yaml.SafeLoader))["stacks"]
+_OURS = {name: _stack(name, given) for name, given in _READ.items()}
+CHIP, XLA, EAGER, COMPILED = (_OURS[name] for name in ("chip", "xla", "eager", "compiled"))
+MEGATRON, NEMO, FSDP = (_OURS[name] for name in ("megatron", "nemo", "fsdp"))
+STACKS = Registry("stacks", Stack, (
+    CHIP, XLA, EAGER, COMPILED, _OURS["modular"], _OURS["modular-norm"], _OURS["modular-lean"],
+    MEGATRON, _OURS["megatron-2021"], _OURS["zero3-2021"], NEMO, FSDP, _OURS["fsdp-2023"],
+))  # fmt: skip
+"""In the order in which they are listed."""
 
 
 def with_adapters(stack: Stack) -> Stack:
@@ -450,9 +192,10 @@ def with_adapters(stack: Stack) -> Stack:
     stack = replace(stack, exchanges_heads=stack.adapters_exchange_heads)
     if "rmsnorm" not in stack.kept:
         return stack
+    back = EAGER.passes["rmsnorm_bwd"]
     passes = {
         **stack.passes,
-        "rmsnorm_bwd": Passes(_RMSNORM_BWD.bytes - 10, _RMSNORM_BWD.kernels - 2),
+        "rmsnorm_bwd": Passes(back.bytes - 10, back.kernels - 2),
     }
     return replace(stack, passes=passes, kept={**stack.kept, "rmsnorm": 2})
 
