@@ -66,7 +66,7 @@ def made_answers() -> Iterator[Path]:
 
 def readers(made: Path) -> list[Reader]:
     """All of them, with their seeds."""
-    from atoll.calibrate import calibrate
+    from atoll.calibrate.fit import calibrate
     from atoll.hardware.wafer_files import load_wafer
     from atoll.wafer.encoding.mapping import problems, read_mapping
 
@@ -203,7 +203,7 @@ def _hardware(path: Path) -> Any:
 
 
 def _calibrated(path: Path) -> Any:
-    from atoll.calibrate import validate_operators
+    from atoll.calibrate.validate import validate_operators
     from atoll.hardware.gpu import load_gpu
 
     return atoll.describe_hardware(str(path)), validate_operators(gpu=load_gpu("h200", path))
@@ -264,7 +264,9 @@ def _onnx(path: Path) -> Any:
 
 def _search_folder(path: Path) -> Any:
     from atoll.explore.answer.why import explain_result
-    from atoll.report import open_folder, search_trace, write_report
+    from atoll.report.folder import open_folder
+    from atoll.report.page import write_report
+    from atoll.report.trace import search_trace
 
     write_report(path)
     found: Any = open_folder(path).answer
@@ -272,7 +274,8 @@ def _search_folder(path: Path) -> Any:
 
 
 def _wafer_folder(path: Path) -> Any:
-    from atoll.report import open_folder, write_report
+    from atoll.report.folder import open_folder
+    from atoll.report.page import write_report
     from atoll.wafer.answer.explain import explain_wafer_result
 
     write_report(path)
@@ -281,7 +284,9 @@ def _wafer_folder(path: Path) -> Any:
 
 
 def _plan_folder(path: Path) -> Any:
-    from atoll.report import open_folder, plan_trace, write_report
+    from atoll.report.folder import open_folder
+    from atoll.report.page import write_report
+    from atoll.report.trace import plan_trace
 
     write_report(path)
     found: Any = open_folder(path).answer

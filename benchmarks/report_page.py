@@ -16,7 +16,7 @@ from record import recorded
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 import atoll
-from atoll.report import write_report
+from atoll.report.page import write_report
 from browser import start_browser
 
 REPEATS = 5

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 import atoll
 from atoll.answers.plan import EstimateAnswer, StepPasses
-from atoll.report import open_folder, plan_trace, search_trace
+from atoll.report.folder import open_folder
 from atoll.report.timeline import plan_timeline
-from atoll.report.trace import LANES, LAYERS, STAGES
+from atoll.report.trace import LANES, LAYERS, STAGES, plan_trace, search_trace
 from atoll.step.replay import PassTime, replay
 from atoll.training.estimate import Estimate
 from atoll.training.replay import replay_estimate

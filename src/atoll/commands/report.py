@@ -11,7 +11,7 @@ from atoll.questions.verbs import CompareQuestion, ReportQuestion, TraceQuestion
 
 
 def report(question: ReportQuestion, as_json: bool) -> None:
-    from atoll.report import write_report
+    from atoll.report.page import write_report
 
     _wrote(write_report(question.folder, question.out), as_json)
 
@@ -26,7 +26,7 @@ def compare(question: CompareQuestion, as_json: bool) -> None:
 
 
 def trace(question: TraceQuestion, as_json: bool) -> None:
-    from atoll.report import open_folder
+    from atoll.report.folder import open_folder
 
     found = open_folder(question.folder).answer
     _wrote(found.trace(question.out or question.folder / "trace.json"), as_json)

@@ -38,7 +38,7 @@ def explained(question: ExplainQuestion) -> Explanation:
     """Why the answer of a folder is as it is."""
     from atoll.answers.plan import EstimateAnswer
     from atoll.answers.wafer import WaferAnswer
-    from atoll.report import open_folder
+    from atoll.report.folder import open_folder
 
     found = open_folder(question.folder).answer
     if isinstance(found, EstimateAnswer):
