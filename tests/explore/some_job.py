@@ -27,12 +27,12 @@ FEW = (
 )
 
 
-def some_job(folder: Path, **changes: Any) -> SearchQuestion:
+def some_job(folder: Path, *, few: bool = False, **changes: Any) -> SearchQuestion:
     """Some thousand chips, a hundred of which need more than a roofline; a fifth of them where
     fronts are asked for, which evaluate most chips.
     """
     file = folder / "some.yaml"
-    file.write_text(FEW if changes.get("pareto") else SPACE)
+    file.write_text(FEW if few or changes.get("pareto") else SPACE)
     chosen: dict[str, Any] = {
         "model": "bert-large",
         "devices": 64,

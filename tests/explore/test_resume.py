@@ -97,7 +97,7 @@ def test_a_finished_search_is_answered_from_the_record(
 
 @pytest.mark.slow
 def test_the_same_job_with_another_limit_or_front_shares_the_record(tmp_path: Path) -> None:
-    run_search(some_job(tmp_path), out=tmp_path / "run")
+    run_search(some_job(tmp_path, few=True), out=tmp_path / "run")
     alone = run_search(some_job(tmp_path, pareto=True))
     shared = run_search(some_job(tmp_path, pareto=True, time_limit=1000.0), out=tmp_path / "run")
     assert shared.pareto == alone.pareto
