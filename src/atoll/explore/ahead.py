@@ -27,7 +27,7 @@ from atoll.answers.search import Ahead, ShadowPrice
 from atoll.answers.validation import CheckAnswer
 from atoll.errors import AtollError
 from atoll.explore.answer.result import Design, SearchResult
-from atoll.explore.answer.scope import open_space
+from atoll.explore.answer.scope import open_space, sustained_W
 from atoll.explore.baselines import score_of
 from atoll.explore.finder import Finder
 from atoll.explore.pricing.layouts import Setting
@@ -141,11 +141,14 @@ class _Prices:
         scope, best = self.result.scope, self.result.best
         assert scope is not None
         area_mm2 = scope.max_area_mm2 or best.area_mm2
-        power_W = scope.max_power_W or best.peak_power_W
+        power_W, drawn_W, what = scope.max_power_W, best.peak_power_W, "peak power of a chip"
+        if scope.sustained_W is not None:  # which a chip above it meets by waiting
+            power_W = drawn_W = scope.sustained_W
+            what = "power of a chip in passes"
         wide = self._under("max_area", scope.max_area_mm2, best.area_mm2)
         yield self._price("area of a chip", "mm2", area_mm2, *map(self._design_gain, wide))
-        hot = self._under("max_power", scope.max_power_W, best.peak_power_W)
-        yield self._price("peak power of a chip", "W", power_W, *map(self._design_gain, hot))
+        hot = self._under("max_power", power_W, drawn_W)
+        yield self._price(what, "W", power_W or drawn_W, *map(self._design_gain, hot))
         yield from self._dollars(best, *wide)
         chip, setting = best.accelerator, self.setting
         if setting.profile.hbm_bandwidth_Bps is None:
@@ -207,8 +210,9 @@ class _Prices:
             space, _ = open_space(job)
         except AtollError:
             return None
+        setting = replace(self.setting, limit_W=sustained_W(job))
         search = Search(
-            space, self.variants, self.setting, self._objective, job.tolerance / 2, stop=self.stop
+            space, self.variants, setting, self._objective, job.tolerance / 2, stop=self.stop
         )
         outcome = exact_search(search)
         if outcome.stopped:

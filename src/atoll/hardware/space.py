@@ -102,6 +102,12 @@ class Space:
         static = energy.static_W_per_mm2 * self.area_with(hbm)
         return dynamic + hbm_power_W(hbm, energy) + static
 
+    def resting_power_with(self, hbm: Hbm) -> FloatArray:
+        """What every design takes with one HBM while nothing is computed or moved."""
+        energy = energy_of(self.template)
+        rest_W = energy.hbm_W_per_byte * hbm.capacity_bytes
+        return energy.static_W_per_mm2 * self.area_with(hbm) + rest_W
+
     def values(self, index: int) -> dict[str, float]:
         """The parameters of one design."""
         return {p.name: self.columns[p.name][index].item() for p in self.template.parameters}

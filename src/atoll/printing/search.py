@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from atoll.answers.designs import DesignsAnswer, Row, ShownParameter, StoredDesign
     from atoll.answers.search import FrontAnswer, SearchExplanation
     from atoll.explore.answer.result import Design, SearchResult
+    from atoll.explore.answer.scope import Scope
     from atoll.placement.plan import Placement
 
 
@@ -31,7 +32,7 @@ def print_result(result: SearchResult) -> None:
         f"{best.peak_power_W:.0f} W at peak"
     )
     if best.accelerator.template is not None:
-        _print_silicon(console, best, None if result.scope is None else result.scope.max_power_W)
+        _print_silicon(console, best, result.scope)
     for number, line in enumerate(result.plateau_lines()):
         console.print(f"{'Plateau' if number == 0 else '':<12} {line}")
     if result.job.per is not None:
@@ -74,7 +75,7 @@ def print_result(result: SearchResult) -> None:
     )
 
 
-def _print_silicon(console: Console, best: Design, limit_W: float | None) -> None:
+def _print_silicon(console: Console, best: Design, scope: Scope | None) -> None:
     """Where area and running power of a chip of another template go, and what holds its clock."""
     from atoll.hardware.silicon.chip import area_parts, peak_power_W, template_of
 
@@ -83,7 +84,11 @@ def _print_silicon(console: Console, best: Design, limit_W: float | None) -> Non
     console.print(f"Area         {_sorted(parts, 'mm2')}")
     clock = f"{chip.clock_Hz / 1e9:g} GHz"
     clocks = next(p.values for p in template_of(chip).parameters if p.name == "clock_Hz")
-    if limit_W is not None and (faster := [hz for hz in clocks if hz > chip.clock_Hz]):
+    limit_W = None if scope is None else scope.max_power_W
+    if scope is not None and scope.sustained_W is not None:
+        waits = max(plan.power_wait for plan in best.plans)
+        clock += f"; passes wait {waits:.1%} of their time for {scope.sustained_W:g} W"
+    elif limit_W is not None and (faster := [hz for hz in clocks if hz > chip.clock_Hz]):
         more_W = peak_power_W(replace(chip, clock_Hz=min(faster)))
         if more_W > limit_W:
             clock += f" under the limit of {limit_W:g} W"

@@ -135,8 +135,12 @@ class SearchQuestion(Question):
         'Largest area, "280 mm2".', CHIPS, None, shown="600 mm2 of the physical templates"
     )
     max_power: Power | None = option(
-        'Largest peak power, "250 W".', CHIPS, None, shown="400 W of the physical templates"
+        'Largest power, "250 W".', CHIPS, None, shown="400 W of the physical templates"
     )
+    power: Literal["rated", "sustained"] = option(
+        "What max_power limits: a chip with all parts busy, or each pass, which waits if need be.",
+        CHIPS, "rated",
+    )  # fmt: skip
     network: f.NetworkName | None = option(
         "Network of the catalogue or a file.", CHIPS, None, shown="the profile's"
     )

@@ -301,9 +301,9 @@ def _quick(priced: Priced, refinable: bool) -> PassTimes:
 
 def _solved(priced: Priced) -> PassTimes:
     """Schedules with the effort that a search puts into its best designs."""
-    solved = priced.schedules(0, priced.variants.variants[0], "bounded", TOLERANCE)
-    upper = np.array([[s.makespan_s for s in pair] for pair in solved])
-    lower = np.array([[s.lower_bound_s for s in pair] for pair in solved])
+    variant = priced.variants.variants[0]
+    solved = priced.schedules(0, variant, "bounded", TOLERANCE)
+    lower, upper = priced.pass_bounds(0, variant, [one for pair in solved for one in pair])
     return PassTimes(priced, upper, f"solved again{_gap(lower, upper)}", False)
 
 

@@ -64,6 +64,13 @@ class ModelPlan:
         """The pipeline replayed event by event, against the searched model's step: relative."""
         return replay_placement(self.placement).difference
 
+    @property
+    def power_wait(self) -> float:
+        """Of the passes' time, what they wait for a limit on power; their schedules do not."""
+        busy_s = sum(entry.repeat * entry.makespan_s for entry in self.layers)
+        whole_s = sum(stage.compute_s for stage in self.placement.stages)
+        return max(0.0, 1.0 - busy_s / whole_s) if self.layers and whole_s else 0.0
+
     def words(self) -> str:
         where = self.placement
         return (

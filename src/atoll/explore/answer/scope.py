@@ -38,6 +38,8 @@ class Scope:
     max_area_mm2: float | None
     max_power_W: float | None
     """What no chip may exceed, by the job, the template's budget or the space's own limits."""
+    sustained_W: float | None = None
+    """What no pass may draw instead; chips that would draw more wait."""
     notes: tuple[str, ...] = ()
     """What a reader may not expect: limits that exclude nothing, a widened space."""
 
@@ -52,6 +54,8 @@ class Scope:
     def sentence(self) -> str:
         least, most = self.area_mm2
         power = "" if self.max_power_W is None else f" and at most {self.max_power_W:g} W"
+        if self.sustained_W is not None:
+            power = f" and at most {self.sustained_W:g} W in a pass"
         memories = " or ".join(f"{size / GIB:g}" for size in self.hbm_bytes)
         return (
             f"{self.space}: {self.designs:,} chips of {least:.1f} to {most:.1f} mm2"
@@ -73,8 +77,12 @@ def open_space(job: SearchQuestion) -> tuple[Space | ProductSpace, Scope]:
         raise AtollError("job: pareto: fronts are of throughput; ask for them without per.")
     if job.per and job.robust:
         raise AtollError("job: robust: draws are held against throughput; ask without per.")
+    if job.robust and job.power == "sustained":
+        raise AtollError("job: robust: draws are held against ratings; ask with power: rated.")
     profile, name = profile_of(job), _name_of(job)
     max_area_mm2, max_power_W = job.max_area, job.max_power
+    if job.power == "sustained":
+        max_power_W = None
     notes: list[str] = []
     limits = Limits()
     if name == PHAZE_SPACE:
@@ -100,14 +108,40 @@ def open_space(job: SearchQuestion) -> tuple[Space | ProductSpace, Scope]:
         max_area_mm2, max_power_W = _budget(job, described)
         if not described.resident:
             _refuse_whole(job, described)
-            return _large(job, described)
+            return _awake(*_large(job, described), sustained_W(job))
         try:
             space = described.build()
         except AtollError as error:
             raise type(error)(f"{name}: {error}") from None
         limits = described.limits
     space, scope = _restricted(space, max_area_mm2, max_power_W, notes)
-    return space, scope.within(limits)
+    return _awake(space, scope.within(limits), sustained_W(job))
+
+
+def sustained_W(job: SearchQuestion) -> float | None:
+    """What a device may draw in a pass, where it is that which is limited."""
+    if job.power != "sustained":
+        return None
+    if _name_of(job) == PHAZE_SPACE:
+        return job.max_power
+    rated = job.changed(power="rated")
+    return limits_of(rated, described_space(rated)).max_power_W
+
+
+def _awake(
+    space: Space | ProductSpace, scope: Scope, limit_W: float | None
+) -> tuple[Space | ProductSpace, Scope]:
+    """With the limit on what passes draw, which some chip has to be below while it rests."""
+    if limit_W is None:
+        return space, scope
+    least = space.corner(min) if isinstance(space, ProductSpace) else space
+    rest_W = min(float(least.resting_power_with(hbm).min()) for hbm in space.hbm_options)
+    if rest_W >= limit_W:
+        raise InfeasibleError(
+            f"job: max_power: no design of space {space.name} stays within {limit_W:g} W; "
+            f"the least takes {rest_W:.1f} W at rest."
+        )
+    return space, replace(scope, sustained_W=limit_W)
 
 
 def _name_of(job: SearchQuestion) -> str:
@@ -121,7 +155,10 @@ def described_space(job: SearchQuestion) -> ProductSpace:
     name = _name_of(job)
     described = template_space(name) if job.space is None else read_space(name, job.template)
     options = chosen_hbm(described.name, described.hbm_options, job.hbm)
-    return replace(described, hbm_options=options)
+    limits = described.limits
+    if job.power == "sustained":  # which is no limit on chips
+        limits = replace(limits, max_power_W=None)
+    return replace(described, hbm_options=options, limits=limits)
 
 
 def limits_of(job: SearchQuestion, space: ProductSpace) -> Limits:
@@ -136,9 +173,11 @@ def limits_of(job: SearchQuestion, space: ProductSpace) -> Limits:
 
 def _budget(job: SearchQuestion, space: ProductSpace) -> tuple[float | None, float | None]:
     """Area and power that a job allows; over a template's own lists its budget unless said."""
-    if job.space is not None:
-        return job.max_area, job.max_power
-    return job.max_area or space.template.budget_mm2, job.max_power or space.template.budget_W
+    area_mm2, power_W = job.max_area, job.max_power
+    if job.space is None:
+        area_mm2 = area_mm2 or space.template.budget_mm2
+        power_W = power_W or space.template.budget_W
+    return area_mm2, None if job.power == "sustained" else power_W
 
 
 def _no_ranges(space: str) -> AtollError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from atoll.cost.table import PassSet, build_costs, cost_model
 from atoll.cost.table_kernels import Costs, capacities, pass_problem
 from atoll.explore.pricing.bound_kernels import fastest_s, layer_floors, schedule_bounds
 from atoll.explore.pricing.layouts import Setting
+from atoll.explore.pricing.limit import operator_J, pass_J, resting_W, shortest_s
 from atoll.explore.pricing.work import OperatorWork, operator_work
 from atoll.explore.pricing.workloads import Variant, Variants
 from atoll.jit import Kernel, over_ranges
@@ -98,6 +100,10 @@ class Priced:
         found = np.zeros((count, len(pairs), 2))
         arguments = (self.costs, self.passes.arrays, *np.divmod(pairs, every), *found)
         over_ranges(lambda a, b: kernel(a, b, *arguments), len(pairs))
+        if self.setting.limit_W is not None:
+            chip, layer = np.divmod(pairs, every)
+            used, at = np.unique(layer, return_inverse=True)
+            np.maximum(found, self._limited_s(used)[at, :, chip], out=found)
         bounds = np.zeros((count, len(node_chip), int(layers.max(initial=0)), 2))
         bounds[:, node, own] = found[:, number]
         return tuple(bounds)
@@ -110,12 +116,50 @@ class Priced:
         result = np.zeros((len(node_chip), most))
         arguments = (self.costs, self.passes.arrays, block[node_variant], node_chip, result)
         over_ranges(lambda a, b: fastest_s(a, b, *arguments), len(node_chip))
+        if self.setting.limit_W is not None:
+            self._limit_operators(block[node_variant], node_chip, result)
         for number in np.unique(node_variant):
             if variants[number].cp > 1:  # the turns of a ring together
                 rows, turns = node_variant == number, variants[number].turns
                 own = np.add.reduceat(result[rows], turns, axis=1)
                 result[rows, : len(turns)] = own
         return result
+
+    @cached_property
+    def _operator_J(self) -> FloatArray:
+        return operator_J(self.chips, self.costs, self.work)
+
+    @cached_property
+    def _left_W(self) -> FloatArray:
+        """What the limit leaves each chip beside what it takes at rest."""
+        assert self.setting.limit_W is not None
+        return self.setting.limit_W - resting_W(self.chips)
+
+    def _limited_s(self, layers: IntArray) -> FloatArray:
+        """What passes of these layers take at least under the limit: (layers, 2, chips)."""
+        return shortest_s(pass_J(self.passes, self._operator_J, layers), self._left_W)
+
+    def _limit_operators(self, passes: IntArray, chips: IntArray, result: FloatArray) -> None:
+        """Raise times of the operators of nodes' passes to what they take under the limit."""
+        ptr, op = self.passes.arrays.ptr, self.passes.arrays.op
+        for number in np.unique(passes):
+            nodes, rows = np.flatnonzero(passes == number), op[ptr[number] : ptr[number + 1]]
+            own = chips[nodes]
+            least_s = shortest_s(self._operator_J[rows][:, own], self._left_W[own]).T
+            result[nodes, : len(rows)] = np.maximum(result[nodes, : len(rows)], least_s)
+
+    def pass_bounds(
+        self, chip: int, variant: Variant, known: Sequence[Schedule]
+    ) -> tuple[FloatArray, FloatArray]:
+        """Bounds and makespans of the passes of all layers, each (layers, forward and backward):
+        those of schedules, or what the limit on power leaves."""
+        lower = np.array([one.lower_bound_s for one in known]).reshape(-1, 2)
+        upper = np.array([one.makespan_s for one in known]).reshape(-1, 2)
+        if self.setting.limit_W is not None:
+            layers = np.arange(variant.first_layer, variant.first_layer + len(variant.passes))
+            least_s = self._limited_s(layers)[:, :, chip]
+            lower, upper = np.maximum(lower, least_s), np.maximum(upper, least_s)
+        return lower, upper
 
     def operators_s(self, chip: int, variant: Variant) -> FloatArray:
         """Shortest durations of the block's forward operators."""
@@ -209,7 +253,7 @@ class Priced:
             found[number] = solve(
                 problems[number], effort=effort, tolerance=tolerance, enough_s=enough_s, stop=stop
             )
-            lower, upper = pass_bounds(found)
+            lower, upper = self.pass_bounds(chip, variant, found)
             if np.isfinite(limit_s) and (
                 self.place(chip, variant, lower, limit_s, most_s=upper) is None
             ):
@@ -222,7 +266,7 @@ class Priced:
         """How long one of the passes has to be for all steps to reach the limit, the others being
         as they are; infinite where none of its schedules is that long.
         """
-        lower, upper = pass_bounds(known)
+        lower, upper = self.pass_bounds(chip, variant, known)
 
         def rules_out(seconds: float) -> bool:
             lower.reshape(-1)[number] = seconds
@@ -235,12 +279,6 @@ class Priced:
             middle = 0.5 * (low + high)
             low, high = (low, middle) if rules_out(middle) else (middle, high)
         return high
-
-
-def pass_bounds(known: Sequence[Schedule]) -> tuple[FloatArray, FloatArray]:
-    """Bounds and makespans of the passes of all layers: each (layers, forward and backward)."""
-    lower = np.array([one.lower_bound_s for one in known]).reshape(-1, 2)
-    return lower, np.array([one.makespan_s for one in known]).reshape(-1, 2)
 
 
 def times_of(

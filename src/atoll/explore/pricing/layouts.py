@@ -44,6 +44,8 @@ class Setting:
     """Replicas of what ZeRO divides; none: any."""
     vpp: tuple[int, ...] = ()
     """Chunks of interleaved stages; none: those of equal size."""
+    limit_W: float | None = None
+    """What a device may draw in a pass, on average; none: nothing limits it."""
 
     def problem(self, variant: Variant, memory_bytes: float, hbm_Bps: float) -> PlacementProblem:
         zero = tuple(stage for stage in self.zero if stage in ZERO)

@@ -18,7 +18,7 @@ its results are taken in the order of one process alone, so that the answer is t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,6 +111,8 @@ class Search:
         crew: Crew | None = None,
         journal: Journal | None = None,
     ) -> None:
+        if setting.limit_W is not None:  # which memory at rest takes a part of
+            objective = replace(objective, each_memory=True)
         self.space = space
         self.variants = variants
         self.setting = setting

@@ -21,6 +21,7 @@ from atoll.errors import InfeasibleError
 from atoll.explore.pricing.bounds import chip_rates, layer_rooflines, roofline_bounds
 from atoll.explore.pricing.energy import operator_repeats
 from atoll.explore.pricing.layouts import Setting
+from atoll.explore.pricing.limit import step_floors_s
 from atoll.explore.pricing.work import OperatorWork, operator_work
 from atoll.explore.pricing.workloads import Variants
 from atoll.explore.proof.boxes import Boxes, Grid
@@ -54,12 +55,13 @@ def open_frontier(
     chips = chips_of_space(space, setting.profile, rule.objective.by_memory)
     memory_bytes = float(chips.hbm_capacity_bytes.max())
     layouts, lower_s = roofline_bounds(chip_rates(chips), memory_bytes, variants, setting, work)
+    repeats = operator_repeats(variants)
+    lower_s = np.maximum(lower_s, step_floors_s(chips, variants, setting, work, repeats))
     own = rule.memories(space, setting)
     price = rule.objective.prices(space, chips, own)
     frontier = Frontier(
         chips, chip_ids(chips, len(own)), lower_s, price, np.zeros(len(chips), np.int8)
     )
-    repeats = operator_repeats(variants)
     return frontier, None, Context(variants, setting, rule, work, layouts, repeats, stop)
 
 
@@ -200,6 +202,7 @@ class Reserve:
         chips = self.grid.chips(halves, self.context.setting.profile, self._by_memory)
         price = self._least_prices(halves)
         rows = halves.lower_s.copy()
+        self._raise_by_power(halves, chips, rows)
         self._raise_by_rooflines(chips, rows, self._open(rows, price, threshold))
         scores = self.context.rule.scores(rows) / price
         halves = replace(halves, lower_s=rows, score=scores)
@@ -241,6 +244,25 @@ class Reserve:
         pairs, place = distinct_rows(np.column_stack([number[box], variant]))
         step_s = context.layouts.some_variants_s(pass_s, pairs[:, 0], pairs[:, 1])
         rows[box, variant] = np.maximum(rows[box, variant], step_s[place])
+
+    def _raise_by_power(self, boxes: Boxes, chips: Chips, rows: FloatArray) -> None:
+        """Raise rows to what a limit on power leaves: the lowest clock takes the least voltage, the
+        smallest corner rests at the least power, and the largest arrays move the fewest bytes.
+        """
+        if self.context.setting.limit_W is None:
+            return
+        least, rest_W = self.grid.designs(boxes.first), np.empty(len(boxes))
+        for number, own in enumerate(self._memories):
+            its = boxes.memory == number
+            rest_W[its] = np.min([least.resting_power_with(hbm)[its] for hbm in own], axis=0)
+        least_s = self._power_floors_s(chips, (least.clock_Hz, rest_W))
+        np.maximum(rows, least_s, out=rows)
+
+    def _power_floors_s(
+        self, chips: Chips, least: tuple[FloatArray, FloatArray] | None = None
+    ) -> FloatArray:
+        c = self.context
+        return step_floors_s(chips, c.variants, c.setting, c.work, c.repeats, least)
 
     def _least_prices(self, boxes: Boxes) -> FloatArray:
         """Prices grow with every parameter: those of the smallest corners."""
@@ -289,6 +311,7 @@ class Reserve:
         context = self.context
         pass_s = layer_rooflines(chip_rates(chips), context.variants, context.setting, context.work)
         lower_s = context.layouts.all_variants_s(pass_s)
+        lower_s = np.maximum(lower_s, self._power_floors_s(chips))
         stage = np.zeros(len(kept), np.int8)
         return frontier.joined(Frontier(chips, own[kept], lower_s, price[kept], stage))
 

@@ -17,7 +17,7 @@ from atoll.cost.chips import Chips
 from atoll.cost.table import cost_model
 from atoll.explore.pricing.bounds import LayoutBounds
 from atoll.explore.pricing.energy import operator_repeats, variant_traffic
-from atoll.explore.pricing.evaluate import Priced, pass_bounds, times_of
+from atoll.explore.pricing.evaluate import Priced, times_of
 from atoll.explore.pricing.layouts import Setting
 from atoll.explore.pricing.work import OperatorWork
 from atoll.explore.pricing.workloads import Variants
@@ -81,6 +81,8 @@ def raise_by_floors(
     bandwidth, has lower ones.
     """
     chip, variant = (np.ascontiguousarray(axis) for axis in np.nonzero(open_))
+    # What a limit on power leaves is not least on the fastest chip.
+    context = replace(context, setting=replace(context.setting, limit_W=None))
     least_s = _Nodes.of(context, chips, chip, variant, floors=True).floors()
     step_s = context.layouts.step_s(least_s, variant)
     rows[chip, variant] = np.maximum(rows[chip, variant], step_s)
@@ -237,7 +239,7 @@ def solve_node(
     priced = Priced.of(chip, alone, context.setting)
     own = alone.variants[0]
     solved = priced.schedules(0, own, effort, context.rule.tolerance / 4.0, limit_s, context.stop)
-    lower, upper = pass_bounds([one for pair in solved for one in pair])
+    lower, upper = priced.pass_bounds(0, own, [one for pair in solved for one in pair])
     least, most = priced.place(0, own, lower, most_s=upper), priced.place(0, own, upper)
     hbm, glb = variant_traffic(priced, repeats)
     return Solved(

@@ -1,0 +1,159 @@
+"""A limit on what passes draw: the best under it is the best of everything tried alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_per import JOB, search
+from tiny import random_space, tiny_setting, tiny_variants
+
+import atoll
+from atoll.cost.chips import chips_of_space
+from atoll.errors import AtollError, InfeasibleError
+from atoll.explore.pricing.energy import operator_repeats
+from atoll.explore.pricing.evaluate import Priced
+from atoll.explore.pricing.layouts import Setting
+from atoll.explore.pricing.limit import resting_W, step_floors_s
+from atoll.explore.pricing.workloads import Variant, Variants
+from atoll.explore.proof import reserve
+from atoll.explore.proof.branch_and_bound import Search
+from atoll.explore.proof.exact import exact_search
+from atoll.explore.proof.objective import Objective
+from atoll.hardware import product
+from atoll.hardware.energy import core_buffer_bytes_per_mac, energy_of
+from atoll.hardware.silicon.systolic import TEMPLATES
+from atoll.hardware.space import Space
+from atoll.placement.chain import make_chain
+from atoll.profiles import DEFAULT
+from oracles.division import step_time_of
+
+BATCH, TOLERANCE = 16, 1e-3
+
+
+def joules_of(priced: Priced, chip: int, operator: int) -> float:
+    """One operator's energy, event by event."""
+    chips, costs, work = priced.chips, priced.costs, priced.work
+    each, voltage = energy_of(chips.template), chips.template.voltage
+    square = 1.0 if voltage is None else float(voltage(chips.clock_Hz[chip])) ** 2
+    configs = chips.tensor_configs
+    first, widest = (
+        chips.tensor_config[chip][i] for i in (0, (costs.tensor_count > 0)[chip].sum() - 1)
+    )
+    per_mac = float(core_buffer_bytes_per_mac(configs.width[first], configs.depth[first]))
+    hbm = glb = float(work.bytes[operator])
+    if work.macs[operator] > 0:
+        hbm, glb = costs.hbm_bytes[operator, widest], costs.glb_bytes[operator, widest]
+    elif work.link_bytes[operator] > 0:
+        glb = 0.0
+    logic = work.macs[operator] * (each.mac_J + per_mac * each.core_buffer_J_per_byte)
+    logic += work.vector_ops[operator] * each.vector_op_J + glb * each.glb_J_per_byte
+    moved = hbm * each.hbm_J_per_byte + work.link_bytes[operator] * each.link_J_per_byte
+    return float(square * logic + moved)
+
+
+def limited_times(
+    free: Priced, chip: int, number: int, variant: Variant, limit_W: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Layers and the block's operators, each no shorter than its energy over what is left."""
+    left_W = limit_W - float(resting_W(free.chips)[chip])
+    if left_W <= 0:
+        return np.full(variant.layers, np.inf), np.full(variant.facts.rerun.shape[1], np.inf)
+    _, upper = free.schedule_bounds(np.array([chip]), np.array([number]))
+    ptr, op = free.passes.arrays.ptr, free.passes.arrays.op
+
+    def energies(index: int) -> list[float]:
+        return [joules_of(free, chip, int(row)) for row in op[ptr[index] : ptr[index + 1]]]
+
+    first = 2 * variant.first_layer
+    layer_s = [
+        sum(max(upper[0, k, p], sum(energies(first + 2 * k + p)) / left_W) for p in range(2))
+        for k in range(variant.layers)
+    ]
+    each = np.array(energies(first + 2 * variant.facts.block_kind)) / left_W
+    return np.array(layer_s), np.maximum(free.operators_s(chip, variant), each)
+
+
+def exhaustive_step_s(
+    space: Space, variants: Variants, setting: Setting, limit_W: float
+) -> tuple[float, np.ndarray]:
+    """Every chip, memory, variant, division and data degree: the least step of all, and of each
+    chip and variant."""
+    chips = chips_of_space(space, setting.profile, True)
+    free = Priced.of(chips, variants, setting)
+    least = np.full((len(chips), len(variants.variants)), np.inf)
+    for chip in range(len(chips)):
+        for number, variant in enumerate(variants.variants):
+            layer_s, each_s = limited_times(free, chip, number, variant, limit_W)
+            if not np.isfinite(layer_s).all():
+                continue
+            chain = make_chain(variant.facts, layer_s, each_s)
+            systems = [system for _, system in free.placement_problem(chip, variant).systems]
+            layers = len(variant.facts.kind)
+            for stages in range(1, min(layers, setting.devices // variant.tensor) + 1):
+                for cuts in combinations(range(1, layers), stages - 1):
+                    most = min(setting.devices // (stages * variant.tensor), variant.microbatches)
+                    steps = [
+                        step_time_of(chain, system, (0, *cuts), data)
+                        for data in range(1, most + 1)
+                        for system in systems
+                    ]
+                    least[chip, number] = min(least[chip, number], *steps)
+    return float(least.min()), least
+
+
+@pytest.mark.parametrize(("seed", "memory_mib"), [(0, 16384), (1, 40), (2, 64)])
+def test_the_best_under_a_limit_is_the_best_of_everything_tried(seed: int, memory_mib: int) -> None:
+    """Also where memory forces recomputation, which takes its energy too."""
+    template = TEMPLATES["physical-7nm"]
+    space = random_space(seed, 25, hbm_bytes=(memory_mib * 2**20,), template=template)
+    variants = tiny_variants(DEFAULT, 4, layers=2, sequence=256)
+    free = tiny_setting(DEFAULT, 4)
+    chips = chips_of_space(space, DEFAULT, True)
+    # Below what most of these chips would draw, above what most take at rest.
+    limit_W = float(np.quantile(resting_W(chips), 0.6)) + 1.0
+    setting = replace(free, limit_W=limit_W)
+    truth_s, every_s = exhaustive_step_s(space, variants, free, limit_W)
+    outcome = exact_search(Search(space, variants, setting, Objective.single(BATCH), TOLERANCE))
+    assert outcome.score >= BATCH / truth_s * (1 - TOLERANCE - 1e-9), "a better design was missed"
+    assert outcome.bound >= BATCH / truth_s * (1 - 1e-9), "the bound is below the optimum"
+    assert outcome.score <= BATCH / truth_s * (1 + 1e-9), "a step above the limit"
+    unlimited = exact_search(Search(space, variants, free, Objective.single(BATCH), TOLERANCE))
+    assert unlimited.score > outcome.score * 1.01  # the limit is felt
+    work, repeats = Priced.of(chips, variants, setting).work, operator_repeats(variants)
+    floors_s = step_floors_s(chips, variants, setting, work, repeats)
+    assert (floors_s <= every_s * (1 + 1e-9)).all() and (floors_s > 0).all()
+
+
+@pytest.mark.parametrize("limit", ["110 W", "150 W"])
+def test_boxes_prove_the_same_and_no_pass_draws_more(
+    limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {"max_power": limit, "power": "sustained"}
+    whole = search(tmp_path, **asked)
+    plan = whole.best.plans[0]
+    assert whole.certificate.proven and plan.power_W <= float(limit.split()[0])
+    assert whole.best.peak_power_W > plan.power_W
+    assert whole.score > search(tmp_path, max_power=limit).score  # ratings are stricter
+    assert f"at most {limit} in a pass" in str(whole)
+    monkeypatch.setattr(product, "RESIDENT_POINTS", 2)
+    monkeypatch.setattr(reserve, "PIECE_BOXES", 4)
+    part = search(tmp_path, **asked)
+    assert part.certificate.proven
+    assert part.score == pytest.approx(whole.score, rel=2e-3)
+
+
+def test_a_limit_that_nothing_reaches_changes_nothing(tmp_path: Path) -> None:
+    free = search(tmp_path)
+    held = search(tmp_path, max_power="9 kW", power="sustained")
+    assert held.score == pytest.approx(free.score, rel=1e-9)
+
+
+def test_limits_below_rest_and_draws_of_constants_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InfeasibleError, match="at rest"):
+        search(tmp_path, max_power="20 W", power="sustained")
+    with pytest.raises(AtollError, match="power: rated"):
+        atoll.search(**JOB, robust=4, power="sustained")  # type: ignore[arg-type]
