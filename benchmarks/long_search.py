@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from atoll.answers.designs import StoredEnergy, StoredPlan
 from atoll.explore.run import run_search
 from atoll.jit import set_threads
 from atoll.questions import SearchQuestion
@@ -122,10 +123,13 @@ def synthetic(count: int, seed: int = 0) -> Iterator[DesignRow]:
     score = 10.0 * np.sqrt(area) * rng.uniform(0.2, 1.0, count)
     power = area * rng.uniform(0.5, 1.5, count)
     for i in range(count):
-        plan = {
-            "model": "synthetic", "samples_per_s": score[i], "step_time_s": 1.0 / score[i],
-            "microbatch": 1, "tensor": 1, "pipeline": 1, "data": 1,
-        }  # fmt: skip
+        step_s = 1.0 / float(score[i])
+        plan = StoredPlan(
+            number=0, model="synthetic", samples_per_s=float(score[i]), step_time_s=step_s,
+            variant=0, microbatch=1, tensor=1, cp=1, ep=1, etp=1, sp=False, pipeline=1, data=1,
+            pass_s=(), energy=StoredEnergy(parts_J={}, step_time_s=step_s, devices=1, tokens=1),
+            effort="quick",
+        )  # fmt: skip
         yield DesignRow(
             chip=i,
             design=i,

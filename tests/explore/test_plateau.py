@@ -13,6 +13,7 @@ import pytest
 from some_job import answer, some_job
 from tiny import random_space, tiny_config, tiny_setting
 
+import atoll
 from atoll.explore.answer.plateau import SHARES, choose, evaluate_plateau, plateau
 from atoll.explore.pricing.workloads import Workload, make_variants
 from atoll.explore.proof.branch_and_bound import Search
@@ -197,3 +198,14 @@ def test_a_search_continued_after_its_baselines_ends_the_same(tmp_path: Path) ->
     first = run_search(job, out=tmp_path / "run")
     again = run_search(job, out=tmp_path / "run")
     assert answer(again) == answer(first) == answer(run_search(job))
+
+
+def test_the_schedules_of_an_answer_have_the_bounds_of_its_proof() -> None:
+    """A quick schedule may be the best one while more effort went into its proof."""
+    asked = {"model": "bert-large", "devices": 16, "batch": 256, "microbatch": [16], "tp": [1]}
+    found = atoll.search(**asked, max_power="300 W", tolerance=2e-4, baselines=False)
+    (plan,) = found.best.plans
+    assert plan.placement.schedule == "1f1b" and found.certificate.tightened > 0
+    whole_s = sum(entry.repeat * entry.makespan_s for entry in plan.layers)
+    least_s = sum(entry.repeat * entry.lower_bound_s for entry in plan.layers)
+    assert least_s <= whole_s <= least_s * (1 + 2e-4)

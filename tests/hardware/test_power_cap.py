@@ -85,7 +85,7 @@ def test_a_device_that_waits_draws_less() -> None:
     [
         ("h200", "90 W", "draws 118 W before anything moves"),
         ("h200", "800 W", "is rated 700 W"),
-        ("tpu-v4", "100 W", "has no rated power"),
+        ("tpu-v5p", "100 W", "has no rated power"),
         ("physical-tpuv4", "10 W", "is not between"),
     ],
 )

@@ -13,10 +13,13 @@ from atoll.explore.answer.result import Design, ModelPlan
 from atoll.explore.pricing.energy import energy_per_token_J, step_energy
 from atoll.explore.pricing.evaluate import Priced
 from atoll.explore.proof.branch_and_bound import Search
+from atoll.explore.proof.exact import EFFORTS
 from atoll.explore.proof.journal import Found, Key
+from atoll.explore.proof.tasks import Schedules
 from atoll.hardware.accelerator import Hbm
 from atoll.hardware.silicon.chip import peak_power_W
 from atoll.hardware.space import Space
+from atoll.schedule.solve import Effort
 from atoll.stopping import StoppedError
 from atoll.workload.flops import model_flops
 
@@ -57,21 +60,28 @@ class Finder:
         )
 
     def _layers(self, priced: Priced, chip: int, plan: Found) -> tuple[LayerPass, ...]:
-        """The schedules behind a plan, solved again where they are not at hand; nothing where the
-        search has to end before they are.
+        """The schedules behind a plan, with the bounds of all efforts that the proof took on them.
+        Solved again where they are not at hand; nothing where the search has to end before that.
         """
         search, variant = self.search, priced.variants.variants[0]
-        key = Key("tighten", int(search.frontier.ids[chip]), plan.variant, plan.effort)
-        solved = search.schedules.get(key)
-        if solved is None:
+        own = np.inf if plan.limit_s is None else plan.limit_s
+        tries: list[tuple[Effort, float]] = [(plan.effort, own)]
+        keys = {e: Key("tighten", int(search.frontier.ids[chip]), plan.variant, e) for e in EFFORTS}
+        tries += [(e, np.inf) for e in EFFORTS if keys[e] in search.solved and e != plan.effort]
+        found: list[Schedules] = []
+        for effort, limit_s in tries:
+            known, solved_s = None, 0.0
+            if effort != "quick":
+                known, solved_s = search.schedules.get(keys[effort], (None, 0.0))
             try:
-                limit_s = np.inf if plan.limit_s is None else plan.limit_s
-                solved = priced.schedules(
-                    0, variant, plan.effort, search.tolerance / 4.0, limit_s, search.stop
-                )
+                if known is None or solved_s != limit_s:
+                    known = priced.schedules(
+                        0, variant, effort, search.tolerance / 4.0, limit_s, search.stop
+                    )
             except StoppedError:
                 return ()
-        return layer_report(priced, 0, variant, solved)
+            found.append(known)
+        return layer_report(priced, 0, variant, _tightest(found))
 
     def peak_power_W(self, chip: int) -> float:
         """Peak power of a chip with the smallest HBM of its bandwidth."""
@@ -144,6 +154,19 @@ class Finder:
                 f"{workload.name}: energy_per_token_J": found.energy.per_token_J,
             }
         return row
+
+
+def _tightest(found: list[Schedules]) -> Schedules:
+    """The first schedules, each with the highest bound that any of them has."""
+    pairs = []
+    for tries in zip(*found, strict=True):
+        best = [max(own, key=lambda one: one.lower_bound_s) for own in zip(*tries, strict=True)]
+        first, second = (
+            replace(own, lower_bound_s=most.lower_bound_s, bound=most.bound)
+            for own, most in zip(tries[0], best, strict=True)
+        )
+        pairs.append((first, second))
+    return pairs
 
 
 def model_plan(

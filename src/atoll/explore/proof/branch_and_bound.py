@@ -139,8 +139,8 @@ class Search:
         self.batches = 0
         self.solved: set[Key] = set()
         """Nodes whose schedules were solved, with their effort."""
-        self.schedules: dict[Key, Schedules] = {}
-        """Of the nodes solved here whose plans were the best of their chips."""
+        self.schedules: dict[Key, tuple[Schedules, float]] = {}
+        """Of the nodes solved here, as far as it takes to show that no step is below a limit."""
 
     def outcome(self) -> Outcome:
         """What is known now."""

@@ -155,6 +155,7 @@ def _after(
     row = search.frontier.lower_s[chip].copy()
     row[key.variant] = max(row[key.variant], solved.least_s)
     found = dict(search.frontier.found.get(chip, {}))
+    search.schedules[key] = solved.schedules, limit_s
     division = solved.division
     if division is not None:
         name = chip_name(search.frontier.chips, chip)
@@ -166,7 +167,6 @@ def _after(
             found[model] = search.plan_found(
                 chip, key.variant, division, solved.pass_s, traffic, effort, limit
             )
-            search.schedules[key] = solved.schedules
     return Evaluation(row, found)
 
 
