@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,12 +11,14 @@ import pytest
 
 import atoll
 from atoll.answers.search import Robustness
+from atoll.explore.pricing.price import price_of
 from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.robust import LOSS_TOLERANCE, TOLERANCE, Draws, Held, robustness
 from atoll.explore.run import make_objective, prepare_search
 from atoll.hardware.accelerator import Accelerator
 from atoll.hardware.physical.constants import PUBLISHED, Constant, constants
 from atoll.hardware.physical.draws import at_ends, drawn, triangular
+from atoll.hardware.physical.price import device_usd, ownership_usd
 from atoll.hardware.silicon.chip import accelerator_area_mm2, peak_power_W
 from atoll.hardware.silicon.physical import redrawn
 from atoll.hardware.space import Limits
@@ -68,12 +71,27 @@ def test_draws_cover_every_range_and_repeat_with_their_seed() -> None:
     assert (low.cell_um2, high.cell_um2) == (400.0, 900.0)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_losses_are_those_of_every_chip_tried_under_every_draw(folder: Path, seed: int) -> None:
+def usd(chip: Accelerator) -> float:
+    return float(device_usd(accelerator_area_mm2(chip), 7.0, chip.hbm.capacity_bytes))
+
+
+@pytest.mark.parametrize(
+    ("seed", "per", "price"),
+    [
+        (0, None, lambda chip: 1.0),
+        (1, None, lambda chip: 1.0),
+        (0, "dollar", usd),
+        (1, "watt", peak_power_W),
+        (2, "tco", lambda chip: float(ownership_usd(usd(chip), peak_power_W(chip)))),
+    ],
+)
+def test_losses_are_those_of_every_chip_tried_under_every_draw(
+    folder: Path, seed: int, per: str | None, price: Callable[[Accelerator], float]
+) -> None:
     whole = load_space(folder)
     job = SearchQuestion.of(**JOB)
     setting, variants = prepare_search(job)
-    draws = Draws.of(whole, LIMITS, 6, seed)
+    draws = Draws.of(whole, LIMITS, 6, seed, price_of(SearchQuestion.of(**JOB, per=per)))
     objective = make_objective(job, whole, setting, variants)
     search = Search(draws.space, variants, setting, objective, 1e-4)
     chips = search.frontier.chips
@@ -98,7 +116,7 @@ def test_losses_are_those_of_every_chip_tried_under_every_draw(folder: Path, see
                 and accelerator_area_mm2(there) <= 300.0
                 and peak_power_W(there) <= 230.0
             )
-            best = max(best, usual[other] if within else 0.0)
+            best = max(best, usual[other] / price(there) if within else 0.0)
         return best
 
     table = np.array([[score(n, physics) for n in range(len(chips))] for physics in draws.draws])
@@ -164,6 +182,15 @@ def test_a_search_says_it_in_one_line_and_in_json(folder: Path) -> None:
     assert {"chip", "loss_mean", "loss_p95"} <= told["steadiest"].keys()
     assert f"of {found.designs:,} chips" in found.words() and "5 draws" in str(result)
     assert told["constants"][0].keys() == {"name", "share"}
+
+
+def test_draws_change_prices_too(folder: Path) -> None:
+    """A winner per dollar without limits loses only as prices move."""
+    result = atoll.search(**JOB, space=folder, robust=4, per="dollar", baselines=False)
+    found = result.robustness
+    assert found is not None and found.fits == 1.0 and 0.0 <= found.loss_mean < 0.2
+    assert {one.name for one in found.constants if one.share > 0.0} >= {"uncore_mm2"}
+    assert found.steadiest.loss_mean <= found.loss_mean
 
 
 def test_spaces_whose_constants_have_no_ranges_are_refused() -> None:

@@ -8,6 +8,9 @@ the space.
 A design that is built and then turns out too hot runs at the fastest clock of the space that keeps
 to the limit on power; one that turns out too large is lost. What it is then behind the best of that
 draw is its loss; the steadiest design is the one of least mean loss, of all chips of the space.
+
+Where throughput is over a price, a draw changes the price as well, which is known of every chip
+from its area and power: bounds are on throughput, and each draw divides them by its own prices.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from atoll.arrays import BoolArray, FloatArray, IntArray
 from atoll.cost.chips import Chips, distinct_rows
 from atoll.explore.answer.scope import described_space, limits_of
 from atoll.explore.finder import Finder
+from atoll.explore.pricing.price import Price
 from atoll.explore.proof.branch_and_bound import Search
 from atoll.hardware.physical.constants import Constant, Physics, constants
 from atoll.hardware.physical.draws import at_ends, drawn
@@ -80,22 +84,33 @@ class Draws:
     draws: list[Physics]
     allowed: list[BoolArray]
     """[design, option], for each draw, then for the ends of each varied constant."""
+    prices: list[FloatArray]
+    """The same: what throughput is divided by."""
 
     @staticmethod
-    def of(whole: Space, limits: Limits, count: int, seed: int) -> Draws:
+    def of(
+        whole: Space, limits: Limits, count: int, seed: int, price: Price | None = None
+    ) -> Draws:
         varied = that_matter(whole)
         draws = drawn(varied, count, seed)
         ends = [end for one in varied for end in at_ends(one)]
-        allowed = [allowed_options(under(whole, physics), limits) for physics in (*draws, *ends)]
+        each = [under(whole, physics) for physics in (*draws, *ends)]
+        allowed = [allowed_options(space, limits) for space in each]
         usual = allowed_options(whole, limits)
         pairs = np.logical_or.reduce([usual, *allowed])
         kept = pairs.any(axis=1)
+        prices = [
+            np.column_stack([np.ones(len(space)) if price is None else price.of_designs(space, hbm)
+                             for hbm in space.hbm_options])[kept]
+            for space in each
+        ]  # fmt: skip
         return Draws(
             replace(whole, hbm_allowed=pairs).subset(kept),
             np.flatnonzero(usual[kept].any(axis=1)),
             varied,
             draws,
             [one[kept] for one in allowed],
+            prices,
         )
 
 
@@ -107,10 +122,12 @@ class Held:
     draws: Draws
     feasible: list[BoolArray] = field(init=False)
     """Chips that keep to the limits, for each set of constants."""
+    prices: list[FloatArray] = field(init=False)
+    """The same: what their throughput is divided by."""
     known: FloatArray = field(init=False)
-    """Scores of the chips that were evaluated, 0 of others."""
+    """Throughput of the chips that were evaluated, 0 of others."""
     above: FloatArray = field(init=False)
-    """Scores above which no more is to be found of each chip; 0 of those that were evaluated."""
+    """Throughput above which no more is to be found of each chip; 0 of those evaluated."""
     some: list[int] = field(init=False)
     """Draws in which some chip keeps to the limits; and the score of the best of each."""
     best: FloatArray = field(init=False)
@@ -120,6 +137,7 @@ class Held:
         options = [space.hbm_options.index(hbm) for (hbm,) in self.search.memories]
         self.option = np.array(options)[chips.memory]
         self.feasible = [allowed[chips.design, self.option] for allowed in self.draws.allowed]
+        self.prices = [price[chips.design, self.option] for price in self.draws.prices]
         self.known = np.zeros(len(chips))
         self.above = np.full(len(chips), np.inf)
         self._note(np.array(list(self.search.frontier.found), np.int64))
@@ -151,35 +169,39 @@ class Held:
         self._note(chips)
         self.above[chips] = np.minimum(self.above[chips], least)
 
-    def best_of(self, feasible: BoolArray) -> float:
-        """The highest score among these chips, within the tolerance."""
+    def best_of(self, feasible: BoolArray, price: FloatArray) -> float:
+        """The highest score among these chips at these prices, within the tolerance."""
         size = FIRST_ROUND
         while True:
-            best = float(self.known[feasible].max(initial=0.0))
-            bar = best * (1.0 + TOLERANCE)
-            open_ = np.flatnonzero(feasible & (self.above > bar) & (self.search.scores > bar))
+            best = float((self.known / price)[feasible].max(initial=0.0))
+            bar = best * (1.0 + TOLERANCE) * price
+            scores = self.search.scores
+            open_ = np.flatnonzero(feasible & (self.above > bar) & (scores > bar))
             if len(open_) == 0:
                 return best
-            ranked = open_[np.argsort(-self.search.scores[open_], kind="stable")]
-            self.evaluate(ranked[:size], bar)
+            ranked = open_[np.argsort(-(scores / price)[open_], kind="stable")][:size]
+            self.evaluate(ranked, float(bar[ranked].min()))
             size = min(2 * size, LARGEST_ROUND)
 
-    def bound_of(self, feasible: BoolArray) -> float:
-        """No chip of these scores higher."""
-        return float(self.search.scores[feasible].max(initial=0.0))
+    def bound_of(self, draw: int) -> float:
+        """No chip scores higher in it."""
+        scores = self.search.scores / self.prices[draw]
+        return float(scores[self.feasible[draw]].max(initial=0.0))
 
-    def kept(self, draw: int, scores: FloatArray) -> FloatArray:
-        """What each chip scores in a draw: at the fastest clock at which it keeps to the limits."""
+    def kept(self, draw: int, rates: FloatArray) -> FloatArray:
+        """What each chip scores in a draw with these throughputs: at the clock that serves best, of
+        those up to its own at which it keeps to the limits.
+        """
         there = (self.at >= 0) & self.feasible[draw][self.at]
-        values = np.where(there, scores[self.at], 0.0)
+        values = np.where(there, (rates / self.prices[draw])[self.at], 0.0)
         found: FloatArray = np.maximum.accumulate(values, axis=1)[self.kind, self.clock]
         return found
 
-    def mean_losses(self, scores: FloatArray) -> FloatArray:
+    def mean_losses(self, rates: FloatArray) -> FloatArray:
         """Of every chip, against the best of each draw."""
-        kept = np.zeros(len(scores))
+        kept = np.zeros(len(rates))
         for draw, best in zip(self.some, self.best, strict=True):
-            kept += self.kept(draw, scores) / best
+            kept += self.kept(draw, rates) / best
         return 1.0 - kept / max(1, len(self.some))
 
     def steadiest(self, first: int) -> tuple[int, float]:
@@ -199,7 +221,7 @@ class Held:
                 found = first if losses[first] <= losses.min() else int(np.argmin(losses))
                 return found, max(0.0, min(float(least.min()), float(losses[found])))
             ranked = open_[np.argsort(least[open_], kind="stable")][:size]
-            # At full clock in every draw that lets it run at all, it would have to score this.
+            # At full clock in every draw that lets it run at all, it would have to run at this.
             needed = float(((1.0 - bar) / weight[ranked]).min())
             fresh = ranked[self.above[ranked] > needed]
             if len(fresh):
@@ -227,8 +249,8 @@ def robust_answer(job: SearchQuestion, search: Search, chosen: int) -> Robustnes
     limits = limits_of(job, described)
     free = replace(limits, max_area_mm2=None, min_area_mm2=None, max_power_W=None)
     whole = replace(described, limits=free).build()
-    draws = Draws.of(whole, limits, job.robust, job.seed)
-    objective = replace(search.objective, each_memory=True)
+    draws = Draws.of(whole, limits, job.robust, job.seed, search.objective.price)
+    objective = replace(search.objective, price=None, each_memory=True)
     wider = Search(
         draws.space, search.variants, search.setting, objective, search.tolerance,
         stop=search.stop,
@@ -255,16 +277,16 @@ def _places(known: Chips, wider: Search, design: IntArray) -> IntArray:
 def robustness(search: Search, draws: Draws, winner: int) -> Robustness:
     """The winner and the steadiest chip under the draws, and which constant moves the best most.
 
-    `search` is over the space of the draws; what it has evaluated need not be again. A draw in
-    which no chip keeps to the limits has no best, and counts for nothing.
+    `search` is over the space of the draws, for throughput; what it evaluated need not be again. A
+    draw in which no chip keeps to the limits has no best, and counts for nothing.
     """
     held = Held(search, draws)
-    found = [held.best_of(mask) for mask in held.feasible]
+    found = list(map(held.best_of, held.feasible, held.prices))
     count = len(draws.draws)
     ends = np.array(found[count:]).reshape(-1, 2)
     held.some = [draw for draw in range(count) if found[draw] > 0.0]
     held.best = np.array([found[draw] for draw in held.some])
-    bounds = np.array([held.bound_of(held.feasible[draw]) for draw in held.some])
+    bounds = np.array([held.bound_of(draw) for draw in held.some])
     swing = (ends[:, 0] - ends[:, 1]) ** 2
     shares = swing / swing.sum() if swing.any() else swing
     steadiest, least = held.steadiest(winner)

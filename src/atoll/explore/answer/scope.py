@@ -75,8 +75,6 @@ def open_space(job: SearchQuestion) -> tuple[Space | ProductSpace, Scope]:
     """The space of a job under its limits, and what it covers; a large one is not built."""
     if job.per and job.pareto:
         raise AtollError("job: pareto: fronts are of throughput; ask for them without per.")
-    if job.per and job.robust:
-        raise AtollError("job: robust: draws are held against throughput; ask without per.")
     if job.robust and job.power == "sustained":
         raise AtollError("job: robust: draws are held against ratings; ask with power: rated.")
     profile, name = profile_of(job), _name_of(job)
