@@ -56,6 +56,10 @@ class Chips:
     hbm_capacity_bytes: IntArray
     """The largest capacity that the space allows at this bandwidth."""
     area_mm2: FloatArray
+    hbm_energy: FloatArray
+    """Of a byte of its HBM over the energy model's."""
+    process_nm: FloatArray
+    """Where it is a parameter of the template; else zeros."""
     peak_flops: FloatArray
     tensor_count: IntArray  # (chips, options): tensor cores in a spread
     tensor_config: IntArray  # (chips, options): index into `tensor_configs`
@@ -191,20 +195,24 @@ def memories(options: Sequence[Hbm], profile: Profile, each: bool = False) -> li
 
 def chips_of_space(space: Space, profile: Profile, each: bool = False) -> Chips:
     """Every design of a space with every HBM bandwidth that it may take; or `each` memory."""
-    columns: list[tuple[IntArray, IntArray, FloatArray, IntArray, FloatArray]] = []
+    columns: list[tuple[IntArray, IntArray, FloatArray, IntArray, FloatArray, FloatArray]] = []
     for number, own in enumerate(memories(space.hbm_options, profile, each)):
         capacity = np.zeros(len(space), np.int64)
-        phy_mm2 = np.zeros(len(space))
+        phy_mm2, energy = np.zeros(len(space)), np.ones(len(space))
         for option in own:
             allowed = space.hbm_allowed[:, space.hbm_options.index(option)]
             larger = allowed & (option.capacity_bytes > capacity)
             capacity[larger] = option.capacity_bytes
             phy_mm2[larger] = option.area_mm2
+            energy[larger] = option.energy
         design = np.flatnonzero(capacity > 0)
         memory = np.full(len(design), number, np.int64)
         rates = np.full(len(design), profile.hbm_Bps(own[0].bandwidth_Bps))
-        columns.append((design, memory, rates, capacity[design], phy_mm2[design]))
-    design, memory, hbm_Bps, capacity, phy_mm2 = map(np.concatenate, zip(*columns, strict=True))
+        own_columns = (capacity[design], phy_mm2[design], energy[design])
+        columns.append((design, memory, rates, *own_columns))
+    design, memory, hbm_Bps, capacity, phy_mm2, energy = map(
+        np.concatenate, zip(*columns, strict=True)
+    )
     return _chips(
         profile,
         losses(profile, space.template, space.template.stalls),
@@ -215,6 +223,7 @@ def chips_of_space(space: Space, profile: Profile, each: bool = False) -> Chips:
         hbm_Bps=hbm_Bps,
         hbm_capacity_bytes=capacity,
         area_mm2=space.area_mm2[design] + phy_mm2,
+        hbm_energy=energy,
     )
 
 
@@ -230,6 +239,7 @@ def chips_of_accelerator(chip: Accelerator, profile: Profile, area_mm2: float = 
         hbm_Bps=np.array([profile.hbm_Bps(chip.hbm.bandwidth_Bps)]),
         hbm_capacity_bytes=np.array([chip.hbm.capacity_bytes]),
         area_mm2=np.array([area_mm2]),
+        hbm_energy=np.array([chip.hbm.energy]),
     )
 
 
@@ -260,6 +270,7 @@ def _chips(
     hbm_Bps: FloatArray,
     hbm_capacity_bytes: IntArray,
     area_mm2: FloatArray,
+    hbm_energy: FloatArray,
 ) -> Chips:
     tensor_cores, vector_cores = columns["tensor_cores"], columns["vector_cores"]
     clock_Hz, glb_Bpc = columns["clock_Hz"], columns["glb_bandwidth_Bpc"]
@@ -313,6 +324,8 @@ def _chips(
         level_Bps=level_Bpc * clock_Hz[:, None],
         hbm_capacity_bytes=hbm_capacity_bytes,
         area_mm2=area_mm2,
+        hbm_energy=hbm_energy,
+        process_nm=np.asarray(columns.get("process_nm", np.zeros(len(design))), np.float64),
         peak_flops=2.0 * tensor_cores * columns["width"] * columns["depth"] * clock_Hz,
         tensor_count=tensor_count,
         tensor_config=tensor_config,

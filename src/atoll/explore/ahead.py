@@ -234,7 +234,7 @@ class _Prices:
         self, best: Design, small: Design | None, large: Design | None
     ) -> Iterator[ShadowPrice]:
         """What the chips of both areas cost: where area buys throughput, dollars do."""
-        process_nm = template_of(best.accelerator).process_nm
+        process_nm = template_of(best.accelerator).process_nm  # none: it is itself chosen anew
         if process_nm is None or small is None or large is None:
             return
 

@@ -65,6 +65,7 @@ class HbmFile(FileModel):
     area: Area = 0.0
     power: Power | None = None
     stacks: Count = 1
+    energy: Annotated[float, Field(gt=0, le=100)] = 1.0  # of a byte over the energy model's
     source: str = ""
 
     def hbm(self) -> Hbm:
@@ -73,6 +74,7 @@ class HbmFile(FileModel):
             bandwidth_Bps=self.stacks * self.bandwidth,
             area_mm2=self.stacks * self.area,
             power_W=None if self.power is None else self.stacks * self.power,
+            energy=self.energy,
         )
 
 

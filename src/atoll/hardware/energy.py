@@ -58,6 +58,11 @@ def energy_of(template: ChipTemplate) -> EnergyModel:
     return template.energy or DEFAULT_ENERGY
 
 
+def energy_at(template: ChipTemplate, process_nm: ArrayLike) -> EnergyModel:
+    """The same of chips in these processes, where a template has several: columns, then."""
+    return energy_of(template) if template.energies is None else template.energies(process_nm)
+
+
 def core_buffer_bytes_per_mac(width: ArrayLike, depth: ArrayLike) -> NDArray[np.float64]:
     """Bytes between a tensor core and its buffer for each multiply-add of a full array."""
     rows, columns = np.asarray(depth, np.float64), np.asarray(width, np.float64)

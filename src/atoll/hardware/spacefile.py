@@ -5,6 +5,7 @@ width: [64, 128]
 ...
 hbm:
   - {capacity: 32 GiB, bandwidth: 1.2 TB/s}
+  - hbm3                                   # two, four or six stacks of that generation
 constraints: {max_area: 400 mm2}
 """
 
@@ -32,9 +33,10 @@ from atoll.files.yamlfile import (
     load_yaml,
 )
 from atoll.hardware.catalog import GlbBandwidthFile, HbmFile
+from atoll.hardware.physical.memories import HBM
 from atoll.hardware.physical.nodes import RETICLE_MM2
 from atoll.hardware.product import ProductSpace
-from atoll.hardware.silicon.physical import PHYSICAL, physical_memories
+from atoll.hardware.silicon.physical import PHYSICAL, PROCESSES_NM, physical_memories
 from atoll.hardware.silicon.systolic import SYSTOLIC, TEMPLATES
 from atoll.hardware.space import (
     DEFAULT_GLB,
@@ -107,6 +109,22 @@ Sizes = Annotated[
 Clocks = Annotated[tuple[Frequency, ...], _List, _expanded(_hertz, "Hz"), AfterValidator(_distinct)]
 
 
+def _stacks(value: Any) -> Any:
+    """Names of generations as the stacks that the physical model knows, behind what is stated."""
+    if not isinstance(value, list):
+        return value
+    named = [own for own in value if isinstance(own, str) and own in HBM]
+    stacks = [
+        HbmFile.model_construct(
+            capacity=hbm.capacity_bytes, bandwidth=hbm.bandwidth_Bps, area=hbm.area_mm2,
+            power=hbm.power_W, energy=hbm.energy,
+        )
+        for own in named
+        for hbm in physical_memories(HBM[own])
+    ]  # fmt: skip
+    return [own for own in value if own not in named] + stacks
+
+
 class ConstraintsFile(FileModel):
     """What a chip must satisfy, together with its HBM."""
 
@@ -137,12 +155,16 @@ class SpaceFile(FileModel):
     source: str = ""
     template: str = SYSTOLIC.name
     glb_bandwidth: GlbBandwidthFile = GlbBandwidthFile(per_mib=GLB_BPC_PER_MIB)
-    hbm: Annotated[tuple[HbmFile, ...], _List]
+    hbm: Annotated[tuple[HbmFile, ...], _List, BeforeValidator(_stacks)]
     constraints: ConstraintsFile = ConstraintsFile()
 
     def axes(self) -> Axes:
         template = TEMPLATES[self.template]
         lists = {p.name: getattr(self, p.key or p.name) for p in template.parameters}
+        for node in lists.get("process_nm", ()):
+            if node not in PROCESSES_NM:
+                known = ", ".join(map(str, PROCESSES_NM))
+                raise AtollError(f"space {self.name}: node: {node} nm is not known, only {known}.")
         return Axes.of(template, **lists)
 
 

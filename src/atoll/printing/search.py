@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from atoll.printing.console import console_for_output, plain_table, print_bars, short
 from atoll.step.certificate import times
-from atoll.units import counted, format_bytes, format_mfu, format_seconds
+from atoll.units import counted, format_bandwidth, format_bytes, format_mfu, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -78,10 +78,13 @@ def print_result(result: SearchResult) -> None:
 def _print_silicon(console: Console, best: Design, scope: Scope | None) -> None:
     """Where area and running power of a chip of another template go, and what holds its clock."""
     from atoll.hardware.silicon.chip import area_parts, peak_power_W, template_of
+    from atoll.hardware.silicon.physical import physical_memories
 
     chip = best.accelerator
     parts = {name.removesuffix("_mm2"): mm2 for name, mm2 in area_parts(chip).items()}
     console.print(f"Area         {_sorted(parts, 'mm2')}")
+    if chip.hbm not in physical_memories():  # which the chip's own line does not tell apart
+        console.print(f"HBM          {format_bandwidth(chip.hbm.bandwidth_Bps)}")
     clock = f"{chip.clock_Hz / 1e9:g} GHz"
     clocks = next(p.values for p in template_of(chip).parameters if p.name == "clock_Hz")
     limit_W = None if scope is None else scope.max_power_W

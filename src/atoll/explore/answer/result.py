@@ -237,7 +237,8 @@ class SearchResult(Pictured[SearchAnswer]):
             f"{f' of {model.sequence:,} tokens' if model.sequence else ''} in a step)"
             for model in job.models
         )
-        process_nm = template_of(self.best.accelerator).process_nm
+        own = {parameter.name: value for parameter, value in self.best.accelerator.more}
+        process_nm = template_of(self.best.accelerator).process_nm or own.get("process_nm")
         clock = format_quantity(self.best.accelerator.clock_Hz, FREQUENCY, 3)
         return (
             f"{trained}; {counted(job.devices, 'device')} at {clock} on "

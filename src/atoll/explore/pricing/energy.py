@@ -17,7 +17,12 @@ from atoll.cost.chips import Chips
 from atoll.explore.pricing.evaluate import Priced
 from atoll.explore.pricing.work import OperatorWork
 from atoll.explore.pricing.workloads import Variant, Variants
-from atoll.hardware.energy import DEFAULT_ENERGY, core_buffer_bytes_per_mac, energy_of
+from atoll.hardware.energy import (
+    DEFAULT_ENERGY,
+    core_buffer_bytes_per_mac,
+    energy_at,
+    energy_of,
+)
 from atoll.hardware.template.template import EnergyModel
 from atoll.placement.plan import Placement
 
@@ -80,7 +85,7 @@ def step_energy(priced: Priced, placement: Placement) -> StepEnergy:
 
 def energy_of_chip(chips: Chips, chip: int) -> EnergyModel:
     """What one chip takes for each event, at the voltage of its clock and with its HBM at rest."""
-    model, voltage = energy_of(chips.template), chips.template.voltage
+    model, voltage = energy_at(chips.template, chips.process_nm[chip]), chips.template.voltage
     square = 1.0 if voltage is None else float(voltage(chips.clock_Hz[chip])) ** 2
     rest_W = model.hbm_W_per_byte * float(chips.hbm_capacity_bytes[chip])
     return replace(
@@ -89,6 +94,7 @@ def energy_of_chip(chips: Chips, chip: int) -> EnergyModel:
         vector_op_J=model.vector_op_J * square,
         core_buffer_J_per_byte=model.core_buffer_J_per_byte * square,
         glb_J_per_byte=model.glb_J_per_byte * square,
+        hbm_J_per_byte=model.hbm_J_per_byte * float(chips.hbm_energy[chip]),
         static_W_per_mm2=model.static_W_per_mm2
         + (rest_W / float(chips.area_mm2[chip]) if rest_W else 0.0),
     )

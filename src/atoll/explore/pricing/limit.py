@@ -13,18 +13,15 @@ vector operations and bytes of links are the same on every chip: a bound before 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from atoll.arrays import FloatArray, IntArray
 from atoll.cost.chips import Chips
 from atoll.cost.table import PassSet
 from atoll.cost.table_kernels import Costs
 from atoll.explore.pricing.layouts import Setting
 from atoll.explore.pricing.work import OperatorWork
 from atoll.explore.pricing.workloads import Variants
-from atoll.hardware.energy import core_buffer_bytes_per_mac, energy_of
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
+from atoll.hardware.energy import core_buffer_bytes_per_mac, energy_at, energy_of
 
 
 def computed_J(
@@ -32,29 +29,25 @@ def computed_J(
     macs: FloatArray,
     vector_ops: FloatArray,
     link_bytes: FloatArray,
-    clock_Hz: FloatArray | None = None,
 ) -> FloatArray:
-    """Of so much work on each chip, without bytes of HBM and of shared buffers: (works, chips); at
-    another clock if told.
-    """
-    energy = energy_of(chips.template)
+    """Of so much work on each chip, without bytes of HBM and of shared buffers: (works, chips)."""
+    energy = energy_at(chips.template, chips.process_nm)
     configs, own = chips.tensor_configs, chips.tensor_config[:, 0]
     moved = core_buffer_bytes_per_mac(configs.width[own], configs.depth[own])
     mac_J = energy.mac_J + moved * energy.core_buffer_J_per_byte
     found = macs[:, None] * mac_J + vector_ops[:, None] * energy.vector_op_J
-    square = _square(chips, chips.clock_Hz if clock_Hz is None else clock_Hz)
-    return np.asarray(square * found + link_bytes[:, None] * energy.link_J_per_byte)
+    return np.asarray(_square(chips) * found + link_bytes[:, None] * energy.link_J_per_byte)
 
 
-def _square(chips: Chips, clock_Hz: FloatArray) -> FloatArray:
-    """Of voltages at these clocks."""
+def _square(chips: Chips) -> FloatArray:
+    """Of voltages at their clocks."""
     voltage = chips.template.voltage
-    return np.ones(len(chips)) if voltage is None else voltage(clock_Hz) ** 2
+    return np.ones(len(chips)) if voltage is None else voltage(chips.clock_Hz) ** 2
 
 
 def operator_J(chips: Chips, costs: Costs, work: OperatorWork) -> FloatArray:
     """Of every distinct operator on every chip, at its widest spread: (operators, chips)."""
-    energy, levels = energy_of(chips.template), chips.template.levels
+    energy, levels = energy_at(chips.template, chips.process_nm), chips.template.levels
     widest = (costs.tensor_count > 0).sum(axis=1) - 1
     config = costs.tensor_config[np.arange(len(chips)), widest]
     products = (work.macs > 0.0)[:, None]
@@ -64,7 +57,7 @@ def operator_J(chips: Chips, costs: Costs, work: OperatorWork) -> FloatArray:
     found = np.where(products, costs.glb_bytes[:, config], buffered) * energy.glb_J_per_byte
     for level, joules in enumerate(levels.J_per_byte if levels else ()):
         found += np.where(products, costs.level_bytes[:, config, level], buffered) * joules
-    found = found * _square(chips, chips.clock_Hz) + hbm * energy.hbm_J_per_byte
+    found = found * _square(chips) + hbm * energy.hbm_J_per_byte * chips.hbm_energy
     return found + computed_J(chips, work.macs, work.vector_ops, work.link_bytes)
 
 
@@ -100,16 +93,16 @@ def step_floors_s(
     setting: Setting,
     work: OperatorWork,
     repeats: FloatArray,
-    least: tuple[FloatArray, FloatArray] | None = None,
+    rest_W: FloatArray | None = None,
 ) -> FloatArray:
-    """No step of a chip's variant is shorter, whatever its layout: (chips, variants). Of groups of
-    chips, `least` are their lowest clocks and powers at rest, and `chips` have the largest arrays.
+    """No step of a chip's variant is shorter, whatever its layout: (chips, variants); at another
+    power at rest if told.
     """
     found = np.zeros((len(chips), len(variants.variants)))
     if setting.limit_W is None:
         return found
-    clock_Hz, rest_W = least or (chips.clock_Hz, resting_W(chips))
+    rest_W = resting_W(chips) if rest_W is None else rest_W
     sums = repeats @ work.macs, repeats @ work.vector_ops, repeats @ work.link_bytes
-    joules = computed_J(chips, *sums, clock_Hz=clock_Hz).T
+    joules = computed_J(chips, *sums).T
     joules *= np.array([float(v.width * v.microbatches) for v in variants.variants])
     return shortest_s(joules, setting.devices * (setting.limit_W - rest_W)[:, None])

@@ -34,9 +34,9 @@ class Per:
 
 
 def _usd(space: Space, hbm: Hbm, prices: Prices) -> FloatArray:
-    assert space.template.process_nm is not None
-    area_mm2, process_nm = space.area_with(hbm), space.template.process_nm
-    return device_usd(area_mm2, process_nm, hbm.capacity_bytes, prices)
+    process_nm = space.columns.get("process_nm", space.template.process_nm)
+    assert process_nm is not None
+    return device_usd(space.area_with(hbm), process_nm, hbm.capacity_bytes, prices)
 
 
 def _watts(space: Space, hbm: Hbm, prices: Prices) -> FloatArray:
@@ -81,7 +81,8 @@ class Price:
 
     def of_designs(self, space: Space, hbm: Hbm) -> FloatArray:
         """With one HBM."""
-        if self.per.priced and space.template.process_nm is None:
+        without = space.template.process_nm is None and "process_nm" not in space.columns
+        if self.per.priced and without:
             raise AtollError(
                 f"job: per: chips of template {space.template.name} have no price, as areas are "
                 "not those of a process; take one of the physical model, such as physical-7nm."

@@ -7,7 +7,7 @@ others are at their least; and no chip of it is faster than its largest corner.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -79,11 +79,14 @@ class Grid:
         self._member = np.array([[hbm in own for hbm in space.hbm_options] for own in memories])
         names = space.axes.names
         # Where parameters are not the machine's own numbers, one may stand for several of them.
-        self.plain = {p.name for p in space.template.parameters} == set(MACHINE)
+        silicon = {p.name for p in space.template.parameters if p.silicon}
+        self.plain = {p.name for p in space.template.parameters} - silicon == set(MACHINE)
         self._sides = [names.index(side) for side in ("width", "depth") if self.plain]
         self._rows = self._most_rows() if self.plain else np.ones((1, 1))
         self.buffer = np.array([self.plain and name == BUFFER for name in names])
-        self.fixed = np.array([not self.plain or name not in FREE for name in names])
+        free = silicon.union(FREE)
+        self.fixed = np.array([not self.plain or name not in free for name in names])
+        self._process = names.index("process_nm") if "process_nm" in names else None
         """Parameters that a box must have one value of for bounds from its operators' floors."""
 
     def whole(self, variants: int) -> Boxes:
@@ -110,6 +113,18 @@ class Grid:
         return product_points(
             space.name, space.axes, space.hbm_options, space.glb_bandwidth, self.flat(places)
         )
+
+    def smallest(self, boxes: Boxes) -> Iterator[tuple[BoolArray, Space]]:
+        """The smallest corners in each process, and which boxes have it."""
+        at = self._process
+        if at is None:
+            yield np.ones(len(boxes), np.bool_), self.designs(boxes.first)
+            return
+        for place in range(self._sizes[at]):
+            corners = boxes.first.copy()
+            corners[:, at] = place
+            within = (boxes.first[:, at] <= place) & (place <= boxes.last[:, at])
+            yield np.asarray(within), self.designs(corners)
 
     def chips(self, boxes: Boxes, profile: Profile, by_memory: bool) -> Chips:
         """The largest corners, whether they keep to the limits or not, with core buffers that hold

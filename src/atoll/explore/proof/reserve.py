@@ -246,8 +246,8 @@ class Reserve:
         rows[box, variant] = np.maximum(rows[box, variant], step_s[place])
 
     def _raise_by_power(self, boxes: Boxes, chips: Chips, rows: FloatArray) -> None:
-        """Raise rows to what a limit on power leaves: the lowest clock takes the least voltage, the
-        smallest corner rests at the least power, and the largest arrays move the fewest bytes.
+        """Raise rows to what a limit on power leaves: the largest arrays move the fewest bytes, the
+        lowest clock takes the least voltage and the smallest corner rests at the least power.
         """
         if self.context.setting.limit_W is None:
             return
@@ -255,24 +255,28 @@ class Reserve:
         for number, own in enumerate(self._memories):
             its = boxes.memory == number
             rest_W[its] = np.min([least.resting_power_with(hbm)[its] for hbm in own], axis=0)
-        least_s = self._power_floors_s(chips, (least.clock_Hz, rest_W))
+        process_nm = np.asarray(least.columns.get("process_nm", chips.process_nm), np.float64)
+        frugal = replace(chips, clock_Hz=least.clock_Hz, process_nm=process_nm)
+        least_s = self._power_floors_s(frugal, rest_W)
         np.maximum(rows, least_s, out=rows)
 
-    def _power_floors_s(
-        self, chips: Chips, least: tuple[FloatArray, FloatArray] | None = None
-    ) -> FloatArray:
+    def _power_floors_s(self, chips: Chips, rest_W: FloatArray | None = None) -> FloatArray:
         c = self.context
-        return step_floors_s(chips, c.variants, c.setting, c.work, c.repeats, least)
+        return step_floors_s(chips, c.variants, c.setting, c.work, c.repeats, rest_W)
 
     def _least_prices(self, boxes: Boxes) -> FloatArray:
-        """Prices grow with every parameter: those of the smallest corners."""
+        """Prices grow with every parameter but the process, as finer wafers are dearer: those of
+        the smallest corners, in the cheapest process of each box.
+        """
         price = self._price
-        found = np.ones(len(boxes))
-        if price is not None:
-            corners = self.grid.designs(boxes.first)
+        if price is None:
+            return np.ones(len(boxes))
+        found = np.full(len(boxes), np.inf)
+        for within, corners in self.grid.smallest(boxes):
             for number, own in enumerate(self._memories):
                 prices = np.min([price.of_designs(corners, hbm) for hbm in own], axis=0)
-                found = np.where(boxes.memory == number, prices, found)
+                its = within & (boxes.memory == number)
+                found[its] = np.minimum(found, prices)[its]
         return found
 
     def _built(self, ends: Boxes) -> Frontier | None:

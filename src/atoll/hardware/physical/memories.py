@@ -17,6 +17,8 @@ class Dram:
     stacked: bool
     bandwidth_Bps: float
     """As products run it."""
+    GiB: int = 0
+    """Of a stack, as products have it."""
     phy_mm2: float = 0.0
     controller_mm2: float = 0.0
     edge_mm: float = 0.0
@@ -26,12 +28,12 @@ class Dram:
 
 _GB = 1e9
 HBM = {
-    "hbm": Dram(True, 175 * _GB, 9.67, 5.33, 6.0),
-    "hbm2": Dram(True, 300 * _GB, 9.67, 5.33, 6.0),
-    "hbm2e": Dram(True, 410 * _GB, 9.67, 5.33, 6.0),
-    "hbm3": Dram(True, 700 * _GB, 9.67, 5.33, 6.5, 0.90),
-    "hbm3e": Dram(True, 900 * _GB, 9.67, 5.33, 6.5, 0.88),
-    "hbm4": Dram(True, 2048 * _GB, 12.0, 6.0, 8.0, 0.75),
+    "hbm": Dram(True, 175 * _GB, 4, 9.67, 5.33, 6.0),
+    "hbm2": Dram(True, 300 * _GB, 8, 9.67, 5.33, 6.0),
+    "hbm2e": Dram(True, 410 * _GB, 16, 9.67, 5.33, 6.0),
+    "hbm3": Dram(True, 700 * _GB, 16, 9.67, 5.33, 6.5, 0.90),
+    "hbm3e": Dram(True, 900 * _GB, 24, 9.67, 5.33, 6.5, 0.88),
+    "hbm4": Dram(True, 2048 * _GB, 36, 12.0, 6.0, 8.0, 0.75),
 }
 CHANNELS = {
     "lpddr": Dram(False, 51 * _GB),

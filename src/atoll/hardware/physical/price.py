@@ -51,7 +51,7 @@ USUAL_PRICES = Prices()
 
 
 def device_usd(
-    area_mm2: ArrayLike, process_nm: float, hbm_bytes: float, prices: Prices = USUAL_PRICES
+    area_mm2: ArrayLike, process_nm: ArrayLike, hbm_bytes: float, prices: Prices = USUAL_PRICES
 ) -> Floats:
     """A good die and its HBM on an interposer that bonded."""
     memory_GiB = hbm_bytes / _GIB

@@ -1,6 +1,7 @@
 """Chips of the same machine as `systolic`, sized by the physical model: real square millimetres.
 
-One template for each process, `physical-7nm` and others. Area has the parts of
+One template for each process, `physical-7nm` and others, and `physical`, whose chips differ in
+their process too (`node`): area and power grow with it, no rate changes. Area has the parts of
 `hardware.physical.area`: cells, lanes, control, buffers, the network between them, links and
 uncore; HBM's interfaces come with its stacks. The network is a share of what it joins, or the wires
 of the shared buffer's bandwidth over the die's side, whichever is larger: bandwidth is not free.
@@ -11,8 +12,10 @@ large slow chips and small fast ones, and a search with several clocks finds whi
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from atoll.arrays import FloatArray
 from atoll.hardware.accelerator import GIB, KIB, MIB, Hbm
@@ -37,14 +40,16 @@ SRAM_J_PER_BYTE = 1.75e-12
 """Of a bank of 1 MB at 7 nm (Jouppi et al., ISCA 2021, Table 2)."""
 _PJ, _BITS = 1e-12, 8
 _STACK_BYTES = 16 * GIB
+_USUAL_NM = 7.0
 _STACKS = (2, 4, 6)
 
 
-def physical_energy(process_nm: float, physics: Physics = PUBLISHED) -> EnergyModel:
+def physical_energy(process_nm: ArrayLike, physics: Physics = PUBLISHED) -> EnergyModel:
     """Joules per event of a process with random data, at nominal voltage; wires and interfaces do
-    not shrink.
+    not shrink. Of several processes, columns.
     """
-    logic = float(nodes(process_nm).energy)
+    own = nodes(process_nm).energy
+    logic: Any = float(own) if own.ndim == 0 else own
     busy = physics.sustained * logic * _PJ
     wire = physics.wire_pJ_per_bit_mm * physics.wire_mm * _BITS * _PJ
     return EnergyModel(
@@ -67,24 +72,30 @@ def voltage(clock_Hz: FloatArray, physics: Physics = PUBLISHED) -> FloatArray:
 def physical_memories(dram: Dram = HBM["hbm2e"], physics: Physics = PUBLISHED) -> tuple[Hbm, ...]:
     """Some stacks of a generation, with their interfaces and the power that they are rated at."""
     traffic = physics.dram_share * dram.bandwidth_Bps * _BITS * _PJ
-    stack_W = physics.hbm_stack_W + traffic * physics.dram_pJ_per_bit * dram.energy
+    size = dram.GiB * GIB
+    rest_W = physics.hbm_stack_W * size / _STACK_BYTES
+    stack_W = rest_W + traffic * physics.dram_pJ_per_bit * dram.energy
     area_mm2 = dram.phy_mm2 + dram.controller_mm2
     return tuple(
-        Hbm(n * _STACK_BYTES, n * dram.bandwidth_Bps, n * area_mm2, n * stack_W) for n in _STACKS
+        Hbm(n * size, n * dram.bandwidth_Bps, n * area_mm2, n * stack_W, dram.energy)
+        for n in _STACKS
     )
 
 
-def _area_parts(process_nm: float, physics: Physics, chips: Columns) -> dict[str, FloatArray]:
+def _area_parts(
+    process_nm: float | None, physics: Physics, chips: Columns
+) -> dict[str, FloatArray]:
     """By part; HBM's interfaces are the memory's."""
     tensor, vector = chips["tensor_cores"], chips["vector_cores"]
     cells, lanes = chips["width"] * chips["depth"], chips["vector_width"]
     beside = tensor * np.maximum(KIB, cells // 64 * KIB) + vector * np.maximum(
         KIB, lanes // 64 * KIB
     )
-    own = columns([Chip(process_nm, REFERENCE_HZ, 0.0, stacks=2.0, link_Bps=LINKS_BPS)])
+    own = columns([Chip(0.0, REFERENCE_HZ, 0.0, stacks=2.0, link_Bps=LINKS_BPS)])
     found = area_parts_mm2(
         own
         | {
+            "process_nm": np.asarray(process_nm or chips["process_nm"], np.float64),
             "bf16_cells": np.asarray(tensor * cells, np.float64),
             "cores": np.asarray(tensor + vector, np.float64),
             "lanes": np.asarray(vector * lanes, np.float64),
@@ -102,26 +113,31 @@ def _area_parts(process_nm: float, physics: Physics, chips: Columns) -> dict[str
     }
 
 
-def _area_mm2(process_nm: float, physics: Physics, chips: Columns) -> FloatArray:
+def _area_mm2(process_nm: float | None, physics: Physics, chips: Columns) -> FloatArray:
     return total(_area_parts(process_nm, physics, chips).values())
 
 
 def _power_W(physics: Physics, chips: Columns, energy: EnergyModel) -> FloatArray:
     """Arrays and lanes busy, the shared buffer at the share that products leave it."""
     used = {"glb_bandwidth_Bpc": chips["glb_bandwidth_Bpc"] * physics.buffer_share}
+    if "process_nm" in chips:
+        energy = physical_energy(chips["process_nm"], physics)
     return die_power_W({**chips, **used}, energy) * voltage(chips["clock_Hz"], physics) ** 2
 
 
-def physical_template(process_nm: float, physics: Physics = PUBLISHED) -> ChipTemplate:
-    """The template of a process, under these constants."""
+def physical_template(process_nm: float | None, physics: Physics = PUBLISHED) -> ChipTemplate:
+    """The template of a process, under these constants; without one, of several."""
     sides, counts = (64, 128, 256), (1, 2, 4, 8, 16, 32, 64)
     fine = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
     buffers = tuple(size * MIB for size in (8, 16, 32, 48, 64, 96, 128, 192, 256))
     clocks = (0.7e9, 0.94e9, 1.05e9, 1.2e9, 1.4e9)
+    node = Parameter("process_nm", "Process", (7, 5, 3), key="node", unit="nm", silicon=True)
+    where = "several processes" if process_nm is None else f"{process_nm:g} nm"
     return ChipTemplate(
-        name=f"physical-{process_nm:g}nm",
-        about=f"Systolic chips in {process_nm:g} nm, with all that a die has (docs/chips.md).",
+        name="physical" if process_nm is None else f"physical-{process_nm:g}nm",
+        about=f"Systolic chips in {where}, with all that a die has (docs/chips.md).",
         parameters=(
+            *(() if process_nm else (node,)),
             Parameter("tensor_cores", "Tensor cores", fine),
             Parameter("vector_cores", "Vector cores", counts),
             Parameter("width", "Array width", sides),
@@ -138,7 +154,8 @@ def physical_template(process_nm: float, physics: Physics = PUBLISHED) -> ChipTe
         area_mm2=partial(_area_mm2, process_nm, physics),
         area_parts=partial(_area_parts, process_nm, physics),
         power_W=partial(_power_W, physics),
-        energy=physical_energy(process_nm, physics),
+        energy=physical_energy(process_nm or _USUAL_NM, physics),
+        energies=None if process_nm else partial(physical_energy, physics=physics),
         voltage=partial(voltage, physics=physics),
         process_nm=process_nm,
         stalls=SCRATCHPAD,
@@ -148,16 +165,21 @@ def physical_template(process_nm: float, physics: Physics = PUBLISHED) -> ChipTe
     )  # fmt: skip
 
 
-PHYSICAL = tuple(map(physical_template, PROCESSES_NM))
+PHYSICAL = tuple(map(physical_template, (*PROCESSES_NM, None)))
 
 
 def redrawn(template: ChipTemplate, physics: Physics) -> ChipTemplate:
     """One of them under other constants."""
-    assert template.process_nm is not None
     return physical_template(template.process_nm, physics)
 
 
 def redrawn_memories(options: tuple[Hbm, ...], physics: Physics) -> tuple[Hbm, ...]:
     """Memories under other constants: the templates' own; what a file states stays as it is."""
-    known = dict(zip(physical_memories(), physical_memories(physics=physics), strict=True))
+    known = {
+        usual: now
+        for dram in HBM.values()
+        for usual, now in zip(
+            physical_memories(dram), physical_memories(dram, physics), strict=True
+        )
+    }
     return tuple(known.get(option, option) for option in options)

@@ -29,6 +29,8 @@ class Parameter:
     per: float = 1.0
     tied: str = ""
     """The parameter whose value it takes where a space does not list it."""
+    silicon: bool = False
+    """Whether it changes area, power and price alone, and no rate of the machine."""
     optional: bool = False
     """Whether a space may leave it out, and has `values` then."""
 

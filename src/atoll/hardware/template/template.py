@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from numpy.typing import ArrayLike
+
 from atoll.arrays import FloatArray
 from atoll.hardware.template.cores import CostModel
 from atoll.hardware.template.parameter import Columns, Parameter
@@ -79,6 +81,8 @@ class ChipTemplate:
     """What prices products on its chips; none: our mapper, which knows no further levels."""
     energy: EnergyModel | None = None
     """Of its process, at nominal voltage; none: `hardware.energy`'s of 7 nm."""
+    energies: Callable[[ArrayLike], EnergyModel] | None = None
+    """The same of each process, where that is a parameter (`process_nm`)."""
     voltage: Callable[[FloatArray], FloatArray] | None = None
     """At clocks, over the nominal one; none: all designs have one voltage."""
     process_nm: float | None = None
