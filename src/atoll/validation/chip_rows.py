@@ -132,7 +132,8 @@ def _chip(cells: Mapping[str, str], node: float) -> tuple[Chip, float | None]:
     dram_Bps = (_number(cells, "hbm_TBps") or 0.0) * _TERA if dram else 0.0
     units = 0.0 if dram is None else dram_Bps / dram.bandwidth_Bps
     stacked = dram is not None and dram.stacked
-    told_stacks = (_factors(cells.get("hbm_stacks", "")) or [0.0])[0]
+    words = cells.get("hbm_stacks", "").strip()
+    told_stacks = (_factors(words) or [0.0])[0] if words != "0" else 0.0
     package = cells.get("packaging", "").lower()
     on_wafer = "sow" in package or "wafer" in package
     chip = Chip(
