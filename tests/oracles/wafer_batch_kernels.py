@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from atoll.fabric.mesh_kernels import of_one_thread
 from atoll.jit import entry, kernel
-from atoll.wafer.costs.block_kernels import edge, exposed_s, moved
+from atoll.wafer.costs.block_kernels import exposed_s, moved, transition
 
 # Layouts of an operator's tensors under a code.
 READS, WRITES, GRADIENT_READS, GRADIENT_WRITES, WEIGHTS = range(5)
@@ -17,6 +17,49 @@ REPLICATED, _, GRADIENTS, WEIGHTS_HOME, EXTERNAL = range(5)
 
 # Columns of a priced mapping.
 TIME, STATE, KEPT, REBUILT, AWAY, COMPUTE_S, LINKS_S, HOMES_S, RERUN_S, AWAY_S = range(10)
+
+
+@kernel
+def edge(
+    totals,
+    source,
+    target,
+    writer_s,
+    reader_s,
+    writer_streams,
+    reader_streams,
+    wires,
+    writer_algorithm,
+    reader_algorithm,
+):
+    """Tensors that travel together, forward or as gradients: the operator that wrote them reduces
+    them, the one that reads them gathers them. Seconds; bytes a die to keep; seconds that running
+    the writer again adds for its reduction; seconds of gather and scatter before any is hidden.
+
+    `totals` (tensors,) are bytes of the whole tensors; layouts are (tensors, digits).
+    """
+    scatter = 0.0
+    exchange = 0.0
+    gather = 0.0
+    stored = 0.0
+    for t in range(totals.shape[0]):
+        if totals[t] > 0.0:
+            found = transition(
+                totals[t],
+                source[t],
+                source[t],
+                target[t],
+                wires,
+                writer_algorithm,
+                reader_algorithm,
+            )
+            scatter += found[0]
+            exchange += found[1]
+            gather += found[2]
+            stored += found[3]
+    again = exchange + exposed_s(scatter, writer_s, writer_streams)
+    seconds = again + exposed_s(gather, reader_s, reader_streams)
+    return seconds, stored, again, gather, scatter
 
 
 @kernel

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.fabric.digits import digit_systems
-from atoll.fabric.mesh import ALGORITHMS
+from atoll.fabric.mesh import ALGORITHMS, Rectangle
+from atoll.stopping import never
 from atoll.wafer.anneal import mutate
 from atoll.wafer.bounds.bound_kernels import least_fill
-from atoll.wafer.bounds.layer_bounds import COUNTS, DEPTHS, EXACT, OPERATORS, LayerBounds
+from atoll.wafer.bounds.layer_bounds import COUNTS, DEPTHS, EXACT, OPERATORS, WHOLE, LayerBounds
 from atoll.wafer.bounds.step_bounds import StepBound
 from atoll.wafer.costs.pricing import pricer
 from atoll.wafer.costs.tables import Setting, Tables
@@ -22,8 +23,11 @@ from atoll.wafer.encoding.codes import legal_codes, splits
 from atoll.wafer.encoding.genes import SCHEDULES, SEARCHED_HOMES, BlockMapping
 from atoll.wafer.encoding.mapping import StageMapping, WaferMapping, problems
 from atoll.wafer.evaluate import evaluate
+from atoll.wafer.exact.paths import Step, through_chain
+from atoll.wafer.exact.states import FREE
+from atoll.wafer.pieces import Pieces
 from atoll.wafer.search import WaferSearch
-from atoll.wafer.staging.stages import Options, Planner
+from atoll.wafer.staging.stages import MANY_CODES, TOLERANCE, Options, Planner
 from atoll.wafer.staging.tiling import pack
 from oracles.wafer_batch import Batch
 from oracles.wafer_batch_kernels import KEPT, REBUILT, STATE, TIME
@@ -36,10 +40,11 @@ BATCH = 8
 MICROBATCHES = (1, 2, 8)
 
 
-def planners(wafer, options=None, model=None):
+def planners(wafer, options=None, model=None, most_codes=MANY_CODES):
     options = options or Options()
+    asked = wafer, model or small_model(), BATCH, 24
     return tuple(
-        Planner(wafer, model or small_model(), BATCH, 24, replace(options, streaming=streaming))
+        Planner(*asked, replace(options, streaming=streaming), most_codes)
         for streaming in (True, False)
     )
 
@@ -133,17 +138,18 @@ def test_a_broken_bound_would_be_noticed(monkeypatch):
     shape=st.sampled_from([(2, 1), (2, 2), (3, 2), (4, 1), (5, 1)]),
     microbatch=st.sampled_from([1, 2]),
     streaming=st.booleans(),
-    most=st.sampled_from([OPERATORS, COUNTS, EXACT]),
+    most=st.sampled_from([OPERATORS, COUNTS, EXACT, WHOLE]),
     link=st.sampled_from([2e9, 5e10]),
     seed=st.integers(0, 1000),
 )
 def test_seconds_and_bytes_of_layers(shape, microbatch, streaming, most, link, seed):
     """Every drawn mapping of a block lies above every point of the curve of its size."""
     wafer = small_wafer(5, 5, link_Bps=link, memory_bytes=400 * KIB)
-    bounds = LayerBounds(planners(wafer))
+    bounds = LayerBounds(planners(wafer, most_codes=1 if most == WHOLE else MANY_CODES))
     dies = shape[0] * shape[1]
-    while bounds.sharpen(microbatch, dies, most):
+    while bounds.sharpen(microbatch, dies, most, np.inf):
         pass
+    assert bounds.at(microbatch, dies).level == most
     size = bounds.at(microbatch, dies)
     random = np.random.default_rng(seed)
     systems = digit_systems(*shape)
@@ -160,6 +166,42 @@ def test_seconds_and_bytes_of_layers(shape, microbatch, streaming, most, link, s
         held = cost[:, STATE] + in_flight * cost[:, KEPT] + cost[:, REBUILT] / tables.block.layers
         for price, value in zip(size.prices, size.curves[depth], strict=True):
             assert (cost[:, TIME] + price * held >= value * (1 - 1e-9)).all()
+
+
+def test_all_codes_of_fast_splits_are_all_that_is_fast():
+    """Codes left out by what their splits take at least change nothing below that."""
+    wafer, microbatch, shape = small_wafer(2, 3, link_Bps=2e9), 2, (3, 2)
+    few = Pieces(wafer, small_model(), BATCH, 24, Options(), 1, never)
+    every = Planner(wafer, small_model(), BATCH, 24, Options(), MANY_CODES)
+    bounds = LayerBounds((few.fine,))
+    assert every.complete(*shape, microbatch) and not few.fine.complete(*shape, microbatch)
+    least_s = min(exact.bound_s for _, exact in every.exacts(*shape, microbatch))
+    counted_s = bounds._counted(microbatch, 6).apart.least(FREE)
+    assert counted_s.min() < least_s < counted_s.max()  # some layouts are left out, not all
+    for enough_s in (0.9 * least_s, 1.01 * least_s, np.inf):
+        assert bounds._whole_s(microbatch, 6, enough_s) == min(enough_s, least_s)
+    best = every.best([Rectangle(0, 0, *shape)], microbatch)
+    found = few.whole(microbatch, 1.01 * best.step_s)
+    assert found.step_s == pytest.approx(best.step_s, rel=TOLERANCE)
+
+
+def test_the_least_through_every_state():
+    random = np.random.default_rng(3)
+    states, none = (3, 4, 5, 2, 3), np.zeros((1, 1, 1))
+    steps = [
+        Step(random.random((a, b)), np.zeros((a, b)), np.zeros((a, b)), None, False, none, none)
+        for a, b in pairwise(states)
+    ]
+    found = through_chain(steps, FREE)
+    for stream, number in product(range(3), range(3)):
+        for state in range(states[number + 1]):
+            ways = [w for w in product(*map(range, states[1:-1])) if w[number] == state]
+            paths = [[stream, *way, stream] for way in ways]
+            least = min(
+                sum(s.time_s[pair] for s, pair in zip(steps, pairwise(path), strict=True))
+                for path in paths
+            )
+            assert found[number][stream, state] == pytest.approx(least)
 
 
 def every_pipeline(dies, layers, sizes, most, first, fill, late):

@@ -21,6 +21,7 @@ from atoll.stopping import Asked
 from atoll.wafer.anneal import anneal
 from atoll.wafer.answer.explain import CHANGES, worth
 from atoll.wafer.bounds.layer_bounds import LayerBounds, SizeBound
+from atoll.wafer.encoding.block import make_block
 from atoll.wafer.encoding.mapping import from_dict
 from atoll.wafer.evaluate import Evaluation, evaluate
 from atoll.wafer.others.baselines import Baseline, run_baseline
@@ -49,6 +50,7 @@ class Pieces:
         self.kinds: dict[str, Callable[..., Any]] = {
             "fastest": lambda planner, *shape: self._planners[planner].fastest_s(*shape),
             "plan": self._plan,
+            "whole": self._whole,
             "size": lambda overall, *size: self._bounds[overall].sharper(*size).to_dict(),
             "around": lambda dead, sizes: told(map_around(self.rough[0], Faults(*dead), sizes)),
             "baseline": self._baseline,
@@ -71,15 +73,30 @@ class Pieces:
         laid = [Rectangle(*r) for r in rectangles]
         return told(self._planners[planner].best(laid, microbatch, limit_s))
 
+    def _whole(self, microbatch: int, limit_s: float) -> Any:
+        """All dies as one group, over all codes that may be fast enough."""
+        layers = make_block(self.fine.model, microbatch, self.fine.sequence).layers
+        enough_s = limit_s / self.fine.rounds(microbatch) / layers
+        fast = self._bounds[1].fast_splits(microbatch, self.wafer.dies, enough_s)
+        laid = [Rectangle(0, 0, self.wafer.columns, self.wafer.rows)]
+        return told(self.fine.among(fast).best(laid, microbatch, limit_s))
+
+    def whole(self, microbatch: int, limit_s: float) -> Evaluation | None:
+        """The best mapping of all dies as one group below the limit, over all codes."""
+        return self._evaluated(self.ask("whole", microbatch, limit_s))
+
     def plan(
         self, planner: int, rectangles: Sequence[Rectangle], microbatch: int, limit_s: float
     ) -> Evaluation | None:
         """The best mapping on these rectangles that a planner finds below the limit."""
         return self._evaluated(self.ask(*plan_call(planner, rectangles, microbatch, limit_s)))
 
-    def size(self, overall: bool, microbatch: int, dies: int, level: int) -> SizeBound:
+    def size(
+        self, overall: bool, microbatch: int, dies: int, level: int, enough_s: float
+    ) -> SizeBound:
         """A sharper bound of stages of so many dies."""
-        return SizeBound.from_dict(self.ask("size", overall, microbatch, dies, level))
+        asked = overall, microbatch, dies, level, enough_s
+        return SizeBound.from_dict(self.ask("size", *asked))
 
     def around(self, faults: Faults, microbatches: Sequence[int]) -> Evaluation | None:
         """The best mapping that leaves the dead out."""

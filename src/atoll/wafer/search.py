@@ -25,7 +25,7 @@ from atoll.hardware.wafer import Wafer
 from atoll.step.certificate import relative_gap
 from atoll.stopping import Asked, StoppedError, never
 from atoll.units import format_bytes
-from atoll.wafer.bounds.layer_bounds import COUNTS, OPERATORS
+from atoll.wafer.bounds.layer_bounds import COUNTS, OPERATORS, WHOLE_CODES
 from atoll.wafer.bounds.step_bounds import Lowest, StepBound
 from atoll.wafer.encoding.block import make_block
 from atoll.wafer.encoding.mapping import from_dict
@@ -269,7 +269,18 @@ class WaferSearch:
             if found is not None and found.step_s < best.step_s:
                 kept.append(found)
                 best = found
+        if len(best.mapping.stages) == 1 and self._parted(best.mapping.microbatch):
+            found = self.pieces.whole(best.mapping.microbatch, best.step_s)
+            if found is not None and found.step_s < best.step_s:
+                kept.append(found)
+                best = found
         return best
+
+    def _parted(self, microbatch: int) -> bool:
+        """Whether all dies as one group were solved over parts of their codes, but need not be."""
+        where = self.wafer.columns, self.wafer.rows, microbatch
+        few = self.fine.codes(*where) <= WHOLE_CODES and self.most_codes > QUICK_CODES
+        return few and not self.fine.complete(*where) and not self.fine.options.volume_only
 
     def _suggested(self, best: Evaluation, kept: list[Evaluation]) -> tuple[Evaluation, Lowest]:
         """The bound; the pipeline that attains it is tried if its sizes can be laid on the grid."""

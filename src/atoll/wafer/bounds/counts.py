@@ -244,9 +244,15 @@ class CountTables:
         )  # fmt: skip
 
 
-def counted(tables: CountTables, rules: Rules) -> Decoupled:
-    """The bound over all codes of all shapes."""
+class Counted(NamedTuple):
+    """Bounds over all codes of all shapes: one code for all passes of an operator, or any."""
+
+    shared: Paths
+    apart: Decoupled
+
+
+def counted(tables: CountTables, rules: Rules) -> Counted:
     states = SharedStates(tables, rules)
-    return Decoupled.of(
-        states, tables.paths(states), Gradients(tables.to_home_s, tables.fetch_s, tables.sliced)
-    )
+    ways = Gradients(tables.to_home_s, tables.fetch_s, tables.sliced)
+    shared = tables.paths(states)
+    return Counted(shared, Decoupled.of(states, shared, ways))

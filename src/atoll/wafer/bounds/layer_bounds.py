@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -27,20 +28,21 @@ from atoll.hardware.template.cores import Shape
 from atoll.hardware.wafer import Wafer
 from atoll.step.replay import PassTime
 from atoll.stopping import go_on
-from atoll.wafer.bounds.counts import CountTables, counted, rates
+from atoll.wafer.bounds.counts import Counted, CountTables, counted, rates
 from atoll.wafer.costs.block_kernels import CHUNKS
 from atoll.wafer.costs.pricing import local_shape, operator_s, pricer
 from atoll.wafer.encoding.block import make_block
 from atoll.wafer.encoding.block_parts import Block, Pass, Product, Unit
 from atoll.wafer.encoding.codes import Parts, splits
 from atoll.wafer.exact.exact import Exact
-from atoll.wafer.exact.states import Decoupled, Rules
+from atoll.wafer.exact.states import FREE, Decoupled, Rules
 from atoll.wafer.staging.stages import Planner
 
-PEAK, OPERATORS, COUNTS, EXACT = range(4)
+PEAK, OPERATORS, COUNTS, EXACT, WHOLE = range(5)
 
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
 """Microbatches in flight for which curves are computed; others take the next smaller."""
+WHOLE_CODES = 1 << 10  # an operator: more are not solved together
 PRICES = 2.0 ** np.arange(-7.0, 3.0)  # of a die's bytes, in seconds of a layer
 
 
@@ -64,7 +66,7 @@ class SizeBound:
     pooled: FloatArray
     """The same for these and what the stage left with a helper."""
     level: int
-    """What is known: `PEAK`, `OPERATORS`, `COUNTS` or `EXACT`."""
+    """What is known: `PEAK`, `OPERATORS`, `COUNTS`, `EXACT` or `WHOLE`."""
     most_weight_s: float
     """The weight passes of a layer under the slowest codes: no more of a fill can be theirs."""
     head_most_weight_s: float
@@ -80,8 +82,8 @@ class SizeBound:
         return SizeBound(**own)
 
 
-Sharper = Callable[[int, int, int], SizeBound]
-"""Microbatch, dies and level: what is known then."""
+Sharper = Callable[[int, int, int, float], SizeBound]
+"""Microbatch, dies, level and seconds of a layer that are enough: what is known then."""
 
 
 class LayerBounds:
@@ -105,7 +107,7 @@ class LayerBounds:
         self.pieces = (int(CHUNKS), 1) if self.options.streaming else (1,)
         self._known: dict[tuple[int, int], SizeBound] = {}
         # Of this object: a cache of the class would keep every search's tables for ever.
-        self._counted: Callable[[int, int], Decoupled] = cache(self._count)
+        self._counted: Callable[[int, int], Counted] = cache(self._count)
         self._unit: Callable[[int, str, int], tuple[PassTime, float]] = cache(self._unit_times)
         if like is not None:
             self._counted, self._unit = like._counted, like._unit
@@ -140,24 +142,45 @@ class LayerBounds:
             self._known[key] = self._at_peak(microbatch, dies)
         return self._known[key]
 
-    def sharpen(self, microbatch: int, dies: int, most: int) -> bool:
-        """Know more about a size, at most so much; False if that is known already."""
-        level = self.at(microbatch, dies).level
-        if level >= (min(most, OPERATORS) if self.options.volume_only else most):
+    def sharpen(self, microbatch: int, dies: int, most: int, enough_s: float = 0.0) -> bool:
+        """Know more about a size, at most so much; False if that is known already. What is `WHOLE`
+        need not be known beyond `enough_s` of a layer.
+        """
+        known = self.at(microbatch, dies)
+        if known.level >= (min(most, OPERATORS) if self.options.volume_only else most):
             return False
-        self._known[microbatch, dies] = self._ask(microbatch, dies, level + 1)
+        if known.level == EXACT and not self._has_whole(known, enough_s):
+            return False
+        enough_s = enough_s if known.level == EXACT else 0.0
+        sharper = self._ask(microbatch, dies, known.level + 1, enough_s)
+        if sharper.level == WHOLE:
+            layer_s = max(known.layer_s, sharper.layer_s)
+            own, pooled = (np.maximum(c, layer_s) for c in (known.curves, known.pooled))
+            sharper = replace(known, layer_s=layer_s, curves=own, pooled=pooled, level=WHOLE)
+        self._known[microbatch, dies] = sharper
         self.known += 1
         return True
 
-    def sharper(self, microbatch: int, dies: int, level: int) -> SizeBound:
-        """The bound of a size by its operators; by its splits; or by the exact part, memory
-        included, over the codes of all of its shapes (over splits, where there are too many).
+    def _has_whole(self, known: SizeBound, enough_s: float) -> bool:
+        """Whether all codes of a size say more than its splits, and are not too many."""
+        shape = self.shapes_of()[known.dies][0]
+        planner = self.planners[0]
+        few = planner.codes(*shape, known.microbatch) <= WHOLE_CODES
+        return few and known.layer_s < enough_s and not planner.complete(*shape, known.microbatch)
+
+    def sharper(self, microbatch: int, dies: int, level: int, enough_s: float) -> SizeBound:
+        """The bound of a size by its operators; by its splits; by the exact part, memory included,
+        over the codes of all of its shapes (over splits, where there are too many); or, seconds
+        alone, over all codes however many there are.
         """
         plain = self._by_operators(microbatch, dies)
+        if level == WHOLE:
+            whole_s = self._whole_s(microbatch, dies, enough_s)
+            return replace(plain, layer_s=whole_s, level=level)
         if level == OPERATORS or plain.layer_s == np.inf:
             return replace(plain, level=level)
         layers = self.block(microbatch).layers
-        solvers: list[Exact | Decoupled] = [self._counted(microbatch, dies)]
+        solvers: list[Exact | Decoupled] = [self._counted(microbatch, dies).apart]
         if level == EXACT and self.planners[0].complete(*self.shapes_of()[dies][0], microbatch):
             solvers = [
                 exact
@@ -185,7 +208,35 @@ class LayerBounds:
             embedding_s=2.0 * float(sums_s),
         )  # fmt: skip
 
-    def _count(self, microbatch: int, dies: int) -> Decoupled:
+    def _whole_s(self, microbatch: int, dies: int, enough_s: float) -> float:
+        """Seconds of the fastest layer over all codes, at most `enough_s`: stream layouts whose
+        splits take as long need not be solved.
+        """
+        among = splits(self.block(microbatch).stream_sizes, dies)
+        counted_s = self._counted(microbatch, dies).apart.least(FREE)
+        stream = [parts for parts, s in zip(among, counted_s, strict=True) if s < enough_s]
+        for planner, shape in product(self.planners, self.shapes_of()[dies]):
+            for _, exact in planner.among({"stream": stream}).made(*shape, microbatch):
+                enough_s = min(enough_s, exact.bound_s)
+        return enough_s
+
+    def fast_splits(self, microbatch: int, dies: int, enough_s: float) -> dict[str, list[Parts]]:
+        """Of every operator and the stream: those of layers that may take less than this, one code
+        for all passes of an operator.
+        """
+        block = self.block(microbatch)
+        stream_s, through_s = self._counted(microbatch, dies).shared.through(FREE)
+        units = zip(block.units, through_s, strict=True)
+        values = {"stream": (block.stream_sizes, stream_s)}
+        values |= {unit.name: (unit.sizes, seconds) for unit, seconds in units}
+        found = {}
+        for name, (sizes, seconds) in values.items():
+            among = splits(sizes, dies)
+            least_s = seconds.reshape(-1, len(among)).min(axis=0)  # of all ways of collectives
+            found[name] = [p for p, s in zip(among, least_s, strict=True) if s < enough_s]
+        return found
+
+    def _count(self, microbatch: int, dies: int) -> Counted:
         setting, shapes = self.planners[0].setting(microbatch), self.shapes_of()[dies]
         tables = CountTables(self.block(microbatch), shapes, setting, self.price, self.pieces)
         return counted(tables, Rules(self.options.homes, self.options.recompute))

@@ -36,6 +36,7 @@ from atoll.wafer.bounds.layer_bounds import (
     EXACT,
     OPERATORS,
     PEAK,
+    WHOLE,
     LayerBounds,
     Sharper,
     SizeBound,
@@ -48,6 +49,7 @@ Stages = tuple[tuple[int, int], ...]  # (dies, layers), the last stage first
 INFINITY = float("inf")
 NARROW = 2e-3  # of the step: intervals are not halved further
 ROUNDING = 1e-9
+CLOSE = 0.04  # of the step: a gap that needs no bound over all codes
 UNKNOWN = -1.0
 HOPELESS = 1e3  # times the fastest: memory that is still too small then is too small
 
@@ -214,7 +216,7 @@ class StepBound:
 
     # -- all of them ---------------------------------------------------------------------------
 
-    def lowest(self, best_s: float, most: int = EXACT) -> Lowest:
+    def lowest(self, best_s: float, most: int = WHOLE) -> Lowest:
         """The lowest bound over all microbatches, at most the given step.
 
         `most`: how sharply the sizes that it hangs on may be known.
@@ -238,7 +240,10 @@ class StepBound:
                     lowest = max(bound, rounds * low + fill)
                     heapq.heappush(heap, (lowest, b, low, high, fill, known, stages))
                 continue
-            if self._sharpen(b, stages, most if narrow else OPERATORS):
+            level = OPERATORS
+            if narrow:
+                level = min(most, WHOLE if bound < best_s * (1.0 - CLOSE) else EXACT)
+            if self._sharpen(b, stages, level, best_s / rounds):
                 heapq.heappush(heap, (bound, b, low, high, UNKNOWN, 0, ()))
             elif narrow:
                 return Lowest(bound, b, stages)
@@ -250,11 +255,13 @@ class StepBound:
                 heapq.heappush(heap, (bound, b, low, middle, UNKNOWN, 0, ()))
         return Lowest(best_s, 0, ())
 
-    def _sharpen(self, microbatch: int, stages: Stages, most: int) -> bool:
+    def _sharpen(self, microbatch: int, stages: Stages, most: int, largest_s: float) -> bool:
         """Know more about the sizes of a pipeline; False if all is known already."""
         sharper = False
         for dies in sorted({dies for dies, _ in stages}):
-            sharper |= self.layers.sharpen(microbatch, dies, most)
+            # A layer on its share of the dies, were all of them to take as long as the best known.
+            enough_s = largest_s / self.layers.block(microbatch).layers * self.wafer.dies / dies
+            sharper |= self.layers.sharpen(microbatch, dies, most, enough_s)
         return sharper
 
 

@@ -124,49 +124,6 @@ def transition_one(total, source, via, target, wires, scatter_algorithm, gather_
 
 
 @kernel
-def edge(
-    totals,
-    source,
-    target,
-    writer_s,
-    reader_s,
-    writer_streams,
-    reader_streams,
-    wires,
-    writer_algorithm,
-    reader_algorithm,
-):
-    """Tensors that travel together, forward or as gradients: the operator that wrote them reduces
-    them, the one that reads them gathers them. Seconds; bytes a die to keep; seconds that running
-    the writer again adds for its reduction; seconds of gather and scatter before any is hidden.
-
-    `totals` (tensors,) are bytes of the whole tensors; layouts are (tensors, digits).
-    """
-    scatter = 0.0
-    exchange = 0.0
-    gather = 0.0
-    stored = 0.0
-    for t in range(totals.shape[0]):
-        if totals[t] > 0.0:
-            found = transition(
-                totals[t],
-                source[t],
-                source[t],
-                target[t],
-                wires,
-                writer_algorithm,
-                reader_algorithm,
-            )
-            scatter += found[0]
-            exchange += found[1]
-            gather += found[2]
-            stored += found[3]
-    again = exchange + exposed_s(scatter, writer_s, writer_streams)
-    seconds = again + exposed_s(gather, reader_s, reader_streams)
-    return seconds, stored, again, gather, scatter
-
-
-@kernel
 def moved(totals, source, via, target, wires, algorithm):
     """Seconds of exchanges and gathers of tensors without partial sums, from where they wait on
     their way from `source` to `via`.
@@ -182,58 +139,30 @@ def moved(totals, source, via, target, wires, algorithm):
 
 
 @entry
-def edge_matrix(
-    totals,
-    source,
-    target,
-    grad_source,
-    grad_target,
-    produce_s,
-    consume_s,
-    produce_back_s,
-    consume_back_s,
-    produce_streams,
-    consume_streams,
-    wires,
-    algorithm,
-    forward,
-    back,
-    kept,
-    again,
-    gather,
-    back_scatter,
-):
-    """Both directions for every pair of a producer's code (row) and a consumer's code (column).
+def parts_matrix(totals, source, target, wires, algorithm, scatter, exchange, gather, stored):
+    """Seconds of each part of the way of tensors that travel together, and bytes a die to keep, for
+    every pair of a layout that was written (row) and one that is read (column).
 
-    Layouts are (codes, tensors, digits), times and flags (codes,).
+    `totals` (tensors,) are bytes of the whole tensors; layouts are (codes, tensors, digits).
     """
     wires = of_one_thread(wires)
     for i in range(source.shape[0]):
         for j in range(target.shape[0]):
-            forward[i, j], kept[i, j], again[i, j], gather[i, j], _ = edge(
-                totals,
-                source[i],
-                target[j],
-                produce_s[i],
-                consume_s[j],
-                produce_streams[i],
-                consume_streams[j],
-                wires,
-                algorithm,
-                algorithm,
-            )
-            back[i, j], _, _, _, back_scatter[i, j] = edge(
-                totals,
-                grad_source[j],
-                grad_target[i],
-                consume_back_s[j],
-                produce_back_s[i],
-                consume_streams[j],
-                produce_streams[i],
-                wires,
-                algorithm,
-                algorithm,
-            )
+            for t in range(totals.shape[0]):
+                if totals[t] > 0.0:
+                    found = transition(
+                        totals[t],
+                        source[i, t],
+                        source[i, t],
+                        target[j, t],
+                        wires,
+                        algorithm,
+                        algorithm,
+                    )
+                    scatter[i, j] += found[0]
+                    exchange[i, j] += found[1]
+                    gather[i, j] += found[2]
+                    stored[i, j] += found[3]
 
 
 @entry

@@ -238,17 +238,33 @@ class Tables:
         return (self.stream, *self.nodes[chain], self.stream)
 
     def edge(self, edge: Edge, source: Nodes, target: Nodes) -> EdgeTable:
-        shape = len(source.codes), len(target.codes)
-        forward, back, kept, again, gather, scatter = (np.zeros(shape) for _ in range(6))
-        kernels.edge_matrix(
-            np.array(edge.totals), source.writes, target.reads, target.gradient_writes,
-            source.gradient_reads, source.forward_s, target.forward_s, source.data_s,
-            target.data_s, source.streams, target.streams, *self.mesh, forward, back, kept, again,
-            gather, scatter,
-        )  # fmt: skip
-        fetch = exposed(gather, target.weight_s[None, :], target.streams[None, :])
-        again += source.forward_s[:, None]
-        return EdgeTable(forward, back, fetch, kept, again, gather, scatter)
+        totals = np.array(edge.totals)
+        scatter, exchange, gather, kept = self._moved(totals, source, target, back=False)
+        ours, theirs = source.streams[:, None], target.streams[None, :]
+        made = exchange + exposed(scatter, source.forward_s[:, None], ours)
+        forward = made + exposed(gather, target.forward_s[None, :], theirs)
+        scatter, exchange, read, _ = self._moved(totals, source, target, back=True)
+        back = exchange + exposed(scatter, target.data_s[None, :], theirs)
+        back = back + exposed(read, source.data_s[:, None], ours)
+        fetch = exposed(gather, target.weight_s[None, :], theirs)
+        return EdgeTable(
+            forward, back, fetch, kept, made + source.forward_s[:, None], gather, scatter
+        )
+
+    def _moved(
+        self, totals: FloatArray, source: Nodes, target: Nodes, *, back: bool
+    ) -> tuple[FloatArray, ...]:
+        """Seconds of scatter, exchange and gather, and bytes to keep, between all entries: forward,
+        or the gradients' way `back`. Ways of collectives do not change them.
+        """
+        ours, theirs = len(source.index), len(target.index)
+        layouts = source.writes[:ours], target.reads[:theirs]
+        if back:
+            layouts = target.gradient_writes[:theirs], source.gradient_reads[:ours]
+        found = np.zeros((4, len(layouts[0]), len(layouts[1])))
+        kernels.parts_matrix(totals, *layouts, *self.mesh, *found)
+        ways = len(source.codes) // ours, len(target.codes) // theirs
+        return tuple(np.tile(part.T if back else part, ways) for part in found)
 
     def chain_edges(self, chain: int) -> tuple[EdgeTable, ...]:
         nodes = self.chain_nodes(chain)

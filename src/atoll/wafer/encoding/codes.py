@@ -4,7 +4,7 @@ and which a shape is solved over: all of them, one dimension each, or several pa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from math import prod
 
@@ -103,6 +103,19 @@ def code_sets(block: Block, digits: Digits, most: int, *, one_axis: bool) -> lis
         if all(only.values()):
             found.append(only)
     return found
+
+
+def codes_among(block: Block, digits: Digits, fast: Mapping[str, Sequence[Parts]]) -> list[CodeSet]:
+    """Codes with these splits, all of an operator that is not named; none where one has none."""
+    only = {
+        name: tuple(
+            code
+            for code in legal_codes(sizes, digits)
+            if name not in fast or parts_of(code, digits) in fast[name]
+        )
+        for name, sizes in _named_sizes(block).items()
+    }
+    return [only] if all(only.values()) else []
 
 
 def _named_sizes(block: Block) -> dict[str, dict[str, int]]:

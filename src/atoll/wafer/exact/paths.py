@@ -159,6 +159,19 @@ def scalar_chain(steps: list[Step], price: Price) -> tuple[FloatArray, list[Reac
     return np.ascontiguousarray(np.diagonal(reach)), ways
 
 
+def through_chain(steps: list[Step], price: Price) -> list[FloatArray]:
+    """The same through every state of every operator: (streams, states) each."""
+    reaches = scalar_chain(steps, price)[1]
+    behind = reaches[-1].weight.T
+    found = [reaches[-1].before + behind]
+    for reach in reversed(reaches[:-1]):
+        further = np.empty((len(behind), len(reach.weight)))
+        min_plus(np.ascontiguousarray(behind), np.ascontiguousarray(reach.weight.T), further)
+        behind = further
+        found.insert(0, reach.before + behind)
+    return found
+
+
 @dataclass(frozen=True, eq=False)
 class Paths:
     """All chains of a block, and what each stream layout costs beside them."""
@@ -174,6 +187,18 @@ class Paths:
         solved = [scalar_chain(steps, price) for steps in self.chains]
         total = self.stream_s + sum((v for v, _ in solved), np.zeros(len(self.stream_s)))
         return total, [ways for _, ways in solved]
+
+    def through(self, price: Price) -> tuple[FloatArray, list[FloatArray]]:
+        """Least seconds + price x bytes of every stream layout, and through every state of every
+        operator, whatever the stream.
+        """
+        total = self.least(price)[0]
+        found = []
+        for steps in self.chains:
+            others = total - scalar_chain(steps, price)[0]
+            for through in through_chain(steps, price):
+                found.append((others[:, None] + through).min(axis=0))
+        return total, found
 
     def fewest_bytes(self, per_kept: float, per_state: float) -> FloatArray:
         """The fewest bytes of a stage's layers here that any way takes, by stream layout, without

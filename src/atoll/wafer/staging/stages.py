@@ -8,7 +8,7 @@ with the block mapping of every stage solved for its own layers and microbatches
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 
@@ -23,7 +23,7 @@ from atoll.wafer.costs.pricing import pricer
 from atoll.wafer.costs.tables import Setting, Tables
 from atoll.wafer.encoding.block import make_block
 from atoll.wafer.encoding.block_parts import Block
-from atoll.wafer.encoding.codes import code_sets, most_codes
+from atoll.wafer.encoding.codes import Parts, code_sets, codes_among, most_codes
 from atoll.wafer.encoding.genes import (
     OFFLOAD,
     ONE_F_ONE_B,
@@ -107,6 +107,7 @@ class Planner:
         self.wafer, self.model, self.batch, self.sequence = wafer, model, batch, sequence
         self.options = options or Options()
         self.most_codes = most_codes
+        self._among: Mapping[str, Sequence[Parts]] | None = None
         self._exacts: dict[tuple[int, int, int], list[tuple[Digits, Exact]]] = {}
         """The solvers of the shapes that were asked for last: they are large."""
         self._fastest: dict[tuple[int, int, int], float] = {}
@@ -133,32 +134,45 @@ class Planner:
         key = width, height, microbatch
         found = self._exacts.pop(key, None)
         if found is None:
-            found = self._make_exacts(*key)
+            found = list(self.made(*key))
             while len(self._exacts) >= MOST_SHAPES:
                 del self._exacts[next(iter(self._exacts))]
         self._exacts[key] = found
         return found
 
-    def _make_exacts(self, width: int, height: int, microbatch: int) -> list[tuple[Digits, Exact]]:
+    def made(self, width: int, height: int, microbatch: int) -> Iterator[tuple[Digits, Exact]]:
+        """The solvers of a shape, one after the other; not kept."""
         block = make_block(self.model, microbatch, self.sequence)
         # Pieces hide transfers, but make products smaller: each operator may do either.
         both = self.options.streaming and self.options.each_way
         one_axis = self.options.one_axis
         modes = (True, False) if both else None
-        found = []
         setting, price = self.setting(microbatch), pricer(self.wafer.chip)
         systems = digit_systems(width, height)
         for digits in systems if self.options.orders else systems[:1]:
-            for only in code_sets(block, digits, self.most_codes, one_axis=one_axis):
+            sets = code_sets(block, digits, self.most_codes, one_axis=one_axis)
+            if self._among is not None:
+                sets = codes_among(block, digits, self._among)
+            for only in sets:
                 go_on(self.stop)
                 tables = Tables(block, digits, setting, price, only, modes=modes)
-                found.append((digits, self._exact(tables)))
-        return found
+                yield digits, self._exact(tables)
 
     def complete(self, width: int, height: int, microbatch: int) -> bool:
         """Whether a shape is solved over all of its codes."""
+        return self.codes(width, height, microbatch) <= self.most_codes
+
+    def codes(self, width: int, height: int, microbatch: int) -> int:
+        """Of the operator that has most on a shape."""
         block = make_block(self.model, microbatch, self.sequence)
-        return most_codes(block, digit_systems(width, height)[0]) <= self.most_codes
+        return most_codes(block, digit_systems(width, height)[0])
+
+    def among(self, fast: Mapping[str, Sequence[Parts]]) -> Planner:
+        """The same, over all codes that have these splits, however many there are."""
+        other = copy(self)
+        other._among = fast
+        other._exacts, other._fastest, other._solved = {}, {}, {}
+        return other
 
     def _exact(self, tables: Tables) -> Exact:
         return Exact(
