@@ -4,15 +4,19 @@
 
 Every wafer at every batch; `NAME/10` is a wafer with links a tenth as fast. Processor time is that
 of the whole search with its bound, without annealing; the replay follows every message and piece
-(`wafer/detailed.py`). The last column is the number of mappings with stages of one shape.
+(`wafer/detailed.py`). The last column is the number of mappings with stages of one shape. SIGINT or
+SIGTERM ends it after the last whole row.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import signal
 import sys
 import time
 from dataclasses import replace
+from itertools import product
 
 from atoll.errors import InfeasibleError
 from atoll.hardware.wafer import Wafer
@@ -25,7 +29,7 @@ from atoll.wafer.search import QUICK_CODES, WaferSearch
 from atoll.wafer.staging.stages import MANY_CODES, MICROBATCHES
 from record import figure, recorded
 
-WAFERS = ("default", "default/10", "temp-like", "watos-like", "dojo-tile", "cs-2", "cs-3")
+WAFERS = ("temp-like", "default", "dojo-tile", "cs-2", "cs-3", "watos-like", "default/10")
 
 
 def wafer_of(name: str) -> Wafer:
@@ -70,8 +74,10 @@ def main() -> None:
     print("| wafer | batch | samples/s | gap | stages | processor s | replay | mappings |")
     print("|---|---|---|---|---|---|---|---|")
     gaps, replays = [0.0], [0.0]
-    for name in given.wafers:
-        for batch in given.batches:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background else
+    with contextlib.suppress(KeyboardInterrupt):
+        for name, batch in product(given.wafers, given.batches):
             words, gap, replay = row(name, given.model, batch)
             print(words, flush=True)
             gaps.append(gap)

@@ -49,7 +49,7 @@ Stages = tuple[tuple[int, int], ...]  # (dies, layers), the last stage first
 INFINITY = float("inf")
 NARROW = 2e-3  # of the step: intervals are not halved further
 ROUNDING = 1e-9
-CLOSE = 0.04  # of the step: a gap that needs no bound over all codes
+CLOSE = 0.08  # of the step: a gap that needs no bound over all codes
 UNKNOWN = -1.0
 HOPELESS = 1e3  # times the fastest: memory that is still too small then is too small
 
