@@ -100,6 +100,11 @@ class Exact:
 
     # -- with a limit --------------------------------------------------------------------------
 
+    def roomy(self, layers: int, in_flight: int, limit_bytes: float) -> bool:
+        """Whether the fastest mapping fits."""
+        found = self._unlimited
+        return self.paths.bytes(found.stream, found.cost, layers, in_flight) <= limit_bytes
+
     def solve(
         self, layers: int, in_flight: int, limit_bytes: float, away_bytes: float = 0.0,
         cap_s: float = np.inf,
@@ -109,8 +114,7 @@ class Exact:
 
         `away_bytes`: what a die may leave elsewhere, where the stage has somewhere to leave it.
         """
-        found = self._unlimited
-        if self.paths.bytes(found.stream, found.cost, layers, in_flight) <= limit_bytes:
+        if self.roomy(layers, in_flight, limit_bytes):
             return self.unlimited
         limits = Limits(limit_bytes, away_bytes)
         hunt = Hunt(self.paths, layers, in_flight, limits, self.fastest_s, self.tolerance, cap_s)

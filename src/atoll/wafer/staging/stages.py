@@ -168,7 +168,9 @@ class Planner:
         return most_codes(block, digit_systems(width, height)[0])
 
     def among(self, fast: Mapping[str, Sequence[Parts]]) -> Planner:
-        """The same, over all codes that have these splits, however many there are."""
+        """The same, over all codes that have these splits, however many there are, where the
+        fastest mapping fits.
+        """
         other = copy(self)
         other._among = fast
         other._exacts, other._fastest, other._solved = {}, {}, {}
@@ -208,6 +210,9 @@ class Planner:
         for digits, exact in self.exacts(*shape, microbatch):
             go_on(self.stop)
             if exact.bound_s >= (left_s if best is None else best.solved.cost.time_s):
+                continue
+            # So many codes take too long to solve within a limit.
+            if self._among is not None and not exact.roomy(layers, in_flight, limit):
                 continue
             solver = exact if away is None else exact.with_away(away)
             found = solver.solve(layers, in_flight, limit, room, left_s)
