@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from itertools import product
 
 from atoll.errors import AtollError
 from atoll.fabric.digits import digit_systems
@@ -50,26 +51,19 @@ def megatron_like(
 
 
 def tensor() -> None:
-    """On 4 x 8 of the default wafer's dies, with its links and with links a tenth as fast."""
+    """Llama-2 70B on 4 x 8 of the default wafer's dies, with its links and with a tenth of them."""
     base = replace(load_wafer("default"), rows=4)
-    for label, wafer in (
-        ("default links", base),
-        ("links / 10", replace(base, stated_link_Bps=base.link_Bps / 10)),
-    ):
-        for model in ("llama2-70b", "gpt3-175b"):
-            for streaming in (False, True):
-                cells = []
-                for width, height, stages in ((2, 2, 8), (4, 1, 8), (4, 2, 4), (8, 1, 4)):
-                    found = megatron_like(
-                        wafer, model, 128, width, height, stages, streaming=streaming
-                    )
-                    fits = "" if found.fits else " OOM"
-                    cells.append(
-                        f"tensor {width * height} ({width}x{height}) pipeline {stages}: "
-                        f"{found.samples_per_s:.2f}/s{fits}"
-                    )
-                words = "streamed" if streaming else "blocking"
-                print(f"{label}, {model}, {words}: " + "; ".join(cells), flush=True)
+    slow = replace(base, stated_link_Bps=base.link_Bps / 10)
+    ways = ((2, 2, 8), (4, 1, 8), (4, 2, 4), (8, 1, 4))
+    heads = [f"{width * height} as {width}x{height}" for width, height, _ in ways]
+    print(f"| links | collectives | {' | '.join(heads)} |")
+    print("|---" * (len(heads) + 2) + "|")
+    links = (("default", base), ("a tenth", slow))
+    for (label, wafer), streaming in product(links, (False, True)):
+        found = [megatron_like(wafer, "llama2-70b", 128, *w, streaming=streaming) for w in ways]
+        cells = [f"{e.samples_per_s:.2f}" if e.fits else "does not fit" for e in found]
+        words = "streamed" if streaming else "blocking"
+        print(f"| {label} | {words} | {' | '.join(cells)} |", flush=True)
 
 
 def memory() -> None:
