@@ -115,6 +115,11 @@ def test_balanced_stages_are_estimated_as_they_were_searched(tmp_path: Path) -> 
     )  # fmt: skip
     assert estimate.step.time_s == pytest.approx(where.step_time_s, rel=1e-3)
     assert f"blocks-{blocks[0]}" in str(estimate.layout)
+    planned = atoll.plan(
+        "bert-large", str(tmp_path / "chip.yaml"), where.devices, batch=64, tp=[1], cp=[1],
+        microbatch=[2], zero=[1], order=["zb-h2"], recompute=["none"], optimizer="mixed",
+    )  # fmt: skip
+    assert planned.best.step.time_s <= where.step_time_s * (1 + 1e-3)
 
 
 def test_a_chip_is_read_back_as_it_was_written(tmp_path: Path) -> None:

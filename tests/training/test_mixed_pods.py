@@ -64,7 +64,9 @@ def every_placement(pods: Pods, axes: Axes) -> Iterator[Placed]:
     for order in permutations(range(2)):
         for layout in all_layouts(total, axes):
             width = layout.tp * layout.cp * layout.dp
-            if layout.pp == 1 or layout.schedule == "dualpipe" or any(n % width for n in sizes):
+            if layout.pp == 1 or layout.blocks or any(n % width for n in sizes):
+                continue
+            if layout.schedule == "dualpipe":
                 continue
             where = [pod for pod in range(2) for _ in range(sizes[order[pod]] // width)]
             for first in range(total.model.layers + 1):
@@ -111,6 +113,19 @@ def test_equal_pods_on_their_own_network_are_one_cluster(
     found = plan_mixed(Pods((run, run), link), axes, runners_up=0)
     both = plan(replace(run, devices=16), axes).best, plan(run, axes).best
     one = min(both, key=lambda best: best.step.time_s)
+    assert found.best.time_s == pytest.approx(one.step.time_s, rel=1e-9)
+    assert found.best.placed.layout == one.layout
+
+
+@pytest.mark.parametrize("hbm_bytes", [80 * GIB, 24 * GIB])
+def test_equal_pods_have_balanced_stages_as_one_cluster_has(hbm_bytes: float) -> None:
+    model = grouped(10, hidden=2048, heads=16, head_dim=128, ffn=8192, vocab=131072)
+    run = run_on("h100", 4, hbm_bytes, global_batch=32, model=model)
+    axes = replace(SMALL, pp=(4, 8), vpp=(1, 2), microbatch=(1, 2))
+    found = plan_mixed(Pods((run, run), None), axes, runners_up=0)
+    both = plan(replace(run, devices=8), axes).best, plan(run, axes).best
+    one = min(both, key=lambda best: best.step.time_s)
+    assert one.layout.blocks
     assert found.best.time_s == pytest.approx(one.step.time_s, rel=1e-9)
     assert found.best.placed.layout == one.layout
 

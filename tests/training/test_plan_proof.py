@@ -148,6 +148,27 @@ def test_llama3_8b_on_64_h100_is_the_best_of_its_whole_space() -> None:
         assert (one.step.time_s, one.worst.needed) == pytest.approx((time_s, needed), rel=1e-9)
 
 
+@pytest.mark.parametrize("name", ["megatron", "xla"])
+def test_a_heavy_head_leaves_its_stage_fewer_blocks(name: str) -> None:
+    """Where the stack can say it; the proof is of all stages that are tried."""
+    model, stack = grouped(12, hidden=2048, heads=16, ffn=8192, vocab=131072), STACKS[name]
+    run = small_run(model, devices=8, global_batch=64, stack=stack)
+    axes = replace(SMALL, tp=(1,), pp=(4,), cp=(1,), schedule=("1f1b",))
+    found, known = plan(run, axes), estimates(run, axes)
+    assert found.best.step.time_s == min(e.step.time_s for e in known)
+    assert found.certificate.items == len(known)
+    even_s = plan(replace(run, stack=replace(stack, balances=False)), axes).best.step.time_s
+    blocks = found.best.layout.blocks
+    if stack.balances:
+        assert sum(blocks) == 12 and blocks[-1] == min(blocks) < max(blocks)
+        assert found.best.step.time_s < 0.97 * even_s
+        layout = found.export("megatron").text
+        assert f"t*{blocks[-1]}L" in layout
+    else:
+        assert not blocks and found.best.step.time_s == even_s
+        assert found.excluded[-1] == "stages less even than can be"
+
+
 def test_a_bound_below_the_plan_is_no_proof() -> None:
     proof = plan(CASES["dense"], SMALL).certificate
     doubted = replace(proof, bound=1.25 * proof.score)
@@ -167,7 +188,8 @@ def test_all_zero_stages_and_recomputation_by_operator_are_tried_by_default() ->
 def test_what_is_left_out_is_said() -> None:
     run = CASES["experts"]
     assert plan(run).left_out() == (
-        "not tried: tp above 8; cp above 8; etp other than 1 and tp; stages less even than can be"
+        "not tried: tp above 8; cp above 8; etp other than 1 and tp; stages less even than can be, "
+        "in blocks or in work"
     )
     assert plan(replace(run, stack=STACKS["xla"])).excluded[-2:] == (
         "schedule zb-h1, zb-h2, zb-v, dualpipe",
@@ -184,7 +206,7 @@ def test_what_is_left_out_is_said() -> None:
         "zero 0, 2, 3",
         "recompute alternate, optimal",
         "schedule zb-h2, zb-v, dualpipe",
-        "stages less even than can be",
+        "stages less even than can be, in blocks or in work",
     )
 
 
@@ -218,6 +240,15 @@ def test_no_part_of_a_space_beats_the_whole(run: Run, random: Random) -> None:
 @given(random_runs(), st.randoms(use_true_random=False))
 def test_no_layout_is_below_its_bounds(run: Run, random: Random) -> None:
     """Bounds before estimates, of any family, under any policy, with recomputation by operator."""
+    hold_bounds(run, random)
+
+
+@pytest.mark.parametrize("layers", [5, 9])
+def test_no_balanced_layout_is_below_its_bounds(layers: int) -> None:
+    hold_bounds(small_run(grouped(layers, vocab=50257), devices=32), Random(layers))
+
+
+def hold_bounds(run: Run, random: Random) -> None:
     run = replace(run, stack=replace(run.stack, orders=ORDERS))
     estimator, axes = Estimator(run), replace(Axes(), schedule=ORDERS)
     floor = Floor(estimator)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from heapq import heapify, heapreplace
 from typing import Protocol, TypeVar
 
 from atoll.step.orders import chunks_of, route
@@ -20,6 +21,10 @@ class Repeated(Protocol):
 
 
 L = TypeVar("L", bound=Repeated)
+
+FULL = 3 / 4
+"""Of a block's time, recomputed in full, what it takes otherwise: a backward pass is two forward
+passes."""
 
 
 def even_sizes(blocks: int, chunks: int) -> tuple[int, ...]:
@@ -44,27 +49,54 @@ def balanced_sizes(blocks: int, order: str, pp: int, vpp: int, behind: float) ->
     even = even_sizes(blocks, len(chunks))
     if blocks < len(chunks):
         return even
-    places = [[way[chunk][0] for way in ways] for chunk in chunks]
-
-    def loads(sizes: Sequence[int]) -> list[float]:
-        found = [0.0] * pp
-        for stages, size in zip(places, sizes, strict=True):
-            for stage in stages:
-                found[stage] += size
-        for stage in places[-1]:
-            found[stage] += behind
-        return found
-
+    # Stages with the same chunks (both ends of dualpipe) are busy alike, and have one turn.
+    places = [tuple(sorted({way[chunk][0] for way in ways})) for chunk in chunks]
+    held: dict[tuple[int, ...], list[int]] = {}
+    for chunk, place in enumerate(places):
+        held.setdefault(place, []).append(chunk)
+    last = places[-1]
+    slowest = max(
+        sum(even[i] for i in of) + (behind if at == last else 0.0) for at, of in held.items()
+    )
+    if slowest <= _least_load(blocks, len(held), behind):
+        return even
     # One block after another to the stage that is done first; of such, to the last one, which
     # holds the fewest microbatches.
     sizes = [1] * len(chunks)
-    busy = loads(sizes)
+    turns = [
+        (len(of) + (behind if at == last else 0.0), 1, -max(of), at) for at, of in held.items()
+    ]
+    heapify(turns)
     for _ in range(blocks - len(chunks)):
-        chunk = min(chunks, key=lambda i: (max(busy[s] for s in places[i]), sizes[i], -i))
-        sizes[chunk] += 1
-        for stage in places[chunk]:
-            busy[stage] += 1
-    return tuple(sizes) if max(busy) < max(loads(even)) else even
+        busy, size, chunk, at = turns[0]
+        sizes[-chunk] = size + 1
+        smallest = min((sizes[i], -i) for i in held[at])
+        heapreplace(turns, (busy + 1, *smallest, at))
+    return tuple(sizes) if max(turns)[0] < slowest else even
+
+
+def _least_load(blocks: int, stages: int, behind: float) -> float:
+    """No split has a slowest stage below this, where one also has what stands behind."""
+    if stages == 1:
+        return blocks + behind
+    near = int((blocks - behind * (stages - 1)) / stages)
+    return min(
+        max(k + behind, -((k - blocks) // (stages - 1)))
+        for k in range(max(0, near - 1), max(0, near) + 3)
+    )
+
+
+@lru_cache(maxsize=4096)
+def splits(
+    blocks: int, order: str, pp: int, vpp: int, behind: float
+) -> tuple[tuple[int, ...], ...]:
+    """Blocks of the chunks in the ways that are tried: as even as can be (none said), and balanced
+    where blocks run once or are recomputed in full, which takes a third more.
+    """
+    if pp == 1:
+        return ((),)
+    found = {balanced_sizes(blocks, order, pp, vpp, x) for x in (behind, FULL * behind)}
+    return ((), *sorted(found - {even_sizes(blocks, len(next(iter(found))))}))
 
 
 def stage_shares(

@@ -155,6 +155,9 @@ class Stack:
     """The kernel that it usually has: flash, flash2, flash1 or unfused."""
     orders: tuple[str, ...] = ORDERS
     """Pipeline orders that it runs, itself or by an implementation published for it."""
+    balances: bool = True
+    """Stages may hold fewer blocks where more stands beside them; else as even numbers as can be.
+    """
 
     def gives_heads(self, kv_heads: int, cp: int) -> bool:
         """Whether context parallelism exchanges heads: as long as key heads divide."""

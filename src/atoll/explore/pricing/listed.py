@@ -11,15 +11,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from atoll.fabric.network import Network
 from atoll.step.layout import Layout, divisors
-from atoll.step.stages import balanced_sizes, even_sizes
+from atoll.step.stages import splits
 from atoll.step.states import States
 
 if TYPE_CHECKING:
     from atoll.explore.pricing.workloads import Variant
-
-FULL = 3 / 4
-"""Of a block's time, recomputed in full, what it takes otherwise: a backward pass is two forward
-passes."""
 
 
 class Allowed(Protocol):
@@ -64,26 +60,14 @@ def listed(
             continue
         dp = degrees[-1]
         for order, vpp in _orders(allowed, pp, blocks, ends, batch // dp):
-            splits = _splits(blocks, order, pp, vpp, behind)
-            for split, (zero, hsdp) in product(splits, _divided(allowed, variant, pp, dp)):
+            ways = splits(blocks, order, pp, vpp, behind)
+            for split, (zero, hsdp) in product(ways, _divided(allowed, variant, pp, dp)):
                 if divided and order == "1f1b" and zero <= 1 and hsdp == 1:
                     continue
                 yield replace(
                     variant.layout, dp=dp, pp=pp, zero=zero, hsdp=hsdp, vpp=vpp, schedule=order,
                     blocks=split,
                 )  # fmt: skip
-
-
-def _splits(
-    blocks: int, order: str, pp: int, vpp: int, behind: float
-) -> tuple[tuple[int, ...], ...]:
-    """Blocks of the chunks: as even as can be, and balanced where blocks run once or are
-    recomputed in full, which takes a third more.
-    """
-    if pp == 1:
-        return ((),)
-    found = {balanced_sizes(blocks, order, pp, vpp, x) for x in (behind, FULL * behind)}
-    return ((), *sorted(found - {even_sizes(blocks, len(next(iter(found))))}))
 
 
 def _divided(allowed: Allowed, variant: Variant, pp: int, dp: int) -> Iterator[tuple[int, int]]:

@@ -45,6 +45,7 @@ from atoll.training.batch_sums import SPLIT as LATER
 from atoll.training.estimate import Estimate, Estimator
 from atoll.training.operators.layers import LayerCost, Share, layer_costs
 from atoll.training.operators.policies import kept_of
+from atoll.training.operators.priced import work_behind
 from atoll.training.request import stand_in
 from atoll.training.run import Run
 from atoll.training.stack import CHIP
@@ -330,8 +331,7 @@ def planned_layouts(allowed: Allowed, variant: Variant) -> PlannedLayouts | None
     free = layer_costs(variant.model, _Free(), variant.cp, variant.ep, stored=bool(run.stored))
     blocks = sum(cost.repeat for cost in free if cost.is_block)
     both = not (free[0].is_block or free[-1].is_block)
-    behind = _behind(variant.model, free)
-    layouts = tuple(listed(allowed, variant, blocks, 2 if both else 0, behind))
+    layouts = tuple(listed(allowed, variant, blocks, 2 if both else 0, work_behind(run)))
     if not layouts:
         return None
     block = variant.model.layers[kind][0]
@@ -363,15 +363,6 @@ def planned_layouts(allowed: Allowed, variant: Variant) -> PlannedLayouts | None
         first=sums.starts,
         needed=sums.most(held.bytes.min(axis=1)),
     )
-
-
-def _behind(model: Model, costs: Sequence[LayerCost]) -> float:
-    """Products of what stands behind all blocks, over those of a block."""
-    work = [sum(op.flops for op in layer.forward) for layer, _ in model.layers]
-    blocks = [i for i, cost in enumerate(costs) if cost.is_block]
-    whole = sum(work[i] * costs[i].repeat for i in blocks)
-    each = whole / sum(costs[i].repeat for i in blocks)
-    return sum(work[blocks[-1] + 1 :]) / each if each else 0.0
 
 
 def _sooner(tables: Tables, layouts: Sequence[Layout]) -> list[int]:

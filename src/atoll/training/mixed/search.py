@@ -21,10 +21,8 @@ from dataclasses import dataclass, field, replace
 from heapq import nsmallest
 from itertools import product
 from math import gcd
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from atoll.driver import Progress
 from atoll.step.layout import Layout, divisors
@@ -50,6 +48,7 @@ from atoll.training.planner.space import (
     Family,
     Ints,
     block_of,
+    chain_of,
     families,
     of_stages,
 )
@@ -231,6 +230,7 @@ class Stages(Way):
             block = block_of(self.run, axes, family)
             width = family.tp * family.cp * block.dp
             whole = np.all([size % width == 0 for size in self.sizes], axis=0) & (block.pp > 1)
+            whole &= self.alike | (block.split == 0)  # else pods share the blocks
             block = block.part(np.flatnonzero(whole))
             for size in np.unique(block.microbatch):
                 part = block.part(np.flatnonzero(block.microbatch == size))
@@ -266,7 +266,9 @@ class Stages(Way):
         found += np.where(m > 1, m, 0) * added_s.max(axis=-1) + update_s.max(axis=-1)
         found *= self.slack
         # The last stage of a pod holds no fewer microbatches than there are stages behind it.
-        behind = np.where(split[:, None], 1, 1 + pp - np.cumsum(stages, axis=1))
+        # (Balanced, any stage may have the most blocks.)
+        loose = split | (block.split > 0)
+        behind = np.where(loose[:, None], 1, 1 + pp - np.cumsum(stages, axis=1))
         found[self.too_large(block, most, size * np.minimum(behind, m))] = np.inf
         if not self.alike:  # a block for every chunk
             own_chunks = np.array([chunks_of(x) for x in block.schedules])[block.schedule, None]
@@ -314,6 +316,7 @@ class Replicas(Way):
 
     def groups(self) -> Iterator[Group]:
         run, axes = self.run, replace(self.axes, microbatch=(1,))
+        chain = chain_of(run)
         for family in families(run, self.axes):
             for pp in self.axes.pp or divisors(gcd(*self.sizes)):
                 per = family.tp * family.cp * pp
@@ -324,11 +327,11 @@ class Replicas(Way):
                 if ranks % (family.ep * family.etp):
                     continue
                 copies = gcd(sum(counts) * family.cp, ranks // (family.ep * family.etp))
-                layers = run.model.layers
-                columns = of_stages(axes, self.orders, layers, 1, pp, sum(counts), copies)
-                states = self.states(Block(family, self.orders, columns))
+                columns = of_stages(axes, self.orders, chain, 1, pp, sum(counts), copies)
+                all_of = Block(family, self.orders, chain, columns)
+                states = self.states(all_of)
                 for each, m in self._shares(counts):
-                    block = Shared(family, self.orders, columns, each, m, states)
+                    block = Shared(all_of, each, m, states)
                     yield Group(self, block, self.bound_s(block))
 
     def _shares(self, counts: Sequence[int]) -> Iterator[tuple[tuple[int, ...], int]]:
@@ -369,16 +372,8 @@ class Replicas(Way):
 class Shared(Block):
     """Layouts with as many microbatches of sizes by pod."""
 
-    def __init__(
-        self,
-        family: Family,
-        schedules: tuple[str, ...],
-        columns: NDArray[Any],
-        each: tuple[int, ...],
-        m: int,
-        states: Floats,
-    ) -> None:
-        super().__init__(family, schedules, columns)
+    def __init__(self, of: Block, each: tuple[int, ...], m: int, states: Floats) -> None:
+        super().__init__(of.family, of.schedules, of.chain, of.columns)
         self.each, self.m, self.states = each, m, states
 
 

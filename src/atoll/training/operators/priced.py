@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from atoll.cost.pricer import Pricer
@@ -15,6 +16,7 @@ from atoll.training.operators.pricing import GpuPricer
 from atoll.training.run import Run
 from atoll.workload.adapters import with_adapters
 from atoll.workload.builders.model import shared_parameters
+from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.fuse import fuse
 from atoll.workload.graph.layer import Layer, Model
 from atoll.workload.graph.operator import CollectiveKind, Operator
@@ -108,6 +110,28 @@ class Priced:
             ("held twice", id(model), here),
             lambda: shared_parameters(tuple(x for x in model.layers if x[0].name in here)),
         )
+
+
+def work_behind(run: Run) -> float:
+    """Work of what stands behind all blocks of a run's model, over that of a block."""
+    if run.stored is None:
+        return _behind(run.model, run.sequence)
+    return _over_blocks(prepare(run.stored, run.stored.file.microbatch or 1, run.sequence))
+
+
+@lru_cache(maxsize=64)
+def _behind(config: ModelConfig, sequence: int) -> float:
+    return _over_blocks(prepare(config, 1, sequence, whole_periods=False))
+
+
+def _over_blocks(model: Model) -> float:
+    names = block_names(model)
+    kinds = [layer.name in names for layer, _ in model.layers]
+    work = [n * sum(op.flops for op in layer.forward) for layer, n in model.layers]
+    blocks = sum(n for kind, (_, n) in zip(kinds, model.layers, strict=True) if kind)
+    whole = sum(flops for kind, flops in zip(kinds, work, strict=True) if kind)
+    behind = sum(work[len(kinds) - kinds[::-1].index(True) :])
+    return blocks * behind / whole if whole else 0.0
 
 
 def cast_gathers(layer: Layer, precision: str) -> Layer:

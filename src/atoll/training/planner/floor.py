@@ -27,7 +27,8 @@ from atoll.fabric.nested import neighbours_s
 from atoll.fabric.network import Network
 from atoll.step.bubbles import bubble_terms, peaks
 from atoll.step.layout import ZERO_STAGES
-from atoll.step.orders import SPLIT, copies_of
+from atoll.step.orders import SPLIT, TWO_CHUNKS, chunks_of, copies_of, route
+from atoll.step.stages import even_sizes
 from atoll.training.batch import per_parameter, shared_terms
 from atoll.training.memory import (
     buffers_bytes,
@@ -71,7 +72,7 @@ class Floor:
         step_s = np.full(len(block), np.inf)
         some = np.flatnonzero(needed <= capacity)
         step_s[some] = self._seconds(
-            Block(block.family, block.schedules, block.columns[:, some]),
+            block.part(some),
             sample,
             divided[:, 6:][key[some]].T,
             copies[some],
@@ -107,10 +108,10 @@ class Floor:
             alone = self.run.global_batch == block.dp * block.microbatch
             there = np.where(late & alone, states[key].T, (whole, one, front, back))
             whole, one, front, back = there
-        needed = (blocks * copies[first])[:, run] * one + kept
+        needed = (blocks * copies[first])[:3, run] * one + kept[:3]
         needed[0] += front
         needed[1] += np.where(_own_chunks(block) > 1, 0.0, back)  # zb-v ends on the first stage
-        mean = whole * copies / block.pp + kept.min(axis=0)
+        mean = whole * copies / block.pp + kept[3]
         found = np.maximum(np.maximum(needed[0], needed[1]), np.maximum(needed[2], mean))
         found += sample.buffers[(blocks.min(axis=0) > 0).astype(np.intp)[run], block.zero]
         return np.asarray(found * (1 + stack.fragmentation) + stack.context_bytes)
@@ -169,10 +170,8 @@ class Floor:
         pp, vpp = block.pp.astype(np.float64), block.vpp.astype(np.float64)
         others = np.maximum(1.0, pp - 1)
         all_s = np.maximum(f + b + w, sample.host_s) + sample.waiting_s
-        # Where a pipeline holds the model twice, a stage's load is the mean of its two chunks.
-        most = np.ceil(copies * self.run.model.layers / pp) / copies
-        longest_s = most * block.microbatch * sample.block_s
-        slowest_s = np.maximum(all_s / pp, longest_s)
+        first, run = _runs(block)
+        slowest_s = np.maximum(all_s / pp, _longest_s(block.part(first), sample)[run])
         share = (pp - 1 + (vpp - 1) * np.maximum(0.0, pp - m)) / (vpp * others)
         fused_s = m * slowest_s + share * np.maximum(0.0, all_s - slowest_s)
         split = np.array([name in SPLIT for name in block.schedules])[block.schedule]
@@ -180,7 +179,6 @@ class Floor:
         if not split.any():
             return np.asarray(fused_s)
         found = m * slowest_s
-        first, run = _runs(block)
         first, run = first[split[first]], (np.cumsum(split[first]) - 1)[run[split]]
         keys = block.schedule[first], block.pp[first], m[first].astype(np.int64)
         ways, which = _by_key(keys, lambda order, *of: _ways(block.schedules[order], *of))
@@ -281,7 +279,6 @@ class Sample:
             blocks, axis=0
         )
         there = [cost for cost in costs if cost.is_block]
-        self.layers = sum(cost.repeat for cost in there)
         always = workspace_bytes(run)
         extra = [min(buffers_bytes(run, [(x, 1)], z) for x in there) - always for z in ZERO_STAGES]
         self.buffers = always + np.array([np.zeros(len(extra)), np.array(extra) / family.ep])
@@ -353,27 +350,23 @@ def _runs(block: Block) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Rows that differ in what ZeRO divides alone stand one behind another: the first of each such
     run, and the run of every row.
     """
-    columns = np.stack([block.pp, block.vpp, block.microbatch, block.schedule])
+    columns = np.stack([block.pp, block.vpp, block.microbatch, block.schedule, block.split])
     new = np.ones(len(block), dtype=np.bool_)
     new[1:] = (columns[:, 1:] != columns[:, :-1]).any(axis=0)
     return np.flatnonzero(new), np.cumsum(new) - 1
 
 
 def _activations(block: Block, sample: Sample, batch: int) -> tuple[Floats, Floats, Floats]:
-    """(3, layouts): blocks of the first, the last and the second stage, which has most of them
-    (`step.stages.even_sizes`), and bytes of microbatches (`step.bubbles.peaks`): where they hold
-    most, and where weight gradients wait.
+    """(4, layouts): blocks of the first, the last and the second stage, which has most of them
+    where they are even (`step.stages.even_sizes`), and the fewest of any, all at the least that
+    their chunks count; and bytes of microbatches (`step.bubbles.peaks`): where they hold most, and
+    where weight gradients wait, of the stage with the fewest those of the stage that holds least.
     """
     p, v, size = (x.astype(np.float64) for x in (block.pp, block.vpp, block.microbatch))
     m = batch / (block.dp * size)
     stage = np.stack([0 * p, p - 1, np.minimum(1, p - 1)])
-    split, turned = (
-        np.array([name in some for name in block.schedules])[block.schedule] & (block.pp > 1)
-        for some in (SPLIT, ("zb-v", "dualpipe"))  # the chunks of these lie elsewhere
-    )
-    least, more = np.divmod(sample.layers, p * v * _own_chunks(block))
-    more = np.where(stage > 0, np.maximum(0, (more - stage + p) // p), more // p)
-    blocks = least * v * _own_chunks(block) + np.where(turned, 0, more)
+    split = np.array([name in SPLIT for name in block.schedules])[block.schedule] & (block.pp > 1)
+    blocks = _sizes(block)[:4]
     ahead = p - stage
     group = np.ceil(m / np.maximum(1, m // p))
     many = np.minimum(2 * ahead - 1 + (v - 1) * group, m * v) / v
@@ -384,7 +377,61 @@ def _activations(block: Block, sample: Sample, batch: int) -> tuple[Floats, Floa
     each = np.array([sample.kept_bytes, sample.waiting_bytes])
     bytes_ = (found.reshape(-1, 3, 3, 2) @ each)[which].T
     held[:, split], late[:, split] = bytes_[0], bytes_[1:].max(axis=0)
+    held, late = (np.concatenate([x, x.min(axis=0, keepdims=True)]) for x in (held, late))
     return blocks, held * blocks * size, late * blocks * size
+
+
+def _longest_s(block: Block, sample: Sample) -> Floats:
+    """A microbatch in the stage with most blocks, and in those with what stands before and behind
+    them: of a V these are one.
+    """
+    *_, most, first, last, joined = _sizes(block)
+    front_s, back_s = sample.ends_s
+    first_s = first * sample.block_s + np.where(joined > 0, joined * (front_s + back_s), front_s)
+    last_s = last * sample.block_s + np.where(joined > 0, 0.0, back_s)
+    longest_s = np.maximum(most * sample.block_s, np.maximum(first_s, last_s))
+    return np.asarray(block.microbatch * longest_s)
+
+
+def _sizes(block: Block) -> Floats:
+    """(8, layouts): `_held_sizes`."""
+
+    def sizes(schedule: int, pp: int, vpp: int, split: int) -> tuple[float, ...]:
+        order = block.order(schedule, pp, vpp)
+        return _held_sizes(block.chain[0], order, pp, vpp, block.blocks(order, pp, vpp, split))
+
+    found, which = _by_key((block.schedule, block.pp, block.vpp, block.split), sizes)
+    return found.reshape(-1, 8)[which].T
+
+
+@lru_cache(maxsize=8192)
+def _held_sizes(
+    layers: int, order: str, pp: int, vpp: int, given: tuple[int, ...]
+) -> tuple[float, ...]:
+    """Blocks of the first, the last and the second stage, and the fewest of any, where chunks that
+    hold different numbers of microbatches count as the smallest of them. And what stages have to
+    run, the mean of both where the model is held twice: the most of any, the first, the one with
+    the last chunk, and where these are one what it has of all that stands before and behind.
+    """
+    chunks, copies = chunks_of(order, vpp), copies_of(order)
+    ways = [route(order, pp, chunks, microbatch) for microbatch in range(copies)]
+    sizes = given or even_sizes(layers, len(ways[0]))
+    held: list[list[int]] = [[] for _ in range(pp)]
+    for way in ways:
+        for (stage, _), size in zip(way, sizes, strict=True):
+            held[stage].append(size)
+    whole = [sum(of) / copies for of in held]
+    turned = pp > 1 and order in TWO_CHUNKS
+    counted = [min(of) * chunks / copies for of in held] if turned else whole
+    last = ways[-1][-1][0]
+    return (
+        *(counted[stage] for stage in (0, pp - 1, min(1, pp - 1))),
+        min(counted),
+        max(whole),
+        whole[0],
+        whole[last],
+        1 / copies if last == 0 else 0.0,
+    )
 
 
 @lru_cache(maxsize=4096)

@@ -134,15 +134,18 @@ def bounds_call(family: Family) -> Call:
 
 def least_call(block: Block, names: Sequence[str]) -> Call:
     columns = block.columns.tolist()
-    return "least", tuple(names), astuple(block.family), block.schedules, columns
+    return "least", tuple(names), astuple(block.family), block.schedules, block.chain, columns
 
 
 def times_call(block: Block, names: Sequence[str]) -> Call:
     return "times", *least_call(block, names)[1:]
 
 
-def _layouts(family: Sequence[Any], schedules: Sequence[str], columns: Any) -> list[Layout]:
-    return _every(Block(Family(*family), tuple(schedules), np.array(columns)))
+def _layouts(
+    family: Sequence[Any], schedules: Sequence[str], chain: Sequence[Any], columns: Any
+) -> list[Layout]:
+    layers, behind = chain
+    return _every(Block(Family(*family), tuple(schedules), (layers, behind), np.array(columns)))
 
 
 def _every(block: Block) -> list[Layout]:

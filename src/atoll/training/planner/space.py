@@ -21,12 +21,16 @@ from numpy.typing import NDArray
 from atoll.errors import AtollError
 from atoll.step.layout import RECOMPUTE, ZERO_STAGES, Layout, divisors
 from atoll.step.orders import ORDERS
+from atoll.step.stages import splits
+from atoll.training.operators.priced import work_behind
 from atoll.training.run import Run
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
-COLUMNS = ("pp", "dp", "vpp", "microbatch", "zero", "hsdp", "schedule")
+COLUMNS = ("pp", "dp", "vpp", "microbatch", "zero", "hsdp", "schedule", "split")
 """Of a family, what differs between its layouts, recomputation apart."""
+Chain = tuple[int, float | None]
+"""Blocks of a model, and what stands behind them in blocks' worth of work; none: not balanced."""
 MOST_CONTEXT = 8  # ranks of context parallelism that are tried unless told otherwise
 
 
@@ -108,35 +112,43 @@ class Family:
 class Block:
     """Layouts of one family, one entry an array position."""
 
-    def __init__(self, family: Family, schedules: tuple[str, ...], columns: NDArray[Any]) -> None:
+    def __init__(
+        self, family: Family, schedules: tuple[str, ...], chain: Chain, columns: NDArray[Any]
+    ) -> None:
         self.family = family
         self.schedules = schedules
+        self.chain = chain
         self.columns = columns  # (COLUMNS, layouts)
-        self.pp, self.dp, self.vpp, self.microbatch, self.zero, self.hsdp, self.schedule = columns
+        self.pp, self.dp, self.vpp, self.microbatch, self.zero, self.hsdp = columns[:6]
+        self.schedule, self.split = columns[6:]
 
     def __len__(self) -> int:
         return int(self.columns.shape[1])
 
     def part(self, rows: Ints) -> Block:
         """Some of them."""
-        return Block(self.family, self.schedules, self.columns[:, rows])
+        return Block(self.family, self.schedules, self.chain, self.columns[:, rows])
 
     def layouts(self, rows: Ints, recompute: str) -> list[Layout]:
         """Some of them, under a recomputation policy."""
         of, found = self.family, []
-        for pp, dp, vpp, microbatch, zero, hsdp, schedule in self.columns[:, rows].T.tolist():
-            order = self.schedules[schedule]
-            if pp == 1:
-                order = "1f1b"
-            elif order == "1f1b" and vpp > 1:
-                order = "interleaved"
+        for pp, dp, vpp, microbatch, zero, hsdp, at, split in self.columns[:, rows].T.tolist():
+            order = self.order(at, pp, vpp)
             found.append(
                 Layout(
                     dp, of.tp, pp, of.cp, of.ep, of.etp, vpp, microbatch, of.sp, zero, hsdp,
-                    recompute, order,
+                    recompute, order, self.blocks(order, pp, vpp, split),
                 )
             )  # fmt: skip
         return found
+
+    def order(self, schedule: int, pp: int, vpp: int) -> str:
+        """The name of the order that a schedule is there."""
+        return _order(self.schedules[schedule], pp, vpp)
+
+    def blocks(self, order: str, pp: int, vpp: int, split: int) -> tuple[int, ...]:
+        """Blocks of the chunks; none: as even as can be."""
+        return _ways(self.chain, order, pp, vpp)[split]
 
 
 def families(run: Run, axes: Axes) -> Iterator[Family]:
@@ -164,6 +176,7 @@ def block_of(run: Run, axes: Axes, family: Family) -> Block:
     """The arrays of one family's layouts."""
     rest = run.devices // (family.tp * family.cp)
     schedules = axes.orders(run)
+    chain = chain_of(run)
     parts = []
     for pp in axes.pp or divisors(rest):
         dp = rest // pp
@@ -173,27 +186,42 @@ def block_of(run: Run, axes: Axes, family: Family) -> Block:
         if run.global_batch % dp:
             continue
         copies = gcd(dp * family.cp, ranks // (family.ep * family.etp))
-        parts.append(
-            of_stages(axes, schedules, run.model.layers, run.global_batch // dp, pp, dp, copies)
-        )
+        parts.append(of_stages(axes, schedules, chain, run.global_batch // dp, pp, dp, copies))
     empty = np.empty((len(COLUMNS), 0), dtype=np.int32)
-    return Block(family, schedules, np.concatenate([empty, *parts], axis=1))
+    return Block(family, schedules, chain, np.concatenate([empty, *parts], axis=1))
+
+
+def chain_of(run: Run) -> Chain:
+    return run.model.layers, work_behind(run) if run.stack.balances else None
+
+
+def _order(schedule: str, pp: int, vpp: int) -> str:
+    if pp == 1:
+        return "1f1b"
+    return "interleaved" if schedule == "1f1b" and vpp > 1 else schedule
+
+
+def _ways(chain: Chain, order: str, pp: int, vpp: int) -> tuple[tuple[int, ...], ...]:
+    layers, behind = chain
+    return ((),) if behind is None else splits(layers, order, pp, vpp, behind)
 
 
 @lru_cache(maxsize=512)
 def of_stages(
-    axes: Axes, schedules: tuple[str, ...], layers: int, batch: int, pp: int, dp: int, copies: int
+    axes: Axes, schedules: tuple[str, ...], chain: Chain, batch: int, pp: int, dp: int, copies: int
 ) -> NDArray[np.int32]:
     """Columns of the layouts with so many stages and data ranks, each of a part of the batch."""
+    layers, _ = chain
     sizes = np.array([b for b in axes.microbatch or divisors(batch) if batch % b == 0])
     orders = np.array(
         [
-            (vpp, s, order == "dualpipe" and pp > 1)
+            (vpp, s, order == "dualpipe" and pp > 1, split)
             for vpp in _chunks(axes, layers, pp)
             for s, order in enumerate(schedules)
             if _ordered(order, layers, pp, vpp, schedules)
+            for split in range(len(_ways(chain, _order(order, pp, vpp), pp, vpp)))
         ]
-    ).reshape(-1, 3)
+    ).reshape(-1, 4)
     divisions = np.array(
         [
             (zero, hsdp)
@@ -207,7 +235,7 @@ def of_stages(
     size, order, division = (at.reshape(-1) for at in np.indices(shape))
     columns = np.empty((len(COLUMNS), size.size), dtype=np.int32)
     columns[0], columns[1] = pp, dp
-    columns[2], columns[6] = orders[order, 0], orders[order, 1]
+    columns[2], columns[6], columns[7] = orders[order][:, [0, 1, 3]].T
     columns[3] = sizes[size]
     columns[4], columns[5] = divisions[division].T
     even = (batch // columns[3]) % 2 == 0
@@ -269,7 +297,8 @@ def excluded(run: Run, axes: Axes) -> tuple[str, ...]:
         rest = [str(value) for value in values if value not in tried]
         if rest:
             found.append(f"{name} {', '.join(rest)}")
-    return (*found, "stages less even than can be")
+    even = "stages less even than can be"
+    return (*found, f"{even}, in blocks or in work" if run.stack.balances else even)
 
 
 def _other(name: str, values: tuple[int, ...]) -> str:

@@ -27,6 +27,7 @@ def complexity(layout: Layout) -> tuple[int, ...]:
         layout.vpp > 1,
         layout.hsdp > 1,
         layout.schedule not in ("1f1b", "interleaved"),
+        bool(layout.blocks),
     )
     cuts = layout.model_ranks * layout.ep * layout.vpp
     return sum(features) + _POLICIES.get(layout.recompute, 2), cuts, layout.zero, layout.hsdp
