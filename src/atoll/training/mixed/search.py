@@ -4,7 +4,7 @@ Ways to use pods: one alone (`planner`); the stages of one pipeline, in every or
 each pod with any number of the blocks, as even as can be among its stages; replicas of the model in
 each pod, with any microbatches for each that make up the batch in as many microbatches. Pods with
 the same devices have no reason to differ, and are given as much each. With f seconds of one
-sequence in a block at least (`floor.Sample`), X blocks on n stages of a pod and M microbatches of
+sequence in a block at least (`planner.sample`), X blocks on n stages of a pod and M microbatches of
 b sequences, a step takes at least
 
     M s + c (S - s),  s = max over pods of b ceil(X / n) f,  S = sum over pods of b X f
@@ -39,8 +39,9 @@ from atoll.training.mixed.joined import (
 )
 from atoll.training.mixed.pods import Pods
 from atoll.training.operators.layers import choices_of
-from atoll.training.planner.floor import Floor, Sample
+from atoll.training.planner.floor import Floor
 from atoll.training.planner.pieces import OPTIMAL, ROUNDING
+from atoll.training.planner.sample import Sample
 from atoll.training.planner.space import (
     Axes,
     Block,
@@ -124,7 +125,9 @@ class Way:
         """Of every pod, what one sequence takes at least."""
         if family not in self._samples:
             one = np.ones(1, dtype=np.intp)
-            self._samples[family] = [Sample(floor, family, one) for floor in self._floors]
+            self._samples[family] = [
+                Sample(f.priced, f.ideal.network, family, one) for f in self._floors
+            ]
         return self._samples[family]
 
     def too_large(self, block: Block, most: Floats, held: Floats) -> Bools:

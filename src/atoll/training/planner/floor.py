@@ -22,28 +22,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.cost.pricer import Cost
 from atoll.fabric.nested import neighbours_s
 from atoll.fabric.network import Network
 from atoll.step.bubbles import bubble_terms, peaks
-from atoll.step.layout import ZERO_STAGES
 from atoll.step.orders import SPLIT, TWO_CHUNKS, chunks_of, copies_of, route
 from atoll.step.stages import even_sizes
 from atoll.training.batch import per_parameter, shared_terms
-from atoll.training.memory import (
-    buffers_bytes,
-    kept_bytes,
-    stage_parameters,
-    workspace_bytes,
-)
-from atoll.training.operators.layers import LayerCost
-from atoll.training.operators.policies import links
 from atoll.training.operators.priced import Priced
-from atoll.training.planner.space import Block, Family
-from atoll.training.run import Run
-from atoll.training.step import Stepper
-from atoll.workload.graph.layer import Layer
-from atoll.workload.graph.operator import Operator, Role
+from atoll.training.planner.sample import Sample
+from atoll.training.planner.space import Block
 
 Floats = NDArray[np.float64]
 
@@ -63,7 +50,7 @@ class Floor:
         they need more bytes than the `capacity`.
         """
         sizes, which = _numbered(block.microbatch)
-        sample = Sample(self, block.family, sizes)
+        sample = Sample(self.priced, self.ideal.network, block.family, sizes)
         copies = np.array([copies_of(order) for order in block.schedules])[block.schedule]
         copies = np.where(block.pp > 1, copies, 1)
         keys = (block.dp, block.zero, block.hsdp, copies)
@@ -96,15 +83,27 @@ class Floor:
         states, gradients = per[:, :2] @ held + per[:, 4:] @ trained, per[:, 2:4] @ trained
         first, run = _runs(block)
         some = block.part(first)
-        blocks, most, waiting = _activations(some, sample, self.run.global_batch)
+        sizes = _sizes(some)
+        blocks = sizes[:4]
+        most, waiting = _activations(some, sample, blocks, self.run.global_batch)
+        held_there = np.maximum(most, waiting)
         # Whatever is recomputed, one block's tensors are there when its backward pass runs.
         rebuilt = np.where(blocks.min(axis=0) > 0, some.microbatch * sample.transient_bytes, 0.0)
-        kept = np.maximum(most + rebuilt, waiting)[:, run]
+        kept = np.maximum(most + rebuilt, waiting)
+        # The loss is over before; its stage is the last but for a V, and the only one of one.
+        ends = _own_chunks(some) > 1, _own_chunks(some) == 1
+        for stage, there in enumerate(ends):
+            loss = held_there[stage] + some.microbatch * sample.logits_bytes
+            held_there[stage] = np.where(there, loss, held_there[stage])
+        kept = np.maximum(kept, held_there)
+        for each in (kept, held_there):
+            each[3] = np.where(some.pp == 1, each[1], each[3])
+        kept, held_there = kept[:, run], held_there[:, run]
         whole, one, front, back = (states + gradients)[key].T
         if stack.late_gradients:
             # They come as activations go; of several microbatches they are there before.
             late = block.zero < 2
-            kept = np.where(late, np.maximum(most, waiting)[:, run], kept)
+            kept = np.where(late, held_there, kept)
             alone = self.run.global_batch == block.dp * block.microbatch
             there = np.where(late & alone, states[key].T, (whole, one, front, back))
             whole, one, front, back = there
@@ -112,8 +111,12 @@ class Floor:
         needed[0] += front
         needed[1] += np.where(_own_chunks(block) > 1, 0.0, back)  # zb-v ends on the first stage
         mean = whole * copies / block.pp + kept[3]
-        found = np.maximum(np.maximum(needed[0], needed[1]), np.maximum(needed[2], mean))
-        found += sample.buffers[(blocks.min(axis=0) > 0).astype(np.intp)[run], block.zero]
+        buffers = sample.buffers[(blocks.min(axis=0) > 0).astype(np.intp)[run], block.zero]
+        ended = np.maximum(buffers, sample.buffers[2 * sizes[-1].astype(np.intp)[run], block.zero])
+        for stage, there in enumerate(ends):
+            needed[stage] += np.where(there[run], ended, buffers)
+        mean += np.where(block.pp == 1, ended, buffers)
+        found = np.maximum(np.maximum(needed[0], needed[1]), np.maximum(needed[2] + buffers, mean))
         return np.asarray(found * (1 + stack.fragmentation) + stack.context_bytes)
 
     def _seconds(
@@ -138,12 +141,22 @@ class Floor:
         sent_s = (1 - hidden.pipeline) * moves * size * send_s
 
         whole = zero == 3
-        exposed = np.where(whole, (1 - hidden.gather) / stack.gather_efficiency, 0.0)
+        wires_s = np.where(whole, 1 / stack.gather_efficiency, 0.0) * (
+            gather_s,
+            gather_s + reduce_s,
+        )
+        # Gathers hide behind computation, of which there may be less.
+        products_s = size * sample.compute_s + np.stack([more_f, more_b + more_w])
+        seen_s = np.maximum((1 - hidden.gather) * wires_s, wires_s - products_s)
+        # Weight passes that run apart may take longer, and backward passes as much less.
+        split = np.array([name in SPLIT for name in block.schedules])[block.schedule] & (pp > 1)
+        seen_s[1, split] = (1 - hidden.gather) * wires_s[1, split]
+        outside = (block.dp % block.family.ep == 0) * size * sample.outside_s
         passes_s = self._passes_s(
             block,
             m,
-            size * sample.forward_s + more_f + exposed * gather_s + sent_s,
-            size * sample.data_s + more_b + exposed * (gather_s + reduce_s) + sent_s,
+            size * sample.forward_s + more_f + seen_s[0] + outside + sent_s,
+            size * sample.data_s + more_b + seen_s[1] + outside + sent_s,
             size * sample.weight_s + more_w,
             copies,
             sample,
@@ -231,115 +244,6 @@ class Floor:
         return *self._shares[key], *shared_s, send_s * sample.boundary_bytes
 
 
-class Sample:
-    """What one sequence takes on the devices of a family, at least."""
-
-    def __init__(self, floor: Floor, family: Family, sizes: NDArray[np.intp]) -> None:
-        run, priced = floor.run, floor.priced
-        self.family = family
-        # Experts that are spread do the same work, of fewer with more tokens each.
-        alone = replace(family, ep=1).layout(recompute="none")
-        model, costs = priced.model(alone), priced.costs(alone)
-        stepper = Stepper(floor.ideal, family.layout(zero=0))
-        self.forward_s = self.data_s = self.weight_s = self.host_s = self.waiting_s = 0.0
-        self.ends_s = [0.0, 0.0]
-        """In front of all blocks and behind them."""
-        self.beyond_s = np.zeros((3, len(sizes)))
-        """Forward, backward and weight passes of microbatches of these sizes, beyond their samples.
-        """
-        blocks = []
-        for (layer, repeat), cost in zip(model.layers, costs, strict=True):
-            least = _least(priced, layer, cost, family.cp)
-            forward, backward, _ = stepper.layer_passes(least, "none")
-            both_s = forward.total_s + backward.total_s
-            self.forward_s += repeat * forward.total_s
-            self.data_s += repeat * (backward.total_s - least.weight.total_s)
-            self.weight_s += repeat * least.weight.total_s
-            # A microbatch has as many launches as one sample.
-            kernels = np.array([[x.kernels] for x in (cost.forward, cost.data, cost.weight)])
-            self.beyond_s += repeat * priced.pricer.launch_s * kernels
-            if stepper.unhidden(least):
-                spread = family.ep if cost.experts else 1
-                self.beyond_s += repeat * priced.once(
-                    ("beyond", id(layer), spread, *sizes.tolist()),
-                    partial(_beyond_s, priced, layer, sizes.tolist(), spread),
-                )
-            beside_s, waiting_s = stepper.host_s(cost, "none")
-            self.host_s += repeat * beside_s
-            self.waiting_s += repeat * waiting_s / family.ep
-            if cost.is_block:
-                kept = max(0.0, min(cost.boundary_bytes, kept_bytes(run, cost, "full")))
-                whole = cost.kept("none").bytes + run.stack.temporaries * cost.transient_bytes / 2
-                blocks.append((both_s, kept, max(0.0, whole - kept), cost.waiting_bytes))
-            else:
-                self.ends_s[bool(blocks)] += repeat * both_s
-        divided = 1 if family.sp and family.tp > 1 else family.tp
-        self.boundary_bytes = min(c.boundary_bytes for c in costs if c.is_block) / divided
-        self.block_s, self.kept_bytes, self.transient_bytes, self.waiting_bytes = np.min(
-            blocks, axis=0
-        )
-        there = [cost for cost in costs if cost.is_block]
-        always = workspace_bytes(run)
-        extra = [min(buffers_bytes(run, [(x, 1)], z) for x in there) - always for z in ZERO_STAGES]
-        self.buffers = always + np.array([np.zeros(len(extra)), np.array(extra) / family.ep])
-        """(2, 4): without and with blocks, by ZeRO stage."""
-        at = costs.index(there[0])
-        ends = [[cost for cost in of if not cost.is_block] for of in (costs[:at], costs[at:])]
-        shared = [priced.shared(family.layout(pp=2, recompute="none"), end) for end in ends]
-        every = self._parameters(run, costs, model.shared_parameters)
-        self.trained = every[1]
-        one = np.min([self._parameters(run, [cost], whole=False) for cost in there], axis=0)
-        sides = (self._parameters(run, *end) for end in zip(ends, shared, strict=True))
-        self.parameters = np.stack([every, one, *sides], axis=-1)
-        """(2, 2, 4): held and trained, dense and expert parameters, of the model, of the least
-        block, and of what stands in front of all blocks and behind them."""
-
-    def _parameters(
-        self, run: Run, costs: Sequence[LayerCost], shared: int = 0, whole: bool = True
-    ) -> Floats:
-        layers = [(cost, cost.repeat if whole else 1) for cost in costs]
-        return np.array(stage_parameters(run, layers, shared)[::-1]) / (1, self.family.ep)
-
-
-def _beyond_s(priced: Priced, layer: Layer, sizes: list[int], ep: int) -> Floats:
-    return np.array([priced.pricer.beyond(layer, x, sizes, ep) for x in _parts(layer)])
-
-
-def _least(priced: Priced, layer: Layer, cost: LayerCost, ring: int) -> LayerCost:
-    """A layer that takes no more of any sample than the real one does in any microbatch."""
-    passes: list[Cost] = [priced.pricer.least(layer, part, ring) for part in _parts(layer)]
-    inside = priced.pricer.schedules_links
-    forward, backward = ([] if inside else _sent(layer, x) for x in (layer.forward, layer.backward))
-    return replace(
-        cost,
-        forward=passes[0],
-        backward=passes[1] + passes[2],
-        data=passes[1],
-        weight=passes[2],
-        forward_links=links(forward),
-        backward_links=links(backward),
-        expert_forward_s=0.0,
-        expert_backward_s=0.0,
-    )
-
-
-def _parts(layer: Layer) -> tuple[Sequence[Operator], ...]:
-    """Forward, backward and weight passes."""
-    data = [op for op in layer.backward if not op.weighs]
-    return layer.forward, data, [op for op in layer.backward if op.weighs]
-
-
-def _sent(layer: Layer, operators: Sequence[Operator]) -> list[Operator]:
-    """Collectives of activations, which grow with the samples."""
-    weights = (Role.WEIGHT, Role.WEIGHT_GRADIENT)
-    return [
-        op
-        for op in operators
-        if op.collective is not None
-        and not any(layer.tensors[name].role in weights for name in (*op.reads, *op.writes))
-    ]
-
-
 @lru_cache(maxsize=4096)
 def _ways(order: str, stages: int, microbatches: int) -> tuple[float, ...]:
     ways = bubble_terms(order, stages, microbatches, 1)
@@ -356,17 +260,15 @@ def _runs(block: Block) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     return np.flatnonzero(new), np.cumsum(new) - 1
 
 
-def _activations(block: Block, sample: Sample, batch: int) -> tuple[Floats, Floats, Floats]:
-    """(4, layouts): blocks of the first, the last and the second stage, which has most of them
-    where they are even (`step.stages.even_sizes`), and the fewest of any, all at the least that
-    their chunks count; and bytes of microbatches (`step.bubbles.peaks`): where they hold most, and
-    where weight gradients wait, of the stage with the fewest those of the stage that holds least.
+def _activations(block: Block, sample: Sample, blocks: Floats, batch: int) -> tuple[Floats, Floats]:
+    """(4, layouts): bytes of microbatches (`step.bubbles.peaks`) in so many blocks of the first,
+    the last and the second stage, which has most of them where they are even, and of the fewest of
+    any, those of the stage that holds least: where they hold most, and where weight gradients wait.
     """
     p, v, size = (x.astype(np.float64) for x in (block.pp, block.vpp, block.microbatch))
     m = batch / (block.dp * size)
     stage = np.stack([0 * p, p - 1, np.minimum(1, p - 1)])
     split = np.array([name in SPLIT for name in block.schedules])[block.schedule] & (block.pp > 1)
-    blocks = _sizes(block)[:4]
     ahead = p - stage
     group = np.ceil(m / np.maximum(1, m // p))
     many = np.minimum(2 * ahead - 1 + (v - 1) * group, m * v) / v
@@ -378,14 +280,14 @@ def _activations(block: Block, sample: Sample, batch: int) -> tuple[Floats, Floa
     bytes_ = (found.reshape(-1, 3, 3, 2) @ each)[which].T
     held[:, split], late[:, split] = bytes_[0], bytes_[1:].max(axis=0)
     held, late = (np.concatenate([x, x.min(axis=0, keepdims=True)]) for x in (held, late))
-    return blocks, held * blocks * size, late * blocks * size
+    return held * blocks * size, late * blocks * size
 
 
 def _longest_s(block: Block, sample: Sample) -> Floats:
     """A microbatch in the stage with most blocks, and in those with what stands before and behind
     them: of a V these are one.
     """
-    *_, most, first, last, joined = _sizes(block)
+    *_, most, first, last, joined, _ = _sizes(block)
     front_s, back_s = sample.ends_s
     first_s = first * sample.block_s + np.where(joined > 0, joined * (front_s + back_s), front_s)
     last_s = last * sample.block_s + np.where(joined > 0, 0.0, back_s)
@@ -394,14 +296,14 @@ def _longest_s(block: Block, sample: Sample) -> Floats:
 
 
 def _sizes(block: Block) -> Floats:
-    """(8, layouts): `_held_sizes`."""
+    """(9, layouts): `_held_sizes`."""
 
     def sizes(schedule: int, pp: int, vpp: int, split: int) -> tuple[float, ...]:
         order = block.order(schedule, pp, vpp)
         return _held_sizes(block.chain[0], order, pp, vpp, block.blocks(order, pp, vpp, split))
 
     found, which = _by_key((block.schedule, block.pp, block.vpp, block.split), sizes)
-    return found.reshape(-1, 8)[which].T
+    return found.reshape(-1, 9)[which].T
 
 
 @lru_cache(maxsize=8192)
@@ -411,7 +313,8 @@ def _held_sizes(
     """Blocks of the first, the last and the second stage, and the fewest of any, where chunks that
     hold different numbers of microbatches count as the smallest of them. And what stages have to
     run, the mean of both where the model is held twice: the most of any, the first, the one with
-    the last chunk, and where these are one what it has of all that stands before and behind.
+    the last chunk, where these are one what it has of all that stands before and behind, and
+    whether the last chunk has blocks.
     """
     chunks, copies = chunks_of(order, vpp), copies_of(order)
     ways = [route(order, pp, chunks, microbatch) for microbatch in range(copies)]
@@ -431,6 +334,7 @@ def _held_sizes(
         whole[0],
         whole[last],
         1 / copies if last == 0 else 0.0,
+        float(sizes[-1] > 0),
     )
 
 
