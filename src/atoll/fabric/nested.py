@@ -128,6 +128,22 @@ def collective_s(network: Network, kind: str, bytes_: float, group: int, stride:
     return fixed_s + max(_sent_s(level, slope * bytes_) for slope, level in wires)
 
 
+def collective_times_s(
+    network: Network, kind: str, group: int, bytes_: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """The same of neighbouring devices for positive numbers of bytes."""
+    if group <= 1:
+        return np.zeros(len(bytes_))
+    fixed_s, slopes = terms(network, kind, group)
+    longest_s = np.zeros(len(bytes_))
+    for slope, durations_s, shares in zip(slopes, *curves(network), strict=True):
+        if slope:
+            full_s = slope * bytes_
+            share = np.interp(np.log(full_s), np.log(durations_s), shares)
+            longest_s = np.maximum(longest_s, full_s / share)
+    return fixed_s + longest_s
+
+
 def _sent_s(level: Level, full_s: float) -> float:
     """Seconds of what takes so long at the full bandwidth of a level."""
     return full_s / level.share(full_s * level.bandwidth_Bps)

@@ -63,7 +63,7 @@ class Floor:
             sample,
             divided[:, 6:][key[some]].T,
             copies[some],
-            sample.beyond_s[:, which[some]],
+            which[some],
         )
         return step_s, needed
 
@@ -125,10 +125,10 @@ class Floor:
         sample: Sample,
         divided: Floats,
         copies: NDArray[np.int64],
-        beyond_s: Floats,
+        which: NDArray[np.intp],
     ) -> Floats:
         run, stack, hidden = self.run, self.run.stack, self.run.stack.overlap
-        more_f, more_b, more_w = beyond_s
+        more_f, more_b, more_w = sample.beyond_s[:, which]
         pp, size = block.pp.astype(np.float64), block.microbatch.astype(np.float64)
         zero, m = block.zero, run.global_batch / (block.dp * size)
         dense, expert = (n * copies / pp for n in sample.trained)
@@ -158,8 +158,8 @@ class Floor:
             size * sample.forward_s + more_f + seen_s[0] + outside + sent_s,
             size * sample.data_s + more_b + seen_s[1] + outside + sent_s,
             size * sample.weight_s + more_w,
-            copies,
             sample,
+            which,
         )
         behind_s = np.where(whole, 0.0, (gather_s + reduce_s) * copies / pp)
         behind_s += np.where(zero == 2, (m - 1) * reduce_s, 0.0)
@@ -174,8 +174,8 @@ class Floor:
         f: Floats,
         b: Floats,
         w: Floats,
-        copies: NDArray[np.int64],
         sample: Sample,
+        which: NDArray[np.intp],
     ) -> Floats:
         """All microbatches through all stages, which together take f forward, b backward and w for
         weight gradients, at least, and no less than the host does.
@@ -184,7 +184,9 @@ class Floor:
         others = np.maximum(1.0, pp - 1)
         all_s = np.maximum(f + b + w, sample.host_s) + sample.waiting_s
         first, run = _runs(block)
-        slowest_s = np.maximum(all_s / pp, _longest_s(block.part(first), sample)[run])
+        slowest_s = np.maximum(
+            all_s / pp, _longest_s(block.part(first), sample.parts_s[:, which[first]])[run]
+        )
         share = (pp - 1 + (vpp - 1) * np.maximum(0.0, pp - m)) / (vpp * others)
         fused_s = m * slowest_s + share * np.maximum(0.0, all_s - slowest_s)
         split = np.array([name in SPLIT for name in block.schedules])[block.schedule]
@@ -283,16 +285,15 @@ def _activations(block: Block, sample: Sample, blocks: Floats, batch: int) -> tu
     return held * blocks * size, late * blocks * size
 
 
-def _longest_s(block: Block, sample: Sample) -> Floats:
+def _longest_s(block: Block, parts_s: Floats) -> Floats:
     """A microbatch in the stage with most blocks, and in those with what stands before and behind
     them: of a V these are one.
     """
     *_, most, first, last, joined, _ = _sizes(block)
-    front_s, back_s = sample.ends_s
-    first_s = first * sample.block_s + np.where(joined > 0, joined * (front_s + back_s), front_s)
-    last_s = last * sample.block_s + np.where(joined > 0, 0.0, back_s)
-    longest_s = np.maximum(most * sample.block_s, np.maximum(first_s, last_s))
-    return np.asarray(block.microbatch * longest_s)
+    block_s, front_s, back_s = parts_s
+    first_s = first * block_s + np.where(joined > 0, joined * (front_s + back_s), front_s)
+    last_s = last * block_s + np.where(joined > 0, 0.0, back_s)
+    return np.maximum(most * block_s, np.maximum(first_s, last_s))
 
 
 def _sizes(block: Block) -> Floats:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.cost.pricer import Cost
+from atoll.fabric.nested import collective_s, collective_times_s
 from atoll.fabric.network import Network
 from atoll.step.layout import ZERO_STAGES
 from atoll.training.memory import (
@@ -56,6 +57,9 @@ class Sample:
         self.beyond_s = np.zeros((3, len(sizes)))
         """Forward, backward and weight passes of microbatches of these sizes, beyond their samples.
         """
+        self.parts_s = np.zeros((3, len(sizes)))
+        """All passes of such microbatches through the least block, in front of all and behind."""
+        self.parts_s[0] = np.inf
         blocks = []
         for (layer, repeat), cost in zip(model.layers, costs, strict=True):
             least = _least(priced, layer, cost, family.cp)
@@ -70,13 +74,16 @@ class Sample:
             self.weight_s += repeat * least.weight.total_s
             # A microbatch has as many launches as one sample.
             kernels = np.array([[x.kernels] for x in (cost.forward, cost.data, cost.weight)])
-            self.beyond_s += repeat * priced.pricer.launch_s * kernels
+            beyond_s = np.repeat(priced.pricer.launch_s * kernels, len(sizes), axis=1)
             if stepper.unhidden(least):
                 spread = family.ep if cost.experts else 1
-                self.beyond_s += repeat * priced.once(
+                beyond_s += priced.once(
                     ("beyond", id(layer), spread, *sizes.tolist()),
                     partial(_beyond_s, priced, layer, sizes.tolist(), spread),
                 )
+                beyond_s[:2] += _links_s(run, network, least, sizes)
+            self.beyond_s += repeat * beyond_s
+            each_s = sizes * both_s + beyond_s.sum(axis=0)
             beside_s, waiting_s = stepper.host_s(cost, "none")
             self.host_s += repeat * beside_s
             self.waiting_s += repeat * waiting_s / family.ep
@@ -84,8 +91,10 @@ class Sample:
                 kept = max(0.0, min(cost.boundary_bytes, kept_bytes(run, cost, "full")))
                 whole = cost.kept("none").bytes + run.stack.temporaries * cost.transient_bytes / 2
                 blocks.append((both_s, kept, max(0.0, whole - kept), cost.waiting_bytes))
+                self.parts_s[0] = np.minimum(self.parts_s[0], each_s)
             else:
                 self.ends_s[bool(blocks)] += repeat * both_s
+                self.parts_s[1 + bool(blocks)] += repeat * each_s
         divided = 1 if family.sp and family.tp > 1 else family.tp
         self.boundary_bytes = min(c.boundary_bytes for c in costs if c.is_block) / divided
         self.block_s, self.kept_bytes, self.transient_bytes, self.waiting_bytes = np.min(
@@ -129,6 +138,23 @@ def _of_experts(cost: LayerCost, ep: int) -> LayerCost:
 
 def _beyond_s(priced: Priced, layer: Layer, sizes: list[int], ep: int) -> Floats:
     return np.array([priced.pricer.beyond(layer, x, sizes, ep) for x in _parts(layer)])
+
+
+def _links_s(run: Run, ideal: Network, cost: LayerCost, sizes: NDArray[np.intp]) -> Floats:
+    """Collectives of activations in forward and backward passes of microbatches of these sizes,
+    beyond those of as many samples on an ideal network; all that may hide behind products does.
+    """
+    overlap, known = run.stack.overlap, {}
+    for link in {*cost.forward_links, *cost.backward_links, *cost.hidden_links}:
+        where = link.kind, link.group
+        known[link] = collective_times_s(run.network, *where, link.bytes * sizes)
+        known[link] -= sizes * collective_s(ideal, link.kind, link.bytes, link.group)
+    forward, backward, hidden = (
+        sum((known[link] for link in some), np.zeros(len(sizes)))
+        for some in (cost.forward_links, cost.backward_links, cost.hidden_links)
+    )
+    both = np.stack([forward, backward - overlap.tensor * hidden])
+    return np.asarray((1 - overlap.tensor_products) * both)
 
 
 def _least(priced: Priced, layer: Layer, cost: LayerCost, ring: int) -> LayerCost:
