@@ -293,7 +293,7 @@ def _longest_s(block: Block, parts_s: Floats) -> Floats:
     block_s, front_s, back_s = parts_s
     first_s = first * block_s + np.where(joined > 0, joined * (front_s + back_s), front_s)
     last_s = last * block_s + np.where(joined > 0, 0.0, back_s)
-    return np.maximum(most * block_s, np.maximum(first_s, last_s))
+    return np.asarray(np.maximum(most * block_s, np.maximum(first_s, last_s)))
 
 
 def _sizes(block: Block) -> Floats:

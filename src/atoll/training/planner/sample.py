@@ -147,7 +147,7 @@ def _links_s(run: Run, ideal: Network, cost: LayerCost, sizes: NDArray[np.intp])
     overlap, known = run.stack.overlap, {}
     for link in {*cost.forward_links, *cost.backward_links, *cost.hidden_links}:
         where = link.kind, link.group
-        known[link] = collective_times_s(run.network, *where, link.bytes * sizes)
+        known[link] = collective_times_s(run.network, *where, link.bytes * sizes.astype(float))
         known[link] -= sizes * collective_s(ideal, link.kind, link.bytes, link.group)
     forward, backward, hidden = (
         sum((known[link] for link in some), np.zeros(len(sizes)))
