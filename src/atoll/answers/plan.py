@@ -383,8 +383,7 @@ class Reason:
     axis: str
     why: str
     axes: PlannedLayout
-    """The best with another value, or of those that are all far slower the best known; where none
-    fits, the one that needs least memory."""
+    """The best with another value; where none fits, the one that needs least memory."""
     slower: Number | None
     """Than the answer; None where it does not fit."""
 

@@ -1,6 +1,4 @@
-"""Why this layout: the best of the space with another value on each axis, and what it costs; where
-that is far more, the best that is known, and that none costs less than so much.
-"""
+"""Why this layout: the best of the space with another value on each axis, and what it costs."""
 
 from __future__ import annotations
 
@@ -14,8 +12,6 @@ from atoll.training.planner.search import Space
 from atoll.training.planner.space import Bools
 from atoll.units import format_bytes, format_seconds
 
-FAR = 0.1
-"""Of the step: what another value costs more than this is not sought, but stated as it is known."""
 AXES = (
     "tp", "pp", "cp", "ep", "etp", "vpp", "microbatch", "zero", "hsdp", "recompute", "sp",
     "schedule",
@@ -44,8 +40,7 @@ def _reason(space: Space, best: Estimate, axis: str) -> tuple[str, Estimate]:
     if not (rows.any() and names.any()):
         return "", best
     name = f"{axis} {_value(best.layout, axis)}"
-    far = max(FAR, best.accuracy.between)
-    nearest = space.search(1, rows, names, enough_s=(1 + far) * best.step.time_s)
+    nearest = space.search(1, rows, names)
     if nearest.stopped:
         raise StoppedError
     if nearest.best:
@@ -54,11 +49,8 @@ def _reason(space: Space, best: Estimate, axis: str) -> tuple[str, Estimate]:
         value = f"{axis} {_value(other.layout, axis)}"
         if slower == 0:
             return f"{name}: {value} takes as long, as {other.layout}", other
-        words = f"{slower:+.1%} as {other.layout}", _where(best, other)
-        if slower > far:
-            known = f"{value} at the best known {words[0]}"
-            return f"{name}: any other takes {far:+.0%} or more, {known}, {words[1]}", other
-        return f"{name}: {value} takes {words[0]}, {words[1]}", other
+        sentence = f"{value} takes {slower:+.1%} as {other.layout}, {_where(best, other)}"
+        return f"{name}: {sentence}", other
     least = space.smallest(rows, names)
     if least.fits:  # fits, but cannot be used
         return "", least

@@ -178,29 +178,19 @@ class Space:
         tried = (self.estimate(int(row), name) for row in order for name in named)
         return min(tried, key=lambda estimate: estimate.worst.needed)
 
-    def search(
-        self,
-        count: int,
-        rows: Bools | None = None,
-        names: Bools | None = None,
-        enough_s: float = np.inf,
-    ) -> Found:
-        """The fastest `count` layouts that fit, of all or of some rows and policies; where none
-        takes less than what is `enough`, any that are known.
-        """
+    def search(self, count: int, rows: Bools | None = None, names: Bools | None = None) -> Found:
+        """The fastest `count` layouts that fit, of all or of some rows and policies."""
         among = np.ones(len(self.slot), dtype=np.bool_) if rows is None else rows
         named = np.ones(len(self.names), dtype=np.bool_) if names is None else names
         wanted, stopped = count, False
         while True:
             try:
-                whole = rows is None is names
-                limit_s = self._estimate_all(wanted, among, named, whole, enough_s=enough_s)
+                limit_s = self._estimate_all(wanted, among, named, rows is None is names)
             except StoppedError:
                 unseen_s = self._rest_s(among), self._loose_s(among, named)
                 limit_s = min(float(x.min(initial=np.inf)) for x in unseen_s)
                 stopped = True
-            known = stopped or enough_s <= limit_s < np.inf
-            ranked = self._ranked(among, named, known, np.inf if known else limit_s)
+            ranked = self._ranked(among, named, stopped, np.inf if stopped else limit_s)
             best, refusals, estimated, bound_s = self._written(count, ranked)
             if len(best) == count or limit_s == np.inf or stopped:
                 break
@@ -267,24 +257,16 @@ class Space:
         return tuple(best), refusals, estimated, float("inf")
 
     def _estimate_all(
-        self,
-        count: int,
-        among: Bools,
-        named: Bools,
-        whole: bool,
-        within_s: float = 0.0,
-        enough_s: float = np.inf,
+        self, count: int, among: Bools, named: Bools, whole: bool, within_s: float = 0.0
     ) -> float:
         """Bound and estimate, the lowest bound first, until no other row can be among the fastest
-        `count` or take less than `within_s`, or all take what is `enough` and as many are known; a
-        time that none is below, and the last of these not above unless it is enough.
+        `count` or take less than `within_s`; a time that none is below, and the last of these not
+        above.
         """
         rest = np.flatnonzero(among & self.may_fit & (self.slot < 0))
-        found_s, best_s = self._limit_s(count, among, named)
-        limit_s = np.inf
+        limit_s, best_s = self._limit_s(count, among, named)
+        limit_s = max(limit_s, within_s)
         while True:
-            if min(found_s, limit_s) < np.inf:
-                limit_s = max(min(found_s, limit_s, enough_s), within_s)
             rest = rest[(self.slot[rest] < 0) & (self.least_s[rest] < limit_s)]
             loose_s = self._loose_s(among, named)
             known, rows = self._next(rest, loose_s, limit_s, best_s)
@@ -300,7 +282,8 @@ class Space:
                 self.loose[rows] = False
             else:
                 self._add(rows)
-            found_s, best_s = self._limit_s(count, among, named, limit_s)
+            limit_s, best_s = self._limit_s(count, among, named, limit_s)
+            limit_s = max(limit_s, within_s)
 
     def _tell(self, progress: Progress, rest: Ints, loose_s: Floats) -> None:
         """Where the search of the whole space stands."""
