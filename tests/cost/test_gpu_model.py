@@ -10,7 +10,8 @@ from gpu_operators import attention_s, gemm_s, optimizer_s, vector_s
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.cost.gpu_gemm import gemm_times_s, limit_throttle
+from atoll.cost.gpu_attention import Heads, attention_times_s
+from atoll.cost.gpu_gemm import gemm_times_s, limit_throttle, throttled_s
 from atoll.cost.gpu_vector import LEAST_BYTES
 from atoll.errors import AtollError
 from atoll.hardware.gpu import load_gpu
@@ -187,3 +188,33 @@ def test_wrong_sizes_and_names_are_refused_with_a_sentence(call: object, sentenc
     assert callable(call)
     with pytest.raises(AtollError, match=sentence):
         call()
+
+
+def test_a_product_timed_again_finds_in_l2_what_that_holds() -> None:
+    card = load_gpu("l40s")
+    assert gemm_times_s(card, 1024, 1024, 1024, in_turn=6) < gemm_times_s(card, 1024, 1024, 1024)
+    written = replace(card, calibration=replace(card.calibration, held=0.0))
+    large = 16384, 16384, 1024  # six sets of 67 MB, of 101
+    assert gemm_times_s(written, *large, in_turn=6) == gemm_times_s(written, *large)
+    assert gemm_times_s(card, *large, in_turn=6) < gemm_times_s(written, *large)
+
+
+def test_a_limit_sets_in_as_sharply_as_the_device_says() -> None:
+    times_s = np.array([0.5e-3, 1e-3, 2e-3])
+    slow = [throttled_s(times_s, 0.3, 1e-3, onset) / times_s - 1 for onset in (1, 4)]
+    assert slow[0][1] == slow[1][1] == pytest.approx(0.15)
+    assert slow[1][0] < slow[0][0] and slow[1][2] > slow[0][2]
+    assert throttled_s(times_s, 0.3, 0.0, 4) == pytest.approx(1.3 * times_s)
+
+
+def test_wide_heads_on_blackwell_hide_nothing() -> None:
+    """Two tiles take turns up to the widest head whose sums fit; beyond it one is alone."""
+    device = load_gpu("b200")
+    prompt = device.calibration.prompt
+    assert prompt is not None
+    far = replace(prompt, narrow_head=256)
+    other = replace(device, calibration=replace(device.calibration, prompt=far))
+    for head, slower in ((128, False), (256, True)):
+        sizes = Heads(4, 64, 8, 8192, head, 0)
+        pair = [float(attention_times_s(gpu, sizes, prompt=True)) for gpu in (device, other)]
+        assert (pair[0] > 1.05 * pair[1]) == slower

@@ -21,7 +21,7 @@ import numpy as np
 from atoll.answers.validation import Errors, OperatorsValidation, WorstOperator
 from atoll.calibrate.validate import WORST
 from atoll.cost.gpu_attention import Heads, attention_times_s
-from atoll.cost.gpu_gemm import Floats, gemm_times_s
+from atoll.cost.gpu_gemm import L2_BPS, Floats, gemm_times_s
 from atoll.cost.gpu_vector import streaming_s
 from atoll.errors import AtollError
 from atoll.fabric.nested import PASSES, all_to_all_s, collective_s
@@ -57,8 +57,8 @@ CAST = ("fp8_block", "nvfp4")
 """Formats whose rows include the cast of the first operand."""
 AMAX_BYTES, AMAX_KERNELS = 6.0, 2
 """Of the largest absolute value, by PyTorch: the values are written and read again."""
-L2_BPS = 6e12
-"""Of streams that L2 holds: casts on H100, L40S and RTX PRO 6000 reach 5 to 6.3 TB/s."""
+IN_TURN = 6
+"""Sets of operands that products are timed with."""
 HALF_BYTES = 2
 CACHE_PASSES = {"fa3": 6.0, "trtllm": 6.0}
 """Bytes over those of keys and values that engines move to store them in their paged cache, by a
@@ -188,7 +188,7 @@ def predicted_s(gpu: Gpu, rows: Sequence[Timed]) -> Floats:
     table = np.array([row.sizes for row in rows])
     if op in ("gemm", "bmm"):
         m, n, k, batch = table.T
-        time_s = gemm_times_s(gpu, m, n, k, batch, precision)
+        time_s = gemm_times_s(gpu, m, n, k, batch, precision, in_turn=IN_TURN)
         return time_s + _cast_s(gpu, precision, batch * m * k) if precision in CAST else time_s
     if op in ("attention_prefill", "mla_prefill"):
         passes = np.array([_cache_passes(row.kernel) for row in rows])

@@ -18,8 +18,7 @@ from atoll.cost.gpu_gemm import Floats, throttled_s
 from atoll.hardware.gpu import AttentionFit, Gpu
 
 BLOCK_ROWS = 128  # keys at a time, and queries of a block unless the calibration has others
-NARROW_HEAD = 96
-HEAD_COLUMNS = 16  # heads are filled up to a multiple of the products' depth
+LIMIT_S = 7e-3  # calls of engines that the power limit slows by half of what it can, on all devices
 KEY_SPLITS = (2, 4, 8)
 FORWARD_PRODUCTS = 2  # QK', PV
 BACKWARD_PRODUCTS = 5  # the first again, and one for each of dV, dP, dQ, dK
@@ -67,12 +66,18 @@ def attention_times_s(
     direction = fit.backward if backward else (prompt and fit.prompt) or fit.forward
     products = BACKWARD_PRODUCTS if backward else FORWARD_PRODUCTS
 
-    wide = np.ceil(d / HEAD_COLUMNS) * HEAD_COLUMNS
+    wide = np.ceil(d / direction.head_columns) * direction.head_columns
     exp = _min_head(gpu, direction)
-    pair_s = 2 * products * (np.maximum(wide, exp) + direction.exposed * np.minimum(wide, exp))
+    # Two tiles of queries take turns with tensor cores and exponentials; wide heads of 16 bits
+    # leave room for one, whose products and exponentials follow each other.
+    alone = (d > direction.narrow_head) & (direction.narrow_rows >= 2 * BLOCK_ROWS)
+    alone &= dtype != "fp8"
+    exposed = np.where(alone, 1.0, direction.exposed)
+    columns = np.maximum(wide, exp) + exposed * np.minimum(wide, exp)
+    pair_s = 2 * products * columns
     rate = direction.matmul * (direction.fp8_gain if dtype == "fp8" else 1.0) * gpu.matmul_scale
     pair_s = pair_s * gpu.sms / (rate * gpu.peak_flops(gpu.half_dtype if dtype == "fp8" else dtype))
-    queries = np.where(d <= NARROW_HEAD, direction.narrow_rows, BLOCK_ROWS)
+    queries = np.where(d <= direction.narrow_head, direction.narrow_rows, BLOCK_ROWS)
     queries = np.where(masked, np.minimum(queries, direction.causal_rows), queries)
     rows, steps = np.ceil(s / queries), np.ceil(sk / BLOCK_ROWS)
     # Key blocks that a row block walks, on average.
@@ -103,6 +108,9 @@ def attention_times_s(
     launch_s = 0.0 if even else direction.kernel_s
     if sustained:
         return throttled_s(busy_s, fit.attention_throttle(direction), 0.0) + launch_s
+    if prompt:  # power goes to products of 16 bits, whose share of the time differs with the head
+        drawn = 0.0 if dtype == "fp8" else direction.throttle * wide / columns
+        return throttled_s(busy_s, drawn, LIMIT_S, fit.onset) + launch_s
     return throttled_s(busy_s, direction.throttle, fit.throttle_s) + launch_s
 
 

@@ -18,7 +18,7 @@ from atoll.hardware.gpu import Gpu
 
 TILE_ROWS = 128
 """Of a grouped product: an expert's last tile is computed whole."""
-GROUPED_START_S = 10e-6  # the kernel that lists the products
+GROUPED_START_S = 11e-6  # the kernel that lists the products
 # Bytes per element of a gathered row and of a token: sources are read again for every expert,
 # partly from L2.
 GATHERED_BYTES, SOURCE_BYTES = 3.5, 3.0
@@ -32,7 +32,7 @@ SORT_S = 38e-6
 # The largest k of a row: a block takes a row, in pieces of so many scores.
 TOP_COLUMNS = 64
 TOP_ROW_S = 3.7e-9
-ROUTER_START_S = 21e-6  # casts, softmax, top k, normalised gates
+ROUTER_START_S = 22e-6  # casts, softmax, top k, normalised gates
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ PARTIAL_BYTES = 4.0  # fp32 partial sums of a split reduction
 FP4_BITS, HALF_BITS = 4, 16
 CLOCK_OF_POWER = 1 / 3  # power is clock x voltage², and voltage about proportional to the clock
 AT_ONCE = 2048  # products, so that their arrays stay in caches
+L2_BPS = 6e12  # of what L2 holds: casts on H100, L40S and RTX PRO 6000 reach 5 to 6.3 TB/s
 
 
 def gemm_times_s(
@@ -46,13 +47,15 @@ def gemm_times_s(
     *,
     sustained: bool = False,
     operand_row: ArrayLike | None = None,
+    in_turn: int | None = None,
 ) -> Floats:
     """Seconds of `batch` products (m x k) by (k x n), for arrays of sizes at once.
 
     Rows of the operands in memory are k elements long, or `operand_row` (a weight's gradient reads
     both operands transposed); rows of the output n. `sustained` prices every product at the power
     limit, as inside a training step; otherwise only
-    long ones are, as when one kernel is timed by itself.
+    long ones are, as when one kernel is timed by itself. `in_turn`: timed again and again, with so
+    many sets of operands; those are in L2 where it holds all of them, and outputs may stay in it.
     """
     fit, own = gpu.calibration, gpu.calibration.format_fit(dtype)
     throttle = limit_throttle(gpu, dtype) if sustained else own.throttle
@@ -60,9 +63,10 @@ def gemm_times_s(
     row = k if operand_row is None else operand_row
     sizes = np.broadcast_arrays(*(np.asarray(a, dtype=np.float64) for a in (m, n, k, batch, row)))
     every = np.stack([size.reshape(-1) for size in sizes])
-    clock = throttle, 0.0 if sustained else fit.throttle_s
+    clock = throttle, 0.0 if sustained else fit.throttle_s, fit.onset
+    width = float(ELEMENT_BYTES.get(dtype, 2))
     parts = [
-        _best_times_s(gpu, loop_flops, float(ELEMENT_BYTES.get(dtype, 2)), clock, *part)
+        _best_times_s(gpu, loop_flops, width, clock, in_turn, *part)
         for part in np.split(every, range(AT_ONCE, every.shape[1], AT_ONCE), axis=1)
     ]
     return np.concatenate(parts).reshape(sizes[0].shape) + own.kernel_s
@@ -72,7 +76,8 @@ def _best_times_s(
     gpu: Gpu,
     loop_flops: float,
     width: float,
-    clock: tuple[float, float],
+    clock: tuple[float, float, int],
+    in_turn: int | None,
     m: Floats,
     n: Floats,
     k: Floats,
@@ -81,12 +86,18 @@ def _best_times_s(
 ) -> Floats:
     """Seconds of every product under its best tile and split, without launch."""
     fit = gpu.calibration
-    odd = (m % SECTOR_ELEMENTS != 0) | (n % SECTOR_ELEMENTS != 0) | (k % SECTOR_ELEMENTS != 0)
+    odd = (row % SECTOR_ELEMENTS != 0) | (n % SECTOR_ELEMENTS != 0)
     slowdown = np.where(odd, fit.misaligned, 1.0) * _alignment(fit, row, n)
     bandwidth_Bps, slice_ = fit.hbm * gpu.hbm_Bps, SLICE_BYTES / width
     outputs = m * n * batch
-    write_s = slowdown * outputs * OUTPUT_BYTES / bandwidth_Bps
-    move_s = write_s + (m + n) * k * batch * width / bandwidth_Bps
+    written, read = outputs * OUTPUT_BYTES, (m + n) * k * batch * width
+    write_s, read_s = written / bandwidth_Bps, read / bandwidth_Bps
+    if in_turn is not None:
+        kept = np.minimum(written, fit.held * gpu.l2_bytes)
+        write_s = (written - kept) / bandwidth_Bps + kept / L2_BPS
+        read_s = np.where(in_turn * read <= gpu.l2_bytes, read / L2_BPS, read_s)
+    write_s = slowdown * write_s
+    move_s = write_s + read_s
     rows, columns = TILES[fit.tiles].T[:, :, None]
     # Seconds of one tile for each element of its reduction, until operands are delivered.
     delivery = 1 + fit.tile_half * (rows + columns) / (rows * columns)
@@ -143,8 +154,9 @@ def _alignment(fit: Calibration, operand_row: Floats, output_row: Floats) -> Flo
     return np.where(output_row % 2 != 0, fit.odd_output, slowdown)
 
 
-def throttled_s(busy_s: Floats, throttle: float, half_s: float) -> Floats:
+def throttled_s(busy_s: Floats, throttle: Floats | float, half_s: float, onset: int = 1) -> Floats:
     """Time of a burst of matrix work once the power limit has lowered the clock; `half_s` is how
-    long it takes until half of that shows, 0 where it was low before.
+    long it takes until half of that shows, 0 where it was low before; `onset` how sharply it does.
     """
-    return np.asarray(busy_s * (1 + throttle * busy_s / (busy_s + half_s)))
+    longer = busy_s**onset
+    return np.asarray(busy_s * (1 + throttle * longer / (longer + half_s**onset)))

@@ -69,13 +69,15 @@ class AttentionFit:
     min_head: float  # head size below which exponentials, not products, set the pace (Hopper)
     block_s: float  # start and end of one block of 128 rows
     kernel_s: float  # launch to finish of an empty call
-    throttle: float  # slowdown at the power limit
+    throttle: float  # slowdown at the power limit of a loop of nothing but products
     exposed: float = 0.0  # of the shorter of products and exponentials, what the longer hides not
     tail: float = 1.0  # of the longest block of a causal mask, what sticks out at the end
     split_s: float | None = None  # joining parts of keys where blocks are fewer than SMs
     fp8_gain: float = 1.0  # speed of products of 8-bit numbers over those of 16-bit ones
     engine_s: float = 0.0  # what a call by an inference engine adds; no part of training
-    narrow_rows: int = 128  # queries of a block, of heads of up to 96
+    narrow_rows: int = 128  # queries of a block, of heads of up to `narrow_head`; 256: two tiles
+    narrow_head: int = 96
+    head_columns: int = 16  # heads are filled up to a multiple of
     causal_rows: int = 256  # the most queries of a block under a causal mask
 
 
@@ -117,6 +119,8 @@ class Calibration:
     formats: tuple[tuple[str, FormatFit], ...] = ()  # of fewer than 16 bits
     prompt: AttentionFit | None = None  # forward as inference engines run it, where it differs
     tiles: str = "hopper"  # shapes of the library's tiles: of Ampere and Ada, or since Hopper
+    onset: int = 4  # sharpness of the power limit: 1 gradual (cards), 4 almost a step (boards)
+    held: float = 0.0  # share of L2 that keeps outputs of products timed again and again
     step_throttle: float | None = None  # of products inside training steps, where it is known
     matmul_ratio: float = 0.0  # measured matmul maximum over peak of the calibrated device; 0: none
     source: str = ""
@@ -308,6 +312,8 @@ class AttentionFile(FileModel):
     fp8_gain: Rate = 1.0
     engine: Seconds = 0.0
     narrow_rows: Count = 128
+    narrow_head: Count = 96
+    head_columns: Count = 16
     causal_rows: Count = 256
 
     def fit(self) -> AttentionFit:
@@ -345,6 +351,8 @@ class CalibrationFile(FileModel):
     vector_kernel: Seconds
     formats: dict[NarrowFormat, FormatFile] = Field(default_factory=dict)
     tiles: Literal["ampere", "hopper"] = "hopper"
+    onset: Annotated[Count, Field(le=8)] = 4
+    held: Part = 0.0
     matmul_ratio: Factor = 0.0
     traffic: dict[str, Factor] = Field(min_length=1)
 
