@@ -60,7 +60,7 @@ def test_the_shipped_parameters_are_what_the_command_writes(tmp_path: Path) -> N
     for name in ("matmul", "vector_hbm", "vector_kernel_s"):
         assert getattr(written, name) == pytest.approx(getattr(shipped, name), rel=0.02)
     assert dict(written.traffic) == pytest.approx(dict(shipped.traffic), rel=0.05)
-    assert load_gpu("b200", calibration=out).calibration == written
+    assert load_gpu("l40s", calibration=out).calibration == written
 
 
 def test_a_file_of_products_alone_leaves_the_other_parameters_as_they_were(

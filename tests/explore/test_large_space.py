@@ -113,7 +113,7 @@ def test_baselines_draw_from_a_sample(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("outside_memory")
 @pytest.mark.parametrize("changes", [{"pareto": True}, {"strategy": "phaze"}])
 def test_what_needs_the_whole_space_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
-    with pytest.raises(AtollError, match="not with a space of 1,458 points"):
+    with pytest.raises(AtollError, match="not with a space of .* points: "):
         run_search(some_job(tmp_path, **changes))
 
 
