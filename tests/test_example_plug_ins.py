@@ -53,6 +53,7 @@ def run_its_tests(environment: dict[str, str], package: str) -> None:
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.slow
 def test_the_catalogue_help_and_schema_name_them(installed: dict[str, str]) -> None:
     listed = json.loads(atoll(installed, "hardware", "--json"))
     assert "two-level-buffer" in listed["chip_templates"]

@@ -95,6 +95,7 @@ def test_another_job_and_a_second_process_are_refused(
     assert call("search", TINY, "--no-baselines", "--out", str(finished)) == 0
 
 
+@pytest.mark.slow
 def test_ctrl_c_prints_the_best_so_far_and_the_next_run_ends_alike(tmp_path: Path) -> None:
     """The search over PHAZE's whole space is stopped once it has a first design."""
     folder = tmp_path / "run"

@@ -71,6 +71,7 @@ def client() -> Iterator[Any]:
         yield lambda name, *words: portal.call(getattr(connected, name), *words)
 
 
+@pytest.mark.slow
 def test_the_sdks_client_lists_and_calls_over_stdio() -> None:
     with client() as ask:
         tools = {tool.name: tool for tool in ask("list_tools").tools}

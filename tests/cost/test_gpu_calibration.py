@@ -51,6 +51,7 @@ def test_everything_else_not_fitted_keeps_the_documented_error() -> None:
     assert held_out().skipped == {}
 
 
+@pytest.mark.slow
 def test_the_shipped_parameters_are_what_the_command_writes(tmp_path: Path) -> None:
     out = tmp_path / "fit.yaml"
     report = calibrate(out=out)

@@ -125,6 +125,7 @@ def test_another_device_is_not_taken_for_one_of_the_catalogue(given: str) -> Non
         assert "a100-40 or a100-80" in str(refused.value)
 
 
+@pytest.mark.slow
 @drawn(st.text(max_size=20))
 def test_no_text_brings_the_catalogue_down(text: str) -> None:
     assert gpu_name(text) in (None, *gpu_names())

@@ -16,6 +16,7 @@ from atoll.store import RunReader
 pytest.importorskip("optuna")
 
 
+@pytest.mark.slow
 def test_finds_a_good_design_and_says_what_it_does_not_prove(tmp_path: Path) -> None:
     best = run_search(some_job(tmp_path)).score
     found = run_search(some_job(tmp_path, strategy="evolve", evaluations=150, pareto=True))

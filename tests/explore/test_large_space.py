@@ -55,6 +55,7 @@ def both(job: SearchQuestion, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any
     return whole, run_search(job)
 
 
+@pytest.mark.slow
 def test_the_optimum_is_the_same_and_proven(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,6 +68,7 @@ def test_the_optimum_is_the_same_and_proven(
     assert points.evaluated + sum(points.ruled_out.values()) == points.items
 
 
+@pytest.mark.slow
 def test_the_optimum_is_the_same_where_chips_lose(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,6 +79,7 @@ def test_the_optimum_is_the_same_where_chips_lose(
     assert part.score == pytest.approx(whole.score, rel=2e-4)
 
 
+@pytest.mark.slow
 def test_a_jobs_own_limits_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     changes: dict[str, Any] = {
         "max_area": 150.0, "max_power": 300.0, "hbm": (32 * 2**30,),
@@ -103,6 +106,7 @@ def test_workers_and_interruptions_change_nothing(tmp_path: Path) -> None:
     assert answer(run_search(job, out=tmp_path / "run")) == answer(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("outside_memory")
 def test_baselines_draw_from_a_sample(tmp_path: Path) -> None:
     result = run_search(some_job(tmp_path, baselines=True))
@@ -113,7 +117,7 @@ def test_baselines_draw_from_a_sample(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("outside_memory")
 @pytest.mark.parametrize("changes", [{"pareto": True}, {"strategy": "phaze"}])
 def test_what_needs_the_whole_space_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
-    with pytest.raises(AtollError, match="not with a space of .* points: "):
+    with pytest.raises(AtollError, match=r"not with a space of .* points: "):
         run_search(some_job(tmp_path, **changes))
 
 
@@ -177,6 +181,7 @@ def test_a_cut_leaves_out_only_what_breaks_a_limit(physical: ProductSpace) -> No
     assert not (allowed & ~held).any()
 
 
+@pytest.mark.slow
 def test_no_chip_of_a_box_beats_the_boxs_bound(tmp_path: Path, physical: ProductSpace) -> None:
     """Each box on the way from the whole space to single chips, against every chip in it."""
     reserve = opened(tmp_path, physical)

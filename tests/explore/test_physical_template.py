@@ -97,6 +97,7 @@ def _rate(result: atoll.SearchResult) -> float:
     return result.best.plans[0].samples_per_s
 
 
+@pytest.mark.slow
 def test_the_best_chip_is_the_best_of_all_searched_alone(tmp_path: Path) -> None:
     cores, clocks = [2, 4, 8], [0.7, 1.05, 1.4]
     together = _search(tmp_path, cores, clocks)

@@ -146,6 +146,7 @@ def test_replicas_that_bring_nothing_are_left_out(
             assert by_shape[replace(layout, hsdp=1)] <= step_s
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(1.0, 3.0), min_size=12, max_size=12), st.floats(0.0, 1.0))
 def test_what_bounds_the_times_bounds_the_steps(recomputing: Node, longer, share: float) -> None:
     one = recomputing

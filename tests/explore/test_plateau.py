@@ -193,6 +193,7 @@ def test_a_baseline_over_a_limit_gets_a_remark(
     assert "over the limit of 100 mm2" in shown
 
 
+@pytest.mark.slow
 def test_a_search_continued_after_its_baselines_ends_the_same(tmp_path: Path) -> None:
     job = some_job(tmp_path, tolerance=0.3, baselines=True)
     first = run_search(job, out=tmp_path / "run")

@@ -188,6 +188,7 @@ def test_a_bound_above_a_step_that_exists_stops_the_search(
         run(random_space(0, 150), tiny_variants(DEFAULT, 8), tiny_setting(DEFAULT, 8))
 
 
+@pytest.mark.slow
 def test_a_broken_bound_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bound that is too strict by a half rules the optimum out, and the checks above see it."""
     honest = bounds.layout_bounds

@@ -142,6 +142,7 @@ def test_an_edited_network_file_is_another_job(tmp_path: Path) -> None:
         run_search(job, out=tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_search_and_the_next_run_continues(tmp_path: Path) -> None:
     job = some_job(tmp_path, tolerance=1e-5)
     whole = run_search(job)

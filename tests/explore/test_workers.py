@@ -106,6 +106,7 @@ def test_a_whole_job_gives_the_same_answer_on_two_processes(tmp_path: Path) -> N
     assert answer(run_search(job, workers=2)) == answer(run_search(job, workers=0))
 
 
+@pytest.mark.slow
 def test_a_time_limit_gives_the_best_so_far_with_its_gap(tmp_path: Path) -> None:
     job = some_job(tmp_path)
     whole = run_search(job)

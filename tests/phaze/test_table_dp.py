@@ -181,6 +181,7 @@ def test_chains_with_skip_edges_equal_exhaustive_search(table: LayerTable) -> No
     assert_optimal(table)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(tables(most_layers=5, chain=False))
 def test_branching_graphs_equal_exhaustive_search(table: LayerTable) -> None:

@@ -160,6 +160,7 @@ def needed_bytes(
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=250, deadline=None)
 @given(cases())
 def test_the_optimum_equals_exhaustive_search(case: tuple[Chain, System]) -> None:

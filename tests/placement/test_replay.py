@@ -268,6 +268,7 @@ def placements(name: str, recompute: str) -> Iterator[Placement]:
                 yield describe(problem, chain, division, forward_s)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", ["optimal", "none", "full"])
 @pytest.mark.parametrize("name", MODELS)
 def test_pipelines_of_models_are_estimated_from_above_within_a_tenth(

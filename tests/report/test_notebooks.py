@@ -10,6 +10,7 @@ import pytest
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param("design-a-chip", marks=pytest.mark.slow), "lay-out-a-run"]
 )

@@ -61,6 +61,7 @@ def search_of(folder: Path) -> SearchAnswer:
     return found
 
 
+@pytest.mark.slow
 def test_a_search_becomes_one_file_that_names_no_other(tiny_run: Path, command: Run) -> None:
     code, out, err = command("report", str(tiny_run))
     assert (code, out) == (0, "") and "wrote" in err

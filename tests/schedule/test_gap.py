@@ -25,6 +25,7 @@ def gaps(seeds: range, cores: int, quantised: bool, effort: Effort, slots: int =
     return result
 
 
+@pytest.mark.slow
 def test_bounded_effort_is_within_two_percent_always_and_half_a_percent_nearly_always() -> None:
     found = [g for n in CORES for q in (False, True) for g in gaps(range(3), n, q, "bounded")]
     assert max(found) <= 0.02

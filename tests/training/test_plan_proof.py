@@ -68,7 +68,11 @@ def axes_of(name: str) -> Axes:
 
 @pytest.mark.parametrize(
     ("name", "axes"),
-    [*((name, axes_of(name)) for name in CASES), ("dense", TURNED), ("experts", TURNED)],
+    [
+        *((name, axes_of(name)) for name in CASES),
+        ("dense", TURNED),
+        pytest.param("experts", TURNED, marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("share", [0.35, 1.0])
 def test_the_plan_is_the_best_of_all_layouts(name: str, axes: Axes, share: float) -> None:
@@ -185,6 +189,7 @@ def test_all_zero_stages_and_recomputation_by_operator_are_tried_by_default() ->
     assert not any(words.startswith("zero") for words in found.excluded)
 
 
+@pytest.mark.slow
 def test_what_is_left_out_is_said() -> None:
     run = CASES["experts"]
     assert plan(run).left_out() == (

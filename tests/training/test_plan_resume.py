@@ -57,6 +57,7 @@ def whole():
     return run()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.slow)])
 def test_kill_9_at_random_moments_changes_nothing(whole, tmp_path, kills):
     began = time.monotonic()
@@ -91,6 +92,7 @@ def test_a_finished_folder_answers_from_its_records_and_takes_no_other_question(
         run(out=out, tp=(1, 2))
 
 
+@pytest.mark.slow
 def test_a_launch_file_is_another_question_of_the_same_records(tmp_path):
     out = tmp_path / "run"
     for target in ("torchtitan", None, "megatron"):
@@ -150,6 +152,7 @@ def command(*words: str):
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_every_command_reads_the_folder(whole, tmp_path):
     out = str(tmp_path / "run")
     options = [word for name, value in ASKED.items() for word in (f"--{name}", str(value))]

@@ -133,6 +133,7 @@ def test_a_broken_bound_would_be_noticed(monkeypatch):
     assert lowest.bound_s > best
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(
     shape=st.sampled_from([(2, 1), (2, 2), (3, 2), (4, 1), (5, 1)]),

@@ -50,6 +50,7 @@ def test_captured_and_built_blocks_have_the_same_operators_and_take_as_long(tmp_
     assert ours <= theirs <= (1 + slower) * ours
 
 
+@pytest.mark.slow
 def test_a_captured_model_is_searched_on_a_wafer_and_other_blocks_are_refused(tmp_path):
     _, file = both(tmp_path, "granite")
     found = atoll.search(wafer=str(small_file(tmp_path)), model=file, batch=8,

@@ -85,6 +85,7 @@ def test_six_operators_with_every_code_home_and_keep(shape, link, homes):
     agree(expected, [exact.solve(2, 3, limit.own) for limit in limits])
 
 
+@pytest.mark.slow
 @settings(max_examples=4, deadline=None)
 @given(
     chain=st.sampled_from([0, 1]),
@@ -205,6 +206,7 @@ def test_the_best_algorithm_for_each_collective_is_the_best_for_the_block(seed, 
     assert (batch.evaluate(auto)[:, TIME] <= batch.evaluate(genes)[:, TIME] * (1 + 1e-12)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "chain", "link", "count", "modes"),
     [

@@ -150,6 +150,7 @@ def test_a_limit_leaves_the_best_so_far_and_a_bound_that_holds(limited, tmp_path
     assert answer(run(job, out=folder / "run")) == answer(whole)
 
 
+@pytest.mark.slow
 def test_the_command_and_python_take_the_same_job_and_limits(tmp_path):
     asked = ("--model", small_model(heads=8), "--batch", "8", "--sequence", "64")
     wafer, out = str(small_file(tmp_path)), tmp_path / "run"

@@ -154,6 +154,7 @@ def test_ablations_never_beat_the_whole_space():
         assert search(options=options).run().best.step_s >= whole * (1 - 2e-3)
 
 
+@pytest.mark.slow
 @settings(max_examples=6, deadline=None)
 @given(
     grid=st.sampled_from([(2, 2), (2, 3), (2, 4)]),
@@ -229,6 +230,7 @@ def test_the_setting_of_a_paper_goes_on_where_memory_asks_for_it():
         assert less in found.setting and found.fits_as_published
 
 
+@pytest.mark.slow
 def test_a_baseline_that_does_not_fit_is_said_so_and_tried_with_recomputation():
     model = small_model(heads=8, layers=8)
     roomy = run_baseline("deepspeed", small_wafer(2, 4), model, 16, 512)
@@ -295,6 +297,7 @@ def test_a_dead_link_is_never_inside_a_rectangle():
             assert not set(link) <= set(r.dies())
 
 
+@pytest.mark.slow
 def test_mapping_around_dead_dies_keeps_most_of_the_throughput():
     wafer = small_wafer(4, 4, memory_bytes=64 * MIB)
     whole = search(wafer, model=small_model(layers=16))
@@ -339,6 +342,7 @@ def test_annealing_never_loses_and_is_deterministic():
     assert first.fits
 
 
+@pytest.mark.slow
 def test_the_front_of_wafers_is_what_solving_all_gives():
     wafers = [
         replace(small_wafer(2, 2), name="small"),
@@ -431,6 +435,7 @@ def test_every_example_job_can_be_read():
         assert isinstance(load_job(path, JOBS), WaferQuestion)
 
 
+@pytest.mark.slow
 def test_states_are_chosen_by_name():
     wafer = Path(__file__).parents[1] / "contract" / "files" / "wafer.yaml"
     job = WaferQuestion.of(
