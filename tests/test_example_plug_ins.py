@@ -107,6 +107,7 @@ def test_zigzag_keeps_the_contract_and_its_table_proves_an_answer(
     assert found["score"] != ours["score"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("zigzag") is not None, reason="ZigZag is installed")
 def test_a_cost_model_without_its_package_is_one_sentence(installed: dict[str, str]) -> None:
     space = str(EXAMPLES / "atoll-zigzag" / "space.yaml")

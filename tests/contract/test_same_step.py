@@ -173,6 +173,7 @@ def test_a_device_that_nobody_knows_ends_a_search_before_it_begins(
         atoll.search(model=SMALL, devices=4, beside=("h100", "h1000"))
 
 
+@pytest.mark.slow
 def test_a_device_that_holds_no_layout_stands_beside_with_the_reason() -> None:
     none = plan_beside("v100-16", make_run("llama3-405b", "v100-16", 1, batch=1))
     assert not none.fits and none.step_time_s is None

@@ -136,6 +136,7 @@ def test_what_is_in_a_price() -> None:
     assert np.isfinite(usd)
 
 
+@pytest.mark.slow
 def test_chips_without_a_process_have_no_price() -> None:
     with pytest.raises(atoll.AtollError, match="no price"):
         atoll.search(model="bert-large", space="phaze", per="dollar")

@@ -16,6 +16,8 @@ from atoll.questions import EstimateQuestion
 from atoll.report.page import write_report
 from browser import Browser, Page
 
+pytestmark = pytest.mark.slow
+
 READY = "document.documentElement.dataset.ready === 'yes'"
 
 
@@ -37,7 +39,6 @@ def sections(page: Page) -> set[str]:
     return set(page.eval("[...document.querySelectorAll('section')].map((s) => s.id)"))
 
 
-@pytest.mark.slow
 def test_a_search_shows_every_view(browser: Browser, seed_run: Path, tmp_path: Path) -> None:
     with opened(browser, seed_run, tmp_path) as page:
         assert sections(page) == {
@@ -85,7 +86,6 @@ def test_points_can_be_clicked_and_filters_change_the_counts(
         page.screenshot("report-search-filtered", whole=False)
 
 
-@pytest.mark.slow
 def test_the_front_can_be_walked_with_the_keyboard(
     browser: Browser, tiny_run: Path, tmp_path: Path
 ) -> None:
@@ -101,7 +101,6 @@ def test_the_front_can_be_walked_with_the_keyboard(
         assert page.count("#baseline-table tr") == 6
 
 
-@pytest.mark.slow
 def test_every_control_is_reached_by_tab(browser: Browser, tiny_run: Path, tmp_path: Path) -> None:
     with opened(browser, tiny_run, tmp_path) as page:
         reached = set()

@@ -27,6 +27,8 @@ from atoll.serve.server import Explorer
 if TYPE_CHECKING:
     from browser import Browser, Page
 
+pytestmark = pytest.mark.slow
+
 COUNT = "Number(document.querySelector('#count')?.dataset.count)"
 DRAWN = "document.querySelector('#scatter')?.dataset.shown > 0"
 ROWS = "document.querySelectorAll('tr[data-chip]').length > 0"

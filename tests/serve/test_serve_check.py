@@ -42,6 +42,7 @@ def paste(app: App, asked: object, **headers: str) -> tuple[int, Mapping[str, An
     return found.status, json.loads(found.body)
 
 
+@pytest.mark.slow
 def test_a_pasted_file_is_judged_as_the_command_does_and_leaves_nothing(
     app: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -137,6 +137,7 @@ def test_no_pod_alone_is_faster_than_all() -> None:
         assert best_s(pods) <= min(parts_s) * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_a_slower_link_never_helps() -> None:
     for second in ("h100", "a100-80"):
         rates = (1000, 10, 1)

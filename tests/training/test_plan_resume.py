@@ -74,6 +74,7 @@ def test_kill_9_at_random_moments_changes_nothing(whole, tmp_path, kills):
         assert answer(run(out=tmp_path / f"run{number}")) == answer(whole)
 
 
+@pytest.mark.slow
 def test_a_finished_folder_answers_from_its_records_and_takes_no_other_question(
     whole, tmp_path, monkeypatch
 ):
@@ -99,6 +100,7 @@ def test_a_launch_file_is_another_question_of_the_same_records(tmp_path):
         assert answer(run(out=out, export=target)) == answer(run(export=target))
 
 
+@pytest.mark.slow
 def test_workers_change_nothing(whole):
     assert answer(run(workers=2)) == answer(whole)
 

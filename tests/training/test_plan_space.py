@@ -80,6 +80,7 @@ def splits_of(layout: Layout, run: Run) -> set[tuple[int, ...]]:
     return set(splits(run.model.layers, *where, work_behind(run)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "run",
     [

@@ -81,6 +81,7 @@ def test_other_blocks_are_refused_in_one_sentence(name, words):
         make_block(name, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "fields"),
     [

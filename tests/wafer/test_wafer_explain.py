@@ -48,6 +48,7 @@ def test_more_of_what_is_short_is_worth_more():
     assert gains["slow"] > gains["quick"]
 
 
+@pytest.mark.slow
 def test_only_where_it_is_asked_for(tmp_path):
     job = WaferQuestion.of(
         wafer=str(small_file(tmp_path)), model=small_model(heads=8), batch=8, sequence=64,
@@ -60,6 +61,7 @@ def test_only_where_it_is_asked_for(tmp_path):
     assert asked.best.step_s == run_wafer_search(job).best.step_s
 
 
+@pytest.mark.slow
 def test_a_wafers_folder_is_explained_with_what_more_of_each_resource_is_worth(tmp_path):
     """Also where the job did not ask: the stored mapping is priced again."""
     job = WaferQuestion.of(

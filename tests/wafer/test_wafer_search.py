@@ -144,6 +144,7 @@ def test_a_model_larger_than_the_wafer_is_one_sentence():
         search(wafer).run()
 
 
+@pytest.mark.slow
 def test_ablations_never_beat_the_whole_space():
     whole = search().run().best.step_s
     for options in (

@@ -33,6 +33,7 @@ def file(folder: Path, name: str, **changes: object) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_model_of_each_kind_is_planned_and_searched(kind: str, tmp_path: Path) -> None:
     model = file(tmp_path, KINDS[kind])
