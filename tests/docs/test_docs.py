@@ -67,6 +67,7 @@ BANNED = (
     r"\bthe seed\b", r"seed's", r"\bthe road\b", r"\bhonest", r"\bmended\b", r"\btwins?\b",
     r"\bprogramme", r"held against", r"devices that exist", r"ours is", r"data degree",
     r"(tokens/s|samples/s|mJ|GiB|TFLOP/s|bytes) a (device|token|die|parameter)",
+    r"\bgenes?\b", r"\bhelpers?\b", r"\bhomes\b", r"\bguests?\b", r"\bhunt",
 )  # fmt: skip
 """Words of our own, where the field has others (docs/concepts.md)."""
 

@@ -112,8 +112,8 @@ def with_stage(mapping: WaferMapping, **changes) -> WaferMapping:
     [
         (lambda m: replace(m, stages=m.stages[:1]), "2 layers, but the model has 4"),
         (lambda m: replace(m, algorithm="magic"), "algorithm 'magic'"),
-        (lambda m: with_stage(m, helper=0), "helper 0 is not another stage"),
-        (lambda m: with_stage(m, helper=None, keep=(OFFLOAD,) * 7), "but has no helper"),
+        (lambda m: with_stage(m, helper=0), "offload target 0 is not another stage"),
+        (lambda m: with_stage(m, helper=None, keep=(OFFLOAD,) * 7), "but has no offload target"),
         (lambda m: with_stage(m, gradients=(("sx", "ss"),) * 6), "code 'sx' is not legal"),
         (lambda m: with_stage(m, gradients=(("ss", "ss"),)), "gradients has 1 entries"),
         (lambda m: with_stage(m, gradients=(("ss", "sb"),) * 6), "attention: has no weight"),
@@ -143,17 +143,28 @@ def test_files_from_before_helpers_and_gradient_codes_still_load():
     mapping = random_mapping(3)
     old = mapping.to_dict()
     for stage in old["stages"]:
-        stage.pop("helper", None)
+        stage.pop("offload_target", None)
         stage["keep"] = {name: value != "offload" for name, value in stage["keep"].items()}
         for operator in stage["operators"].values():
-            for gene in set(operator) - {"code", "home"}:
-                operator.pop(gene)
+            for variable in set(operator) - {"code", "weight_placement"}:
+                operator.pop(variable)
     loaded = from_dict(old)
     assert problems(loaded, 2, 4) == []
     for stage in loaded.stages:
         assert stage.helper is None
         assert stage.block.gradients == () and stage.block.collectives == ()
         assert set(stage.block.keep) <= {AGAIN, KEEP}
+
+
+def test_files_with_the_former_names_of_their_keys_still_load():
+    mapping = random_mapping(3)
+    old = mapping.to_dict()
+    for stage in old["stages"]:
+        if "offload_target" in stage:
+            stage["helper"] = stage.pop("offload_target")
+        for operator in stage["operators"].values():
+            operator["home"] = operator.pop("weight_placement")
+    assert from_dict(old) == mapping
 
 
 def test_a_dead_die_must_not_be_used():

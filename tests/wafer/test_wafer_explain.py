@@ -149,6 +149,6 @@ def test_mapping_files_from_before_the_schedule_gene_run_1f1b():
 def test_freezing_a_gene_never_helps():
     wafer = small_wafer(2, 2, link_Bps=1e9)
     found = WaferSearch(wafer, small_model(), 16, 24, None, (1, 2)).run().best
-    rows = {row.gene: row for row in ablations(wafer, found, Options(), ())}
+    rows = {row.variable: row for row in ablations(wafer, found, Options(), ())}
     assert set(rows) == set(FROZEN)
     assert all(row.worth is None or row.worth > -1e-3 for row in rows.values())

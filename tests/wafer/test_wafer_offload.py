@@ -87,7 +87,7 @@ def test_the_pictures_and_the_replay_know_it(tight):
     found = evaluate(wafer, helped)
     picture = wafer_picture(wafer, found)
     sender = next(s for s in picture.stages if s.offloaded)
-    assert f"with {sender.helper}" in text_map(picture)
+    assert f"with {sender.offload_target}" in text_map(picture)
     assert abs(replay_mapping(wafer, found).difference) < 0.05
     # Links between the stages carry the journeys too.
     bare = replace(helped, stages=tuple(

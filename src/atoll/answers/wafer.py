@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, JsonValue
+from pydantic import AliasChoices, Field, JsonValue
 
 from atoll.answers.answer import (
     Amount,
@@ -110,9 +110,11 @@ class WaferStage:
     layers: Degree
     stream: str
     load_s: Number
-    helper: Count | None
+    offload_target: Annotated[
+        Count | None, Field(validation_alias=AliasChoices("offload_target", "helper"))
+    ]
     offloaded: tuple[str, ...]
-    """Tensors that it leaves with its helper."""
+    """Tensors that it leaves in the memory of that stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +152,9 @@ class DigitsFile(FileModel):
 
 class OperatorFile(FileModel):
     code: Code
-    home: str
+    weight_placement: Annotated[
+        str, Field(validation_alias=AliasChoices("weight_placement", "home"))
+    ]
     data: Code | None = None
     weight: Code | None = None
     streaming: bool | None = None
@@ -165,7 +169,9 @@ class StageFile(FileModel):
     operators: dict[str, OperatorFile]
     keep: dict[str, bool | Literal["offload"]]
     head: Code
-    helper: Annotated[int, Field(ge=0)] | None = None
+    offload_target: Annotated[
+        int | None, Field(ge=0, validation_alias=AliasChoices("offload_target", "helper"))
+    ] = None
 
 
 class MappingFile(FileModel):
@@ -176,7 +182,7 @@ class MappingFile(FileModel):
     streaming: bool
     algorithm: str
     schedule: str = "1f1b"
-    """Files from before the gene ran 1F1B."""
+    """Files without it ran 1F1B."""
     optimizer: str = "mixed"
     stages: Annotated[tuple[StageFile, ...], Field(min_length=1)]
 
@@ -288,15 +294,15 @@ class Worth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ablation:
-    """The mapping's stages solved again with one gene frozen."""
+    """The mapping's stages solved again with one decision variable frozen."""
 
-    gene: str
+    variable: Annotated[str, Field(validation_alias=AliasChoices("variable", "gene"))]
     frozen: str
     """What it may still be."""
     samples_per_s: Amount | None
     """None: nothing fits."""
     worth: Number | None
-    """Throughput with the gene over that without it, less one."""
+    """Throughput with it free over that with it frozen, less one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,7 +351,7 @@ class WaferAnswer(Picture):
         would be worth.
 
         Args:
-            ablate: Solve the mapping again with one gene frozen after the other.
+            ablate: Solve the mapping again with one decision variable frozen after the other.
 
         Returns:
             The reasons as data; printed, they read as those of `atoll explain`.

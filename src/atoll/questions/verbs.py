@@ -175,7 +175,9 @@ class ExplainQuestion(Question):
 
     folder: Folder
     ablate: bool = option(
-        "Of a wafer's mapping: solve it again with one gene frozen after the other.", OUTPUT, False
+        "Of a wafer's mapping: solve it again with one decision variable frozen after the other.",
+        OUTPUT,
+        False,
     )
     example = "atoll explain runs/mine"
     arguments = ("folder",)

@@ -55,7 +55,7 @@ def wafer_picture(
                 layers=stage.layers,
                 stream=stage.block.stream,
                 load_s=cost.load_s,
-                helper=stage.helper,
+                offload_target=stage.helper,
                 offloaded=tuple(offloaded(found, number)),
             )
             for number, (stage, cost) in enumerate(stages)
@@ -70,7 +70,7 @@ def wafer_picture(
 
 
 def offloaded(found: Evaluation, stage: int) -> list[str]:
-    """Names of the tensors that a stage leaves with its helper."""
+    """Names of the tensors that a stage leaves with its offload target."""
     block = found.mapping.blocks()
     names = [e.kept_name for c in block.chains for e in c.edges if e.kept_name]
     keep = found.mapping.stages[stage].block.keep
@@ -94,9 +94,9 @@ def text_map(picture: WaferPicture) -> str:
                 cells.append(f"{_label(die.stage)}{used:4.0%}")
         rows.append(" ".join(cells))
     for stage in picture.stages:
-        if stage.offloaded and stage.helper is not None:
-            label, helper = _label(stage.stage), _label(stage.helper)
-            rows.append(f"stage {label} leaves {', '.join(stage.offloaded)} with {helper}")
+        if stage.offloaded and stage.offload_target is not None:
+            label, target = _label(stage.stage), _label(stage.offload_target)
+            rows.append(f"stage {label} leaves {', '.join(stage.offloaded)} with {target}")
     return "\n".join(rows)
 
 

@@ -125,31 +125,31 @@ FROZEN: dict[str, tuple[str, dict[str, object]]] = {
     "recomputation": ("nothing runs again", {"recompute": False}),
     "partition": ("one dimension an operator", {"one_axis": True}),
     "order": ("the factors of an axis nest in one way", {"orders": False}),
-    "homes": ("optimizer states divided, weights not", {"homes": ("optimizer",)}),
+    "weight placement": ("optimizer states divided, weights not", {"homes": ("optimizer",)}),
     "streaming": ("collectives block their operators", {"streaming": False}),
     "collectives": ("along lines", {"algorithm": "line"}),
     "gradient codes": ("those of the forward pass", {"passes": False}),
     "offload": ("none", {"offload": False}),
     "zero bubble": ("1F1B", {"zero_bubble": False}),
 }
-"""By gene, what it is frozen to, in words and as options of a search."""
+"""By decision variable, what it is frozen to, in words and as options of a search."""
 
 
 def ablations(
     wafer: Wafer, found: Evaluation, options: Options, dead_links: Sequence[Link]
 ) -> tuple[Ablation, ...]:
-    """What each gene is worth: the stages solved again without its freedom."""
+    """What each decision variable is worth: the stages solved again without its freedom."""
     mapping, rows = found.mapping, []
     rectangles = [stage.rectangle for stage in mapping.stages]
-    for gene, (words, changed) in FROZEN.items():
-        if gene == "homes" and options.homes == ("external",):
+    for variable, (words, changed) in FROZEN.items():
+        if variable == "weight placement" and options.homes == ("external",):
             continue
         frozen = replace(options, **changed)  # type: ignore[arg-type]
         planner = Planner(wafer, mapping.model, mapping.batch, mapping.sequence, frozen)
         other = planner.best(rectangles, mapping.microbatch, dead_links=dead_links)
         speed = None if other is None else other.samples_per_s
         gain = None if speed is None else found.samples_per_s / speed - 1.0
-        rows.append(Ablation(gene=gene, frozen=words, samples_per_s=speed, worth=gain))
+        rows.append(Ablation(variable=variable, frozen=words, samples_per_s=speed, worth=gain))
     return tuple(rows)
 
 

@@ -121,7 +121,7 @@ def _stage_file(stage: StageMapping, block: Block) -> StageFile:
             for name, fate in zip(kept, genes.keep, strict=True)
         },
         head=stage.head,
-        helper=stage.helper,
+        offload_target=stage.helper,
     )
 
 
@@ -130,7 +130,7 @@ def _operator_file(genes: BlockMapping, index: int) -> OperatorFile:
     streaming, algorithm = genes.collectives[index] if genes.collectives else (None, None)
     return OperatorFile(
         code=genes.codes[index],
-        home=genes.homes[index],
+        weight_placement=genes.homes[index],
         data=data,
         weight=weight,
         streaming=streaming,
@@ -145,7 +145,7 @@ def _stage(file: StageFile, streaming: bool, algorithm: str) -> StageMapping:
     genes = BlockMapping(
         file.stream,
         tuple(op.code for op in operators),
-        tuple(op.home for op in operators),
+        tuple(op.weight_placement for op in operators),
         tuple(
             OFFLOAD if fate == "offload" else KEEP if fate else AGAIN for fate in file.keep.values()
         ),
@@ -158,7 +158,7 @@ def _stage(file: StageFile, streaming: bool, algorithm: str) -> StageMapping:
     )
     digits = Digits(file.digits.x, file.digits.y)
     return StageMapping(
-        Rectangle(*file.rectangle), digits, file.layers, genes, file.head, file.helper
+        Rectangle(*file.rectangle), digits, file.layers, genes, file.head, file.offload_target
     )
 
 
@@ -222,9 +222,11 @@ def problems(mapping: WaferMapping, rows: int, columns: int, dead: Sequence[Die]
 def _helper_problems(mapping: WaferMapping, number: int) -> list[str]:
     stage = mapping.stages[number]
     if stage.helper is None:
-        return ["offloads tensors, but has no helper"] if OFFLOAD in stage.block.keep else []
+        return (
+            ["offloads tensors, but has no offload target"] if OFFLOAD in stage.block.keep else []
+        )
     if stage.helper == number or not 0 <= stage.helper < len(mapping.stages):
-        return [f"helper {stage.helper} is not another stage"]
+        return [f"offload target {stage.helper} is not another stage"]
     return []
 
 
@@ -250,7 +252,7 @@ def _block_problems(stage: StageMapping, block: Block) -> list[str]:
         for _, way in genes.collectives
         if way not in ALGORITHMS
     ]
-    found += [f"home {home!r} is unknown" for home in genes.homes if home not in HOMES]
+    found += [f"weight placement {home!r} is unknown" for home in genes.homes if home not in HOMES]
     if len(genes.keep) != saved_tensors(block):
         found.append(f"keep has {len(genes.keep)} entries, expected {saved_tensors(block)}")
     found += [f"fate {fate} is unknown" for fate in genes.keep if fate not in range(len(FATES))]
