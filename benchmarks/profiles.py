@@ -1,12 +1,12 @@
-"""PHAZE's assumptions and the honest ones, side by side, and which of them move the answer.
+"""PHAZE's assumptions and the default ones, side by side, and which of them move the answer.
 
     python benchmarks/profiles.py [MODEL ...]
     python benchmarks/profiles.py --assumptions MODEL
 
-First form: each model under both profiles, with the winning chip and its gain over the TPU v4-like
-chip placed by the same code. Second form: the default profile with one of PHAZE's assumptions
-put back at a time: the chip that then wins, and how much throughput that chip gives away when it
-is judged under the default profile.
+First table: each model under both profiles, with the winning chip and its gain over the TPU v4-like
+chip placed by the same code. Second table (without arguments of Llama-2 7B): the default profile
+with one of PHAZE's assumptions put back at a time: the chip that then wins, and how much
+throughput that chip gives away when it is judged under the default profile.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MODELS = (
 
 ASSUMPTIONS = {
     "flat 4 GiB/s network": replace(DEFAULT, network=PHAZE.network),
-    "SGD, 4 bytes a parameter": replace(DEFAULT, optimizer="sgd"),
+    "SGD, 4 bytes per parameter": replace(DEFAULT, optimizer="sgd"),
     "attention not fused": replace(DEFAULT, attention="unfused", fusion="phaze"),
     "vector work moves no bytes": replace(DEFAULT, vector_memory=False),
     "one core or all": replace(DEFAULT, free_spread=False),
@@ -104,6 +104,8 @@ def main() -> None:
         which_assumption(sys.argv[2])
     else:
         side_by_side(tuple(sys.argv[1:]) or MODELS)
+        if not sys.argv[1:]:
+            which_assumption("llama2-7b")
 
 
 if __name__ == "__main__":
