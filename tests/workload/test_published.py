@@ -18,7 +18,7 @@ from atoll.workload import (
     zoo_names,
 )
 from atoll.workload.builders.blocks import block_runs
-from atoll.workload.families.known import BASES
+from atoll.workload.families.known import GROUPS
 
 from .published import FOLDER, PARAMETERS, published
 
@@ -32,7 +32,7 @@ def test_every_file_has_its_count_and_every_family_a_file() -> None:
     assert {file.stem for file in FOLDER.glob("*.json")} == set(PARAMETERS)
     families = {published(name).family for name in NAMES}
     kin = {"megatron-bert", "xlm-roberta", "kimi_k2"}  # BERT's, RoBERTa's and DeepSeek's
-    assert {name for family in BASES for name in family.types} - families == kin
+    assert {name for family in GROUPS["bases"] for name in family.types} - families == kin
 
 
 @pytest.mark.parametrize("name", NAMES)

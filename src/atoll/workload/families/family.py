@@ -86,25 +86,6 @@ FAMILIES = Registry("families", Family, names=lambda family: family.types, noun=
 """Every known family by its model types; `known` adds ours."""
 
 
-# How a field of `ModelConfig` is read.
-
-
-def flag(name: str, default: bool) -> Callable[[Fields], bool]:
-    return lambda fields: fields.flag(name, default)
-
-
-def present(name: str, default: bool) -> Callable[[Fields], bool]:
-    return lambda fields: fields.present(name, default)
-
-
-def size(name: str, default: int | None = None) -> Callable[[Fields], int]:
-    return lambda fields: fields.size(name, default)
-
-
-def probability(name: str, default: float) -> Callable[[Fields], float]:
-    return lambda fields: fields.probability(name, default)
-
-
 def partial_rotary(default: float, name: str = "partial_rotary_factor") -> Step:
     """Only a share of each head is rotated."""
 

@@ -1,27 +1,14 @@
-"""Families with state spaces, gated delta nets, linear attention or short convolutions."""
+"""Steps of families with state spaces, gated delta nets, linear attention or short convolutions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from atoll.errors import AtollError
 from atoll.workload.families.config_fields import Fields
-from atoll.workload.families.dense import CONSTANTS, TIED
-from atoll.workload.families.family import Family, Step, partial_rotary
-from atoll.workload.families.layer_kinds import (
-    BOTH,
-    CONV,
-    DENSE,
-    EXPERTS,
-    FULL,
-    LINEAR,
-    every,
-    kinds,
-    listed,
-    with_kinds,
-)
-from atoll.workload.families.llama import experts, qwen_experts, with_experts
+from atoll.workload.families.experts import experts, with_experts
+from atoll.workload.families.family import Step
+from atoll.workload.families.layer_kinds import DENSE, EXPERTS, FULL, LINEAR, with_kinds
 from atoll.workload.families.model_config import ModelConfig, StateSpace
 
 _DELTA_CHUNK = 64  # tokens, in every public implementation
@@ -57,10 +44,12 @@ _NEMOTRON_NAMES = _PLAIN_NAMES | {
     "bias": ("mamba_proj_bias", False),
     "expand": ("", 0),  # the values' columns are what the heads make
 }
+_NAMES = {"hybrid": _MAMBA, "plain": _PLAIN_NAMES, "nemotron": _NEMOTRON_NAMES}
 
 
-def mamba2(names: Mapping[str, tuple[str, int]], inner: str = "") -> Step:
+def mamba2(spelled: str, inner: str = "") -> Step:
     """The sizes of Mamba-2; `inner` names the columns of its values where they are free."""
+    names = _NAMES[spelled]
 
     def step(fields: Fields, config: ModelConfig) -> ModelConfig:
         def size(part: str) -> int:
@@ -100,7 +89,7 @@ def mamba2(names: Mapping[str, tuple[str, int]], inner: str = "") -> Step:
     return step
 
 
-def _mamba1(fields: Fields, config: ModelConfig) -> ModelConfig:
+def mamba1(fields: Fields, config: ModelConfig) -> ModelConfig:
     inner = fields.size("mamba_expand", 2) * config.hidden
     name = "mamba_dt_rank"
     auto = fields.get(name) in (None, "auto")
@@ -117,7 +106,7 @@ def _mamba1(fields: Fields, config: ModelConfig) -> ModelConfig:
     return replace(config, scan=scan)
 
 
-def _delta(fields: Fields, config: ModelConfig) -> ModelConfig:
+def delta(fields: Fields, config: ModelConfig) -> ModelConfig:
     scan = StateSpace(
         heads=fields.size("linear_num_value_heads", 32),
         head_dim=fields.size("linear_value_head_dim", 128),
@@ -131,7 +120,7 @@ def _delta(fields: Fields, config: ModelConfig) -> ModelConfig:
     return replace(config, scan=scan)
 
 
-def _lightning(fields: Fields, config: ModelConfig) -> ModelConfig:
+def lightning(fields: Fields, config: ModelConfig) -> ModelConfig:
     scan = StateSpace(
         heads=config.heads,
         head_dim=config.head_dim,
@@ -142,7 +131,7 @@ def _lightning(fields: Fields, config: ModelConfig) -> ModelConfig:
     return replace(config, scan=scan, rotary_dim=fields.size("rotary_dim", 0))
 
 
-def _short_conv(fields: Fields, config: ModelConfig) -> ModelConfig:
+def short_conv(fields: Fields, config: ModelConfig) -> ModelConfig:
     """LFM2 takes two thirds of the given feed-forward width, times a factor, rounded up."""
     bias = fields.flag("conv_bias", False)
     scan = StateSpace(
@@ -164,7 +153,7 @@ def _short_conv(fields: Fields, config: ModelConfig) -> ModelConfig:
     return replace(config, scan=scan, ffn=width)
 
 
-def _jamba(fields: Fields, config: ModelConfig) -> ModelConfig:
+def jamba(fields: Fields, config: ModelConfig) -> ModelConfig:
     """Attention, and experts, in every n-th block from an offset on."""
     layers = range(config.layers)
 
@@ -180,7 +169,7 @@ def _jamba(fields: Fields, config: ModelConfig) -> ModelConfig:
     return with_experts(fields, config, "num_experts", dense, "intermediate_size")
 
 
-def _granite_experts(fields: Fields, config: ModelConfig) -> ModelConfig:
+def granite_experts(fields: Fields, config: ModelConfig) -> ModelConfig:
     """Without routed experts the shared one is the feed-forward layer."""
     shared = fields.size("shared_intermediate_size", 1024)
     rotary = fields.get("position_embedding_type") == "rope"
@@ -193,7 +182,7 @@ def _granite_experts(fields: Fields, config: ModelConfig) -> ModelConfig:
 _LETTERS = {"M": LINEAR, "*": FULL, "-": DENSE, "E": EXPERTS}
 
 
-def _nemotron_h(fields: Fields, config: ModelConfig) -> ModelConfig:
+def nemotron_h(fields: Fields, config: ModelConfig) -> ModelConfig:
     """A letter or a word for every block, each a mixer or a feed-forward layer."""
     pattern = fields.get("hybrid_override_pattern")
     words = tuple(_LETTERS.get(c, "") for c in pattern) if isinstance(pattern, str) else ()
@@ -213,94 +202,3 @@ def _nemotron_h(fields: Fields, config: ModelConfig) -> ModelConfig:
     config = with_experts(fields, config, "n_routed_experts", dense, "moe_intermediate_size")
     shared = "moe_shared_expert_intermediate_size"
     return replace(config, router="sigmoid", shared_ffn=fields.count(shared, 0))
-
-
-HYBRID = (
-    Family(
-        types=("mamba2",),
-        about="Mamba-2: scans over chunks instead of attention, no feed-forward layer",
-        spelling={"num_attention_heads": ("num_heads",)},
-        # It has no longest sequence; the published models were trained on 2,048 tokens.
-        silent={"intermediate_size": 1, "max_position_embeddings": 2048},
-        fixed={"ffn": 0, "one_branch": True, "mixer": "mamba2", "positions": "none"},
-        steps=(mamba2(_PLAIN_NAMES),),
-    ),
-    Family(
-        types=("bamba",),
-        about="Mamba-2 in most blocks, attention in those that `attn_layer_indices` lists",
-        steps=(
-            kinds(listed("attn_layer_indices", FULL, LINEAR), "mamba2"),
-            mamba2(_MAMBA),
-            partial_rotary(0.5),
-        ),
-    ),
-    Family(
-        types=("falcon_h1",),
-        about="attention and Mamba-2 side by side in every block",
-        silent={"mamba_rms_norm": False},
-        fixed={**CONSTANTS},
-        steps=(kinds(lambda _, n: (BOTH,) * n, "mamba2"), mamba2(_MAMBA, "mamba_d_ssm")),
-    ),
-    Family(
-        types=("granitemoehybrid",),
-        about="Granite with Mamba-2 in most blocks, experts and a shared one",
-        fixed=CONSTANTS,
-        steps=(
-            _granite_experts,
-            kinds(lambda _, n: (LINEAR,) * n, "mamba2"),
-            mamba2(_MAMBA),
-        ),
-    ),
-    Family(
-        types=("nemotron_h",),
-        about="every block is Mamba-2, attention, a squared-ReLU layer or experts "
-        "(`hybrid_override_pattern`)",
-        spelling={
-            "hidden_act": ("mlp_hidden_act",),
-            "head_dim": ("head_dim", "attention_head_dim"),
-        },
-        silent={"hidden_act": "relu2", "head_dim": 128, "num_hidden_layers": 1},
-        fixed={"gated": False, "one_branch": True, "positions": "none"},
-        steps=(_nemotron_h, mamba2(_NEMOTRON_NAMES)),
-    ),
-    Family(
-        types=("jamba",),
-        about="Mamba-1 in seven of eight blocks, experts in every second one, no positions",
-        fixed={"positions": "none"},
-        steps=(_mamba1, _jamba),
-    ),
-    Family(
-        types=("qwen3_next",),
-        about="gated delta nets in three of four blocks, gated attention in the others; experts "
-        "and a gated shared one",
-        silent={"head_dim": 256},
-        fixed={"qk_norm": True, "gated_attention": True},
-        steps=(
-            qwen_experts,
-            kinds(every("full_attention_interval", 4, rest=LINEAR), "delta"),
-            _delta,
-            partial_rotary(0.25),
-        ),
-    ),
-    Family(
-        types=("minimax",),
-        about="lightning attention in seven of eight blocks; residuals that start at their norm",
-        fixed={"norm_residual": True, "branch_scale": True},
-        steps=(
-            experts(),
-            kinds(every("", 2, rest=FULL, last=LINEAR), "lightning"),
-            _lightning,
-        ),
-    ),
-    Family(
-        types=("lfm2",),
-        about="short convolutions between gates in most blocks, attention in the others",
-        spelling={
-            "intermediate_size": ("block_ff_dim", "intermediate_size"),
-            "tie_word_embeddings": ("tie_embedding", "tie_word_embeddings"),
-        },
-        silent=TIED,
-        fixed={"qk_norm": True},
-        steps=(_short_conv, kinds(listed("full_attn_idxs", FULL, CONV), "conv")),
-    ),
-)

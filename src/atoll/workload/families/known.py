@@ -1,20 +1,60 @@
-"""The families of models that Atoll can build: the registry, filled."""
+"""The families of models that Atoll can build: the registry, filled from `families.yaml`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from importlib.resources import files
+from typing import Any
 
-from atoll.workload.families.base import OTHERS, PLAIN
-from atoll.workload.families.dense import DENSE
-from atoll.workload.families.experts import EXPERTS
-from atoll.workload.families.family import FAMILIES
-from atoll.workload.families.hybrid import HYBRID
-from atoll.workload.families.llama import LLAMA
+import yaml
 
-BASES = (*PLAIN, *LLAMA, *OTHERS)
-"""Those that others differ from, and a few with no kin."""
+from atoll.workload.families import base, experts, family, hybrid, layer_kinds
+from atoll.workload.families.config_fields import Fields
+from atoll.workload.families.family import FAMILIES, Family
 
-FAMILIES.add(*BASES, *DENSE, *EXPERTS, *HYBRID)
+_STEPS = {
+    name: found
+    for module in (family, layer_kinds, base, experts, hybrid)
+    for name, found in vars(module).items()
+}
+"""What the file may name."""
+
+
+def _made(given: Any) -> Any:
+    """A list is a call: its first word with the others."""
+    return _STEPS[given[0]](*map(_made, given[1:])) if isinstance(given, list) else given
+
+
+def _reader(kind: str, *given: Any) -> Callable[[Fields], Any]:
+    """A method of `Fields` with its arguments, or a function of ours."""
+    return _STEPS.get(kind) or (lambda fields: getattr(fields, kind)(*given))
+
+
+def _family(name: str, told: Mapping[str, Any]) -> Family:
+    spelling, silent, given = (told.get(part, {}) for part in ("spelling", "silent", "given"))
+    return Family(
+        types=(name, *told.get("also", ())),
+        about=told["about"],
+        base=told.get("base", "llama"),
+        spelling={n: (v,) if isinstance(v, str) else tuple(v) for n, v in spelling.items()},
+        silent={n: _reader(*v) if isinstance(v, list) else v for n, v in silent.items()},
+        fixed=told.get("fixed", {}),
+        given={n: _reader(*v) for n, v in given.items()},
+        steps=tuple(
+            _made(step) if isinstance(step, list) else _STEPS[step]
+            for step in told.get("steps", ())
+        ),
+    )
+
+
+_FILE = (files("atoll.workload.families") / "families.yaml").read_text(encoding="utf-8")
+_READ = yaml.load(_FILE, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+GROUPS: Mapping[str, tuple[Family, ...]] = {
+    group: tuple(_family(name, told) for name, told in members.items())
+    for group, members in _READ.items()
+}
+"""Bases: those that others differ from, and a few with no kin."""
+FAMILIES.add(*(family for members in GROUPS.values() for family in members))
 
 
 def family_table() -> str:

@@ -20,7 +20,7 @@ Usual = Callable[[Fields, int], tuple[str, ...]]
 
 
 def every(
-    name: str, default: int, last: str = FULL, rest: str = SLIDING, *, first: bool = False
+    name: str, default: int, last: str = FULL, rest: str = SLIDING, first: bool = False
 ) -> Usual:
     """The last (or first) of every n blocks differs; a pattern such as "LLLG" has its length."""
 
@@ -40,6 +40,11 @@ def listed(name: str, inside: str, outside: str) -> Usual:
         return tuple(inside if i in chosen else outside for i in range(layers))
 
     return usual
+
+
+def always(word: str) -> Usual:
+    """All blocks alike."""
+    return lambda fields, layers: (word,) * layers
 
 
 def kinds(usual: Usual, mixer: str = "") -> Step:
@@ -94,3 +99,21 @@ def rotary_in_windows(fields: Fields, config: ModelConfig) -> ModelConfig:
     """Blocks that see everything have no positions where others have windows (Cohere, EXAONE)."""
     whole = tuple(i for i, window in enumerate(config.windows) if not window)
     return replace(config, unrotated=whole)
+
+
+def windows_if_used(fields: Fields, config: ModelConfig) -> ModelConfig:
+    """No window unless `use_sliding_window` says so."""
+    return config if fields.flag("use_sliding_window", False) else replace(config, window=0)
+
+
+def last_windows(fields: Fields, config: ModelConfig) -> ModelConfig:
+    """The blocks from `max_window_layers` on have a window."""
+    first = fields.count("max_window_layers", config.layers)
+    usual = tuple(FULL if i < first else SLIDING for i in range(config.layers))
+    return kinds(lambda *_: usual)(fields, config)
+
+
+def unrotated_windows(fields: Fields, config: ModelConfig) -> ModelConfig:
+    """SmolLM3: blocks without rotary positions may have a window."""
+    usual = tuple(SLIDING if i in config.unrotated else FULL for i in range(config.layers))
+    return kinds(lambda *_: usual)(fields, config)
