@@ -81,11 +81,18 @@ def map_matmul(
     stalls = stalls_of(chip)
     record = np.zeros(kernels.RECORD)
     time_s = kernels.map_one(
-        product.batch, product.m, product.n, product.k, float(product.fraction),
-        float(extra_bytes), False, chip.tensor_cores if cores is None else cores, chip.width,
-        chip.depth, float(chip.core_buffer_bytes), float(chip.glb_bytes * glb_share),
-        float(chip.hbm.bandwidth_Bps * stalls.hbm), float(chip.glb_bandwidth_Bpc * chip.clock_Hz),
-        float(chip.clock_Hz * stalls.array), stalls.fill_s, stalls.drained, stalls.exposed, record,
+        kernels.Product(
+            product.batch, product.m, product.n, product.k, float(product.fraction),
+            float(extra_bytes), False,
+        ),
+        kernels.Cores(
+            chip.tensor_cores if cores is None else cores, chip.width, chip.depth,
+            float(chip.core_buffer_bytes), float(chip.glb_bytes * glb_share),
+            float(chip.hbm.bandwidth_Bps * stalls.hbm),
+            float(chip.glb_bandwidth_Bpc * chip.clock_Hz), float(chip.clock_Hz * stalls.array),
+            stalls.fill_s, stalls.drained, stalls.exposed,
+        ),
+        record,
     )  # fmt: skip
     if not np.isfinite(time_s):
         raise AtollError(

@@ -7,6 +7,8 @@ the operand whose rows stream through the arrays, B the one whose tiles rest in 
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import numpy as np
 
 from atoll.jit import entry, kernel
@@ -21,6 +23,34 @@ ORDER, K_PARTS, TILES_M, TILES_N = range(8, 12)
 RECORD = 12
 
 _LOG_CORES = 31  # no chip has 2^31 cores
+
+
+class Product(NamedTuple):
+    """`batch` times m x k by k x n; in kernels m is the side that streams."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+    fraction: float
+    extra: float
+    on_chip: bool
+
+
+class Cores(NamedTuple):
+    """One configuration of tensor cores (`TensorConfigs`), or columns of many."""
+
+    cores: Any
+    width: Any
+    depth: Any
+    core_buffer_bytes: Any
+    glb_budget_bytes: Any
+    hbm_Bps: Any
+    glb_Bps: Any
+    clock_Hz: Any
+    fill_s: Any
+    drained: Any
+    exposed: Any
 
 
 @kernel
@@ -46,27 +76,7 @@ def _panel_rounds(kept, rounds, granule, other_granule, k_part, depth, followed,
 
 @kernel
 def _best_tile(
-    batch,
-    each,
-    m,
-    n,
-    k,
-    fraction,
-    extra,
-    rounds_m,
-    rounds_n,
-    g_m,
-    g_n,
-    depth,
-    budget,
-    glb_base,
-    compute_s,
-    hbm_Bps,
-    glb_Bps,
-    exposed,
-    best,
-    best_hbm,
-    out,
+    p, c, each, rounds_m, rounds_n, g_m, g_n, budget, glb_base, compute_s, best, best_hbm, out
 ):
     """The macro tile with the least time for one core-level mapping, if it beats the best so far.
 
@@ -75,6 +85,8 @@ def _best_tile(
     buffer for one of the products that run side by side, `each` how many follow each other there;
     bytes are for all.
     """
+    batch, m, n, k, fraction, extra, _ = p
+    depth, hbm_Bps, glb_Bps, exposed = c.depth, c.hbm_Bps, c.glb_Bps, c.exposed
     a_bytes = 2.0 * m * k * batch
     b_bytes = 2.0 * k * n * batch
     other = 2.0 * m * n * batch * fraction + extra
@@ -166,38 +178,17 @@ def _best_tile(
 
 
 @kernel
-def _best_columns(
-    batch,
-    each,
-    m,
-    n,
-    k,
-    fraction,
-    extra,
-    on_chip,
-    split_m,
-    most_n,
-    rows_max,
-    width,
-    depth,
-    budget,
-    compulsory,
-    outputs,
-    hbm_Bps,
-    glb_Bps,
-    clock_Hz,
-    fill_s,
-    drained,
-    exposed,
-    best,
-    out,
-):
+def _best_columns(p, c, each, split_m, most_n, rows_max, budget, compulsory, outputs, best, out):
     """The best cores for the columns, chunks of rows and macro tile, if they beat the best so far.
 
     Fills `out` and returns the time like `_best_tile`. Fewer than `most_n` cores and more chunks
     than the core's buffer asks for make smaller rounds, which fit a small GLB better; but they cost
     cycles and GLB reads, so that they are only tried where they could be faster.
     """
+    batch, m, n, k, fraction, _, on_chip = p
+    _, width, depth, _, _, hbm_Bps, glb_Bps, clock_Hz, fill_s, drained, exposed = c
+    if on_chip:  # what it makes stays in the cores
+        drained = 0.0
     found = np.inf
     rows_core = -(-m // split_m)
     fewest_chunks = -(-rows_core // rows_max)
@@ -229,28 +220,10 @@ def _best_columns(
                 out[HBM] = 0.0
                 out[GLB] = glb
             else:
+                g_m, g_n = min(m, split_m * rows), min(n, split_n * width)
+                known = out[HBM] if coarsest else 0.0
                 time = _best_tile(
-                    batch,
-                    each,
-                    m,
-                    n,
-                    k,
-                    fraction,
-                    extra,
-                    chunks,
-                    folds_n,
-                    min(m, split_m * rows),
-                    min(n, split_n * width),
-                    depth,
-                    budget,
-                    glb,
-                    compute_s,
-                    hbm_Bps,
-                    glb_Bps,
-                    exposed,
-                    best,
-                    out[HBM] if coarsest else 0.0,
-                    out,
+                    p, c, each, chunks, folds_n, g_m, g_n, budget, glb, compute_s, best, known, out
                 )
             coarsest = False
             if time < np.inf:
@@ -274,32 +247,14 @@ def _best_columns(
 
 
 @entry
-def map_one(
-    batch,
-    m,
-    n,
-    k,
-    fraction,
-    extra,
-    on_chip,
-    cores,
-    width,
-    depth,
-    buffer_bytes,
-    glb_budget,
-    hbm_Bps,
-    glb_Bps,
-    clock_Hz,
-    fill_s,
-    drained,
-    exposed,
-    out,
-):
+def map_one(p, c, out):
     """The fastest mapping of one (batched) product on at most `cores` cores.
 
     Fills `out` with the record and returns the time in seconds, infinite when nothing fits the
     buffer. Products that are `on_chip` move nothing through HBM.
     """
+    batch, m, n, k, fraction, extra, on_chip = p
+    cores, width, depth, buffer_bytes, _, hbm_Bps, glb_Bps, clock_Hz, fill_s, drained, exposed = c
     best = np.inf
     rows_max = max(1, int(buffer_bytes / (4.0 * depth + 4.0 * width)))
     outputs = 2.0 * batch * float(m) * n * fraction + extra
@@ -317,12 +272,13 @@ def map_one(
     for stream_n in range(2):
         sm = n if stream_n else m
         sn = m if stream_n else n
+        side = Product(batch, sm, sn, k, fraction, extra, on_chip)
         for log_batch in range(_LOG_CORES):
             split_batch = 1 << log_batch
             if split_batch > cores or split_batch >= 2 * batch:
                 break
             each = -(-batch // split_batch)
-            budget = glb_budget / min(split_batch, batch)
+            budget = c.glb_budget_bytes / min(split_batch, batch)
             for log_m in range(_LOG_CORES):
                 split_m = 1 << log_m
                 if split_batch * split_m > cores or split_m >= 2 * sm:
@@ -330,28 +286,15 @@ def map_one(
                 # All cores that are left, as far as they have columns to work on.
                 most_n = min(cores // (split_batch * split_m), -(-sn // width))
                 time = _best_columns(
-                    batch,
+                    side,
+                    c,
                     each,
-                    sm,
-                    sn,
-                    k,
-                    fraction,
-                    extra,
-                    on_chip,
                     split_m,
                     most_n,
                     rows_max,
-                    width,
-                    depth,
                     budget,
                     compulsory,
                     outputs,
-                    hbm_Bps,
-                    glb_Bps,
-                    clock_Hz,
-                    fill_s,
-                    drained,
-                    exposed,
                     best,
                     out,
                 )
@@ -365,13 +308,12 @@ def map_one(
 
 
 @kernel
-def floor_one(
-    batch, m, n, k, fraction, extra, on_chip, cores, width, depth, buffer_bytes, hbm_Bps, glb_Bps,
-    clock_Hz, fill_s, drained, exposed,
-):  # fmt: skip
+def floor_one(p, c):
     """No mapping of `map_one` takes less: of every split of the cores the time before tiling, which
     only rises with more chunks and with fewer cores for the columns.
     """
+    batch, m, n, k, fraction, extra, on_chip = p
+    cores, width, depth, buffer_bytes, _, hbm_Bps, glb_Bps, clock_Hz, fill_s, drained, exposed = c
     best = np.inf
     rows_max = max(1, int(buffer_bytes / (4.0 * depth + 4.0 * width)))
     outputs = 2.0 * batch * float(m) * n * fraction + extra
@@ -403,75 +345,39 @@ def floor_one(
     return _beside(best, compulsory / hbm_Bps, exposed)
 
 
+@kernel
+def _pair(pair, shapes, fractions, extras, on_chip, configs):
+    """Of the (shape, configuration) grid: where a pair is, its product and its configuration."""
+    s = pair // configs.cores.shape[0]
+    c = pair % configs.cores.shape[0]
+    product = Product(
+        shapes[s, 0], shapes[s, 1], shapes[s, 2], shapes[s, 3], fractions[s], extras[s], on_chip[s]
+    )
+    own = Cores(
+        configs.cores[c], configs.width[c], configs.depth[c], configs.core_buffer_bytes[c],
+        configs.glb_budget_bytes[c], configs.hbm_Bps[c], configs.glb_Bps[c], configs.clock_Hz[c],
+        configs.fill_s[c], configs.drained[c], configs.exposed[c],
+    )  # fmt: skip
+    return s, c, product, own
+
+
 @entry
-def floor_range(
-    start, stop, shapes, fractions, extras, on_chip, cores, width, depth, buffer_bytes, glb_budget,
-    hbm_Bps, glb_Bps, clock_Hz, fill_s, drained, exposed, time,
-):  # fmt: skip
+def floor_range(start, stop, shapes, fractions, extras, on_chip, configs, time):
     """`floor_one` for pairs start..stop-1 of the (shape, configuration) grid: fills seconds."""
-    configs = cores.shape[0]
     for pair in range(start, stop):
-        s = pair // configs
-        c = pair % configs
-        time[s, c] = floor_one(
-            shapes[s, 0], shapes[s, 1], shapes[s, 2], shapes[s, 3], fractions[s], extras[s],
-            on_chip[s], cores[c], width[c], depth[c], buffer_bytes[c], hbm_Bps[c], glb_Bps[c],
-            clock_Hz[c], fill_s[c], drained[c], exposed[c],
-        )  # fmt: skip
+        s, c, product, own = _pair(pair, shapes, fractions, extras, on_chip, configs)
+        time[s, c] = floor_one(product, own)
 
 
 @entry
-def map_range(
-    start,
-    stop,
-    shapes,
-    fractions,
-    extras,
-    on_chip,
-    cores,
-    width,
-    depth,
-    buffer_bytes,
-    glb_budget,
-    hbm_Bps,
-    glb_Bps,
-    clock_Hz,
-    fill_s,
-    drained,
-    exposed,
-    time,
-    hbm,
-    glb,
-):
+def map_range(start, stop, shapes, fractions, extras, on_chip, configs, time, hbm, glb):
     """`map_one` for pairs start..stop-1 of the (shape, configuration) grid.
 
     Fills seconds, HBM bytes and GLB bytes, each (shapes, configurations).
     """
-    configs = cores.shape[0]
     out = np.zeros(RECORD)
     for pair in range(start, stop):
-        s = pair // configs
-        c = pair % configs
-        time[s, c] = map_one(
-            shapes[s, 0],
-            shapes[s, 1],
-            shapes[s, 2],
-            shapes[s, 3],
-            fractions[s],
-            extras[s],
-            on_chip[s],
-            cores[c],
-            width[c],
-            depth[c],
-            buffer_bytes[c],
-            glb_budget[c],
-            hbm_Bps[c],
-            glb_Bps[c],
-            clock_Hz[c],
-            fill_s[c],
-            drained[c],
-            exposed[c],
-            out,
-        )
+        s, c, product, own = _pair(pair, shapes, fractions, extras, on_chip, configs)
+        time[s, c] = map_one(product, own, out)
         hbm[s, c] = out[HBM]
         glb[s, c] = out[GLB]

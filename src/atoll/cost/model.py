@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from atoll.cost import gemm_kernels
 from atoll.hardware.template.cores import CostModel, ProductCosts, Shape, TensorConfigs
@@ -48,7 +47,7 @@ def product_floors(shapes: Sequence[Shape], configs: TensorConfigs) -> ProductCo
     return ProductCosts(time_s, *(np.broadcast_to(b[:, None], size) for b in (hbm, glb)))
 
 
-def _arguments(shapes: Sequence[Shape], configs: TensorConfigs) -> tuple[NDArray[Any], ...]:
+def _arguments(shapes: Sequence[Shape], configs: TensorConfigs) -> tuple[Any, ...]:
     """The products and the configurations as the kernels take them."""
     columns = list(zip(*shapes, strict=True))
     return (
@@ -56,17 +55,7 @@ def _arguments(shapes: Sequence[Shape], configs: TensorConfigs) -> tuple[NDArray
         np.array(columns[4], np.float64),
         np.array(columns[5], np.float64),
         np.array(columns[6], np.bool_),
-        configs.cores,
-        configs.width,
-        configs.depth,
-        configs.core_buffer_bytes,
-        configs.glb_budget_bytes,
-        configs.hbm_Bps,
-        configs.glb_Bps,
-        configs.clock_Hz,
-        configs.fill_s,
-        configs.drained,
-        configs.exposed,
+        gemm_kernels.Cores(*(getattr(configs, name) for name in gemm_kernels.Cores._fields)),
     )
 
 
