@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from atoll.errors import AtollError
@@ -12,44 +13,12 @@ from atoll.workload.families.layer_kinds import DENSE, EXPERTS, FULL, LINEAR, wi
 from atoll.workload.families.model_config import ModelConfig, StateSpace
 
 _DELTA_CHUNK = 64  # tokens, in every public implementation
-_MAMBA = {  # names of Mamba-2's sizes in hybrids, and the values that are usual
-    "heads": ("mamba_n_heads", 128),
-    "head_dim": ("mamba_d_head", 0),
-    "state": ("mamba_d_state", 256),
-    "groups": ("mamba_n_groups", 1),
-    "kernel": ("mamba_d_conv", 4),
-    "chunk": ("mamba_chunk_size", 256),
-    "expand": ("mamba_expand", 2),
-    "conv_bias": ("mamba_conv_bias", True),
-    "bias": ("mamba_proj_bias", False),
-    "norm": ("mamba_rms_norm", True),
-}
-_PLAIN_NAMES = {
-    "heads": ("num_heads", 128),
-    "head_dim": ("head_dim", 64),
-    "state": ("state_size", 128),
-    "groups": ("n_groups", 8),
-    "kernel": ("conv_kernel", 4),
-    "chunk": ("chunk_size", 256),
-    "expand": ("expand", 2),
-    "conv_bias": ("use_conv_bias", True),
-    "bias": ("use_bias", False),
-    "norm": ("", True),
-}
-_NEMOTRON_NAMES = _PLAIN_NAMES | {
-    "heads": ("mamba_num_heads", 128),
-    "head_dim": ("mamba_head_dim", 64),
-    "state": ("ssm_state_size", 128),
-    "chunk": ("chunk_size", 128),
-    "bias": ("mamba_proj_bias", False),
-    "expand": ("", 0),  # the values' columns are what the heads make
-}
-_NAMES = {"hybrid": _MAMBA, "plain": _PLAIN_NAMES, "nemotron": _NEMOTRON_NAMES}
 
 
-def mamba2(spelled: str, inner: str = "") -> Step:
-    """The sizes of Mamba-2; `inner` names the columns of its values where they are free."""
-    names = _NAMES[spelled]
+def mamba2(names: Mapping[str, tuple[str, int]], inner: str = "") -> Step:
+    """The sizes of Mamba-2 by their names in the file, with the values that are usual; `inner`
+    names the columns of its values where they are free.
+    """
 
     def step(fields: Fields, config: ModelConfig) -> ModelConfig:
         def size(part: str) -> int:
