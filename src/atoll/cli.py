@@ -14,15 +14,14 @@ from typing import Annotated, Any
 import typer
 
 from atoll.commands.capture import capture
-from atoll.commands.catalogue import env, hardware, models, schema
 from atoll.commands.common import INTERRUPTED, say_interrupted
 from atoll.commands.designs import designs
 from atoll.commands.mcp import mcp
+from atoll.commands.plain import PLAIN, schema
 from atoll.commands.report import compare, report, trace
-from atoll.commands.search import explain, search
+from atoll.commands.search import search
 from atoll.commands.serve import serve
-from atoll.commands.training import check, estimate, plan
-from atoll.commands.validate import bench, calibrate, place, validate
+from atoll.commands.training import estimate, plan
 from atoll.errors import AtollError
 from atoll.identity import VERSION
 from atoll.questions import COMMANDS
@@ -93,12 +92,10 @@ def _root(
         print(context.get_help())
 
 
-_RUN: dict[str, Callable[..., None]] = {
+_RUN: dict[str, Callable[..., None]] = PLAIN | {
     run.__name__: run
     for run in (
-        bench, calibrate, capture, check, compare, designs, env, estimate, explain,
-        hardware, mcp, models, place, plan, report,
-        schema, search, serve, trace, validate,
+        capture, compare, designs, estimate, mcp, plan, report, schema, search, serve, trace,
     )
 }  # fmt: skip
 for _name, _asked in COMMANDS.items():

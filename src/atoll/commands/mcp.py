@@ -7,14 +7,11 @@ theirs, without the fields that write files or say who works. Answers are those 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from functools import partial
 from inspect import cleandoc
 from typing import Any
 
-from atoll import api, several
-from atoll.commands.catalogue import known_models
-from atoll.commands.search import explained
+from atoll.commands.plain import ANSWERED
 from atoll.errors import AtollError
 from atoll.identity import VERSION
 from atoll.questions import COMMANDS
@@ -22,19 +19,8 @@ from atoll.questions.ask import ask
 from atoll.questions.question import Question, about
 from atoll.questions.verbs import McpQuestion
 
-VERBS: dict[str, Callable[[Any], Any]] = {
-    "plan": lambda asked: api.plan(job=asked),
-    "estimate": lambda asked: api.estimate(job=asked),
-    "check": lambda asked: api.check(**asked.asked()),
-    "search": api.search,
-    "models": known_models,
-    "hardware": lambda asked: api.describe_hardware(asked.name),
-    "explain": explained,
-    "compare": lambda asked: several.compare(*asked.runs),
-    "validate": lambda asked: api.validate(**asked.asked()),
-    "bench": lambda asked: several.bench(**asked.asked()),
-}
-"""From a question to what has its answer."""
+VERBS = ("plan", "estimate", "check", "search", "models", "hardware", "explain", "compare",
+         "validate", "bench")  # fmt: skip
 INSTRUCTIONS = (
     "Plans and estimates of language model training on existing GPUs and TPUs, judgement of launch "
     "files, and searches for chips. Quantities take units (80 GiB, 10 min). A plan or a search "
@@ -83,7 +69,7 @@ def called(name: str, arguments: dict[str, Any]) -> tuple[dict[str, Any], list[s
     if refused := sorted(hidden(asked) & arguments.keys()):
         raise AtollError(f"{', '.join(refused)}: not offered here, where nothing is written")
     question = ask({name: asked}, None, arguments)
-    found = VERBS[name](question)
+    found = ANSWERED[name](question)
     target = getattr(question, "export", None)
     return found.to_dict(), [] if target is None else [found.export(target).text]
 

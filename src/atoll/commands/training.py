@@ -1,4 +1,4 @@
-"""Runs on existing hardware: `atoll estimate`, `atoll plan` and `atoll check`."""
+"""Runs on existing hardware: `atoll estimate` and `atoll plan`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 from atoll.commands.common import answer, interruptible, leave_if_interrupted, swept
 from atoll.printing import training as printing_training
 from atoll.questions import EstimateQuestion, PlanQuestion, WaferQuestion
-from atoll.questions.verbs import CheckQuestion
 
 _LATER: dict[str, Any] = {"export_to": None}
 """A launch file is written after the answer was shown: its target may refuse the layout."""
@@ -54,9 +53,3 @@ def plan(question: PlanQuestion, as_json: bool, began: float) -> None:
         raise refused
     if question.export is not None:
         printing_training.write_launch_file(result.export(question.export), question.export_to)
-
-
-def check(question: CheckQuestion, as_json: bool) -> None:
-    from atoll.api import check as run
-
-    answer(run(**question.asked()), as_json, printing_training.print_checked)

@@ -1,0 +1,114 @@
+"""Commands that ask and show, and nothing else: who answers each question, and who prints that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from atoll import api, several
+from atoll.answers.answer import Explanation
+from atoll.commands.common import answer, print_json
+from atoll.environment import environment
+from atoll.errors import AtollError
+from atoll.printing import search, tables, training
+from atoll.questions import Question
+from atoll.questions.verbs import ExplainQuestion, ModelsQuestion, SchemaQuestion
+
+if TYPE_CHECKING:
+    from atoll.answers.validation import OperatorsValidation
+
+
+def _models(question: ModelsQuestion) -> Any:
+    """The zoo, or one model."""
+    every = question.name is None
+    return api.list_models() if every else api.describe_model(**question.asked())
+
+
+def _explained(question: ExplainQuestion) -> Explanation:
+    """Why the answer of a folder is as it is."""
+    from atoll.answers.plan import EstimateAnswer
+    from atoll.answers.wafer import WaferAnswer
+    from atoll.report.folder import open_folder
+
+    found = open_folder(question.folder).answer
+    if isinstance(found, EstimateAnswer):
+        raise AtollError(
+            f"{question.folder}: holds the estimate of one layout, which was compared with none; "
+            "`atoll report` draws it, `atoll plan` finds the best one and says why."
+        )
+    if not question.ablate:
+        return found.explain()
+    if isinstance(found, WaferAnswer):
+        return found.explain(ablate=True)
+    raise AtollError(f"{question.folder}: ablate is for mappings on a wafer, and holds none.")
+
+
+ANSWERED: dict[str, Callable[[Any], Any]] = {
+    "bench": lambda asked: several.bench(**asked.asked()),
+    "calibrate": lambda asked: api.calibrate(**asked.asked()),
+    "check": lambda asked: api.check(**asked.asked()),
+    "compare": lambda asked: several.compare(*asked.runs),
+    "env": lambda asked: environment(),
+    "estimate": lambda asked: api.estimate(job=asked),
+    "explain": _explained,
+    "hardware": lambda asked: api.describe_hardware(asked.name),
+    "models": _models,
+    "place": lambda asked: api.place(**asked.asked()),
+    "plan": lambda asked: api.plan(job=asked),
+    "search": lambda asked: api.search(asked),
+    "validate": lambda asked: api.validate(**asked.asked()),
+}
+"""From a command's question to what has its answer."""
+
+
+def _print_operators(shown: OperatorsValidation) -> None:
+    tables.print_validation(shown)
+    for name, steps in shown.steps.items():
+        print(f"\nwhole steps ({name}):")
+        training.print_runs(steps)
+
+
+_BY_KIND: dict[str, Callable[[Any], None]] = {
+    "models": tables.print_models,
+    "model": tables.print_model,
+    "calibration": tables.print_calibration,
+    "site-calibration": tables.print_site,
+    "chips-validation": tables.print_chips,
+    "nodes-validation": tables.print_nodes,
+    "runs-validation": training.print_runs,
+    "operators-validation": _print_operators,
+}
+
+
+def _by_kind(found: Any) -> None:
+    _BY_KIND[found.kind](found)
+
+
+_PRINTED: dict[str, Callable[[Any], None]] = {
+    "bench": tables.print_bench,
+    "calibrate": _by_kind,
+    "check": training.print_checked,
+    "env": tables.print_fields,
+    "explain": Explanation.show,
+    "hardware": tables.print_hardware,
+    "models": _by_kind,
+    "place": search.print_table_plan,
+    "validate": _by_kind,
+}
+
+
+def _plain(name: str) -> Callable[[Question, bool], None]:
+    def run(question: Question, as_json: bool) -> None:
+        answer(ANSWERED[name](question), as_json, _PRINTED[name])
+
+    return run
+
+
+PLAIN = {name: _plain(name) for name in _PRINTED}
+
+
+def schema(question: SchemaQuestion) -> None:
+    from atoll.answers.kinds import answer_schema
+    from atoll.questions.texts import schema as of
+
+    print_json(of(question.command) | {"answer": answer_schema(question.command)})
