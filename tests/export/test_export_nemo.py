@@ -15,7 +15,8 @@ import yaml
 from export_cases import DENSE, EXPERTS, LONG, SHARDED, UNEVEN, Case
 
 from atoll.errors import AtollError
-from atoll.export.nemo import PRECISION, RECIPES
+from atoll.export.nemo import PRECISION
+from atoll.export.plan import KNOWN
 from atoll.step.layout import Layout
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the tools' own
@@ -144,7 +145,7 @@ def test_every_value_is_a_field_of_the_bridge(case: Case, bridge: Path) -> None:
 
 def test_recipes_and_precisions_exist(bridge: Path) -> None:
     recipes = "\n".join(p.read_text() for p in (bridge / "recipes").rglob("*.py"))
-    for recipe in RECIPES.values():
+    for recipe in KNOWN["recipes"].values():
         assert f"def {recipe}(" in recipes
     mixed = (bridge / "training" / "mixed_precision.py").read_text()
     for name in PRECISION.values():

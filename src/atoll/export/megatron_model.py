@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 
 from atoll.errors import AtollError
-from atoll.export.plan import LaunchPlan, Settings, refuse
+from atoll.export.plan import KNOWN, LaunchPlan, Settings, refuse
 from atoll.workload.families.model_config import ModelConfig
 
 TARGET = "megatron"
@@ -40,26 +40,8 @@ def model_values(plan: LaunchPlan) -> tuple[Settings, list[str]]:
     return found, notes
 
 
-_STRUCTURE = {
-    "patch_inputs": "image patches",
-    "token_types": "token types",
-    "mlm_head": "a masked language model's head",
-    "post_norm": "norms after the residual additions",
-    "parallel": "attention and feed-forward side by side",
-    "branch_norms": "norms that close each branch",
-    "embedding_norm": "a norm on embeddings",
-    "embedding_scale": "scaled embeddings",
-    "score_cap": "capped attention scores",
-    "logit_cap": "capped logits",
-    "head_bias": "a bias on the logits",
-    "embedding_width": "embeddings narrower than the blocks",
-    "encoder_layers": "an encoder before its decoder",
-    "windows": "windows that differ between blocks",
-}
-
-
 def _check(model: ModelConfig) -> None:
-    for field, words in _STRUCTURE.items():
+    for field, words in KNOWN["no_argument"].items():
         if getattr(model, field):
             raise _no_argument(model, words)
     if model.special:

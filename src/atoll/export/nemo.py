@@ -17,25 +17,9 @@ from atoll.export.megatron_core import (
     sharding_notes,
     sharding_values,
 )
-from atoll.export.plan import LaunchPlan, Settings
+from atoll.export.plan import KNOWN, LaunchPlan, Settings
 
 TARGET = "nemo"
-
-RECIPES = {
-    "llama2-7b": "llama2_7b_pretrain_config",
-    "llama3-8b": "llama3_8b_pretrain_config",
-    "llama3-70b": "llama3_70b_pretrain_config",
-    "llama3-405b": "llama31_405b_pretrain_config",
-    "qwen2-7b": "qwen2_7b_pretrain_config",
-    "qwen3-8b": "qwen3_8b_pretrain_config",
-    "qwen3-30b-a3b": "qwen3_30b_a3b_pretrain_config",
-    "gpt3-175b": "gpt3_175b_pretrain_config",
-    "gemma2-9b": "gemma2_9b_pretrain_config",
-    "deepseek-v2-lite": "deepseek_v2_lite_pretrain_config",
-    "deepseek-v2": "deepseek_v2_pretrain_config",
-    "deepseek-v3": "deepseek_v3_pretrain_config",
-}
-"""Recipes of megatron.bridge.recipes for models of the zoo."""
 
 PRECISION = {
     "bf16": "bf16_mixed",
@@ -47,7 +31,7 @@ PRECISION = {
 
 
 def nemo(plan: LaunchPlan) -> LaunchFile:
-    recipe = RECIPES.get(plan.model.name)
+    recipe = KNOWN["recipes"].get(plan.model.name)
     values = _values(plan)
     header = [f"# {plan.title}"]
     notes = [

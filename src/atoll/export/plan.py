@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
 from typing import Any
+
+import yaml
 
 from atoll.answers.plan import LaunchFile
 from atoll.errors import AtollError, check_count
@@ -18,6 +21,11 @@ Setting = bool | int | float | str | None | Sequence[str] | Sequence[Sequence[st
 Settings = dict[str, Setting]
 """Fields of a tool's configuration, by its own names."""
 
+KNOWN: Mapping[str, Any] = yaml.load(
+    (files("atoll.export") / "known.yaml").read_text(encoding="utf-8"),
+    getattr(yaml, "CSafeLoader", yaml.SafeLoader),
+)
+"""What tools know of models, under their own names."""
 PRECISIONS = ("bf16", "fp16", "fp8", "mxfp8", "nvfp4")
 
 

@@ -7,9 +7,8 @@ here are those of its registry, which the tests read again from the package.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
 
-from atoll.export.plan import refuse
+from atoll.export.plan import KNOWN, refuse
 from atoll.workload.families.model_config import ModelConfig
 
 TARGET = "torchtitan"
@@ -65,49 +64,11 @@ def _plain(model: ModelConfig) -> bool:
     )
 
 
-def _flavors(columns: tuple[str, ...], *rows: tuple[Any, ...], **common: Any) -> tuple[Flavor, ...]:
-    return tuple(Flavor(**common, **dict(zip(columns, row, strict=True))) for row in rows)
-
-
-_COLUMNS = ("flavor", "hidden", "layers", "heads", "ffn")
-_QWEN = {"name": "qwen3", "head_dim": 128, "vocab": 151936, "qk_norm": True, "pipeline": False}
-FLAVORS = (
-    *_flavors(
-        _COLUMNS,
-        ("8B", 4096, 32, 32, 14336),
-        ("70B", 8192, 80, 64, 28672),
-        ("405B", 16384, 126, 128, 53248),
-        name="llama3", kv_heads=8, head_dim=128, vocab=128256,
-    ),
-    *_flavors(
-        _COLUMNS,
-        ("0.6B", 1024, 28, 16, 3072),
-        ("1.7B", 2048, 28, 16, 6144),
-        ("4B", 2560, 36, 32, 9728),
-        **_QWEN, kv_heads=8, tied_embeddings=True,
-    ),
-    *_flavors(
-        _COLUMNS,
-        ("8B", 4096, 36, 32, 12288),
-        ("14B", 5120, 40, 40, 17408),
-        ("32B", 5120, 64, 64, 25600),
-        **_QWEN, kv_heads=8,
-    ),
-    *_flavors(
-        _COLUMNS,
-        ("30B-A3B", 2048, 48, 32, 768),
-        ("235B-A22B", 4096, 94, 64, 1536),
-        **_QWEN, kv_heads=4, experts=128, experts_per_token=8,
-    ),
-    *_flavors(
-        (*_COLUMNS, "kv_heads", "vocab", "experts", "experts_per_token", "shared_ffn", "dense_ffn",
-         "latent_q"),
-        ("16B", 2048, 27, 16, 1408, 16, 102400, 64, 6, 2816, 10944, 0),
-        ("236B", 5120, 60, 128, 1536, 128, 102400, 160, 6, 3072, 12288, 1536),
-        ("671B", 7168, 61, 128, 2048, 128, 129280, 256, 8, 2048, 18432, 1536),
-        name="deepseek_v3", head_dim=192, latent_kv=512, context=False,
-    ),
-)  # fmt: skip
+FLAVORS = tuple(
+    Flavor(**group["common"], **dict(zip(group["columns"], row, strict=True)))
+    for group in KNOWN["flavors"]
+    for row in group["rows"]
+)
 
 
 def find_flavor(model: ModelConfig) -> tuple[Flavor, str | None]:
