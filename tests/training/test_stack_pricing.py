@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from training_cases import dense, gpu, grouped, mixture, small_run
 
+import atoll
 from atoll.cost.pricer import Cost
 from atoll.errors import AtollError
 from atoll.step.layout import Layout, check_recompute
@@ -93,6 +94,24 @@ def test_some_blocks_of_every_stage_run_again() -> None:
     assert held[1] == pytest.approx((held[0] + held[2]) / 2)
     with pytest.raises(AtollError, match="full@N or host@N for N blocks of a stage"):
         check_recompute("full@some")
+
+
+def test_modules_that_run_again_drop_the_bytes_that_they_kept() -> None:
+    """DeepSeek-V3 by its report (arXiv:2412.19437, section 3.3): every tensor counted by hand."""
+    told = "layernorm+mla_up_proj+moe_act"
+    found = atoll.estimate(
+        "deepseek-v3", "h800", 2048, pp=16, ep=64, batch=15360, sequence=4096, precision="fp8",
+        order="dualpipe", recompute=told, stack="nemo", flags="fp8_act,fp8_params",
+        optimizer="moments16", overlap="ep_a2a,grad_reduce",
+    )  # fmt: skip
+    assert found.fits
+    block = costs_of(found.run, found.layout)["block"]
+    residuals, latents = 2 * 7168 * 2, 3 * (1536 + 512)  # latents in 16 bits, normed ones in 8
+    attention = 128 * (128 * 3 + 4)  # outputs in 16 bits and cast, a sum of exponentials
+    routed = 256 * 2 + 8 * (4 + 4)
+    experts = 9 * (2 * 2048) + 8 * 7168 + 2048  # gate, up, inputs, and what shared2 takes: 8 bits
+    each = residuals + latents + attention + routed + experts
+    assert block.kept(told).bytes == pytest.approx(4096 * each)
 
 
 def test_the_fewest_blocks_that_let_a_run_fit_are_kept_in_the_hosts_memory() -> None:

@@ -7,7 +7,7 @@ is a schedule of its operators, collectives among them, so that a pass takes les
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -82,13 +82,21 @@ class Pricer(Protocol):
     def schedules_links(self) -> bool:
         """Whether passes hold tensor parallelism's collectives; otherwise the step adds them."""
 
+    @property
+    def operand_share(self) -> float:
+        """Of the bytes of a block's activations and their gradients, what is kept of them for
+        weight gradients: fewer where these are taken in a narrower format.
+        """
+
     def layer(self, layer: Layer, ring: int, samples: int) -> LayerTimes:
         """A layer of the given fusion. `ring` devices share the sequences of its attention (context
         parallelism), of which a microbatch has so many `samples`.
         """
 
-    def kept_bytes(self, layer: Layer) -> float:
-        """Bytes that a layer keeps for its backward pass beyond the graph's tensors."""
+    def kept_bytes(self, layer: Layer, dropped: Set[str] = frozenset()) -> float:
+        """Bytes that a layer keeps for its backward pass beyond the graph's tensors, where some of
+        these are dropped.
+        """
 
     def least(self, layer: Layer, operators: Iterable[Operator], ring: int) -> Cost:
         """Of some operators of a layer for one sample, what no microbatch takes less of for each of

@@ -69,7 +69,7 @@ class EstimateFields(TypedDict, total=False):
     cuda_graphs: str | None
     flags: str | None
     dropout: float | str | None
-    optimizer: Literal["mixed", "mixed16", "mixed-both", "bf16", "fp32", "sgd"] | str | None
+    optimizer: Literal["mixed", "mixed16", "mixed-both", "moments16", "bf16", "fp32", "sgd"] | str | None
     method: Literal["pretrain", "sft", "lora"] | None
     lora_rank: int | None
     lora_targets: str | None
@@ -144,7 +144,7 @@ class PlanFields(TypedDict, total=False):
     cuda_graphs: str | None
     flags: str | None
     dropout: float | str | None
-    optimizer: Literal["mixed", "mixed16", "mixed-both", "bf16", "fp32", "sgd"] | str | None
+    optimizer: Literal["mixed", "mixed16", "mixed-both", "moments16", "bf16", "fp32", "sgd"] | str | None
     method: Literal["pretrain", "sft", "lora"] | None
     lora_rank: int | None
     lora_targets: str | None
@@ -194,7 +194,7 @@ class RunFields(TypedDict, total=False):
     cuda_graphs: str | None
     flags: str | None
     dropout: float | str | None
-    optimizer: Literal["mixed", "mixed16", "mixed-both", "bf16", "fp32", "sgd"] | str | None
+    optimizer: Literal["mixed", "mixed16", "mixed-both", "moments16", "bf16", "fp32", "sgd"] | str | None
     method: Literal["pretrain", "sft", "lora"] | None
     lora_rank: int | None
     lora_targets: str | None
@@ -210,7 +210,7 @@ class SearchFields(TypedDict, total=False):
     devices: int | None
     batch: int | None
     sequence: int | None
-    optimizer: Literal["mixed", "mixed16", "mixed-both", "bf16", "fp32", "sgd"] | str | None
+    optimizer: Literal["mixed", "mixed16", "mixed-both", "moments16", "bf16", "fp32", "sgd"] | str | None
     objective: Literal["mean", "weighted", "worst"] | str | Aim | None
     per: Literal["dollar", "watt", "tco"] | None
     years: float | str | None

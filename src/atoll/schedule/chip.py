@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 
 import numpy as np
@@ -31,6 +31,7 @@ class ChipPricer:
     """
 
     schedules_links = True
+    operand_share = 1.0
     launch_s = 0.0
 
     def __init__(
@@ -52,7 +53,7 @@ class ChipPricer:
             known = self._known[key] = layer, self._times(layer, ring)
         return known[1]
 
-    def kept_bytes(self, layer: Layer) -> float:
+    def kept_bytes(self, layer: Layer, dropped: Set[str] = frozenset()) -> float:
         return 0.0
 
     def least(self, layer: Layer, operators: Iterable[Operator], ring: int) -> Cost:

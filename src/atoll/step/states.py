@@ -55,6 +55,8 @@ STATES = {
         States("mixed16", weight=2, gradient=2, optimizer=12, reduced=2, update=28),
         # DeepSpeed's bf16 optimizer keeps 16-bit gradients beside their fp32 sums.
         States("mixed-both", weight=2, gradient=6, optimizer=12, reduced=4, update=30),
+        # DeepSeek-V3's (arXiv:2412.19437, section 3.3.2): 16-bit moments beside an fp32 master.
+        States("moments16", weight=2, gradient=4, optimizer=8, reduced=4, update=22),
         States("bf16", weight=2, gradient=2, optimizer=4, reduced=2, update=14),
         States("fp32", weight=4, gradient=4, optimizer=8, reduced=4, update=28),
         States("sgd", weight=2, gradient=2, optimizer=0, reduced=2, update=6),

@@ -9,7 +9,7 @@ recomputation choices are those of one set for all chips.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -71,13 +71,14 @@ class _Free:
 
     fusion = "default"
     schedules_links = True
+    operand_share = 1.0
     launch_s = 0.0
 
     def layer(self, layer: Layer, ring: int, samples: int) -> LayerTimes:
         names = [op.name for op in (*layer.forward, *layer.backward)]
         return LayerTimes(dict.fromkeys(names, Cost()), Cost(), Cost(), Cost(), Cost())
 
-    def kept_bytes(self, layer: Layer) -> float:
+    def kept_bytes(self, layer: Layer, dropped: Set[str] = frozenset()) -> float:
         return 0.0
 
     def least(self, layer: Layer, operators: Iterable[Operator], ring: int) -> Cost:

@@ -220,7 +220,7 @@ def _layer_cost(
         heads_bytes=_moved(layer, slice(0, 4)) if cp > 1 else 0.0,
         kv_heads=_kv_heads(layer) // samples,
         transient_bytes=max((_written(layer, op) for op in layer.backward), default=0),
-        waiting_bytes=_waiting(layer),
+        waiting_bytes=_waiting(layer) * (pricer.operand_share if is_block else 1.0),
         logits_bytes=logits[0],
         half_loss=logits[1],
         loss_bytes=logits[2],

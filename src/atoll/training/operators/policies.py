@@ -112,7 +112,6 @@ def module_policy(
     """Some modules of a block run again or keep what they need in the host's memory, which takes no
     time here: it goes there and back beside other layers.
     """
-    everything = dict(policies(layer, pricer, costs))["none"].bytes
     rerun: list[Operator] = []
     dropped: set[str] = set()
     has_experts = any(op.kind == "dispatch" for op in layer.forward)
@@ -131,9 +130,8 @@ def module_policy(
         made = {name for op in ours for name in op.writes}
         dropped |= made if module in DISCARDING else made - outside
         rerun += [op for op in ours if op not in rerun]
-    saved = sum(layer.tensors[name].bytes for name in layer.saved if name in dropped)
-    share = everything / max(1, layer.saved_bytes)  # narrower formats hold some in fewer bytes
-    return modules, kept_of(layer, everything - share * saved, rerun, pricer, costs)
+    kept = sum(layer.tensors[name].bytes for name in layer.saved if name not in dropped)
+    return modules, kept_of(layer, kept + pricer.kept_bytes(layer, dropped), rerun, pricer, costs)
 
 
 def _hosted(layer: Layer, names: Sequence[str]) -> set[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import cache
 
@@ -98,6 +98,8 @@ class GpuPricer:
         if attention in ("flash1", "flash2") and gpu.tensor_per_exp >= 1:
             self.attention_factor *= AMPERE_ON_HOPPER
         self.dtype = dtype
+        cast = dtype in SCALED and stack.scaled_inputs
+        self.operand_share = ELEMENT_BYTES[dtype] / HALF if cast else 1.0
         self.half = gpu.half_dtype if dtype in SCALED else dtype
         self._products_s: dict[tuple[int, int, int, int, str, int], float] = {}
         self.attention_s = cache(self._attention_s)
@@ -116,30 +118,28 @@ class GpuPricer:
             total(costs[op.name] for op in layer.backward if op.weighs),
         )
 
-    def kept_bytes(self, layer: Layer) -> float:
-        """What the stack's functions keep beside their inputs and outputs."""
-        kept = self.stack.kept
-        found = 0.0
+    def kept_bytes(self, layer: Layer, dropped: Set[str] = frozenset()) -> float:
+        """What functions keep beside inputs and outputs; those that run again keep nothing."""
+        kept, gate, found = self.stack.kept, self.stack.kept.get("gate", 0.0), 0.0
         for op in layer.forward:
-            for work in op.vectors:
+            stays = not (dropped and dropped >= set(op.writes))
+            for work in op.vectors if stays else ():
                 found += kept.get(self.alias.get(work.function, work.function), 0.0) * work.elements
-            if op.kind == "combine" and self.stack.weighs_inside:
+            if op.kind == "combine" and self.stack.weighs_inside and op.reads[0] not in dropped:
                 found -= layer.tensors[op.reads[0]].bytes
-            if op.kind == "activation" and len(op.vectors) == 2:
-                found += kept.get("gate", 0.0) * op.vectors[0].elements
-        return found + self._scaled_bytes(layer)
+            gated = op.kind == "activation" and len(op.vectors) == 2
+            if gated and (op.reads[0] not in dropped if gate < 0 else stays):  # its input's, or own
+                found += gate * op.vectors[0].elements
+        return found + self._scaled_bytes(layer, dropped)
 
-    def _scaled_bytes(self, layer: Layer) -> float:
+    def _scaled_bytes(self, layer: Layer, dropped: Set[str]) -> float:
         """Of tensors kept for weight gradients alone, what fewer bits a number spare; of those that
         others read too, the copy. A checkpointed layer keeps its input as it is.
         """
-        if self.dtype not in SCALED or not self.stack.scaled_inputs:
-            return 0.0
-        share = ELEMENT_BYTES[self.dtype] / HALF
-        found = 0.0
-        for name in layer.saved:
+        share, found = self.operand_share, 0.0
+        for name in layer.saved if share < 1 else ():
             kinds = {op.kind for op in layer.backward if name in op.reads}
-            if "linear_wgrad" in kinds:
+            if "linear_wgrad" in kinds and name not in dropped:
                 found += layer.tensors[name].bytes * (share - (len(kinds) == 1))
         return found
 

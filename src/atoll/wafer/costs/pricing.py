@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from functools import lru_cache
 from math import prod
 
@@ -39,6 +39,7 @@ class DiePricer:
 
     fusion = "none"
     schedules_links = False
+    operand_share = 1.0
 
     def __init__(self, chip: Accelerator) -> None:
         self.chip = chip
@@ -81,7 +82,7 @@ class DiePricer:
         forward = total(costs[op.name] for op in layer.forward)
         return LayerTimes(costs, forward, data + weight, data, weight)
 
-    def kept_bytes(self, layer: Layer) -> float:
+    def kept_bytes(self, layer: Layer, dropped: Set[str] = frozenset()) -> float:
         return 0.0
 
     def _cost(self, layer: Layer, op: Operator, ring: int) -> Cost:
