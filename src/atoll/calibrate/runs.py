@@ -5,7 +5,9 @@ distribution, so that one odd run does not pull; the logarithm of each parameter
 around what the catalogue and the stack say, as wide as the sources of published runs lie apart
 (docs/training.md, "Your own runs"). Gauss-Newton steps find the mode; the curvature there gives the
 intervals (Laplace's approximation), and the evidence that chooses between kinds of software where
-rows do not state theirs.
+rows do not state theirs. How much of the rest differs at all is not known: nothing, slack alone or
+all parameters are weighed by their evidence, so that a few runs that contradict each other move
+little.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ NOISE, FREEDOM = 0.07, 4.0
 """Of the logarithm of step times: scale and degrees of freedom of Student's distribution."""
 OTHER_STACK, OTHER_KERNEL = 3.0, 2.0
 """What software other than the reader's assumption costs in the logarithm of the evidence."""
-FARTHEST = 2.5
+FARTHEST = 4.0
 """Standard deviations of its prior that a parameter may lie off."""
 Z = 1.645
 """Standard deviations on either side of a 90 % interval."""
@@ -185,6 +187,60 @@ def _unfitted(variant: Variant) -> Fit:
     return Fit(variant, point, none, slopes, variant.measured - variant.log_s(point))
 
 
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """What differs from the catalogue under one kind of software: nothing, slack, or all, weighed
+    by their evidence.
+    """
+
+    fits: tuple[Fit, ...]
+
+    @classmethod
+    def of(cls, variant: Variant, known: Sequence[str]) -> Mixture:
+        """Fitted to the runs of a variant."""
+        others = [name for name in PRIORS if name != "slack"]
+        fits = _unfitted(variant), fit_variant(variant, others), fit_variant(variant, known)
+        return cls(fits)
+
+    @property
+    def variant(self) -> Variant:
+        return self.fits[0].variant
+
+    @property
+    def evidence(self) -> float:
+        """Logarithm of the probability of the times, each of the fits as likely before."""
+        return float(np.logaddexp.reduce([fit.evidence for fit in self.fits]))
+
+    @property
+    def weights(self) -> Floats:
+        return np.exp([fit.evidence - self.evidence for fit in self.fits])
+
+    def _mean(self, values: Sequence[Floats]) -> Floats:
+        mean: Floats = self.weights @ np.array(values)
+        return mean
+
+    @property
+    def point(self) -> Floats:
+        return self._mean([fit.point for fit in self.fits])
+
+    @property
+    def sd(self) -> Floats:
+        """Within the fits and between them; nan where no run tells."""
+        told = self.fits[-1].told
+        squares = [np.nan_to_num(fit.sd) ** 2 + fit.point**2 for fit in self.fits]
+        variance = np.maximum(self._mean(squares) - self.point**2, 0.0)
+        return np.where(told, np.sqrt(variance), np.nan)
+
+    @property
+    def residuals(self) -> Floats:
+        return self.variant.measured - self.variant.log_s(self.point)
+
+    @property
+    def left_out(self) -> Floats:
+        """As of the fits; times are all but linear in the parameters."""
+        return self._mean([fit.left_out for fit in self.fits])
+
+
 def _slopes(variant: Variant, point: Floats, told: Flags, residuals: Floats) -> Floats:
     """Differences over half a prior's width away from its mean: host time counts only where it
     exceeds the device's, which a smaller step might not see.
@@ -245,12 +301,11 @@ def fit_runs(
     known = [level for level in ("inside", "between") if getattr(base.bandwidth, level)]
     if base.host_kernel_s:
         known.append("host")
-    fits = [fit_variant(variant, known) for variant in _likeliest(timed, base)]
-    best = max(fits, key=lambda fit: fit.evidence)
+    mixed = [Mixture.of(variant, known) for variant in _likeliest(timed, base)]
+    best = max(mixed, key=lambda mixture: mixture.evidence)
     catalogue = _unfitted(Variant(timed, base))
-    if len(timed) > 1:  # what the runs tell of one another decides how much is believed
-        slack = fit_variant(catalogue.variant, [name for name in PRIORS if name != "slack"])
-        best = min((best, slack, catalogue), key=lambda fit: _error(fit.left_out))
+    if len(timed) > 1 and _error(best.left_out) > _error(catalogue.residuals):
+        best = Mixture((catalogue,))  # what the runs tell of one another is worth less
     errors = FitErrors(
         before=_error(catalogue.residuals),
         after=_error(best.residuals),
@@ -269,8 +324,8 @@ def fit_runs(
         reach=_reach(best.left_out) if len(timed) > 1 else None,
     )
     software = (
-        made_of(SoftwareFit, fit.variant, evidence=fit.evidence)
-        for fit in sorted(fits, key=lambda fit: -fit.evidence)
+        made_of(SoftwareFit, mixture.variant, evidence=mixture.evidence)
+        for mixture in sorted(mixed, key=lambda mixture: -mixture.evidence)
     )
     return site, RunsFit(
         rows=len(timed) + len(skipped),
