@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import atoll
 from atoll import api
-from atoll.calibrate.runs import fit_runs
+from atoll.calibrate.runs import Mixture, Variant, _timed, fit_runs
 from atoll.errors import AtollError
 from atoll.training.estimate import estimate
 from atoll.training.site import KnownFactor, Levels, Site, load_site
@@ -111,6 +112,17 @@ def test_runs_that_contradict_one_another_leave_the_catalogue(tmp_path: Path) ->
     assert told.errors.left_out is not None
     assert told.errors.left_out <= told.errors.before
     assert site.bandwidth.between is None
+
+
+def test_a_site_weighs_how_much_differs_by_the_evidence(tmp_path: Path) -> None:
+    timed, _ = _timed(runs(tmp_path / "runs.csv", ELSEWHERE), Site(name="catalogue"), "h200")
+    mixture = Mixture.of(Variant(timed[:3], Site(name="catalogue")), [])
+    points = np.array([fit.point for fit in mixture.fits])
+    assert mixture.weights.sum() == pytest.approx(1.0)
+    assert np.all(mixture.point <= points.max(axis=0) + 1e-12)
+    assert np.all(mixture.point >= points.min(axis=0) - 1e-12)
+    within_fits = np.array([np.nan_to_num(fit.sd) for fit in mixture.fits])
+    assert np.all(np.nan_to_num(mixture.sd) >= within_fits.min(axis=0) - 1e-12)
 
 
 def test_software_is_found_where_rows_do_not_state_it(tmp_path: Path) -> None:

@@ -53,6 +53,8 @@ OTHER_STACK, OTHER_KERNEL = 3.0, 2.0
 """What software other than the reader's assumption costs in the logarithm of the evidence."""
 FARTHEST = 4.0
 """Standard deviations of its prior that a parameter may lie off."""
+UNLIKELY = 0.05
+"""Probability of a fit below which nothing of it is told."""
 Z = 1.645
 """Standard deviations on either side of a 90 % interval."""
 MOST_RUNS = 60
@@ -200,7 +202,8 @@ class Mixture:
         """Fitted to the runs of a variant."""
         others = [name for name in PRIORS if name != "slack"]
         fits = _unfitted(variant), fit_variant(variant, others), fit_variant(variant, known)
-        return cls(fits)
+        weights = cls(fits).weights
+        return cls(tuple(fit for fit, w in zip(fits, weights, strict=True) if w > UNLIKELY))
 
     @property
     def variant(self) -> Variant:
@@ -226,7 +229,7 @@ class Mixture:
     @property
     def sd(self) -> Floats:
         """Within the fits and between them; nan where no run tells."""
-        told = self.fits[-1].told
+        told = np.any([fit.told for fit in self.fits], axis=0)
         squares = [np.nan_to_num(fit.sd) ** 2 + fit.point**2 for fit in self.fits]
         variance = np.maximum(self._mean(squares) - self.point**2, 0.0)
         return np.where(told, np.sqrt(variance), np.nan)
