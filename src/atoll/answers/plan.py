@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -25,6 +25,7 @@ from atoll.files.yamlfile import suggestion
 from atoll.step.layout import Layout
 from atoll.step.length import WholeRun
 from atoll.step.orders import copies_of
+from atoll.step.parts import Origin
 from atoll.step.replay import PassTime
 from atoll.units import format_seconds
 
@@ -181,6 +182,8 @@ class DevicePass:
     """Name, kind of kernel, start, seconds."""
     work: tuple[tuple[Amount, Amount], ...] = ()
     """Of each operator its FLOPs, and its bytes: of HBM, or of links where its kind is `link`."""
+    origins: tuple[Origin, ...] = ()
+    """With `--operators measured`, how the time of each is known, or most of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,6 +339,8 @@ class RunAnswer(Launched, Picture):
     pipeline: StepPasses
     replay: Replayed
     operators: tuple[DevicePass, ...]
+    operator_origins: Mapping[Origin, Amount] = field(default_factory=dict)
+    """With `--operators measured`, shares of the time of operators of a microbatch."""
     cluster: Cluster
     whole_run: WholeRun | None = None
     """With `--tokens`."""

@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.step.parts import Origin
 from atoll.workload.graph.layer import Layer
 from atoll.workload.graph.operator import Operator
 
@@ -26,6 +27,10 @@ class Cost:
     attention_s: float = 0.0
     vector_s: float = 0.0
     kernels: int = 0
+    timed_s: float = 0.0
+    """Of the whole, what was measured at the same sizes."""
+    between_s: float = 0.0
+    """Of the whole, what follows from measurements at sizes around it."""
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(
@@ -33,16 +38,29 @@ class Cost:
             self.attention_s + other.attention_s,
             self.vector_s + other.vector_s,
             self.kernels + other.kernels,
+            self.timed_s + other.timed_s,
+            self.between_s + other.between_s,
         )
 
     def times(self, n: float) -> Cost:
         return Cost(
-            self.matrix_s * n, self.attention_s * n, self.vector_s * n, round(self.kernels * n)
+            self.matrix_s * n,
+            self.attention_s * n,
+            self.vector_s * n,
+            round(self.kernels * n),
+            self.timed_s * n,
+            self.between_s * n,
         )
 
     @property
     def total_s(self) -> float:
         return self.matrix_s + self.attention_s + self.vector_s
+
+    @property
+    def origins_s(self) -> dict[Origin, float]:
+        """The whole, by how it is known."""
+        rest_s = max(0.0, self.total_s - self.timed_s - self.between_s)
+        return {"measured": self.timed_s, "interpolated": self.between_s, "modelled": rest_s}
 
 
 def total(costs: Iterable[Cost]) -> Cost:
@@ -52,6 +70,8 @@ def total(costs: Iterable[Cost]) -> Cost:
         sum((c.attention_s for c in listed), 0.0),
         sum((c.vector_s for c in listed), 0.0),
         sum(c.kernels for c in listed),
+        sum((c.timed_s for c in listed), 0.0),
+        sum((c.between_s for c in listed), 0.0),
     )
 
 

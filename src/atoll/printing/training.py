@@ -42,7 +42,7 @@ def print_estimate(result: Estimate) -> None:
     if whole is not None:
         for words in whole.sentences():
             console.print(words)
-    for note in run.notes:
+    for note in result.notes:
         console.print(f"note: {note}")
     seconds = partial(format_seconds, digits=result.digits)
     _print_parts(console, step.breakdown(), step.time_s, seconds)

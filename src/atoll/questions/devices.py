@@ -129,6 +129,11 @@ class RunQuestion(LaunchQuestion, LengthQuestion):
     attention: Literal["flash", "flash2", "flash1", "unfused"] = option(
         "Attention kernel.", SYSTEM, "flash"
     )
+    operators: Literal["model", "measured"] = option(
+        "Times of operators: the model's, or those that NVIDIA's aiconfigurator-core has, where it "
+        "is installed; between its sizes interpolated, elsewhere the model's.",
+        SYSTEM, "model",
+    )  # fmt: skip
     imbalance: Annotated[float, Field(ge=1)] = option(
         "Tokens of the busiest expert over the mean.", TRAINED, 1.0
     )

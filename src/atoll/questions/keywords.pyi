@@ -75,6 +75,7 @@ class EstimateFields(TypedDict, total=False):
     lora_targets: str | None
     precision: Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"] | None
     attention: Literal["flash", "flash2", "flash1", "unfused"] | None
+    operators: Literal["model", "measured"] | None
     imbalance: float | str | None
     headroom: float | str | None
     power_cap: float | str | None
@@ -150,6 +151,7 @@ class PlanFields(TypedDict, total=False):
     lora_targets: str | None
     precision: Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"] | None
     attention: Literal["flash", "flash2", "flash1", "unfused"] | None
+    operators: Literal["model", "measured"] | None
     imbalance: float | str | None
     headroom: float | str | None
     power_cap: float | str | None
@@ -200,6 +202,7 @@ class RunFields(TypedDict, total=False):
     lora_targets: str | None
     precision: Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"] | None
     attention: Literal["flash", "flash2", "flash1", "unfused"] | None
+    operators: Literal["model", "measured"] | None
     imbalance: float | str | None
     headroom: float | str | None
     power_cap: float | str | None

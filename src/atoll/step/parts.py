@@ -4,6 +4,7 @@ devices and wafers."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 TIME_PARTS = (
     "compute",
@@ -22,6 +23,10 @@ TIME_PARTS = (
 )
 """Of the slowest stage, but for what all stages wait for; a part that a program has not is left
 out, and those that it has add up to its step."""
+
+Origin = Literal["measured", "interpolated", "modelled"]
+"""How the time of an operator is known: timed at its sizes; between sizes that were timed, or of a
+backward pass as far from the model as its forward pass; by the model alone."""
 
 MEMORY_PARTS = (
     "weights",

@@ -9,6 +9,7 @@ from functools import partial
 
 from atoll.answers.answer import Pictured
 from atoll.answers.plan import EstimateAnswer, Expected, Interval, Launched, LaunchFile
+from atoll.cost.pricer import total
 from atoll.errors import AtollError
 from atoll.notebook import answer_html, bar_text
 from atoll.registry import named
@@ -16,6 +17,7 @@ from atoll.step.bubbles import bubble_s, step_with_transfers_s
 from atoll.step.layout import HOST, Layout, check_layout
 from atoll.step.length import WholeRun, whole_run
 from atoll.step.orders import arrivals
+from atoll.step.parts import Origin
 from atoll.step.stages import stage_shares
 from atoll.training.accuracy import DIGITS, FEW_DIGITS, UNSURE, Accuracy, accuracy
 from atoll.training.batch import stage_choices
@@ -112,6 +114,25 @@ class Estimate(Launched, Pictured[EstimateAnswer]):
             f"{tokens:,.0f} tokens/s per device",
             format_mfu(self.mfu, 0 if few else 1),
         )
+
+    @property
+    def operator_origins(self) -> dict[Origin, float]:
+        """Of the time of operators of a microbatch, what was measured, what was interpolated and
+        what is the model's; nothing where measurements were not asked for.
+        """
+        if self.run.timed is None:
+            return {}
+        costs = Estimator(self.run).costs(self.layout)
+        found_s = total((c.forward + c.backward).times(c.repeat) for c in costs)
+        return {name: part_s / found_s.total_s for name, part_s in found_s.origins_s.items()}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What to know before the figures are believed."""
+        if self.run.timed is None:
+            return self.run.notes
+        parts = ", ".join(f"{part:.0%} {name}" for name, part in self.operator_origins.items())
+        return (*self.run.notes, f"time of operators, by {self.run.timed.source}: {parts}")
 
     @property
     def whole_run(self) -> WholeRun | None:

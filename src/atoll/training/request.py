@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from atoll.errors import AtollError
 from atoll.hardware.catalog import load_network
-from atoll.hardware.device import load_device
+from atoll.hardware.device import Device, load_device
 from atoll.questions import LayoutQuestion, PlanQuestion, RunQuestion
 from atoll.questions.devices import LengthQuestion
 from atoll.registry import named
@@ -17,7 +17,7 @@ from atoll.step.length import MTBF_S, RESTART_S, Length
 from atoll.step.states import load_states
 from atoll.training.operators.layers import block_names, experts_of
 from atoll.training.planner.space import Axes
-from atoll.training.run import Run
+from atoll.training.run import Run, Timed
 from atoll.training.site import Site, load_site
 from atoll.training.software import software
 from atoll.training.stack import with_adapters
@@ -87,6 +87,7 @@ def run_of(asked: RunQuestion, model: ModelConfig | None = None) -> Run:
         attention=attention or site.attention or asked.attention,
         imbalance=asked.imbalance,
         adapters=adapters,
+        timed=_timed(gpu, precision) if asked.operators == "measured" else None,
         fine_tuned=asked.method != "pretrain",
         stored=given if isinstance(given, StoredModel) else None,
         headroom=asked.headroom,
@@ -101,6 +102,12 @@ def _model(asked: RunQuestion) -> ModelConfig | StoredModel:
         return load_model(asked.model)
     found: ModelConfig = named("atoll.launch.ask:launched")(asked.from_, asked.asked()).model
     return found
+
+
+def _timed(gpu: Device, precision: str) -> Timed:
+    """The timings that are installed, or why there are none of this device."""
+    named("atoll.calibrate.timed_tables:timings")(gpu.name, precision)
+    return Timed(named("atoll.calibrate.timed_tables:package_version")())
 
 
 def _length(asked: LengthQuestion) -> Length | None:

@@ -18,6 +18,14 @@ from atoll.workload.stored import StoredModel, warnings_of
 
 
 @dataclass(frozen=True)
+class Timed:
+    """Measured operators that stand in for the model of them."""
+
+    source: str
+    """The package that brings them, with its release."""
+
+
+@dataclass(frozen=True)
 class Run:
     """Model, devices, batch, and the software that runs it."""
 
@@ -45,6 +53,8 @@ class Run:
     """What was measured where it runs: stack and network are as found there."""
     length: Length | None = None
     """The whole run, where its tokens are known."""
+    timed: Timed | None = None
+    """Whose timings of operators are used; none: the model's."""
     headroom: float = 0.0
     """Share of each device's memory that is to stay free."""
 
@@ -92,6 +102,7 @@ class Run:
             f"{self.model.name}{trained}, {counted(self.global_batch, 'sequence')} of "
             f"{self.sequence:,} tokens in a step; {machines}; {self.stack.name}, "
             f"{self.states.name} optimizer states, {self.attention} attention"
+            f"{'' if self.timed is None else f', operators as timed by {self.timed.source}'}"
             f"{'' if self.site is None else f', as measured at {self.site.name}'}"
         )
 

@@ -10,9 +10,11 @@ from typing import Any, TypeVar
 from atoll.cost.pricer import Pricer
 from atoll.hardware.device import Chip
 from atoll.hardware.gpu import ELEMENT_BYTES, SCALED
+from atoll.registry import named
 from atoll.step.layout import HOST, RECOMPUTE, SOME, Layout
 from atoll.training.operators.layers import HALF, LayerCost, block_names, layer_costs
 from atoll.training.operators.pricing import GpuPricer
+from atoll.training.operators.timings import Timings
 from atoll.training.run import Run
 from atoll.workload.adapters import with_adapters
 from atoll.workload.builders.model import shared_parameters
@@ -167,6 +169,9 @@ def _pricer(run: Run) -> Pricer:
 
         hidden = run.stack.overlap.tensor_products
         return ChipPricer(run.gpu.accelerator, run.network, DEFAULT, hidden)
+    timings: Timings | None = None
+    if run.timed is not None:
+        timings = named("atoll.calibrate.timed_tables:timings")(run.gpu.name, run.precision)
     return GpuPricer(
         run.gpu,
         run.stack,
@@ -175,4 +180,5 @@ def _pricer(run: Run) -> Pricer:
         attention=run.attention,
         stored=run.stored is not None,
         frozen=run.adapters is not None,
+        timings=timings,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,9 +21,20 @@ from atoll.cost.gpu_vector import (
 )
 from atoll.cost.pricer import Cost, LayerTimes, total
 from atoll.hardware.gpu import ELEMENT_BYTES, SCALED, Gpu
+from atoll.training.operators.roles import (
+    even_experts,
+    gates_experts,
+    is_loss,
+    largest_weight,
+    of_experts,
+    read_again,
+    width_by_expert,
+    widths,
+)
+from atoll.training.operators.timings import BETWEEN, TIMED, Timings
 from atoll.training.stack import Passes, Stack
 from atoll.workload.graph.layer import Layer
-from atoll.workload.graph.operator import Matmul, Operator, Role, VectorWork
+from atoll.workload.graph.operator import Matmul, Operator, VectorWork
 
 HALF = 2  # bytes
 # FlashAttention-2 is about twice as fast as the first version (arXiv:2307.08691, abstract).
@@ -69,6 +81,20 @@ ROUTED = ("dispatch", "dispatch_bwd")
 _FUSED = ("conv", "conv_bwd", "scan", "scan_bwd")
 
 
+class Size(NamedTuple):
+    """Products that take equally long."""
+
+    m: int
+    n: int
+    k: int
+    batch: int
+    dtype: str
+    row: int
+    """Elements of an operand's row in memory."""
+    kind: str = ""
+    """Of its operator, where measured times are asked for."""
+
+
 class GpuPricer:
     """Prices operators; equal products are priced once."""
 
@@ -85,6 +111,7 @@ class GpuPricer:
         attention: str = "flash",
         stored: bool = False,
         frozen: bool = False,
+        timings: Timings | None = None,
     ) -> None:
         self.gpu = gpu
         self.stack = stack
@@ -101,7 +128,10 @@ class GpuPricer:
         cast = dtype in SCALED and stack.scaled_inputs
         self.operand_share = ELEMENT_BYTES[dtype] / HALF if cast else 1.0
         self.half = gpu.half_dtype if dtype in SCALED else dtype
-        self._products_s: dict[tuple[int, int, int, int, str, int], float] = {}
+        self.timings = timings
+        """Of the device's own operators, which stand in for the model where they are."""
+        self._products_s: dict[Size, float] = {}
+        self._known: dict[Size, int] = {}
         self.attention_s = cache(self._attention_s)
 
     def layer(self, layer: Layer, ring: int, samples: int) -> LayerTimes:
@@ -145,8 +175,9 @@ class GpuPricer:
 
     @property
     def launch_s(self) -> float:
-        fit = self.gpu.calibration
-        return min(fit.kernel_s, fit.vector_kernel_s, fit.forward.kernel_s, fit.backward.kernel_s)
+        fit, least = self.gpu.calibration, 1.0 if self.timings is None else self.timings.least
+        kernel_s = min(fit.kernel_s, fit.forward.kernel_s, fit.backward.kernel_s)
+        return min(fit.vector_kernel_s, least * kernel_s)
 
     def least(self, layer: Layer, operators: Iterable[Operator], ring: int) -> Cost:
         """Products at the fastest rate that any reaches, attention spread evenly, and bytes of
@@ -159,11 +190,11 @@ class GpuPricer:
                 continue
             matrix += sum(product.flops * product.fraction for product in op.matmuls)
             if not self.stored:
-                weights = _largest_weight(layer, op)
+                weights = largest_weight(layer, op)
                 works = [w for w in self._passes_of(op) if w.elements > weights]
                 moved += sum(w.elements * self._passes(w).bytes for w in works)
         return Cost(
-            matrix / fastest_flops(self.gpu, self.dtype),
+            matrix / self._fastest_flops,
             attention_s,
             moved / self.gpu.stream_Bps,
         )
@@ -173,17 +204,20 @@ class GpuPricer:
     ) -> Floats:
         """Linear products of as many times the tokens, each as it is priced, launches apart."""
         found: list[tuple[float, ...]] = []
+        kinds: list[str] = []
+        fastest = self._fastest_flops
         for op in operators:
             if self.stored or not op.kind.startswith("linear"):
                 continue
             for product in op.matmuls:
                 experts = product.batch > 1
-                if experts and not _even_experts(layer):
+                if experts and not even_experts(layer):
                     continue
                 spread = ep if experts else 1
                 grows = op.kind == "linear_wgrad"
                 more = self._more_rows(layer, op)
-                for m, n, k, batch, _, row in self._sizes(layer, op, product, tiled=False):
+                for m, n, k, batch, _, row, _ in self._sizes(layer, op, product, tiled=False):
+                    kinds.append(op.kind)
                     of = (m, n, k * spread) if grows else (m * spread, n, k)
                     found.append((*of, batch // spread, row, grows, more, product.fraction))
         if not found:
@@ -197,9 +231,20 @@ class GpuPricer:
             self.gpu, m, n, k, batch, self.dtype,
             sustained=True, operand_row=np.broadcast_to(row, m.shape),
         )  # fmt: skip
-        least_s = flops / fastest_flops(self.gpu, self.dtype)
+        if self.timings is not None:
+            sizes = [np.broadcast_to(x, exact_s.shape) for x in (m, n, k, batch)]
+            for i, kind in enumerate(kinds):
+                each = (x[i] for x in sizes)
+                exact_s[i] *= self.timings.product(self.dtype, kind, *each)[0]
+        least_s = flops / fastest
         more_s = fraction * (exact_s - self.launch_s - least_s)
         return np.asarray(np.maximum(0.0, more_s).sum(axis=0))
+
+    @property
+    def _fastest_flops(self) -> float:
+        """FLOPs a second that no product exceeds."""
+        ratio = 1.0 if self.timings is None else self.timings.least
+        return fastest_flops(self.gpu, self.dtype) / ratio
 
     def cost(self, layer: Layer, op: Operator, ring: int = 1, samples: int = 1) -> Cost:
         """One operator; `ring` devices share the sequences of its attention (context parallel), of
@@ -209,15 +254,15 @@ class GpuPricer:
             return Cost()
         if op.kind in ("attention", "attention_bwd"):
             return self._attention(op, ring, samples)
-        if self.stored and not op.matmuls and not _is_loss(op):
+        if self.stored and not op.matmuls and not is_loss(op):
             if op.steps and self.stack.composed_gelu:  # every step is a kernel
                 return self._steps(op)
-            again = _read_again(layer, op)
+            again = read_again(layer, op)
             kernels = 2 if again else 1
             moved_s = float(streaming_s(self.gpu, layer.traffic_bytes(op) + again, kernels))
             return Cost(vector_s=moved_s, kernels=kernels)
         total = Cost()
-        if op.kind in EXPERT_BIAS and self.stack.routed_bytes and _width_by_expert(layer, op):
+        if op.kind in EXPERT_BIAS and self.stack.routed_bytes and width_by_expert(layer, op):
             added = sum(work.elements for work in op.vectors)
             moved = float(streaming_s(self.gpu, EXPERT_BIAS[op.kind] * added))
             return Cost(vector_s=moved, kernels=4)
@@ -229,7 +274,7 @@ class GpuPricer:
             weights = sum(p.batch * p.n * p.k for p in op.matmuls)
             turned_s = float(streaming_s(self.gpu, TURNED_BYTES * weights))
             total += Cost(vector_s=turned_s, kernels=1)
-        if op.kind in self.stack.halves_bytes and _gates_experts(layer, op):
+        if op.kind in self.stack.halves_bytes and gates_experts(layer, op):
             moved = self.stack.halves_bytes[op.kind] * op.vectors[0].elements
             total += Cost(vector_s=float(streaming_s(self.gpu, moved)))
         if op.kind in ROUTED and self.stack.routed_bytes:
@@ -274,9 +319,14 @@ class GpuPricer:
         if any(size not in self._products_s for size in sizes):
             self._price(sizes)
         total_s = sum(self._products_s[size] for size in sizes)
+        timed_s, between_s = (
+            sum(self._products_s[size] for size in sizes if self._known.get(size) == how)
+            for how in (TIMED, BETWEEN)
+        )
         if not op.kind.startswith("linear") and (product.n | product.k) % VECTOR_ELEMENTS:
             total_s *= self.stack.ragged_heads
-        cost = Cost(matrix_s=total_s * product.fraction, kernels=len(sizes))
+        part = product.fraction
+        cost = Cost(total_s * part, 0.0, 0.0, len(sizes), timed_s * part, between_s * part)
         return cost + self._casts(layer, op, product) if sizes[0][4] in SCALED else cost
 
     def _price_products(self, layer: Layer) -> None:
@@ -292,17 +342,24 @@ class GpuPricer:
         for dtype in {size[4] for size in new}:
             self._price([size for size in new if size[4] == dtype])
 
-    def _price(self, sizes: Sequence[tuple[int, int, int, int, str, int]]) -> None:
-        """Products (rows, columns, depth, batch, format, row of an operand) of one format."""
-        m, n, k, batch, dtype, row = zip(*sizes, strict=True)
+    def _price(self, sizes: Sequence[Size]) -> None:
+        """Products of one format."""
+        m, n, k, batch, dtype, row, kinds = zip(*sizes, strict=True)
         found = gemm_times_s(self.gpu, m, n, k, batch, dtype[0], sustained=True, operand_row=row)
+        for kind in set(kinds):
+            if self.timings is None:
+                break
+            same = [i for i, other in enumerate(kinds) if other == kind]
+            of = (np.array(x)[same] for x in (m, n, k, batch))
+            ratios, how = self.timings.product(dtype[0], kind, *of)
+            found[same] *= ratios
+            self._known.update(zip([sizes[i] for i in same], how.tolist(), strict=True))
         self._products_s.update(zip(sizes, found.tolist(), strict=True))
 
-    def _sizes(
-        self, layer: Layer, op: Operator, product: Matmul, tiled: bool = True
-    ) -> list[tuple[int, int, int, int, str, int]]:
+    def _sizes(self, layer: Layer, op: Operator, product: Matmul, tiled: bool = True) -> list[Size]:
         """`tiled`: uneven experts fill half of their last tile, where one product has them all."""
         dtype = self.dtype if op.kind.startswith("linear") else self.half
+        kind = "" if self.timings is None else op.kind
         parts = self._parts(layer, op, product)
         if tiled and (more := self._more_rows(layer, op)):
             if op.kind == "linear_wgrad":
@@ -310,14 +367,14 @@ class GpuPricer:
             else:
                 parts = [replace(p, m=p.m + more) for p in parts]
         if op.kind == "linear_wgrad" and self.stored:  # outputs x inputs, as torch runs it
-            return [(p.m, p.n, p.k, p.batch, dtype, p.m) for p in parts]
+            return [Size(p.m, p.n, p.k, p.batch, dtype, p.m, kind) for p in parts]
         if op.kind == "linear_wgrad":  # stored as its weight is: outputs x inputs
-            return [(p.n, p.m, p.k, p.batch, dtype, p.n) for p in parts]
-        return [(p.m, p.n, p.k, p.batch, dtype, p.k) for p in parts]
+            return [Size(p.n, p.m, p.k, p.batch, dtype, p.n, kind) for p in parts]
+        return [Size(p.m, p.n, p.k, p.batch, dtype, p.k, kind) for p in parts]
 
     def _more_rows(self, layer: Layer, op: Operator) -> int:
         """Of a tile that no row of an expert fills; a loop over experts picks a tile for each."""
-        grouped = self.stack.host_expert_s == 0 and _of_experts(layer, op)
+        grouped = self.stack.host_expert_s == 0 and of_experts(layer, op)
         return TILE_ROWS // 2 if grouped else 0
 
     def _casts(self, layer: Layer, op: Operator, product: Matmul) -> Cost:
@@ -326,7 +383,7 @@ class GpuPricer:
         cast once a step.
         """
         elements = product.batch * product.m * product.k
-        apart = self.dtype not in self.stack.fused_casts and _of_experts(layer, op)
+        apart = self.dtype not in self.stack.fused_casts and of_experts(layer, op)
         each = EXPERT_CAST_BYTES if apart else 2
         return Cost(vector_s=float(streaming_s(self.gpu, each * elements)), kernels=1)
 
@@ -335,12 +392,12 @@ class GpuPricer:
         plain = self.stored or not self.stack.split_products
         if plain or not op.kind.startswith("linear"):
             return [product]
-        widths = _widths(layer, op)
-        if len(widths) <= 1:
+        wide = widths(layer, op)
+        if len(wide) <= 1:
             return [product]
         side = "k" if op.kind == "linear_dgrad" else "n"
         parts = []
-        for width in widths:
+        for width in wide:
             m, n, k = product.m, product.n, product.k
             m, n, k = (m, width, k) if side == "n" else (m, n, width)
             parts.append(Matmul(product.batch, m, n, k))
@@ -357,16 +414,23 @@ class GpuPricer:
         keys: int,
         even: bool = False,
     ) -> float:
-        return float(
-            attention_times_s(
-                self.gpu,
-                Heads(1, h, hk, s, d, causal, keys),
-                backward=backward,
-                dtype=self.half,
-                sustained=True,
-                even=even,
-            )
+        time_s = attention_times_s(
+            self.gpu,
+            Heads(1, h, hk, s, d, causal, keys),
+            backward=backward,
+            dtype=self.half,
+            sustained=True,
+            even=even,
         )
+        return float(time_s) * self._heads(h, hk, s, d, causal and keys == s, even)[0]
+
+    def _heads(
+        self, h: float, hk: float, s: int, d: int, square: bool, even: bool = False
+    ) -> tuple[float, int]:
+        """Measured over modelled time of attention, and how that is known."""
+        if self.timings is None or not square:
+            return 1.0, 0
+        return (self.timings.least, 0) if even else self.timings.heads(h, hk, s, d)
 
     def _attention(self, op: Operator, ring: int, samples: int, even: bool = False) -> Cost:
         """Flash attention; a window or a different value width scales by the products' share."""
@@ -397,7 +461,13 @@ class GpuPricer:
         full = (sequence + 1) / (2 * sequence) if causal else 1.0
         if scores.fraction < 0.98 * full:  # a sliding window
             seconds *= scores.fraction / full
-        cost = Cost(attention_s=seconds, kernels=ring * (3 if backward else 1))
+        known = 0
+        if ring == 1:  # else in turns, of sizes that nobody timed
+            known = self._heads(heads, kv_heads, sequence, head, causal)[1]
+        timed_s = seconds if known == TIMED and not backward else 0.0
+        between_s = seconds - timed_s if known else 0.0
+        launched = ring * (3 if backward else 1)
+        cost = Cost(0.0, seconds, 0.0, launched, timed_s, between_s)
         if ring == 1:
             return cost
         # Partial outputs are weighed and summed, backwards the gradients of queries, keys, values.
@@ -447,74 +517,3 @@ class GpuPricer:
         if name.startswith("softmax") and not self.stack.split_products:
             traffic /= 2  # measured in fp32, to which plain modules cast their 16-bit scores
         return Passes(traffic, KERNELS.get(name, 1))
-
-
-def _even_experts(layer: Layer) -> bool:
-    """Whether all experts get as many tokens without rounding."""
-    for op in layer.forward:
-        if op.kind == "dispatch":
-            sent, choices = layer.tensors[op.writes[0]], layer.tensors[op.reads[1]]
-            return sent.shape[0] * sent.shape[1] == choices.elements
-    return False
-
-
-def _of_experts(layer: Layer, op: Operator) -> bool:
-    """Whether a linear's weight holds a matrix for each expert."""
-    roles = (Role.WEIGHT, Role.WEIGHT_GRADIENT)
-    tensors = (layer.tensors[name] for name in (*op.reads, *op.writes))
-    return any(t.role in roles and len(t.shape) == 3 for t in tensors)
-
-
-def _gates_experts(layer: Layer, op: Operator) -> bool:
-    """Whether a gated activation is one of experts: their products read it or make it."""
-    of = {*op.reads, *op.writes}
-    return len(op.vectors) == 2 and any(
-        _of_experts(layer, other) and of & {*other.reads, *other.writes}
-        for other in (*layer.forward, *layer.backward)
-    )
-
-
-def _width_by_expert(layer: Layer, op: Operator) -> bool:
-    """Whether a bias has a row for each expert."""
-    roles = (Role.WEIGHT, Role.WEIGHT_GRADIENT)
-    tensors = (layer.tensors[name] for name in (*op.reads, *op.writes))
-    return any(t.role in roles and len(t.shape) == 2 for t in tensors)
-
-
-def _largest_weight(layer: Layer, op: Operator) -> int:
-    """Elements of the largest weight, or gradient of one, that an operator reads or writes."""
-    roles = (Role.WEIGHT, Role.WEIGHT_GRADIENT)
-    tensors = [layer.tensors[name] for name in (*op.reads, *op.writes)]
-    return max((t.elements for t in tensors if t.role in roles), default=0)
-
-
-def _widths(layer: Layer, op: Operator) -> list[int]:
-    """Columns of each weight that takes part in a product."""
-    roles = (Role.WEIGHT, Role.WEIGHT_GRADIENT)
-    tensors = [layer.tensors[name] for name in (*op.reads, *op.writes)]
-    weights = [t for t in tensors if t.role in roles and len(t.shape) == 2]
-    if len(weights) == 1 and op.name.startswith("fc1") and _gated(layer):
-        return [weights[0].shape[1] // 2] * 2
-    return [t.shape[1] for t in weights]
-
-
-def _gated(layer: Layer) -> bool:
-    return any(
-        op.kind == "activation" and len(op.vectors) == 2 and op.name == "act"
-        for op in layer.forward
-    )
-
-
-def _read_again(layer: Layer, op: Operator) -> int:
-    """Bytes that the gradients of a norm's weights read: sums over columns are a second kernel,
-    behind the one that works row by row, and read its gradient and its input once more.
-    """
-    made = {layer.tensors[name].role for name in op.writes}
-    if made != {Role.WEIGHT_GRADIENT, Role.ACTIVATION_GRADIENT}:
-        return 0
-    reads = [layer.tensors[name] for name in op.reads]
-    return sum(sorted(t.bytes for t in reads if t.role is not Role.WEIGHT)[-2:])
-
-
-def _is_loss(op: Operator) -> bool:
-    return any(work.function.startswith("cross_entropy") for work in op.vectors)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from atoll.answers.answer import answer_of, made_of
 from atoll.answers.certificate import LayoutProof
@@ -34,6 +35,8 @@ from atoll.training.operators.layers import operator_costs
 from atoll.training.planner.plan import REFUSED, TOO_LARGE, TOO_SLOW, Plan
 from atoll.training.replay import replay_step, step_passes
 from atoll.training.run import Run
+
+Name = TypeVar("Name", bound=str)
 
 
 @answer_of.register
@@ -77,7 +80,7 @@ def estimate_answer(found: Estimate) -> EstimateAnswer:
             stages=tuple(map(_memory, found.memory)),
         ),
         breakdown_s=found.step.breakdown(),
-        notes=tuple(run.notes),
+        notes=found.notes,
         expected_error=found.expected_error,
         interval=found.interval,
         recomputed=dict(found.rerun),
@@ -89,6 +92,7 @@ def estimate_answer(found: Estimate) -> EstimateAnswer:
             microbatches=pipeline.replayed,
         ),
         operators=_operators(found),
+        operator_origins=found.operator_origins,
         cluster=Cluster(
             devices=run.devices,
             order=tuple((axis, getattr(layout, axis)) for axis in ("tp", "cp", "dp", "pp")),
@@ -213,16 +217,22 @@ def _operators(best: Estimate) -> tuple[DevicePass, ...]:
     for layer, repeat in estimator.model(layout).layers:
         costs = operator_costs(layer, estimator.pricer, layout)
         for name, operators in (("forward", layer.forward), ("backward", layer.backward)):
-            rows, work, clock = [], [], 0.0
+            rows, work, origins, clock = [], [], [], 0.0
             for op in operators:
                 cost = costs[op.name]
-                seconds, lane = cost.total_s, _lane(cost.matrix_s, cost.attention_s, cost.vector_s)
+                kinds = {
+                    "matrix": cost.matrix_s,
+                    "attention": cost.attention_s,
+                    "vector": cost.vector_s,
+                }
+                seconds, lane = cost.total_s, _most(kinds)
                 if (moved := op.collective) is not None:
                     seconds = collective_s(run.network, moved.kind.value, moved.bytes, layout.tp)
                     lane = "link"
                 if seconds > 0.0:
                     rows.append((op.name, lane, clock, seconds))
                     work.append((op.flops, layer.moved_bytes(op)))
+                    origins.append(_most(cost.origins_s))
                     clock += seconds
             found.append(
                 DevicePass(
@@ -232,15 +242,15 @@ def _operators(best: Estimate) -> tuple[DevicePass, ...]:
                     makespan_s=clock,
                     operators=tuple(rows),
                     work=tuple(work),
+                    origins=tuple(origins) if run.timed else (),
                 )
             )
     return tuple(found)
 
 
-def _lane(matrix_s: float, attention_s: float, vector_s: float) -> str:
-    """The kind of kernel that takes most of an operator's time."""
-    kinds = {"matrix": matrix_s, "attention": attention_s, "vector": vector_s}
-    return max(kinds, key=lambda name: kinds[name])
+def _most(parts: Mapping[Name, float]) -> Name:
+    """What takes most of an operator's time."""
+    return max(parts, key=lambda name: parts[name])
 
 
 def _sensitivity(best: Estimate) -> list[Sensitivity]:
