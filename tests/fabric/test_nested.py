@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,11 +13,12 @@ from atoll.errors import AtollError
 from atoll.fabric.nested import (
     all_to_all_s,
     collective_s,
+    collective_times_s,
     level_of,
     neighbours_s,
     send_s,
 )
-from atoll.fabric.network import Level, Network
+from atoll.fabric.network import Level, Network, share_of
 from atoll.hardware.catalog import load_network, network_names
 
 GB = 1e9
@@ -182,11 +184,46 @@ def test_gathers_take_what_nccl_takes_on_eight_h100(
     assert collective_s(DGX, "all_gather", bytes_, ranks) == pytest.approx(seconds, rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("kind", "ranks", "bytes_", "seconds"),
+    [
+        ("all_reduce", 4, 2**22, 36.5e-6),
+        ("all_reduce", 4, 2**23, 87.9e-6),
+        ("all_reduce", 4, 2**29, 1282e-6),
+        ("all_gather", 4, 2**21, 18.1e-6),
+        ("all_gather", 4, 2**23, 51.4e-6),
+        ("reduce_scatter", 2, 2**26, 97.3e-6),
+    ],
+)
+def test_the_message_of_a_step_decides_on_the_protocol(
+    kind: str, ranks: int, bytes_: int, seconds: float
+) -> None:
+    """NCCL 2.29.2 on GB200 and GB300 (aiconfigurator-core 0.12.0, arXiv:2601.06288): twice the
+    bytes take more than twice as long where messages of a step exceed 1.4 MiB.
+    """
+    network = load_network("gb200-nvl72")
+    assert collective_s(network, kind, bytes_, ranks) == pytest.approx(seconds, rel=0.1)
+    times_s = collective_times_s(network, kind, ranks, np.array([float(bytes_)]))
+    assert times_s[0] == pytest.approx(collective_s(network, kind, bytes_, ranks))
+
+
+def test_steps_of_a_ring_reach_what_their_messages_do() -> None:
+    level = Level("l", 64, 10 * GB, 0.0, ring=((1e6, 0.5), (1e7, 1.0)), sums=1.25)
+    network = Network("a", (level,))
+    assert collective_s(network, "all_gather", 4e6, 4) == pytest.approx(3e6 / 10e9 / 0.5)
+    assert collective_s(network, "all_gather", 4e7, 4) == pytest.approx(3e7 / 10e9)
+    assert collective_s(network, "all_reduce", 4e7, 4) == pytest.approx(6e7 / 10e9 / 1.25)
+    assert send_s(network, 4e6, 1) == pytest.approx(4e6 / 10e9)
+
+
 @pytest.mark.parametrize("name", network_names())
 def test_measured_curves_never_make_more_bytes_faster(name: str) -> None:
     for level in network(name).levels:
-        times = [size / level.share(size) for size in (2.0**i for i in range(8, 42))]
-        assert times == sorted(times)
+        for curve in (level.efficiency, level.ring):
+            times = [
+                size / share_of(curve, size) for size in (2.0 ** (i / 4) for i in range(32, 160))
+            ]
+            assert times == sorted(times)
 
 
 def test_a_group_larger_than_the_network_is_refused() -> None:

@@ -95,13 +95,14 @@ def _transfers_s(chain: Chain, cut_s: FloatArray, first: int, last: int) -> floa
 def _tail_s(system: System, parameters: float, data: int) -> float:
     """Gradients summed at the pace of the slowest level, the optimizer, weights gathered."""
     total_s = float(system.optimizer_s[data]) * parameters
-    for each, fixed_s, slopes in zip(
-        system.reduce_bytes, system.reduce_s, system.reduce_s_per_byte, strict=True
-    ):
+    wires = system.reduce_bytes, system.reduce_s, system.reduce_s_per_byte, system.reduce_steps
+    for each, fixed_s, slopes, steps in zip(*wires, strict=True):
         full_s = slopes[data] * each * parameters
         wires_s = (
-            full / np.interp(np.log(max(full, 1e-9)), np.log(known_s), shares)
-            for full, known_s, shares in zip(full_s, system.share_s, system.share, strict=True)
+            full / np.interp(np.log(max(full, 1e-9) / n), np.log(known_s), shares)
+            for full, n, known_s, shares in zip(
+                full_s, steps[data], system.share_s, system.share, strict=True
+            )
         )
         total_s += float(fixed_s[data] + max(wires_s))
     return total_s

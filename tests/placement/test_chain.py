@@ -125,6 +125,7 @@ def systems(draw: st.DrawFn) -> System:
         reduce_bytes=np.array([2.0, 1.0])[:collectives],
         reduce_s=numbers(collectives, devices + 1),
         reduce_s_per_byte=numbers(collectives, devices + 1, 2),
+        reduce_steps=1 + numbers(collectives, devices + 1, 2),
         share_s=np.array([[1.0, 2.0], [4.0, 16.0]]),
         share=share,
         cut_kind=layouts % kinds,
@@ -307,6 +308,7 @@ def plain_system(
         reduce_bytes=np.ones(1),
         reduce_s=np.zeros((1, devices + 1)),
         reduce_s_per_byte=np.zeros((1, devices + 1, 2)),
+        reduce_steps=np.ones((1, devices + 1, 2)),
         share_s=np.ones((2, 1)),
         share=np.ones((2, 1)),
         cut_kind=np.zeros((devices + 1, MOST_LAYERS + 1), np.int64),
@@ -346,6 +348,7 @@ def test_the_stage_with_the_most_parameters_reduces_last_at_the_pace_of_the_slow
     system = plain_system(devices=4, microbatches=2, optimizer_s=2.0)._replace(
         reduce_s=np.array([[0.0, 0.0, 10.0, 0.0, 0.0]]),
         reduce_s_per_byte=np.array([[[0.0, 0.0]] * 2 + [[1.0, 3.0]] + [[0.0, 0.0]] * 2]),
+        reduce_steps=np.ones((1, 5, 2)),
     )
     assert step_time_of(chain, system, (0, 1), 2) == 2.0 + (10.0 + 3.0 * 4.0) + 2.0 * 4.0
     assert step_time_of(chain, system, (0,), 2) == 2.0 + (10.0 + 3.0 * 7.0) + 2.0 * 7.0

@@ -23,30 +23,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.errors import AtollError
-from atoll.fabric.network import Level, Network
+from atoll.fabric.network import Level, Network, share_of
 
+LONGEST_RING = 8  # of members; more are joined by trees, in fewer steps
 PASSES = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}
 
 
 class Terms(NamedTuple):
-    """A collective of b bytes takes fixed_s + max over levels of s / share of what is sent in s,
-    where s = s_per_byte b.
+    """A collective of b bytes takes fixed_s + max over levels of s / share of what is sent in
+    s / steps, where s = s_per_byte b.
     """
 
     fixed_s: float
     s_per_byte: tuple[float, ...]
     """At the full bandwidth of each level of the network; 0 where it is not crossed."""
+    steps: tuple[float, ...]
+    """Into which it is divided for the share of the bandwidth that is reached."""
 
 
 def terms(network: Network, kind: str, group: int, stride: int = 1) -> Terms:
     """What a collective over `group` devices takes, whatever its size."""
     fixed_s = start_s = 0.0
     inside = 1
-    slopes = []
+    slopes, steps = [], []
     for level in network.levels:
         here = members(level, group, stride)
         inside = _inside(level, group, stride, inside)
         slopes.append(0.0)
+        steps.append(1.0)
         if here <= inside:
             continue
         rings, axes_Bps = ceil(here / inside), level.bandwidth_Bps
@@ -59,13 +63,18 @@ def terms(network: Network, kind: str, group: int, stride: int = 1) -> Terms:
         # Rings go through all members, one for each member of an inner unit, which carries its part
         # of the tensor out: all but what ends there.
         reached_Bps = axes_Bps * (1 - level.few / here)
+        if kind == "all_reduce":
+            reached_Bps *= level.sums
         slopes[-1] = passes * (here - 1) / here / inside / reached_Bps
+        if level.ring:  # messages of as many bytes, however fast they are
+            messages = passes * max(hops, min(rings - 1, LONGEST_RING - 1))
+            steps[-1] = messages * level.bandwidth_Bps / reached_Bps
         start_s = max(start_s, level.start_s)
         fixed_s += PASSES[kind] * hops * level.latency_s
         inside = here
     if inside < group:
         raise _too_large(network, group * stride)
-    return Terms(start_s + fixed_s, tuple(slopes))
+    return Terms(start_s + fixed_s, tuple(slopes), tuple(steps))
 
 
 class Span(NamedTuple):
@@ -104,10 +113,10 @@ def torus_spans(level: Level, group: int, stride: int) -> tuple[Span, ...]:
 
 @lru_cache(maxsize=64)
 def curves(network: Network) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Seconds that a device sends for at full bandwidth, and the shares of it that such messages
-    reach, a row a level; all rows of one length: a curve goes on as it ends.
+    """Seconds that a device sends for at full bandwidth, and the shares of it that such messages of
+    collectives reach, a row a level; all rows of one length: a curve goes on as it ends.
     """
-    known = [level.efficiency or ((1.0, 1.0),) for level in network.levels]
+    known = [level.ring or level.efficiency or ((1.0, 1.0),) for level in network.levels]
     points = max(len(curve) for curve in known)
     rows = []
     for curve in known:
@@ -123,9 +132,9 @@ def collective_s(network: Network, kind: str, bytes_: float, group: int, stride:
     """Seconds of a collective over `group` devices; `bytes_` is the whole (gathered) tensor."""
     if group <= 1 or bytes_ <= 0:
         return 0.0
-    fixed_s, slopes = terms(network, kind, group, stride)
-    wires = zip(slopes, network.levels, strict=True)
-    return fixed_s + max(_sent_s(level, slope * bytes_) for slope, level in wires)
+    fixed_s, slopes, steps = terms(network, kind, group, stride)
+    wires = zip(slopes, steps, network.levels, strict=True)
+    return fixed_s + max(_sent_s(level, slope * bytes_, n) for slope, n, level in wires)
 
 
 def collective_times_s(
@@ -134,18 +143,22 @@ def collective_times_s(
     """The same of neighbouring devices for positive numbers of bytes."""
     if group <= 1:
         return np.zeros(len(bytes_))
-    fixed_s, slopes = terms(network, kind, group)
+    fixed_s, slopes, steps = terms(network, kind, group)
     longest_s = np.zeros(len(bytes_))
-    for slope, durations_s, shares in zip(slopes, *curves(network), strict=True):
+    for slope, n, durations_s, shares in zip(slopes, steps, *curves(network), strict=True):
         if slope:
             full_s = slope * bytes_
-            share = np.interp(np.log(full_s), np.log(durations_s), shares)
+            share = np.interp(np.log(full_s / n), np.log(durations_s), shares)
             longest_s = np.maximum(longest_s, full_s / share)
     return fixed_s + longest_s
 
 
-def _sent_s(level: Level, full_s: float) -> float:
-    """Seconds of what takes so long at the full bandwidth of a level."""
+def _sent_s(level: Level, full_s: float, steps: float = 0.0) -> float:
+    """Seconds of what takes so long at the full bandwidth of a level, in so many steps of a ring or
+    else by itself.
+    """
+    if steps and level.ring:
+        return full_s / share_of(level.ring, full_s / steps * level.bandwidth_Bps)
     return full_s / level.share(full_s * level.bandwidth_Bps)
 
 

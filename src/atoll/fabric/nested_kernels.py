@@ -23,12 +23,12 @@ def measured_share(durations_s, shares, full_s):
 
 
 @kernel
-def terms_s(fixed_s, s_per_byte, durations_s, shares, bytes_):
+def terms_s(fixed_s, s_per_byte, steps, durations_s, shares, bytes_):
     """Seconds of a collective of `bytes_` with these terms (`nested.Terms`), a row a level."""
     slowest = 0.0
     for level in range(s_per_byte.shape[0]):
         if s_per_byte[level] > 0.0:
             full_s = s_per_byte[level] * bytes_
-            share = measured_share(durations_s[level], shares[level], full_s)
+            share = measured_share(durations_s[level], shares[level], full_s / steps[level])
             slowest = max(slowest, full_s / share)
     return fixed_s + slowest

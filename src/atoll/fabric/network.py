@@ -23,6 +23,11 @@ class Level:
     latency_s: float
     efficiency: tuple[tuple[float, float], ...] = ()
     """Measured share of the bandwidth by the bytes that a device sends, ascending; empty: all."""
+    ring: tuple[tuple[float, float], ...] = ()
+    """The same for collectives, by the bytes of one step of a ring; empty: as `efficiency` has it.
+    Libraries change protocol with the size of a step's message, and not with all that is sent."""
+    sums: float = 1.0
+    """Rate of all-reduces, over that of a gather and a scatter."""
     in_network: bool = False
     """Switches add up: an all-reduce crosses the level once in each direction, not twice."""
     start_s: float = 0.0
@@ -43,21 +48,31 @@ class Level:
         """Lengths of the axes; none where devices are switched."""
         return self.shapes[-1] if self.shapes else ()
 
+    @property
+    def best_share(self) -> float:
+        """Of the bandwidth, that any message reaches."""
+        return max((share for _, share in (*self.efficiency, *self.ring)), default=1.0)
+
     def share(self, sent_bytes: float) -> float:
-        """Of the bandwidth that a device reaches which sends so much, between measured sizes on a
-        logarithmic scale and beyond them as at the nearest.
-        """
-        if not self.efficiency:
-            return 1.0
-        sizes = [size for size, _ in self.efficiency]
-        at = bisect_left(sizes, sent_bytes)
-        if at == 0:
-            return self.efficiency[0][1]
-        if at == len(sizes):
-            return self.efficiency[-1][1]
-        (low, below), (high, above) = self.efficiency[at - 1 : at + 1]
-        part = log(sent_bytes / low) / log(high / low)
-        return below + part * (above - below)
+        """Of the bandwidth that a device reaches which sends so much."""
+        return share_of(self.efficiency, sent_bytes)
+
+
+def share_of(curve: tuple[tuple[float, float], ...], sent_bytes: float) -> float:
+    """Of the bandwidth that so many bytes reach, between measured sizes on a logarithmic scale and
+    beyond them as at the nearest.
+    """
+    if not curve:
+        return 1.0
+    sizes = [size for size, _ in curve]
+    at = bisect_left(sizes, sent_bytes)
+    if at == 0:
+        return curve[0][1]
+    if at == len(sizes):
+        return curve[-1][1]
+    (low, below), (high, above) = curve[at - 1 : at + 1]
+    part = log(sent_bytes / low) / log(high / low)
+    return below + part * (above - below)
 
 
 @dataclass(frozen=True)

@@ -146,13 +146,15 @@ class LevelFile(FileModel):
     bandwidth: Bandwidth
     latency: Seconds
     efficiency: dict[str, Share] | Share = {}  # noqa: RUF012  (pydantic copies defaults)
+    steps: dict[str, Share] = {}  # noqa: RUF012
+    sums: Annotated[float, Field(ge=0.5, le=2)] = 1.0
     in_network: bool = False
     start: Seconds = 0.0
     few_members: Annotated[float, Field(ge=-2, lt=1)] = 0.0
 
     @model_validator(mode="after")
     def _sizes(self) -> LevelFile:
-        self.curve()
+        self.level()
         if (self.devices is None) == (not self.torus):
             raise ValueError(
                 "expected devices, or torus: the lengths of its axes in every size that there is"
@@ -163,26 +165,28 @@ class LevelFile(FileModel):
     def size(self) -> int:
         return self.devices or max(map(prod, self.torus))
 
-    def curve(self) -> tuple[tuple[float, float], ...]:
-        """Efficiency by the bytes that a device sends, smallest first."""
-        if isinstance(self.efficiency, float):
-            return ((1.0, self.efficiency),)
-        points = ((float(parse_bytes(size)), share) for size, share in self.efficiency.items())
-        return tuple(sorted(points))
-
     def level(self) -> Level:
         return Level(
             self.name,
             self.size,
             self.bandwidth,
             self.latency,
-            self.curve(),
+            _curve(self.efficiency),
+            _curve(self.steps),
+            self.sums,
             self.in_network,
             self.start,
             self.few_members,
             tuple(sorted(self.torus, key=prod)),
             self.wraps,
         )
+
+
+def _curve(given: dict[str, float] | float) -> tuple[tuple[float, float], ...]:
+    """Efficiency by bytes, smallest first."""
+    if isinstance(given, float):
+        return ((1.0, given),)
+    return tuple(sorted((float(parse_bytes(size)), share) for size, share in given.items()))
 
 
 class NetworkFile(FileModel):

@@ -207,8 +207,9 @@ def _system(problem: PlacementProblem, zero: int) -> System:
         state_bytes=np.add.reduce(states.parts(np.ones(devices + 1), 1.0 / copies, zero)),
         optimizer_s=states.update / problem.hbm_Bps / (copies if zero else np.ones(devices + 1)),
         reduce_bytes=np.array(list(collectives.values())),
-        reduce_s=np.array([fixed_s for fixed_s, _ in wires]),
-        reduce_s_per_byte=np.array([slopes for _, slopes in wires]),
+        reduce_s=np.array([fixed_s for fixed_s, _, _ in wires]),
+        reduce_s_per_byte=np.array([slopes for _, slopes, _ in wires]),
+        reduce_steps=np.array([steps for _, _, steps in wires]),
         share_s=share_s,
         share=share,
         cut_kind=cut_kind,
@@ -219,13 +220,14 @@ def _system(problem: PlacementProblem, zero: int) -> System:
 @lru_cache(maxsize=64)
 def _reductions(
     network: Network, kind: str, devices: int, tensor: int
-) -> tuple[FloatArray, FloatArray]:
+) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Terms of a collective by number of replicas."""
     fixed_s = np.zeros(devices + 1)
     slopes = np.zeros((devices + 1, len(network.levels)))
+    steps = np.ones_like(slopes)
     for data in range(2, devices // tensor + 1):
-        fixed_s[data], slopes[data] = terms(network, kind, data, stride=tensor)
-    return fixed_s, slopes
+        fixed_s[data], slopes[data], steps[data] = terms(network, kind, data, stride=tensor)
+    return fixed_s, slopes, steps
 
 
 @lru_cache(maxsize=512)

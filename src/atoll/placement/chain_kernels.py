@@ -52,6 +52,7 @@ class System(NamedTuple):
     reduce_bytes: NDArray[np.float64]  # (collectives,): of one parameter, summed or gathered
     reduce_s: NDArray[np.float64]  # (collectives, devices + 1): fixed part
     reduce_s_per_byte: NDArray[np.float64]  # (collectives, devices + 1, levels of the network)
+    reduce_steps: NDArray[np.float64]  # the same
     share_s: NDArray[np.float64]  # (levels, points): what messages reach of each level
     share: NDArray[np.float64]
     cut_kind: NDArray[np.int64]  # (devices + 1, stages + 1): by replicas and stages, a row of
@@ -166,6 +167,7 @@ def reduction_s(system, data, parameters):
         seconds += terms_s(
             system.reduce_s[i, data],
             system.reduce_s_per_byte[i, data],
+            system.reduce_steps[i, data],
             system.share_s,
             system.share,
             system.reduce_bytes[i] * parameters,

@@ -253,9 +253,9 @@ def per_parameter(priced: Priced, layout: Layout, accumulates: bool) -> Floats:
     return priced.once(key, made)
 
 
-def shared_terms(run: Run, layout: Layout) -> tuple[Floats, Floats]:
-    """Collectives of weights and gradients: (collectives, 4) and (collectives, levels) of
-    `Tables.collective` and `Tables.s_per_byte`.
+def shared_terms(run: Run, layout: Layout) -> tuple[Floats, Floats, Floats]:
+    """Collectives of weights and gradients: (collectives, 4) and twice (collectives, levels) of
+    `Tables.collective`, `Tables.s_per_byte` and `Tables.steps`.
     """
     listed = Stepper(run, layout).shared()
     known = [terms(run.network, x.kind, x.group, x.stride) for x in listed]
@@ -264,7 +264,8 @@ def shared_terms(run: Run, layout: Layout) -> tuple[Floats, Floats]:
     ]
     levels = len(run.network.levels)
     slopes = np.array([term.s_per_byte for term in known]).reshape(-1, levels)
-    return np.array(found, dtype=np.float64).reshape(-1, 4), slopes
+    steps = np.array([term.steps for term in known]).reshape(-1, levels)
+    return np.array(found, dtype=np.float64).reshape(-1, 4), slopes, steps
 
 
 def _collectives(
@@ -287,13 +288,14 @@ def _collectives(
         )
         for x in layouts
     ]
-    ends = np.cumsum([len(found) for found, _ in shared])
+    ends = np.cumsum([len(found) for found, _, _ in shared])
     durations_s, shares = curves(run.network)
     return {
         "spans": np.stack([np.concatenate([[0], ends[:-1]]), ends], axis=1),
         "sends_s": np.array(sends_s),
-        "collective": np.concatenate([found for found, _ in shared]),
-        "s_per_byte": np.concatenate([slopes for _, slopes in shared]),
+        "collective": np.concatenate([found for found, _, _ in shared]),
+        "s_per_byte": np.concatenate([slopes for _, slopes, _ in shared]),
+        "steps": np.concatenate([steps for _, _, steps in shared]),
         "durations_s": durations_s,
         "shares": shares,
     }

@@ -56,6 +56,8 @@ class Tables(NamedTuple):
     """
     s_per_byte: Floats
     """(collectives, levels)."""
+    steps: Floats
+    """(collectives, levels): into which each is divided for what it reaches of the bandwidth."""
     durations_s: Floats
     shares: Floats
     """(levels, points): what messages reach of each level's bandwidth."""
@@ -272,7 +274,8 @@ class Sums:
             longest_s = np.zeros(len(there))
             for level, (known_s, shares) in enumerate(zip(t.durations_s, t.shares, strict=True)):
                 full_s = t.s_per_byte[one, level] * bytes_
-                share = np.interp(np.log(np.maximum(full_s, 1e-300)), np.log(known_s), shares)
+                message_s = np.maximum(full_s, 1e-300) / t.steps[one, level]
+                share = np.interp(np.log(message_s), np.log(known_s), shares)
                 longest_s = np.maximum(longest_s, full_s / share)
             wire_s = np.where(bytes_ > 0, fixed_s + longest_s, 0.0)
             wires_s[np.where(gathers > 0, 0, 1), there] += wire_s

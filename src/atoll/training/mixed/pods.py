@@ -133,7 +133,7 @@ class Pods:
 
 
 def _best_Bps(level: Level) -> float:
-    return level.bandwidth_Bps * max((share for _, share in level.efficiency), default=1.0)
+    return level.bandwidth_Bps * level.best_share
 
 
 def pods_of(file: PodsFile, run: Run, stack: bool) -> Pods:

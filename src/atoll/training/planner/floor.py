@@ -228,7 +228,7 @@ class Floor:
             table = per_parameter(self.priced, layout, True)
             self._shares[key] = tuple(table.reshape(-1).tolist())
         if wired not in self._wires:
-            found, slopes = shared_terms(self.ideal, layout)
+            found, slopes, _ = shared_terms(self.ideal, layout)
             per_byte = slopes.max(axis=1, initial=0.0)
             gathers = found[:, 0] > 0
             inside = of.tp * of.cp * dp
@@ -380,12 +380,12 @@ def _ideal(network: Network) -> Network:
     levels = tuple(
         replace(
             level,
-            bandwidth_Bps=level.bandwidth_Bps
-            * max((share for _, share in level.efficiency), default=1.0),
+            bandwidth_Bps=level.bandwidth_Bps * level.best_share,
             latency_s=0.0,
             start_s=0.0,
             few=0.0,
             efficiency=(),
+            ring=(),
         )
         for level in network.levels
     )
