@@ -23,7 +23,7 @@ from atoll.wafer.encoding.codes import legal_codes, splits
 from atoll.wafer.encoding.genes import SCHEDULES, SEARCHED_HOMES, BlockMapping
 from atoll.wafer.encoding.mapping import StageMapping, WaferMapping, problems
 from atoll.wafer.evaluate import evaluate
-from atoll.wafer.exact.paths import Step, through_chain
+from atoll.wafer.exact.paths import Step, outlook
 from atoll.wafer.exact.states import FREE
 from atoll.wafer.pieces import Pieces
 from atoll.wafer.search import WaferSearch
@@ -180,7 +180,8 @@ def test_all_codes_of_fast_splits_are_all_that_is_fast():
     counted_s = bounds._counted(microbatch, 6).apart.least(FREE)
     assert counted_s.min() < least_s < counted_s.max()  # some layouts are left out, not all
     for enough_s in (0.9 * least_s, 1.01 * least_s, np.inf):
-        assert bounds._whole_s(microbatch, 6, enough_s) == min(enough_s, least_s)
+        found_s = bounds._whole_s(microbatch, 6, enough_s)
+        assert found_s == pytest.approx(min(enough_s, least_s), rel=1e-12)
     best = every.best([Rectangle(0, 0, *shape)], microbatch)
     found = few.whole(microbatch, 1.01 * best.step_s)
     assert found.step_s == pytest.approx(best.step_s, rel=TOLERANCE)
@@ -193,7 +194,7 @@ def test_the_least_through_every_state():
         Step(random.random((a, b)), np.zeros((a, b)), np.zeros((a, b)), None, False, none, none)
         for a, b in pairwise(states)
     ]
-    found = through_chain(steps, FREE)
+    found = outlook(steps, FREE)
     for stream, number in product(range(3), range(3)):
         for state in range(states[number + 1]):
             ways = [w for w in product(*map(range, states[1:-1])) if w[number] == state]
@@ -202,7 +203,11 @@ def test_the_least_through_every_state():
                 sum(s.time_s[pair] for s, pair in zip(steps, pairwise(path), strict=True))
                 for path in paths
             )
-            assert found[number][stream, state] == pytest.approx(least)
+            assert found.through[number][stream, state] == pytest.approx(least)
+            after = [steps[-1].time_s[:, stream]]
+            for step in steps[-2:number:-1]:
+                after.append((step.time_s + after[-1]).min(axis=1))
+            assert found.behind[number][stream, state] == pytest.approx(after[-1][state])
 
 
 def every_pipeline(dies, layers, sizes, most, first, fill, late):

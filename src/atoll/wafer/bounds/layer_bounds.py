@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 from pydantic import JsonValue
 
-from atoll.arrays import FloatArray
+from atoll.arrays import FloatArray, IntArray
+from atoll.fabric.digits import Digits
 from atoll.hardware.template.cores import Shape
 from atoll.hardware.wafer import Wafer
 from atoll.step.replay import PassTime
@@ -33,9 +34,10 @@ from atoll.wafer.costs.block_kernels import CHUNKS
 from atoll.wafer.costs.pricing import local_shape, operator_s, pricer
 from atoll.wafer.encoding.block import make_block
 from atoll.wafer.encoding.block_parts import Block, Pass, Product, Unit
-from atoll.wafer.encoding.codes import Parts, splits
+from atoll.wafer.encoding.codes import Parts, parts_of, splits
 from atoll.wafer.exact.exact import Exact
-from atoll.wafer.exact.states import FREE, Decoupled, Rules
+from atoll.wafer.exact.paths import Outlook
+from atoll.wafer.exact.states import FREE, Decoupled, Rules, least_s
 from atoll.wafer.staging.stages import Planner
 
 PEAK, OPERATORS, COUNTS, EXACT, WHOLE = range(5)
@@ -209,15 +211,27 @@ class LayerBounds:
         )  # fmt: skip
 
     def _whole_s(self, microbatch: int, dies: int, enough_s: float) -> float:
-        """Seconds of the fastest layer over all codes, at most `enough_s`: stream layouts whose
-        splits take as long need not be solved.
+        """Seconds of the fastest layer over all codes, at most `enough_s`: codes whose splits take
+        as long, forward or back, beside those of the stream, need not be looked at.
         """
-        among = splits(self.block(microbatch).stream_sizes, dies)
-        counted_s = self._counted(microbatch, dies).apart.least(FREE)
-        stream = [parts for parts, s in zip(among, counted_s, strict=True) if s < enough_s]
+        block, apart = self.block(microbatch), self._counted(microbatch, dies).apart
+        among = [
+            splits(sizes, dies) for sizes in (block.stream_sizes, *(u.sizes for u in block.units))
+        ]
+        counts = [len(parts) for parts in among]
+        least, passes = apart.least(FREE), apart.outlooks()
+        streams = [parts for parts, s in zip(among[0], least, strict=True) if s < enough_s]
         for planner, shape in product(self.planners, self.shapes_of()[dies]):
-            for _, exact in planner.among({"stream": stream}).made(*shape, microbatch):
-                enough_s = min(enough_s, exact.bound_s)
+            for tables in planner.among({"stream": streams}).tables(*shape, microbatch):
+                nodes = tables.stream, *(node for each in tables.nodes for node in each)
+                which = [
+                    _which(node.codes, tables.digits, parts)
+                    for node, parts in zip(nodes, among, strict=True)
+                ]
+                ahead, back = (_of_codes(looks, which, counts) for looks in passes)
+                exact_s = np.array([tables.stream_s(code) for code in tables.stream.codes])
+                known = (least - apart.forward.stream_s)[which[0]] + exact_s
+                enough_s = least_s(tables, self.options.homes, known, ahead, back, enough_s)
         return enough_s
 
     def fast_splits(self, microbatch: int, dies: int, enough_s: float) -> dict[str, list[Parts]]:
@@ -369,6 +383,32 @@ class LayerBounds:
             found.append(float(least))
         slowest = max(sum(self.price.product_s(shape) for shape in shapes) for shapes in ways[-1])
         return PassTime(*found), float(slowest)
+
+
+def _which(codes: Sequence[str], digits: Digits, among: Sequence[Parts]) -> IntArray:
+    """The split of every code."""
+    known = {frozenset(parts.items()): i for i, parts in enumerate(among)}
+    return np.array([known[frozenset(parts_of(c, digits).items())] for c in codes], np.int64)
+
+
+def _of_codes(
+    looks: Sequence[Outlook], which: Sequence[IntArray], counts: Sequence[int]
+) -> list[Outlook]:
+    """What splits, so many of an operator, say of the codes that have them, whatever the way of
+    their collectives.
+    """
+    found, units = [], iter(range(1, len(which)))
+    for look in looks:
+        own = [next(units) for _ in look.through]
+        through, behind = (
+            [
+                s.reshape(len(s), -1, counts[k]).min(axis=1)[np.ix_(which[0], which[k])]
+                for s, k in zip(each, own, strict=True)
+            ]
+            for each in look[1:]
+        )
+        found.append(Outlook(look.value[which[0]], through, behind))
+    return found
 
 
 def _grouped(

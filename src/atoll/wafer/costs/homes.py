@@ -26,7 +26,7 @@ import numpy as np
 from atoll.arrays import BoolArray, FloatArray, IntArray
 from atoll.step.states import States
 from atoll.wafer.costs import block_kernels as kernels
-from atoll.wafer.costs.tables import Nodes, Setting, Tables, exposed
+from atoll.wafer.costs.tables import Nodes, Setting, Tables, distinct, exposed
 from atoll.wafer.encoding.genes import HOMES
 
 StateBytes = tuple[FloatArray, FloatArray, FloatArray]
@@ -103,8 +103,7 @@ class GradientTables:
         each = len(node.index)
         tables = np.zeros((each, each)), np.zeros((each, each))
         if node.unit is not None and (node.unit.parameters or node.unit.on_chip):
-            layouts = node.gradient_reads[:each]
-            kernels.moved_matrix(self._totals(unit), layouts, layouts, *self.tables.mesh, *tables)
+            return self._moved(self._totals(unit), node.gradient_reads[:each])
         return tables
 
     def _weight(self, unit: int, each_bytes: float) -> tuple[FloatArray, FloatArray]:
@@ -113,12 +112,15 @@ class GradientTables:
         """
         node = self.nodes[unit]
         assert node.unit is not None
-        each = len(node.index)
-        tables = np.zeros((each, each)), np.zeros((each, each))
-        layouts = node.weights[:each]
         size = np.array([each_bytes * node.unit.parameters])
-        kernels.moved_matrix(size, layouts, layouts, *self.tables.mesh, *tables)
-        return tables
+        return self._moved(size, node.weights[: len(node.index)])
+
+    def _moved(self, totals: FloatArray, layouts: IntArray) -> tuple[FloatArray, FloatArray]:
+        some, which = distinct(layouts)
+        found = np.zeros((2, len(some), len(some)))
+        kernels.moved_matrix(totals, some, some, *self.tables.mesh, *found)
+        exchange, gather = (part[np.ix_(which, which)] for part in found)
+        return exchange, gather
 
     def inputs(
         self, unit: int, source: IntArray, target: IntArray

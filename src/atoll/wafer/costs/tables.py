@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -100,6 +101,13 @@ class Nodes:
         """The first entry of every code."""
         return {code: i for i, code in reversed(list(enumerate(self.codes)))}
 
+    def only(self, at: IntArray) -> Nodes:
+        """Some of the entries."""
+        arrays: dict[str, Any] = {
+            k: v[at] for k, v in vars(self).items() if isinstance(v, np.ndarray)
+        }
+        return replace(self, codes=tuple(self.codes[i] for i in at), **arrays)
+
     def find(self, code: str, streams: bool) -> int:
         """The entry of a code whose collectives run this way."""
         first = self.index[code]
@@ -133,6 +141,15 @@ def exposed(
     pieces = kernels.CHUNKS
     late = np.maximum(0.0, link_s - kernels.SHARE * compute_s) * (pieces - 1.0) / pieces
     return np.where(streams, link_s / pieces + late, link_s)
+
+
+def distinct(layouts: IntArray) -> tuple[IntArray, IntArray]:
+    """Layouts that differ, and which of them each one is: codes differ in more than their layouts
+    of one tensor.
+    """
+    flat = layouts.reshape(len(layouts), -1)
+    _, first, which = np.unique(flat, axis=0, return_index=True, return_inverse=True)
+    return layouts[first], which.reshape(-1)
 
 
 class Tables:
@@ -238,33 +255,41 @@ class Tables:
         return (self.stream, *self.nodes[chain], self.stream)
 
     def edge(self, edge: Edge, source: Nodes, target: Nodes) -> EdgeTable:
-        totals = np.array(edge.totals)
-        scatter, exchange, gather, kept = self._moved(totals, source, target, back=False)
-        ours, theirs = source.streams[:, None], target.streams[None, :]
-        made = exchange + exposed(scatter, source.forward_s[:, None], ours)
-        forward = made + exposed(gather, target.forward_s[None, :], theirs)
-        scatter, exchange, read, _ = self._moved(totals, source, target, back=True)
-        back = exchange + exposed(scatter, target.data_s[None, :], theirs)
-        back = back + exposed(read, source.data_s[:, None], ours)
-        fetch = exposed(gather, target.weight_s[None, :], theirs)
+        forward, made, gather, kept = self.ahead(edge, source, target)
+        back, scatter = self.back(edge, source, target)
+        fetch = exposed(gather, target.weight_s[None, :], target.streams[None, :])
         return EdgeTable(
             forward, back, fetch, kept, made + source.forward_s[:, None], gather, scatter
         )
 
+    def ahead(self, edge: Edge, source: Nodes, target: Nodes) -> tuple[FloatArray, ...]:
+        """Seconds forward; of the reduction with its exchange; of the gather; bytes to keep."""
+        scatter, exchange, gather, kept = self._moved(edge, source, target, back=False)
+        made = exchange + exposed(scatter, source.forward_s[:, None], source.streams[:, None])
+        late = exposed(gather, target.forward_s[None, :], target.streams[None, :])
+        return made + late, made, gather, kept
+
+    def back(self, edge: Edge, source: Nodes, target: Nodes) -> tuple[FloatArray, ...]:
+        """Seconds of the gradients' way back, and of its reduction."""
+        scatter, exchange, read, _ = self._moved(edge, source, target, back=True)
+        back = exchange + exposed(scatter, target.data_s[None, :], target.streams[None, :])
+        return back + exposed(read, source.data_s[:, None], source.streams[:, None]), scatter
+
     def _moved(
-        self, totals: FloatArray, source: Nodes, target: Nodes, *, back: bool
+        self, edge: Edge, source: Nodes, target: Nodes, *, back: bool
     ) -> tuple[FloatArray, ...]:
         """Seconds of scatter, exchange and gather, and bytes to keep, between all entries: forward,
         or the gradients' way `back`. Ways of collectives do not change them.
         """
-        ours, theirs = len(source.index), len(target.index)
-        layouts = source.writes[:ours], target.reads[:theirs]
+        written, read = source.writes, target.reads
         if back:
-            layouts = target.gradient_writes[:theirs], source.gradient_reads[:ours]
-        found = np.zeros((4, len(layouts[0]), len(layouts[1])))
-        kernels.parts_matrix(totals, *layouts, *self.mesh, *found)
-        ways = len(source.codes) // ours, len(target.codes) // theirs
-        return tuple(np.tile(part.T if back else part, ways) for part in found)
+            written, read = target.gradient_writes, source.gradient_reads
+        (have, rows), (want, columns) = distinct(written), distinct(read)
+        found = np.zeros((4, len(have), len(want)))
+        kernels.parts_matrix(np.array(edge.totals), have, want, *self.mesh, *found)
+        if back:
+            return tuple(part.T[np.ix_(columns, rows)] for part in found)
+        return tuple(part[np.ix_(rows, columns)] for part in found)
 
     def chain_edges(self, chain: int) -> tuple[EdgeTable, ...]:
         nodes = self.chain_nodes(chain)

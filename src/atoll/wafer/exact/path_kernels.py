@@ -53,6 +53,8 @@ def min_plus(left, right, product):
     for i in range(0, together, 4):
         for k in range(left.shape[1]):
             a, b, c, d = left[i, k], left[i + 1, k], left[i + 2, k], left[i + 3, k]
+            if min(a, b, c, d) == np.inf:
+                continue
             for j in range(columns):
                 weight = right[k, j]
                 least = a + weight

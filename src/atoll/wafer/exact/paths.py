@@ -159,17 +159,25 @@ def scalar_chain(steps: list[Step], price: Price) -> tuple[FloatArray, list[Reac
     return np.ascontiguousarray(np.diagonal(reach)), ways
 
 
-def through_chain(steps: list[Step], price: Price) -> list[FloatArray]:
-    """The same through every state of every operator: (streams, states) each."""
-    reaches = scalar_chain(steps, price)[1]
-    behind = reaches[-1].weight.T
-    found = [reaches[-1].before + behind]
+class Outlook(NamedTuple):
+    """Least seconds + price x bytes of a chain, by stream layout; and (streams, states) of every
+    operator: through its states, and after them.
+    """
+
+    value: FloatArray
+    through: list[FloatArray]
+    behind: list[FloatArray]
+
+
+def outlook(steps: list[Step], price: Price) -> Outlook:
+    value, reaches = scalar_chain(steps, price)
+    behind = [np.ascontiguousarray(reaches[-1].weight.T)]
     for reach in reversed(reaches[:-1]):
-        further = np.empty((len(behind), len(reach.weight)))
-        min_plus(np.ascontiguousarray(behind), np.ascontiguousarray(reach.weight.T), further)
-        behind = further
-        found.insert(0, reach.before + behind)
-    return found
+        further = np.empty((len(behind[0]), len(reach.weight)))
+        min_plus(behind[0], np.ascontiguousarray(reach.weight.T), further)
+        behind.insert(0, further)
+    through = [reach.before + after for reach, after in zip(reaches, behind, strict=True)]
+    return Outlook(value, through, behind)
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,10 +202,8 @@ class Paths:
         """
         total = self.least(price)[0]
         found = []
-        for steps in self.chains:
-            others = total - scalar_chain(steps, price)[0]
-            for through in through_chain(steps, price):
-                found.append((others[:, None] + through).min(axis=0))
+        for look in (outlook(steps, price) for steps in self.chains):
+            found += [((total - look.value)[:, None] + t).min(axis=0) for t in look.through]
         return total, found
 
     def fewest_bytes(self, per_kept: float, per_state: float) -> FloatArray:

@@ -17,14 +17,15 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from atoll.arrays import BoolArray, FloatArray
+from atoll.arrays import BoolArray, FloatArray, IntArray
 from atoll.wafer.costs import block_kernels as kernels
 from atoll.wafer.costs.homes import GradientTables, home_bytes, home_cost
 from atoll.wafer.costs.tables import EdgeTable, Nodes, Setting, Tables, exposed
 from atoll.wafer.encoding import role_kernels as roles
 from atoll.wafer.encoding.block_parts import Block
 from atoll.wafer.encoding.genes import Away, BlockMapping
-from atoll.wafer.exact.paths import Paths, Price, Step, Way, scalar_chain
+from atoll.wafer.exact.path_kernels import min_plus
+from atoll.wafer.exact.paths import Outlook, Paths, Price, Step, Way, outlook, scalar_chain
 
 
 @dataclass(frozen=True)
@@ -232,6 +233,82 @@ class Decoupled:
         for steps in self.backward:
             total = total + scalar_chain(steps, FREE)[0]
         return total
+
+    def outlooks(self) -> tuple[list[Outlook], list[Outlook]]:
+        """Of every chain forward and back, in seconds."""
+        ahead, back = self.forward.chains, self.backward
+        return [outlook(c, FREE) for c in ahead], [outlook(c, FREE) for c in back]
+
+
+def least_s(
+    tables: Tables, homes: Sequence[str], known_s: FloatArray, ahead: Sequence[Outlook],
+    back: Sequence[Outlook], enough_s: float,
+) -> float:  # fmt: skip
+    """The least of `Decoupled.least` without a price, at most `enough_s`. Tables are made one after
+    the other, since those of many codes are large, and ways are followed no further than needed.
+
+    `known_s`, `ahead` and `back` are no more than what stream layouts, their chains and what
+    follows a state take.
+    """
+    ways = gradients_of(tables)
+    total = known_s.copy()
+    for chain, edges in enumerate(c.edges for c in tables.block.chains):
+        nodes = tables.chain_nodes(chain)
+        for look, forward in ((ahead[chain], True), (back[chain], False)):
+            rows = np.flatnonzero(total < enough_s)
+            if not len(rows):
+                return enough_s
+            left_s = (enough_s - total + look.value)[rows, None]
+            before, at, reach = tables.stream, rows, np.zeros((0, 0))
+            for i in range(1, len(edges) + 1):
+                last = i == len(edges)
+                to = rows
+                if not last:
+                    to = np.flatnonzero((look.through[i - 1][rows] < left_s).any(axis=0))
+                if not len(at) or not len(to):
+                    return enough_s
+                here = (chain, i, to)
+                source, target = before.only(at), nodes[i].only(to)
+                weight = (
+                    _ahead_s(tables, homes, ways, here, source)
+                    if forward
+                    else tables.back(edges[i - 1], source, target)[0] + target.data_s
+                )
+                if last:
+                    exact_s = (reach + weight.T).min(axis=1)
+                    break
+                if i > 1:
+                    further = np.empty((len(rows), len(to)))
+                    min_plus(reach, np.ascontiguousarray(weight), further)
+                    weight = further
+                open_ = weight + look.behind[i - 1][np.ix_(rows, to)] < left_s
+                some = open_.any(axis=0)
+                reach = np.where(open_, weight, np.inf)[:, some]
+                before, at = nodes[i], to[some]
+            closed = np.full_like(total, np.inf)
+            closed[rows] = total[rows] - look.value[rows] + exact_s
+            total = closed
+    return min(enough_s, float(total.min()))
+
+
+def _ahead_s(
+    tables: Tables, homes: Sequence[str], ways: Gradients, where: tuple[int, int, IntArray],
+    source: Nodes,
+) -> FloatArray:  # fmt: skip
+    """Seconds forward into entries of an operator, with its weight gradient."""
+    chain, i, at = where
+    whole = tables.chain_nodes(chain)[i]
+    node = whole.only(at)
+    forward, _, gather, _ = tables.ahead(tables.block.chains[chain].edges[i - 1], source, node)
+    forward = forward + node.forward_s
+    if node.unit is None:
+        return np.asarray(forward + exposed(gather, node.weight_s, node.streams))
+    if not node.unit.parameters:
+        return forward
+    cost = ways.to_home_s(chain, i), ways.fetch_s(chain, i)
+    held_s, late = _held(whole, homes, tables.setting, *cost, True)
+    sliced = ways.sliced(source)[:, None]
+    return np.asarray(forward + np.where(sliced, late[at], 0.0) + held_s[:, at].min(axis=0))
 
 
 def gradients_of(tables: Tables) -> Gradients:

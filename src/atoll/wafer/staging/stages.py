@@ -142,6 +142,11 @@ class Planner:
 
     def made(self, width: int, height: int, microbatch: int) -> Iterator[tuple[Digits, Exact]]:
         """The solvers of a shape, one after the other; not kept."""
+        for tables in self.tables(width, height, microbatch):
+            yield tables.digits, self._exact(tables)
+
+    def tables(self, width: int, height: int, microbatch: int) -> Iterator[Tables]:
+        """What they solve."""
         block = make_block(self.model, microbatch, self.sequence)
         # Pieces hide transfers, but make products smaller: each operator may do either.
         both = self.options.streaming and self.options.each_way
@@ -155,8 +160,7 @@ class Planner:
                 sets = codes_among(block, digits, self._among)
             for only in sets:
                 go_on(self.stop)
-                tables = Tables(block, digits, setting, price, only, modes=modes)
-                yield digits, self._exact(tables)
+                yield Tables(block, digits, setting, price, only, modes=modes)
 
     def complete(self, width: int, height: int, microbatch: int) -> bool:
         """Whether a shape is solved over all of its codes."""
