@@ -134,7 +134,7 @@ def compared(name: str) -> int:
         return 0
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "now.json"
-        code = run(name, before["arguments"], path)
+        code = run(before["benchmark"], before["arguments"], path)
         if code or not path.exists():
             print(f"{name}: failed with {code}")
             return code or 1

@@ -43,8 +43,8 @@ Told = TypeVar("Told", bound=BaselineSetting)
 POLICIES = ("none", "selective", "full")
 SOURCES = {
     "accpar": "the tensors that are cut are those of a whole mini-batch: nothing is accumulated, "
-    "nothing computed again (Song et al., HPCA 2020: feature maps have the mini-batch as their "
-    "first dimension)",
+    "nothing computed again (Song et al., HPCA 2020; in its authors' program, linghaosong/AccPar, "
+    "inputs and outputs of a layer are matrices of the whole batch by channels)",
     "deepspeed": "data parallelism alone, over as many dies as there are samples for, optimizer "
     "and gradients divided (what ZeRO-100B implements), weights too where that does not fit "
     "(Rajbhandari et al., SC 2020, sections 1 and 5)",

@@ -53,7 +53,7 @@ MICROBATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 MANY_CODES = 300  # shapes with more codes an operator are solved over a part of them
 TOLERANCE = 1e-3  # of a block's time, within which its mapping is proven
 ROUGH = 5e-3  # the same where candidates are compared
-MOST_SHAPES = 16  # whose solvers a planner keeps
+MOST_SHAPES = 6  # whose solvers a planner keeps
 PRESSED = 0.005  # slower than with unlimited memory by this share: worth asking for help
 
 
