@@ -15,7 +15,15 @@ from atoll.fabric.mesh import ALGORITHMS, Rectangle
 from atoll.stopping import never
 from atoll.wafer.anneal import mutate
 from atoll.wafer.bounds.bound_kernels import least_fill
-from atoll.wafer.bounds.layer_bounds import COUNTS, DEPTHS, EXACT, OPERATORS, WHOLE, LayerBounds
+from atoll.wafer.bounds.layer_bounds import (
+    COUNTS,
+    DEPTHS,
+    EXACT,
+    OPERATORS,
+    WHOLE,
+    LayerBounds,
+    _Cheapest,
+)
 from atoll.wafer.bounds.step_bounds import StepBound
 from atoll.wafer.costs.pricing import pricer
 from atoll.wafer.costs.tables import Setting, Tables
@@ -185,6 +193,18 @@ def test_all_codes_of_fast_splits_are_all_that_is_fast():
     best = every.best([Rectangle(0, 0, *shape)], microbatch)
     found = few.whole(microbatch, 1.01 * best.step_s)
     assert found.step_s == pytest.approx(best.step_s, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_solvers_that_cannot_be_the_cheapest_are_not_asked(offload):
+    wafer = small_wafer(2, 4, link_Bps=2e9)
+    (planner,) = planners(wafer)[:1]
+    solvers = [e for shape in ((4, 1), (2, 2), (1, 4)) for _, e in planner.exacts(*shape, 2)]
+    prices = np.geomspace(1e-3, 1e3, 6) * solvers[0].bound_s / wafer.memory_bytes
+    cheapest = _Cheapest(solvers, prices, 4, offload=offload)
+    for in_flight, price in product((1, 3), range(len(prices))):
+        every = [e.priced_s(prices[price], in_flight, 4, offload=offload) for e in solvers]
+        assert cheapest.least(price, in_flight) == min(every)
 
 
 def test_the_least_through_every_state():

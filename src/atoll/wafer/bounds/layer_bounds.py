@@ -193,15 +193,14 @@ class LayerBounds:
         layer_s = max(plain.layer_s, min(exact.bound_s for exact in solvers))
         but_s = max(plain.but_weight_s, min(exact.but_weight_s for exact in solvers))
         own, pooled = (np.maximum(c, layer_s) for c in (plain.curves, plain.pooled))
+        kept, away = (_Cheapest(solvers, plain.prices, layers, offload=o) for o in (False, True))
         for depth, in_flight in enumerate(DEPTHS if level == EXACT else ()):
             if not self._memory_matters(plain, depth, layers):
                 continue
-            for j, price in enumerate(plain.prices):
+            for j in range(len(plain.prices)):
                 go_on(self.planners[0].stop)
-                value = min(e.priced_s(price, in_flight, layers, offload=False) for e in solvers)
-                pooled[depth, j] = max(pooled[depth, j], value)
-                if self.options.offload:
-                    value = min(e.priced_s(price, in_flight, layers, offload=True) for e in solvers)
+                pooled[depth, j] = max(pooled[depth, j], kept.least(j, in_flight))
+                value = away.least(j, in_flight) if self.options.offload else pooled[depth, j]
                 own[depth, j] = max(own[depth, j], value)
         _, nested, _ = rates(self.shapes_of()[dies], self.wafer.mesh)
         sums_s = nested.seconds(np.array(dies), self.block(microbatch).stream_bytes)
@@ -383,6 +382,34 @@ class LayerBounds:
             found.append(float(least))
         slowest = max(sum(self.price.product_s(shape) for shape in shapes) for shapes in ways[-1])
         return PassTime(*found), float(slowest)
+
+
+class _Cheapest:
+    """The least of several solvers at rising prices and microbatches in flight.
+
+    None gets cheaper then, so that most need not be asked again.
+    """
+
+    def __init__(
+        self, solvers: Sequence[Exact | Decoupled], prices: FloatArray, layers: int, *,
+        offload: bool,
+    ) -> None:  # fmt: skip
+        self._solvers, self._prices, self._layers, self._offload = solvers, prices, layers, offload
+        free = np.array([[solver.bound_s] for solver in solvers])
+        self._known = np.repeat(free, len(prices), axis=1)
+
+    def least(self, price: int, in_flight: int) -> float:
+        found = np.inf
+        for number in np.argsort(self._known[:, price], kind="stable"):
+            if self._known[number, price] >= found:
+                break
+            value = self._solvers[number].priced_s(
+                self._prices[price], in_flight, self._layers, offload=self._offload
+            )
+            later = self._known[number, price:]
+            np.maximum(later, value, out=later)
+            found = min(found, value)
+        return found
 
 
 def _which(codes: Sequence[str], digits: Digits, among: Sequence[Parts]) -> IntArray:
