@@ -3,13 +3,18 @@
     python benchmarks/wafer_memory.py [workload ...]
 
 A workload is model:batch:sequence on the default wafer. Our mappings minimise time within what a
-die has; here it has only what the published ratios (TMAC) leave of what each method needs.
+die has; here it has only what the published ratios (TMAC) leave of what each method needs. The
+ratio is our throughput over the method's. SIGINT or SIGTERM ends it after the last whole row.
 """
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import sys
+import time
 from dataclasses import replace
+from itertools import product
 
 from atoll.errors import InfeasibleError
 from atoll.hardware.wafer_files import load_wafer
@@ -22,33 +27,38 @@ PUBLISHED = {"accpar": 3.6, "deepspeed": 3.1}
 
 
 def main() -> None:
+    print(
+        "| workload | method | needs, GiB | ours in, GiB | samples/s | ratio | gap | processor s |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background else
+    with contextlib.suppress(KeyboardInterrupt):
+        for workload, method in product(sys.argv[1:] or WORKLOADS, PUBLISHED):
+            print(row(workload, method), flush=True)
+
+
+def row(workload: str, method: str) -> str:
     wafer = load_wafer("default")
-    for workload in sys.argv[1:] or WORKLOADS:
-        model, batch, sequence = workload.rsplit(":", 2)
-        asked = wafer, model, int(batch), int(sequence)
-        others = {name: run_baseline(name, *asked) for name in PUBLISHED}
-        for name, ratio in PUBLISHED.items():
-            other = others[name]
-            if other is None:
-                continue
-            limit = other.needed_bytes / ratio
-            less = replace(
-                wafer, stack=replace(wafer.stack, capacity_bytes=int(limit / wafer.stacks))
-            )
-            where = f"{workload}: {name} needs {other.needed_bytes / 2**30:.1f} GiB a die"
-            try:
-                found = WaferSearch(less, model, int(batch), int(sequence)).run()
-            except InfeasibleError:
-                print(f"{where}; the states alone do not fit {limit / 2**30:.1f} GiB", flush=True)
-                continue
-            beside = ""
-            if other.samples_per_s is not None:
-                beside = f", {found.best.samples_per_s / other.samples_per_s:.2f}x of it"
-            print(
-                f"{where}; ours in {found.best.memory_bytes / 2**30:.1f} GiB: "
-                f"{found.best.samples_per_s:.2f}/s{beside}, gap {found.gap:.1%}",
-                flush=True,
-            )
+    model, batch, sequence = workload.rsplit(":", 2)
+    began = time.process_time()
+    other = run_baseline(method, wafer, model, int(batch), int(sequence))
+    if other is None:
+        return f"| {workload} | {method} | - | | | | | |"
+    limit = other.needed_bytes / PUBLISHED[method]
+    stack = replace(wafer.stack, capacity_bytes=int(limit / wafer.stacks))
+    where = f"| {workload} | {method} | {other.needed_bytes / 2**30:.1f} "
+    try:
+        search = WaferSearch(replace(wafer, stack=stack), model, int(batch), int(sequence))
+        found = search.run()
+    except InfeasibleError:
+        return f"{where}| states alone do not fit {limit / 2**30:.1f} | | | | |"
+    rate, theirs = found.best.samples_per_s, other.samples_per_s
+    return (
+        f"{where}| {found.best.memory_bytes / 2**30:.1f} | {rate:.2f} | "
+        f"{'-' if theirs is None else f'{rate / theirs:.2f}x'} | {found.gap:.1%} | "
+        f"{time.process_time() - began:.0f} |"
+    )
 
 
 if __name__ == "__main__":

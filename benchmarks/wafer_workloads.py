@@ -2,13 +2,16 @@
 
     python benchmarks/wafer_workloads.py [--wafer NAME] [--ablation NAME] [workload ...]
 
-A workload is model:batch:sequence; without any, the list below. Prints throughput ratios and their
-geometric means, and memory ratios against what each method needs as published.
+A workload is model:batch:sequence; without any, the list below. Ratios are our throughput over
+theirs (`*`: out of memory as published, against the least recomputation that fits) and what each
+method needs as published over what ours uses. SIGINT or SIGTERM ends it after the last whole row.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import signal
 import sys
 import time
 from pathlib import Path
@@ -18,7 +21,7 @@ import numpy as np
 from atoll.questions import WaferQuestion
 from atoll.questions.question import allowed
 from atoll.wafer.run import run_wafer_search
-from record import recorded
+from record import figure, recorded
 
 MODELS = Path(__file__).resolve().parents[1] / "examples" / "models"
 WORKLOADS = (
@@ -43,57 +46,62 @@ def main() -> None:
     parser.add_argument("--ablation", choices=ablations, action="append", default=[])
     parser.add_argument("workloads", nargs="*", default=WORKLOADS)
     given = parser.parse_args()
-    speed: dict[str, list[float]] = {name: [] for name in METHODS}
-    memory: dict[str, list[float]] = {name: [] for name in METHODS}
-    for workload in given.workloads:
-        model, batch, sequence = workload.rsplit(":", 2)
-        began = time.process_time()
-        job = WaferQuestion.of(
-            wafer=given.wafer,
-            model=model,
-            batch=int(batch),
-            sequence=int(sequence),
-            ablations=tuple(given.ablation),
-        )
-        result = run_wafer_search(job)
-        ours = result.best
-        cells = []
-        for name in METHODS:
-            other = result.baselines[name]
-            if other is None:
-                cells.append(f"{name} -")
-                continue
-            ratio = None
-            if other.samples_per_s is not None:
-                ratio = ours.samples_per_s / other.samples_per_s
-                speed[name].append(ratio)
-            memory[name].append(other.needed_bytes / ours.memory_bytes)
-            mark = "" if other.fits_as_published else "*"
-            cells.append(
-                f"{name} {'OOM' if ratio is None else f'{ratio:.2f}x'}{mark} "
-                f"mem {other.needed_bytes / ours.memory_bytes:.2f}x"
-            )
-        megatron = result.baselines["megatron"]
-        full = megatron.variants.get("full recomputation") if megatron else None
-        cells.append(
-            "megatron full recomputation "
-            + ("OOM" if full is None else f"{ours.samples_per_s / full:.2f}x")
-        )
-        placement = result.placement
-        print(
-            f"{Path(model).stem}:{batch}:{sequence} {ours.samples_per_s:.2f}/s gap "
-            f"{result.certificate.gap:.1%} {placement.pipeline} stages x "
-            f"{placement.tensor * placement.data} dies, mb {placement.microbatch}, "
-            f"{ours.memory_bytes / 2**30:.0f} GiB, detailed {result.detailed.difference:+.2%}, "
-            f"cpu {time.process_time() - began:.0f} s | " + " | ".join(cells),
-            flush=True,
-        )
-    print("* out of memory as published; the ratio is against the least recomputation that fits")
+    heads = [f"{name}{what}" for name in METHODS for what in ("", ", memory")]
+    heads.append("megatron, full recomputation")
+    ratios: dict[str, list[float]] = {head: [] for head in heads}
+    print(f"| workload | samples/s | gap | stages | {' | '.join(heads)} | replay | processor s |")
+    print("|---" * (len(heads) + 6) + "|")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background else
+    with contextlib.suppress(KeyboardInterrupt):
+        for workload in given.workloads:
+            print(row(workload, given.wafer, tuple(given.ablation), ratios), flush=True)
+    means = {head: float(np.exp(np.mean(np.log(each)))) for head, each in ratios.items() if each}
+    shown = " | ".join(f"{means[head]:.2f}x" if head in means else "-" for head in heads)
+    print(f"| geometric mean | | | | {shown} | | |")
+    for head, mean in means.items():
+        figure(head, mean)
+
+
+def row(
+    workload: str, wafer: str, ablations: tuple[str, ...], ratios: dict[str, list[float]]
+) -> str:
+    """A workload's row of the table; its ratios are added to those of the others."""
+    model, batch, sequence = workload.rsplit(":", 2)
+    began = time.process_time()
+    job = WaferQuestion.of(
+        wafer=wafer, model=model, batch=int(batch), sequence=int(sequence), ablations=ablations
+    )
+    result = run_wafer_search(job)
+    ours, placement = result.best, result.placement
+
+    def over(head: str, ratio: float | None, mark: str = "") -> str:
+        if ratio is None:
+            return "out of memory"
+        ratios[head].append(ratio)
+        return f"{ratio:.2f}x{mark}"
+
+    cells = []
     for name in METHODS:
-        if speed[name]:
-            mean = float(np.exp(np.mean(np.log(speed[name]))))
-            more = float(np.exp(np.mean(np.log(memory[name]))))
-            print(f"geometric mean over {len(speed[name])}: {name} {mean:.2f}x, memory {more:.2f}x")
+        other = result.baselines[name]
+        if other is None:
+            cells += ["-", "-"]
+            continue
+        rate = other.samples_per_s
+        mark = "" if other.fits_as_published else "*"
+        cells.append(over(name, None if rate is None else ours.samples_per_s / rate, mark))
+        cells.append(over(f"{name}, memory", other.needed_bytes / ours.memory_bytes))
+    megatron = result.baselines["megatron"]
+    full = megatron.variants.get("full recomputation") if megatron else None
+    again = None if full is None else ours.samples_per_s / full
+    cells.append(over("megatron, full recomputation", again))
+    return (
+        f"| {Path(model).stem} ({batch}, {sequence}) | {ours.samples_per_s:.2f} | "
+        f"{result.certificate.gap:.1%} | {placement.pipeline} x "
+        f"{placement.tensor * placement.data} dies, microbatch {placement.microbatch} | "
+        f"{' | '.join(cells)} | {result.detailed.difference:+.2%} | "
+        f"{time.process_time() - began:.0f} |"
+    )
 
 
 if __name__ == "__main__":

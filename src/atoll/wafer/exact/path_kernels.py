@@ -40,6 +40,19 @@ def undominated_sorted(at, own, away, keep):
 
 
 @entry
+def priced_pairs(time, kept, again, node, per_kept, per_byte, weights):
+    """Seconds of every pair of states with the cheaper of keeping its tensor and making it again,
+    in one pass. `node` (states before or one, states): what the second state costs by itself.
+    """
+    for i in range(time.shape[0]):
+        before = i if node.shape[0] > 1 else 0
+        for j in range(time.shape[1]):
+            held = per_kept * kept[i, j]
+            made = again[i, j] + per_byte * kept[i, j]
+            weights[i, j] = time[i, j] + min(held, made) + node[before, j]
+
+
+@entry
 def min_plus(left, right, product):
     """product[i, j] = min over k of left[i, k] + right[k, j].
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from atoll.arrays import FloatArray
 from atoll.wafer.encoding.genes import AGAIN, KEEP, OFFLOAD, BlockCost
-from atoll.wafer.exact.path_kernels import min_plus
+from atoll.wafer.exact.path_kernels import min_plus, priced_pairs
 
 
 @dataclass(frozen=True)
@@ -71,15 +71,18 @@ class Step:
 
     def scalar(self, price: Price) -> FloatArray:
         """Least seconds + price x bytes of every pair of states."""
-        edge = self.time_s
-        if self.droppable:
-            least: FloatArray | float = price.own * price.per_kept * self.kept
-            least = np.minimum(least, self.again_s + price.own * self.kept)
-            if self.away_s is not None:
-                bytes_s = (price.own + price.away * price.per_kept) * self.kept
-                least = np.minimum(least, self.away_s + bytes_s)
-            edge = edge + least
         node = (self.option_s + price.own * price.per_state * self.state).min(axis=0)
+        if not self.droppable:
+            return np.ascontiguousarray(self.time_s + node)
+        each = price.own * price.per_kept, price.own
+        if self.away_s is None:
+            parts = self.time_s, self.kept, self.again_s, node
+            weights = np.empty(self.time_s.shape)
+            priced_pairs(*(np.ascontiguousarray(part) for part in parts), *each, weights)
+            return weights
+        least = np.minimum(each[0] * self.kept, self.again_s + price.own * self.kept)
+        bytes_s = (price.own + price.away * price.per_kept) * self.kept
+        edge = self.time_s + np.minimum(least, self.away_s + bytes_s)
         return np.ascontiguousarray(edge + node)
 
     def choose(self, before: int, here: int, price: Price) -> tuple[int, int]:
