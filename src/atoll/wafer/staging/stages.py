@@ -54,6 +54,7 @@ MANY_CODES = 300  # shapes with more codes an operator are solved over a part of
 TOLERANCE = 1e-3  # of a block's time, within which its mapping is proven
 ROUGH = 5e-3  # the same where candidates are compared
 MOST_SHAPES = 6  # whose solvers a planner keeps
+FEW, MOST = 0.75, 0.95  # of its share by dies: layers that a stage is tried with first
 PRESSED = 0.005  # slower than with unlimited memory by this share: worth asking for help
 
 
@@ -305,10 +306,7 @@ class Planner:
             return None
         rounds = self.rounds(line.microbatch)
         crossing = boundaries(self.wafer.mesh, line.rectangles, block.stream_bytes, dead_links)
-        sizes = [r.size for r in line.rectangles]
-        counts = [max(1, int(0.75 * block.layers * size / sum(sizes))) for size in sizes]
-        while sum(counts) > block.layers:
-            counts[counts.index(max(counts))] -= 1
+        few, most = (_shares(line, block.layers, share) for share in (FEW, MOST))
 
         def load(stage: int, layers: int) -> float:
             most_s = stop_s / rounds - 2 * crossing.into_s[stage]
@@ -318,27 +316,39 @@ class Planner:
             ends = self._ends(line, stage, choice)[0]
             return layers * choice.solved.cost.time_s + ends.time_s + 2 * crossing.into_s[stage]
 
-        largest = max(load(s, counts[s]) for s in range(count))
+        largest = max(load(s, few[s]) for s in range(count))
         if largest == INFINITY:
             return None
         # A layer takes no less time in a fuller stage (as blocks are solved here): however the rest
         # is handed out, some stage carries at least its share.
         rates = 0.0
         for number in range(count):
-            choice = self._stage(line, number, counts[number])
+            choice = self._stage(line, number, few[number])
             assert choice is not None
             rates += 1.0 / (choice.solved.cost.time_s * (1.0 - self.tolerance))
         if rounds * max(largest, block.layers / rates) >= stop_s:
             return None
-        heap = [(load(s, counts[s] + 1), s) for s in range(count)]
-        heapq.heapify(heap)
-        for _ in range(block.layers - sum(counts)):
-            value, stage = heap[0]
-            largest = max(largest, value)
-            if value == INFINITY or rounds * largest >= stop_s:
-                return None
-            counts[stage] += 1
-            heapq.heapreplace(heap, (load(stage, counts[stage] + 1), stage))
+        if count == 1:
+            fits = rounds * load(0, block.layers) < stop_s
+            return self._mapping(line, [block.layers]) if fits else None
+        for counts in (most, few):
+            first = max(load(s, counts[s]) for s in range(count))
+            if rounds * first >= stop_s:
+                continue
+            heap = [(load(s, counts[s] + 1), s) for s in range(count)]
+            heapq.heapify(heap)
+            last = 0.0
+            for left in reversed(range(block.layers - sum(counts))):
+                value, stage = heap[0]
+                last = max(last, value)
+                if value == INFINITY or rounds * last >= stop_s:
+                    return None
+                counts[stage] += 1
+                if left:
+                    heapq.heapreplace(heap, (load(stage, counts[stage] + 1), stage))
+            # One by one, all layers that were taken as given would have been handed out as well.
+            if first <= last:
+                break
         return self._mapping(line, counts)
 
     def _stage(
@@ -409,6 +419,15 @@ class Planner:
             self.model, self.batch, line.microbatch, self.sequence, tuple(stages),
             streaming, self.options.algorithm, line.schedule, self.options.states.name,
         )  # fmt: skip
+
+
+def _shares(line: Line, layers: int, share: float) -> list[int]:
+    """So much of the layers of each stage by its dies, at least one."""
+    sizes = [r.size for r in line.rectangles]
+    counts = [max(1, int(share * layers * size / sum(sizes))) for size in sizes]
+    while sum(counts) > layers:
+        counts[counts.index(max(counts))] -= 1
+    return counts
 
 
 def plan_with_helpers(
