@@ -316,6 +316,9 @@ class Planner:
             ends = self._ends(line, stage, choice)[0]
             return layers * choice.solved.cost.time_s + ends.time_s + 2 * crossing.into_s[stage]
 
+        if count == 1:
+            fits = rounds * load(0, block.layers) < stop_s
+            return self._mapping(line, [block.layers]) if fits else None
         largest = max(load(s, few[s]) for s in range(count))
         if largest == INFINITY:
             return None
@@ -328,9 +331,6 @@ class Planner:
             rates += 1.0 / (choice.solved.cost.time_s * (1.0 - self.tolerance))
         if rounds * max(largest, block.layers / rates) >= stop_s:
             return None
-        if count == 1:
-            fits = rounds * load(0, block.layers) < stop_s
-            return self._mapping(line, [block.layers]) if fits else None
         for counts in (most, few):
             first = max(load(s, counts[s]) for s in range(count))
             if rounds * first >= stop_s:
