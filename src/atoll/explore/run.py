@@ -7,19 +7,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from atoll.answers.designs import Identity
 from atoll.answers.search import Alone, Beside, FrontAnswer
 from atoll.driver import Desk, Means, Progress, drive
-from atoll.errors import AtollError, InfeasibleError
+from atoll.errors import InfeasibleError
 from atoll.executors import Crew, Executor
 from atoll.explore.ahead import ahead_of, run_of
 from atoll.explore.alone import alone
 from atoll.explore.answer.files import result_files
 from atoll.explore.answer.plateau import choose, evaluate_plateau, plateau
 from atoll.explore.answer.result import Design, SearchResult
+from atoll.explore.answer.room import check_memory, nothing_fits
 from atoll.explore.answer.scope import Scope, open_space, sustained_W
 from atoll.explore.baselines import (
     NAMES,
@@ -29,25 +31,26 @@ from atoll.explore.baselines import (
     run_baselines,
 )
 from atoll.explore.finder import Finder
+from atoll.explore.linked import Rest, best_of, networks_of, rejected
 from atoll.explore.pareto import evaluated_fronts, fronts
-from atoll.explore.pricing.evaluate import times_of
 from atoll.explore.pricing.layouts import Setting
 from atoll.explore.pricing.price import price_of
 from atoll.explore.pricing.workloads import (
     Spreads,
-    Variant,
     Variants,
     make_variants,
     make_workload,
     spreads_of,
 )
-from atoll.explore.proof.branch_and_bound import Outcome, Search
+from atoll.explore.proof.branch_and_bound import Search
+from atoll.explore.proof.certified import certificate_of
 from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.journal import Journal
 from atoll.explore.proof.objective import AIMS, Objective
 from atoll.explore.robust import robust_answer
 from atoll.explore.stored import StoredJournal, identity
 from atoll.explore.strategies import STRATEGIES, Strategy
+from atoll.fabric.network import Network
 from atoll.hardware.catalog import load_network
 from atoll.hardware.product import ProductSpace
 from atoll.hardware.space import Space
@@ -59,11 +62,10 @@ from atoll.step.certificate import Certificate
 from atoll.step.layout import ZERO_STAGES
 from atoll.step.orders import ORDERS
 from atoll.step.states import load_states
-from atoll.stopping import Asked, Stop, StoppedError, go_on, never
+from atoll.stopping import Asked, Stop, StoppedError, never
 from atoll.training.planner.beside import plan_beside
 from atoll.training.request import make_run
 from atoll.training.run import Run
-from atoll.units import format_bytes
 from atoll.workload.stored import warnings_of
 
 RUNNERS_UP = 3
@@ -102,8 +104,27 @@ def run_search(
 def prepare_problem(job: SearchQuestion, beside: Sequence[str], stop: Stop) -> ChipProblem:
     runs = _runs_beside(job, beside)  # a name that is not known ends it here, not after the search
     compile_in_background()
+    jobs = networks_of(job)
+    found: list[ChipProblem] = []
+    for own in jobs:
+        try:
+            found.append(_on_network(own, runs, stop, found[0] if found else None))
+        except InfeasibleError:
+            if own is jobs[-1] and not found:
+                raise
+    without = tuple(str(own.network) for own in jobs if own not in [one.job for one in found])
+    return replace(found[0], others=tuple(found[1:]), without=without)
+
+
+def _on_network(
+    job: SearchQuestion, runs: Mapping[str, Run], stop: Stop, like: ChipProblem | None
+) -> ChipProblem:
+    """A job as a problem; `like` is the same job on another network."""
     space, scope = open_space(job)
-    setting, variants = prepare_search(job, stop=stop)
+    if like is None:
+        setting, variants = prepare_search(job, stop=stop)
+    else:
+        setting, variants = replace(like.setting, network=network_of(job)), like.variants
     scope = replace(scope, notes=(*scope.notes, *left_out_notes(job, variants)))
     check_memory(job, scope, setting, variants, stop)
     return ChipProblem(job, space, scope, setting, variants, runs)
@@ -119,16 +140,61 @@ class ChipProblem:
     setting: Setting
     variants: Variants
     runs: Mapping[str, Run]
+    others: tuple[ChipProblem, ...] = ()
+    """The same on other networks, where the network is to be chosen."""
+    without: tuple[str, ...] = ()
+    """Networks that no chip keeps to the limits with."""
 
     def identity(self) -> Identity:
-        return identity(self.job, self.space, self.setting.network, self.variants)
+        told = dict(identity(self.job, self.space, self.setting.network, self.variants))
+        return told | {f"other {n}": dict(one.identity()) for n, one in enumerate(self.others)}
 
     def solve(self, desk: Desk) -> SearchResult:
-        journal = Journal()
-        if desk.store is not None:
-            journal = StoredJournal(desk.store, self.variants, self.space)
-        known = self.job, self.space, self.scope, self.setting, self.variants
-        result = _Road(*known, desk.executor, desk.stop, desk.began).result(desk.listener, journal)
+        return self._taken(desk) if self.others else self._solved(desk)
+
+    def _taken(self, desk: Desk) -> SearchResult:
+        """On the best of the networks, with the proof over all of them."""
+        every, journal = (self, *self.others), self._journal(desk)
+        names = tuple(str(one.job.network) for one in every)
+        known: dict[str, Any] | None = journal.note("networks")
+        if known is not None:
+            rest = tuple(Certificate(**told) for told in known["rest"])
+            return every[int(known["best"])]._solved(desk, Rest(rest, names, self.without))
+        searches = [one.opened(desk) for one in every]
+        best = best_of(searches)
+        if best is None:
+            if desk.stop():
+                raise StoppedError
+            raise nothing_fits(self.job, self.scope, self.variants)
+        number, begun = best
+        rest = tuple(
+            rejected(search, len(one.space), self.job.tolerance, begun.score)
+            for one, search in zip(every, searches, strict=True)
+            if search is not begun
+        )
+        if not desk.stop():
+            journal.put_note("networks", {"best": number, "rest": [asdict(one) for one in rest]})
+        road = Rest(rest, names, self.without), begun if desk.stop() else None
+        return every[number]._solved(desk, *road)
+
+    def opened(self, desk: Desk) -> Search | None:
+        """A search that is not begun, nothing of which is kept; none where no chip is allowed."""
+        objective = make_objective(self.job, self.space, self.setting, self.variants, desk.stop)
+        known = self.space, self.variants, self.setting, objective, self.job.tolerance / 2.0
+        try:
+            return Search(*known, progress=desk.listener, stop=desk.stop)
+        except InfeasibleError:
+            return None
+
+    def _journal(self, desk: Desk) -> Journal:
+        if desk.store is None:
+            return Journal()
+        return StoredJournal(desk.store, self.variants, self.space)
+
+    def _solved(self, desk: Desk, rest: Rest = Rest(), begun: Search | None = None) -> SearchResult:  # noqa: B008
+        known = self.job, self.space, rest.noted(self.scope), self.setting, self.variants
+        road = _Road(*known, desk.executor, desk.stop, desk.began, rest, begun)
+        result = road.result(desk.listener, self._journal(desk))
         result = _planned_beside(result, self.runs, desk.stop)
         if self.job.from_ is None:
             return result
@@ -183,6 +249,9 @@ class _Road:
     executor: Executor
     stop: Stop
     began: float
+    rest: Rest
+    begun: Search | None
+    """What there is of it where it has to end at once."""
 
     @property
     def strategy(self) -> Strategy:
@@ -195,7 +264,7 @@ class _Road:
         exact = self.strategy.proves
         objective = make_objective(job, space, setting, variants, self.stop)
         # Half of the tolerance is for the proof, half for the choice among designs as good.
-        search = Search(
+        search = self.begun or Search(
             space, variants, setting, objective,
             job.tolerance / 2.0 if exact else job.tolerance,
             progress=progress, stop=self.stop, crew=Crew(self.executor), journal=journal,
@@ -204,7 +273,7 @@ class _Road:
         if outcome.best is None:
             if outcome.stopped:
                 raise StoppedError
-            raise _nothing_fits(job, self.scope, variants)
+            raise nothing_fits(job, self.scope, variants)
         mark = _timed(phases, "search", mark)
         left_out: dict[str, str] = {}
         complete_above = np.inf
@@ -247,7 +316,7 @@ class _Road:
                 robust = robust_answer(job, search, chosen)
             except StoppedError:
                 left_out["robustness"] = self.stop.reason
-        certificate = _certificate(search, outcome, job, len(space), score)
+        certificate = self.rest.joined(certificate_of(search, outcome, job.tolerance, score))
         mark = _timed(phases, "description", mark)
         own = self._alone(best, journal)
         if exact and len(best.plans) > 1 and not job.per:
@@ -351,7 +420,7 @@ def prepare_search(
     profile = profile or profile_of(job)
     plain = profile.placer.plain
     setting = Setting(
-        network=load_network(job.network or profile.network).cut(job.devices),
+        network=network_of(job, profile),
         profile=profile,
         states=load_states(job.optimizer or profile.optimizer),
         devices=job.devices,
@@ -370,6 +439,12 @@ def prepare_search(
         Spreads() if plain else spreads_of(job, workloads, setting.orders),
     )  # fmt: skip
     return setting, variants
+
+
+def network_of(job: SearchQuestion, profile: Profile | None = None) -> Network:
+    """Between a job's devices."""
+    name = job.network or (profile or profile_of(job)).network
+    return load_network(name).cut(job.devices)
 
 
 def left_out_notes(job: SearchQuestion, variants: Variants) -> list[str]:
@@ -435,86 +510,3 @@ def _ranked(search: Search, chosen: int) -> list[int]:
     area = search.frontier.chips.area_mm2
     found = (chip for chip, score in scores.items() if score >= 0.0)
     return sorted(found, key=lambda chip: (chip != chosen, -scores[chip], area[chip]))
-
-
-def _certificate(
-    search: Search, outcome: Outcome, job: SearchQuestion, architectures: int, score: float
-) -> Certificate:
-    frontier = outcome.frontier
-    designs, number = np.unique(frontier.chips.design, return_inverse=True)
-    stage = np.zeros(len(designs), np.int64)
-    np.maximum.at(stage, number, frontier.stage)
-    closed = np.ones(len(designs), np.bool_)
-    np.logical_and.at(closed, number, outcome.ruled_out)
-    evaluated = int((stage == 2).sum())
-    scheduled = designs[closed & (stage == 1)]
-    name, elsewhere = "roofline", 0
-    if search.reserve is not None:
-        # Of a large space only the points are counted: most were never built, so that nobody
-        # looked whether they satisfy the constraints.
-        name = "roofline or constraints"
-        gone = np.unique(np.concatenate([scheduled, *search.reserve.scheduled]))
-        scheduled = np.setdiff1d(gone, designs[(stage == 2) | ~closed])
-        elsewhere = search.reserve.open_points(search.threshold())
-        elsewhere = min(elsewhere, architectures - evaluated - len(scheduled))
-    left = int((~closed & (stage < 2)).sum()) + elsewhere
-    return Certificate(
-        score=score,
-        bound=outcome.bound,
-        tolerance=job.tolerance,
-        items=architectures,
-        kind="architecture",
-        evaluated=evaluated,
-        ruled_out={
-            name: architectures - evaluated - len(scheduled) - left,
-            "schedule": len(scheduled),
-        },
-        tightened=outcome.tightened,
-    )
-
-
-def check_memory(
-    job: SearchQuestion, scope: Scope, setting: Setting, variants: Variants, stop: Asked
-) -> None:
-    """Refuse a model that fits no chip's memory, before anything is priced.
-
-    Whether a placement fits does not depend on times: any will do.
-    """
-    memory_bytes = float(max(scope.hbm_bytes))
-    for index, workload in enumerate(variants.workloads):
-        own = [variants.variants[v] for v in variants.of(index)]
-        # Narrow shares first: they are the most likely to fit.
-        own.sort(key=lambda variant: (-variant.tensor, variant.microbatch))
-        for variant in own:
-            go_on(stop)
-            times = times_of(
-                variant,
-                np.ones((len(variant.passes), 2)),
-                np.ones(variant.facts.rerun.shape[1]),
-            )
-            if setting.place(setting.problem(variant, memory_bytes, 1.0), times) is not None:
-                break
-        else:
-            raise _no_room(job, scope, workload.name, own)
-
-
-def _no_room(
-    job: SearchQuestion, scope: Scope, model: str, own: Sequence[Variant]
-) -> InfeasibleError:
-    """Say what the largest part of memory is, and the way out."""
-    profile = profile_of(job)
-    held_bytes = profile.placer.state_bytes(load_states(job.optimizer or profile.optimizer))
-    least = min(float(variant.facts.parameters.sum()) for variant in own)
-    return InfeasibleError(
-        f"{model} fits no chip of space {scope.space} on {job.devices} devices: weights, gradients "
-        f"and optimizer state alone take {format_bytes(least * held_bytes)} per "
-        f"tensor-parallel rank, to be divided over the pipeline's stages of "
-        f"{format_bytes(max(scope.hbm_bytes))} each, beside the activations; use more devices, "
-        "wider tensor parallelism or more HBM."
-    )
-
-
-def _nothing_fits(job: SearchQuestion, scope: Scope, variants: Variants) -> AtollError:
-    # Every model fits the largest memory of the space, but no chip has it for all of them.
-    names = ", ".join(workload.name for workload in variants.workloads)
-    return _no_room(job, scope, names, variants.variants)

@@ -29,6 +29,7 @@ class Hbm:
     area_mm2: float = 0.0  # PHYs and controllers on the device's die; PHAZE counts none
     power_W: float | None = None  # at full bandwidth; None: bandwidth x the energy model's J/byte
     energy: float = 1.0  # of a byte over the energy model's
+    edge_mm: float = 0.0  # of the die that its interfaces take
 
 
 @dataclass(frozen=True, slots=True)

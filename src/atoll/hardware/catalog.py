@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from atoll.errors import AtollError
 from atoll.fabric.network import Level, Network
+from atoll.fabric.topology import SWITCHED, TORUS, linked
 from atoll.files.yamlfile import (
     LARGEST_FACTOR,
     Area,
@@ -66,6 +67,7 @@ class HbmFile(FileModel):
     power: Power | None = None
     stacks: Count = 1
     energy: Annotated[float, Field(gt=0, le=100)] = 1.0  # of a byte over the energy model's
+    edge_mm: Annotated[float, Field(ge=0, le=1000)] = 0.0  # of the die
     source: str = ""
 
     def hbm(self) -> Hbm:
@@ -75,6 +77,7 @@ class HbmFile(FileModel):
             area_mm2=self.stacks * self.area,
             power_W=None if self.power is None else self.stacks * self.power,
             energy=self.energy,
+            edge_mm=self.stacks * self.edge_mm,
         )
 
 
@@ -224,8 +227,12 @@ def load_accelerator_file(name_or_path: str | Path) -> AcceleratorFile:
 
 
 def load_network(name_or_path: str | Path) -> Network:
-    """A network of the catalogue, or of a user's YAML file."""
-    return load_entry("network", name_or_path, NetworkFile).network()
+    """A network of the catalogue, of a user's YAML file, or of links: `switch-64@450GB/s`."""
+    made = None if is_file(name_or_path) else linked(str(name_or_path))
+    if made is None:
+        return load_entry("network", name_or_path, NetworkFile).network()
+    topology, link_Bps = made
+    return topology.network(link_Bps, load_network(SWITCHED if topology.switched else TORUS))
 
 
 def accelerator_names() -> tuple[str, ...]:

@@ -40,6 +40,8 @@ class ProductSpace:
     hbm_options: tuple[Hbm, ...]
     glb_bandwidth: GlbBandwidth
     limits: Limits = Limits()  # noqa: RUF009  (frozen)
+    topologies: tuple[str, ...] = ()
+    """That links are tried in, where they tell chips apart (`fabric.topology`)."""
 
     def __len__(self) -> int:
         """Points of the product, before its constraints."""
@@ -113,4 +115,5 @@ class ProductSpace:
             "hbm": [asdict(option) for option in self.hbm_options],
             "glb_bandwidth": asdict(self.glb_bandwidth),
             "limits": asdict(self.limits),
+            "topologies": list(self.topologies),
         }

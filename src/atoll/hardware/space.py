@@ -195,6 +195,8 @@ class Limits:
     min_peak_flops: float | None = None
     min_hbm_capacity_bytes: int | None = None
     min_hbm_bandwidth_Bps: float | None = None
+    edge: bool = False
+    """Whether interfaces of HBM and links find room along a square die, where a template knows."""
 
 
 def build_space(
@@ -302,6 +304,10 @@ def _checks(space: Space, limits: Limits) -> Iterator[tuple[str, NDArray[np.bool
             if limits.single_cores_may_be_smaller:
                 large |= ((space.tensor_cores == 1) | (space.vector_cores == 1))[:, None]
             yield f"min_area {limits.min_area_mm2:g} mm2", large
+    if limits.edge and space.template.edge_mm is not None:
+        links_mm = space.template.edge_mm(space.columns)
+        sides_mm = [4.0 * np.sqrt(space.area_with(hbm)) - hbm.edge_mm for hbm in options]
+        yield "edge of the die", np.stack(sides_mm, axis=1) >= links_mm[:, None]
     if limits.max_power_W is not None:
         power = np.stack([space.peak_power_with(hbm) for hbm in options], axis=1)
         yield f"max_power {limits.max_power_W:g} W", power <= limits.max_power_W

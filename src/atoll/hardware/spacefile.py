@@ -6,6 +6,8 @@ width: [64, 128]
 hbm:
   - {capacity: 32 GiB, bandwidth: 1.2 TB/s}
   - hbm3                                   # two, four or six stacks of that generation
+links: [300 GB/s, 600 GB/s]                # of template physical-links: one way, of all links
+topology: [torus, switch-64]               # that they are tried in
 constraints: {max_area: 400 mm2}
 """
 
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,6 +24,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, create_model
 
 from atoll import units
 from atoll.errors import AtollError
+from atoll.fabric.topology import topology_of
 from atoll.files.yamlfile import (
     Area,
     Bandwidth,
@@ -36,7 +40,7 @@ from atoll.hardware.catalog import GlbBandwidthFile, HbmFile
 from atoll.hardware.physical.memories import HBM
 from atoll.hardware.physical.nodes import RETICLE_MM2
 from atoll.hardware.product import ProductSpace
-from atoll.hardware.silicon.physical import PHYSICAL, PROCESSES_NM, physical_memories
+from atoll.hardware.silicon.physical import LINKED, PHYSICAL, PROCESSES_NM, physical_memories
 from atoll.hardware.silicon.systolic import SYSTOLIC, TEMPLATES
 from atoll.hardware.space import (
     DEFAULT_GLB,
@@ -48,6 +52,9 @@ from atoll.hardware.space import (
     Space,
     own_axes,
 )
+
+TOPOLOGIES = ("switch-8", "switch-64", "torus", "fat-tree")
+"""That links are tried in where a space names none."""
 
 
 def _expanded(number: Callable[[object], float], base_unit: str) -> BeforeValidator:
@@ -94,6 +101,10 @@ def _hertz(value: object) -> float:
     return units.parse_quantity(value, units.FREQUENCY)
 
 
+def _Bps(value: object) -> float:
+    return units.parse_quantity(value, units.BANDWIDTH)
+
+
 def _distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
     if len(set(values)) < len(values):
         repeated = next(value for value, count in Counter(values).items() if count > 1)
@@ -106,7 +117,14 @@ Counts = Annotated[tuple[Count, ...], _List, _expanded(_whole, ""), AfterValidat
 Sizes = Annotated[
     tuple[Bytes, ...], _List, _expanded(units.parse_bytes, "B"), AfterValidator(_distinct)
 ]
+Bandwidths = Annotated[
+    tuple[Bandwidth, ...], _List, _expanded(_Bps, "B/s"), AfterValidator(_distinct)
+]
 Clocks = Annotated[tuple[Frequency, ...], _List, _expanded(_hertz, "Hz"), AfterValidator(_distinct)]
+
+
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
 
 
 def _stacks(value: Any) -> Any:
@@ -117,7 +135,7 @@ def _stacks(value: Any) -> Any:
     stacks = [
         HbmFile.model_construct(
             capacity=hbm.capacity_bytes, bandwidth=hbm.bandwidth_Bps, area=hbm.area_mm2,
-            power=hbm.power_W, energy=hbm.energy,
+            power=hbm.power_W, energy=hbm.energy, edge_mm=hbm.edge_mm,
         )
         for own in named
         for hbm in physical_memories(HBM[own])
@@ -156,7 +174,19 @@ class SpaceFile(FileModel):
     template: str = SYSTOLIC.name
     glb_bandwidth: GlbBandwidthFile = GlbBandwidthFile(per_mib=GLB_BPC_PER_MIB)
     hbm: Annotated[tuple[HbmFile, ...], _List, BeforeValidator(_stacks)]
+    topology: Annotated[tuple[str, ...], _List, BeforeValidator(_listed)] | None = None
     constraints: ConstraintsFile = ConstraintsFile()
+
+    def topologies(self) -> tuple[str, ...]:
+        """Those that links are tried in; of other templates none."""
+        if TEMPLATES[self.template].edge_mm is None:
+            if self.topology is None:
+                return ()
+            raise AtollError(
+                f"space {self.name}: topology: only chips of template {LINKED.name} have links "
+                "that tell them apart."
+            )
+        return tuple(dict.fromkeys(topology_of(own).name for own in self.topology or TOPOLOGIES))
 
     def axes(self) -> Axes:
         template = TEMPLATES[self.template]
@@ -168,7 +198,9 @@ class SpaceFile(FileModel):
         return Axes.of(template, **lists)
 
 
-_LISTS: dict[str, Any] = {"count": Counts, "bytes": Sizes, "frequency": Clocks}
+_LISTS: dict[str, Any] = {
+    "count": Counts, "bytes": Sizes, "frequency": Clocks, "bandwidth": Bandwidths,
+}  # fmt: skip
 
 
 @cache
@@ -202,7 +234,8 @@ def read_space(path: str | Path, template: str | None = None) -> ProductSpace:
         axes=file.axes(),
         hbm_options=tuple(hbm.hbm() for hbm in file.hbm),
         glb_bandwidth=file.glb_bandwidth.rule(),
-        limits=file.constraints.limits(),
+        limits=replace(file.constraints.limits(), edge=True),
+        topologies=file.topologies(),
     )
 
 
@@ -210,9 +243,10 @@ def template_space(template: str) -> ProductSpace:
     """A template's own lists up to a reticle, with the memories of PHAZE's space; physical ones
     with stacks that have an interface and a power.
     """
-    named, most = TEMPLATES[template], Limits(max_area_mm2=RETICLE_MM2)
+    named, most = TEMPLATES[template], Limits(max_area_mm2=RETICLE_MM2, edge=True)
     memories = physical_memories() if named in PHYSICAL else HBM_OPTIONS
-    return ProductSpace(template, own_axes(named), memories, DEFAULT_GLB, most)
+    topologies = () if named.edge_mm is None else TOPOLOGIES
+    return ProductSpace(template, own_axes(named), memories, DEFAULT_GLB, most, topologies)
 
 
 def load_space(path: str | Path) -> Space:

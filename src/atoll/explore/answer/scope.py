@@ -10,6 +10,7 @@ import numpy as np
 from atoll.answers.search import SpaceAnswer
 from atoll.errors import AtollError, InfeasibleError
 from atoll.explore.strategies import STRATEGIES
+from atoll.fabric.topology import linked, topology_of
 from atoll.hardware.accelerator import GIB, Hbm
 from atoll.hardware.physical.nodes import RETICLE_MM2
 from atoll.hardware.product import ProductSpace
@@ -156,7 +157,21 @@ def described_space(job: SearchQuestion) -> ProductSpace:
     limits = described.limits
     if job.power == "sustained":  # which is no limit on chips
         limits = replace(limits, max_power_W=None)
-    return replace(described, hbm_options=options, limits=limits)
+    described = replace(described, hbm_options=options, limits=limits)
+    if described.template.edge_mm is None or job.network is None:
+        return described
+    made = linked(job.network)
+    if made is None:
+        raise AtollError(
+            f"job: network: chips of space {name} differ in their links; name a topology and their "
+            f"bandwidth, such as {topology_of('switch-8').named(300e9)}."
+        )
+    return described.part({**described.axes.values, "link_Bps": (made[1],)})
+
+
+def is_linked(job: SearchQuestion) -> bool:
+    """Whether links tell the chips of its space apart."""
+    return _name_of(job) != PHAZE_SPACE and described_space(job).template.edge_mm is not None
 
 
 def limits_of(job: SearchQuestion, space: ProductSpace) -> Limits:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -411,7 +412,7 @@ def _run(allowed: Allowed, variant: Variant) -> Run:
     stored = config if isinstance(config, StoredModel) else None
     return Run(
         model=stand_in(config) if isinstance(config, StoredModel) else config,
-        gpu=Chip(load_accelerator("phaze-tpuv4")).with_hbm(hbm_Bps=1.0),
+        gpu=_chip(),
         network=allowed.network,
         devices=allowed.devices,
         sequence=variant.model.sequence * variant.cp,
@@ -420,6 +421,11 @@ def _run(allowed: Allowed, variant: Variant) -> Run:
         states=allowed.states,
         stored=stored,
     )
+
+
+@cache
+def _chip() -> Chip:
+    return Chip(load_accelerator("phaze-tpuv4")).with_hbm(hbm_Bps=1.0)
 
 
 def _balanced_s(layer: Layer) -> FloatArray:

@@ -15,8 +15,15 @@ import numpy as np
 from atoll.arrays import FloatArray
 from atoll.cost.chips import Chips
 from atoll.errors import AtollError
+from atoll.fabric.topology import linked
 from atoll.hardware.accelerator import Hbm
-from atoll.hardware.physical.price import USUAL_PRICES, Prices, device_usd, ownership_usd
+from atoll.hardware.physical.price import (
+    USUAL_PRICES,
+    Prices,
+    device_usd,
+    links_usd,
+    ownership_usd,
+)
 from atoll.hardware.space import Space
 from atoll.questions import SearchQuestion
 
@@ -68,7 +75,11 @@ def price_of(job: SearchQuestion) -> Price | None:
         "network_usd": job.network_price,
     }
     own = {name: value for name, value in given.items() if value is not None}
-    return Price(PERS[job.per], job.devices, replace(USUAL_PRICES, **own))
+    prices = replace(USUAL_PRICES, **own)
+    made = linked(job.network or "")
+    if made is not None:
+        prices = replace(prices, network_usd=links_usd(*made, job.devices, prices))
+    return Price(PERS[job.per], job.devices, prices)
 
 
 @dataclass(frozen=True)

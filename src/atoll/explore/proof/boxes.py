@@ -71,7 +71,8 @@ class Grid:
     def __init__(self, space: ProductSpace, memories: Sequence[tuple[Hbm, ...]]) -> None:
         self._space = space
         # Boxes know only the limits that growing chips break; others are looked at by chip.
-        self._limits = replace(space.limits, min_area_mm2=None, min_peak_flops=None)
+        breaking = replace(space.limits, min_area_mm2=None, min_peak_flops=None, edge=False)
+        self._limits = breaking
         lists = [np.asarray(values) for values in space.axes.lists()]
         self._order = [np.argsort(values, kind="stable") for values in lists]
         self._values = [values[o] for values, o in zip(lists, self._order, strict=True)]

@@ -135,6 +135,7 @@ class Search:
         """No plan of a chip scores higher."""
         self.best: int | None = None
         self.score = 0.0
+        """Of the best; or of a design of another search, which chips have to beat."""
         self.mode = _Mode()
         self.batches = 0
         self.solved: set[Key] = set()
@@ -255,6 +256,8 @@ class Search:
         elif len(self.by_model) == 1 and self.best is not None:
             step_s = self.frontier.found[self.best][0].step_time_s
             least = step_s * price[self.best] / (1.0 + self.tolerance)
+        elif len(self.by_model) == 1 and self.score:
+            least = self.objective.batches[0] / self.threshold()
         return np.asarray(least / price[chips])
 
     def admit(self, size: int) -> None:

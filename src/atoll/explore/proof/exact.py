@@ -35,8 +35,10 @@ second is spent on others: a better incumbent rules chips out at once."""
 
 
 def exact_search(search: Search) -> Outcome:
-    """Until no chip is left that could beat the best, or the search has to end."""
-    if isinstance(search.space, ProductSpace):
+    """Until no chip is left that could beat the best, or the search has to end. With a score to
+    beat from elsewhere, there may be no best.
+    """
+    if isinstance(search.space, ProductSpace) and not search.score:
         begin(search, search.space)
     bound_all(search)
     tighten(search, 0.0)
@@ -118,7 +120,7 @@ def _best_of(search: Search, space: ProductSpace) -> int | None:
 def tighten(search: Search, until: float) -> None:
     """Solve schedules until no chip's bound is above the incumbent, or above `until`."""
     sent: dict[Key, Call] = {}
-    while search.best is not None and not search.stop():
+    while search.score > 0.0 and len(search.scores) and not search.stop():
         search.crew.executor.consider()
         chip = int(np.argmax(search.scores))
         if search.scores[chip] <= max(search.threshold(), until):
@@ -128,7 +130,7 @@ def tighten(search: Search, until: float) -> None:
         target = _loosest(search, chip)
         if target is None:
             break
-        if target[0].effort == "bounded" and left > MANY:
+        if target[0].effort == "bounded" and left > MANY and search.best is not None:
             own = _loosest(search, search.best)
             if own is not None and own[0].effort == "exact":
                 chip, target = search.best, own

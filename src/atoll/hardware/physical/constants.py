@@ -73,6 +73,9 @@ class Physics:
     serdes_mm2_per_GBps: float = known(
         0.05, 0.02, 0.1, "each way: NVLink 3 of [GA100] 0.07, NVLink 4 0.04, LLMCompass"
     )
+    serdes_GBps_per_mm: float = known(
+        31.0, 18.0, 62.0, "each way, of the die's edge: NVLink 3 to 224 Gb/s lanes; assumed"
+    )
     on_wafer_link: float = known(
         0.2, 0.1, 0.4, "area and energy of a link to the next die on a wafer over a SerDes"
     )

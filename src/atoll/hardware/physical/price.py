@@ -12,11 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
+from atoll.fabric.topology import Topology
 from atoll.hardware.physical.chips import Floats
 from atoll.hardware.physical.constants import known
 from atoll.hardware.physical.die import die_usd
 
-_GIB = 2.0**30
+_GIB, _GB = 2.0**30, 1e9
 _HOURS_A_YEAR, _W_PER_KW = 8766.0, 1000.0
 
 
@@ -37,6 +38,13 @@ class Prices:
     network_usd: float = known(
         2000.0, 500.0, 6000.0, "a device's ports, cables and switches: 400G list prices; assumed"
     )
+    port_usd_per_GBps: float = known(
+        4.0, 1.0, 10.0, "of a switch: half of network_usd, over 50 GB/s and five ports of a device"
+    )
+    optics_usd_per_GBps: float = known(
+        6.7, 2.0, 20.0, "a cable between racks: the other half, over three of them"
+    )
+    copper_usd_per_GBps: float = known(1.0, 0.3, 2.0, "a cable inside of a rack; assumed")
     years: float = known(5.0, 3.0, 6.0, "of use: depreciation of servers by Meta, Google, Amazon")
     usd_per_kWh: float = known(0.08, 0.04, 0.16, "industry in the USA, 2023: EIA")
     pue: float = known(
@@ -48,6 +56,24 @@ class Prices:
 
 
 USUAL_PRICES = Prices()
+_OPTICAL = 0.25
+"""Of the cables of a torus: those that close its cubes of 4 x 4 x 4."""
+
+
+def links_usd(
+    topology: Topology, link_Bps: float, devices: int, prices: Prices = USUAL_PRICES
+) -> float:
+    """A device's part of the network that links make up: cables, which two devices share, and of n
+    layers of switches 2 n - 1 ports and n cables; what joins domains costs as it does elsewhere.
+    """
+    copper, optics = prices.copper_usd_per_GBps, prices.optics_usd_per_GBps
+    if topology.switched:
+        layers = topology.layers(devices)
+        each = (2 * layers - 1) * prices.port_usd_per_GBps + copper + (layers - 1) * optics
+    else:
+        each = ((1 - _OPTICAL) * copper + _OPTICAL * optics) / 2
+    outside = 0.0 if topology.whole(devices) else prices.network_usd
+    return outside + each * link_Bps / _GB
 
 
 def device_usd(

@@ -7,6 +7,10 @@ uncore; HBM's interfaces come with its stacks. The network is a share of what it
 of the shared buffer's bandwidth over the die's side, whichever is larger: bandwidth is not free.
 Power follows the clock twice: by rate, and by the voltage that it takes. So a limit on power leaves
 large slow chips and small fast ones, and a search with several clocks finds which is better.
+
+Chips of `physical-links` differ in their links as well: SerDes take area and edge of the die by
+their bandwidth, and are part of its rating. What they are worth depends on the network that they
+make up (`fabric.topology`).
 """
 
 from __future__ import annotations
@@ -77,9 +81,12 @@ def physical_memories(dram: Dram = HBM["hbm2e"], physics: Physics = PUBLISHED) -
     stack_W = rest_W + traffic * physics.dram_pJ_per_bit * dram.energy
     area_mm2 = dram.phy_mm2 + dram.controller_mm2
     return tuple(
-        Hbm(n * size, n * dram.bandwidth_Bps, n * area_mm2, n * stack_W, dram.energy)
+        Hbm(
+            n * size, n * dram.bandwidth_Bps, n * area_mm2, n * stack_W, dram.energy,
+            n * dram.edge_mm,
+        )
         for n in _STACKS
-    )
+    )  # fmt: skip
 
 
 def _area_parts(
@@ -91,7 +98,7 @@ def _area_parts(
     beside = tensor * np.maximum(KIB, cells // 64 * KIB) + vector * np.maximum(
         KIB, lanes // 64 * KIB
     )
-    own = columns([Chip(0.0, REFERENCE_HZ, 0.0, stacks=2.0, link_Bps=LINKS_BPS)])
+    own = columns([Chip(0.0, REFERENCE_HZ, 0.0, stacks=2.0)])
     found = area_parts_mm2(
         own
         | {
@@ -100,6 +107,7 @@ def _area_parts(
             "cores": np.asarray(tensor + vector, np.float64),
             "lanes": np.asarray(vector * lanes, np.float64),
             "scratchpad_bytes": np.asarray(beside + chips["glb_bytes"], np.float64),
+            "link_Bps": np.asarray(chips.get("link_Bps", LINKS_BPS), np.float64),
         },
         physics,
     )
@@ -118,26 +126,45 @@ def _area_mm2(process_nm: float | None, physics: Physics, chips: Columns) -> Flo
 
 
 def _power_W(physics: Physics, chips: Columns, energy: EnergyModel) -> FloatArray:
-    """Arrays and lanes busy, the shared buffer at the share that products leave it."""
+    """Arrays and lanes busy, the shared buffer at the share that products leave it; links where
+    they tell chips apart."""
     used = {"glb_bandwidth_Bpc": chips["glb_bandwidth_Bpc"] * physics.buffer_share}
     if "process_nm" in chips:
         energy = physical_energy(chips["process_nm"], physics)
-    return die_power_W({**chips, **used}, energy) * voltage(chips["clock_Hz"], physics) ** 2
+    dynamic_W = die_power_W({**chips, **used}, energy) * voltage(chips["clock_Hz"], physics) ** 2
+    moved = physics.link_share * chips.get("link_Bps", np.zeros(1))
+    return np.asarray(dynamic_W + moved * 2 * physics.link_pJ_per_bit * _BITS * _PJ)
 
 
-def physical_template(process_nm: float | None, physics: Physics = PUBLISHED) -> ChipTemplate:
-    """The template of a process, under these constants; without one, of several."""
+def _edge_mm(physics: Physics, chips: Columns) -> FloatArray:
+    """Of the die, that links take."""
+    return np.asarray(chips["link_Bps"] / (1e9 * physics.serdes_GBps_per_mm))
+
+
+def physical_template(
+    process_nm: float | None, physics: Physics = PUBLISHED, links: bool = False
+) -> ChipTemplate:
+    """The template of a process, under these constants; without one, of several, also with
+    `links` of several bandwidths.
+    """
     sides, counts = (64, 128, 256), (1, 2, 4, 8, 16, 32, 64)
     fine = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
     buffers = tuple(size * MIB for size in (8, 16, 32, 48, 64, 96, 128, 192, 256))
     clocks = (0.7e9, 0.94e9, 1.05e9, 1.2e9, 1.4e9)
     node = Parameter("process_nm", "Process", (7, 5, 3), key="node", unit="nm", silicon=True)
+    each_way = Parameter(
+        "link_Bps", "Links", (150e9, 300e9, 600e9), kind="bandwidth", key="links", unit="GB/s",
+        per=1e9, silicon=True,
+    )  # fmt: skip
     where = "several processes" if process_nm is None else f"{process_nm:g} nm"
+    name = "physical-links" if links else "physical"
     return ChipTemplate(
-        name="physical" if process_nm is None else f"physical-{process_nm:g}nm",
-        about=f"Systolic chips in {where}, with all that a die has (docs/chips.md).",
+        name=name if process_nm is None else f"physical-{process_nm:g}nm",
+        about=f"Systolic chips in {where}{' with several links' if links else ''}, with all that a "
+        "die has (docs/chips.md).",
         parameters=(
             *(() if process_nm else (node,)),
+            *((each_way,) if links else ()),
             Parameter("tensor_cores", "Tensor cores", fine),
             Parameter("vector_cores", "Vector cores", counts),
             Parameter("width", "Array width", sides),
@@ -154,6 +181,7 @@ def physical_template(process_nm: float | None, physics: Physics = PUBLISHED) ->
         area_mm2=partial(_area_mm2, process_nm, physics),
         area_parts=partial(_area_parts, process_nm, physics),
         power_W=partial(_power_W, physics),
+        edge_mm=partial(_edge_mm, physics) if links else None,
         energy=physical_energy(process_nm or _USUAL_NM, physics),
         energies=None if process_nm else partial(physical_energy, physics=physics),
         voltage=partial(voltage, physics=physics),
@@ -165,12 +193,13 @@ def physical_template(process_nm: float | None, physics: Physics = PUBLISHED) ->
     )  # fmt: skip
 
 
-PHYSICAL = tuple(map(physical_template, (*PROCESSES_NM, None)))
+LINKED = physical_template(None, links=True)
+PHYSICAL = (*map(physical_template, (*PROCESSES_NM, None)), LINKED)
 
 
 def redrawn(template: ChipTemplate, physics: Physics) -> ChipTemplate:
     """One of them under other constants."""
-    return physical_template(template.process_nm, physics)
+    return physical_template(template.process_nm, physics, template.edge_mm is not None)
 
 
 def redrawn_memories(options: tuple[Hbm, ...], physics: Physics) -> tuple[Hbm, ...]:

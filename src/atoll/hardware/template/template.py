@@ -73,7 +73,10 @@ class ChipTemplate:
     area_parts: Callable[[Columns], Mapping[str, FloatArray]]
     """The same area by part."""
     power_W: Callable[[Columns, EnergyModel], FloatArray]
-    """Of cores and buffers, all busy in every clock."""
+    """Of cores and buffers, all busy in every clock; of links where they are a parameter."""
+    edge_mm: Callable[[Columns], FloatArray] | None = None
+    """Of the die that links take, where they are a parameter (`link_Bps`): what HBM's interfaces
+    take has to be left."""
     machine: Callable[[Columns], Columns] = _as_they_are
     """The columns with those of `MACHINE` that are no parameters."""
     levels: Levels | None = None

@@ -1,0 +1,95 @@
+"""Networks that devices' own links make up: switched domains, tori, fat trees.
+
+Named by their form and the bandwidth of all links of a device, one way: `switch-64@450GB/s`,
+`torus@300GB/s`, `fat-tree@100GB/s`. What is not said follows networks that were measured: domains
+and fat trees those of DGX A100, tori TPU v4's. Messages that take links as long reach the same
+share of their bandwidth.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from itertools import count
+
+from atoll.errors import AtollError
+from atoll.fabric.network import Level, Network
+from atoll.units import BANDWIDTH, format_quantity, parse_quantity
+
+SWITCHED, TORUS = "dgx-a100", "tpu-v4"
+"""Networks of the catalogue that the others follow."""
+RADIX = 64
+"""Ports of a switch at a device's bandwidth: 51.2 Tb/s over 800 Gb/s."""
+MOST_DOMAIN = LARGEST_TORUS = 4096
+_AXES = 3
+_FORM = re.compile(r"(torus|fat-tree|switch-([1-9][0-9]{0,3}))")
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """How devices are joined by their links."""
+
+    name: str
+    domain: int = 0
+    """Devices of a switched domain, which another network joins; 0: all devices."""
+
+    @property
+    def switched(self) -> bool:
+        return self.name != "torus"
+
+    def named(self, link_Bps: float) -> str:
+        """With links of so much, as a network."""
+        return f"{self.name}@{format_quantity(link_Bps, BANDWIDTH, 12)}".replace(" ", "")
+
+    def layers(self, devices: int) -> int:
+        """Of switches that a device's messages may have to climb."""
+        reached = min(devices, self.domain or devices)
+        return next(n for n in count(1) if 2 * (RADIX // 2) ** n >= reached)
+
+    def whole(self, devices: int) -> bool:
+        """Whether links alone join so many devices."""
+        return devices <= (self.domain or (devices if self.switched else LARGEST_TORUS))
+
+    def network(self, link_Bps: float, known: Network) -> Network:
+        """Of such links; `known` is the network that it follows."""
+        inner, *outer = known.levels
+        name = self.named(link_Bps)
+        if not self.switched:
+            slices = _faster(inner, link_Bps / _AXES, "torus")
+            return Network(name, (slices, *outer))
+        if not self.domain:
+            return Network(name, (_faster(outer[-1], link_Bps, "fat tree"),))
+        domain = replace(_faster(inner, link_Bps, "switch"), devices=self.domain)
+        most = outer[-1].devices // self.domain * self.domain
+        return Network(name, (domain, replace(outer[-1], devices=most)))
+
+
+def topology_of(name: str) -> Topology:
+    """By its name alone."""
+    form = _FORM.fullmatch(name)
+    if form is None or int(form[2] or 2) < 2 or int(form[2] or 2) > MOST_DOMAIN:
+        raise AtollError(
+            f"topology {name!r} is not known; take torus, fat-tree, or switch- and the devices of "
+            f"a domain (2 to {MOST_DOMAIN:,}), such as switch-64."
+        )
+    return Topology(name, int(form[2] or 0))
+
+
+def linked(name: str) -> tuple[Topology, float] | None:
+    """What the name of a network says of links; none: it names another network."""
+    form, at, bandwidth = name.partition("@")
+    if not at:
+        return None
+    try:
+        link_Bps = parse_quantity(bandwidth, BANDWIDTH)
+    except ValueError as error:
+        raise AtollError(f"network {name!r}: links: {error}") from None
+    if link_Bps <= 0.0:
+        raise AtollError(f"network {name!r}: links: expected more than nothing.")
+    return topology_of(form), link_Bps
+
+
+def _faster(level: Level, bandwidth_Bps: float, name: str) -> Level:
+    factor = bandwidth_Bps / level.bandwidth_Bps
+    curve = tuple((size * factor, share) for size, share in level.efficiency)
+    return replace(level, name=name, bandwidth_Bps=bandwidth_Bps, efficiency=curve)
