@@ -26,7 +26,7 @@ from atoll.explore.run import run_search
 from atoll.jit import set_threads
 from atoll.questions import SearchQuestion
 from atoll.store import DesignRow, RunReader, RunStore
-from record import recorded
+from record import figure, recorded
 
 ROOT = Path(__file__).parent.parent
 MODELS = ("llama2-7b", "megatron-gpt2-8.3b")
@@ -191,13 +191,15 @@ def store(points: int) -> None:
 BILLION = {"model": "bert-large", "devices": 16, "batch": 256, "tolerance": 0.005}
 
 
-def large(name: str, limit_s: float, workers: int, **asked: Any) -> None:
-    """Millions of designs: first answer, memory of the driver, how the gap falls."""
+def large(name: str, limit_s: float, workers: int, **asked: Any) -> str:
+    """Millions of designs: first answer, memory of the driver, how the gap falls; as a row."""
     space = ROOT / "examples" / "spaces" / f"{name}.yaml"
     job = SearchQuestion.of(space=str(space), baselines=False, time_limit=limit_s, **asked)
-    with tempfile.TemporaryDirectory() as name:
-        result = run_search(job, out=Path(name) / "run", workers=workers)
-        with RunReader(Path(name) / "run") as reader:
+    took: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        with measured(took):
+            result = run_search(job, out=Path(folder) / "run", workers=workers)
+        with RunReader(Path(folder) / "run") as reader:
             first = reader.incumbents()[0]
             points = [p for p in reader.progress() if p.score > 0.0]
             bounded = reader.status().bounded
@@ -216,6 +218,14 @@ def large(name: str, limit_s: float, workers: int, **asked: Any) -> None:
     for moment in wanted:
         p = min(points, key=lambda p: abs(p.seconds - moment))
         print(f"  {p.seconds:>7.1f} {1 - p.score / p.bound:>7.2%} {p.left:>11,} {p.evaluated:>10,}")
+    figure(f"{name} processor_s", took["cpu_s"])
+    figure(f"{name} driver_MiB", memory)
+    proof = result.certificate
+    return (
+        f"| {name}, {result.best.plans[0].model} on {job.devices:,} devices | {proof.items:,} | "
+        f"{proof.bound / proof.score - 1:.2%} | {took['cpu_s']:.0f} s | {memory:,.0f} MiB | "
+        f"{bounded:,} | {proof.evaluated:,} |"
+    )
 
 
 def main() -> None:
@@ -234,10 +244,15 @@ def main() -> None:
         overhead(given.model or list(MODELS), given.repeats)
     if "store" in parts:
         store(given.points)
+    rows = []
+    if "billion" in parts:  # first: memory is the most that the process had
+        rows.append(large("billion", given.limit, given.workers, **BILLION))
     if "large" in parts:
-        large("ten-million", given.limit, given.workers)
-    if "billion" in parts:
-        large("billion", given.limit, given.workers, **BILLION)
+        rows.append(large("ten-million", given.limit, given.workers))
+    if rows:
+        print("\n| space | points | gap | processor time | driver | bounded | evaluated |")
+        print("|---|---|---|---|---|---|---|")
+        print("\n".join(rows))
 
 
 if __name__ == "__main__":

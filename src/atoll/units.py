@@ -71,6 +71,16 @@ POWER = Dimension(
     _scaled(_SMALL, "W") | _scaled({"k": 1e3, "M": 1e6, "G": 1e9}, "W"),
     ("uW", "mW", "W", "kW", "MW"),
 )
+POWER_DENSITY = Dimension(
+    "a power density",
+    "0.8 W/mm2",
+    {
+        f"W/{unit}{square}": factor
+        for unit, factor in {"mm": 1.0, "cm": 1e-2}.items()
+        for square in ("2", "^2", "²")
+    },
+    ("W/mm2",),
+)
 TIME = Dimension(
     "a time",
     "1.5 us",

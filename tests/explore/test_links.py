@@ -13,6 +13,7 @@ from tiny import tiny_setting, tiny_variants
 
 import atoll
 from atoll.explore.linked import best_of
+from atoll.explore.pricing.layouts import PowerLimit
 from atoll.explore.proof import reserve
 from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.proof.objective import Objective
@@ -111,7 +112,7 @@ def test_everything_tried_on_every_network_is_no_better() -> None:
         every = space_of(link_Bps, 1e9)
         parts = sum(LINKED.area_parts(every.columns).values())
         assert len(space) == int((parts <= budget_mm2).sum())
-        least_s[len(searches)] = exhaustive_step_s(space, variants, setting, 1e9)[0]
+        least_s[len(searches)] = exhaustive_step_s(space, variants, setting, PowerLimit())[0]
         searches.append(Search(space, variants, setting, Objective.single(BATCH), TOLERANCE))
     found, truth_s = best_of(searches), min(least_s.values())
     assert found is not None

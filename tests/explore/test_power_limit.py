@@ -16,7 +16,7 @@ from atoll.cost.chips import chips_of_space
 from atoll.errors import AtollError, InfeasibleError
 from atoll.explore.pricing.energy import operator_repeats
 from atoll.explore.pricing.evaluate import Priced
-from atoll.explore.pricing.layouts import Setting
+from atoll.explore.pricing.layouts import PowerLimit, Setting
 from atoll.explore.pricing.limit import resting_W, step_floors_s
 from atoll.explore.pricing.workloads import Variant, Variants
 from atoll.explore.proof import reserve
@@ -26,7 +26,7 @@ from atoll.explore.proof.objective import Objective
 from atoll.hardware import product
 from atoll.hardware.energy import core_buffer_bytes_per_mac, energy_of
 from atoll.hardware.silicon.systolic import TEMPLATES
-from atoll.hardware.space import Space
+from atoll.hardware.space import Limits, Space, allowed_options
 from atoll.placement.chain import make_chain
 from atoll.profiles import DEFAULT
 from oracles.division import step_time_of
@@ -56,10 +56,11 @@ def joules_of(priced: Priced, chip: int, operator: int) -> float:
 
 
 def limited_times(
-    free: Priced, chip: int, number: int, variant: Variant, limit_W: float
+    free: Priced, chip: int, number: int, variant: Variant, limit: PowerLimit
 ) -> tuple[np.ndarray, np.ndarray]:
     """Layers and the block's operators, each no shorter than its energy over what is left."""
-    left_W = limit_W - float(resting_W(free.chips)[chip])
+    most_W = min(limit.W, limit.W_per_mm2 * float(free.chips.area_mm2[chip]))
+    left_W = most_W - float(resting_W(free.chips)[chip])
     if left_W <= 0:
         return np.full(variant.layers, np.inf), np.full(variant.facts.rerun.shape[1], np.inf)
     _, upper = free.schedule_bounds(np.array([chip]), np.array([number]))
@@ -78,7 +79,7 @@ def limited_times(
 
 
 def exhaustive_step_s(
-    space: Space, variants: Variants, setting: Setting, limit_W: float
+    space: Space, variants: Variants, setting: Setting, limit: PowerLimit
 ) -> tuple[float, np.ndarray]:
     """Every chip, memory, variant, division and data degree: the least step of all, and of each
     chip and variant."""
@@ -87,7 +88,7 @@ def exhaustive_step_s(
     least = np.full((len(chips), len(variants.variants)), np.inf)
     for chip in range(len(chips)):
         for number, variant in enumerate(variants.variants):
-            layer_s, each_s = limited_times(free, chip, number, variant, limit_W)
+            layer_s, each_s = limited_times(free, chip, number, variant, limit)
             if not np.isfinite(layer_s).all():
                 continue
             chain = make_chain(variant.facts, layer_s, each_s)
@@ -105,8 +106,13 @@ def exhaustive_step_s(
     return float(least.min()), least
 
 
-@pytest.mark.parametrize(("seed", "memory_mib"), [(0, 16384), (1, 40), (2, 64)])
-def test_the_best_under_a_limit_is_the_best_of_everything_tried(seed: int, memory_mib: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "memory_mib", "dense"),
+    [(0, 16384, False), (1, 40, False), (2, 64, False), (3, 16384, True)],
+)
+def test_the_best_under_a_limit_is_the_best_of_everything_tried(
+    seed: int, memory_mib: int, dense: bool
+) -> None:
     """Also where memory forces recomputation, which takes its energy too."""
     template = TEMPLATES["physical-7nm"]
     space = random_space(seed, 25, hbm_bytes=(memory_mib * 2**20,), template=template)
@@ -114,9 +120,11 @@ def test_the_best_under_a_limit_is_the_best_of_everything_tried(seed: int, memor
     free = tiny_setting(DEFAULT, 4)
     chips = chips_of_space(space, DEFAULT, True)
     # Below what most of these chips would draw, above what most take at rest.
-    limit_W = float(np.quantile(resting_W(chips), 0.6)) + 1.0
-    setting = replace(free, limit_W=limit_W)
-    truth_s, every_s = exhaustive_step_s(space, variants, free, limit_W)
+    limit = PowerLimit(float(np.quantile(resting_W(chips), 0.6)) + 1.0)
+    if dense:
+        limit = PowerLimit(W_per_mm2=1.02 * float(np.median(resting_W(chips) / chips.area_mm2)))
+    setting = replace(free, limit=limit)
+    truth_s, every_s = exhaustive_step_s(space, variants, free, limit)
     outcome = exact_search(Search(space, variants, setting, Objective.single(BATCH), TOLERANCE))
     assert outcome.score >= BATCH / truth_s * (1 - TOLERANCE - 1e-9), "a better design was missed"
     assert outcome.bound >= BATCH / truth_s * (1 - 1e-9), "the bound is below the optimum"
@@ -144,6 +152,40 @@ def test_boxes_prove_the_same_and_no_pass_draws_more(
     part = search(tmp_path, **asked)
     assert part.certificate.proven
     assert part.score == pytest.approx(whole.score, rel=2e-3)
+
+
+@pytest.mark.parametrize("power", ["rated", "sustained"])
+def test_no_chip_is_denser_than_it_can_be_cooled(
+    power: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {"cooling": "0.6 W/mm2", "power": power}
+    whole, free = search(tmp_path, **asked), search(tmp_path)
+    assert whole.certificate.proven and whole.score < free.score
+    drawn_W = whole.best.peak_power_W if power == "rated" else whole.best.plans[0].power_W
+    assert drawn_W <= 0.6 * whole.best.area_mm2
+    assert "at most 0.6 W/mm2" in str(whole)
+    monkeypatch.setattr(product, "RESIDENT_POINTS", 2)
+    monkeypatch.setattr(reserve, "PIECE_BOXES", 4)
+    part = search(tmp_path, **asked)
+    assert part.certificate.proven
+    assert part.score == pytest.approx(whole.score, rel=2e-3)
+    with pytest.raises(InfeasibleError, match="W/mm2"):
+        search(tmp_path, cooling=0.01, power=power)
+
+
+def test_the_best_that_can_be_cooled_is_the_best_of_those_that_keep_to_it() -> None:
+    space = random_space(5, 30, template=TEMPLATES["physical-7nm"])
+    variants, setting = tiny_variants(DEFAULT, 4, layers=2, sequence=256), tiny_setting(DEFAULT, 4)
+    objective = Objective.single(BATCH)
+    every = Search(space, variants, setting, objective, TOLERANCE)
+    hbm = space.hbm_options[0]
+    dense = space.peak_power_with(hbm) / space.area_with(hbm)
+    limit = float(np.median(dense))
+    scores = every.evaluate_all(np.arange(len(space)))[np.argsort(every.frontier.chips.design)]
+    kept = allowed_options(space, Limits(max_W_per_mm2=limit))[:, 0]
+    assert kept.tolist() == (dense <= limit).tolist() and 0 < kept.sum() < len(space)
+    outcome = exact_search(Search(space.subset(kept), variants, setting, objective, TOLERANCE))
+    assert outcome.score == pytest.approx(scores[dense <= limit].max(), rel=2 * TOLERANCE)
 
 
 def test_a_limit_that_nothing_reaches_changes_nothing(tmp_path: Path) -> None:

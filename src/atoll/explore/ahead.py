@@ -27,7 +27,7 @@ from atoll.answers.search import Ahead, ShadowPrice
 from atoll.answers.validation import CheckAnswer
 from atoll.errors import AtollError
 from atoll.explore.answer.result import Design, SearchResult
-from atoll.explore.answer.scope import open_space, sustained_W
+from atoll.explore.answer.scope import open_space, sustained
 from atoll.explore.baselines import score_of
 from atoll.explore.finder import Finder
 from atoll.explore.pricing.layouts import Setting
@@ -142,8 +142,9 @@ class _Prices:
         assert scope is not None
         area_mm2 = scope.max_area_mm2 or best.area_mm2
         power_W, drawn_W, what = scope.max_power_W, best.peak_power_W, "peak power of a chip"
-        if scope.sustained_W is not None:  # which a chip above it meets by waiting
-            power_W = drawn_W = scope.sustained_W
+        if scope.sustained is not None:  # which a chip above it meets by waiting
+            limit = scope.sustained
+            power_W = drawn_W = min(limit.W, limit.W_per_mm2 * best.area_mm2)
             what = "power of a chip in passes"
         wide = self._under("max_area", scope.max_area_mm2, best.area_mm2)
         yield self._price("area of a chip", "mm2", area_mm2, *map(self._design_gain, wide))
@@ -210,7 +211,7 @@ class _Prices:
             space, _ = open_space(job)
         except AtollError:
             return None
-        setting = replace(self.setting, limit_W=sustained_W(job))
+        setting = replace(self.setting, limit=sustained(job))
         search = Search(
             space, self.variants, setting, self._objective, job.tolerance / 2, stop=self.stop
         )

@@ -247,7 +247,14 @@ def robust_answer(job: SearchQuestion, search: Search, chosen: int) -> Robustnes
     """The answer of a search over a physical template, with its job's draws."""
     described = described_space(job)
     limits = limits_of(job, described)
-    free = replace(limits, max_area_mm2=None, min_area_mm2=None, max_power_W=None, edge=False)
+    free = replace(
+        limits,
+        max_area_mm2=None,
+        min_area_mm2=None,
+        max_power_W=None,
+        max_W_per_mm2=None,
+        edge=False,
+    )
     whole = replace(described, limits=free).build()
     draws = Draws.of(whole, limits, job.robust, job.seed, search.objective.price)
     objective = replace(search.objective, price=None, each_memory=True)

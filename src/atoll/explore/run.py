@@ -22,7 +22,7 @@ from atoll.explore.answer.files import result_files
 from atoll.explore.answer.plateau import choose, evaluate_plateau, plateau
 from atoll.explore.answer.result import Design, SearchResult
 from atoll.explore.answer.room import check_memory, nothing_fits
-from atoll.explore.answer.scope import Scope, open_space, sustained_W
+from atoll.explore.answer.scope import Scope, open_space, sustained
 from atoll.explore.baselines import (
     NAMES,
     Baseline,
@@ -429,7 +429,7 @@ def prepare_search(
         orders=ONE if plain else job.order or SEARCHED,
         hsdp=(1,) if plain else job.hsdp,
         vpp=job.vpp,
-        limit_W=sustained_W(job),
+        limit=sustained(job),
     )
     workloads = [
         make_workload(model.name, model.batch or job.batch, model.sequence) for model in job.models

@@ -192,6 +192,8 @@ class Limits:
     min_area_mm2: float | None = None
     single_cores_may_be_smaller: bool = False  # PHAZE spares one-core designs from min_area
     max_power_W: float | None = None
+    max_W_per_mm2: float | None = None
+    """Of the device's power over its die."""
     min_peak_flops: float | None = None
     min_hbm_capacity_bytes: int | None = None
     min_hbm_bandwidth_Bps: float | None = None
@@ -311,6 +313,10 @@ def _checks(space: Space, limits: Limits) -> Iterator[tuple[str, NDArray[np.bool
     if limits.max_power_W is not None:
         power = np.stack([space.peak_power_with(hbm) for hbm in options], axis=1)
         yield f"max_power {limits.max_power_W:g} W", power <= limits.max_power_W
+    if limits.max_W_per_mm2 is not None:
+        dense = [space.peak_power_with(hbm) / space.area_with(hbm) for hbm in options]
+        words = f"cooling {limits.max_W_per_mm2:g} W/mm2"
+        yield words, np.stack(dense, axis=1) <= limits.max_W_per_mm2
     if limits.min_peak_flops is not None:
         cells = space.tensor_cores * space.width * space.depth
         fast = 2.0 * cells * space.clock_Hz >= limits.min_peak_flops

@@ -30,6 +30,7 @@ from atoll.files.yamlfile import (
     Bandwidth,
     Bytes,
     Count,
+    Density,
     FileModel,
     Flops,
     Frequency,
@@ -150,6 +151,7 @@ class ConstraintsFile(FileModel):
     min_area: Area | None = None
     single_cores_may_be_smaller: Annotated[bool, Field(strict=True)] = False
     max_power: Power | None = None
+    cooling: Density | None = None
     min_peak: Flops | None = None
     min_hbm_capacity: Bytes | None = None
     min_hbm_bandwidth: Bandwidth | None = None
@@ -160,6 +162,7 @@ class ConstraintsFile(FileModel):
             min_area_mm2=self.min_area,
             single_cores_may_be_smaller=self.single_cores_may_be_smaller,
             max_power_W=self.max_power,
+            max_W_per_mm2=self.cooling,
             min_peak_flops=self.min_peak,
             min_hbm_capacity_bytes=self.min_hbm_capacity,
             min_hbm_bandwidth_Bps=self.min_hbm_bandwidth,

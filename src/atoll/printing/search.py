@@ -88,9 +88,9 @@ def _print_silicon(console: Console, best: Design, scope: Scope | None) -> None:
     clock = f"{chip.clock_Hz / 1e9:g} GHz"
     clocks = next(p.values for p in template_of(chip).parameters if p.name == "clock_Hz")
     limit_W = None if scope is None else scope.max_power_W
-    if scope is not None and scope.sustained_W is not None:
+    if scope is not None and scope.sustained is not None:
         waits = max(plan.power_wait for plan in best.plans)
-        clock += f"; passes wait {waits:.1%} of their time for {scope.sustained_W:g} W"
+        clock += f"; passes wait {waits:.1%} of their time for {scope.sustained.words()}"
     elif limit_W is not None and (faster := [hz for hz in clocks if hz > chip.clock_Hz]):
         more_W = peak_power_W(replace(chip, clock_Hz=min(faster)))
         if more_W > limit_W:

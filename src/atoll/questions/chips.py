@@ -19,7 +19,7 @@ from atoll import units
 from atoll.files.yamlfile import MOST_BYTES, Count, FileModel
 from atoll.questions import fields as f
 from atoll.questions.fields import CHIPS, LAYOUT, SEARCH, TRAINED, AtLeastOne, Counts
-from atoll.questions.question import Area, Named, Power, Question, Several, beside, option
+from atoll.questions.question import Area, Density, Named, Power, Question, Several, beside, option
 from atoll.registry import named
 
 LEAST_HBM_BYTES = 2**20
@@ -137,8 +137,12 @@ class SearchQuestion(Question):
     max_power: Power | None = option(
         'Largest power, "250 W".', CHIPS, None, shown="400 W of the physical templates"
     )
+    cooling: Density | None = option(
+        'Largest power over the area of the die, "0.8 W/mm2".', CHIPS, None, shown="none"
+    )
     power: Literal["rated", "sustained"] = option(
-        "What max_power limits: a chip with all parts busy, or each pass, which waits if need be.",
+        "What max_power and cooling limit: a chip with all parts busy, or each pass, which waits "
+        "if need be.",
         CHIPS, "rated",
     )  # fmt: skip
     network: f.NetworkName | None = option(
@@ -180,7 +184,7 @@ class SearchQuestion(Question):
     answer_keys: ClassVar[Mapping[str, str]] = {
         "model": "models", "batch": "global_batch", "microbatch": "microbatches",
         "tp": "tensor_widths", "hbm": "hbm_capacities_bytes", "max_area": "max_area_mm2",
-        "max_power": "max_power_W", "time_limit": "time_limit_s",
+        "max_power": "max_power_W", "cooling": "cooling_W_per_mm2", "time_limit": "time_limit_s",
     }  # fmt: skip
 
     @model_validator(mode="before")

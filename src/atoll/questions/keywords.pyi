@@ -236,6 +236,7 @@ class SearchFields(TypedDict, total=False):
     hbm: Sequence[int] | int | None
     max_area: float | str | None
     max_power: float | str | None
+    cooling: float | str | None
     power: Literal["rated", "sustained"] | None
     network: str | None
     profile: Literal["default", "phaze"] | str | Profile | None

@@ -271,6 +271,7 @@ Measured = WithJsonSchema({"type": ["string", "number"]})
 """For quantities: text with a unit, or a number of the base unit."""
 Area = Annotated[float, quantity(units.AREA, "mm2"), Field(gt=0), Measured]
 Power = Annotated[float, quantity(units.POWER, "W"), Field(gt=0), Measured]
+Density = Annotated[float, quantity(units.POWER_DENSITY, "W/mm2"), Field(gt=0), Measured]
 Seconds = Annotated[float, quantity(units.TIME, "s"), Field(gt=0), Measured]
 Tokens = Annotated[float, quantity(units.TOKENS, ""), Field(ge=1), Measured]
 Price = Annotated[float, quantity(units.PRICE, ""), Field(gt=0), Measured]

@@ -9,6 +9,7 @@ import numpy as np
 
 from atoll.answers.search import SpaceAnswer
 from atoll.errors import AtollError, InfeasibleError
+from atoll.explore.pricing.layouts import PowerLimit
 from atoll.explore.strategies import STRATEGIES
 from atoll.fabric.topology import linked, topology_of
 from atoll.hardware.accelerator import GIB, Hbm
@@ -16,7 +17,7 @@ from atoll.hardware.physical.nodes import RETICLE_MM2
 from atoll.hardware.product import ProductSpace
 from atoll.hardware.silicon.physical import PHYSICAL
 from atoll.hardware.silicon.systolic import SYSTOLIC
-from atoll.hardware.space import Limits, Space, phaze_space
+from atoll.hardware.space import Limits, Space, allowed_options, phaze_space
 from atoll.hardware.spacefile import read_space, template_space
 from atoll.hardware.widened import widened_space
 from atoll.profiles import profile_of
@@ -39,7 +40,8 @@ class Scope:
     max_area_mm2: float | None
     max_power_W: float | None
     """What no chip may exceed, by the job, the template's budget or the space's own limits."""
-    sustained_W: float | None = None
+    max_W_per_mm2: float | None = None
+    sustained: PowerLimit | None = None
     """What no pass may draw instead; chips that would draw more wait."""
     notes: tuple[str, ...] = ()
     """What a reader may not expect: limits that exclude nothing, a widened space."""
@@ -50,13 +52,15 @@ class Scope:
             self,
             max_area_mm2=_tighter(self.max_area_mm2, own.max_area_mm2),
             max_power_W=_tighter(self.max_power_W, own.max_power_W),
+            max_W_per_mm2=_tighter(self.max_W_per_mm2, own.max_W_per_mm2),
         )
 
     def sentence(self) -> str:
         least, most = self.area_mm2
-        power = "" if self.max_power_W is None else f" and at most {self.max_power_W:g} W"
-        if self.sustained_W is not None:
-            power = f" and at most {self.sustained_W:g} W in a pass"
+        rated = PowerLimit(self.max_power_W or np.inf, self.max_W_per_mm2 or np.inf).words()
+        power = f" and at most {rated}" if rated else ""
+        if self.sustained is not None:
+            power = f" and at most {self.sustained.words()} in a pass"
         memories = " or ".join(f"{size / GIB:g}" for size in self.hbm_bytes)
         return (
             f"{self.space}: {self.designs:,} chips of {least:.1f} to {most:.1f} mm2"
@@ -107,40 +111,67 @@ def open_space(job: SearchQuestion) -> tuple[Space | ProductSpace, Scope]:
         max_area_mm2, max_power_W = _budget(job, described)
         if not described.resident:
             _refuse_whole(job, described)
-            return _awake(*_large(job, described), sustained_W(job))
+            return _awake(*_large(job, described), sustained(job))
         try:
             space = described.build()
         except AtollError as error:
             raise type(error)(f"{name}: {error}") from None
         limits = described.limits
-    space, scope = _restricted(space, max_area_mm2, max_power_W, notes)
-    return _awake(space, scope.within(limits), sustained_W(job))
+    cooled = None if job.power == "sustained" else job.cooling
+    space, scope = _restricted(_cooled(space, cooled), max_area_mm2, max_power_W, notes)
+    scope = replace(scope, max_W_per_mm2=cooled).within(limits)
+    return _awake(space, scope, sustained(job))
 
 
-def sustained_W(job: SearchQuestion) -> float | None:
+def _cooled(space: Space, W_per_mm2: float | None) -> Space:
+    """The designs that can be cooled with all parts busy."""
+    if W_per_mm2 is None:
+        return space
+    allowed = space.hbm_allowed & allowed_options(space, Limits(max_W_per_mm2=W_per_mm2))
+    if not allowed.any():
+        least = min(
+            float((space.peak_power_with(hbm) / space.area_with(hbm)).min())
+            for hbm in space.hbm_options
+        )
+        raise InfeasibleError(
+            f"job: cooling: no design of space {space.name} stays within {W_per_mm2:g} W/mm2; the "
+            f"least takes {least:.2f} at its peak."
+        )
+    return replace(space, hbm_allowed=allowed).subset(np.flatnonzero(allowed.any(axis=1)))
+
+
+def sustained(job: SearchQuestion) -> PowerLimit | None:
     """What a device may draw in a pass, where it is that which is limited."""
     if job.power != "sustained":
         return None
-    if _name_of(job) == PHAZE_SPACE:
-        return job.max_power
-    rated = job.changed(power="rated")
-    return limits_of(rated, described_space(rated)).max_power_W
+    power_W, dense = job.max_power, job.cooling
+    if _name_of(job) != PHAZE_SPACE:
+        rated = job.changed(power="rated")
+        limits = limits_of(rated, described_space(rated))
+        power_W, dense = limits.max_power_W, limits.max_W_per_mm2
+    return PowerLimit(power_W or np.inf, dense or np.inf) if power_W or dense else None
 
 
 def _awake(
-    space: Space | ProductSpace, scope: Scope, limit_W: float | None
+    space: Space | ProductSpace, scope: Scope, limit: PowerLimit | None
 ) -> tuple[Space | ProductSpace, Scope]:
     """With the limit on what passes draw, which some chip has to be below while it rests."""
-    if limit_W is None:
+    if limit is None:
         return space, scope
-    least = space.corner(min) if isinstance(space, ProductSpace) else space
-    rest_W = min(float(least.resting_power_with(hbm).min()) for hbm in space.hbm_options)
-    if rest_W >= limit_W:
+    least, most = (
+        (space.corner(min), space.corner(max)) if isinstance(space, ProductSpace) else (space,) * 2
+    )
+    rest_W = [least.resting_power_with(hbm) for hbm in space.hbm_options]
+    left_W = [
+        limit.of(most.area_with(hbm)) - own
+        for hbm, own in zip(space.hbm_options, rest_W, strict=True)
+    ]
+    if np.max(left_W) <= 0.0:
         raise InfeasibleError(
-            f"job: max_power: no design of space {space.name} stays within {limit_W:g} W; "
-            f"the least takes {rest_W:.1f} W at rest."
+            f"job: max_power: no design of space {space.name} stays within {limit.words()}; "
+            f"the least takes {np.min(rest_W):.1f} W at rest."
         )
-    return space, replace(scope, sustained_W=limit_W)
+    return space, replace(scope, sustained=limit)
 
 
 def _name_of(job: SearchQuestion) -> str:
@@ -156,7 +187,7 @@ def described_space(job: SearchQuestion) -> ProductSpace:
     options = chosen_hbm(described.name, described.hbm_options, job.hbm)
     limits = described.limits
     if job.power == "sustained":  # which is no limit on chips
-        limits = replace(limits, max_power_W=None)
+        limits = replace(limits, max_power_W=None, max_W_per_mm2=None)
     described = replace(described, hbm_options=options, limits=limits)
     if described.template.edge_mm is None or job.network is None:
         return described
@@ -181,6 +212,9 @@ def limits_of(job: SearchQuestion, space: ProductSpace) -> Limits:
         space.limits,
         max_area_mm2=_tighter(space.limits.max_area_mm2, area_mm2),
         max_power_W=_tighter(space.limits.max_power_W, power_W),
+        max_W_per_mm2=_tighter(
+            space.limits.max_W_per_mm2, None if job.power == "sustained" else job.cooling
+        ),
     )
 
 
@@ -323,6 +357,7 @@ def _large(job: SearchQuestion, space: ProductSpace) -> tuple[ProductSpace, Scop
         hbm_bytes=_capacities(space.hbm_options),
         max_area_mm2=limits.max_area_mm2,
         max_power_W=limits.max_power_W,
+        max_W_per_mm2=limits.max_W_per_mm2,
         notes=tuple(notes),
     )
     return replace(space, limits=limits), scope

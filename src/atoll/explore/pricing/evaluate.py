@@ -100,7 +100,7 @@ class Priced:
         found = np.zeros((count, len(pairs), 2))
         arguments = (self.costs, self.passes.arrays, *np.divmod(pairs, every), *found)
         over_ranges(lambda a, b: kernel(a, b, *arguments), len(pairs))
-        if self.setting.limit_W is not None:
+        if self.setting.limit is not None:
             chip, layer = np.divmod(pairs, every)
             used, at = np.unique(layer, return_inverse=True)
             np.maximum(found, self._limited_s(used)[at, :, chip], out=found)
@@ -116,7 +116,7 @@ class Priced:
         result = np.zeros((len(node_chip), most))
         arguments = (self.costs, self.passes.arrays, block[node_variant], node_chip, result)
         over_ranges(lambda a, b: fastest_s(a, b, *arguments), len(node_chip))
-        if self.setting.limit_W is not None:
+        if self.setting.limit is not None:
             self._limit_operators(block[node_variant], node_chip, result)
         for number in np.unique(node_variant):
             if variants[number].cp > 1:  # the turns of a ring together
@@ -132,8 +132,8 @@ class Priced:
     @cached_property
     def _left_W(self) -> FloatArray:
         """What the limit leaves each chip beside what it takes at rest."""
-        assert self.setting.limit_W is not None
-        return self.setting.limit_W - resting_W(self.chips)
+        assert self.setting.limit is not None
+        return self.setting.limit.of(self.chips.area_mm2) - resting_W(self.chips)
 
     def _limited_s(self, layers: IntArray) -> FloatArray:
         """What passes of these layers take at least under the limit: (layers, 2, chips)."""
@@ -155,7 +155,7 @@ class Priced:
         those of schedules, or what the limit on power leaves."""
         lower = np.array([one.lower_bound_s for one in known]).reshape(-1, 2)
         upper = np.array([one.makespan_s for one in known]).reshape(-1, 2)
-        if self.setting.limit_W is not None:
+        if self.setting.limit is not None:
             layers = np.arange(variant.first_layer, variant.first_layer + len(variant.passes))
             least_s = self._limited_s(layers)[:, :, chip]
             lower, upper = np.maximum(lower, least_s), np.maximum(upper, least_s)

@@ -29,6 +29,22 @@ IntArray = NDArray[np.int64]
 Row = tuple[float, ...]  # a layout, in the order of `Floors`
 
 
+@dataclass(frozen=True, slots=True)
+class PowerLimit:
+    """What a device may draw: in all, and for each square millimetre of its die."""
+
+    W: float = np.inf
+    W_per_mm2: float = np.inf
+
+    def of(self, area_mm2: FloatArray) -> FloatArray:
+        """Devices with dies of these areas."""
+        return np.minimum(self.W, self.W_per_mm2 * area_mm2)
+
+    def words(self) -> str:
+        given = ((self.W, "W"), (self.W_per_mm2, "W/mm2"))
+        return " and ".join(f"{value:g} {unit}" for value, unit in given if np.isfinite(value))
+
+
 @dataclass(frozen=True)
 class Setting:
     """What holds for every chip and every model of a search."""
@@ -44,7 +60,7 @@ class Setting:
     """Replicas of what ZeRO divides; none: any."""
     vpp: tuple[int, ...] = ()
     """Chunks of interleaved stages; none: those of equal size."""
-    limit_W: float | None = None
+    limit: PowerLimit | None = None
     """What a device may draw in a pass, on average; none: nothing limits it."""
 
     def problem(self, variant: Variant, memory_bytes: float, hbm_Bps: float) -> PlacementProblem:

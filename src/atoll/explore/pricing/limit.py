@@ -99,10 +99,11 @@ def step_floors_s(
     power at rest if told.
     """
     found = np.zeros((len(chips), len(variants.variants)))
-    if setting.limit_W is None:
+    if setting.limit is None:
         return found
     rest_W = resting_W(chips) if rest_W is None else rest_W
     sums = repeats @ work.macs, repeats @ work.vector_ops, repeats @ work.link_bytes
     joules = computed_J(chips, *sums).T
     joules *= np.array([float(v.width * v.microbatches) for v in variants.variants])
-    return shortest_s(joules, setting.devices * (setting.limit_W - rest_W)[:, None])
+    left_W = setting.limit.of(chips.area_mm2) - rest_W
+    return shortest_s(joules, setting.devices * left_W[:, None])

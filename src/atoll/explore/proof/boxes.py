@@ -71,8 +71,9 @@ class Grid:
     def __init__(self, space: ProductSpace, memories: Sequence[tuple[Hbm, ...]]) -> None:
         self._space = space
         # Boxes know only the limits that growing chips break; others are looked at by chip.
-        breaking = replace(space.limits, min_area_mm2=None, min_peak_flops=None, edge=False)
-        self._limits = breaking
+        self._limits = replace(
+            space.limits, min_area_mm2=None, min_peak_flops=None, edge=False, max_W_per_mm2=None
+        )
         lists = [np.asarray(values) for values in space.axes.lists()]
         self._order = [np.argsort(values, kind="stable") for values in lists]
         self._values = [values[o] for values, o in zip(lists, self._order, strict=True)]
@@ -171,7 +172,19 @@ class Grid:
         high_first[row, axis] = middle + 1
         # With the same smallest corner every range ends where it did.
         low = replace(boxes, last=low_last)
-        return low.joined(self._cut(replace(boxes, first=high_first)))
+        return self._cooled(low.joined(self._cut(replace(boxes, first=high_first))))
+
+    def _cooled(self, boxes: Boxes) -> Boxes:
+        """Those in which the least power may be spread over the largest area."""
+        limit, within = self._space.limits.max_W_per_mm2, np.ones(len(boxes), np.bool_)
+        if limit is None or len(boxes) == 0:
+            return boxes
+        least, most = self.designs(boxes.first), self.designs(boxes.last)
+        within[:] = False
+        for own, hbm in zip(self._member.T, self._space.hbm_options, strict=True):
+            dense = least.peak_power_with(hbm) / most.area_with(hbm)
+            within |= own[boxes.memory] & (dense <= limit)
+        return boxes.some(within)
 
     def whole_buffers(self, boxes: Boxes) -> BoolArray:
         """Which have one value of everything but the shared buffer."""

@@ -111,7 +111,7 @@ class Search:
         crew: Crew | None = None,
         journal: Journal | None = None,
     ) -> None:
-        if setting.limit_W is not None:  # which memory at rest takes a part of
+        if setting.limit is not None:  # which memory at rest takes a part of
             objective = replace(objective, each_memory=True)
         self.space = space
         self.variants = variants

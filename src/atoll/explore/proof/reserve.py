@@ -247,9 +247,10 @@ class Reserve:
 
     def _raise_by_power(self, boxes: Boxes, chips: Chips, rows: FloatArray) -> None:
         """Raise rows to what a limit on power leaves: the largest arrays move the fewest bytes, the
-        lowest clock takes the least voltage and the smallest corner rests at the least power.
+        lowest clock takes the least voltage and the smallest corner rests at the least power; the
+        largest one has the area to cool it.
         """
-        if self.context.setting.limit_W is None:
+        if self.context.setting.limit is None:
             return
         least, rest_W = self.grid.designs(boxes.first), np.empty(len(boxes))
         for number, own in enumerate(self._memories):

@@ -82,7 +82,7 @@ def raise_by_floors(
     """
     chip, variant = (np.ascontiguousarray(axis) for axis in np.nonzero(open_))
     # What a limit on power leaves is not least on the fastest chip.
-    context = replace(context, setting=replace(context.setting, limit_W=None))
+    context = replace(context, setting=replace(context.setting, limit=None))
     least_s = _Nodes.of(context, chips, chip, variant, floors=True).floors()
     step_s = context.layouts.step_s(least_s, variant)
     rows[chip, variant] = np.maximum(rows[chip, variant], step_s)
