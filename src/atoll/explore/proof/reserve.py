@@ -199,6 +199,8 @@ class Reserve:
             return boxes
         halves = self.grid.halves(boxes)
         self.ruled_out["limits"] += int(boxes.points.sum() - halves.points.sum())
+        if len(halves) == 0:
+            return halves
         chips = self.grid.chips(halves, self.context.setting.profile, self._by_memory)
         price = self._least_prices(halves)
         rows = halves.lower_s.copy()
