@@ -13,7 +13,15 @@ import atoll
 from atoll.answers.search import Robustness
 from atoll.explore.pricing.price import price_of
 from atoll.explore.proof.branch_and_bound import Search
-from atoll.explore.robust import LOSS_TOLERANCE, TOLERANCE, Draws, Held, robustness
+from atoll.explore.robust import (
+    LOSS_TOLERANCE,
+    TOLERANCE,
+    Draws,
+    Held,
+    robustness,
+    that_matter,
+    under,
+)
 from atoll.explore.run import make_objective, prepare_search
 from atoll.hardware.accelerator import Accelerator
 from atoll.hardware.physical.constants import PUBLISHED, Constant, constants
@@ -191,6 +199,35 @@ def test_draws_change_prices_too(folder: Path) -> None:
     assert found is not None and found.fits == 1.0 and 0.0 <= found.loss_mean < 0.2
     assert {one.name for one in found.constants if one.share > 0.0} >= {"uncore_mm2"}
     assert found.steadiest.loss_mean <= found.loss_mean
+
+
+def test_losses_under_a_limit_on_passes_are_those_of_every_chip_tried(folder: Path) -> None:
+    asked = {"max_area": 300.0, "max_power": 130.0, "power": "sustained"}
+    result = atoll.search(**JOB, space=folder, robust=3, seed=1, baselines=False, **asked)
+    found = result.robustness
+    assert found is not None and found.draws == 3 and found.proven_within <= TOLERANCE * 1.001
+    job = SearchQuestion.of(**JOB, space=str(folder), **asked)
+    whole, (setting, variants) = load_space(folder), prepare_search(job)
+    varied = that_matter(whole, energies=True)
+    assert {"link_pJ_per_bit", "mac_pJ", "uncore_mm2"} <= {one.name for one in varied}
+    hbm, table = whole.hbm_options[0], []
+    for physics in drawn(varied, 3, 1):
+        space = under(whole, physics)
+        search = Search(space, variants, setting, make_objective(job, space, setting, variants), 1)
+        scores = search.evaluate_all(np.arange(len(space)))[search.frontier.chips.design.argsort()]
+        scores = np.where(space.area_with(hbm) <= 300.0, np.maximum(scores, 0.0), 0.0)
+        others = [name for name in space.columns if name != "clock_Hz"]
+        slower = np.all([space.columns[n][:, None] == space.columns[n] for n in others], axis=0)
+        slower &= space.clock_Hz[:, None] >= space.clock_Hz
+        table.append(np.where(slower, scores, 0.0).max(axis=1))
+    losses = 1.0 - np.array(table) / np.max(table, axis=1)[:, None]
+    names = [whole.accelerator(i) for i in range(len(whole))]
+    words = [f"{one.describe()} at {one.clock_Hz / 1e9:g} GHz" for one in names]
+    for told in (found, found.steadiest):
+        mean = losses[:, words.index(told.chip)].mean()
+        assert told.loss_mean == pytest.approx(mean, abs=2 * TOLERANCE)
+    assert found.steadiest.loss_mean <= found.loss_mean
+    assert sum(one.share for one in found.constants) == pytest.approx(1.0)
 
 
 def test_spaces_whose_constants_have_no_ranges_are_refused() -> None:

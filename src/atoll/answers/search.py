@@ -139,7 +139,8 @@ class Robustness(SteadyChip):
     """The best of each draw is the best of these chips, within `proven_within`."""
     proven_within: Amount
     steadiest: SteadyChip
-    """The chip of least mean loss of those that were evaluated; none is below `least_loss`."""
+    """The chip of least mean loss of those that were evaluated; none is below `least_loss`, which
+    is 0 where none was sought: under a limit on what passes draw."""
     least_loss: Amount
     constants: tuple[ConstantShare, ...]
 
@@ -157,9 +158,9 @@ class Robustness(SteadyChip):
         else:
             told += (
                 f"; steadiest: {steady.chip}, which keeps to them in {steady.fits:.0%} and loses "
-                f"{steady.loss_mean:.1%} ({steady.loss_p95:.0%}; no chip loses less than "
-                f"{self.least_loss:.1%})"
+                f"{steady.loss_mean:.1%} ({steady.loss_p95:.0%}"
             )
+            told += f"; no chip loses less than {self.least_loss:.1%})" if self.least_loss else ")"
         moving = [one for one in self.constants if one.share >= 0.01][:3]
         if moving:
             shares = ", ".join(f"{one.name} {one.share:.0%}" for one in moving)

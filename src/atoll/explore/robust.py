@@ -11,11 +11,16 @@ draw is its loss; the steadiest design is the one of least mean loss, of all chi
 
 Where throughput is over a price, a draw changes the price as well, which is known of every chip
 from its area and power: bounds are on throughput, and each draw divides them by its own prices.
+
+A limit on what passes draw makes times depend on the constants: each draw has a search of its own
+(`drawn_apart`), begun from the best of the others; losses are those of the winner and of the best
+of each draw.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, field, replace
 
 import numpy as np
 
@@ -24,9 +29,10 @@ from atoll.answers.search import ConstantShare, Robustness, SteadyChip
 from atoll.arrays import BoolArray, FloatArray, IntArray
 from atoll.cost.chips import Chips, distinct_rows
 from atoll.explore.answer.scope import described_space, limits_of
-from atoll.explore.finder import Finder
 from atoll.explore.pricing.price import Price
 from atoll.explore.proof.branch_and_bound import Search
+from atoll.explore.proof.exact import exact_search
+from atoll.hardware.energy import energy_of
 from atoll.hardware.physical.constants import Constant, Physics, constants
 from atoll.hardware.physical.draws import at_ends, drawn
 from atoll.hardware.silicon.physical import redrawn, redrawn_memories
@@ -56,13 +62,16 @@ def under(space: Space, physics: Physics) -> Space:
     )
 
 
-def that_matter(space: Space) -> list[Constant]:
-    """Constants that change the area or the power of chips of this space."""
+def that_matter(space: Space, energies: bool = False) -> list[Constant]:
+    """Constants that change the area or the power of chips of this space; or of what they do."""
     some = space.subset(np.linspace(0, len(space) - 1, _PROBES).astype(np.int64))
 
     def figures(chips: Space) -> FloatArray:
         hbm = max(chips.hbm_options, key=lambda option: option.capacity_bytes)
-        return np.concatenate([chips.area_with(hbm), chips.peak_power_with(hbm)])
+        told = [chips.area_with(hbm), chips.peak_power_with(hbm)]
+        if energies:
+            told.append(np.array(astuple(energy_of(chips.template))))
+        return np.concatenate(told)
 
     usual = figures(some)
     return [
@@ -87,11 +96,21 @@ class Draws:
     prices: list[FloatArray]
     """The same: what throughput is divided by."""
 
+    @property
+    def ends(self) -> list[Physics]:
+        """Both of each varied constant."""
+        return [end for one in self.varied for end in at_ends(one)]
+
     @staticmethod
     def of(
-        whole: Space, limits: Limits, count: int, seed: int, price: Price | None = None
+        whole: Space,
+        limits: Limits,
+        count: int,
+        seed: int,
+        price: Price | None = None,
+        energies: bool = False,
     ) -> Draws:
-        varied = that_matter(whole)
+        varied = that_matter(whole, energies)
         draws = drawn(varied, count, seed)
         ends = [end for one in varied for end in at_ends(one)]
         each = [under(whole, physics) for physics in (*draws, *ends)]
@@ -256,7 +275,13 @@ def robust_answer(job: SearchQuestion, search: Search, chosen: int) -> Robustnes
         edge=False,
     )
     whole = replace(described, limits=free).build()
-    draws = Draws.of(whole, limits, job.robust, job.seed, search.objective.price)
+    apart = search.setting.limit is not None
+    draws = Draws.of(whole, limits, job.robust, job.seed, search.objective.price, apart)
+    if apart:
+        chips = search.frontier.chips
+        (hbm,) = search.memories[int(chips.memory[chosen])]
+        option = draws.space.hbm_options.index(hbm)
+        return drawn_apart(search, draws, (int(draws.usual[chips.design[chosen]]), option))
     objective = replace(search.objective, price=None, each_memory=True)
     wider = Search(
         draws.space, search.variants, search.setting, objective, search.tolerance,
@@ -294,8 +319,6 @@ def robustness(search: Search, draws: Draws, winner: int) -> Robustness:
     held.some = [draw for draw in range(count) if found[draw] > 0.0]
     held.best = np.array([found[draw] for draw in held.some])
     bounds = np.array([held.bound_of(draw) for draw in held.some])
-    swing = (ends[:, 0] - ends[:, 1]) ** 2
-    shares = swing / swing.sum() if swing.any() else swing
     steadiest, least = held.steadiest(winner)
     return made_of(
         Robustness,
@@ -306,29 +329,144 @@ def robustness(search: Search, draws: Draws, winner: int) -> Robustness:
         proven_within=float((bounds / held.best).max(initial=1.0) - 1.0),
         steadiest=_steady(held, steadiest),
         least_loss=least,
-        constants=tuple(
-            ConstantShare(name=draws.varied[i].name, share=float(shares[i]))
-            for i in np.argsort(-shares, kind="stable")
-        ),
+        constants=_shares(draws, ends),
     )
+
+
+def _shares(draws: Draws, ends: FloatArray) -> tuple[ConstantShare, ...]:
+    """How far the ends of each constant move the best, the farthest first."""
+    swing = (ends[:, 0] - ends[:, 1]) ** 2
+    shares = swing / swing.sum() if swing.any() else swing
+    return tuple(
+        ConstantShare(name=draws.varied[i].name, share=float(shares[i]))
+        for i in np.argsort(-shares, kind="stable")
+    )
+
+
+# --- Limits on what passes draw -------------------------------------------------------------------
+
+Pair = tuple[int, int]
+"""A design of the draws' space with one of its HBM options."""
+
+
+def drawn_apart(like: Search, draws: Draws, winner: Pair) -> Robustness:
+    """The same where times follow the constants: a search for each draw."""
+    known = [winner]
+    found: list[float] = []
+    bounds: list[float] = []
+    for number in range(len(draws.allowed)):
+        search = _search_in(like, draws, number, None)
+        if search is None:
+            found, bounds = [*found, 0.0], [*bounds, 0.0]
+            continue
+        pairs = _pairs(search, draws, number, None)
+        search.batch(np.array([at for at, pair in enumerate(pairs) if pair in known], np.int64))
+        if exact_search(search).stopped:
+            raise StoppedError
+        found, bounds = [*found, search.score], [*bounds, search.bound()]
+        if search.best is not None and number < len(draws.draws):
+            known.append(pairs[search.best])
+    count = len(draws.draws)
+    some = [draw for draw in range(count) if found[draw] > 0.0]
+    known = list(dict.fromkeys(known))
+    tables = [_kept(like, draws, draw, known) for draw in some]
+    kept, own = (np.array([table[part] for table in tables]) for part in range(2))
+    best = np.maximum(np.array(found)[some], kept.max(axis=1, initial=0.0))
+    losses = 1.0 - kept / best[:, None]
+    mean = losses.mean(axis=0)
+    steadiest = 0 if mean[0] <= mean.min() else int(np.argmin(mean))
+
+    def told(number: int) -> SteadyChip:
+        fits = float((own[:, number] > 0.0).mean())
+        return _told(draws, known[number], some, fits, losses[:, number])
+
+    return made_of(
+        Robustness,
+        told(0),
+        draws=len(some),
+        without_a_chip=count - len(some),
+        designs=len(draws.space),
+        proven_within=float((np.array(bounds)[some] / best).max(initial=1.0) - 1.0),
+        steadiest=told(steadiest),
+        least_loss=0.0,
+        constants=_shares(draws, np.array(found[count:]).reshape(-1, 2)),
+    )
+
+
+def _search_in(like: Search, draws: Draws, number: int, designs: IntArray | None) -> Search | None:
+    """Over the designs that keep to the limits under one of the sets; none where there are none."""
+    physics = [*draws.draws, *draws.ends][number]
+    kept = _within(draws, number, designs)
+    if len(kept) == 0:
+        return None
+    space = replace(under(draws.space, physics), hbm_allowed=draws.allowed[number]).subset(kept)
+    known = space, like.variants, like.setting, like.objective, TOLERANCE
+    return Search(*known, stop=like.stop)
+
+
+def _within(draws: Draws, number: int, designs: IntArray | None) -> IntArray:
+    kept = np.flatnonzero(draws.allowed[number].any(axis=1))
+    return kept if designs is None else np.intersect1d(kept, designs)
+
+
+def _pairs(search: Search, draws: Draws, number: int, designs: IntArray | None) -> list[Pair]:
+    """What each chip of such a search is."""
+    chips, kept = search.frontier.chips, _within(draws, number, designs)
+    assert isinstance(search.space, Space)
+    options = [search.space.hbm_options.index(hbm) for (hbm,) in search.memories]
+    every = zip(chips.design.tolist(), chips.memory.tolist(), strict=True)
+    return [(int(kept[design]), options[memory]) for design, memory in every]
+
+
+def _kept(
+    like: Search, draws: Draws, draw: int, known: Sequence[Pair]
+) -> tuple[list[float], list[float]]:
+    """What these chips score in a draw: at the clock that serves best, up to their own; and at
+    their own."""
+    columns = [values for name, values in draws.space.columns.items() if name != "clock_Hz"]
+    _, kind = distinct_rows(np.column_stack(columns).astype(np.float64))
+    clock_Hz = draws.space.clock_Hz
+    slower = [
+        np.flatnonzero((kind == kind[design]) & (clock_Hz <= clock_Hz[design]))
+        for design, _ in known
+    ]
+    designs = np.unique(np.concatenate(slower))
+    search = _search_in(like, draws, draw, designs)
+    if search is None:
+        return [0.0] * len(known), [0.0] * len(known)
+    scores = search.evaluate_all(np.arange(len(search.frontier.chips)))
+    if search.stop():
+        raise StoppedError
+    at = dict(zip(_pairs(search, draws, draw, designs), scores.tolist(), strict=True))
+    best = [
+        max(0.0, *(at.get((int(other), option), 0.0) for other in own))
+        for own, (_, option) in zip(slower, known, strict=True)
+    ]
+    return best, [max(0.0, at.get(pair, 0.0)) for pair in known]
 
 
 def _steady(held: Held, chip: int) -> SteadyChip:
     """What the draws say of one chip."""
-    draws, chips = held.draws, held.search.frontier.chips
-    losses = held.losses(chip)
-    alone = draws.space.subset(chips.design[[chip]])
+    pair = int(held.search.frontier.chips.design[chip]), int(held.option[chip])
+    fits = float(np.mean([held.feasible[draw][chip] for draw in held.some]))
+    return _told(held.draws, pair, held.some, fits, held.losses(chip))
+
+
+def _told(
+    draws: Draws, chip: Pair, some: Sequence[int], fits: float, losses: FloatArray
+) -> SteadyChip:
+    design, option = chip
+    alone = draws.space.subset([design])
     figures = []
-    for draw in held.some:
+    for draw in some:
         drawn_ = under(alone, draws.draws[draw])
-        hbm = drawn_.hbm_options[int(held.option[chip])]
+        hbm = drawn_.hbm_options[option]
         figures.append((drawn_.area_with(hbm)[0], drawn_.peak_power_with(hbm)[0]))
     ends = np.quantile(np.array(figures), (0.05, 0.95), axis=0).T.tolist()
-    own = Finder(held.search).design(chip).accelerator
-    fits = np.mean([held.feasible[draw][chip] for draw in held.some])
+    own = alone.accelerator(0, alone.hbm_options[option])
     return SteadyChip(
         chip=f"{own.describe()} at {own.clock_Hz / 1e9:g} GHz",
-        fits=float(fits),
+        fits=fits,
         loss_mean=float(losses.mean()),
         loss_p95=float(np.quantile(losses, 0.95)),
         area_mm2=tuple(ends[0]),

@@ -80,8 +80,6 @@ def open_space(job: SearchQuestion) -> tuple[Space | ProductSpace, Scope]:
     """The space of a job under its limits, and what it covers; a large one is not built."""
     if job.per and job.pareto:
         raise AtollError("job: pareto: fronts are of throughput; ask for them without per.")
-    if job.robust and job.power == "sustained":
-        raise AtollError("job: robust: draws are held against ratings; ask with power: rated.")
     profile, name = profile_of(job), _name_of(job)
     max_area_mm2, max_power_W = job.max_area, job.max_power
     if job.power == "sustained":
