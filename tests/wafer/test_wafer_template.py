@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 
 from atoll.errors import AtollError
+from atoll.hardware.area import area_of_parts
+from atoll.hardware.silicon.chip import columns_of
 from atoll.hardware.wafer import D1_AREA_SCALE, Stack
 from atoll.hardware.wafer_files import load_wafer, load_wafers, wafer_names
 
@@ -50,6 +52,22 @@ def test_operands_that_few_units_share_cost_power():
     shared = load_wafer("cs-2")
     array = replace(shared, unit_cells=None)
     assert array.power_parts_W["operands"] < 0.2 * shared.power_parts_W["operands"]
+
+
+def test_dies_shrink_with_their_process_unless_their_area_is_stated():
+    wafer = load_wafer("default")
+    assert wafer.process == "7nm" and wafer.stated_die_mm2 is None
+    fine, coarse = (replace(wafer, process=own, rows=2, columns=2) for own in ("5nm", "12nm"))
+    # Logic by 91.2 / 138.2, memories by 0.021 / 0.027.
+    assert 0.66 * wafer.die_mm2 < fine.die_mm2 < 0.78 * wafer.die_mm2 < coarse.die_mm2
+    parts = area_of_parts(columns_of(wafer.core))
+    logic = sum(float(parts[name][0]) for name in ("tensor_arrays_mm2", "vector_lanes_mm2"))
+    memory = sum(float(mm2[0]) for mm2 in parts.values()) - logic
+    assert wafer.die_mm2 == pytest.approx(D1_AREA_SCALE * (logic + memory), rel=1e-12)
+    by_hand = D1_AREA_SCALE * (logic * 91.2 / 138.2 + memory * 0.021 / 0.027)
+    assert fine.die_mm2 == pytest.approx(by_hand, rel=1e-9)
+    stated = load_wafer("cs-3")
+    assert replace(stated, process="7nm").die_mm2 == stated.die_mm2 == 540.0
 
 
 def test_more_stacks_mean_less_area_for_dies_and_slower_links():

@@ -24,17 +24,21 @@ from math import hypot
 from atoll.errors import AtollError
 from atoll.fabric.mesh import Mesh
 from atoll.hardware.accelerator import GIB, Accelerator, Hbm
-from atoll.hardware.area import area_mm2
+from atoll.hardware.area import area_mm2, area_of_parts, area_of_space
 from atoll.hardware.physical.chips import Chip, columns
 from atoll.hardware.physical.constants import PUBLISHED
 from atoll.hardware.physical.die import die_yield
 from atoll.hardware.physical.nodes import nodes
 from atoll.hardware.physical.power import power_parts_W
 from atoll.hardware.physical.price import USUAL_PRICES
+from atoll.hardware.silicon.chip import columns_of
 from atoll.hardware.silicon.physical import PROCESSES_NM
 
 # Die silicon per modelled square millimetre (`hardware.area` is a 22 nm model without control and
 # wires): 645 mm2 of [D1] against what the model gives for 354 nodes of 16 x 16 cells and 442.5 MB.
+D1_NM = 7.0
+_LOGIC = ("tensor_arrays_mm2", "vector_lanes_mm2")
+"""Parts that shrink as logic does; others as memories do."""
 D1_AREA_SCALE = 645.0 / float(area_mm2(354, 354, 16, 16, 16, 442_500_000))
 
 # A wafer is 300 mm across; with their corners cut, WSE-2 and WSE-3 are squares with a diagonal of
@@ -74,7 +78,7 @@ class Wafer:
     stated_link_Bps: float | None = None
     """One link in one direction; None: what the free edge gives."""
     stated_die_mm2: float | None = None
-    """Area of a die's silicon; None: the area model, scaled by Dojo D1's."""
+    """Area of a die's silicon; None: the area model, scaled by Dojo D1's and by the process."""
     unit_cells: int | None = None
     """Multiply-adds that share their operands; None: those of a core's whole array."""
     sram_memory: bool = False
@@ -149,11 +153,15 @@ class Wafer:
         """Silicon of one die, without HBM."""
         if self.stated_die_mm2 is not None:
             return self.stated_die_mm2
-        c = self.core
-        modelled = area_mm2(
-            c.tensor_cores, c.vector_cores, c.width, c.depth, c.vector_width, c.glb_bytes
+        core = columns_of(self.core)
+        d1, own = nodes(D1_NM), nodes(PROCESSES[self.process])
+        logic = float(own.logic / d1.logic)
+        memory = float(d1.macro_bytes_per_mm2 / own.macro_bytes_per_mm2)
+        grown_mm2 = sum(
+            float(mm2[0]) * ((logic if name in _LOGIC else memory) - 1.0)
+            for name, mm2 in area_of_parts(core).items()
         )
-        return float(modelled) * D1_AREA_SCALE
+        return (float(area_of_space(core)[0]) + grown_mm2) * D1_AREA_SCALE
 
     @cached_property
     def site_mm2(self) -> float:
