@@ -146,7 +146,10 @@ class SearchQuestion(Question):
         CHIPS, "rated",
     )  # fmt: skip
     network: f.NetworkName | None = option(
-        "Network of the catalogue or a file.", CHIPS, None, shown="the profile's"
+        "Network of the catalogue, a file, or links: torus@300GB/s, switch-64@450GB/s.",
+        CHIPS,
+        None,
+        shown="the profile's",
     )
     profile: f.ProfileName = option(
         "Assumptions: bandwidths and memory modelled, or as PHAZE published.",
