@@ -70,16 +70,17 @@ def begin(search: Search, space: ProductSpace) -> None:
     names = space.axes.names
     lists = [np.sort(values) for values in space.axes.lists()]
     places = [np.unique(np.linspace(0, len(own) - 1, FEW).round().astype(int)) for own in lists]
-    best: int | None = None
+    best, score = None, 0.0
     factors = iter(FACTORS)
     factor = next(factors)
     while not search.stop():
         chosen = [tuple(own[at].tolist()) for own, at in zip(lists, places, strict=True)]
-        found = _best_of(search, space.part(dict(zip(names, chosen, strict=True))))
-        if found is None or (found == best and (factor := next(factors, 1.0)) == 1.0):
+        found = _best_of(search, space.part(dict(zip(names, chosen, strict=True))), score)
+        if found is not None:
+            best, score = found
+        elif best is None or (factor := next(factors, 1.0)) == 1.0:
             break
-        best = found
-        values = space.values(found // len(search.memories))
+        values = space.values(best // len(search.memories))
         places = [_about(own, values[name], factor) for own, name in zip(lists, names, strict=True)]
     if best is not None:
         search.batch(np.array(list(search.bring([best]).values()), np.int64))
@@ -93,8 +94,10 @@ def _about(values: FloatArray, value: float, factor: float) -> IntArray:
     return np.unique(np.clip([at - 1, at, at + 1, *scaled], 0, len(values) - 1))
 
 
-def _best_of(search: Search, space: ProductSpace) -> int | None:
-    """The number of the best chip of a part of the space, roughly; none where none fits."""
+def _best_of(search: Search, space: ProductSpace, score: float) -> tuple[int, float] | None:
+    """The number of the best chip of a part of the space, roughly, and its score; none where none
+    beats that score.
+    """
     try:
         part = Search(
             space.build(),
@@ -104,6 +107,7 @@ def _best_of(search: Search, space: ProductSpace) -> int | None:
             ROUGHLY,
             stop=search.stop,
         )
+        part.score = score
         bound_all(part)
     except InfeasibleError:
         return None
@@ -114,7 +118,7 @@ def _best_of(search: Search, space: ProductSpace) -> int | None:
     memory = next(i for i, options in enumerate(search.memories) if own[0] in options)
     assert isinstance(part.space, Space) and isinstance(search.space, ProductSpace)
     place = search.space.place(part.space.values(int(chips.design[chip])))
-    return place * len(search.memories) + memory
+    return place * len(search.memories) + memory, part.score
 
 
 def tighten(search: Search, until: float) -> None:
