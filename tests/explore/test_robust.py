@@ -11,6 +11,7 @@ import pytest
 
 import atoll
 from atoll.answers.search import Robustness
+from atoll.errors import AtollError
 from atoll.explore.pricing.price import price_of
 from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.robust import (
@@ -18,6 +19,7 @@ from atoll.explore.robust import (
     TOLERANCE,
     Draws,
     Held,
+    _with_a_chip,
     robustness,
     that_matter,
     under,
@@ -233,3 +235,9 @@ def test_losses_under_a_limit_on_passes_are_those_of_every_chip_tried(folder: Pa
 def test_spaces_whose_constants_have_no_ranges_are_refused() -> None:
     with pytest.raises(atoll.AtollError, match="no ranges"):
         atoll.search(model="bert-large", space="phaze", robust=5)
+
+
+def test_draws_that_leave_no_chip_at_all_are_said() -> None:
+    with pytest.raises(AtollError, match="no chip keeps to the limits under any of 3 draws"):
+        _with_a_chip([0.0, 0.0, 0.0])
+    assert _with_a_chip([0.0, 2.0]) == [1]

@@ -28,6 +28,7 @@ from atoll.answers.answer import made_of
 from atoll.answers.search import ConstantShare, Robustness, SteadyChip
 from atoll.arrays import BoolArray, FloatArray, IntArray
 from atoll.cost.chips import Chips, distinct_rows
+from atoll.errors import AtollError
 from atoll.explore.answer.scope import described_space, limits_of
 from atoll.explore.pricing.price import Price
 from atoll.explore.proof.branch_and_bound import Search
@@ -316,7 +317,7 @@ def robustness(search: Search, draws: Draws, winner: int) -> Robustness:
     found = list(map(held.best_of, held.feasible, held.prices))
     count = len(draws.draws)
     ends = np.array(found[count:]).reshape(-1, 2)
-    held.some = [draw for draw in range(count) if found[draw] > 0.0]
+    held.some = _with_a_chip(found[:count])
     held.best = np.array([found[draw] for draw in held.some])
     bounds = np.array([held.bound_of(draw) for draw in held.some])
     steadiest, least = held.steadiest(winner)
@@ -331,6 +332,17 @@ def robustness(search: Search, draws: Draws, winner: int) -> Robustness:
         least_loss=least,
         constants=_shares(draws, ends),
     )
+
+
+def _with_a_chip(found: Sequence[float]) -> list[int]:
+    """Draws in which a chip keeps to the limits."""
+    some = [draw for draw, score in enumerate(found) if score > 0.0]
+    if not some:
+        raise AtollError(
+            f"robust: no chip keeps to the limits under any of {len(found)} draws of "
+            "the constants; allow more area or power, or ask without it"
+        )
+    return some
 
 
 def _shares(draws: Draws, ends: FloatArray) -> tuple[ConstantShare, ...]:
@@ -367,7 +379,7 @@ def drawn_apart(like: Search, draws: Draws, winner: Pair) -> Robustness:
         if search.best is not None and number < len(draws.draws):
             known.append(pairs[search.best])
     count = len(draws.draws)
-    some = [draw for draw in range(count) if found[draw] > 0.0]
+    some = _with_a_chip(found[:count])
     known = list(dict.fromkeys(known))
     tables = [_kept(like, draws, draw, known) for draw in some]
     kept, own = (np.array([table[part] for table in tables]) for part in range(2))
