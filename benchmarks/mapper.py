@@ -144,7 +144,7 @@ def sunstone() -> None:
 
 
 def throughput() -> None:
-    print("| profile | products | configurations | pairs | seconds | pairs a second |")
+    print("| profile | products | configurations | pairs | seconds | pairs per second |")
     print("|---|---|---|---|---|---|")
     for profile in PROFILES.values():
         space = phaze_space(profile.hbm_bandwidth_Bps, profile.glb_bandwidth_Bpc)

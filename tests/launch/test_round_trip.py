@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import atoll
 from atoll.errors import AtollError
 from atoll.launch.read import read_launch
 from atoll.step.layout import Layout
@@ -51,6 +52,26 @@ def test_a_written_file_is_read_back(case: Case, target: str, tmp_path: Path) ->
     except AtollError:
         pytest.skip("the target cannot run it")
     check(case, target, tmp_path)
+
+
+@pytest.mark.parametrize("target", ["megatron", "torchtitan", "nemo", "deepspeed"])
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_a_plan_takes_what_the_check_of_its_file_says(
+    target: str, precision: str, tmp_path: Path
+) -> None:
+    """Each tool has its own kernels and optimizer states: a plan is priced as the tool runs it."""
+    job = {"model": "llama3-8b", "device": "h100", "devices": 16}
+    try:
+        plan = atoll.plan(
+            **job, batch=32, tp=[1, 2], pp=[1], cp=[1], precision=precision, export=target
+        )
+    except AtollError as error:
+        assert target == "deepspeed", "it has no fp8"
+        assert "fp8" in str(error)
+        return
+    checked = atoll.check(plan.export(target).save(tmp_path), sequence=8192, **job)
+    assert checked.estimate.step.time_s == pytest.approx(plan.best.step.time_s, rel=1e-12)
+    assert checked.estimate.memory == plan.best.memory
 
 
 @given(

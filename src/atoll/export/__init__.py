@@ -18,6 +18,7 @@ from atoll.export.megatron_core import VALUES as MEGATRON_VALUES
 from atoll.export.nemo import nemo
 from atoll.export.plan import Exporter, make_plan
 from atoll.export.torchtitan import VALUES as TORCHTITAN_VALUES
+from atoll.export.torchtitan import runs_as as torchtitan_runs_as
 from atoll.export.torchtitan import torchtitan
 from atoll.registry import Registry
 from atoll.step.layout import Layout
@@ -29,10 +30,10 @@ EXPORTERS = Registry(
     "exporters",
     Exporter,
     (
-        Exporter("megatron", megatron, MEGATRON_VALUES),
-        Exporter("torchtitan", torchtitan, TORCHTITAN_VALUES),
-        Exporter("deepspeed", deepspeed, DEEPSPEED_VALUES),
-        Exporter("nemo", nemo, MEGATRON_VALUES),
+        Exporter("megatron", megatron, MEGATRON_VALUES, lambda precision: {"stack": "megatron"}),
+        Exporter("torchtitan", torchtitan, TORCHTITAN_VALUES, torchtitan_runs_as),
+        Exporter("deepspeed", deepspeed, DEEPSPEED_VALUES, lambda precision: {"stack": "fsdp"}),
+        Exporter("nemo", nemo, MEGATRON_VALUES, lambda precision: {"stack": "nemo"}),
     ),
 )
 

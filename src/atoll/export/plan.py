@@ -82,6 +82,8 @@ class Exporter:
     """The file of a run, or one AtollError that says why the tool cannot run it so."""
     values: Values = field(default_factory=dict)
     """What a plan for the tool tries on some axes, unless it is told otherwise."""
+    runs_as: Callable[[str], Mapping[str, str]] = field(default=lambda precision: {})
+    """`stack` and `optimizer` of a run of its file on GPUs, by precision, unless told otherwise."""
 
 
 def make_plan(

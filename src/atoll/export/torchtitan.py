@@ -147,6 +147,13 @@ def _modules(stages: tuple[int, ...]) -> list[list[str]]:
     return parts
 
 
+def runs_as(precision: str) -> dict[str, str]:
+    """Its own kernels, compiled where the precision needs it; parameters are kept in fp32, and
+    what FSDP gathers is cast.
+    """
+    return {"stack": "compiled" if precision in NARROW else "fsdp", "optimizer": "fp32"}
+
+
 def _recompute(plan: LaunchPlan) -> Settings:
     policy = plan.layout.recompute
     if policy in ("none", "full"):

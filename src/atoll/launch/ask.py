@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import AtollError
+from atoll.export import EXPORTERS
 from atoll.launch.account import Launch
 from atoll.launch.read import read_launch
 from atoll.questions import LayoutQuestion
 from atoll.questions.question import Question
 from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.load import load_model
-
-STACKS = {"megatron": "megatron", "nemo": "nemo", "torchtitan": "fsdp", "deepspeed": "fsdp"}
 
 
 def launched(file: str | Path, given: Mapping[str, Any]) -> Launch:
@@ -36,7 +35,8 @@ def completed(asked: type[Question], given: Mapping[str, Any]) -> dict[str, Any]
 
 def fields_of(launch: Launch, given: Mapping[str, Any]) -> dict[str, Any]:
     """The file's layout as fields of a question; those that are given win."""
-    said = {"stack": STACKS[launch.software]} | dict(launch.fields)
+    precision = str(launch.fields.get("precision", "bf16"))
+    said = {**EXPORTERS[launch.software].runs_as(precision), **launch.fields}
     local = said.pop("local_batch", None)
     said |= {name: value for name, value in given.items() if value is not None}
     if said.get("devices") is None:

@@ -71,8 +71,6 @@ def read_torchtitan(file: str, content: Mapping[str, Any], model: ModelConfig | 
         given.text("optimizer.name")  # whose states the others do not have
     steps = given.count("training.steps")
     given.ignore((*WORDS.without_effect, *(n for n, value in given.given.items() if value == [])))
-    # Parameters are kept in fp32: torchtitan casts what FSDP gathers.
-    fields["optimizer"] = "fp32"
     fields["local_batch"] = local
     return Launch(file, "torchtitan", found, fields, steps, given.accounted())
 

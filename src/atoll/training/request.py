@@ -10,7 +10,7 @@ from atoll.errors import AtollError
 from atoll.hardware.catalog import load_network
 from atoll.hardware.device import Device, load_device
 from atoll.questions import LayoutQuestion, PlanQuestion, RunQuestion
-from atoll.questions.devices import LengthQuestion
+from atoll.questions.devices import FilesQuestion, LengthQuestion
 from atoll.registry import named
 from atoll.step.layout import Layout
 from atoll.step.length import MTBF_S, RESTART_S, Length
@@ -20,7 +20,7 @@ from atoll.training.planner.space import Axes
 from atoll.training.run import Run, Timed
 from atoll.training.site import Site, load_site
 from atoll.training.software import software
-from atoll.training.stack import with_adapters
+from atoll.training.stack import CHIP, XLA, with_adapters
 from atoll.workload.adapters import Adapters, targets_named
 from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.load import load_model
@@ -64,9 +64,14 @@ def run_of(asked: RunQuestion, model: ModelConfig | None = None) -> Run:
     precision = asked.precision or gpu.half_dtype
     gpu.peak_flops(precision)
     site = load_site(asked.site) if asked.site else Site(name="catalogue")
-    attention = asked.attention if "attention" in asked.asked() else None
+    said, usual = asked.asked(), _of_its_tool(asked, gpu, precision)
+    attention = asked.attention if "attention" in said else None
+    states = asked.optimizer if "optimizer" in said else usual.get("optimizer", asked.optimizer)
     stack = software(
-        asked.stack or site.stack or gpu.stack, asked.overlap, asked.cuda_graphs, asked.flags
+        asked.stack or site.stack or usual.get("stack", gpu.stack),
+        asked.overlap,
+        asked.cuda_graphs,
+        asked.flags,
     )
     adapters = None
     if asked.method == "lora":
@@ -82,7 +87,7 @@ def run_of(asked: RunQuestion, model: ModelConfig | None = None) -> Run:
         sequence=length,
         global_batch=asked.batch,
         stack=stack,
-        states=load_states(asked.optimizer),
+        states=load_states(states),
         precision=precision,
         attention=attention or site.attention or asked.attention,
         imbalance=asked.imbalance,
@@ -102,6 +107,17 @@ def _model(asked: RunQuestion) -> ModelConfig | StoredModel:
         return load_model(asked.model)
     found: ModelConfig = named("atoll.launch.ask:launched")(asked.from_, asked.asked()).model
     return found
+
+
+def _of_its_tool(asked: RunQuestion, gpu: Device, precision: str) -> Mapping[str, str]:
+    """How the tool that a launch file is written for runs it, so that the file takes what the
+    answer says.
+    """
+    target = asked.export if isinstance(asked, FilesQuestion) else None
+    if target is None or gpu.stack in (CHIP.name, XLA.name):
+        return {}
+    usual: Mapping[str, str] = named("atoll.export:EXPORTERS")[target].runs_as(precision)
+    return usual
 
 
 def _timed(gpu: Device, precision: str) -> Timed:

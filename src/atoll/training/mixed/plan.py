@@ -113,7 +113,7 @@ def plan_pods(
     stop = stop or Stop()
     stop.limit(asked.time_limit)
     file = load_pods(str(asked.pods))
-    pods = pods_of(file, run_of(asked), asked.stack is not None)
+    pods = pods_of(file, run_of(asked), asked.stack is not None or asked.export is not None)
     usual = named("atoll.export:EXPORTERS")[asked.export].values if asked.export else {}
     axes, launched = axes_of(asked, usual), asked.export is not None
     found = plan_mixed(pods, axes, equal=launched, stop=stop, progress=progress)
