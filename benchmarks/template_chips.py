@@ -5,7 +5,8 @@
 The chips of examples/devices/existing have published counts, sizes and rates; what they lose is one
 set of constants for their kind (`atoll.hardware.template.stalls`). Products and attention in 16 bit
 of 50 us and more are priced by the search's own cost model: our timings of an H200, and those of
-all chips in a table with the columns that `atoll validate --data` reads for several devices.
+all chips in a table with the columns that `atoll validate --data` reads for several devices, there
+also products in fp8 (scaled by tensor), two values in a word (`atoll.workload.narrow`).
 `--runs` prices the training runs on TPU v5e and v5p of a table that `atoll validate --data` reads.
 `--fit` fits constants of chips with caches on half of our H200 shapes; docs/cost-model.md says
 which were chosen by hand.
@@ -98,6 +99,9 @@ def main() -> None:
         for name in ("h200", "a100", "b200"):
             rows = [row for row in timed if row.device.lower() == name]
             report(name, "several devices", [case for row in rows for case in device_case(row)])
+            narrow = [case for row in rows for case in fp8_case(row)]
+            if narrow:
+                report(name, "several devices, fp8", narrow)
     if asked.runs:
         for name in ("tpu-v5e", "tpu-v5p"):
             report_runs(name, [row for row in read_runs(asked.runs) if is_plain(row, name)])
@@ -138,6 +142,15 @@ def device_case(row: Timed) -> Iterator[Case]:
             keys += (OperatorKey(Operator("store", "copy", (), ()), int(moved)),)
         mask = "causal" if heads.causal else "full"
         yield Case(f"attention fwd {mask}", keys, row.measured_s)
+
+
+def fp8_case(row: Timed) -> Iterator[Case]:
+    """A product in fp8, two values in a word; scales by block are work of their own."""
+    if row.precision == "fp8" and row.op in PRODUCTS and row.measured_s >= LONG_S:
+        m, n, k, batch = (int(size) for size in row.sizes)
+        product = Matmul(batch, m, n, -(-k // 2))
+        odd = odd_rows(Matmul(batch, m, n, k))
+        yield Case(row.op + odd, (product_key(product),), row.measured_s)
 
 
 def odd_rows(product: Matmul) -> str:

@@ -37,14 +37,14 @@ CHIP = "phaze-tpuv4"
 BATCH, SEQUENCE = 16, 256
 
 
-def searched(model: str, layout: Layout, network: str, states: str) -> Placement:
+def searched(model: str, layout: Layout, network: str, states: str, precision: str) -> Placement:
     """The layout as the search prices it, on a chip whose memory holds anything."""
     chip = load_accelerator(CHIP)
     setting = Setting(
         load_network(network), DEFAULT, load_states(states), layout.devices, layout.recompute
     )
     variants = make_variants(
-        [make_workload(model, BATCH, SEQUENCE)], [layout.microbatch], [layout.tp],
+        [make_workload(model, BATCH, SEQUENCE, precision)], [layout.microbatch], [layout.tp],
         layout.devices, layout.recompute, DEFAULT,
     )  # fmt: skip
     priced = Priced.of(chips_of_accelerator(chip, DEFAULT), variants, setting)
@@ -58,10 +58,10 @@ def searched(model: str, layout: Layout, network: str, states: str) -> Placement
     return DEFAULT.placer.describe(problem, times, replace(division, zero=layout.zero))
 
 
-def planned(model: str, layout: Layout, network: str, states: str) -> Estimate:
+def planned(model: str, layout: Layout, network: str, states: str, precision: str) -> Estimate:
     run = make_run(
-        model, CHIP, layout.devices,
-        batch=BATCH, sequence=SEQUENCE, network=network, optimizer=states,
+        model, CHIP, layout.devices, batch=BATCH, sequence=SEQUENCE, network=network,
+        optimizer=states, precision=precision,
     )  # fmt: skip
     return Estimator(run).estimate(layout)
 
@@ -79,18 +79,19 @@ LAYOUTS = (
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize(
-    "model, network, states",
+    "model, network, states, precision",
     [
-        (SMALL, "dgx-a100", "mixed"),
-        ("mixtral-8x7b", "dgx-h100", "mixed16"),
-        ("opt-350m", "dgx-a100", "mixed"),
+        (SMALL, "dgx-a100", "mixed", "bf16"),
+        ("mixtral-8x7b", "dgx-h100", "mixed16", "bf16"),
+        ("mixtral-8x7b", "dgx-h100", "mixed16", "fp8"),
+        ("opt-350m", "dgx-a100", "mixed", "bf16"),
     ],
-    ids=["dense", "experts", "tied"],
+    ids=["dense", "experts", "fp8", "tied"],
 )
 def test_search_and_planner_price_a_layout_alike(
-    model: str, network: str, states: str, layout: Layout
+    model: str, network: str, states: str, precision: str, layout: Layout
 ) -> None:
-    one, two = (price(model, layout, network, states) for price in (searched, planned))
+    one, two = (price(model, layout, network, states, precision) for price in (searched, planned))
     assert two.step.time_s == pytest.approx(one.step_time_s, rel=REL)
     parts = two.step.breakdown()
     for name in ("compute", "gradient_reduction", "optimizer"):

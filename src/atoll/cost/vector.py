@@ -31,7 +31,7 @@ DEFAULT_OPERATIONS = {
     "add": 1, "add_bwd": 1, "mul": 1, "mul_bwd": 2, "bias": 1, "bias_bwd": 1, "bias_grad": 1,
     "gelu": 18, "gelu_bwd": 26, "relu": 1, "relu_bwd": 1, "silu": 13, "silu_bwd": 15,
     "tanh": 12, "tanh_bwd": 3, "dropout": 2, "dropout_bwd": 1, "rotary": 3, "rotary_bwd": 3,
-    "topk": 4, "topk_bwd": 1, "exp": 10,
+    "topk": 4, "topk_bwd": 1, "exp": 10, "cast_fp8": 2,
     "relu2": 2, "relu2_bwd": 2, "xielu": 14, "xielu_bwd": 18,
 }  # fmt: skip
 

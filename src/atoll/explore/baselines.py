@@ -31,7 +31,9 @@ from atoll.hardware.silicon.chip import accelerator_area_mm2, columns_of, peak_p
 from atoll.hardware.space import Space
 from atoll.stopping import Stop, StoppedError, go_on
 
-NAMES = ("tpuv4-expert", "tpuv4-placed", "spotlight", "random")
+REFERENCE = ("tpuv4-expert", "tpuv4-placed")
+OF_THE_SPACE = ("spotlight", "random")
+NAMES = REFERENCE + OF_THE_SPACE
 RANDOM_CHIPS = 64
 _FINE = 1e-4  # tolerance, of one chip compared with its neighbours
 _SAME = 1e-9  # relative: two numbers that are the same to rounding
@@ -104,6 +106,12 @@ class Baseline:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "found"}
 
 
+def baseline_names(variants: Variants) -> tuple[str, ...]:
+    """Those of a job: TPU v4 has no products narrower than 16 bits."""
+    narrow = any(workload.precision != "bf16" for workload in variants.workloads)
+    return OF_THE_SPACE if narrow else NAMES
+
+
 def run_baselines(
     space: Space | ProductSpace,
     drawn_from: Space,
@@ -142,10 +150,10 @@ def run_baselines(
     )
     found: dict[str, Baseline] = {}
     try:
-        placed = _as_published(best_of(reference), space.template.reference)
-        expert = _expert(reference, variants, setting, objective, stop)
-        found["tpuv4-expert"] = replace(placed, score=expert, found={})
-        found["tpuv4-placed"] = placed
+        if set(REFERENCE) <= set(baseline_names(variants)):
+            placed = _as_published(best_of(reference), space.template.reference)
+            expert = _expert(reference, variants, setting, objective, stop)
+            found |= zip(REFERENCE, (replace(placed, score=expert, found={}), placed), strict=True)
         spotlight = spotlight_chip(drawn_from, variants, setting, seed, stop)
         found["spotlight"] = best_of(drawn_from.subset([spotlight]))
         found["random"] = best_of(drawn_from.subset(np.sort(drawn)))

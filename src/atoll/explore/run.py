@@ -14,7 +14,7 @@ import numpy as np
 from atoll.answers.designs import Identity
 from atoll.answers.search import Alone, Beside, FrontAnswer
 from atoll.driver import Desk, Means, Progress, drive
-from atoll.errors import InfeasibleError
+from atoll.errors import AtollError, InfeasibleError
 from atoll.executors import Crew, Executor
 from atoll.explore.ahead import ahead_of, run_of
 from atoll.explore.alone import alone
@@ -24,8 +24,8 @@ from atoll.explore.answer.result import Design, SearchResult
 from atoll.explore.answer.room import check_memory, nothing_fits
 from atoll.explore.answer.scope import Scope, open_space, sustained
 from atoll.explore.baselines import (
-    NAMES,
     Baseline,
+    baseline_names,
     reference_space,
     remarks,
     run_baselines,
@@ -63,7 +63,7 @@ from atoll.step.layout import ZERO_STAGES
 from atoll.step.orders import ORDERS
 from atoll.step.states import load_states
 from atoll.stopping import Asked, Stop, StoppedError, never
-from atoll.training.planner.beside import plan_beside
+from atoll.training.planner.beside import plan_beside, precision_of
 from atoll.training.request import make_run
 from atoll.training.run import Run
 from atoll.workload.stored import warnings_of
@@ -221,6 +221,7 @@ def _runs_beside(job: SearchQuestion, devices: Sequence[str]) -> dict[str, Run]:
             batch=model.batch or job.batch,
             sequence=model.sequence,
             optimizer=job.optimizer or profile_of(job).optimizer,
+            precision=precision_of(name, job.precision),
         )
         for name in devices
     }
@@ -295,7 +296,8 @@ class _Road:
         if job.baselines:
             baselines = self._baselines(search, objective)
             mark = _timed(phases, "baselines", mark)
-            missing = [f"baseline {name}" for name in NAMES if name not in baselines]
+            names = baseline_names(self.variants)
+            missing = [f"baseline {name}" for name in names if name not in baselines]
             left_out |= dict.fromkeys(missing if baselines else ["baselines"], self.stop.reason)
         outcome = replace(search.outcome(), stopped=outcome.stopped)
         assert outcome.best is not None
@@ -397,7 +399,7 @@ class _Road:
                     space, drawn, self.variants, self.setting, objective, job.seed, self.stop
                 )
             )
-            if len(found) == len(NAMES):  # else the next run makes them all
+            if len(found) == len(baseline_names(self.variants)):  # else the next run makes them all
                 search.journal.put_note(name, {key: b.to_note() for key, b in found.items()})
         if self.strategy.proves:
             for baseline in found.values():
@@ -419,6 +421,8 @@ def prepare_search(
     """The network, optimizer and profile; and the models at every microbatch and width."""
     profile = profile or profile_of(job)
     plain = profile.placer.plain
+    if plain and job.precision != "bf16":
+        raise AtollError(f"precision: profile {profile.name} computes in 16 bits; leave bf16")
     setting = Setting(
         network=network_of(job, profile),
         profile=profile,
@@ -432,7 +436,8 @@ def prepare_search(
         limit=sustained(job),
     )
     workloads = [
-        make_workload(model.name, model.batch or job.batch, model.sequence) for model in job.models
+        make_workload(model.name, model.batch or job.batch, model.sequence, job.precision)
+        for model in job.models
     ]
     variants = make_variants(
         workloads, job.microbatch, job.tp, job.devices, job.recompute, profile, stop,

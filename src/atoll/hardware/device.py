@@ -26,7 +26,7 @@ CLOCK_STEPS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """A chip of the template. It computes in 16 bit."""
+    """A chip of the template. Its cells do one 16-bit or two 8-bit multiply-adds in a clock."""
 
     accelerator: Accelerator
     network: str = "dgx-a100"
@@ -58,9 +58,9 @@ class Chip:
         return self.hbm_Bps * stalls_of(self.accelerator).hbm
 
     def peak_flops(self, dtype: str) -> float:
-        if dtype not in ("bf16", "fp16"):
-            raise AtollError(f"device {self.name} has no {dtype} matrix units; it has bf16")
-        return self.accelerator.peak_flops
+        if dtype not in ("bf16", "fp16", "fp8"):
+            raise AtollError(f"device {self.name} has no {dtype} matrix units; it has bf16 and fp8")
+        return self.accelerator.peak_flops * (2 if dtype == "fp8" else 1)
 
     def with_compute(self, factor: float) -> Chip:
         chip = replace(self.accelerator, clock_Hz=self.clock_Hz * factor)

@@ -60,6 +60,7 @@ Capacity = Annotated[
 ]  # fmt: skip
 
 
+Precision = Literal["bf16", "fp8"]
 DEFAULT_MODELS = (ModelEntry.model_construct(name="llama2-7b", weight=1.0),)
 
 
@@ -85,6 +86,9 @@ class SearchQuestion(Question):
     sequence: f.Sequence = None
     optimizer: f.OptimizerName | None = option(
         "Bytes of its states.", TRAINED, None, shown="the profile's"
+    )
+    precision: Precision = option(
+        "Of linear layers' products; cells do two of fp8 in the time of one.", TRAINED, "bf16"
     )
     objective: Annotated[str, Named("atoll.explore.proof.objective:AIMS")] = option(
         "What several models count together.", TRAINED, "mean"

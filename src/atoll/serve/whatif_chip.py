@@ -171,7 +171,8 @@ class ChipWhatIf:
             job, _, setting = self._open()
             told = job.models[model]
             batch = change.batch or told.batch or job.batch
-            workload = make_workload(told.name, batch, change.sequence or told.sequence)
+            length = change.sequence or told.sequence
+            workload = make_workload(told.name, batch, length, job.precision)
             made = make_variants(
                 [workload], [microbatch], [tensor], 2**30, job.recompute, setting.profile,
                 spreads=Spreads(

@@ -15,8 +15,10 @@ from atoll.workload.graph.operator import Operator, Role, once
 
 LEVELS = ("default", "phaze", "none")
 
+CAST = "cast_fp8"
 ELEMENTWISE = frozenset(
     {
+        CAST,
         "bias",
         "activation",
         "glu",
@@ -40,8 +42,8 @@ def fuse(whole: Whole, level: str = "default") -> Whole:
 
     "default": a product takes along its element-wise epilogue (bias, activation, dropout, residual
     addition; in the backward pass their derivatives), element-wise chains become one operator, and
-    a norm takes in an element-wise operator before it. "phaze": pairs only, and only where the
-    second operator has no other predecessor. "none": every operator apart.
+    a norm takes in an element-wise operator before it and a cast behind it. "phaze": pairs only,
+    and only where the second operator has no other predecessor. "none": every operator apart.
     """
     if level not in LEVELS:
         raise AtollError(
@@ -142,7 +144,8 @@ def _fits_default(first: Operator, second: Operator) -> bool:
         return False
     if second.kind in NORMS:
         return _elementwise(first)
-    return second.kind in ELEMENTWISE and (bool(first.matmuls) or _elementwise(first))
+    normed = second.kind == CAST and first.kind.split("+")[-1] in NORMS
+    return second.kind in ELEMENTWISE and (bool(first.matmuls) or _elementwise(first) or normed)
 
 
 def _fits_phaze(first: Operator, second: Operator) -> bool:

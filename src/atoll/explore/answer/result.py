@@ -243,7 +243,8 @@ class SearchResult(Pictured[SearchAnswer]):
         return (
             f"{trained}; {counted(job.devices, 'device')} at {clock} on "
             f"{network.sentence(job.devices)}; {job.optimizer or profile_of(job).optimizer} "
-            f"optimizer states; {job.profile} profile, "
+            f"optimizer states; {'' if job.precision == 'bf16' else f'{job.precision} products; '}"
+            f"{job.profile} profile, "
             f"{MIXED_PROCESS if process_nm is None else f'{process_nm:g} nm'}"
         )
 

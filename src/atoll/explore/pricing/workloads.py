@@ -27,7 +27,9 @@ from atoll.step.orders import SPLIT
 from atoll.stopping import Asked, go_on, never
 from atoll.training.operators.layers import spread_experts
 from atoll.workload import ModelConfig, StoredModel, load_model, prepare, widths
+from atoll.workload.fuse import fuse
 from atoll.workload.graph.layer import Layer, Model
+from atoll.workload.narrow import check_precision, narrowed
 
 LONG = 8192
 """Tokens of a sequence from which on wider context parallelism is tried."""
@@ -41,6 +43,8 @@ class Workload:
     config: ModelConfig | StoredModel
     sequence: int
     global_batch: int
+    precision: str = "bf16"
+    """Of its products (`workload.narrow`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +152,13 @@ class Variants:
         return [i for i, variant in enumerate(self.variants) if variant.workload == workload]
 
 
-def make_workload(name: str, global_batch: int, sequence: int | None = None) -> Workload:
+def make_workload(
+    name: str, global_batch: int, sequence: int | None = None, precision: str = "bf16"
+) -> Workload:
     config = load_model(name)
+    check_precision(config, name, precision)
     length = config.sequence if sequence is None else sequence
-    return Workload(name, config, length, global_batch)
+    return Workload(name, config, length, global_batch, precision)
 
 
 def spreads_of(
@@ -204,16 +211,17 @@ def make_variants(
         for microbatch in sizes:
             for tensor, cp, etp, sp in shares:
                 go_on(stop)
-                model = prepare(
+                share = prepare(
                     workload.config,
                     microbatch,
                     workload.sequence // cp,
                     tensor_parallel=tensor,
                     sequence_parallel=sp,
                     attention=profile.attention,
-                    fusion=profile.fusion,
+                    fusion="none",
                     expert_tensor=etp,
                 )
+                model = fuse(narrowed(share, workload.precision), profile.fusion)
                 facts = chain_facts(model, recompute)
                 for ep in degrees:
                     passes = priced_layers(model, cp, ep, spreads.apart)

@@ -23,6 +23,7 @@ from atoll.workload.fuse import fuse
 from atoll.workload.graph.layer import Layer, Model
 from atoll.workload.graph.operator import CollectiveKind, Operator
 from atoll.workload.joint import joined
+from atoll.workload.narrow import check_precision, narrowed
 from atoll.workload.prepare import prepare
 
 T = TypeVar("T")
@@ -97,6 +98,9 @@ class Priced:
                         cast_gathers(layer, self.run.precision) if layer.name in blocks else layer
                     )
                 )
+            if isinstance(self.run.gpu, Chip):
+                check_precision(self.run.stored, share.name, self.run.precision)
+                share = narrowed(share, self.run.precision)
             self._models[key] = fuse(share, self.pricer.fusion)
         return self._models[key]
 

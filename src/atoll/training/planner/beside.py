@@ -7,11 +7,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 from atoll.answers.search import Beside
-from atoll.errors import InfeasibleError
+from atoll.errors import AtollError, InfeasibleError
+from atoll.hardware.device import load_device
 from atoll.hardware.gpu import Gpu
+from atoll.questions.chips import Precision
 from atoll.stopping import Stop, StoppedError
 from atoll.training.planner.plan import plan
 from atoll.training.run import Run
+
+
+def precision_of(name: str, wanted: Precision) -> Precision | None:
+    """That of the searched chips where the device has it; else its own of 16 bits."""
+    try:
+        load_device(name).peak_flops(wanted)
+    except AtollError:
+        return None
+    return wanted
 
 
 def plan_beside(name: str, run: Run, stop: Stop | None = None) -> Beside:
