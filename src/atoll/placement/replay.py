@@ -34,7 +34,7 @@ from atoll.errors import AtollError
 from atoll.placement.plan import Placement, Stage
 from atoll.step.replay import PassTime, Replay, replay
 
-TAIL = ("gradient_accumulation", "gradient_reduction", "optimizer")
+TAIL = ("gradient_accumulation", "gradient_reduction", "optimizer", "host")
 """Parts of a step that follow the pipeline, or are added to it by every microbatch."""
 
 
@@ -44,7 +44,7 @@ class ReplayedPlacement:
 
     pipeline: Replay
     tail_s: float
-    """Gradient reduction and optimizer, after the last backward pass."""
+    """Gradient reduction, optimizer and what a step takes whatever runs, after the last pass."""
     estimate_s: float
     """The step time that the placement was chosen by."""
 

@@ -181,7 +181,8 @@ def replay_mapping(wafer: Wafer, found: Evaluation, dead_links: Sequence[Link] =
         key = (stage.digits, stage.block, rates[number])
         if key not in layer_s:
             layer_s[key] = _layer_s(wafer, found, number, rates[number])
-        change = stage.layers * (layer_s[key] - cost.block.time_s)
+        fast_s = max(cost.block.time_s, cost.ports_s)
+        change = stage.layers * (max(layer_s[key], cost.ports_s) - fast_s)
         scale = (plan.compute_s + change) / plan.compute_s
         stages.append(
             replace(

@@ -67,6 +67,8 @@ class StageCost:
     block: BlockCost
     parts_s: Mapping[str, float]
     """Seconds of one layer by cause."""
+    ports_s: float
+    """No layer takes less, since its weights and inputs come through the ports."""
     ends: Ends
     transfer_s: float
     load_s: float
@@ -92,6 +94,8 @@ class Evaluation:
     mapping: WaferMapping
     stages: tuple[StageCost, ...]
     step_s: float
+    fixed_s: float
+    """What a step takes whatever the mapping, a part of `step_s`."""
     samples_per_s: float
     fits: bool
     links: Mapping[Link, float]
@@ -120,6 +124,7 @@ def evaluate(wafer: Wafer, mapping: WaferMapping, dead_links: Sequence[Link] = (
         mapping=mapping,
         stages=stages,
         step_s=step,
+        fixed_s=wafer.step_s,
         samples_per_s=mapping.batch / step,
         fits=all(stage.total_bytes <= wafer.memory_bytes for stage in stages),
         links=_link_loads(mapping, stages, crossing, ways),
@@ -210,9 +215,10 @@ def _stage(
         "transient": cost.rebuilt_bytes,
         "buffers": buffers,
     }  # fmt: skip
-    load = stage.layers * max(cost.time_s, setting.ports_s(block)) + ends.time_s + transfer
+    ports = setting.ports_s(block)
+    load = stage.layers * max(cost.time_s, ports) + ends.time_s + transfer
     return StageCost(
-        cost, layer.parts_s, ends, transfer, load,
+        cost, layer.parts_s, ports, ends, transfer, load,
         stage.layers * layer.forward_s + ends.time_s / 3.0,
         stage.layers * layer.weight_s + ends.weight_s, memory,
     )  # fmt: skip

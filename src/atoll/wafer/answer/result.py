@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+OPTIONAL = "offload", "host"
+"""Parts of a step that many mappings have nothing of."""
 RESULT = "result.json"
 MAPPING = "mapping.json"
 
@@ -113,9 +115,12 @@ def time_parts_s(found: Evaluation) -> dict[str, float]:
     rounds = found.mapping.microbatches
     parts = {name: rounds * stage.layers * value for name, value in cost.parts_s.items()}
     parts["compute"] += rounds * cost.ends.time_s
+    late_s = max(0.0, cost.ports_s - cost.block.time_s)
+    parts["sharded_weights"] += rounds * stage.layers * late_s
+    parts["host"] = found.fixed_s
     parts["pipeline_sends"] = rounds * cost.transfer_s
     parts["pipeline_bubble"] = found.step_s - sum(parts.values())
-    return {name: max(0.0, v) for name, v in parts.items() if v or name != "offload"}
+    return {name: max(0.0, v) for name, v in parts.items() if v or name not in OPTIONAL}
 
 
 @dataclass(frozen=True)
