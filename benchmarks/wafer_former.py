@@ -1,10 +1,11 @@
 """Jobs on which a search once lost to its own restriction: what it finds now.
 
-    python benchmarks/wafer_former.py [--optimizers NAME ...] [--jobs N ...]
+    python benchmarks/wafer_former.py [--optimizers NAME ...] [--jobs N ...] [--limit SECONDS]
 
 `asked` is what a restricted search found then, with states of 16 bytes a parameter (`mixed16`);
-`mixed` has 18. Processor time is that of the whole search with its bound, without annealing.
-SIGINT or SIGTERM ends it after the last whole row.
+`mixed` has 18. Processor time is that of the whole search with its bound, without annealing; a
+search that was ended by the limit on it (`*`) has the bound that was known by then. SIGINT
+or SIGTERM ends it after the last whole row.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import signal
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from itertools import product
+from math import inf
 
 from atoll.hardware.wafer import Wafer
 from atoll.hardware.wafer_files import load_wafer
@@ -39,10 +42,15 @@ JOBS = (
 )
 
 
+def spent(until_s: float) -> bool:
+    return time.process_time() > until_s
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--optimizers", nargs="*", default=("mixed16", "mixed"))
     parser.add_argument("--jobs", nargs="*", type=int, default=tuple(range(len(JOBS))))
+    parser.add_argument("--limit", type=float, default=inf, help="processor seconds of a search")
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background else
@@ -53,13 +61,15 @@ def main() -> None:
             name, wafer, model, batch, asked = JOBS[number]
             began = time.process_time()
             options = Options(states=load_states(optimizer))
-            found = WaferSearch(wafer, model, batch, 4096, options).run()
+            stop = partial(spent, began + given.limit)
+            search = WaferSearch(wafer, model, batch, 4096, options, stop=stop)
+            found = search.run()
             mapping = found.best.mapping
             print(
                 f"| {name} | {model} | {batch} | {optimizer} | {asked} | "
                 f"{found.best.samples_per_s:.2f} | {found.gap:.1%} | {len(mapping.stages)} x "
                 f"{mapping.stages[0].rectangle.size} dies, microbatch {mapping.microbatch} | "
-                f"{time.process_time() - began:.0f} |",
+                f"{time.process_time() - began:.0f}{'*' if found.stopped else ''} |",
                 flush=True,
             )
             figure(f"{name}, {model}, {optimizer}", found.best.samples_per_s)

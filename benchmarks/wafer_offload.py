@@ -2,7 +2,8 @@
 
     python benchmarks/wafer_offload.py
 
-Llama-2 70B on the default wafer with less memory a die; stages and microbatch given.
+Llama-2 70B on the default wafer with less memory a die; stages and microbatch given. Samples/s, and
+how many stages leave tensors with another.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from atoll.fabric.mesh import snake
 from atoll.hardware.wafer_files import load_wafer
 from atoll.wafer.evaluate import evaluate
 from atoll.wafer.staging.stages import Options, Planner
-from record import recorded
+from record import figure, recorded
 
 CASES = (
     (64, 4096, (2, 3, 8), 30),
@@ -32,6 +33,8 @@ OPTIONS = {
 
 def main() -> None:
     default = load_wafer("default")
+    print(f"| tokens, batch | stages | GiB per die | {' | '.join(OPTIONS)} |")
+    print("|---" * (3 + len(OPTIONS)) + "|")
     for batch, sequence, (width, height, stages), gib in CASES:
         capacity = int(gib * 2**30 / default.stacks)
         wafer = replace(default, stack=replace(default.stack, capacity_bytes=capacity))
@@ -42,14 +45,14 @@ def main() -> None:
             assert rectangles is not None
             mapping = planner.plan(rectangles, 1)
             if mapping is None:
-                cells.append(f"{name}: does not fit")
+                cells.append("does not fit")
                 continue
             senders = sum(stage.helper is not None for stage in mapping.stages)
-            cells.append(f"{name}: {evaluate(wafer, mapping).samples_per_s:.2f}/s"
-                         + (f" ({senders} senders)" if senders else ""))  # fmt: skip
-        shape = f"{stages} stages of {width} x {height}"
-        words = f"{sequence} tokens, batch {batch}, {shape}, {gib} GiB: "
-        print(words + "; ".join(cells), flush=True)
+            rate = evaluate(wafer, mapping).samples_per_s
+            cells.append(f"{rate:.2f}" + (f" ({senders} senders)" if senders else ""))
+            figure(f"{sequence}, {stages} stages, {name}", rate)
+        where = f"| {sequence:,}, {batch} | {stages} of {width} x {height} | {gib} "
+        print(f"{where}| {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":
