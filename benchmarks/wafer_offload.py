@@ -1,6 +1,6 @@
 """What offload to stages with room is worth beside recomputation, on pipelines short of memory.
 
-    python benchmarks/wafer_offload.py
+    python benchmarks/wafer_offload.py [--optimizer NAME]
 
 Llama-2 70B on the default wafer with less memory a die; stages and microbatch given. Samples/s, and
 how many stages leave tensors with another.
@@ -8,11 +8,14 @@ how many stages leave tensors with another.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from dataclasses import replace
 
 from atoll.fabric.mesh import snake
 from atoll.hardware.wafer_files import load_wafer
+from atoll.step.states import load_states
+from atoll.wafer.encoding.genes import OPTIMIZER
 from atoll.wafer.evaluate import evaluate
 from atoll.wafer.staging.stages import Options, Planner
 from record import figure, recorded
@@ -32,6 +35,9 @@ OPTIONS = {
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--optimizer", default=OPTIMIZER)
+    states = load_states(parser.parse_args().optimizer)
     default = load_wafer("default")
     print(f"| tokens, batch | stages | GiB per die | {' | '.join(OPTIONS)} |")
     print("|---" * (3 + len(OPTIONS)) + "|")
@@ -40,7 +46,7 @@ def main() -> None:
         wafer = replace(default, stack=replace(default.stack, capacity_bytes=capacity))
         cells = []
         for name, options in OPTIONS.items():
-            planner = Planner(wafer, "llama2-70b", batch, sequence, options)
+            planner = Planner(wafer, "llama2-70b", batch, sequence, replace(options, states=states))
             rectangles = snake(wafer.rows, wafer.columns, width, height, stages)
             assert rectangles is not None
             mapping = planner.plan(rectangles, 1)
