@@ -7,11 +7,13 @@ all its settings, and over the one that its paper fixes (`others/baselines.py`, 
 rounding is the same for all, ours included: a batch is filled up to whole microbatches, and all
 samples that are computed count. Memory ratios are what a method needs as its paper fixes it over
 what our mapping uses. `*`: out of memory as fixed, the ratio is then against the least
-recomputation that fits; `-`: fits with none.
+recomputation that fits; `-`: fits with none. SIGINT or SIGTERM ends it after the last whole row.
 """
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import sys
 import time
 from pathlib import Path
@@ -43,43 +45,48 @@ def main() -> None:
     print(f"| job | samples/s | gap | GiB | {' | '.join(heads)} | processor s |")
     print("|---" * (len(heads) + 5) + "|")
     ratios: dict[str, list[float]] = {head: [] for head in heads}
-    for name in names:
-        began = time.process_time()
-        job = ask({"wafer": WaferQuestion}, JOBS / f"tmac-regime-{name}.yaml", {})
-        result = run_wafer_search(job)
-        ours = computed_per_s(result.best)
-
-        def over(head: str, other: Baseline | None, ours: float = ours) -> str:
-            if other is None or other.samples_per_s is None:
-                return "-"
-            ratio = ours / computed_per_s(other.evaluation)
-            ratios[head].append(ratio)
-            return f"{ratio:.2f}x{'' if other.fits_as_published else '*'}"
-
-        cells = []
-        for method in PUBLISHED:
-            best = result.baselines[method]
-            fixed = best and best.fixed
-            cells += [over(f"{method}, best", best), over(f"{method}, fixed", fixed)]
-            memory = fixed.needed_bytes / result.best.memory_bytes if fixed else None
-            if memory is not None:
-                ratios[f"{method}, memory"].append(memory)
-            cells.append("-" if memory is None else f"{memory:.2f}x")
-        print(
-            f"| {name} | {ours:.2f} | {result.certificate.gap:.1%} | "
-            f"{result.best.memory_bytes / 2**30:.1f} | {' | '.join(cells)} | "
-            f"{time.process_time() - began:.0f} |",
-            flush=True,
-        )
-    means = {
-        head: float(np.exp(np.mean(np.log(each)))) if each else 0.0 for head, each in ratios.items()
-    }
-    means_shown = " | ".join(f"{mean:.2f}x" for mean in means.values())
-    print(f"| geometric mean | | | | {means_shown} | |")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background else
+    with contextlib.suppress(KeyboardInterrupt):
+        for name in names:
+            print(row(name, ratios), flush=True)
+    means = {head: float(np.exp(np.mean(np.log(each)))) for head, each in ratios.items() if each}
+    shown = " | ".join(f"{means[head]:.2f}x" if head in means else "-" for head in heads)
+    print(f"| geometric mean | | | | {shown} | |")
     told = [f"{v[0]}x | {v[0]}x | {v[1]}x" for v in PUBLISHED.values()]
     print(f"| TMAC | | | | {' | '.join(told)} | |")
     for head, mean in means.items():
         figure(head, mean)
+
+
+def row(name: str, ratios: dict[str, list[float]]) -> str:
+    """A job's row of the table; its ratios are added to those of the others."""
+    began = time.process_time()
+    job = ask({"wafer": WaferQuestion}, JOBS / f"tmac-regime-{name}.yaml", {})
+    result = run_wafer_search(job)
+    ours = computed_per_s(result.best)
+
+    def over(head: str, other: Baseline | None) -> str:
+        if other is None or other.samples_per_s is None:
+            return "-"
+        ratio = ours / computed_per_s(other.evaluation)
+        ratios[head].append(ratio)
+        return f"{ratio:.2f}x{'' if other.fits_as_published else '*'}"
+
+    cells = []
+    for method in PUBLISHED:
+        best = result.baselines[method]
+        fixed = best and best.fixed
+        cells += [over(f"{method}, best", best), over(f"{method}, fixed", fixed)]
+        memory = fixed.needed_bytes / result.best.memory_bytes if fixed else None
+        if memory is not None:
+            ratios[f"{method}, memory"].append(memory)
+        cells.append("-" if memory is None else f"{memory:.2f}x")
+    return (
+        f"| {name} | {ours:.2f} | {result.certificate.gap:.1%} | "
+        f"{result.best.memory_bytes / 2**30:.1f} | {' | '.join(cells)} | "
+        f"{time.process_time() - began:.0f} |"
+    )
 
 
 if __name__ == "__main__":
