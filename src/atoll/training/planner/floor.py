@@ -14,9 +14,9 @@ the order holds. A test holds both bounds against the estimates of drawn layouts
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -25,12 +25,13 @@ from numpy.typing import NDArray
 from atoll.fabric.nested import neighbours_s
 from atoll.fabric.network import Network
 from atoll.step.bubbles import bubble_terms, peaks
+from atoll.step.layout import ZERO_STAGES
 from atoll.step.orders import SPLIT, TWO_CHUNKS, chunks_of, copies_of, route
 from atoll.step.stages import even_sizes
 from atoll.training.batch import per_parameter, shared_terms
 from atoll.training.operators.priced import Priced
 from atoll.training.planner.sample import Sample
-from atoll.training.planner.space import Block
+from atoll.training.planner.space import Block, Family
 
 Floats = NDArray[np.float64]
 
@@ -43,78 +44,72 @@ class Floor:
         self.run = priced.run
         self._shares: dict[tuple[int, ...], tuple[float, ...]] = {}
         self._wires: dict[tuple[int, ...], tuple[float, ...]] = {}
+        self._last: Shape | None = None
         self.ideal = replace(self.run, network=_ideal(self.run.network))
 
     def bounds(self, block: Block, capacity: float = np.inf) -> tuple[Floats, Floats]:
         """Seconds and bytes that the layouts of a family need at least; seconds are infinite where
         they need more bytes than the `capacity`.
         """
-        sizes, which = _numbered(block.microbatch)
-        sample = Sample(self.priced, self.ideal.network, block.family, sizes)
-        copies = np.array([copies_of(order) for order in block.schedules])[block.schedule]
-        copies = np.where(block.pp > 1, copies, 1)
-        keys = (block.dp, block.zero, block.hsdp, copies)
-        divided, key = _by_key(keys, partial(self._divided, sample))
-        needed = self._bytes(block, sample, divided[:, :6], key, copies)
+        shape = self._shape(block)
+        sample = Sample(self.priced, self.ideal.network, block.family, shape.sizes)
+        divided = self._divided(sample, shape)
+        needed = self._bytes(block, shape, sample, divided[:, :6])
         step_s = np.full(len(block), np.inf)
         some = np.flatnonzero(needed <= capacity)
-        step_s[some] = self._seconds(
-            block.part(some),
-            sample,
-            divided[:, 6:][key[some]].T,
-            copies[some],
-            which[some],
-        )
+        step_s[some] = self._seconds(block.part(some), some, shape, sample, divided[:, 6:])
         return step_s, needed
 
-    def _bytes(
-        self,
-        block: Block,
-        sample: Sample,
-        per: Floats,
-        key: NDArray[np.intp],
-        copies: NDArray[np.int64],
-    ) -> Floats:
+    def _shape(self, block: Block) -> Shape:
+        """Families with the same columns come one behind another."""
+        if self._last is None or self._last.columns is not block.columns:
+            self._last = Shape(block, self.run.global_batch)
+        return self._last
+
+    def _bytes(self, block: Block, shape: Shape, sample: Sample, per: Floats) -> Floats:
         """The mean of all stages' states with the fewest activations of any, and what the first,
         the last and the second stage need for their blocks and ends.
         """
         stack = self.run.stack
         held, trained = sample.parameters
         states, gradients = per[:, :2] @ held + per[:, 4:] @ trained, per[:, 2:4] @ trained
-        first, run = _runs(block)
-        some = block.part(first)
-        sizes = _sizes(some)
-        blocks = sizes[:4]
-        most, waiting = _activations(some, sample, blocks, self.run.global_batch)
+        first, run, some, key, copies = shape.first, shape.run, shape.some, shape.key, shape.copies
+        blocks = shape.held[:4]
+        most, waiting = shape.activations(sample)
         held_there = np.maximum(most, waiting)
         # Whatever is recomputed, one block's tensors are there when its backward pass runs.
         rebuilt = np.where(blocks.min(axis=0) > 0, some.microbatch * sample.transient_bytes, 0.0)
         kept = np.maximum(most + rebuilt, waiting)
         # The loss is over before; its stage is the last but for a V, and the only one of one.
-        ends = _own_chunks(some) > 1, _own_chunks(some) == 1
-        for stage, there in enumerate(ends):
+        turned = shape.turned[first]
+        for stage, there in enumerate((turned, ~turned)):
             loss = held_there[stage] + some.microbatch * sample.logits_bytes
             held_there[stage] = np.where(there, loss, held_there[stage])
         kept = np.maximum(kept, held_there)
         for each in (kept, held_there):
             each[3] = np.where(some.pp == 1, each[1], each[3])
-        kept, held_there = kept[:, run], held_there[:, run]
-        whole, one, front, back = (states + gradients)[key].T
+        counts = np.take((blocks * copies[first])[:3], run, axis=1)
+        with_blocks = np.take(blocks.min(axis=0) > 0, run)
+        at_last = np.take(shape.held[-1], run).astype(np.intp)
+        turned = shape.turned
+        kept = np.take(kept, run, axis=1)
+        whole, one, front, back = np.take((states + gradients).T, key, axis=1)
         if stack.late_gradients:
             # They come as activations go; of several microbatches they are there before.
             late = block.zero < 2
-            kept = np.where(late, held_there, kept)
+            kept = np.where(late, np.take(held_there, run, axis=1), kept)
             alone = self.run.global_batch == block.dp * block.microbatch
-            there = np.where(late & alone, states[key].T, (whole, one, front, back))
-            whole, one, front, back = there
-        needed = (blocks * copies[first])[:3, run] * one + kept[:3]
+            there = np.take(states.T, key, axis=1)
+            whole, one, front, back = np.where(late & alone, there, (whole, one, front, back))
+        needed = counts * one + kept[:3]
         needed[0] += front
-        needed[1] += np.where(_own_chunks(block) > 1, 0.0, back)  # zb-v ends on the first stage
+        needed[1] += np.where(turned, 0.0, back)  # zb-v ends on the first stage
         mean = whole * copies / block.pp + kept[3]
-        buffers = sample.buffers[(blocks.min(axis=0) > 0).astype(np.intp)[run], block.zero]
-        ended = np.maximum(buffers, sample.buffers[2 * sizes[-1].astype(np.intp)[run], block.zero])
-        for stage, there in enumerate(ends):
-            needed[stage] += np.where(there[run], ended, buffers)
+        stages = len(ZERO_STAGES)
+        buffers = np.take(sample.buffers, stages * with_blocks + block.zero)
+        ended = np.maximum(buffers, np.take(sample.buffers, 2 * stages * at_last + block.zero))
+        for stage, there in enumerate((turned, ~turned)):
+            needed[stage] += np.where(there, ended, buffers)
         mean += np.where(block.pp == 1, ended, buffers)
         found = np.maximum(np.maximum(needed[0], needed[1]), np.maximum(needed[2] + buffers, mean))
         return np.asarray(found * (1 + stack.fragmentation) + stack.context_bytes)
@@ -122,13 +117,16 @@ class Floor:
     def _seconds(
         self,
         block: Block,
+        rows: NDArray[np.intp],
+        shape: Shape,
         sample: Sample,
         divided: Floats,
-        copies: NDArray[np.int64],
-        which: NDArray[np.intp],
     ) -> Floats:
+        """Of a block that has some rows of the shape's."""
         run, stack, hidden = self.run, self.run.stack, self.run.stack.overlap
-        more_f, more_b, more_w = sample.beyond_s[:, which]
+        which, copies, split = shape.which[rows], shape.copies[rows], shape.split[rows]
+        divided = np.take(divided.T, shape.key[rows], axis=1)
+        more_f, more_b, more_w = np.take(sample.beyond_s, which, axis=1)
         pp, size = block.pp.astype(np.float64), block.microbatch.astype(np.float64)
         zero, m = block.zero, run.global_batch / (block.dp * size)
         dense, expert = (n * copies / pp for n in sample.trained)
@@ -137,7 +135,7 @@ class Floor:
         )
         gather_s, reduce_s, send_s = divided[4:]
         # Activations go from chunk to chunk, gradients back; where zb-v turns they stay.
-        moves = np.where(_own_chunks(block) > 1, 2 * (pp - 1), pp * block.vpp - 1)
+        moves = np.where(shape.turned[rows], 2 * (pp - 1), pp * block.vpp - 1)
         sent_s = (1 - hidden.pipeline) * moves * size * send_s
 
         whole = zero == 3
@@ -149,7 +147,6 @@ class Floor:
         products_s = size * sample.compute_s + np.stack([more_f, more_b + more_w])
         seen_s = np.maximum((1 - hidden.gather) * wires_s, wires_s - products_s)
         # Weight passes that run apart may take longer, and backward passes as much less.
-        split = np.array([name in SPLIT for name in block.schedules])[block.schedule] & (pp > 1)
         seen_s[1, split] = (1 - hidden.gather) * wires_s[1, split]
         outside = (block.dp % block.family.ep == 0) * size * sample.outside_s
         passes_s = self._passes_s(
@@ -159,7 +156,8 @@ class Floor:
             size * sample.data_s + more_b + seen_s[1] + outside + sent_s,
             size * sample.weight_s + more_w,
             sample,
-            which,
+            shape,
+            shape.run[rows],
         )
         behind_s = np.where(whole, 0.0, (gather_s + reduce_s) * copies / pp)
         behind_s += np.where(zero == 2, (m - 1) * reduce_s, 0.0)
@@ -175,7 +173,8 @@ class Floor:
         b: Floats,
         w: Floats,
         sample: Sample,
-        which: NDArray[np.intp],
+        shape: Shape,
+        run: NDArray[np.intp],
     ) -> Floats:
         """All microbatches through all stages, which together take f forward, b backward and w for
         weight gradients, at least, and no less than the host does.
@@ -183,24 +182,17 @@ class Floor:
         pp, vpp = block.pp.astype(np.float64), block.vpp.astype(np.float64)
         others = np.maximum(1.0, pp - 1)
         all_s = np.maximum(f + b + w, sample.host_s) + sample.waiting_s
-        first, run = _runs(block)
-        slowest_s = np.maximum(
-            all_s / pp, _longest_s(block.part(first), sample.parts_s[:, which[first]])[run]
-        )
+        slowest_s = np.maximum(all_s / pp, shape.longest_s(sample)[run])
         share = (pp - 1 + (vpp - 1) * np.maximum(0.0, pp - m)) / (vpp * others)
         fused_s = m * slowest_s + share * np.maximum(0.0, all_s - slowest_s)
-        split = np.array([name in SPLIT for name in block.schedules])[block.schedule]
-        split &= block.pp > 1
+        split = shape.apart[run]
         if not split.any():
             return np.asarray(fused_s)
         found = m * slowest_s
-        first, run = first[split[first]], (np.cumsum(split[first]) - 1)[run[split]]
-        keys = block.schedule[first], block.pp[first], m[first].astype(np.int64)
-        ways, which = _by_key(keys, lambda order, *of: _ways(block.schedules[order], *of))
-        ways = ways[which[run]]
+        ways = np.take(shape.ways.T, shape.way[run[split]], axis=1)
         p, n, f, b, w, m = (x[split] for x in (pp, others, f, b, w, m))
-        for way in (ways[:, :3], ways[:, 3:]):
-            forward, backward, late = (way / n[:, None]).T
+        for way in (ways[:3], ways[3:]):
+            forward, backward, late = way / n
             most = np.maximum(0.0, np.maximum(forward, backward))
             # The step as it grows with weight passes w: A + M / p w, and C + (less if < 0) w.
             steady_s = m * (f + b) / p
@@ -211,13 +203,26 @@ class Floor:
             found[split] = np.maximum(found[split], bubble_s + less * weight_s)
         return np.asarray(np.where(split, found, fused_s))
 
-    def _divided(
-        self, sample: Sample, dp: int, zero: int, hsdp: int, copies: int
-    ) -> tuple[float, ...]:
-        """`per_parameter`, and at the network's best gathers and sums of all parameters, and one
-        sample's activation to the next stage.
+    def _divided(self, sample: Sample, shape: Shape) -> Floats:
+        """(keys, 15): `per_parameter`, and at the network's best gathers and sums of all
+        parameters, and one sample's activation to the next stage.
         """
         of = sample.family
+        known = of.tp, of.cp, of.ep, of.etp
+        if known not in shape.divided:
+            shape.divided[known] = np.array([self._shared(of, *key) for key in shape.keys])
+        shares, wires = np.split(shape.divided[known], [10], axis=1)
+        a, b, c, d, send_s = wires.T
+        dense, expert = sample.trained
+        shared_s = a * dense + b * expert, c * dense + d * expert, send_s * sample.boundary_bytes
+        return np.concatenate([shares, np.stack(shared_s, axis=1)], axis=1)
+
+    def _shared(
+        self, of: Family, dp: int, zero: int, hsdp: int, copies: int
+    ) -> tuple[float, ...]:
+        """`per_parameter`, and seconds of gathers and of sums per dense and per expert parameter
+        and of a byte to the next stage.
+        """
         ranks = dp * of.cp * copies
         key = ranks, ranks * of.tp // (of.ep * of.etp), zero, hsdp, copies
         wired = of.tp, dp * of.cp, of.ep, of.etp, hsdp, zero > 0, copies
@@ -240,10 +245,73 @@ class Floor:
                 ),
                 neighbours_s(self.ideal.network, 1.0, self.run.devices // inside, inside),
             )
-        a, b, c, d, send_s = self._wires[wired]
-        dense, expert = sample.trained
-        shared_s = a * dense + b * expert, c * dense + d * expert
-        return *self._shares[key], *shared_s, send_s * sample.boundary_bytes
+        return *self._shares[key], *self._wires[wired]
+
+
+class Shape:
+    """What bounds of all families with the same columns have in common. Rows that differ in what
+    ZeRO divides alone stand one behind another, as runs.
+    """
+
+    def __init__(self, block: Block, batch: int) -> None:
+        self.columns = block.columns
+        self.sizes, self.which = _numbered(block.microbatch)
+        """Of microbatches, without repeats."""
+        self.first, self.run = _runs(block)
+        """The first row of each run, and the run of every row."""
+        self.some = some = block.part(self.first)
+        self.held = _sizes(some)
+        self.turned = _ordered(block, ("zb-v",))
+        """Where the last chunk is on the first stage."""
+        self.split = _ordered(block, SPLIT)
+        """Where weight passes run apart."""
+        twice = tuple(order for order in block.schedules if copies_of(order) > 1)
+        self.copies = np.where(_ordered(block, twice), 2, 1)
+        self.keys, self.key = _keys(block.dp, block.zero, block.hsdp, self.copies)
+        self.divided: dict[tuple[int, ...], Floats] = {}
+        """By family, figures for each key."""
+        self.m = batch / (some.dp * some.microbatch.astype(np.float64))
+        self.apart = apart = self.split[self.first]
+        orders, order = _keys(
+            some.schedule[apart], some.pp[apart], self.m[apart].astype(np.int64)
+        )
+        named = [(block.schedules[schedule], pp, m) for schedule, pp, m in orders]
+        self.way = np.zeros(len(apart), dtype=np.intp)
+        self.way[apart] = order
+        self.ways = np.array([_ways(*of) for of in named])
+        """Bubbles of runs that are split, and which of these each one has."""
+        self.peaks = np.array([_peaks(*of) for of in named]).reshape(-1, 3, 3, 2)
+
+    def activations(self, sample: Sample) -> tuple[Floats, Floats]:
+        """(4, runs): bytes of microbatches (`step.bubbles.peaks`) in the blocks of the first, the
+        last and the second stage, which has most of them where they are even, and in the fewest of
+        any, those of the stage that holds least: where they hold most, and where weight gradients
+        wait.
+        """
+        some, m, blocks = self.some, self.m, self.held[:4]
+        p, v, size = (x.astype(np.float64) for x in (some.pp, some.vpp, some.microbatch))
+        stage = np.stack([0 * p, p - 1, np.minimum(1, p - 1)])
+        split = self.apart
+        ahead = p - stage
+        group = np.ceil(m / np.maximum(1, m // p))
+        many = np.minimum(2 * ahead - 1 + (v - 1) * group, m * v) / v
+        held = np.where(v > 1, many, np.minimum(ahead, m)) * sample.kept_bytes
+        late = np.zeros_like(held)
+        each = np.array([sample.kept_bytes, sample.waiting_bytes])
+        bytes_ = (self.peaks @ each)[self.way[split]].T
+        held[:, split], late[:, split] = bytes_[0], bytes_[1:].max(axis=0)
+        held, late = (np.concatenate([x, x.min(axis=0, keepdims=True)]) for x in (held, late))
+        return held * blocks * size, late * blocks * size
+
+    def longest_s(self, sample: Sample) -> Floats:
+        """(runs,): a microbatch in the stage with most blocks, and in those with what stands before
+        and behind them: of a V these are one.
+        """
+        *_, most, first, last, joined, _ = self.held
+        block_s, front_s, back_s = sample.parts_s[:, self.which[self.first]]
+        first_s = first * block_s + np.where(joined > 0, joined * (front_s + back_s), front_s)
+        last_s = last * block_s + np.where(joined > 0, 0.0, back_s)
+        return np.asarray(np.maximum(most * block_s, np.maximum(first_s, last_s)))
 
 
 @lru_cache(maxsize=4096)
@@ -262,40 +330,6 @@ def _runs(block: Block) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     return np.flatnonzero(new), np.cumsum(new) - 1
 
 
-def _activations(block: Block, sample: Sample, blocks: Floats, batch: int) -> tuple[Floats, Floats]:
-    """(4, layouts): bytes of microbatches (`step.bubbles.peaks`) in so many blocks of the first,
-    the last and the second stage, which has most of them where they are even, and of the fewest of
-    any, those of the stage that holds least: where they hold most, and where weight gradients wait.
-    """
-    p, v, size = (x.astype(np.float64) for x in (block.pp, block.vpp, block.microbatch))
-    m = batch / (block.dp * size)
-    stage = np.stack([0 * p, p - 1, np.minimum(1, p - 1)])
-    split = np.array([name in SPLIT for name in block.schedules])[block.schedule] & (block.pp > 1)
-    ahead = p - stage
-    group = np.ceil(m / np.maximum(1, m // p))
-    many = np.minimum(2 * ahead - 1 + (v - 1) * group, m * v) / v
-    held = np.where(v > 1, many, np.minimum(ahead, m)) * sample.kept_bytes
-    late = np.zeros_like(held)
-    keys = block.schedule[split], block.pp[split], m[split].astype(np.int64)
-    found, which = _by_key(keys, lambda order, *of: _peaks(block.schedules[order], *of))
-    each = np.array([sample.kept_bytes, sample.waiting_bytes])
-    bytes_ = (found.reshape(-1, 3, 3, 2) @ each)[which].T
-    held[:, split], late[:, split] = bytes_[0], bytes_[1:].max(axis=0)
-    held, late = (np.concatenate([x, x.min(axis=0, keepdims=True)]) for x in (held, late))
-    return held * blocks * size, late * blocks * size
-
-
-def _longest_s(block: Block, parts_s: Floats) -> Floats:
-    """A microbatch in the stage with most blocks, and in those with what stands before and behind
-    them: of a V these are one.
-    """
-    *_, most, first, last, joined, _ = _sizes(block)
-    block_s, front_s, back_s = parts_s
-    first_s = first * block_s + np.where(joined > 0, joined * (front_s + back_s), front_s)
-    last_s = last * block_s + np.where(joined > 0, 0.0, back_s)
-    return np.asarray(np.maximum(most * block_s, np.maximum(first_s, last_s)))
-
-
 def _sizes(block: Block) -> Floats:
     """(9, layouts): `_held_sizes`."""
 
@@ -303,8 +337,8 @@ def _sizes(block: Block) -> Floats:
         order = block.order(schedule, pp, vpp)
         return _held_sizes(block.chain[0], order, pp, vpp, block.blocks(order, pp, vpp, split))
 
-    found, which = _by_key((block.schedule, block.pp, block.vpp, block.split), sizes)
-    return found.reshape(-1, 9)[which].T
+    found, which = _keys(block.schedule, block.pp, block.vpp, block.split)
+    return np.array([sizes(*key) for key in found]).reshape(-1, 9)[which].T
 
 
 @lru_cache(maxsize=8192)
@@ -349,21 +383,22 @@ def _peaks(order: str, stages: int, microbatches: int) -> tuple[float, ...]:
     return tuple(found)
 
 
-def _own_chunks(block: Block) -> NDArray[np.int64]:
-    own = np.array([2 if name == "zb-v" else 1 for name in block.schedules])[block.schedule]
-    return np.where(block.pp > 1, own, 1)
+def _ordered(block: Block, orders: Sequence[str]) -> NDArray[np.bool_]:
+    """Pipelines in one of these orders."""
+    there = np.zeros(len(block), dtype=np.bool_)
+    for number, name in enumerate(block.schedules):
+        if name in orders:
+            there |= block.schedule == number
+    return there & (block.pp > 1)
 
 
-def _by_key(
-    keys: Sequence[NDArray[Any]], of: Callable[..., tuple[float, ...]]
-) -> tuple[Floats, NDArray[np.intp]]:
-    """A row of figures for each distinct entry of some columns, and the row of every entry."""
-    columns = [_numbered(key) for key in keys]
-    shape = [max(1, len(values)) for values, _ in columns]
-    numbers, which = _numbered(np.ravel_multi_index([number for _, number in columns], shape))
-    at = zip(columns, np.unravel_index(numbers, shape), strict=True)
-    listed = zip(*(values[some].tolist() for (values, _), some in at), strict=True)
-    return np.array([of(*key) for key in listed]), which
+def _keys(*columns: NDArray[Any]) -> tuple[list[tuple[int, ...]], NDArray[np.intp]]:
+    """Entries of some columns without repeats, and which of them each one is."""
+    parts = [_numbered(column) for column in columns]
+    shape = [max(1, len(values)) for values, _ in parts]
+    numbers, which = _numbered(np.ravel_multi_index([number for _, number in parts], shape))
+    at = zip(parts, np.unravel_index(numbers, shape), strict=True)
+    return list(zip(*(values[some].tolist() for (values, _), some in at), strict=True)), which
 
 
 def _numbered(values: NDArray[Any]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:

@@ -177,7 +177,7 @@ def block_of(run: Run, axes: Axes, family: Family) -> Block:
     rest = run.devices // (family.tp * family.cp)
     schedules = axes.orders(run)
     chain = chain_of(run)
-    parts = []
+    stages = []
     for pp in axes.pp or divisors(rest):
         dp = rest // pp
         ranks = dp * family.cp * family.tp
@@ -186,9 +186,18 @@ def block_of(run: Run, axes: Axes, family: Family) -> Block:
         if run.global_batch % dp:
             continue
         copies = gcd(dp * family.cp, ranks // (family.ep * family.etp))
-        parts.append(of_stages(axes, schedules, chain, run.global_batch // dp, pp, dp, copies))
+        stages.append((run.global_batch // dp, pp, dp, copies))
+    return Block(family, schedules, chain, _columns(axes, schedules, chain, tuple(stages)))
+
+
+@lru_cache(maxsize=1)
+def _columns(
+    axes: Axes, schedules: tuple[str, ...], chain: Chain, stages: tuple[tuple[int, ...], ...]
+) -> NDArray[np.int32]:
+    """The same for families that differ in sequence parallelism alone: held once."""
     empty = np.empty((len(COLUMNS), 0), dtype=np.int32)
-    return Block(family, schedules, chain, np.concatenate([empty, *parts], axis=1))
+    parts = [of_stages(axes, schedules, chain, *of) for of in stages]
+    return np.concatenate([empty, *parts], axis=1)
 
 
 def chain_of(run: Run) -> Chain:
