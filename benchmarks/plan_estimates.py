@@ -21,7 +21,7 @@ from random import Random
 import numpy as np
 
 from atoll.step.layout import Layout
-from atoll.training.batch import batch_estimates
+from atoll.training.batch import Given, batch_estimates
 from atoll.training.estimate import Estimator
 from atoll.training.operators.layers import choices_of
 from atoll.training.planner.floor import Floor
@@ -57,7 +57,7 @@ def main() -> None:
             costs = estimator.costs(replace(layouts[0], recompute="optimal"))
             spaces.append((layouts, choices_of(costs, "optimal")))
     begin = time.perf_counter()
-    found = [batch_estimates(estimator, *space) for space in spaces]
+    found = [batch_estimates(estimator, Given(layouts), of) for layouts, of in spaces]
     estimates_s = time.perf_counter() - begin
     count = sum(time_s.size for time_s, _ in found)
 

@@ -21,7 +21,7 @@ from training_cases import (
 )
 
 from atoll.step.layout import Layout
-from atoll.training.batch import LEAST, batch_estimates
+from atoll.training.batch import LEAST, Given, batch_estimates
 from atoll.training.estimate import Estimate, Estimator
 from atoll.training.operators.layers import choices_of
 from atoll.training.planner.space import Axes, block_of, families
@@ -53,8 +53,10 @@ def assert_equal(
 ) -> None:
     """Times and bytes of some layouts under each choice; the least of all bounds every choice."""
     estimator = Estimator(run)
-    time_s, needed = batch_estimates(estimator, layouts, choices)
-    least_s, least_bytes = (found[:, 0] for found in batch_estimates(estimator, layouts, (LEAST,)))
+    time_s, needed = batch_estimates(estimator, Given(layouts), choices)
+    least_s, least_bytes = (
+        found[:, 0] for found in batch_estimates(estimator, Given(layouts), (LEAST,))
+    )
     for at in sample:
         for column, choice in enumerate(choices):
             found = one_by_one(estimator, layouts[at], choice)

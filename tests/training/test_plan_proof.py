@@ -25,7 +25,7 @@ from training_cases import (
 from atoll.errors import AtollError, InfeasibleError
 from atoll.step.layout import RECOMPUTE, Layout
 from atoll.step.orders import ORDERS
-from atoll.training.batch import batch_estimates
+from atoll.training.batch import Given, batch_estimates
 from atoll.training.estimate import Estimate, Estimator, estimate
 from atoll.training.operators.layers import choices_of
 from atoll.training.planner.floor import Floor
@@ -134,7 +134,7 @@ def test_llama3_8b_on_64_h100_is_the_best_of_its_whole_space() -> None:
         for size in np.unique(block.microbatch):
             layouts = block.layouts(np.flatnonzero(block.microbatch == size), "optimal")
             choices = choices_of(estimator.costs(layouts[0]), "optimal")
-            time_s, needed = batch_estimates(estimator, layouts, choices)
+            time_s, needed = batch_estimates(estimator, Given(layouts), choices)
             for policy in axes.recompute:
                 at = len(choices) if policy == "optimal" else choices.index(policy)
                 named = (replace(layout, recompute=policy) for layout in layouts)
@@ -264,7 +264,7 @@ def hold_bounds(run: Run, random: Random) -> None:
         rows = np.flatnonzero(block.microbatch == size)
         layouts = block.layouts(rows, "optimal")
         choices = choices_of(estimator.costs(layouts[0]), "optimal")
-        exact_s, bytes_ = batch_estimates(estimator, layouts, choices)
+        exact_s, bytes_ = batch_estimates(estimator, Given(layouts), choices)
         for bound, exact in ((step_s[rows], exact_s), (needed[rows], bytes_)):
             above = bound / exact.min(axis=1)
             assert above.max() <= 1 + 1e-9, layouts[above.argmax()]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,11 +42,52 @@ LEAST = "least"
 (`Sums.bound_s`) and in memory."""
 AT_ONCE = 400_000  # stages times choices: the length of arrays
 UNITS = ((1.0, 0.0), (0.0, 1.0))  # one dense parameter, one expert parameter
-_NUMBERS = {order: number for number, order in enumerate(ORDERS)}
+NUMBERS = {order: number for number, order in enumerate(ORDERS)}
 _BY_ORDER = np.array([(copies_of(x), x in SPLIT, LATE.get(x, 0)) for x in ORDERS])
 
 Structure = tuple[tuple[bool, int], ...]
 """Of every kind of layer: whether it is a block, how often it stands there."""
+
+
+class Listed(Protocol):
+    """Layouts of one variant, of which few are ever made."""
+
+    def columns(self) -> Ints:
+        """(7, layouts): the order's number in `ORDERS`, dp, pp, vpp, zero, hsdp, and a number for
+        the blocks of chunks, where an order, stages and chunks leave these open.
+        """
+
+    def blocks(self, order: str, pp: int, vpp: int, number: int) -> tuple[int, ...]:
+        """The blocks of that number."""
+
+    def layout(self, at: int) -> Layout:
+        """One of them."""
+
+
+class Given:
+    """Layouts that are there."""
+
+    def __init__(self, layouts: Sequence[Layout]) -> None:
+        self.layouts = layouts
+        self.numbers: dict[tuple[int, ...], int] = {}
+
+    def columns(self) -> Ints:
+        n = self.numbers
+        return np.array(
+            [
+                (
+                    *(NUMBERS[x.schedule], x.dp, x.pp, x.vpp, x.zero, x.hsdp),
+                    n.setdefault(x.blocks, len(n)),
+                )
+                for x in self.layouts
+            ]
+        ).T
+
+    def blocks(self, order: str, pp: int, vpp: int, number: int) -> tuple[int, ...]:
+        return list(self.numbers)[number]
+
+    def layout(self, at: int) -> Layout:
+        return self.layouts[at]
 
 
 class Stages(NamedTuple):
@@ -69,7 +110,7 @@ class Pipe(NamedTuple):
 
 
 def batch_estimates(
-    priced: Priced, layouts: Sequence[Layout], choices: Sequence[str]
+    priced: Priced, layouts: Listed, choices: Sequence[str]
 ) -> tuple[Floats, Floats]:
     """Seconds of a step and bytes that the fullest device needs: (layouts, choices + 1) of layouts
     of one variant, under each choice of recomputation and under the best of them stage by stage.
@@ -91,25 +132,17 @@ def stage_choices(priced: Priced, layout: Layout, choices: Sequence[str]) -> tup
     """The best choices of recomputation of a layout, one a stage: the fastest that fits it, where
     no single one for all is faster; where none fits, the one that needs least.
     """
-    tables = tables_of(priced, [layout], choices)
+    tables = tables_of(priced, Given([layout]), choices)
     _, _, picks = Sums(tables, tables.rows).figures()
     return tuple(choices[choice] for choice in picks)
 
 
-def tables_of(
-    priced: Priced, layouts: Sequence[Layout], choices: Sequence[str], batch: int = 0
-) -> Tables:
+def tables_of(priced: Priced, layouts: Listed, choices: Sequence[str], batch: int = 0) -> Tables:
     """What is summed up of layouts of one variant; of so many sequences, or the run's."""
-    run = priced.run
-    costs = priced.costs(layouts[0])
+    run, of = priced.run, layouts.layout(0)
+    costs = priced.costs(of)
     structure = tuple((c.is_block, c.repeat) for c in costs)
-    of, blocks = layouts[0], _Numbers()
-    order, dp, pp, vpp, zero, hsdp, given = np.array(
-        [
-            (_NUMBERS[x.schedule], x.dp, x.pp, x.vpp, x.zero, x.hsdp, blocks.of(x.blocks))
-            for x in layouts
-        ]
-    ).T
+    order, dp, pp, vpp, zero, hsdp, given = columns = layouts.columns()
     copies, split, late = _BY_ORDER[order].T
     m = (batch or run.global_batch) // (dp * of.microbatch)
     outside = (dp % of.ep == 0) & (of.etp == of.tp)
@@ -117,8 +150,11 @@ def tables_of(
     divisions, division = _numbered(dp, zero, hsdp, copies, m > copies)
     groups, group = _numbered(dp, pp, zero > 0, hsdp, copies)
     sides, side = _numbered(outside, split)
-    losses, loss = _numbered(order == _NUMBERS["gpipe"], m)
-    shapes = [(x.schedule, x.pp, x.vpp, x.blocks) for x in (layouts[i] for i in pipes)]
+    losses, loss = _numbered(order == NUMBERS["gpipe"], m)
+    shapes = [
+        (ORDERS[x], p, v, layouts.blocks(ORDERS[x], p, v, n))
+        for x, p, v, n in np.stack([order, pp, vpp, given], axis=1)[pipes].tolist()
+    ]
     stages = [_stages(structure, *shape) for shape in shapes]
     counts = m[pipes].tolist()
     held_by = [_pipe(structure, *shape, n) for shape, n in zip(shapes, counts, strict=True)]
@@ -127,11 +163,14 @@ def tables_of(
         np.array([mixes.of((len(x.which) == 1, one)) for one in x.mixes])[x.which] for x in stages
     ]
     # Most of what a stage holds depends on what kinds there are; logits are held for each.
+    headed = [cost.logits_bytes > 0 for cost in costs]
     content = [
-        contents.of((alone, tuple(n if c.logits_bytes else min(n, 1) for n, c in there)))
-        for alone, there in ((alone, zip(n, costs, strict=True)) for alone, n in mixes)
+        contents.of((alone, tuple(n if head else min(n, 1) for n, head in there)))
+        for alone, there in ((alone, zip(n, headed, strict=True)) for alone, n in mixes)
     ]
     held = [[(costs[kind], n) for kind, n in enumerate(there) if n] for _, there in contents]
+    heads = [any(n and head for n, head in zip(x, headed, strict=True)) for _, x in contents]
+    family = of.tp, of.cp, of.ep, of.etp
     return Tables(
         rows=np.stack([pp, m, copies, zero, split, late, pipe, division, group, side, loss], 1),
         starts=np.cumsum([0, *pp[pipes]])[:-1],
@@ -143,9 +182,20 @@ def tables_of(
         peaks=np.concatenate([pipe.peaks for pipe in held_by]),
         came=np.concatenate([x.came for x in stages]),
         parameters=np.array(
-            [per_parameter(priced, layouts[i], bool(m[i] > copies[i])) for i in divisions]
+            [
+                priced.once(
+                    ("division", *family, *key, several),
+                    partial(_divided, priced, layouts, at, several),
+                )
+                for at, key, several in zip(
+                    divisions.tolist(),
+                    np.stack([dp, zero, hsdp, copies], axis=1)[divisions].tolist(),
+                    (m > copies)[divisions].tolist(),
+                    strict=True,
+                )
+            ]
         ),
-        **_collectives(priced, costs, [layouts[i] for i in groups]),
+        **_collectives(priced, costs, layouts, groups.tolist(), columns),
         kinds=np.array([_kind(run, cost) for cost in costs], dtype=np.float64),
         passes=np.array(
             [
@@ -153,7 +203,7 @@ def tables_of(
                     ("passes", id(costs), x.experts_outside, x.schedule in SPLIT, *choices),
                     partial(_passes, run, x, costs, choices),
                 )
-                for x in (layouts[i] for i in sides)
+                for x in (layouts.layout(i) for i in sides.tolist())
             ]
         ),
         kept=np.array([[kept_bytes(run, c, _as_held(x)) for x in choices] for c in costs]),
@@ -168,7 +218,13 @@ def tables_of(
             [[transient_bytes(run, there, _as_timed(x)) for x in choices] for there in held]
         ),
         logits=np.array(
-            [[logits_bytes(run, layouts[i], there, int(m[i])) for there in held] for i in losses]
+            [
+                [
+                    logits_bytes(run, x, there, n) if head else 0.0
+                    for there, head in zip(held, heads, strict=True)
+                ]
+                for x, n in ((layouts.layout(i), int(m[i])) for i in losses.tolist())
+            ]
         ),
         bounds=np.array([choice == LEAST for choice in choices]),
         run=run,
@@ -253,6 +309,10 @@ def per_parameter(priced: Priced, layout: Layout, accumulates: bool) -> Floats:
     return priced.once(key, made)
 
 
+def _divided(priced: Priced, layouts: Listed, at: int, accumulates: bool) -> Floats:
+    return per_parameter(priced, layouts.layout(at), accumulates)
+
+
 def shared_terms(run: Run, layout: Layout) -> tuple[Floats, Floats, Floats]:
     """Collectives of weights and gradients: (collectives, 4) and twice (collectives, levels) of
     `Tables.collective`, `Tables.s_per_byte` and `Tables.steps`.
@@ -269,25 +329,33 @@ def shared_terms(run: Run, layout: Layout) -> tuple[Floats, Floats, Floats]:
 
 
 def _collectives(
-    priced: Priced, costs: Sequence[LayerCost], layouts: Sequence[Layout]
+    priced: Priced,
+    costs: Sequence[LayerCost],
+    layouts: Listed,
+    groups: Sequence[int],
+    columns: Ints,
 ) -> dict[str, NDArray[Any]]:
     """What ranks that share parameters send, and one activation between stages."""
-    run = priced.run
+    run, of = priced.run, layouts.layout(0)
     boundary = max((c.boundary_bytes for c in costs if c.is_block), default=0)
-    shared = [
-        priced.once(
-            ("shared", x.dp, x.tp, x.pp, x.cp, x.ep, x.etp, x.zero > 0, x.hsdp, x.copies),
-            partial(shared_terms, run, x),
+    family = of.tp, of.cp, of.ep, of.etp
+    shared, sends_s = [], []
+    for at, (order, dp, pp, _, zero, hsdp, _) in zip(
+        groups, columns[:, groups].T.tolist(), strict=True
+    ):
+        copies = int(_BY_ORDER[order, 0])
+        shared.append(
+            priced.once(
+                ("shared", *family, dp, pp, zero > 0, hsdp, copies),
+                partial(_shared_terms, run, layouts, at),
+            )
         )
-        for x in layouts
-    ]
-    sends_s = [
-        priced.once(
-            ("send", boundary, x.dp, x.tp, x.pp, x.cp, x.sp),
-            partial(_send_s, run, x, boundary),
+        sends_s.append(
+            priced.once(
+                ("send", boundary, of.tp, of.cp, of.sp, dp, pp),
+                partial(_send_s, run, layouts, at, boundary),
+            )
         )
-        for x in layouts
-    ]
     ends = np.cumsum([len(found) for found, _, _ in shared])
     durations_s, shares = curves(run.network)
     return {
@@ -301,8 +369,12 @@ def _collectives(
     }
 
 
-def _send_s(run: Run, layout: Layout, bytes_: float) -> float:
-    return Stepper(run, layout).send_s(bytes_)
+def _shared_terms(run: Run, layouts: Listed, at: int) -> tuple[Floats, Floats, Floats]:
+    return shared_terms(run, layouts.layout(at))
+
+
+def _send_s(run: Run, layouts: Listed, at: int, bytes_: float) -> float:
+    return Stepper(run, layouts.layout(at)).send_s(bytes_)
 
 
 def _kind(run: Run, cost: LayerCost) -> tuple[float, ...]:

@@ -28,7 +28,7 @@ from atoll.placement.recompute import KeepChoice, hull_choices, rerun_table
 from atoll.step.layout import Layout
 from atoll.step.orders import SPLIT, arrivals
 from atoll.step.stages import stage_shares
-from atoll.training.batch import tables_of
+from atoll.training.batch import Given, tables_of
 from atoll.training.batch_sums import (
     COPIES,
     GROUP,
@@ -342,7 +342,7 @@ def planned_layouts(allowed: Allowed, variant: Variant) -> PlannedLayouts | None
         choices = choices[:1] if allowed.recompute == "full" else choices[-1:]
     costs = tuple(_with(cost, block if i == kind else None, choices) for i, cost in enumerate(free))
     names = [_name(choice) for choice in range(len(choices))]
-    every = tables_of(_Known(run, variant.model, costs), layouts, names)
+    every = tables_of(_Known(run, variant.model, costs), Given(layouts), names)
     kept = _sooner(every, layouts)
     tables, layouts = every._replace(rows=every.rows[kept]), tuple(layouts[i] for i in kept)
     _, sides = np.unique(tables.rows[:, SIDE], return_index=True)

@@ -14,7 +14,7 @@ import numpy as np
 
 from atoll.step.layout import Layout
 from atoll.step.orders import arrivals, chunks_of, route
-from atoll.training.batch import Floats, Ints, in_parts, tables_of
+from atoll.training.batch import Floats, Given, Ints, in_parts, tables_of
 from atoll.training.batch_sums import GROUP, STAGES, Held, Owned, Passes, States, Sums, Tables
 from atoll.training.operators.priced import Priced
 
@@ -89,7 +89,7 @@ def replica_estimates(
     steps_s, updates_s, filled = [], [], []
     for one, size in zip(priced, each, strict=True):
         own = [replace(layout, microbatch=size) for layout in layouts]
-        tables = tables_of(one, own, choices, layouts[0].dp * size * microbatches)
+        tables = tables_of(one, Given(own), choices, layouts[0].dp * size * microbatches)
         sums = Before(tables, tables.rows)
         step_s, bytes_, _ = sums.figures()
         steps_s.append(step_s)
@@ -135,7 +135,7 @@ def _sums(
     sizes: Sequence[int],
     link_s: float,
 ) -> partial[Joined]:
-    tables = [tables_of(one, layouts, choices) for one in priced]
+    tables = [tables_of(one, Given(layouts), choices) for one in priced]
     first = dict(zip(tables[0].rows[:, 6].tolist(), layouts, strict=True))
     crossing = [
         _crossing(x.schedule, x.pp, x.vpp, pods_of_stages(x.pp, tuple(sizes)))

@@ -217,9 +217,7 @@ class Floor:
         shared_s = a * dense + b * expert, c * dense + d * expert, send_s * sample.boundary_bytes
         return np.concatenate([shares, np.stack(shared_s, axis=1)], axis=1)
 
-    def _shared(
-        self, of: Family, dp: int, zero: int, hsdp: int, copies: int
-    ) -> tuple[float, ...]:
+    def _shared(self, of: Family, dp: int, zero: int, hsdp: int, copies: int) -> tuple[float, ...]:
         """`per_parameter`, and seconds of gathers and of sums per dense and per expert parameter
         and of a byte to the next stage.
         """
@@ -272,9 +270,7 @@ class Shape:
         """By family, figures for each key."""
         self.m = batch / (some.dp * some.microbatch.astype(np.float64))
         self.apart = apart = self.split[self.first]
-        orders, order = _keys(
-            some.schedule[apart], some.pp[apart], self.m[apart].astype(np.int64)
-        )
+        orders, order = _keys(some.schedule[apart], some.pp[apart], self.m[apart].astype(np.int64))
         named = [(block.schedules[schedule], pp, m) for schedule, pp, m in orders]
         self.way = np.zeros(len(apart), dtype=np.intp)
         self.way[apart] = order
@@ -389,7 +385,7 @@ def _ordered(block: Block, orders: Sequence[str]) -> NDArray[np.bool_]:
     for number, name in enumerate(block.schedules):
         if name in orders:
             there |= block.schedule == number
-    return there & (block.pp > 1)
+    return np.asarray(there & (block.pp > 1))
 
 
 def _keys(*columns: NDArray[Any]) -> tuple[list[tuple[int, ...]], NDArray[np.intp]]:

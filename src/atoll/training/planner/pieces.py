@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from atoll.answers.designs import Row
 from atoll.step.layout import Layout
-from atoll.training.batch import LEAST, Floats, batch_estimates
+from atoll.training.batch import LEAST, NUMBERS, Floats, Ints, Listed, batch_estimates
 from atoll.training.estimate import Estimator
 from atoll.training.operators.layers import choices_of
 from atoll.training.planner.floor import Floor
-from atoll.training.planner.space import Axes, Block, Family, block_of
+from atoll.training.planner.space import Axes, Block, Family, block_of, order_of
 from atoll.training.run import Run
 
 Singles = NDArray[np.float32]
@@ -78,13 +78,13 @@ class Pieces:
         where they do not fit.
         """
         if self.ask == self.make:  # nobody keeps it
-            return self._least_s(_every(block), names)
+            return self._least_s(_Every(block), names)
         return _read(self.ask(*least_call(block, names)))
 
     def _least(self, names: Sequence[str], *block: Any) -> list[Any]:
         return _told(self._least_s(_layouts(*block), names))
 
-    def _least_s(self, layouts: Sequence[Layout], names: Sequence[str]) -> Floats:
+    def _least_s(self, layouts: Listed, names: Sequence[str]) -> Floats:
         choices = [LEAST if name == OPTIMAL else name for name in names]
         return self._figures(layouts, choices)[0]
 
@@ -93,17 +93,17 @@ class Pieces:
         down, infinite where they do not fit.
         """
         if self.ask == self.make:
-            return self._times_s(_every(block), names)
+            return self._times_s(_Every(block), names)
         return _read(self.ask(*times_call(block, names))["times_s"])
 
     def _times(self, names: Sequence[str], *block: Any) -> dict[str, Any]:
         found = self._times_s(_layouts(*block), names)
         return {"layouts": block, "policies": list(names), "times_s": _told(found)}
 
-    def _times_s(self, layouts: Sequence[Layout], names: Sequence[str]) -> Floats:
+    def _times_s(self, layouts: Listed, names: Sequence[str]) -> Floats:
         choices = tuple(names)
         if OPTIMAL in names:
-            costs = self.estimator.costs(replace(layouts[0], recompute=OPTIMAL))
+            costs = self.estimator.costs(replace(layouts.layout(0), recompute=OPTIMAL))
             choices = choices_of(costs, OPTIMAL)
         step_s, by_stage_s = self._figures(layouts, choices)
         found = np.stack(
@@ -115,7 +115,7 @@ class Pieces:
             found[others_s <= by_stage_s * (1 + SAME), at] = np.inf
         return found
 
-    def _figures(self, layouts: Sequence[Layout], choices: Sequence[str]) -> tuple[Floats, Floats]:
+    def _figures(self, layouts: Listed, choices: Sequence[str]) -> tuple[Floats, Floats]:
         """Seconds under each choice of recomputation, and under the best of them stage by stage."""
         step_s, bytes_ = batch_estimates(self.estimator, layouts, choices)
         step_s[bytes_ * (1 - ROUNDING) > self.run.capacity_bytes] = np.inf
@@ -143,13 +143,32 @@ def times_call(block: Block, names: Sequence[str]) -> Call:
 
 def _layouts(
     family: Sequence[Any], schedules: Sequence[str], chain: Sequence[Any], columns: Any
-) -> list[Layout]:
+) -> _Every:
     layers, behind = chain
-    return _every(Block(Family(*family), tuple(schedules), (layers, behind), np.array(columns)))
+    return _Every(Block(Family(*family), tuple(schedules), (layers, behind), np.array(columns)))
 
 
-def _every(block: Block) -> list[Layout]:
-    return block.layouts(np.arange(len(block)), "none")
+class _Every:
+    """All layouts of a block, without recomputation."""
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+
+    def columns(self) -> Ints:
+        x = self.block
+        chunks = [[NUMBERS[order_of(name, 2, vpp)] for name in x.schedules] for vpp in (1, 2)]
+        order = np.array(chunks)[(x.vpp > 1).astype(np.intp), x.schedule]
+        order[x.pp == 1] = NUMBERS[order_of("", 1, 1)]
+        return np.stack([order, x.dp, x.pp, x.vpp, x.zero, x.hsdp, x.split])
+
+    def blocks(self, order: str, pp: int, vpp: int, number: int) -> tuple[int, ...]:
+        return self.block.blocks(order, pp, vpp, number)
+
+    def every(self) -> list[Layout]:
+        return self.block.layouts(np.arange(len(self.block)), "none")
+
+    def layout(self, at: int) -> Layout:
+        return self.block.layouts(np.array([at]), "none")[0]
 
 
 def _down(bounds: Floats) -> Singles:
@@ -173,7 +192,7 @@ def estimated_layouts(notes: Iterable[Any], global_batch: int) -> Iterator[Row]:
         told = note["value"]
         if not isinstance(told, Mapping):
             continue  # bounds
-        for layout, row_s in zip(_layouts(*told["layouts"]), told["times_s"], strict=True):
+        for layout, row_s in zip(_layouts(*told["layouts"]).every(), told["times_s"], strict=True):
             for policy, step_s in zip(told["policies"], row_s, strict=True):
                 if step_s is not None:
                     found = replace(layout, recompute=policy)

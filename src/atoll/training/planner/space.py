@@ -144,7 +144,7 @@ class Block:
 
     def order(self, schedule: int, pp: int, vpp: int) -> str:
         """The name of the order that a schedule is there."""
-        return _order(self.schedules[schedule], pp, vpp)
+        return order_of(self.schedules[schedule], pp, vpp)
 
     def blocks(self, order: str, pp: int, vpp: int, split: int) -> tuple[int, ...]:
         """Blocks of the chunks; none: as even as can be."""
@@ -204,7 +204,8 @@ def chain_of(run: Run) -> Chain:
     return run.model.layers, work_behind(run) if run.stack.balances else None
 
 
-def _order(schedule: str, pp: int, vpp: int) -> str:
+def order_of(schedule: str, pp: int, vpp: int) -> str:
+    """The name of the order that a schedule is with so many stages and chunks."""
     if pp == 1:
         return "1f1b"
     return "interleaved" if schedule == "1f1b" and vpp > 1 else schedule
@@ -228,7 +229,7 @@ def of_stages(
             for vpp in _chunks(axes, layers, pp)
             for s, order in enumerate(schedules)
             if _ordered(order, layers, pp, vpp, schedules)
-            for split in range(len(_ways(chain, _order(order, pp, vpp), pp, vpp)))
+            for split in range(len(_ways(chain, order_of(order, pp, vpp), pp, vpp)))
         ]
     ).reshape(-1, 4)
     divisions = np.array(
