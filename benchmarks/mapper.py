@@ -23,9 +23,9 @@ import numpy as np
 from atoll.cost.chips import chips_of_space
 from atoll.cost.gemm import Mapping, map_matmul
 from atoll.cost.table import build_costs, flatten
-from atoll.hardware.accelerator import MIB, Accelerator, Hbm
+from atoll.hardware.accelerator import GLB_BPC_PER_MIB, MIB, Accelerator, Hbm
 from atoll.hardware.catalog import load_accelerator, load_network
-from atoll.hardware.space import GLB_BPC_PER_MIB, phaze_space
+from atoll.hardware.space import phaze_space
 from atoll.profiles import PROFILES
 from atoll.workload import load_config, prepare
 from atoll.workload.graph.operator import Matmul

@@ -416,7 +416,6 @@ def plan(
     """
     from atoll.driver import Means, drive
     from atoll.export import EXPORTERS, launch_files, refusals
-    from atoll.training.mixed.plan import plan_pods
     from atoll.training.planner.problem import PlanProblem
     from atoll.training.request import axes_of, run_of
 
@@ -424,6 +423,8 @@ def plan(
     question = ask({"devices": PlanQuestion, "pods": PodsQuestion}, job, given)
     _check_files(question)
     if isinstance(question, PodsQuestion):
+        from atoll.training.mixed.plan import plan_pods
+
         return plan_pods(question, stop, progress)
     means = Means(question.out, question.workers, question.cluster)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -28,17 +28,6 @@ from atoll.questions import COMMANDS
 from atoll.questions.ask import OldNameWarning
 from atoll.questions.options import add_command
 
-app = typer.Typer(
-    name="atoll",
-    help=(
-        "Finds the accelerator, the schedule of each layer on it and the distribution of the "
-        "training together, for the highest throughput, and proves how good the answer is."
-    ),
-    invoke_without_command=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-
 
 def main() -> None:
     """Entry point of the `atoll` command."""
@@ -46,7 +35,7 @@ def main() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("always", OldNameWarning)
             warnings.showwarning = _say_warning
-            app()
+            _app(sys.argv[1:2])()
     except AtollError as error:
         print(f"atoll: {error}", file=sys.stderr)
         sys.exit(2)
@@ -81,7 +70,6 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     context: typer.Context,
     version: Annotated[
@@ -98,5 +86,28 @@ _RUN: dict[str, Callable[..., None]] = PLAIN | {
         capture, compare, designs, estimate, mcp, plan, report, schema, search, serve, trace,
     )
 }  # fmt: skip
-for _name, _asked in COMMANDS.items():
-    add_command(app, _name, _asked, _RUN[_name])
+
+
+def _app(words: Sequence[str] = ()) -> typer.Typer:
+    """All commands, or the only one that is needed: to make one takes a while."""
+    made = typer.Typer(
+        name="atoll",
+        help=(
+            "Finds the accelerator, the schedule of each layer on it and the distribution of the "
+            "training together, for the highest throughput, and proves how good the answer is."
+        ),
+        invoke_without_command=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    made.callback()(_root)
+    for name in [word for word in words if word in COMMANDS] or COMMANDS:
+        add_command(made, name, COMMANDS[name], _RUN[name])
+    return made
+
+
+def __getattr__(name: str) -> Any:
+    """`app`, with all commands, is made when it is asked for."""
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _app()

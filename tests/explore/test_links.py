@@ -19,13 +19,13 @@ from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.proof.objective import Objective
 from atoll.fabric.topology import topology_of
 from atoll.hardware import product as products
-from atoll.hardware.accelerator import MIB, Hbm
+from atoll.hardware.accelerator import MIB, GlbBandwidth, Hbm
 from atoll.hardware.catalog import load_network
 from atoll.hardware.physical.constants import PUBLISHED
 from atoll.hardware.physical.memories import HBM
 from atoll.hardware.physical.price import USUAL_PRICES, links_usd
 from atoll.hardware.silicon.physical import LINKED, physical_memories
-from atoll.hardware.space import Axes, GlbBandwidth, Limits, Space, build_space
+from atoll.hardware.space import Axes, Limits, Space, build_space
 from atoll.hardware.spacefile import load_space, read_space
 from atoll.profiles import DEFAULT
 

@@ -10,9 +10,9 @@ import numpy as np
 from atoll.explore.pricing.layouts import Setting
 from atoll.explore.pricing.workloads import Spreads, Variants, Workload, make_variants
 from atoll.fabric.network import Level, Network
-from atoll.hardware.accelerator import GIB, MIB, Hbm
+from atoll.hardware.accelerator import GIB, MIB, GlbBandwidth, Hbm
 from atoll.hardware.silicon.systolic import SYSTOLIC
-from atoll.hardware.space import Axes, GlbBandwidth, Limits, Space, build_space
+from atoll.hardware.space import Axes, Limits, Space, build_space
 from atoll.hardware.template.template import ChipTemplate
 from atoll.profile import Profile
 from atoll.profiles import PHAZE

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from atoll.errors import AtollError, InfeasibleError
-from atoll.hardware.accelerator import GIB, MIB, Hbm
+from atoll.hardware.accelerator import GIB, MIB, GlbBandwidth, Hbm
 from atoll.hardware.catalog import load_accelerator
 from atoll.hardware.silicon.chip import accelerator_area_mm2, peak_power_W
-from atoll.hardware.space import Axes, GlbBandwidth, Limits, Space, build_space, phaze_space
+from atoll.hardware.space import Axes, Limits, Space, build_space, phaze_space
 from designs import position_of
 
 PHAZE = phaze_space()

@@ -10,6 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
 if TYPE_CHECKING:
     from atoll.hardware.template.parameter import Parameter
     from atoll.hardware.template.stalls import Stalls
@@ -18,6 +21,19 @@ if TYPE_CHECKING:
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
+# NVIDIA A100 whitepaper (2020): 40 MB of L2 read at 5120 bytes per clock.
+GLB_BPC_PER_MIB = 128.0
+
+
+@dataclass(frozen=True, slots=True)
+class GlbBandwidth:
+    """Bytes per clock out of the shared buffer: `fixed_Bpc + per_mib_Bpc x MiB`."""
+
+    per_mib_Bpc: float = 0.0
+    fixed_Bpc: float = 0.0
+
+    def bytes_per_clock(self, glb_bytes: ArrayLike) -> NDArray[np.float64]:
+        return np.asarray(self.fixed_Bpc + self.per_mib_Bpc * (np.asarray(glb_bytes) / MIB))
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,14 +28,10 @@ from atoll.files.yamlfile import (
     Seconds,
     Share,
     load_yaml,
-    parse_yaml,
+    read_shipped,
     suggestion,
 )
-from atoll.hardware.accelerator import Accelerator, Hbm
-from atoll.hardware.silicon.chip import accelerator_area_mm2, peak_power_W
-from atoll.hardware.silicon.systolic import SYSTOLIC, TEMPLATES
-from atoll.hardware.space import GLB_BPC_PER_MIB, GlbBandwidth
-from atoll.hardware.template.stalls import STALLS
+from atoll.hardware.accelerator import GLB_BPC_PER_MIB, Accelerator, GlbBandwidth, Hbm
 from atoll.units import parse_bytes
 
 MOST_AXES = 6  # of a torus; more than any that was built
@@ -104,11 +100,15 @@ class AcceleratorFile(FileModel):
     hbm: HbmFile
     network: str = "dgx-a100"  # of the catalogue: what such devices sit on unless said otherwise
     published: PublishedFile | None = None
-    template: str = SYSTOLIC.name
+    template: str = "systolic"
     own: dict[str, float] = {}  # noqa: RUF012  (pydantic copies defaults)
     """Parameters of another template, in base units."""
 
     def accelerator(self) -> Accelerator:
+        # Not for networks and devices that exist: slow to import.
+        from atoll.hardware.silicon.systolic import SYSTOLIC, TEMPLATES
+        from atoll.hardware.template.stalls import STALLS
+
         template = TEMPLATES[self.template]
         missing = [p.name for p in template.own if p.name not in self.own]
         if missing:
@@ -134,6 +134,8 @@ class AcceleratorFile(FileModel):
         """Of the whole chip, in mm2 and W: published, or by its template."""
         if self.published is not None:
             return self.published.area, self.published.power
+        from atoll.hardware.silicon.chip import accelerator_area_mm2, peak_power_W
+
         chip = self.accelerator()
         return accelerator_area_mm2(chip), peak_power_W(chip)
 
@@ -256,7 +258,7 @@ def entry_names(kind: str) -> tuple[str, ...]:
 def read_entry(kind: str, name: str, model: type[F]) -> F:
     """One of them."""
     text = (_CATALOG / f"{kind}s" / f"{name}.yaml").read_text(encoding="utf-8")
-    return parse_yaml(text, model, f"catalogue entry {name}")
+    return read_shipped(text, model, f"catalogue entry {name}")
 
 
 def is_file(name_or_path: str | Path) -> bool:

@@ -18,8 +18,6 @@ from atoll.files.yamlfile import fields_of
 from atoll.hardware.accelerator import Accelerator
 from atoll.hardware.catalog import accelerator_names, load_accelerator_file
 from atoll.hardware.gpu import Gpu, load_gpu
-from atoll.hardware.silicon.chip import peak_power_W, stalls_of
-from atoll.hardware.template.stalls import STALLS
 
 CLOCK_STEPS = 1000
 
@@ -55,6 +53,8 @@ class Chip:
 
     @property
     def stream_Bps(self) -> float:
+        from atoll.hardware.silicon.chip import stalls_of
+
         return self.hbm_Bps * stalls_of(self.accelerator).hbm
 
     def peak_flops(self, dtype: str) -> float:
@@ -68,6 +68,8 @@ class Chip:
 
     def capped(self, cap_W: float) -> Chip:
         """The chip at the highest clock at which all of its parts, busy at once, keep to a cap."""
+        from atoll.hardware.silicon.chip import peak_power_W
+
         at = partial(replace, self.accelerator)
         clocks_Hz = self.clock_Hz / CLOCK_STEPS * np.arange(CLOCK_STEPS + 1)
         least_W, most_W = (peak_power_W(at(clock_Hz=clock)) for clock in clocks_Hz[[0, -1]])
@@ -135,6 +137,8 @@ def chip_yaml(chip: Accelerator, name: str, network: str) -> str:
     if chip.own_core_buffer_bytes:
         content["core_buffer"] = f"{chip.own_core_buffer_bytes} B"
     if chip.stalls is not None:
+        from atoll.hardware.template.stalls import STALLS
+
         content["kind"] = next(name for name, known in STALLS.items() if known == chip.stalls)
     if chip.template is not None:
         content["template"] = chip.template.name

@@ -15,10 +15,9 @@ from pydantic import JsonValue
 
 from atoll.arrays import IntArray
 from atoll.errors import InfeasibleError
-from atoll.hardware.accelerator import Hbm
+from atoll.hardware.accelerator import GlbBandwidth, Hbm
 from atoll.hardware.space import (
     Axes,
-    GlbBandwidth,
     Limits,
     Space,
     allowed_options,

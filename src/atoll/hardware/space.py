@@ -14,10 +14,10 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from atoll.errors import AtollError, InfeasibleError
-from atoll.hardware.accelerator import GIB, MIB, Accelerator, Hbm
+from atoll.hardware.accelerator import GIB, GLB_BPC_PER_MIB, MIB, Accelerator, GlbBandwidth, Hbm
 from atoll.hardware.area import area_mm2
 from atoll.hardware.energy import energy_of, hbm_power_W
 from atoll.hardware.silicon.systolic import SYSTOLIC
@@ -31,24 +31,9 @@ FloatArray = NDArray[np.float64]
 # TPU v4's HBM bandwidth (Jouppi et al., ISCA 2023, Table 4: 1200 GB/s).
 HBM_BANDWIDTH_BPS = 1.2e12
 HBM_OPTIONS = tuple(Hbm(capacity * GIB, HBM_BANDWIDTH_BPS) for capacity in (32, 64, 80))
-# NVIDIA A100 whitepaper (2020): 40 MB of L2 read at 5120 bytes per clock.
-GLB_BPC_PER_MIB = 128.0
 
 MAX_POINTS = 20_000_000
 _CHUNK_POINTS = 1 << 20  # bounds the memory of the points that the constraints will remove
-
-
-@dataclass(frozen=True, slots=True)
-class GlbBandwidth:
-    """Bytes per clock out of the shared buffer: `fixed_Bpc + per_mib_Bpc x MiB`."""
-
-    per_mib_Bpc: float = 0.0
-    fixed_Bpc: float = 0.0
-
-    def bytes_per_clock(self, glb_bytes: ArrayLike) -> FloatArray:
-        return np.asarray(self.fixed_Bpc + self.per_mib_Bpc * (np.asarray(glb_bytes) / MIB))
-
-
 DEFAULT_GLB = GlbBandwidth(per_mib_Bpc=GLB_BPC_PER_MIB)
 
 

@@ -37,6 +37,7 @@ from atoll.files.yamlfile import (
     Power,
     load_yaml,
 )
+from atoll.hardware.accelerator import GLB_BPC_PER_MIB
 from atoll.hardware.catalog import GlbBandwidthFile, HbmFile
 from atoll.hardware.physical.memories import HBM
 from atoll.hardware.physical.nodes import RETICLE_MM2
@@ -45,7 +46,6 @@ from atoll.hardware.silicon.physical import LINKED, PHYSICAL, PROCESSES_NM, phys
 from atoll.hardware.silicon.systolic import SYSTOLIC, TEMPLATES
 from atoll.hardware.space import (
     DEFAULT_GLB,
-    GLB_BPC_PER_MIB,
     HBM_OPTIONS,
     MAX_POINTS,
     Axes,

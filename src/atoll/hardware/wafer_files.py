@@ -24,9 +24,8 @@ from atoll.files.yamlfile import (
     Seconds,
     Share,
 )
-from atoll.hardware.accelerator import Accelerator, Hbm
+from atoll.hardware.accelerator import GLB_BPC_PER_MIB, Accelerator, Hbm
 from atoll.hardware.catalog import GlbBandwidthFile, entry_names, load_entry
-from atoll.hardware.space import GLB_BPC_PER_MIB
 from atoll.hardware.wafer import Stack, Wafer
 
 Positive = Annotated[float, Field(gt=1 / LARGEST_FACTOR, le=LARGEST_FACTOR, strict=True)]

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import Field
 
 from atoll.errors import AtollError
-from atoll.files.yamlfile import FileModel, parse_yaml
+from atoll.files.yamlfile import FileModel, read_shipped
 from atoll.workload.families.model_config import ModelConfig
 
 _WORDS = {"true": True, "false": False, "yes": True, "no": False, "on": True, "off": False,
@@ -47,7 +47,7 @@ class Words(FileModel):
 @lru_cache
 def words_of(software: str) -> Words:
     file = files("atoll.launch") / "words" / f"{software}.yaml"
-    return parse_yaml(file.read_text(encoding="utf-8"), Words, file.name)
+    return read_shipped(file.read_text(encoding="utf-8"), Words, file.name)
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,8 @@ from atoll.explore.proof.objective import AIMS, Aim
 from atoll.explore.strategies import STRATEGIES, Strategy
 from atoll.export import EXPORTERS
 from atoll.export.plan import Exporter, LaunchPlan
-from atoll.hardware.accelerator import MIB
+from atoll.hardware.accelerator import GLB_BPC_PER_MIB, MIB
 from atoll.hardware.silicon.systolic import SYSTOLIC, TEMPLATES
-from atoll.hardware.space import GLB_BPC_PER_MIB
 from atoll.hardware.template.cores import (
     CostModel,
     ProductCosts,

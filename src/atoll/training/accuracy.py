@@ -15,7 +15,7 @@ from typing import Literal
 from pydantic import Field
 
 from atoll.answers.plan import Expected, Interval, Range
-from atoll.files.yamlfile import Count, Factor, FileModel, Share, parse_yaml
+from atoll.files.yamlfile import Count, Factor, FileModel, Share, read_shipped
 from atoll.step.layout import Layout
 from atoll.training.run import Run
 
@@ -93,7 +93,7 @@ def _times(value: float, ratios: tuple[float, float]) -> Range:
 
 @lru_cache(maxsize=1)
 def error_classes() -> ErrorClasses:
-    return parse_yaml(ERRORS.read_text(encoding="utf-8"), ErrorClasses, ERRORS.name)
+    return read_shipped(ERRORS.read_text(encoding="utf-8"), ErrorClasses, ERRORS.name)
 
 
 def kind_of(run: Run) -> Kind:
