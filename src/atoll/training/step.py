@@ -136,6 +136,19 @@ class Shared(NamedTuple):
     stride: int
 
 
+class _Own(NamedTuple):
+    """Of a layer, what no choice of recomputation changes."""
+
+    forward: Pass
+    backward_s: float
+    backward_link_s: float
+    ring_back_s: float
+    exchange_s: float
+    waiting_s: float
+    gather_s: float
+    scatter_s: float
+
+
 class Stepper:
     """Prices stages and steps of one run under one layout."""
 
@@ -145,6 +158,7 @@ class Stepper:
         self.microbatches = layout.microbatches(run.global_batch)
         self._passes: dict[tuple[int, str], tuple[Pass, Pass, Pass]] = {}
         self._links: dict[tuple[TensorLink, ...], float] = {}
+        self._own: dict[int, tuple[LayerCost, _Own]] = {}
 
     def stage_time(self, chunks: Sequence[Share], recompute: str) -> StageTime:
         """One microbatch through so many chunks under a choice of recomputation; of all that a
@@ -173,14 +187,32 @@ class Stepper:
 
     def layer_passes(self, cost: LayerCost, recompute: str) -> tuple[Pass, Pass, Pass]:
         """Forward, backward and recomputation of one layer under a choice of the last."""
+        known = self._own.get(id(cost))
+        if known is None or known[0] is not cost:
+            known = self._own[id(cost)] = cost, self._without_choice(cost)
+        x = known[1]
+        kept = cost.kept(recompute if cost.is_block else "none")
+        again_s = kept.again.total_s + (x.waiting_s if kept.exchange else 0.0)
+        visible_b = self.exposed_s(x.gather_s + x.scatter_s, x.backward_s + again_s)
+        return (
+            x.forward,
+            Pass(x.backward_s, x.backward_link_s, x.ring_back_s, x.exchange_s, visible_b),
+            Pass(
+                again_s,
+                self._links_s(kept.links),
+                x.forward.context_s if kept.attention else 0.0,
+                x.exchange_s if kept.exchange else 0.0,
+                0.0,
+            ),
+        )
+
+    def _without_choice(self, cost: LayerCost) -> _Own:
         run, overlap = self.run, self.run.stack.overlap
         own = cost.backwards(self.layout.schedule)
-        kept = cost.kept(recompute if cost.is_block else "none")
         # All wait for the device with the busiest experts.
         waiting_s = (run.imbalance - 1) * cost.expert_forward_s
         forward_s = cost.forward.total_s + waiting_s
         backward_s = own.total_s + (run.imbalance - 1) * cost.expert_backward_s
-        again_s = kept.again.total_s + (waiting_s if kept.exchange else 0.0)
 
         forward_link_s = self._links_s(cost.forward_links)
         hidden_s = self._links_s(cost.hidden_links)
@@ -196,19 +228,15 @@ class Stepper:
         exchange_s = self._exchange_s(cost) * (1 - overlap.experts)
         gather_s, scatter_s = self.sharded_s(cost)
         visible_f = self.exposed_s(gather_s, forward_s)
-        visible_b = self.exposed_s(gather_s + scatter_s, backward_s + again_s)
-
-        again_link_s = self._links_s(kept.links)
-        return (
+        return _Own(
             Pass(forward_s, forward_link_s, ring_s, exchange_s, visible_f),
-            Pass(backward_s, backward_link_s, ring_back_s, exchange_s, visible_b),
-            Pass(
-                again_s,
-                again_link_s,
-                ring_s if kept.attention else 0.0,
-                exchange_s if kept.exchange else 0.0,
-                0.0,
-            ),
+            backward_s,
+            backward_link_s,
+            ring_back_s,
+            exchange_s,
+            waiting_s,
+            gather_s,
+            scatter_s,
         )
 
     def unhidden(self, cost: LayerCost) -> bool:

@@ -134,7 +134,7 @@ class _Sharding:
             raise AtollError(self._refusal(tensor, units))
         shape = list(tensor.shape)
         shape[tensor.split_dim] = part
-        return replace(tensor, shape=tuple(shape), units=tensor.units * part // size)
+        return tensor.part(tuple(shape), tensor.units * part // size)
 
     def _refusal(self, tensor: Tensor, units: int) -> str:
         what = f"the {units} units (heads or columns) of tensor {tensor.name}"
@@ -156,14 +156,11 @@ class _Sharding:
         entering = {name: self._gather(name) for name in cut}
         reads = tuple(entering.get(name, name) for name in op.reads)
         products = self._products(op, reads)
-        local = replace(
-            op,
-            reads=reads,
-            enters=tuple(name for name in op.enters if name not in entering),
-            exits=False,
-            matmuls=products,
-            vectors=self._vectors(op, products),
-        )
+        enters = tuple(name for name in op.enters if name not in entering)
+        local = Operator(
+            op.name, op.kind, reads, op.writes, products, self._vectors(op, products),
+            op.collective, op.on_chip, enters, False, op.steps,
+        )  # fmt: skip
         if not op.exits or self.width == 1:
             self.operators.append(local)
             return
@@ -307,7 +304,7 @@ class _Sharding:
             (product,) = products
             cut = self.sequence and op.exits
             rows = self.tensors[op.writes[0]].rows if cut else product.m
-            return tuple(replace(v, rows=rows, cols=product.n) for v in op.vectors)
+            return tuple(v.sized(rows, product.n) for v in op.vectors)
         return tuple(self._vector(op, index, v) for index, v in enumerate(op.vectors))
 
     def _vector(self, op: Operator, index: int, work: VectorWork) -> VectorWork:
@@ -317,12 +314,12 @@ class _Sharding:
         main = op.reads[index % len(op.writes) if op.kind in EACH else 0]
         before, after = self.whole.tensors[main], self.tensors[main]
         if work.split is Region.SEQUENCE:
-            return replace(work, rows=work.rows * after.rows // before.rows)
+            return work.sized(work.rows * after.rows // before.rows, work.cols)
         of, part = before.shape[before.split_dim], after.shape[before.split_dim]
         # Heads are rows to attention and to their own norms, columns to everything else.
         if op.kind in ("attention", "norm") or before.split_dim < len(before.shape) - 1:
-            return replace(work, rows=work.rows * part // of)
-        return replace(work, cols=work.cols * part // of)
+            return work.sized(work.rows * part // of, work.cols)
+        return work.sized(work.rows, work.cols * part // of)
 
 
 def _expert_tensors(layer: Layer) -> frozenset[str]:

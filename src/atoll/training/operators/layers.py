@@ -187,6 +187,7 @@ def _layer_cost(
 ) -> LayerCost:
     times = pricer.layer(spread_experts(layer, ep), cp, samples)
     costs = times.operators
+    routed = _has_experts(layer)
     (dense, expert), (still, still_expert) = _parameters(layer, frozen)
     own_loss = stored or layer.name.startswith("mtp")
     logits = _loss(layer) if own_loss else (_head(layer), False, 0.0)
@@ -213,9 +214,9 @@ def _layer_cost(
         frozen=(still, still_expert / ep),
         boundary_bytes=layer.boundary_bytes,
         exchange_bytes=_exchange(layer),
-        experts=experts_of(layer) // ep,
-        expert_forward_s=_expert_s(layer, layer.forward, costs),
-        expert_backward_s=_expert_s(layer, layer.backward, costs),
+        experts=experts_of(layer) // ep if routed else 0,
+        expert_forward_s=_expert_s(layer, layer.forward, costs) if routed else 0.0,
+        expert_backward_s=_expert_s(layer, layer.backward, costs) if routed else 0.0,
         ring_bytes=_moved(layer, slice(1, 3)) if cp > 1 else 0.0,
         heads_bytes=_moved(layer, slice(0, 4)) if cp > 1 else 0.0,
         kv_heads=_kv_heads(layer) // samples,
@@ -299,8 +300,6 @@ def _bundled(tensor: Tensor, op: Operator) -> bool:
 
 
 def _expert_s(layer: Layer, operators: Sequence[Operator], costs: Mapping[str, Cost]) -> float:
-    if not _has_experts(layer):
-        return 0.0
     return sum(costs[op.name].matrix_s for op in operators if _expert_weight(layer, op))
 
 

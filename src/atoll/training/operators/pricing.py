@@ -133,6 +133,7 @@ class GpuPricer:
         self._products_s: dict[Size, float] = {}
         self._known: dict[Size, int] = {}
         self.attention_s = cache(self._attention_s)
+        self._vector = cache(self._vector_cost)
 
     def layer(self, layer: Layer, ring: int, samples: int) -> LayerTimes:
         """Operators one after another."""
@@ -493,7 +494,7 @@ class GpuPricer:
         )
         return first_s + (ring - 1) * later_s
 
-    def _vector(self, work: VectorWork) -> Cost:
+    def _vector_cost(self, work: VectorWork) -> Cost:
         passes = self._passes(work)
         if passes.bytes == 0:
             return Cost()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.graph.operator import (
@@ -91,7 +90,9 @@ class Graph:
         """A tensor of the same shape and layout."""
         o, name = self.tensors[other], self.own(name)
         size = element_bytes or o.element_bytes
-        self.tensors[name] = replace(o, name=name, element_bytes=size, role=Role.ACTIVATION)
+        self.tensors[name] = Tensor(
+            name, o.shape, size, Role.ACTIVATION, o.split, o.split_dim, o.units, o.uneven
+        )
         return name
 
     def weight(

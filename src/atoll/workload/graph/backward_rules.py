@@ -22,16 +22,12 @@ Names = Sequence[str]
 
 def backward_vectors(op: Operator) -> tuple[VectorWork, ...]:
     """The derivatives' passes, last one first; an addition hands its gradient on unchanged."""
-    return tuple(
-        replace(v, function=f"{v.function}_bwd")
-        for v in reversed(op.vectors)
-        if v.function != "add"
-    )
+    return tuple(v.by(f"{v.function}_bwd") for v in reversed(op.vectors) if v.function != "add")
 
 
 def _sums(op: Operator) -> tuple[VectorWork, ...]:
     """Sums over the tokens, or over the batch: the gradient of what every sample shares."""
-    return tuple(replace(v, function="bias_grad") for v in op.vectors)
+    return tuple(v.by("bias_grad") for v in op.vectors)
 
 
 def _back(

@@ -89,6 +89,13 @@ class Tensor:
             self.uneven,
         )  # fmt: skip
 
+    def part(self, shape: tuple[int, ...], units: int) -> Tensor:
+        """The share of this shape and so many units."""
+        return Tensor(
+            self.name, shape, self.element_bytes, self.role, self.split, self.split_dim, units,
+            self.uneven,
+        )  # fmt: skip
+
     @property
     def rows(self) -> int:
         """All dimensions but the last, as one."""
@@ -138,6 +145,14 @@ class VectorWork:
     rows: int
     cols: int
     split: Region = Region.WHOLE
+
+    def sized(self, rows: int, cols: int) -> VectorWork:
+        """The same of another size."""
+        return VectorWork(self.function, rows, cols, self.split)
+
+    def by(self, function: str) -> VectorWork:
+        """Another function of as much."""
+        return VectorWork(function, self.rows, self.cols, self.split)
 
     @property
     def elements(self) -> int:
