@@ -266,16 +266,17 @@ class Sums:
         t = self.t
         wires_s = np.zeros((2, len(group)))
         begin, end = t.spans[group].T
+        logs = np.log(t.durations_s)
         for i in range(int((end - begin).max(initial=0))):
             there = np.flatnonzero(begin + i < end)
             one = begin[there] + i
             gathers, per_dense, per_expert, fixed_s = t.collective[one].T
             bytes_ = per_dense * dense[there] + per_expert * expert[there]
             longest_s = np.zeros(len(there))
-            for level, (known_s, shares) in enumerate(zip(t.durations_s, t.shares, strict=True)):
+            for level, (known, shares) in enumerate(zip(logs, t.shares, strict=True)):
                 full_s = t.s_per_byte[one, level] * bytes_
                 message_s = np.maximum(full_s, 1e-300) / t.steps[one, level]
-                share = np.interp(np.log(message_s), np.log(known_s), shares)
+                share = np.interp(np.log(message_s), known, shares)
                 longest_s = np.maximum(longest_s, full_s / share)
             wire_s = np.where(bytes_ > 0, fixed_s + longest_s, 0.0)
             wires_s[np.where(gathers > 0, 0, 1), there] += wire_s
@@ -320,7 +321,9 @@ class Sums:
         dense, expert, *both = (
             np.broadcast_to(t.kinds[:, i], shape).reshape(-1) for i in (0, 1, 5, 6)
         )
-        wires_s = self.shared_s(of, *both)[0], self.shared_s(of, dense, expert)[1]
+        wires_s = self.shared_s(of, dense, expert)
+        if self.run.adapters:  # frozen weights are gathered, and have no gradients
+            wires_s = self.shared_s(of, *both)[0], wires_s[1]
         gather_s, reduce_s = (s.reshape(*shape, 1) / self.stack.gather_efficiency for s in wires_s)
         hidden = self.stack.overlap.gather
         for at, wire_s in enumerate((gather_s, gather_s + reduce_s)):

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.answers.designs import Row
 from atoll.step.layout import Layout
 from atoll.training.batch import LEAST, NUMBERS, Floats, Ints, Listed, batch_estimates
 from atoll.training.estimate import Estimator
@@ -22,6 +21,9 @@ from atoll.training.operators.layers import choices_of
 from atoll.training.planner.floor import Floor
 from atoll.training.planner.space import Axes, Block, Family, block_of, order_of
 from atoll.training.run import Run
+
+if TYPE_CHECKING:
+    from atoll.answers.designs import Row
 
 Singles = NDArray[np.float32]
 Call = tuple[Any, ...]

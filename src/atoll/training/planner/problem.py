@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import TYPE_CHECKING
 
-from atoll.answers.designs import Identity
 from atoll.answers.plan import LaunchFile
 from atoll.driver import Desk
 from atoll.hardware.device import Chip
@@ -18,6 +18,9 @@ from atoll.training.planner.plan import Plan, plan
 from atoll.training.planner.search import Usable
 from atoll.training.planner.space import Axes
 from atoll.training.run import Run
+
+if TYPE_CHECKING:
+    from atoll.answers.designs import Identity
 
 PLAN = "plan.json"
 """The file of the answer."""
