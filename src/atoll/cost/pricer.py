@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,7 @@ from atoll.workload.graph.layer import Layer
 from atoll.workload.graph.operator import Operator
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
+class Cost(NamedTuple):
     """Time on the device by kind of kernel, and the kernels launched."""
 
     matrix_s: float = 0.0
@@ -32,7 +31,7 @@ class Cost:
     between_s: float = 0.0
     """Of the whole, what follows from measurements at sizes around it."""
 
-    def __add__(self, other: Cost) -> Cost:
+    def __add__(self, other: Cost) -> Cost:  # type: ignore[override]
         return Cost(
             self.matrix_s + other.matrix_s,
             self.attention_s + other.attention_s,

@@ -19,8 +19,7 @@ from atoll.training.operators.policies import TensorLink
 from atoll.training.run import Run
 
 
-@dataclass(frozen=True, slots=True)
-class Pass:
+class Pass(NamedTuple):
     """Seconds of one microbatch's pass through a stage, by what they are spent on."""
 
     compute_s: float = 0.0
@@ -33,7 +32,7 @@ class Pass:
     def total_s(self) -> float:
         return self.compute_s + self.tensor_s + self.context_s + self.expert_s + self.sharded_s
 
-    def __add__(self, other: Pass) -> Pass:
+    def __add__(self, other: Pass) -> Pass:  # type: ignore[override]
         return Pass(
             self.compute_s + other.compute_s,
             self.tensor_s + other.tensor_s,

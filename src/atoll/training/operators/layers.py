@@ -150,7 +150,10 @@ def layer_costs(
         )
         for layer in {id(layer): layer for layer, _ in model.layers}.values()
     }
-    return tuple(replace(priced[id(layer)], repeat=repeat) for layer, repeat in model.layers)
+    return tuple(
+        priced[id(layer)] if repeat == 1 else replace(priced[id(layer)], repeat=repeat)
+        for layer, repeat in model.layers
+    )
 
 
 def block_names(model: Model) -> frozenset[str]:

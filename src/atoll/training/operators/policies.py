@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -47,8 +48,7 @@ DISCARDING = ("layernorm", "mla_up_proj", "moe_act")
 (Megatron-Core's CheckpointWithoutOutput)."""
 
 
-@dataclass(frozen=True, slots=True)
-class TensorLink:
+class TensorLink(NamedTuple):
     """A collective over the tensor group, or over that of experts with a width of their own."""
 
     kind: str
@@ -101,7 +101,7 @@ def some_blocks(name: str, blocks: int, known: Mapping[str, Kept]) -> tuple[str,
         away = min(1.0, max(0, int(number or 0) - 1) / blocks)
         return name, replace(none, bytes=none.bytes * (1 - away))
     share = min(1.0, int(number) / blocks)
-    links = tuple(replace(link, bytes=round(link.bytes * share)) for link in full.links)
+    links = tuple(link._replace(bytes=round(link.bytes * share)) for link in full.links)
     kept = none.bytes + share * (full.bytes - none.bytes)
     return name, replace(full, bytes=kept, again=full.again.times(share), links=links)
 
