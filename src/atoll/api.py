@@ -26,6 +26,7 @@ from atoll.questions import (
 from atoll.questions.ask import ask
 from atoll.questions.devices import FilesQuestion
 from atoll.questions.texts import described_by
+from atoll.registry import named
 
 if TYPE_CHECKING:
     from atoll.answers.chips import ChipsValidation, NodesValidation
@@ -423,9 +424,8 @@ def plan(
     question = ask({"devices": PlanQuestion, "pods": PodsQuestion}, job, given)
     _check_files(question)
     if isinstance(question, PodsQuestion):
-        from atoll.training.mixed.plan import plan_pods
-
-        return plan_pods(question, stop, progress)
+        pods: MixedPlan = named("atoll.training.mixed.plan:plan_pods")(question, stop, progress)
+        return pods
     means = Means(question.out, question.workers, question.cluster)
 
     def prepare(limit: Stop) -> PlanProblem:
@@ -437,9 +437,7 @@ def plan(
 
     found = drive(prepare, means, stop, question.time_limit, progress, "a layout was estimated")
     if question.layouts is not None:
-        from atoll.training.planner.answer import write_layouts
-
-        write_layouts(found, question.layouts)
+        named("atoll.training.planner.answer:write_layouts")(found, question.layouts)
     return _written(found, question)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from atoll.cost.pricer import Pricer
 from atoll.hardware.device import Chip
@@ -39,6 +39,12 @@ class Priced:
         self._variants: dict[tuple[object, ...], tuple[LayerCost, ...]] = {}
         self._models: dict[tuple[int, int, int, int, bool], Model] = {}
         self._known: dict[tuple[object, ...], Any] = {}
+
+    def beside(self, run: Run) -> Self:
+        """The same of a run that differs in rates of its machine alone: the model is built once."""
+        found = type(self)(run)
+        found._models = self._models
+        return found
 
     def once(self, key: tuple[object, ...], make: Callable[[], T]) -> T:
         """What a function makes of what the key names, made once."""

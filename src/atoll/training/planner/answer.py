@@ -255,15 +255,15 @@ def _most(parts: Mapping[Name, float]) -> Name:
 
 def _sensitivity(best: Estimate) -> list[Sensitivity]:
     """The same layout estimated again with each rate of the machine 10 % lower and higher."""
-    rows = []
+    rows, known = [], Estimator(best.run)
     for name, changed in _faster(best.run).items():
         less, more = (
             Gain(
                 change=f"{factor - 1:+.0%}",
-                gain=best.step.time_s / Estimator(changed(factor)).estimate(best.layout).step.time_s
-                - 1,
+                gain=best.step.time_s / beside.estimate(best.layout).step.time_s - 1,
             )
             for factor in (0.9, 1.1)
+            for beside in (known.beside(changed(factor)),)
         )
         rows.append(Sensitivity(what=name, less=less, more=more))
     return rows
