@@ -27,15 +27,8 @@ from atoll.calibrate.many_devices import Timed, predicted_s, read_timed
 from atoll.calibrate.rows import H200_OPERATORS, fitted_rows, read_operators
 from atoll.calibrate.validate import columns, predict_kind_s, skip_reason
 from atoll.cost.gpu_gemm import Floats
-from atoll.hardware.gpu import (
-    AttentionFit,
-    Calibration,
-    FormatFit,
-    Gpu,
-    load_calibration,
-    recalibrated,
-    written_gpu,
-)
+from atoll.hardware.gpu import Calibration, Gpu, load_calibration, recalibrated, written_gpu
+from atoll.hardware.physical.kernel_fits import AttentionFit, FormatFit
 from record import recorded
 
 LONG_S = 20e-6
@@ -55,6 +48,16 @@ ONSET = {"h200": 1, "l40s": 1, "rtx-pro-6000": 1}
 NARROW_ROWS = {"h100": 192, "h200": 192}
 BLACKWELL = {"narrow_rows": 256, "narrow_head": 192, "head_columns": 32}
 CAUSAL_ROWS = {"l40s": 64, "rtx-pro-6000": 64}  # FlashAttention-2's on small shared memories
+BLACKWELLS = ("b200", "gb200", "b300", "gb300")
+# DeepGEMM (by block) and FlashInfer's CuTe and CUTLASS kernels (nvfp4) never split reductions.
+UNSPLIT = {
+    (gpu, dtype) for gpu in (*BLACKWELLS, "h100", "h200") for dtype in ("fp8_block", "nvfp4")
+}
+UNSPLIT |= {("rtx-pro-6000", "nvfp4")}
+WIDE_TILES = {(gpu, dtype) for gpu in BLACKWELLS for dtype in ("fp8", "fp8_block")}
+WIDE_TILES |= {("rtx-pro-6000", "nvfp4")}
+CAST_BY_ROW = {("rtx-pro-6000", "fp8_block")}  # whose engine casts row by row
+HEAD_KERNELS = ("l40s", "rtx-pro-6000")  # whose 8-bit attention is a kernel for each head size
 KERNEL_S = {"l40s": 2.5e-6, "rtx-pro-6000": 2.5e-6}  # without tensor maps to set up; others 5.1 us
 # Devices whose training runs and steps are met by the H200's own kernels for training; elsewhere
 # forward attention is taken as the engines' (without what their calls add).
@@ -78,8 +81,10 @@ PRODUCT_KNOBS = (
 FORMAT_KNOBS = (
     Knob("matmul", 0.9, 0.2, 1.4),
     Knob("kernel_s", 4e-6, 0.5e-6, 30e-6),
-    Knob("throttle", 0.2, 0.0, 0.9),
+    Knob("throttle", 0.2, 0.0, 2.0),
+    Knob("throttle_s", 1e-3, 0.1e-3, 50e-3),
 )
+CAST_ROW = Knob("cast_row_s", 10e-9, 0.0, 60e-9)
 FORWARD_KNOBS = (
     Knob("matmul", 0.8, 0.2, 1.4),
     Knob("min_head", 75.0, 4.0, 256.0),
@@ -90,7 +95,8 @@ FORWARD_KNOBS = (
     Knob("tail", 0.6, 0.0, 1.0),
     Knob("split_s", 4e-6, 0.0, 30e-6),
 )
-FP8_ATTENTION_KNOBS = (Knob("fp8_gain", 1.2, 0.2, 3.0),)
+FP8_ENGINE = Knob("fp8_engine_s", 5e-6, 0.0, 40e-6)
+FP8_GAIN = Knob("fp8_gain", 1.2, 0.2, 3.0)
 Rows = Mapping[tuple[str, str], Sequence[Timed]]
 Change = Callable[[Calibration, Mapping[str, float]], Calibration]
 
@@ -176,15 +182,21 @@ def fit_device(gpu: Gpu, rows: Rows) -> Calibration:
         def narrow(
             fit: Calibration, values: Mapping[str, float], dtype: str = dtype
         ) -> Calibration:
-            return replace(fit, formats=(*fit.formats, (dtype, FormatFit(**values))))
+            own = FormatFit(
+                **values,
+                tiles="blackwell" if (gpu.name, dtype) in WIDE_TILES else None,
+                splits=(gpu.name, dtype) not in UNSPLIT,
+            )
+            return replace(fit, formats=(*fit.formats, (dtype, own)))
 
-        stage([("gemm", dtype)], FORMAT_KNOBS, narrow)
+        cast = (CAST_ROW,) if (gpu.name, dtype) in CAST_BY_ROW else ()
+        stage([("gemm", dtype)], (*FORMAT_KNOBS, *cast), narrow)
     rows_of = {
         "kernel_s": KERNEL_S.get(gpu.name, h200.forward.kernel_s),
         "narrow_rows": NARROW_ROWS.get(gpu.name, 128),
         "causal_rows": CAUSAL_ROWS.get(gpu.name, 256),
     }
-    if gpu.name in ("b200", "gb200", "b300", "gb300"):
+    if gpu.name in BLACKWELLS:
         rows_of |= BLACKWELL
     prompts = rows[("attention_prefill", "bf16")]
     several = len({row.sizes[4] for row in prompts}) > 1
@@ -196,15 +208,23 @@ def fit_device(gpu: Gpu, rows: Rows) -> Calibration:
         knobs,
         lambda fit, values: replace(fit, prompt=AttentionFit(**values, **rows_of)),  # type: ignore[arg-type]
     )
-    stage(
-        [("attention_prefill", "fp8")],
-        FP8_ATTENTION_KNOBS,
-        lambda fit, values: replace(fit, prompt=replace(fit.prompt, **values)),  # type: ignore[arg-type]
-    )
+    narrow_heads = {int(row.sizes[4]) for row in rows.get(("attention_prefill", "fp8"), ())}
+    sizes = sorted(narrow_heads) if gpu.name in HEAD_KERNELS else []
+    gains = [replace(FP8_GAIN, name=str(size)) for size in sizes] or [FP8_GAIN]
+    stage([("attention_prefill", "fp8")], [*gains, FP8_ENGINE], in_8_bits)
     if gpu.name not in TRAINING_KERNELS:
-        trained = replace(base.prompt, engine_s=0.0, fp8_gain=1.0, throttle=0.0)
+        trained = replace(
+            base.prompt, engine_s=0.0, fp8_engine_s=0.0, fp8_gain=1.0, fp8_heads=(), throttle=0.0
+        )
         base = replace(base, forward=trained)
     return base
+
+
+def in_8_bits(fit: Calibration, values: Mapping[str, float]) -> Calibration:
+    """Attention of engines, with a gain of its own for each head size where sizes are named."""
+    heads = tuple((int(name), gain) for name, gain in values.items() if name.isdigit())
+    own = {name: value for name, value in values.items() if not name.isdigit()}
+    return replace(fit, prompt=replace(fit.prompt, fp8_heads=heads, **own))  # type: ignore[arg-type,type-var]
 
 
 def carried(fit: AttentionFit, scale: float) -> AttentionFit:

@@ -9,7 +9,7 @@ from typing import Literal
 from atoll.answers.answer import Answer
 from atoll.answers.design import SizedChip
 from atoll.answers.wafer import WaferTold
-from atoll.hardware.gpu import AttentionFit, FormatFit
+from atoll.hardware.physical.kernel_fits import AttentionFit, FormatFit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,15 +32,14 @@ from atoll.files.wholefile import whole_files
 from atoll.hardware.gpu import (
     CALIBRATED,
     AttentionFile,
-    AttentionFit,
     Calibration,
     CalibrationFile,
     FormatFile,
-    FormatFit,
     Gpu,
     load_gpu,
     recalibrated,
 )
+from atoll.hardware.physical.kernel_fits import AttentionFit, FormatFit
 
 SHORT_WEIGHT = 0.35  # of products under 50 us: mostly launch, and little of a training step
 ROUNDS = 2
@@ -266,7 +265,7 @@ def parameters(fit: Calibration) -> dict[str, Parameter | Mapping[str, Parameter
             shown[name] = {
                 inner: _written(inside, inner)
                 for inner in AttentionFile.model_fields
-                if getattr(inside, CALIBRATED.get(inner, inner)) is not None
+                if getattr(inside, CALIBRATED.get(inner, inner)) not in (None, ())
             }
         elif name == "formats":
             shown[name] = {dtype: _flow(values) for dtype, values in fit.formats}
@@ -281,12 +280,19 @@ def _written(fit: object, name: str) -> Parameter:
     """A field of a file, by the file's name."""
     own = CALIBRATED.get(name, name)
     value: Parameter = getattr(fit, own)
+    if name == "fp8_heads":
+        return f"{dict(getattr(fit, own))}"
     return f"{float(value) * 1e6:.4g} us" if own.endswith("_s") else value
 
 
 def _flow(fit: FormatFit) -> str:
-    """The values of a format on one line."""
-    return f"{{{', '.join(f'{n}: {_written(fit, n)}' for n in FormatFile.model_fields)}}}"
+    """The values of a format on one line, those that are as usual left out."""
+    usual = FormatFit(fit.matmul, fit.kernel_s, fit.throttle)
+    fields = ((name, CALIBRATED.get(name, name)) for name in FormatFile.model_fields)
+    always = ("matmul", "kernel", "throttle")
+    names = [n for n, own in fields if n in always or getattr(fit, own) != getattr(usual, own)]
+    told = (f"{n}: {_written(fit, n)}" for n in names)
+    return f"{{{', '.join(told)}}}".replace("False", "false")
 
 
 def calibration_yaml(fit: Calibration) -> str:

@@ -11,7 +11,7 @@ busiest rank was timed.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -27,7 +27,7 @@ from atoll.errors import AtollError
 from atoll.fabric.nested import PASSES, all_to_all_s, collective_s
 from atoll.files.csvfile import Line, read_csv, write_csv
 from atoll.hardware.catalog import load_network
-from atoll.hardware.gpu import ELEMENT_BYTES, Gpu, written_gpu
+from atoll.hardware.gpu import Gpu, written_gpu
 from atoll.validation.errors import error_summary
 
 COLUMNS = ("device", "op", "precision", "us")
@@ -50,9 +50,11 @@ KNOWN = {
     **dict.fromkeys(("gemm", "bmm", "moe"), FORMATS),
 }
 """Formats by operator; collectives and casts take bytes of any."""
-CAST_BYTES = {"fp8": 3.0, "fp8_block": 3.5, "nvfp4": 4.3}
-"""Per element of a cast of 16-bit numbers: 3 must move to fp8, of blocks' scales a little more; 2.6
-to nvfp4, whose kernels reach less of the bandwidth. The latter two are fitted over all devices."""
+CAST_BYTES = {"fp8": 3.0, "fp8_block": 3.5, "nvfp4": 2.6}
+"""Per element of a cast of 16-bit numbers: 3 must move to fp8, of blocks' scales a little more
+(fitted over all devices); 2.6 to nvfp4."""
+NVFP4_CASTS = 1.7e12
+"""Elements a second that kernels cast to nvfp4 at most, whatever the memory; over all devices."""
 CAST = ("fp8_block", "nvfp4")
 """Formats whose rows include the cast of the first operand."""
 AMAX_BYTES, AMAX_KERNELS = 6.0, 2
@@ -64,6 +66,14 @@ CACHE_PASSES = {"fa3": 6.0, "trtllm": 6.0}
 """Bytes over those of keys and values that engines move to store them in their paged cache, by a
 part of the kernel's name; fitted over all devices."""
 USUAL_CACHE_PASSES = 2.5
+QUERY_BYTES = {"fa3": 2.0, "trtllm": 7.0, "torch_flow": 3.5}
+"""Bytes an element of queries, keys and values that engines move before attention in 8 bits: they
+are cast, and keys and values stored in the cache; by a part of the kernel's name."""
+DEEPGEMM, SPILLING, SPILLED = "deepgemm", ("h100", "h200"), 4.0
+"""On Hopper it takes tiles of 128 x 192 where they alone make one wave, though their sums exceed
+the registers: such products take so many times their loop's time more."""
+ONE_SET = "torch_flow"
+"""An engine that casts the same operand again and again, which L2 may hold."""
 POWER_LAW = "power_law_"
 LARGEST_LOAD = 0.8  # of all tokens, that an expert may get under a power law; the least is one
 DRAWS = 200  # of loads, for the mean of the busiest rank's
@@ -189,9 +199,15 @@ def predicted_s(gpu: Gpu, rows: Sequence[Timed]) -> Floats:
     if op in ("gemm", "bmm"):
         m, n, k, batch = table.T
         time_s = gemm_times_s(gpu, m, n, k, batch, precision, in_turn=IN_TURN)
-        return time_s + _cast_s(gpu, precision, batch * m * k) if precision in CAST else time_s
+        if precision not in CAST:
+            return time_s
+        if DEEPGEMM in rows[0].kernel and gpu.name in SPILLING:
+            time_s = time_s + _spilled_s(gpu, m, n, k * batch)
+        time_s = time_s + gpu.calibration.format_fit(precision).cast_row_s * m * batch
+        return time_s + _cast_s(gpu, precision, batch * m * k, held=ONE_SET in rows[0].kernel)
     if op in ("attention_prefill", "mla_prefill"):
-        passes = np.array([_cache_passes(row.kernel) for row in rows])
+        named = CACHE_PASSES if precision != "fp8" else QUERY_BYTES
+        passes = np.array([_by_kernel(named, row.kernel) for row in rows])
         return _attention_s(gpu, precision, table, passes, latent=op == "mla_prefill")
     if op == "moe":
         return _experts_s(gpu, precision, table)
@@ -214,26 +230,39 @@ def _replayed_s(gpu: Gpu, moved: Floats, kernels: int = 1, *, held: Floats) -> F
     return np.where(held <= gpu.l2_bytes, np.minimum(time_s, inside_s), time_s)
 
 
-def _cast_s(gpu: Gpu, precision: str, elements: Floats) -> Floats:
-    """A 16-bit operand read, a narrow one written."""
-    return streaming_s(gpu, elements * CAST_BYTES[precision])
+def _cast_s(gpu: Gpu, precision: str, elements: Floats, *, held: bool = False) -> Floats:
+    """A 16-bit operand read, a narrow one written; `held`: in L2 where that has room for both."""
+    moved = elements * CAST_BYTES[precision]
+    time_s = _replayed_s(gpu, moved, held=moved) if held else streaming_s(gpu, moved)
+    if precision != "nvfp4":
+        return time_s
+    return np.maximum(time_s, elements / NVFP4_CASTS + gpu.calibration.vector_kernel_s)
 
 
-def _cache_passes(kernel: str) -> float:
-    found = (passes for part, passes in CACHE_PASSES.items() if part in kernel)
-    return next(found, USUAL_CACHE_PASSES)
+def _spilled_s(gpu: Gpu, m: Floats, n: Floats, k: Floats) -> Floats:
+    """What DeepGEMM's tiles of 192 columns add; those of up to 160 keep their sums in registers."""
+    rows = np.ceil(m / 128)
+    taken = (rows * np.ceil(n / 160) > gpu.sms) & (rows * np.ceil(n / 192) <= gpu.sms)
+    return np.where(taken, SPILLED * 2 * m * n * k / gpu.loop_flops("fp8_block"), 0.0)
+
+
+def _by_kernel(named: Mapping[str, float], kernel: str) -> float:
+    return next((own for part, own in named.items() if part in kernel), USUAL_CACHE_PASSES)
 
 
 def _attention_s(
     gpu: Gpu, precision: str, table: Floats, passes: Floats, *, latent: bool
 ) -> Floats:
-    """Attention over a prompt; causal rows also store keys and values."""
+    """Attention over a prompt; causal rows also store keys and values, those in 8 bits cast all."""
     b, h, hk, s, d, causal = table.T
     dtype = "fp8" if precision == "fp8" else gpu.half_dtype
     width = (d + LATENT_VALUE) / 2 if latent else d
     time_s = attention_times_s(gpu, Heads(b, h, hk, s, width, causal), dtype=dtype, prompt=True)
-    stored = passes * 2 * b * s * hk * d * ELEMENT_BYTES[dtype]
-    engine_s = (gpu.calibration.prompt or gpu.calibration.forward).engine_s
+    fit = gpu.calibration.prompt or gpu.calibration.forward
+    if dtype == "fp8":
+        stored, engine_s = passes * b * s * (h + 2 * hk) * d, fit.fp8_engine_s
+    else:
+        stored, engine_s = passes * 2 * b * s * hk * d * HALF_BYTES, fit.engine_s
     return time_s + engine_s + np.where(causal, _replayed_s(gpu, stored, held=stored), 0.0)
 
 

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from atoll.cost.gpu_gemm import Floats, throttled_s
-from atoll.hardware.gpu import AttentionFit, Gpu
+from atoll.hardware.gpu import Gpu
+from atoll.hardware.physical.kernel_fits import AttentionFit
 
 BLOCK_ROWS = 128  # keys at a time, and queries of a block unless the calibration has others
 LIMIT_S = 7e-3  # calls of engines that the power limit slows by half of what it can, on all devices
@@ -68,15 +69,17 @@ def attention_times_s(
 
     wide = np.ceil(d / direction.head_columns) * direction.head_columns
     exp = _min_head(gpu, direction)
-    # Two tiles of queries take turns with tensor cores and exponentials; wide heads of 16 bits
-    # leave room for one, whose products and exponentials follow each other.
+    # Two tiles of queries take turns with tensor cores and exponentials; wide heads leave room for
+    # one, whose products and exponentials follow each other.
     alone = (d > direction.narrow_head) & (direction.narrow_rows >= 2 * BLOCK_ROWS)
-    alone &= dtype != "fp8"
     exposed = np.where(alone, 1.0, direction.exposed)
-    columns = np.maximum(wide, exp) + exposed * np.minimum(wide, exp)
-    pair_s = 2 * products * columns
-    rate = direction.matmul * (direction.fp8_gain if dtype == "fp8" else 1.0) * gpu.matmul_scale
-    pair_s = pair_s * gpu.sms / (rate * gpu.peak_flops(gpu.half_dtype if dtype == "fp8" else dtype))
+    multiplied, gain = (wide / direction.fp8_gain if dtype == "fp8" else wide), np.ones(d.shape)
+    columns = np.maximum(multiplied, exp) + exposed * np.minimum(multiplied, exp)
+    for head, own in direction.fp8_heads if dtype == "fp8" else ():
+        gain = np.where(d == head, own, gain)
+    rate = direction.matmul * gain * gpu.matmul_scale
+    half = gpu.half_dtype if dtype == "fp8" else dtype
+    pair_s = 2 * products * columns * gpu.sms / (rate * gpu.peak_flops(half))
     queries = np.where(d <= direction.narrow_head, direction.narrow_rows, BLOCK_ROWS)
     queries = np.where(masked, np.minimum(queries, direction.causal_rows), queries)
     rows, steps = np.ceil(s / queries), np.ceil(sk / BLOCK_ROWS)

@@ -8,7 +8,7 @@ pick the best. docs/gpu-model.md has the formulas.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,10 +19,12 @@ Floats = NDArray[np.float64]
 
 # Output tiles of one thread block. Hopper's are multiples of the 64-row warpgroup instruction whose
 # accumulators fit the registers (CUTLASS's default builder shapes); Ampere's those of CUTLASS 2.
+# Blackwell's have the 128 rows of tensor memory and as many columns as suit, in steps of 16.
 _COMMON = [(256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64)]
 TILES = {
     "hopper": np.array([*_COMMON, (128, 192), (192, 128)], dtype=np.float64),
     "ampere": np.array([*_COMMON, (256, 64), (64, 256)], dtype=np.float64),
+    "blackwell": np.array([(128, n) for n in range(64, 257, 16)], dtype=np.float64),
 }
 SECTOR_ELEMENTS = 16  # 32-byte memory sectors of 16-bit elements
 VECTOR_ELEMENTS = 8  # 16-byte vectors of them, the least that bulk copies move
@@ -35,6 +37,16 @@ FP4_BITS, HALF_BITS = 4, 16
 CLOCK_OF_POWER = 1 / 3  # power is clock x voltage², and voltage about proportional to the clock
 AT_ONCE = 2048  # products, so that their arrays stay in caches
 L2_BPS = 6e12  # of what L2 holds: casts on H100, L40S and RTX PRO 6000 reach 5 to 6.3 TB/s
+
+
+class _Kernels(NamedTuple):
+    """Those of one format on a device."""
+
+    loop_flops: float
+    width: float  # bytes of an element
+    clock: tuple[float, float, int]  # throttle, when half of it shows, how sharply
+    tiles: Floats
+    splits: bool
 
 
 def gemm_times_s(
@@ -59,14 +71,19 @@ def gemm_times_s(
     """
     fit, own = gpu.calibration, gpu.calibration.format_fit(dtype)
     throttle = limit_throttle(gpu, dtype) if sustained else own.throttle
-    loop_flops = gpu.loop_flops(dtype)  # refuses a format that the device has not
     row = k if operand_row is None else operand_row
     sizes = np.broadcast_arrays(*(np.asarray(a, dtype=np.float64) for a in (m, n, k, batch, row)))
     every = np.stack([size.reshape(-1) for size in sizes])
-    clock = throttle, 0.0 if sustained else fit.throttle_s, fit.onset
-    width = float(ELEMENT_BYTES.get(dtype, 2))
+    half_s = fit.throttle_s if own.throttle_s is None else own.throttle_s
+    kernels = _Kernels(
+        loop_flops=gpu.loop_flops(dtype),  # refuses a format that the device has not
+        width=float(ELEMENT_BYTES.get(dtype, 2)),
+        clock=(throttle, 0.0 if sustained else half_s, fit.onset),
+        tiles=TILES[own.tiles or fit.tiles],
+        splits=own.splits,
+    )
     parts = [
-        _best_times_s(gpu, loop_flops, width, clock, in_turn, *part)
+        _best_times_s(gpu, kernels, in_turn, *part)
         for part in np.split(every, range(AT_ONCE, every.shape[1], AT_ONCE), axis=1)
     ]
     return np.concatenate(parts).reshape(sizes[0].shape) + own.kernel_s
@@ -74,9 +91,7 @@ def gemm_times_s(
 
 def _best_times_s(
     gpu: Gpu,
-    loop_flops: float,
-    width: float,
-    clock: tuple[float, float, int],
+    kernels: _Kernels,
     in_turn: int | None,
     m: Floats,
     n: Floats,
@@ -85,7 +100,7 @@ def _best_times_s(
     row: Floats,
 ) -> Floats:
     """Seconds of every product under its best tile and split, without launch."""
-    fit = gpu.calibration
+    fit, width = gpu.calibration, kernels.width
     odd = (row % SECTOR_ELEMENTS != 0) | (n % SECTOR_ELEMENTS != 0)
     slowdown = np.where(odd, fit.misaligned, 1.0) * _alignment(fit, row, n)
     bandwidth_Bps, slice_ = fit.hbm * gpu.hbm_Bps, SLICE_BYTES / width
@@ -98,22 +113,23 @@ def _best_times_s(
         read_s = np.where(in_turn * read <= gpu.l2_bytes, read / L2_BPS, read_s)
     write_s = slowdown * write_s
     move_s = write_s + read_s
-    rows, columns = TILES[fit.tiles].T[:, :, None]
+    rows, columns = kernels.tiles.T[:, :, None]
     # Seconds of one tile for each element of its reduction, until operands are delivered.
     delivery = 1 + fit.tile_half * (rows + columns) / (rows * columns)
-    element_s = 2 * rows * columns * delivery / (loop_flops / gpu.sms)
+    element_s = 2 * rows * columns * delivery / (kernels.loop_flops / gpu.sms)
     whole = np.ceil(m / rows) * np.ceil(n / columns) * batch
 
     def each_s(split: Floats | float, of: Any, tiles: Floats, element_s: Floats) -> Floats:
         depth = np.ceil(k[of] / split / slice_) * slice_
         waves = np.ceil(tiles * split / gpu.sms)
         busy_s = waves * (element_s * depth) * slowdown[of] + fit.epilogue * write_s[of]
-        busy_s = throttled_s(busy_s, *clock)
+        busy_s = throttled_s(busy_s, *kernels.clock)
         longer_s, shorter_s = np.maximum(busy_s, move_s[of]), np.minimum(busy_s, move_s[of])
         return np.asarray(longer_s + fit.exposed * shorter_s)
 
     best_s = each_s(1.0, slice(None), whole, element_s).min(axis=0)
-    tile, of = np.nonzero((whole < SPLIT_WAVES * gpu.sms) & (k >= SPLITS[0] * slice_))
+    few = (whole < SPLIT_WAVES * gpu.sms) & (k >= SPLITS[0] * slice_)
+    tile, of = np.nonzero(few & kernels.splits)
     if not of.size:
         return np.asarray(best_s)
     split_s = each_s(SPLITS, of, whole[tile, of], element_s[tile, 0])
@@ -141,7 +157,7 @@ def fastest_flops(gpu: Gpu, dtype: str) -> float:
     operands reach fastest.
     """
     fit = gpu.calibration
-    tiles = TILES[fit.tiles]
+    tiles = TILES[fit.format_fit(dtype).tiles or fit.tiles]
     delivery = 1 + fit.tile_half * float((tiles.sum(axis=1) / tiles.prod(axis=1)).min())
     return gpu.loop_flops(dtype) / delivery / (1 + limit_throttle(gpu, dtype))
 

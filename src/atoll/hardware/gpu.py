@@ -35,6 +35,7 @@ from atoll.files.yamlfile import (
 from atoll.hardware.catalog import entry_names, is_file, read_entry, unknown_entry
 from atoll.hardware.device_names import catalogue_name, same_device
 from atoll.hardware.physical.device_power import Capped, training_W
+from atoll.hardware.physical.kernel_fits import AttentionFit, FormatFit
 
 Precision = Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)
@@ -59,35 +60,6 @@ ELEMENT_BYTES: Mapping[str, float] = {
 ATTENTION_POWER = 0.5
 """Of the products' slowdown at the power limit, attention's: an H200 sustains 1.70 GHz in attention
 and 1.48 in products, of a boost of 1.98 (docs/gpu-model.md)."""
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionFit:
-    """Flash attention in one direction."""
-
-    matmul: float  # share of the matrix peak in the inner loop
-    min_head: float  # head size below which exponentials, not products, set the pace (Hopper)
-    block_s: float  # start and end of one block of 128 rows
-    kernel_s: float  # launch to finish of an empty call
-    throttle: float  # slowdown at the power limit of a loop of nothing but products
-    exposed: float = 0.0  # of the shorter of products and exponentials, what the longer hides not
-    tail: float = 1.0  # of the longest block of a causal mask, what sticks out at the end
-    split_s: float | None = None  # joining parts of keys where blocks are fewer than SMs
-    fp8_gain: float = 1.0  # speed of products of 8-bit numbers over those of 16-bit ones
-    engine_s: float = 0.0  # what a call by an inference engine adds; no part of training
-    narrow_rows: int = 128  # queries of a block, of heads of up to `narrow_head`; 256: two tiles
-    narrow_head: int = 96
-    head_columns: int = 16  # heads are filled up to a multiple of
-    causal_rows: int = 256  # the most queries of a block under a causal mask
-
-
-@dataclass(frozen=True, slots=True)
-class FormatFit:
-    """Products of one format where it differs from the others."""
-
-    matmul: float  # share of its matrix peak in the inner loop of an endless tile
-    kernel_s: float  # launch to finish of an empty product, inside a CUDA graph
-    throttle: float  # slowdown at the power limit: sustained time = (1 + throttle) x burst time
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +266,7 @@ class Gpu:
         return ratio / self.calibration.matmul_ratio
 
 
+Tiles = Literal["ampere", "hopper", "blackwell"]
 Part = Annotated[float, Field(ge=0, le=1)]
 Slowdown = Annotated[float, Field(ge=1, le=LARGEST_FACTOR)]
 Rate = Annotated[float, Field(ge=1 / LARGEST_FACTOR, le=LARGEST_FACTOR)]
@@ -310,7 +283,9 @@ class AttentionFile(FileModel):
     tail: Part = 1.0
     split: Seconds | None = None
     fp8_gain: Rate = 1.0
+    fp8_heads: dict[Count, Rate] = Field(default_factory=dict)
     engine: Seconds = 0.0
+    fp8_engine: Seconds = 0.0
     narrow_rows: Count = 128
     narrow_head: Count = 96
     head_columns: Count = 16
@@ -318,13 +293,20 @@ class AttentionFile(FileModel):
 
     def fit(self) -> AttentionFit:
         values: dict[str, Any] = {CALIBRATED.get(name, name): value for name, value in self}
-        return AttentionFit(**values)
+        return AttentionFit(**values | {"fp8_heads": tuple(sorted(self.fp8_heads.items()))})
 
 
 class FormatFile(FileModel):
     matmul: Rate
     kernel: Seconds
     throttle: Factor
+    throttle_half: Annotated[Seconds, Field(gt=0)] | None = None
+    tiles: Tiles | None = None
+    splits: bool = True
+    cast_row: Seconds = 0.0
+
+    def fit(self) -> FormatFit:
+        return FormatFit(**{CALIBRATED.get(name, name): value for name, value in self})
 
 
 class CalibrationFile(FileModel):
@@ -350,7 +332,7 @@ class CalibrationFile(FileModel):
     vector_hbm: Share
     vector_kernel: Seconds
     formats: dict[NarrowFormat, FormatFile] = Field(default_factory=dict)
-    tiles: Literal["ampere", "hopper"] = "hopper"
+    tiles: Tiles = "hopper"
     onset: Annotated[Count, Field(le=8)] = 4
     held: Part = 0.0
     matmul_ratio: Factor = 0.0
@@ -363,10 +345,7 @@ class CalibrationFile(FileModel):
             "backward": self.attention_backward.fit(),
             "prompt": self.attention_prompt and self.attention_prompt.fit(),
             "traffic": tuple(sorted(self.traffic.items())),
-            "formats": tuple(
-                (name, FormatFit(own.matmul, own.kernel, own.throttle))
-                for name, own in self.formats.items()
-            ),
+            "formats": tuple((name, own.fit()) for name, own in self.formats.items()),
         }
         return Calibration(**values)
 
@@ -376,6 +355,8 @@ CALIBRATED = {
     "kernel": "kernel_s",
     "block": "block_s",
     "engine": "engine_s",
+    "fp8_engine": "fp8_engine_s",
+    "cast_row": "cast_row_s",
     "throttle_half": "throttle_s",
     "vector_kernel": "vector_kernel_s",
     "attention_forward": "forward",
