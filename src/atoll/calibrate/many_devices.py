@@ -203,8 +203,9 @@ def predicted_s(gpu: Gpu, rows: Sequence[Timed]) -> Floats:
             return time_s
         if DEEPGEMM in rows[0].kernel and gpu.name in SPILLING:
             time_s = time_s + _spilled_s(gpu, m, n, k * batch)
-        time_s = time_s + gpu.calibration.format_fit(precision).cast_row_s * m * batch
-        return time_s + _cast_s(gpu, precision, batch * m * k, held=ONE_SET in rows[0].kernel)
+        by_row_s = gpu.calibration.format_fit(precision).cast_row_s * m * batch
+        cast_s = _cast_s(gpu, precision, batch * m * k, held=ONE_SET in rows[0].kernel)
+        return np.asarray(time_s + by_row_s + cast_s)
     if op in ("attention_prefill", "mla_prefill"):
         named = CACHE_PASSES if precision != "fp8" else QUERY_BYTES
         passes = np.array([_by_kernel(named, row.kernel) for row in rows])
