@@ -36,6 +36,7 @@ def plan(question: PlanQuestion, as_json: bool, began: float) -> None:
     from atoll.api import plan as run
     from atoll.training.planner.plan import Plan
     from atoll.training.planner.search import UnusableError
+    from atoll.training.request import fields_of_its_tool
 
     if swept(question, as_json):
         return
@@ -44,7 +45,8 @@ def plan(question: PlanQuestion, as_json: bool, began: float) -> None:
         try:
             result = run(job=question.model_copy(update=_LATER), stop=stop, progress=show)
         except UnusableError as error:  # the plan is worth having without a launch file
-            without = question.model_copy(update=_LATER | {"export": None})
+            tool = fields_of_its_tool(question)  # the same run, for any tool
+            without = question.model_copy(update=_LATER | tool | {"export": None})
             refused, result = error, run(job=without, stop=stop, progress=show)
     shown = printing_training
     answer(result, as_json, shown.print_plan if isinstance(result, Plan) else shown.print_mixed)

@@ -64,11 +64,10 @@ def run_of(asked: RunQuestion, model: ModelConfig | None = None) -> Run:
     precision = asked.precision or gpu.half_dtype
     gpu.peak_flops(precision)
     site = load_site(asked.site) if asked.site else Site(name="catalogue")
-    said, usual = asked.asked(), _of_its_tool(asked, gpu, precision)
-    attention = asked.attention if "attention" in said else None
-    states = asked.optimizer if "optimizer" in said else usual.get("optimizer", asked.optimizer)
+    attention = asked.attention if "attention" in asked.asked() else None
+    usual = fields_of_its_tool(asked)
     stack = software(
-        asked.stack or site.stack or usual.get("stack", gpu.stack),
+        usual.get("stack") or asked.stack or site.stack or gpu.stack,
         asked.overlap,
         asked.cuda_graphs,
         asked.flags,
@@ -87,7 +86,7 @@ def run_of(asked: RunQuestion, model: ModelConfig | None = None) -> Run:
         sequence=length,
         global_batch=asked.batch,
         stack=stack,
-        states=load_states(states),
+        states=load_states(usual.get("optimizer", asked.optimizer)),
         precision=precision,
         attention=attention or site.attention or asked.attention,
         imbalance=asked.imbalance,
@@ -109,15 +108,21 @@ def _model(asked: RunQuestion) -> ModelConfig | StoredModel:
     return found
 
 
-def _of_its_tool(asked: RunQuestion, gpu: Device, precision: str) -> Mapping[str, str]:
-    """How the tool that a launch file is written for runs it, so that the file takes what the
-    answer says.
+def fields_of_its_tool(asked: RunQuestion) -> dict[str, str]:
+    """Of a question with a launch file: how the tool runs it, where nothing is said of that, so
+    that the file takes what the answer says.
     """
-    target = asked.export if isinstance(asked, FilesQuestion) else None
+    target, gpu = (
+        asked.export if isinstance(asked, FilesQuestion) else None,
+        load_device(asked.device),
+    )
     if target is None or gpu.stack in (CHIP.name, XLA.name):
         return {}
-    usual: Mapping[str, str] = named("atoll.export:EXPORTERS")[target].runs_as(precision)
-    return usual
+    usual = named("atoll.export:EXPORTERS")[target].runs_as(asked.precision or gpu.half_dtype)
+    known = asked.asked()
+    if asked.site and load_site(asked.site).stack:
+        known["stack"] = "the site's"
+    return {name: value for name, value in usual.items() if known.get(name) is None}
 
 
 def _timed(gpu: Device, precision: str) -> Timed:

@@ -46,9 +46,9 @@ class PlanProblem:
 
         asked = self.question.to_dict()
         whole = LengthQuestion.model_fields  # of the run, not of its steps
-        for name in ("time_limit_s", "export", "export_to", "ties", *whole):
+        for name in ("time_limit_s", "export", "export_to", "ties", "stack", "optimizer", *whole):
             del asked[name]
-        # Files that the question names are known by what they hold.
+        # Files and software that the question names are known by what they hold.
         contents = {field.name: getattr(self.run, field.name) for field in fields(self.run)}
         return asked | {
             f"{name}_content": fingerprint({name: repr(content)})
