@@ -92,19 +92,23 @@ def main() -> None:
         return
     print("| chip | operators | rows | nothing lost | mean | median | bias |")
     print("|---|---|---|---|---|---|---|")
-    report("h200", "ours", ours)
-    report("h200", "ours, not fitted", [case for case in ours if not case.fitted])
+    told = [report("h200", "ours", ours)]
+    told += [report("h200", "ours, not fitted", [case for case in ours if not case.fitted])]
     if asked.table:
         timed = read_timed(asked.table)[0]
         for name in ("h200", "a100", "b200"):
             rows = [row for row in timed if row.device.lower() == name]
-            report(name, "several devices", [case for row in rows for case in device_case(row)])
+            cases = [case for row in rows for case in device_case(row)]
+            told.append(report(name, "several devices", cases))
             narrow = [case for row in rows for case in fp8_case(row)]
             if narrow:
-                report(name, "several devices, fp8", narrow)
+                told.append(report(name, "several devices, fp8", narrow))
     if asked.runs:
         for name in ("tpu-v5e", "tpu-v5p"):
-            report_runs(name, [row for row in read_runs(asked.runs) if is_plain(row, name)])
+            runs = [row for row in read_runs(asked.runs) if is_plain(row, name)]
+            told.append(report_runs(name, runs))
+    print("\n| chip | rows | nothing lost | error | bias |\n|---|---|---|---|---|")
+    print("\n".join(told))
 
 
 # --- What was measured --------------------------------------------------------------------------
@@ -239,8 +243,14 @@ def errors(chip: Accelerator, cases: Sequence[Case]) -> Floats:
     return priced_s(chip, cases) / np.array([case.measured_s for case in cases]) - 1
 
 
-def report(name: str, source: str, cases: Sequence[Case]) -> None:
-    """One line a kind of operator, then one a class of length."""
+def summary(what: str, free: Floats, lost: Floats) -> str:
+    """A line of the last table."""
+    cells = f"{np.abs(free).mean():.1%} | {np.abs(lost).mean():.1%} | {lost.mean():+.1%}"
+    return f"| {what} | {len(lost):,} | {cells} |"
+
+
+def report(name: str, source: str, cases: Sequence[Case]) -> str:
+    """One line a kind of operator, then one a class of length; returns a line for all."""
     chip = load_accelerator(CHIPS / f"{name}.yaml")
     lost, free = errors(chip, cases), errors(replace(chip, stalls=NO_STALLS), cases)
 
@@ -269,6 +279,7 @@ def report(name: str, source: str, cases: Sequence[Case]) -> None:
             shown,
             lambda case, a=least, b=most: ODD not in case.kind and a <= case.measured_s < b,
         )
+    return summary(f"{name}, {source}", free[even], lost[even])
 
 
 def is_plain(row: RunRow, name: str) -> bool:
@@ -277,7 +288,7 @@ def is_plain(row: RunRow, name: str) -> bool:
     return row.device.lower() == name and row.text("precision") == "bf16" and timed
 
 
-def report_runs(name: str, rows: Sequence[RunRow]) -> None:
+def report_runs(name: str, rows: Sequence[RunRow]) -> str:
     """Steps on the chip, with the layouts, the network and the software of the rows."""
     chip = load_accelerator(CHIPS / f"{name}.yaml")
     gaps: tuple[list[float], list[float]] = [], []
@@ -292,6 +303,7 @@ def report_runs(name: str, rows: Sequence[RunRow]) -> None:
     shown = " | ".join(f"{100 * cell:.1f} %" for cell in cells)
     print(f"| {name} | training steps | {len(rows)} | {shown} |", flush=True)
     figure(name, cells[1])
+    return summary(f"{name}, training steps", free, lost)
 
 
 def fit(cases: Sequence[Case]) -> Stalls:
