@@ -5,13 +5,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.resources import files
 from typing import Any
-
-import yaml
 
 from atoll.answers.plan import LaunchFile
 from atoll.errors import AtollError, check_count
+from atoll.files.yamlfile import shipped_table
 from atoll.step.layout import Layout, check_layout
 from atoll.step.stages import even_sizes
 from atoll.workload.families.model_config import ModelConfig
@@ -21,10 +19,7 @@ Setting = bool | int | float | str | None | Sequence[str] | Sequence[Sequence[st
 Settings = dict[str, Setting]
 """Fields of a tool's configuration, by its own names."""
 
-KNOWN: Mapping[str, Any] = yaml.load(
-    (files("atoll.export") / "known.yaml").read_text(encoding="utf-8"),
-    getattr(yaml, "CSafeLoader", yaml.SafeLoader),
-)
+KNOWN: Mapping[str, Any] = shipped_table("atoll.export", "known.yaml")
 """What tools know of models, under their own names."""
 PRECISIONS = ("bf16", "fp16", "fp8", "mxfp8", "nvfp4")
 

@@ -12,6 +12,7 @@ import difflib
 import re
 import typing
 from collections.abc import Callable, Iterable, Mapping
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -98,6 +99,12 @@ def read_shipped(text: str, model: type[M], where: str) -> M:
     in a tenth of the time.
     """
     return _validate(yaml.load(text, _Shipped), model, where, None)
+
+
+def shipped_table(package: str, name: str) -> Any:
+    """What a YAML file beside our own modules holds, as it is."""
+    text = (files(package) / name).read_text(encoding="utf-8")
+    return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 def parse_yaml(text: str, model: type[M] | Pick[M], where: str) -> M:

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from importlib.resources import files
 from typing import Any
 
-import yaml
-
+from atoll.files.yamlfile import shipped_table
 from atoll.registry import Registry
 from atoll.step.orders import ORDERS
 
@@ -176,8 +174,7 @@ def _stack(name: str, given: dict[str, Any]) -> Stack:
     return Stack(**told | {"name": name, "passes": passes, "overlap": Overlap(**given["overlap"])})
 
 
-_FILE = (files("atoll.training") / "stacks.yaml").read_text(encoding="utf-8")
-_READ = yaml.load(_FILE, getattr(yaml, "CSafeLoader", yaml.SafeLoader))["stacks"]
+_READ = shipped_table("atoll.training", "stacks.yaml")["stacks"]
 _OURS = {name: _stack(name, given) for name, given in _READ.items()}
 CHIP, XLA, EAGER, COMPILED = (_OURS[name] for name in ("chip", "xla", "eager", "compiled"))
 MEGATRON, NEMO, FSDP = (_OURS[name] for name in ("megatron", "nemo", "fsdp"))

@@ -1,12 +1,12 @@
 """Products in 8 bits: what a device computes where two narrow values stand in a 16-bit word.
 
-Cells that take two fp8 multiply-adds in the time and the energy of one of 16 bits (as those of an
-H200 do: shared measurements give half of bf16's joules a FLOP) do a product of (m x k) by (k x n)
+Cells that take two fp8 multiply-adds in the time and the energy of one of 16 bits (as an H200's do:
+measured there, a FLOP in fp8 takes about half of bf16's joules) do a product of (m x k) by (k x n)
 in fp8 as one of 16 bits with k / 2 words. Linear layers of blocks run so, forward and backward, as
-training recipes have it (arXiv:2209.05433, section 3; arXiv:2412.19437, section 3.3.1);
-attention, routers, embedding, head and loss stay in 16 bits. Activations and gradients are cast
-before a product, and kept as they were cast; weights are kept in fp8 both ways round, in the two
-bytes that the 16-bit weight had, and cast by the optimizer. Collectives stay in 16 bits.
+training recipes have it (arXiv:2209.05433, section 3; arXiv:2412.19437, section 3.3.1); attention,
+routers, embedding, head and loss stay in 16 bits. Activations and gradients are cast before a
+product, and kept as they were cast; weights are kept in fp8 both ways round, in the two bytes that
+the 16-bit weight had, and cast by the optimizer. Collectives stay in 16 bits.
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ from dataclasses import replace
 
 from atoll.errors import AtollError
 from atoll.workload.fuse import CAST
-from atoll.workload.graph.layer import Layer, Model
+from atoll.workload.graph.layer import Layer, Model, is_end
 from atoll.workload.graph.operator import Matmul, Operator, Role, Tensor, once, pass_over
 from atoll.workload.stored import StoredModel
 
-PRECISIONS = ("bf16", "fp8")
-ENDS = frozenset({"embedding", "head", "loss"})
 _PACKED = 2  # values of fp8 in a word
 _PRODUCTS = frozenset({"linear", "linear_dgrad", "linear_wgrad", "linear_grad"})
 _ROUTER = "router"
@@ -30,16 +28,12 @@ def narrowed(model: Model, precision: str) -> Model:
     """The model with products in this precision; its operators are not yet fused."""
     if precision == "bf16":
         return model
-    return model.map(lambda layer: layer if _is_end(layer.name) else _narrowed(layer))
+    return model.map(lambda layer: layer if is_end(layer.name) else _narrowed(layer))
 
 
 def check_precision(model: object, name: str, precision: str) -> None:
     if precision != "bf16" and isinstance(model, StoredModel):
         raise AtollError(f"{name} was captured: its products are those of its file; leave bf16")
-
-
-def _is_end(name: str) -> bool:
-    return name in ENDS or name.startswith("mtp")
 
 
 def _narrowed(layer: Layer) -> Layer:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
+from atoll.files.yamlfile import shipped_table
 
-import yaml
-
-_FILE = (files("atoll.tracing.record") / "aten_names.yaml").read_text(encoding="utf-8")
-_READ = yaml.load(_FILE, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+_READ = shipped_table("atoll.tracing.record", "aten_names.yaml")
 ELEMENTWISE: dict[str, str] = {
     name: function for function, names in _READ["elementwise"].items() for name in names.split()
 }

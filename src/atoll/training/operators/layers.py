@@ -24,11 +24,10 @@ from atoll.training.operators.policies import (
     some_blocks,
 )
 from atoll.workload.adapters import trained_weights
-from atoll.workload.graph.layer import Layer, Model
+from atoll.workload.graph.layer import ENDS, Layer, Model, is_end
 from atoll.workload.graph.operator import Operator, Role, Tensor
 
 HALF = 2  # bytes
-ENDS = frozenset({"embedding", "head", "loss"})  # layers that are no blocks
 
 
 @dataclass(frozen=True)
@@ -162,7 +161,7 @@ def block_names(model: Model) -> frozenset[str]:
     """
     names = [layer.name for layer, _ in model.layers]
     if ENDS & set(names):
-        return frozenset(n for n in names if n not in ENDS and not n.startswith("mtp"))
+        return frozenset(n for n in names if not is_end(n))
     repeated = frozenset(layer.name for layer, repeat in model.layers if repeat > 1)
     lists = {_list_of(name) for name in repeated} - {""}
     beside = frozenset(name for name in names if _list_of(name) in lists)

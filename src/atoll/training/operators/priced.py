@@ -97,7 +97,7 @@ class Priced:
             if self.run.adapters is not None:
                 apart = self.run.stack.split_products
                 share = with_adapters(share, self.run.adapters, apart=apart)
-            elif self.run.stack.scaled_inputs and self.run.precision in SCALED:
+            elif self._casts_gathers:
                 blocks = block_names(share)
                 share = share.map(
                     lambda layer: (
@@ -109,6 +109,13 @@ class Priced:
                 share = narrowed(share, self.run.precision)
             self._models[key] = fuse(share, self.pricer.fusion)
         return self._models[key]
+
+    @property
+    def _casts_gathers(self) -> bool:
+        """Where GPUs' software casts before it gathers; chips cast before a product."""
+        run = self.run
+        narrow = run.stack.scaled_inputs and run.precision in SCALED
+        return narrow and not isinstance(run.gpu, Chip)
 
     def shared(self, layout: Layout, costs: Sequence[LayerCost]) -> int:
         """Parameters that several layers of a stage have in common, which it holds once."""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from importlib.resources import files
 from typing import Any
 
-import yaml
-
+from atoll.files.yamlfile import shipped_table
 from atoll.workload.families import base, experts, family, hybrid, layer_kinds
 from atoll.workload.families.config_fields import Fields
 from atoll.workload.families.family import FAMILIES, Family
@@ -47,8 +45,7 @@ def _family(name: str, told: Mapping[str, Any]) -> Family:
     )
 
 
-_FILE = (files("atoll.workload.families") / "families.yaml").read_text(encoding="utf-8")
-_READ = yaml.load(_FILE, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+_READ = shipped_table("atoll.workload.families", "families.yaml")
 GROUPS: Mapping[str, tuple[Family, ...]] = {
     group: tuple(_family(name, told) for name, told in members.items())
     for group, members in _READ.items()

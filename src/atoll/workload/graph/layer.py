@@ -14,6 +14,7 @@ from typing import TypeVar, final
 
 from atoll.workload.graph.operator import Operator, Role, Tensor
 
+ENDS = frozenset({"embedding", "head", "loss"})  # layers that are no blocks
 EXPERT_WEIGHTS = ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias")
 """A mixture of experts' own, each with a first dimension that counts them."""
 
@@ -100,6 +101,11 @@ class Layer:
     @cached_property
     def flops_backward(self) -> int:
         return sum(op.flops for op in self.backward)
+
+
+def is_end(name: str) -> bool:
+    """Whether a layer of that name is no block; extra heads of prediction are none."""
+    return name in ENDS or name.startswith("mtp")
 
 
 def predecessors(operators: tuple[Operator, ...]) -> tuple[tuple[int, ...], ...]:
