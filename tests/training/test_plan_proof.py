@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from training_cases import (
     GIB,
     dense,
@@ -30,7 +31,7 @@ from atoll.training.estimate import Estimate, Estimator, estimate
 from atoll.training.operators.layers import choices_of
 from atoll.training.planner.floor import Floor
 from atoll.training.planner.plan import plan
-from atoll.training.planner.space import Axes, block_of, families
+from atoll.training.planner.space import Axes, Block, block_of, families
 from atoll.training.replay import replay_estimate
 from atoll.training.request import make_run
 from atoll.training.run import Run
@@ -268,6 +269,20 @@ def hold_bounds(run: Run, random: Random) -> None:
         for bound, exact in ((step_s[rows], exact_s), (needed[rows], bytes_)):
             above = bound / exact.min(axis=1)
             assert above.max() <= 1 + 1e-9, layouts[above.argmax()]
+        hold_bounds_within(run, block, rows, random.uniform(bytes_.min(), bytes_.max()))
+
+
+def hold_bounds_within(run: Run, block: Block, rows: NDArray[np.intp], capacity: float) -> None:
+    """With so much memory, where layouts that keep less run again what they do not keep."""
+    run = with_memory(run, capacity)
+    estimator = Estimator(run)
+    step_s, _ = Floor(estimator).bounds(block, capacity)
+    layouts = block.layouts(rows, "optimal")
+    choices = choices_of(estimator.costs(layouts[0]), "optimal")
+    exact_s, bytes_ = batch_estimates(estimator, Given(layouts), choices)
+    fastest_s = np.where(bytes_ <= capacity, exact_s, np.inf).min(axis=1)
+    for bound_s, seconds, layout in zip(step_s[rows], fastest_s, layouts, strict=True):
+        assert bound_s <= seconds * (1 + 1e-9), layout
 
 
 def test_a_stage_of_dualpipe_has_the_mean_of_its_two_chunks() -> None:

@@ -9,12 +9,13 @@ least S / p, and never less than its whole blocks; every order then takes at lea
     max(M slowest, M slowest + bubble)  others, by `step.bubbles`, at the least of all weight passes
 
 The fullest stage needs no less than the mean of all, of their states and of the microbatches that
-the order holds. A test holds both bounds against the estimates of drawn layouts.
+the order holds. Where all blocks are alike, what the first or the last stage cannot keep of them it
+runs again (`rerun`). A test holds the bounds against the estimates of drawn layouts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -25,11 +26,12 @@ from numpy.typing import NDArray
 from atoll.fabric.nested import neighbours_s
 from atoll.fabric.network import Network
 from atoll.step.bubbles import bubble_terms, peaks
-from atoll.step.layout import ZERO_STAGES
+from atoll.step.layout import RECOMPUTE, ZERO_STAGES
 from atoll.step.orders import SPLIT, TWO_CHUNKS, chunks_of, copies_of, route
 from atoll.step.stages import even_sizes
 from atoll.training.batch import per_parameter, shared_terms
 from atoll.training.operators.priced import Priced
+from atoll.training.planner.rerun import on_the_curve
 from atoll.training.planner.sample import Sample
 from atoll.training.planner.space import Block, Family
 
@@ -37,11 +39,12 @@ Floats = NDArray[np.float64]
 
 
 class Floor:
-    """Bounds of one run's layouts."""
+    """Bounds of one run's layouts under some policies of recomputation."""
 
-    def __init__(self, priced: Priced) -> None:
+    def __init__(self, priced: Priced, policies: Iterable[str] = RECOMPUTE) -> None:
         self.priced = priced
         self.run = priced.run
+        self.reruns = on_the_curve(policies)
         self._shares: dict[tuple[int, ...], tuple[float, ...]] = {}
         self._wires: dict[tuple[int, ...], tuple[float, ...]] = {}
         self._last: Shape | None = None
@@ -54,11 +57,31 @@ class Floor:
         shape = self._shape(block)
         sample = Sample(self.priced, self.ideal.network, block.family, shape.sizes)
         divided = self._divided(sample, shape)
-        needed = self._bytes(block, shape, sample, divided[:, :6])
+        needed, ends = self._bytes(block, shape, sample, divided[:, :6])
         step_s = np.full(len(block), np.inf)
         some = np.flatnonzero(needed <= capacity)
-        step_s[some] = self._seconds(block.part(some), some, shape, sample, divided[:, 6:])
+        again_s = self._again_s(shape, sample, ends[:, some], some, capacity)
+        step_s[some] = self._seconds(block.part(some), some, shape, sample, divided[:, 6:], again_s)
         return step_s, needed
+
+    def _again_s(
+        self, shape: Shape, sample: Sample, ends: Floats, rows: NDArray[np.intp], capacity: float
+    ) -> Floats:
+        """(3, rows): what the first and the last stage and all together run again of a microbatch,
+        at least, where they (of all, the mean) need so many bytes when each block keeps the least.
+        """
+        if sample.again is None or not self.reruns or capacity == np.inf:
+            return np.zeros((3, len(rows)))
+        run = shape.run[rows]
+        stack, size = self.run.stack, shape.some.microbatch[run]
+        room = (capacity - stack.context_bytes) / (1 + stack.fragmentation) - ends
+        # The block that is rebuilt is there while others wait.
+        waiting = np.maximum(0.0, (shape.waiting - 1)[:, run]) * size
+        kept = sample.kept_bytes + room / np.maximum(waiting, 1e-9)
+        again_s = shape.passed[:, run] * size * np.interp(kept, *sample.again)
+        ends_s = again_s[0] + np.where(shape.some.pp[run] > 1, again_s[1], 0.0)
+        again_s[2] = np.maximum(again_s[2], ends_s)
+        return np.asarray(again_s)
 
     def _shape(self, block: Block) -> Shape:
         """Families with the same columns come one behind another."""
@@ -66,9 +89,12 @@ class Floor:
             self._last = Shape(block, self.run.global_batch)
         return self._last
 
-    def _bytes(self, block: Block, shape: Shape, sample: Sample, per: Floats) -> Floats:
+    def _bytes(
+        self, block: Block, shape: Shape, sample: Sample, per: Floats
+    ) -> tuple[Floats, Floats]:
         """The mean of all stages' states with the fewest activations of any, and what the first,
-        the last and the second stage need for their blocks and ends.
+        the last and the second stage need for their blocks and ends. And (3, rows) of the first,
+        the last and the mean, what they allocate when a block's backward pass begins.
         """
         stack = self.run.stack
         held, trained = sample.parameters
@@ -86,18 +112,21 @@ class Floor:
             loss = held_there[stage] + some.microbatch * sample.logits_bytes
             held_there[stage] = np.where(there, loss, held_there[stage])
         kept = np.maximum(kept, held_there)
-        for each in (kept, held_there):
+        later = kept - most - rebuilt, held_there - most
+        """What the peak is above that."""
+        for each in (kept, held_there, *later):
             each[3] = np.where(some.pp == 1, each[1], each[3])
         counts = np.take((blocks * copies[first])[:3], run, axis=1)
         with_blocks = np.take(blocks.min(axis=0) > 0, run)
         at_last = np.take(shape.held[-1], run).astype(np.intp)
         turned = shape.turned
-        kept = np.take(kept, run, axis=1)
+        kept, above = (np.take(x, run, axis=1) for x in (kept, later[0]))
         whole, one, front, back = np.take((states + gradients).T, key, axis=1)
         if stack.late_gradients:
             # They come as activations go; of several microbatches they are there before.
             late = block.zero < 2
             kept = np.where(late, np.take(held_there, run, axis=1), kept)
+            above = np.where(late, np.take(later[1], run, axis=1), above)
             alone = self.run.global_batch == block.dp * block.microbatch
             there = np.take(states.T, key, axis=1)
             whole, one, front, back = np.where(late & alone, there, (whole, one, front, back))
@@ -112,7 +141,8 @@ class Floor:
             needed[stage] += np.where(there, ended, buffers)
         mean += np.where(block.pp == 1, ended, buffers)
         found = np.maximum(np.maximum(needed[0], needed[1]), np.maximum(needed[2] + buffers, mean))
-        return np.asarray(found * (1 + stack.fragmentation) + stack.context_bytes)
+        found = found * (1 + stack.fragmentation) + stack.context_bytes
+        return np.asarray(found), np.stack([needed[0], needed[1], mean]) - above[[0, 1, 3]]
 
     def _seconds(
         self,
@@ -121,8 +151,9 @@ class Floor:
         shape: Shape,
         sample: Sample,
         divided: Floats,
+        again_s: Floats,
     ) -> Floats:
-        """Of a block that has some rows of the shape's."""
+        """Of a block that has some rows of the shape's, whose ends run so much again."""
         run, stack, hidden = self.run, self.run.stack, self.run.stack.overlap
         which, copies, split = shape.which[rows], shape.copies[rows], shape.split[rows]
         divided = np.take(divided.T, shape.key[rows], axis=1)
@@ -144,7 +175,7 @@ class Floor:
             gather_s + reduce_s,
         )
         # Gathers hide behind computation, of which there may be less.
-        products_s = size * sample.compute_s + np.stack([more_f, more_b + more_w])
+        products_s = size * sample.compute_s + np.stack([more_f, more_b + more_w + again_s[2]])
         seen_s = np.maximum((1 - hidden.gather) * wires_s, wires_s - products_s)
         # Weight passes that run apart may take longer, and backward passes as much less.
         seen_s[1, split] = (1 - hidden.gather) * wires_s[1, split]
@@ -153,9 +184,11 @@ class Floor:
             block,
             m,
             size * sample.forward_s + more_f + seen_s[0] + outside + sent_s,
-            size * sample.data_s + more_b + seen_s[1] + outside + sent_s,
+            size * sample.data_s + more_b + seen_s[1] + outside + sent_s + again_s[2],
             size * sample.weight_s + more_w,
             sample,
+            shape.longest_s(sample, again_s[:2], shape.run[rows]),
+            sample.apart_s[:, which],
             shape,
             shape.run[rows],
         )
@@ -173,16 +206,19 @@ class Floor:
         b: Floats,
         w: Floats,
         sample: Sample,
+        longest_s: Floats,
+        block_s: Floats,
         shape: Shape,
         run: NDArray[np.intp],
     ) -> Floats:
         """All microbatches through all stages, which together take f forward, b backward and w for
-        weight gradients, at least, and no less than the host does.
+        weight gradients, at least, and no less than the host does; one stage takes so long, and a
+        block forward and backward.
         """
         pp, vpp = block.pp.astype(np.float64), block.vpp.astype(np.float64)
         others = np.maximum(1.0, pp - 1)
         all_s = np.maximum(f + b + w, sample.host_s) + sample.waiting_s
-        slowest_s = np.maximum(all_s / pp, shape.longest_s(sample)[run])
+        slowest_s = np.maximum(all_s / pp, longest_s)
         share = (pp - 1 + (vpp - 1) * np.maximum(0.0, pp - m)) / (vpp * others)
         fused_s = m * slowest_s + share * np.maximum(0.0, all_s - slowest_s)
         split = shape.apart[run]
@@ -191,7 +227,12 @@ class Floor:
         found = m * slowest_s
         ways = np.take(shape.ways.T, shape.way[run[split]], axis=1)
         p, n, f, b, w, m = (x[split] for x in (pp, others, f, b, w, m))
+        fewest_s = shape.held[9][run[split]] * block_s[:, split]
+        slowest_s = found[split]
         for way in (ways[:3], ways[3:]):
+            # Each of the others has at least the fewest blocks.
+            idle_s = np.where(way.min(axis=0) < 0, 0.0, (way[:2] * fewest_s).sum(axis=0))
+            found[split] = np.maximum(found[split], slowest_s + idle_s)
             forward, backward, late = way / n
             most = np.maximum(0.0, np.maximum(forward, backward))
             # The step as it grows with weight passes w: A + M / p w, and C + (less if < 0) w.
@@ -277,6 +318,25 @@ class Shape:
         self.ways = np.array([_ways(*of) for of in named])
         """Bubbles of runs that are split, and which of these each one has."""
         self.peaks = np.array([_peaks(*of) for of in named]).reshape(-1, 3, 3, 2)
+        self.counts = self._counts()
+        """(3, runs): microbatches that the first, the last and the second stage hold."""
+        fewest = np.where(some.pp == 1, self.counts[1], self.counts.min(axis=0))
+        self.waiting = np.stack([*self.counts[:2], fewest]) * self.held[[0, 1, 3]]
+        """(3, runs): the same of the first, the last and the stage with the fewest, times their
+        blocks."""
+        self.passed = self.held[[5, 8, 9]] * np.stack([some.pp**0, some.pp**0, some.pp])
+        """(3, runs): blocks that each microbatch passes of the first, the last and all stages, of
+        all as if they had the fewest."""
+
+    def _counts(self) -> Floats:
+        some, m, split = self.some, self.m, self.apart
+        p, v = some.pp.astype(np.float64), some.vpp.astype(np.float64)
+        ahead = p - np.stack([0 * p, p - 1, np.minimum(1, p - 1)])
+        group = np.ceil(m / np.maximum(1, m // p))
+        many = np.minimum(2 * ahead - 1 + (v - 1) * group, m * v) / v
+        found = np.where(v > 1, many, np.minimum(ahead, m))
+        found[:, split] = self.peaks[self.way[split], :, 0, 0].T
+        return np.asarray(found)
 
     def activations(self, sample: Sample) -> tuple[Floats, Floats]:
         """(4, runs): bytes of microbatches (`step.bubbles.peaks`) in the blocks of the first, the
@@ -284,14 +344,8 @@ class Shape:
         any, those of the stage that holds least: where they hold most, and where weight gradients
         wait.
         """
-        some, m, blocks = self.some, self.m, self.held[:4]
-        p, v, size = (x.astype(np.float64) for x in (some.pp, some.vpp, some.microbatch))
-        stage = np.stack([0 * p, p - 1, np.minimum(1, p - 1)])
-        split = self.apart
-        ahead = p - stage
-        group = np.ceil(m / np.maximum(1, m // p))
-        many = np.minimum(2 * ahead - 1 + (v - 1) * group, m * v) / v
-        held = np.where(v > 1, many, np.minimum(ahead, m)) * sample.kept_bytes
+        blocks, size, split = self.held[:4], self.some.microbatch.astype(np.float64), self.apart
+        held = self.counts * sample.kept_bytes
         late = np.zeros_like(held)
         each = np.array([sample.kept_bytes, sample.waiting_bytes])
         bytes_ = (self.peaks @ each)[self.way[split]].T
@@ -299,15 +353,16 @@ class Shape:
         held, late = (np.concatenate([x, x.min(axis=0, keepdims=True)]) for x in (held, late))
         return held * blocks * size, late * blocks * size
 
-    def longest_s(self, sample: Sample) -> Floats:
-        """(runs,): a microbatch in the stage with most blocks, and in those with what stands before
-        and behind them: of a V these are one.
+    def longest_s(self, sample: Sample, again_s: Floats, run: NDArray[np.intp]) -> Floats:
+        """Of rows of these runs, a microbatch in the stage with most blocks, and in those with what
+        stands before and behind them, which run so much again: of a V these are one.
         """
-        *_, most, first, last, joined, _ = self.held
+        most, first, _, joined, last = self.held[4:9]
         block_s, front_s, back_s = sample.parts_s[:, self.which[self.first]]
         first_s = first * block_s + np.where(joined > 0, joined * (front_s + back_s), front_s)
         last_s = last * block_s + np.where(joined > 0, 0.0, back_s)
-        return np.asarray(np.maximum(most * block_s, np.maximum(first_s, last_s)))
+        ends_s = np.take(np.stack([first_s, last_s]), run, axis=1) + again_s
+        return np.asarray(np.maximum((most * block_s)[run], ends_s.max(axis=0)))
 
 
 @lru_cache(maxsize=4096)
@@ -327,14 +382,14 @@ def _runs(block: Block) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
 
 
 def _sizes(block: Block) -> Floats:
-    """(9, layouts): `_held_sizes`."""
+    """(11, layouts): `_held_sizes`."""
 
     def sizes(schedule: int, pp: int, vpp: int, split: int) -> tuple[float, ...]:
         order = block.order(schedule, pp, vpp)
         return _held_sizes(block.chain[0], order, pp, vpp, block.blocks(order, pp, vpp, split))
 
     found, which = _keys(block.schedule, block.pp, block.vpp, block.split)
-    return np.array([sizes(*key) for key in found]).reshape(-1, 9)[which].T
+    return np.array([sizes(*key) for key in found]).reshape(-1, 11)[which].T
 
 
 @lru_cache(maxsize=8192)
@@ -344,8 +399,8 @@ def _held_sizes(
     """Blocks of the first, the last and the second stage, and the fewest of any, where chunks that
     hold different numbers of microbatches count as the smallest of them. And what stages have to
     run, the mean of both where the model is held twice: the most of any, the first, the one with
-    the last chunk, where these are one what it has of all that stands before and behind, and
-    whether the last chunk has blocks.
+    the last chunk, where these are one what it has of all that stands before and behind, the last,
+    the fewest of any, and whether the last chunk has blocks.
     """
     chunks, copies = chunks_of(order, vpp), copies_of(order)
     ways = [route(order, pp, chunks, microbatch) for microbatch in range(copies)]
@@ -365,6 +420,8 @@ def _held_sizes(
         whole[0],
         whole[last],
         1 / copies if last == 0 else 0.0,
+        whole[-1],
+        min(whole),
         float(sizes[-1] > 0),
     )
 

@@ -40,7 +40,7 @@ class Pieces:
     def __init__(self, run: Run, axes: Axes) -> None:
         self.run, self.axes = run, axes
         self.estimator = Estimator(run)
-        self._floor = Floor(self.estimator)
+        self._floor = Floor(self.estimator, axes.recompute)
         self._blocks: dict[Family, Block] = {}
         self.kinds: dict[str, Callable[..., Any]] = {
             "bounds": self._bounds,

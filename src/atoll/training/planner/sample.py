@@ -23,6 +23,7 @@ from atoll.training.memory import (
 from atoll.training.operators.layers import LayerCost
 from atoll.training.operators.policies import links
 from atoll.training.operators.priced import Priced
+from atoll.training.planner.rerun import curve
 from atoll.training.planner.space import Family
 from atoll.training.run import Run
 from atoll.training.step import Stepper
@@ -60,6 +61,9 @@ class Sample:
         self.parts_s = np.zeros((3, len(sizes)))
         """All passes of such microbatches through the least block, in front of all and behind."""
         self.parts_s[0] = np.inf
+        self.apart_s = np.full((2, len(sizes)), np.inf)
+        """The least forward pass of such microbatches through a block, and backward pass without
+        weight gradients."""
         blocks = []
         for (layer, repeat), cost in zip(model.layers, costs, strict=True):
             least = _least(priced, layer, cost, family.cp)
@@ -92,6 +96,9 @@ class Sample:
                 whole = cost.kept("none").bytes + run.stack.temporaries * cost.transient_bytes / 2
                 blocks.append((both_s, kept, max(0.0, whole - kept), cost.waiting_bytes))
                 self.parts_s[0] = np.minimum(self.parts_s[0], each_s)
+                data_s = backward.total_s - least.weight.total_s
+                apart_s = np.outer([forward.total_s, data_s], sizes) + beyond_s[:2]
+                self.apart_s = np.minimum(self.apart_s, apart_s)
             else:
                 self.ends_s[bool(blocks)] += repeat * both_s
                 self.parts_s[1 + bool(blocks)] += repeat * each_s
@@ -102,6 +109,10 @@ class Sample:
         )
         there = [cost for cost in costs if cost.is_block]
         at = costs.index(there[0])
+        self.again: tuple[Floats, Floats] | None = None
+        """Where all blocks are alike, what they keep and run again at least (`rerun.curve`)."""
+        if len(there) == 1:
+            self.again = curve(priced, network, model.layers[at][0], there[0], family.cp)
         ends = [[cost for cost in of if not cost.is_block] for of in (costs[:at], costs[at:])]
         shares = [[(_of_experts(x, family.ep), 1)] for x in there]
         last = [*shares[-1], *((cost, 1) for cost in ends[1])]

@@ -1,0 +1,77 @@
+"""What blocks that keep fewer bytes run again, at least.
+
+At the least that operators take of a sample (`Pricer.least`) the choices of what to keep lie on a
+convex curve of bytes and seconds, and no choice in any microbatch lies below it. So blocks that
+together keep so many bytes run again no less than if each of them kept as many (Jensen).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.cost.pricer import Cost
+from atoll.fabric.nested import collective_s
+from atoll.fabric.network import Network
+from atoll.step.layout import RECOMPUTE, SOME
+from atoll.training.memory import kept_bytes
+from atoll.training.operators.layers import LayerCost, choices_of
+from atoll.training.operators.policies import by_operator, policies
+from atoll.training.operators.priced import Priced
+from atoll.workload.graph.layer import Layer
+from atoll.workload.graph.operator import Operator
+
+Floats = NDArray[np.float64]
+Point = tuple[float, float]
+"""Bytes of a sample that a block keeps, and seconds that it runs again."""
+
+
+def on_the_curve(names: Iterable[str]) -> bool:
+    """Whether no such policy lies below: a host's memory takes no time, and some modules drop what
+    no choice by operator does.
+    """
+    return all(name in RECOMPUTE or name.startswith(SOME) for name in names)
+
+
+def curve(
+    priced: Priced, ideal: Network, layer: Layer, cost: LayerCost, ring: int
+) -> tuple[Floats, Floats]:
+    """Bytes that a block may keep of a sample, the fewest first, and seconds that it then runs
+    again of any sample of a microbatch, on an ideal network.
+    """
+    least = {op.name: _least(priced, ideal, layer, op, ring) for op in layer.forward}
+    chosen = by_operator(layer, priced.pricer, least)
+    known = replace(
+        cost, policies=policies(layer, priced.pricer, least), by_operator=lambda: chosen
+    )
+    points = [
+        (kept_bytes(priced.run, known, name), known.kept(name).again.total_s)
+        for name in choices_of([known], "optimal")
+    ]
+    every = kept_bytes(priced.run, known, "none")
+    return _lower_hull(point for point in points if point[0] <= every)
+
+
+def _least(priced: Priced, ideal: Network, layer: Layer, op: Operator, ring: int) -> Cost:
+    sent = op.collective
+    if sent is None or priced.pricer.schedules_links:
+        return priced.pricer.least(layer, [op], ring)
+    return Cost(vector_s=float(collective_s(ideal, str(sent.kind), sent.bytes, sent.group)))
+
+
+def _lower_hull(points: Iterable[Point]) -> tuple[Floats, Floats]:
+    hull: list[Point] = []
+    for x, y in sorted(points):
+        if hull and hull[-1][0] == x:
+            continue  # it takes longer
+        while len(hull) > 1:
+            (x0, y0), (x1, y1) = hull[-2:]
+            if (y1 - y0) * (x - x0) < (y - y0) * (x1 - x0):
+                break
+            hull.pop()
+        hull.append((x, y))
+    bytes_, seconds = np.array(hull).T
+    return bytes_, seconds
