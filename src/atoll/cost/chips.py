@@ -58,6 +58,8 @@ class Chips:
     area_mm2: FloatArray
     hbm_energy: FloatArray
     """Of a byte of its HBM over the energy model's."""
+    glb_energy: FloatArray
+    """The same of its shared buffer."""
     process_nm: FloatArray
     """Where it is a parameter of the template; else zeros."""
     peak_flops: FloatArray
@@ -279,6 +281,7 @@ def _chips(
     level_bytes = level_Bpc = np.zeros((len(design), 0))
     if template.levels is not None:
         level_bytes, level_Bpc = template.levels.sizes(columns)
+    banked = template.banked
     most = int(max(tensor_cores.max(), vector_cores.max()))
     shape = (len(design), len(_spreads(most, profile)))
     tensor_count = np.full(shape, -1, np.int64)
@@ -325,6 +328,7 @@ def _chips(
         hbm_capacity_bytes=hbm_capacity_bytes,
         area_mm2=area_mm2,
         hbm_energy=hbm_energy,
+        glb_energy=np.ones(len(design)) if banked is None else banked.energy(columns),
         process_nm=np.asarray(columns.get("process_nm", np.zeros(len(design))), np.float64),
         peak_flops=2.0 * tensor_cores * columns["width"] * columns["depth"] * clock_Hz,
         tensor_count=tensor_count,

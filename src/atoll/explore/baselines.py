@@ -189,7 +189,8 @@ def design_number(space: Space | ProductSpace, chip: Accelerator) -> int | None:
             same &= space.columns[parameter.name] == own[parameter.name]
         found = np.flatnonzero(same)
         return int(found[0]) if len(found) else None
-    bandwidth = float(space.glb_bandwidth.bytes_per_clock(chip.glb_bytes))
+    rule = space.glb_bandwidth.bytes_per_clock(chip.glb_bytes)
+    bandwidth = float(rule if template.banked is None else template.banked.bytes_per_clock(own)[0])
     names, lists = space.axes.names, space.axes.lists()
     tied = [p for p in template.parameters if p.name not in names]
     if not np.isclose(bandwidth, chip.glb_bandwidth_Bpc) or any(

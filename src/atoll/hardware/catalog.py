@@ -106,6 +106,7 @@ class AcceleratorFile(FileModel):
 
     def accelerator(self) -> Accelerator:
         # Not for networks and devices that exist: slow to import.
+        from atoll.hardware.silicon.chip import rebanked
         from atoll.hardware.silicon.systolic import SYSTOLIC, TEMPLATES
         from atoll.hardware.template.stalls import STALLS
 
@@ -113,7 +114,7 @@ class AcceleratorFile(FileModel):
         missing = [p.name for p in template.own if p.name not in self.own]
         if missing:
             raise AtollError(f"{self.name}: own: {', '.join(missing)} of {template.name} missing")
-        return Accelerator(
+        chip = Accelerator(
             tensor_cores=self.tensor_cores,
             vector_cores=self.vector_cores,
             width=self.width,
@@ -129,6 +130,7 @@ class AcceleratorFile(FileModel):
             own_core_buffer_bytes=self.core_buffer,
             stalls=None if self.kind is None else STALLS[self.kind],
         )
+        return chip if "glb_bandwidth" in self.model_fields_set else rebanked(chip)
 
     def area_and_power(self) -> tuple[float, float]:
         """Of the whole chip, in mm2 and W: published, or by its template."""

@@ -259,7 +259,11 @@ def designs_of(
     """Designs with these numbers of a template's machine, unconstrained."""
     columns = dict(numbers)
     columns["clock_Hz"] = columns["clock_Hz"].astype(np.float64)
-    columns["glb_bandwidth_Bpc"] = glb_bandwidth.bytes_per_clock(columns["glb_bytes"])
+    columns["glb_bandwidth_Bpc"] = (
+        glb_bandwidth.bytes_per_clock(columns["glb_bytes"])
+        if template.banked is None
+        else template.banked.bytes_per_clock(columns)
+    )
     return Space(
         name=name,
         columns=columns,

@@ -8,6 +8,8 @@ hbm:
   - hbm3                                   # two, four or six stacks of that generation
 links: [300 GB/s, 600 GB/s]                # of template physical-links: one way, of all links
 topology: [torus, switch-64]               # that they are tried in
+banks: [32, 64]                            # of template physical-banks: of the shared buffer
+ports: [1, 2]                              # of each bank
 constraints: {max_area: 400 mm2}
 """
 
@@ -39,6 +41,7 @@ from atoll.files.yamlfile import (
 )
 from atoll.hardware.accelerator import GLB_BPC_PER_MIB
 from atoll.hardware.catalog import GlbBandwidthFile, HbmFile
+from atoll.hardware.physical.banks import MOST_PORTS
 from atoll.hardware.physical.memories import HBM
 from atoll.hardware.physical.nodes import RETICLE_MM2
 from atoll.hardware.product import ProductSpace
@@ -198,6 +201,13 @@ class SpaceFile(FileModel):
             if node not in PROCESSES_NM:
                 known = ", ".join(map(str, PROCESSES_NM))
                 raise AtollError(f"space {self.name}: node: {node} nm is not known, only {known}.")
+        if template.banked is not None and "glb_bandwidth" in self.model_fields_set:
+            raise AtollError(
+                f"space {self.name}: glb_bandwidth: of template {template.name} it follows from "
+                "banks and ports; leave it out."
+            )
+        if max(lists.get("ports") or (1,)) > MOST_PORTS:
+            raise AtollError(f"space {self.name}: ports: a bank has 1 or 2.")
         return Axes.of(template, **lists)
 
 

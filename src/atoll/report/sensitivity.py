@@ -17,7 +17,7 @@ from atoll.explore.baselines import score_of
 from atoll.explore.pricing.layouts import Setting
 from atoll.explore.run import make_objective, prepare_search
 from atoll.hardware.accelerator import MIB, Accelerator
-from atoll.hardware.silicon.chip import accelerator_area_mm2
+from atoll.hardware.silicon.chip import accelerator_area_mm2, rebanked
 from atoll.questions import SearchQuestion
 from atoll.report.view import SensitivityView
 
@@ -34,6 +34,7 @@ def sensitivity(told: Chip, job: SearchQuestion, unit: str = "score") -> Sensiti
     base = score_of(chip, setting, variants, objective)
 
     def gain(change: str, changed: Accelerator, where: Setting) -> Gain:
+        changed = rebanked(changed)
         found = score_of(changed, where, variants, objective)
         area_mm2 = accelerator_area_mm2(changed) - own_mm2
         known = None if found is None or not base else (found, base)
@@ -68,14 +69,15 @@ def _steps(chip: Accelerator, setting: Setting) -> Iterator[tuple[str, Step, Ste
     yield "shared buffer", _buffer(chip, setting, 0.75), _buffer(chip, setting, 1.25)
     for at, (parameter, _) in enumerate(chip.more):
         less, more = (_own(chip, setting, at, factor) for factor in (0.75, 1.25))
-        yield parameter.label.lower(), less, more
+        if less != more:
+            yield parameter.label.lower(), less, more
     if setting.profile.hbm_bandwidth_Bps is None:
         yield "HBM bandwidth", _hbm(chip, setting, 0.9), _hbm(chip, setting, 1.1)
     yield LINK, _links(chip, setting, 0.9), _links(chip, setting, 1.1)
 
 
 def _buffer(chip: Accelerator, setting: Setting, factor: float) -> Step:
-    """Capacity and, with it, the bandwidth of its banks."""
+    """Capacity and, unless it is by banks of the chip's own, with it the bandwidth."""
     size = round(chip.glb_bytes * factor)
     change = f"{(size - chip.glb_bytes) / MIB:+g} MiB"
     bandwidth_Bpc = chip.glb_bandwidth_Bpc * factor

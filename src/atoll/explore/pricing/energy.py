@@ -93,7 +93,7 @@ def energy_of_chip(chips: Chips, chip: int) -> EnergyModel:
         mac_J=model.mac_J * square,
         vector_op_J=model.vector_op_J * square,
         core_buffer_J_per_byte=model.core_buffer_J_per_byte * square,
-        glb_J_per_byte=model.glb_J_per_byte * square,
+        glb_J_per_byte=model.glb_J_per_byte * float(chips.glb_energy[chip]) * square,
         hbm_J_per_byte=model.hbm_J_per_byte * float(chips.hbm_energy[chip]),
         static_W_per_mm2=model.static_W_per_mm2
         + (rest_W / float(chips.area_mm2[chip]) if rest_W else 0.0),

@@ -54,7 +54,8 @@ def operator_J(chips: Chips, costs: Costs, work: OperatorWork) -> FloatArray:
     hbm = np.where(products, costs.hbm_bytes[:, config], work.bytes[:, None])
     # Collectives go between HBM and the network port, past the buffers.
     buffered = np.where(work.link_bytes > 0.0, 0.0, work.bytes)[:, None]
-    found = np.where(products, costs.glb_bytes[:, config], buffered) * energy.glb_J_per_byte
+    glb_J = energy.glb_J_per_byte * chips.glb_energy
+    found = np.where(products, costs.glb_bytes[:, config], buffered) * glb_J
     for level, joules in enumerate(levels.J_per_byte if levels else ()):
         found += np.where(products, costs.level_bytes[:, config, level], buffered) * joules
     found = found * _square(chips) + hbm * energy.hbm_J_per_byte * chips.hbm_energy

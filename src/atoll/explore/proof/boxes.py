@@ -23,7 +23,7 @@ from atoll.profile import Profile
 BUFFER = "glb_bytes"
 FREE = (BUFFER, "vector_width", "clock_Hz")
 """Parameters with more of which every product, and every vector operation, is no slower on the same
-cores: more lanes, more clocks, a larger and faster buffer."""
+cores: more lanes, more clocks, a larger and faster buffer; banks and ports likewise."""
 _ANY_ROWS = 1e12  # of a core's buffer: more than any product has
 
 
@@ -81,12 +81,12 @@ class Grid:
         self._member = np.array([[hbm in own for hbm in space.hbm_options] for own in memories])
         names = space.axes.names
         # Where parameters are not the machine's own numbers, one may stand for several of them.
-        silicon = {p.name for p in space.template.parameters if p.silicon}
-        self.plain = {p.name for p in space.template.parameters} - silicon == set(MACHINE)
+        beside = {p.name for p in space.template.parameters if p.silicon or p.banked}
+        self.plain = {p.name for p in space.template.parameters} - beside == set(MACHINE)
         self._sides = [names.index(side) for side in ("width", "depth") if self.plain]
         self._rows = self._most_rows() if self.plain else np.ones((1, 1))
         self.buffer = np.array([self.plain and name == BUFFER for name in names])
-        free = silicon.union(FREE)
+        free = beside.union(FREE)
         self.fixed = np.array([not self.plain or name not in free for name in names])
         self._process = names.index("process_nm") if "process_nm" in names else None
         """Parameters that a box must have one value of for bounds from its operators' floors."""

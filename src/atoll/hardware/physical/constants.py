@@ -62,6 +62,16 @@ class Physics:
     scratchpad: float = known(
         2.28, 1.3, 2.8, "fitted; area over the macro's: [v4i] 2.6 at most, [USC] 1.8"
     )
+    bank_periphery: float = known(
+        0.1, 0.02, 0.33,
+        "of the area of a bank of 1 MiB, what grows with its side; at most all that a macro has "
+        "beside its cells (31.8 Mb/mm2 of 0.021 um2, WikiChip); banks of 6 KB of [USC] say little",
+    )  # fmt: skip
+    second_port: float = known(
+        2.0, 1.5, 2.4,
+        "area of a bank with two ports over one: dual-port SRAM of 8T cells has half the density "
+        "(Memoir Systems, 2012); single-port banks and a third of their XOR 1.5",
+    )  # fmt: skip
     cache: float = known(7.0, 5.0, 8.0, "coherent, with tags and control: L2 of [GA100] 7.3")
     shared_wiring: float = known(
         0.25, 0.05, 0.4, "network on chip and gaps over the parts it joins: [GA100] 0.13 and others"
@@ -114,6 +124,11 @@ class Physics:
     buffer_share: float = known(
         0.125, 0.05, 0.4, "of a shared buffer's bandwidth in use at peak: tiles of 256 on arrays"
     )
+    bank_energy: float = known(
+        0.15, 0.1, 0.5,
+        "power of a bank's area that a byte's energy grows with: [v4i] 8.5 pJ of 32 KB and 14 of "
+        "1 MB at 7 nm, [Horowitz] 20 and 100 at 45 nm",
+    )  # fmt: skip
     link_pJ_per_bit: float = known(6.0, 4.0, 10.0, "SerDes, one end: 5.6 (112G PAM4, VLSI 2022)")
     link_share: float = known(0.5, 0.2, 1.0, "of links' bandwidth in use when units are at peak")
     module_W_2016: float = known(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from atoll.hardware.accelerator import Accelerator
@@ -26,6 +28,14 @@ def columns_of(chip: Accelerator) -> Columns:
     names = (*MACHINE, "glb_bandwidth_Bpc", "core_buffer_bytes")
     own = {parameter.name: np.array([value]) for parameter, value in chip.more}
     return {name: np.array([getattr(chip, name)]) for name in names} | own
+
+
+def rebanked(chip: Accelerator) -> Accelerator:
+    """A chip with the bandwidth that the banks of its shared buffer serve, where it has banks."""
+    banked = template_of(chip).banked
+    if banked is None:
+        return chip
+    return replace(chip, glb_bandwidth_Bpc=float(banked.bytes_per_clock(columns_of(chip))[0]))
 
 
 def accelerator_area_mm2(chip: Accelerator) -> float:

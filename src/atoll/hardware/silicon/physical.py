@@ -10,13 +10,14 @@ large slow chips and small fast ones, and a search with several clocks finds whi
 
 Chips of `physical-links` differ in their links as well: SerDes take area and edge of the die by
 their bandwidth, and are part of its rating. What they are worth depends on the network that they
-make up (`fabric.topology`).
+make up (`fabric.topology`). Those of `physical-banks` differ in the banks and ports of their shared
+buffer, which say what it serves and take area and energy (`hardware.physical.banks`).
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -24,6 +25,7 @@ from numpy.typing import ArrayLike
 from atoll.arrays import FloatArray
 from atoll.hardware.accelerator import GIB, KIB, MIB, Hbm
 from atoll.hardware.energy import die_power_W
+from atoll.hardware.physical import banks
 from atoll.hardware.physical.area import PARTS, area_parts_mm2, total
 from atoll.hardware.physical.chips import Chip, columns
 from atoll.hardware.physical.constants import PUBLISHED, Physics
@@ -31,7 +33,7 @@ from atoll.hardware.physical.memories import HBM, Dram
 from atoll.hardware.physical.nodes import nodes
 from atoll.hardware.template.parameter import Columns, Parameter
 from atoll.hardware.template.stalls import SCRATCHPAD
-from atoll.hardware.template.template import ChipTemplate, EnergyModel
+from atoll.hardware.template.template import Banked, ChipTemplate, EnergyModel
 
 PROCESSES_NM = (28, 16, 12, 7, 5, 4, 3)
 REFERENCE_HZ = 1.05e9
@@ -98,6 +100,10 @@ def _area_parts(
     beside = tensor * np.maximum(KIB, cells // 64 * KIB) + vector * np.maximum(
         KIB, lanes // 64 * KIB
     )
+    shared, wide_Bpc = chips["glb_bytes"], chips["glb_bandwidth_Bpc"]
+    if "banks" in chips:
+        shared = banks.like_one_port_bytes(chips, physics)
+        wide_Bpc = banks.port_bytes_per_clock(chips)
     own = columns([Chip(0.0, REFERENCE_HZ, 0.0, stacks=2.0)])
     found = area_parts_mm2(
         own
@@ -106,13 +112,13 @@ def _area_parts(
             "bf16_cells": np.asarray(tensor * cells, np.float64),
             "cores": np.asarray(tensor + vector, np.float64),
             "lanes": np.asarray(vector * lanes, np.float64),
-            "scratchpad_bytes": np.asarray(beside + chips["glb_bytes"], np.float64),
+            "scratchpad_bytes": np.asarray(beside + shared, np.float64),
             "link_Bps": np.asarray(chips.get("link_Bps", LINKS_BPS), np.float64),
         },
         physics,
     )
     joined = total(found[name] for name in PARTS[: PARTS.index("network")])
-    wires = physics.wire_mm2_per_Bpc_mm * chips["glb_bandwidth_Bpc"] * np.sqrt(joined)
+    wires = physics.wire_mm2_per_Bpc_mm * wide_Bpc * np.sqrt(joined)
     found["network"] = np.maximum(found["network"], wires)
     return {
         f"{name}_mm2": np.broadcast_to(found[name], joined.shape)
@@ -126,14 +132,24 @@ def _area_mm2(process_nm: float | None, physics: Physics, chips: Columns) -> Flo
 
 
 def _power_W(physics: Physics, chips: Columns, energy: EnergyModel) -> FloatArray:
-    """Arrays and lanes busy, the shared buffer at the share that products leave it; links where
-    they tell chips apart."""
+    """Arrays and lanes busy, the shared buffer (all of its ports) at the share that products leave
+    it; links where they tell chips apart."""
     used = {"glb_bandwidth_Bpc": chips["glb_bandwidth_Bpc"] * physics.buffer_share}
+    if "banks" in chips:
+        wide_Bpc = banks.port_bytes_per_clock(chips) * _bank_energy(physics, chips)
+        used = {"glb_bandwidth_Bpc": wide_Bpc * physics.buffer_share}
     if "process_nm" in chips:
         energy = physical_energy(chips["process_nm"], physics)
     dynamic_W = die_power_W({**chips, **used}, energy) * voltage(chips["clock_Hz"], physics) ** 2
     moved = physics.link_share * chips.get("link_Bps", np.zeros(1))
     return np.asarray(dynamic_W + moved * 2 * physics.link_pJ_per_bit * _BITS * _PJ)
+
+
+def _bank_energy(physics: Physics, chips: Columns) -> FloatArray:
+    """Of a byte of the shared buffer over the energy model's: its banks', the wires as they are."""
+    bank_J = SRAM_J_PER_BYTE * nodes(chips["process_nm"]).energy
+    usual_J = physical_energy(chips["process_nm"], physics).glb_J_per_byte
+    return np.asarray(1.0 + (banks.energy(chips, physics) - 1.0) * bank_J / usual_J)
 
 
 def _edge_mm(physics: Physics, chips: Columns) -> FloatArray:
@@ -142,10 +158,12 @@ def _edge_mm(physics: Physics, chips: Columns) -> FloatArray:
 
 
 def physical_template(
-    process_nm: float | None, physics: Physics = PUBLISHED, links: bool = False
+    process_nm: float | None,
+    physics: Physics = PUBLISHED,
+    kind: Literal["", "links", "banks"] = "",
 ) -> ChipTemplate:
-    """The template of a process, under these constants; without one, of several, also with
-    `links` of several bandwidths.
+    """The template of a process, under these constants; without one, of several, also with links
+    of several bandwidths or several banks.
     """
     sides, counts = (64, 128, 256), (1, 2, 4, 8, 16, 32, 64)
     fine = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -156,15 +174,21 @@ def physical_template(
         "link_Bps", "Links", (150e9, 300e9, 600e9), kind="bandwidth", key="links", unit="GB/s",
         per=1e9, silicon=True,
     )  # fmt: skip
+    in_banks = (
+        Parameter("banks", "Banks", (8, 16, 32, 64, 128, 256), banked=True),
+        Parameter("ports", "Ports", (1, 2), unit="a bank", banked=True, optional=True),
+    )
+    more = {"": (), "links": (each_way,), "banks": in_banks}[kind]
+    banked = Banked(banks.bytes_per_clock, partial(_bank_energy, physics))
     where = "several processes" if process_nm is None else f"{process_nm:g} nm"
-    name = "physical-links" if links else "physical"
+    name = f"physical-{kind}" if kind else "physical"
+    differing = {"": "", "links": " with several links", "banks": " with a buffer in banks"}[kind]
     return ChipTemplate(
         name=name if process_nm is None else f"physical-{process_nm:g}nm",
-        about=f"Systolic chips in {where}{' with several links' if links else ''}, with all that a "
-        "die has (docs/chips.md).",
+        about=f"Systolic chips in {where}{differing}, with all that a die has (docs/chips.md).",
         parameters=(
             *(() if process_nm else (node,)),
-            *((each_way,) if links else ()),
+            *more,
             Parameter("tensor_cores", "Tensor cores", fine),
             Parameter("vector_cores", "Vector cores", counts),
             Parameter("width", "Array width", sides),
@@ -181,7 +205,8 @@ def physical_template(
         area_mm2=partial(_area_mm2, process_nm, physics),
         area_parts=partial(_area_parts, process_nm, physics),
         power_W=partial(_power_W, physics),
-        edge_mm=partial(_edge_mm, physics) if links else None,
+        edge_mm=partial(_edge_mm, physics) if kind == "links" else None,
+        banked=banked if kind == "banks" else None,
         energy=physical_energy(process_nm or _USUAL_NM, physics),
         energies=None if process_nm else partial(physical_energy, physics=physics),
         voltage=partial(voltage, physics=physics),
@@ -193,13 +218,17 @@ def physical_template(
     )  # fmt: skip
 
 
-LINKED = physical_template(None, links=True)
-PHYSICAL = (*map(physical_template, (*PROCESSES_NM, None)), LINKED)
+LINKED = physical_template(None, kind="links")
+BANKED = physical_template(None, kind="banks")
+PHYSICAL = (*map(physical_template, (*PROCESSES_NM, None)), LINKED, BANKED)
 
 
 def redrawn(template: ChipTemplate, physics: Physics) -> ChipTemplate:
     """One of them under other constants."""
-    return physical_template(template.process_nm, physics, template.edge_mm is not None)
+    if template.banked is not None:
+        return physical_template(None, physics, "banks")
+    linked = template.edge_mm is not None
+    return physical_template(template.process_nm, physics, "links" if linked else "")
 
 
 def redrawn_memories(options: tuple[Hbm, ...], physics: Physics) -> tuple[Hbm, ...]:

@@ -31,6 +31,8 @@ class Parameter:
     """The parameter whose value it takes where a space does not list it."""
     silicon: bool = False
     """Whether it changes area, power and price alone, and no rate of the machine."""
+    banked: bool = False
+    """Whether it makes the shared buffer faster, and changes no other rate of the machine."""
     optional: bool = False
     """Whether a space may leave it out, and has `values` then."""
 

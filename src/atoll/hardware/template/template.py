@@ -55,6 +55,15 @@ class Levels:
     J_per_byte: tuple[float, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Banked:
+    """A shared buffer whose bandwidth follows from parameters of the template."""
+
+    bytes_per_clock: Callable[[Columns], FloatArray]
+    energy: Callable[[Columns], FloatArray]
+    """Of a byte over the energy model's."""
+
+
 def _as_they_are(columns: Columns) -> Columns:
     return columns
 
@@ -79,6 +88,8 @@ class ChipTemplate:
     take has to be left."""
     machine: Callable[[Columns], Columns] = _as_they_are
     """The columns with those of `MACHINE` that are no parameters."""
+    banked: Banked | None = None
+    """None: bytes a clock of the shared buffer follow a space's rule or a chip's own number."""
     levels: Levels | None = None
     cost_model: CostModel | None = None
     """What prices products on its chips; none: our mapper, which knows no further levels."""

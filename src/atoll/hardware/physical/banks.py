@@ -1,0 +1,74 @@
+"""A shared buffer in banks: what it serves in a clock, and what banks and ports take.
+
+Every clock each core asks for as many words as its rows or lanes take up; the words lie in any of
+the banks. With R words asked for and B banks of one port, B (1 - (1 - 1/B)^R) are served and the
+others wait: the classic bandwidth of interleaved memories (Strecker, PhD thesis, CMU 1970; Ravi,
+IEEE Trans. Computers 1972; Bhandarkar, 1975: within 8 % of the exact queue). A second port serves
+the second word of a bank as well: B (P(X >= 1) + P(X >= 2)), X binomial over R words. More banks,
+ports or words asked for never serve less, and the share that a core gets of what it asks for never
+grows with more cores beside it.
+
+Area: cells, and periphery (decoders, sense amplifiers, checks, the port's way to the network) that
+has the side of a bank; buffers of the other templates are banks of 1 MiB. A second port makes cells
+and periphery larger. Energy: a byte's way over the bank, by a power of the bank's area.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from atoll.arrays import FloatArray
+from atoll.hardware.accelerator import MIB
+from atoll.hardware.physical.constants import PUBLISHED, Physics
+from atoll.hardware.template.parameter import Columns
+
+WORD_BYTES = 128
+"""Of a port in a clock: with banks of 1 MiB, the A100's 128 bytes a clock for each MiB of L2."""
+OPERAND_BYTES = 2
+MOST_PORTS = 2
+
+
+def words_asked(chips: Columns) -> FloatArray:
+    """Of all cores in a clock: an operand for each row of an array and for each lane."""
+    rows, lanes = (
+        np.ceil(np.asarray(chips[name], np.float64) * OPERAND_BYTES / WORD_BYTES)
+        for name in ("depth", "vector_width")
+    )
+    return np.asarray(chips["tensor_cores"] * rows + chips["vector_cores"] * lanes)
+
+
+def words_served(asked: FloatArray, banks: FloatArray, ports: FloatArray) -> FloatArray:
+    """Of so many words that are asked for in a clock, in any of the banks."""
+    chance = 1.0 / np.asarray(banks, np.float64)
+    idle = (1.0 - chance) ** asked
+    once = asked * chance * (1.0 - chance) ** (asked - 1.0)
+    second = np.where(np.asarray(ports) > 1, 1.0 - idle - once, 0.0)
+    return np.asarray((1.0 - idle + second) / chance)
+
+
+def bytes_per_clock(chips: Columns) -> FloatArray:
+    """That the buffer serves."""
+    return WORD_BYTES * words_served(words_asked(chips), chips["banks"], chips["ports"])
+
+
+def port_bytes_per_clock(chips: Columns) -> FloatArray:
+    """That all ports together could serve: what wires are laid for."""
+    return np.asarray(chips["banks"] * chips["ports"], np.float64) * WORD_BYTES
+
+
+def like_one_port_bytes(chips: Columns, physics: Physics = PUBLISHED) -> FloatArray:
+    """Bytes in banks of 1 MiB and one port that take the same area."""
+    size = np.asarray(chips["glb_bytes"], np.float64)
+    side = np.sqrt(np.asarray(chips["banks"], np.float64) * MIB / size)
+    return size * (1.0 + physics.bank_periphery * (side - 1.0)) * _of_ports(chips, physics)
+
+
+def energy(chips: Columns, physics: Physics = PUBLISHED) -> FloatArray:
+    """Of a byte in a bank over that in one of 1 MiB with one port."""
+    size = np.asarray(chips["glb_bytes"], np.float64) / chips["banks"] / MIB
+    return np.asarray((size * _of_ports(chips, physics)) ** physics.bank_energy)
+
+
+def _of_ports(chips: Columns, physics: Physics) -> FloatArray:
+    """Area over that with one port."""
+    return 1.0 + (np.asarray(chips["ports"], np.float64) - 1.0) * (physics.second_port - 1.0)
