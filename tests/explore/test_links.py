@@ -23,7 +23,7 @@ from atoll.hardware.accelerator import MIB, GlbBandwidth, Hbm
 from atoll.hardware.catalog import load_network
 from atoll.hardware.physical.constants import PUBLISHED
 from atoll.hardware.physical.memories import HBM
-from atoll.hardware.physical.price import USUAL_PRICES, links_usd
+from atoll.hardware.physical.price import USUAL_PRICES, ownership_usd, with_links
 from atoll.hardware.silicon.physical import LINKED, physical_memories
 from atoll.hardware.space import Axes, Limits, Space, build_space
 from atoll.hardware.spacefile import load_space, read_space
@@ -163,8 +163,19 @@ def test_networks_of_links() -> None:
     # Three layers at 50 GB/s are what a network of 400 Gb/s costs, first cables in copper.
     copper = USUAL_PRICES.optics_usd_per_GBps - USUAL_PRICES.copper_usd_per_GBps
     usual = USUAL_PRICES.network_usd - 50 * copper
-    assert links_usd(large, 50e9, 65536) == pytest.approx(usual, rel=5e-3)
-    assert links_usd(small, 50e9, 8) < links_usd(small, 50e9, 16)
+    tall = with_links(USUAL_PRICES, large, 50e9, 65536)
+    assert tall.network_usd == pytest.approx(usual, rel=5e-3)
+    first_W = 50 * USUAL_PRICES.optics_W_per_GBps
+    assert tall.network_W == pytest.approx(USUAL_PRICES.network_W - first_W, rel=0.05)
+    few, many = (with_links(USUAL_PRICES, small, 50e9, devices) for devices in (8, 16))
+    assert few.network_usd < many.network_usd and few.network_W == pytest.approx(7.5)
+    assert many.network_W == pytest.approx(7.5 + USUAL_PRICES.network_W)
+    ring = with_links(USUAL_PRICES, topology_of("torus"), 50e9, 64)
+    assert 0 < ring.network_W < few.network_W  # a torus has no switches
+    saved = float(ownership_usd(500.0, 300.0, few) - ownership_usd(500.0, 300.0, ring))
+    energy = (few.network_W - ring.network_W) / 1000 * 8766 * 5 * 1.2 * 0.08
+    assert saved == pytest.approx(few.network_usd - ring.network_usd + energy)
+    assert "among all devices" in load_network("fat-tree@100GB/s").sentence(1024)
 
 
 def test_what_is_refused(tmp_path: Path) -> None:

@@ -132,7 +132,10 @@ def test_what_is_in_a_price() -> None:
     package = (600 + 32 * 7.6) * 0.0274
     assert usd == pytest.approx((float(die_usd(600.0, 7.0)) + 32 * 12 + package) / 0.95)
     free = replace(USUAL_PRICES, network_usd=1e-9, years=1.0, usd_per_kWh=0.1, pue=1.5, drawn=1.0)
-    assert ownership_usd(0.0, 1000.0, free) == pytest.approx(8766 * 0.1 * 1.5)
+    # Switches draw what they do whatever a chip draws of its peak.
+    assert ownership_usd(0.0, 1000.0, free) == pytest.approx(8766 * 0.1 * 1.5 * 1.08)
+    half = replace(free, drawn=0.5)
+    assert ownership_usd(0.0, 1000.0, half) == pytest.approx(8766 * 0.1 * 1.5 * 0.58)
     assert np.isfinite(usd)
 
 

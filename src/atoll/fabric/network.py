@@ -103,7 +103,9 @@ class Network:
             if inner is not None and devices <= inner.devices:
                 break
             rate = f"{level.name} {format_bandwidth(level.bandwidth_Bps)} per device"
-            if inner is None:
+            if len(self.levels) == 1:
+                words.append(f"{rate} among all devices")
+            elif inner is None:
                 words.append(f"{rate} in nodes of {self.node}")
             else:
                 words.append(

@@ -21,8 +21,8 @@ from atoll.hardware.physical.price import (
     USUAL_PRICES,
     Prices,
     device_usd,
-    links_usd,
     ownership_usd,
+    with_links,
 )
 from atoll.hardware.space import Space
 from atoll.questions import SearchQuestion
@@ -78,7 +78,7 @@ def price_of(job: SearchQuestion) -> Price | None:
     prices = replace(USUAL_PRICES, **own)
     made = linked(job.network or "")
     if made is not None:
-        prices = replace(prices, network_usd=links_usd(*made, job.devices, prices))
+        prices = with_links(prices, *made, job.devices)
     return Price(PERS[job.per], job.devices, prices)
 
 

@@ -7,7 +7,7 @@ area and memory.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -45,6 +45,19 @@ class Prices:
         6.7, 2.0, 20.0, "a cable between racks: the other half, over three of them"
     )
     copper_usd_per_GBps: float = known(1.0, 0.3, 2.0, "a cable inside of a rack; assumed")
+    network_W: float = known(
+        80.0, 30.0, 120.0,
+        "of switches and optics, a device's part: five ports and three cables of 50 GB/s as below; "
+        "116 in the log of 512 H100 (MLPerf Training 4.0, SMC)",
+    )  # fmt: skip
+    port_W_per_GBps: float = known(
+        0.15, 0.08, 0.25,
+        "of a switch: 913 W of 64 ports of 800 Gb/s without optics (UfiSpace S9321-64E, Tomahawk "
+        "5); its chip alone 0.08; a leaf of MLPerf Training 4.1 (Dell) 686 W",
+    )  # fmt: skip
+    optics_W_per_GBps: float = known(
+        0.3, 0.1, 0.6, "both ends of a cable: modules of 800 Gb/s, 15 W each; cages take up to 30"
+    )
     years: float = known(5.0, 3.0, 6.0, "of use: depreciation of servers by Meta, Google, Amazon")
     usd_per_kWh: float = known(0.08, 0.04, 0.16, "industry in the USA, 2023: EIA")
     pue: float = known(
@@ -60,20 +73,25 @@ _OPTICAL = 0.25
 """Of the cables of a torus: those that close its cubes of 4 x 4 x 4."""
 
 
-def links_usd(
-    topology: Topology, link_Bps: float, devices: int, prices: Prices = USUAL_PRICES
-) -> float:
-    """A device's part of the network that links make up: cables, which two devices share, and of n
-    layers of switches 2 n - 1 ports and n cables; what joins domains costs as it does elsewhere.
+def with_links(prices: Prices, topology: Topology, link_Bps: float, devices: int) -> Prices:
+    """With dollars and watts of the network that links make up, a device's part: cables, which two
+    devices share, and of n layers of switches 2 n - 1 ports and n cables; what joins domains takes
+    what it does elsewhere. Cables of copper draw nothing.
     """
-    copper, optics = prices.copper_usd_per_GBps, prices.optics_usd_per_GBps
     if topology.switched:
         layers = topology.layers(devices)
-        each = (2 * layers - 1) * prices.port_usd_per_GBps + copper + (layers - 1) * optics
+        ports, copper, optics = 2.0 * layers - 1.0, 1.0, layers - 1.0
     else:
-        each = ((1 - _OPTICAL) * copper + _OPTICAL * optics) / 2
-    outside = 0.0 if topology.whole(devices) else prices.network_usd
-    return outside + each * link_Bps / _GB
+        ports, copper, optics = 0.0, (1 - _OPTICAL) / 2, _OPTICAL / 2
+    each_usd = ports * prices.port_usd_per_GBps + copper * prices.copper_usd_per_GBps
+    each_usd += optics * prices.optics_usd_per_GBps
+    each_W = ports * prices.port_W_per_GBps + optics * prices.optics_W_per_GBps
+    outside = 0.0 if topology.whole(devices) else 1.0
+    return replace(
+        prices,
+        network_usd=outside * prices.network_usd + each_usd * link_Bps / _GB,
+        network_W=outside * prices.network_W + each_W * link_Bps / _GB,
+    )
 
 
 def device_usd(
@@ -90,7 +108,9 @@ def device_usd(
 def ownership_usd(
     device_usd: ArrayLike, peak_power_W: ArrayLike, prices: Prices = USUAL_PRICES
 ) -> Floats:
-    """Of a device over its years: itself, its part of the network, and energy."""
-    kWh = np.asarray(peak_power_W) * prices.drawn / _W_PER_KW * _HOURS_A_YEAR * prices.years
+    """Of a device over its years: itself, its part of the network, and the energy of both;
+    switches draw as much whatever passes them."""
+    mean_W = np.asarray(peak_power_W) * prices.drawn + prices.network_W
+    kWh = mean_W / _W_PER_KW * _HOURS_A_YEAR * prices.years
     once = np.asarray(device_usd, np.float64) + prices.network_usd
     return np.asarray(once + kWh * prices.pue * prices.usd_per_kWh)
