@@ -6,7 +6,8 @@ The chips of examples/devices/existing have published counts, sizes and rates; w
 set of constants for their kind (`atoll.hardware.template.stalls`). Products and attention in 16 bit
 of 50 us and more are priced by the search's own cost model: our timings of an H200, and those of
 all chips in a table with the columns that `atoll validate --data` reads for several devices, there
-also products in fp8 (scaled by tensor), two values in a word (`atoll.workload.narrow`).
+also products in fp8 (scaled by tensor) and nvfp4, several values in a word
+(`atoll.workload.narrow`).
 `--runs` prices the training runs on TPU v5e and v5p of a table that `atoll validate --data` reads.
 `--fit` fits constants of chips with caches on half of our H200 shapes; docs/cost-model.md says
 which were chosen by hand.
@@ -28,6 +29,7 @@ from numpy.typing import NDArray
 
 from atoll.calibrate.fit import Knob, powell
 from atoll.calibrate.many_devices import CACHE_PASSES, USUAL_CACHE_PASSES, Timed, read_timed
+from atoll.calibrate.many_devices import CAST as TIMED_WITH_CAST
 from atoll.calibrate.rows import H200_OPERATORS, OperatorRow, read_operators
 from atoll.cost.chips import chips_of_accelerator
 from atoll.cost.table import OperatorKey, build_costs
@@ -49,6 +51,7 @@ from atoll.workload.graph.products import (
     values_product,
     weight_gradient,
 )
+from atoll.workload.narrow import FORMATS, Format
 from record import figure, recorded
 
 CHIPS = Path(__file__).parents[1] / "examples" / "devices" / "existing"
@@ -100,9 +103,10 @@ def main() -> None:
             rows = [row for row in timed if row.device.lower() == name]
             cases = [case for row in rows for case in device_case(row)]
             told.append(report(name, "several devices", cases))
-            narrow = [case for row in rows for case in fp8_case(row)]
-            if narrow:
-                told.append(report(name, "several devices, fp8", narrow))
+            for form in FORMATS.values():
+                narrow = [case for row in rows for case in narrow_case(row, form)]
+                if narrow:
+                    told.append(report(name, f"several devices, {form.name}", narrow))
     if asked.runs:
         for name in ("tpu-v5e", "tpu-v5p"):
             runs = [row for row in read_runs(asked.runs) if is_plain(row, name)]
@@ -148,13 +152,24 @@ def device_case(row: Timed) -> Iterator[Case]:
         yield Case(f"attention fwd {mask}", keys, row.measured_s)
 
 
-def fp8_case(row: Timed) -> Iterator[Case]:
-    """A product in fp8, two values in a word; scales by block are work of their own."""
-    if row.precision == "fp8" and row.op in PRODUCTS and row.measured_s >= LONG_S:
+def narrow_case(row: Timed, form: Format) -> Iterator[Case]:
+    """A product in fp8 or nvfp4, several values in a word; scales by block of fp8 are work of their
+    own, those of nvfp4 bytes beside the values, and its timings have the cast of the inputs.
+    """
+    if row.precision == form.name and row.op in PRODUCTS and row.measured_s >= LONG_S:
         m, n, k, batch = (int(size) for size in row.sizes)
-        product = Matmul(batch, m, n, -(-k // 2))
+        product = Matmul(batch, m, n, -(-k // form.packed))
         odd = odd_rows(Matmul(batch, m, n, k))
-        yield Case(row.op + odd, (product_key(product),), row.measured_s)
+        values = batch * (m * k + k * n)
+        key = product_key(product)
+        scales = round(values * (form.element_bytes - 2 / form.packed))
+        keys = [replace(key, bytes=key.bytes + scales)]
+        if form.name in TIMED_WITH_CAST:
+            work = VectorWork(f"cast_{form.name}", batch * m, k)
+            moved = round(batch * m * k * (2 + form.element_bytes))
+            cast = Operator("", "", (), (), vectors=(work,))
+            keys.insert(0, OperatorKey(cast, moved))
+        yield Case(row.op + odd, tuple(keys), row.measured_s)
 
 
 def odd_rows(product: Matmul) -> str:

@@ -1,4 +1,4 @@
-"""Chips searched for training in fp8: proven as in 16 bits, and planned as they were searched."""
+"""Chips searched for training in fp8 and nvfp4: proven as in 16 bits, planned as searched."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ from atoll.profiles import DEFAULT
 JOB = {"model": "bert-large", "devices": 16, "batch": 64, "microbatch": [4], "tp": [1], "cp": [1]}
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_everything_tried_is_no_better(seed: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "precision"), [(0, "fp8"), (1, "fp8"), (0, "nvfp4"), (1, "nvfp4")]
+)
+def test_everything_tried_is_no_better(seed: int, precision: str) -> None:
     space = random_space(seed, 20, template=TEMPLATES["physical-7nm"])
-    workload = Workload("tiny", tiny_config(2, 256, 4), 256, BATCH, "fp8")
+    workload = Workload("tiny", tiny_config(2, 256, 4), 256, BATCH, precision)
     variants = make_variants([workload], (1, 2, 4), (1, 2), 4, "optimal", DEFAULT)
     setting = tiny_setting(DEFAULT, 4)
     truth_s, _ = exhaustive_step_s(space, variants, setting, PowerLimit())
@@ -52,6 +54,25 @@ def test_a_search_in_fp8(tmp_path: Path) -> None:
     assert devices["h100"].step_time_s != pytest.approx(in_16_bits, rel=1e-3)
     own = atoll.plan("bert-large", "tpu-v4", 16, batch=64, ties=0).best.step.time_s
     assert devices["tpu-v4"].step_time_s == pytest.approx(own, rel=1e-9), "it has 16 bits alone"
+
+
+def test_a_search_in_nvfp4(tmp_path: Path) -> None:
+    eight = atoll.search(**JOB, precision="fp8", baselines=False)
+    four = atoll.search(
+        **JOB, precision="nvfp4", baselines=False, beside=["h100", "b200"], out=tmp_path
+    )
+    assert four.certificate.proven or four.certificate.gap < 5e-3
+    assert 1.02 < four.score / eight.score < 2
+    assert "nvfp4 products" in four.given
+    again = atoll.plan(
+        "bert-large", tmp_path / "chip.yaml", 16, batch=64, microbatch=[4], tp=[1], cp=[1],
+        precision="nvfp4", ties=0,
+    )  # fmt: skip
+    assert 64 / again.best.step.time_s == pytest.approx(four.score, rel=2e-3)
+    devices = {one.device: one.step_time_s for one in four.beside}
+    for name, own in (("h100", "fp8"), ("b200", "nvfp4")):  # an H100 has no fp4
+        alone = atoll.plan("bert-large", name, 16, batch=64, ties=0, precision=own)
+        assert devices[name] == pytest.approx(alone.best.step.time_s, rel=1e-9)
 
 
 def test_profile_phaze_has_16_bits() -> None:

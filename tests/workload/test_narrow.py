@@ -1,4 +1,4 @@
-"""Products in fp8: half the words of linear layers, everything else as it was."""
+"""Products in fp8 and nvfp4: fewer words of linear layers, everything else as it was."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from atoll.workload.graph.layer import Layer, Model
 from atoll.workload.graph.operator import Operator, Role
 from atoll.workload.narrow import check_precision, narrowed
 
+PACKED = {"fp8": 2, "nvfp4": 4}
+narrow_formats = pytest.mark.parametrize("precision", PACKED)
 
-def both(model: str, tensor: int = 1) -> tuple[Model, Model]:
+
+def both(model: str, tensor: int = 1, precision: str = "fp8") -> tuple[Model, Model]:
     wide = prepare(load_config(model), 1, 512, tensor, tensor > 1, fusion="none")
-    return wide, narrowed(wide, "fp8")
+    return wide, narrowed(wide, precision)
 
 
 def layers(one: Model, other: Model) -> list[tuple[Layer, Layer]]:
@@ -25,15 +28,16 @@ def is_linear(op: Operator) -> bool:
     return op.kind.startswith("linear") and not op.name.startswith("router")
 
 
+@narrow_formats
 @pytest.mark.parametrize("tensor", [1, 4])
 @pytest.mark.parametrize("model", ["llama2-7b", "gpt2-xl", "mixtral-8x7b", "deepseek-v3"])
-def test_linear_layers_of_blocks_have_half_the_words_and_nothing_else_changes(
-    model: str, tensor: int
+def test_linear_layers_of_blocks_have_fewer_words_and_nothing_else_changes(
+    model: str, tensor: int, precision: str
 ) -> None:
     config = load_config(model)
     if config.heads % tensor:
         pytest.skip("its heads cannot be divided so")
-    for wide, narrow in layers(*both(model, tensor)):
+    for wide, narrow in layers(*both(model, tensor, precision)):
         for before, after in ((wide.forward, narrow.forward), (wide.backward, narrow.backward)):
             kept = [op for op in after if op.kind != CAST]
             assert [op.name for op in kept] == [op.name for op in before]
@@ -41,23 +45,26 @@ def test_linear_layers_of_blocks_have_half_the_words_and_nothing_else_changes(
                 block = narrow.name not in ("embedding", "head", "loss")
                 if block and is_linear(old) and not narrow.name.startswith("mtp"):
                     for p, q in zip(old.matmuls, new.matmuls, strict=True):
-                        assert (q.batch, q.m, q.n, q.k) == (p.batch, p.m, p.n, -(-p.k // 2))
+                        words = -(-p.k // PACKED[precision])
+                        assert (q.batch, q.m, q.n, q.k) == (p.batch, p.m, p.n, words)
                 else:
                     assert new == old
         assert narrow.parameters == wide.parameters
 
 
-def test_operands_are_read_as_they_were_cast_and_each_is_cast_once() -> None:
-    _, model = both("llama2-7b")
+@narrow_formats
+def test_operands_are_read_as_they_were_cast_and_each_is_cast_once(precision: str) -> None:
+    size = {"fp8": 1, "nvfp4": 0.5625}[precision]  # 4 bits, and 8 for 16 of them
+    _, model = both("llama2-7b", precision=precision)
     block = next(layer for layer, _ in model.layers if layer.name == "block")
     casts = [op for op in (*block.forward, *block.backward) if op.kind == CAST]
     assert len({op.writes for op in casts}) == len(casts)
     for op in (*block.forward, *block.backward):
         if is_linear(op):
             for name in op.reads:
-                assert block.tensors[name].element_bytes == 1, (op.name, name)
+                assert block.tensors[name].element_bytes == size, (op.name, name)
     weights = [t for t in block.tensors.values() if t.role is Role.WEIGHT and len(t.shape) > 1]
-    assert weights and all(t.element_bytes == 1 for t in weights)
+    assert weights and all(t.element_bytes == size for t in weights)
 
 
 def test_what_is_kept_for_weight_gradients_is_kept_in_fp8() -> None:
@@ -70,6 +77,29 @@ def test_what_is_kept_for_weight_gradients_is_kept_in_fp8() -> None:
         lost = sum(wide.tensors[name].bytes // 2 for name in own)
         twice = wide.tensors["context"].bytes // 2  # attention's backward pass reads 16 bits
         assert narrow.saved_bytes == wide.saved_bytes - lost + twice
+
+
+def test_scales_by_block_lie_along_the_inner_dimension_of_each_product() -> None:
+    """So operands of weight gradients are cast along the tokens as well, in the same pass."""
+    wide, model = both("llama2-7b", precision="nvfp4")
+    block = next(layer for layer, _ in model.layers if layer.name == "block")
+    old = next(layer for layer, _ in wide.layers if layer.name == "block")
+    for op in (*block.forward, *block.backward):
+        if is_linear(op):
+            cast = [name for name in op.reads if block.tensors[name].role is not Role.WEIGHT]
+            turned = [name.endswith(".turned") for name in cast]
+            assert all(turned) if op.kind == "linear_wgrad" else not any(turned)
+        if op.kind == CAST:
+            (read,) = op.reads
+            assert op.writes == (f"{read}.nvfp4", f"{read}.nvfp4.turned")
+            assert [work.function for work in op.vectors] == ["cast_nvfp4"] * 2
+    kept = {name for name in block.saved if ".nvfp4" in name}
+    assert kept == {f"{name}.nvfp4.turned" for name in ("norm1", "norm2", "act", "context")}
+    halves = sum(old.tensors[name].bytes for name in ("norm1", "norm2", "act"))
+    more = sum(block.tensors[name].bytes for name in kept)
+    assert block.saved_bytes == old.saved_bytes - halves + more
+    narrow = block.tensors["norm1.nvfp4"]
+    assert narrow.bytes * 16 == narrow.elements * 9 and isinstance(narrow.bytes, int)
 
 
 def test_a_cast_joins_the_norm_before_it() -> None:

@@ -24,14 +24,15 @@ ROW_FUNCTIONS = frozenset(
 
 # Operations per element. An exponential takes 10, as in PHAZE's vector model (ICML 2024 release);
 # the rest is counted: e.g. layer norm forward = two accumulations and two multiply-adds; GELU in
-# its tanh form = one exponential, a division folded into it, and eight multiply-adds.
+# its tanh form = one exponential, a division folded into it, and eight multiply-adds; a cast = the
+# largest of a block (or of a tensor, in the pass before: fp8's second), scaling, rounding.
 DEFAULT_OPERATIONS = {
     "layernorm": 4, "layernorm_bwd": 8, "rmsnorm": 3, "rmsnorm_bwd": 6,
     "softmax": 14, "softmax_bwd": 4, "cross_entropy": 14, "cross_entropy_bwd": 3,
     "add": 1, "add_bwd": 1, "mul": 1, "mul_bwd": 2, "bias": 1, "bias_bwd": 1, "bias_grad": 1,
     "gelu": 18, "gelu_bwd": 26, "relu": 1, "relu_bwd": 1, "silu": 13, "silu_bwd": 15,
     "tanh": 12, "tanh_bwd": 3, "dropout": 2, "dropout_bwd": 1, "rotary": 3, "rotary_bwd": 3,
-    "topk": 4, "topk_bwd": 1, "exp": 10, "cast_fp8": 2,
+    "topk": 4, "topk_bwd": 1, "exp": 10, "cast_fp8": 2, "cast_nvfp4": 3,
     "relu2": 2, "relu2_bwd": 2, "xielu": 14, "xielu_bwd": 18,
 }  # fmt: skip
 

@@ -99,7 +99,7 @@ def completed(given: Mapping[str, Any]) -> dict[str, Any]:
         "sequence": run.sequence,
         "optimizer": run.states,
         "network": run.network,
-        "precision": "bf16" if run.precision in ("bf16", "fp16") else "fp8",
+        "precision": {"bf16": "bf16", "fp16": "bf16", "nvfp4": "nvfp4"}.get(run.precision, "fp8"),
     }
     return said | {name: value for name, value in given.items() if value is not None}
 

@@ -20,11 +20,14 @@ from atoll.hardware.catalog import accelerator_names, load_accelerator_file
 from atoll.hardware.gpu import Gpu, load_gpu
 
 CLOCK_STEPS = 1000
+CELL_PRODUCTS = {"bf16": 1, "fp16": 1, "fp8": 2, "nvfp4": 4}
+"""Multiply-adds of a chip's cell in a clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """A chip of the template. Its cells do one 16-bit or two 8-bit multiply-adds in a clock."""
+    """A chip of the template. Its cells do one 16-bit, two 8-bit or four 4-bit multiply-adds in a
+    clock."""
 
     accelerator: Accelerator
     network: str = "dgx-a100"
@@ -58,9 +61,10 @@ class Chip:
         return self.hbm_Bps * stalls_of(self.accelerator).hbm
 
     def peak_flops(self, dtype: str) -> float:
-        if dtype not in ("bf16", "fp16", "fp8"):
-            raise AtollError(f"device {self.name} has no {dtype} matrix units; it has bf16 and fp8")
-        return self.accelerator.peak_flops * (2 if dtype == "fp8" else 1)
+        if dtype not in CELL_PRODUCTS:
+            known = ", ".join(CELL_PRODUCTS)
+            raise AtollError(f"device {self.name} has no {dtype} matrix units; it has {known}")
+        return self.accelerator.peak_flops * CELL_PRODUCTS[dtype]
 
     def with_compute(self, factor: float) -> Chip:
         chip = replace(self.accelerator, clock_Hz=self.clock_Hz * factor)

@@ -60,7 +60,7 @@ Capacity = Annotated[
 ]  # fmt: skip
 
 
-Precision = Literal["bf16", "fp8"]
+Precision = Literal["bf16", "fp8", "nvfp4"]
 DEFAULT_MODELS = (ModelEntry.model_construct(name="llama2-7b", weight=1.0),)
 
 
@@ -88,7 +88,9 @@ class SearchQuestion(Question):
         "Bytes of its states.", TRAINED, None, shown="the profile's"
     )
     precision: Precision = option(
-        "Of linear layers' products; cells do two of fp8 in the time of one.", TRAINED, "bf16"
+        "Of linear layers' products; cells do two of fp8, four of nvfp4 in the time of one.",
+        TRAINED,
+        "bf16",
     )
     objective: Annotated[str, Named("atoll.explore.proof.objective:AIMS")] = option(
         "What several models count together.", TRAINED, "mean"

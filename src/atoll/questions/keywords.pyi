@@ -214,7 +214,7 @@ class SearchFields(TypedDict, total=False):
     batch: int | None
     sequence: int | None
     optimizer: Literal["mixed", "mixed16", "mixed-both", "moments16", "bf16", "fp32", "sgd"] | str | None
-    precision: Literal["bf16", "fp8"] | None
+    precision: Literal["bf16", "fp8", "nvfp4"] | None
     objective: Literal["mean", "weighted", "worst"] | str | Aim | None
     per: Literal["dollar", "watt", "tco"] | None
     years: float | str | None

@@ -15,7 +15,7 @@ from atoll.workload.graph.operator import Operator, Role, once
 
 LEVELS = ("default", "phaze", "none")
 
-CAST = "cast_fp8"
+CAST = "cast"
 ELEMENTWISE = frozenset(
     {
         CAST,

@@ -1,17 +1,24 @@
-"""Products in 8 bits: what a device computes where two narrow values stand in a 16-bit word.
+"""Products in 8 or 4 bits: what a device computes where several values stand in a 16-bit word.
 
-Cells that take two fp8 multiply-adds in the time and the energy of one of 16 bits (as an H200's do:
-measured there, a FLOP in fp8 takes about half of bf16's joules) do a product of (m x k) by (k x n)
-in fp8 as one of 16 bits with k / 2 words. Linear layers of blocks run so, forward and backward, as
-training recipes have it (arXiv:2209.05433, section 3; arXiv:2412.19437, section 3.3.1); attention,
-routers, embedding, head and loss stay in 16 bits. Activations and gradients are cast before a
-product, and kept as they were cast; weights are kept in fp8 both ways round, in the two bytes that
-the 16-bit weight had, and cast by the optimizer. Collectives stay in 16 bits.
+Cells that take two fp8 or four fp4 multiply-adds in the time and the energy of one of 16 bits (an
+H200 takes about half of bf16's joules for a FLOP in fp8, measured there; a B200's peaks are as 1 to
+2 to 4) do a product of (m x k) by (k x n) as one of 16 bits with k / 2 or k / 4 words. Linear
+layers of blocks run so, forward and both gradients, as training recipes have it (arXiv:2209.05433,
+section 3; arXiv:2412.19437, section 3.3.1; nvfp4: arXiv:2509.25149) and as runs on GPUs are priced;
+all else, attention, routers, embedding, head and loss, stays in 16 bits. Activations and gradients
+are cast before a product, and kept as they were cast; weights are kept narrow both ways round, in
+no more than the two bytes that the 16-bit weight had, and cast by the optimizer. Collectives stay
+in 16 bits.
+
+nvfp4 has a scale of 8 bits for 16 values along the inner dimension of a product. A tensor that a
+weight gradient reads as well, along its tokens, is cast in both orders; weights have scales of
+blocks of 16 x 16, which serve both.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from atoll.errors import AtollError
 from atoll.workload.fuse import CAST
@@ -19,8 +26,23 @@ from atoll.workload.graph.layer import Layer, Model, is_end
 from atoll.workload.graph.operator import Matmul, Operator, Role, Tensor, once, pass_over
 from atoll.workload.stored import StoredModel
 
-_PACKED = 2  # values of fp8 in a word
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """Of narrow values."""
+
+    name: str
+    packed: int
+    """Values in a word of 16 bits."""
+    element_bytes: float
+    """With a value's share of its block's scale."""
+    ordered: bool
+    """Whether scales are of blocks along the inner dimension, so that each order is a cast."""
+
+
+FORMATS = {own.name: own for own in (Format("fp8", 2, 1, False), Format("nvfp4", 4, 9 / 16, True))}
 _PRODUCTS = frozenset({"linear", "linear_dgrad", "linear_wgrad", "linear_grad"})
+_WEIGHTS = "linear_wgrad"
 _ROUTER = "router"
 
 
@@ -28,7 +50,8 @@ def narrowed(model: Model, precision: str) -> Model:
     """The model with products in this precision; its operators are not yet fused."""
     if precision == "bf16":
         return model
-    return model.map(lambda layer: layer if is_end(layer.name) else _narrowed(layer))
+    form = FORMATS[precision]
+    return model.map(lambda layer: layer if is_end(layer.name) else _narrowed(layer, form))
 
 
 def check_precision(model: object, name: str, precision: str) -> None:
@@ -36,21 +59,45 @@ def check_precision(model: object, name: str, precision: str) -> None:
         raise AtollError(f"{name} was captured: its products are those of its file; leave bf16")
 
 
-def _narrowed(layer: Layer) -> Layer:
+def _narrowed(layer: Layer, form: Format) -> Layer:
     tensors = dict(layer.tensors)
-    forward = _with_casts(layer.forward, tensors, frozenset())
+    casts = _casts((*layer.forward, *layer.backward), form)
+    forward = _with_casts(layer.forward, tensors, frozenset(), casts, form)
     kept = frozenset(name for op in forward if op.kind == CAST for name in op.writes)
-    backward = _with_casts(layer.backward, tensors, kept)
+    backward = _with_casts(layer.backward, tensors, kept, casts, form)
     return replace(layer, tensors=tensors, forward=forward, backward=backward)
 
 
+def _is_narrow(op: Operator) -> bool:
+    return op.kind in _PRODUCTS and bool(op.matmuls) and op.name.split(".")[0] != _ROUTER
+
+
+def _cast(name: str, op: Operator, form: Format) -> str:
+    """An operand as a product reads it."""
+    turned = form.ordered and op.kind == _WEIGHTS
+    return f"{name}.{form.name}{'.turned' if turned else ''}"
+
+
+def _casts(operators: Sequence[Operator], form: Format) -> Mapping[str, tuple[str, ...]]:
+    """All that a tensor is cast to, at once: it is read for it once."""
+    found: dict[str, tuple[str, ...]] = {}
+    for op in operators:
+        for name in op.reads if _is_narrow(op) else ():
+            found[name] = once((*found.get(name, ()), _cast(name, op, form)))
+    return found
+
+
 def _with_casts(
-    operators: tuple[Operator, ...], tensors: dict[str, Tensor], kept: frozenset[str]
+    operators: tuple[Operator, ...],
+    tensors: dict[str, Tensor],
+    kept: frozenset[str],
+    casts: Mapping[str, tuple[str, ...]],
+    form: Format,
 ) -> tuple[Operator, ...]:
     """A pass whose linear products are narrow, each operand cast once before its first use."""
     made, done = set(kept), list[Operator]()
     for op in operators:
-        if op.kind not in _PRODUCTS or not op.matmuls or op.name.split(".")[0] == _ROUTER:
+        if not _is_narrow(op):
             done.append(op)
             continue
         reads = []
@@ -59,21 +106,24 @@ def _with_casts(
             if len(tensor.shape) < 2:  # a bias, added in 16 bits
                 reads.append(name)
             elif tensor.role is Role.WEIGHT:
-                tensors[name] = replace(tensor, element_bytes=1)
+                tensors[name] = replace(tensor, element_bytes=form.element_bytes)
                 reads.append(name)
             else:
-                cast = f"{name}.fp8"
-                if cast not in made:
-                    made.add(cast)
-                    narrow = replace(tensor, name=cast, element_bytes=1)
-                    tensors[cast] = narrow
-                    work = pass_over(CAST, tensor)
-                    done.append(Operator(cast, CAST, (name,), (cast,), vectors=(work,)))
-                reads.append(cast)
-        products = tuple(_packed(product) for product in op.matmuls)
+                own = _cast(name, op, form)
+                if own not in made:
+                    wanted = casts[name]
+                    made.update(wanted)
+                    for cast in wanted:
+                        narrow = replace(tensor, name=cast, element_bytes=form.element_bytes)
+                        tensors[cast] = narrow
+                    work = (pass_over(f"{CAST}_{form.name}", tensor),) * len(wanted)
+                    first = f"{name}.{form.name}"
+                    done.append(Operator(first, CAST, (name,), wanted, vectors=work))
+                reads.append(own)
+        products = tuple(_packed(product, form) for product in op.matmuls)
         done.append(replace(op, reads=once(reads), matmuls=products))
     return tuple(done)
 
 
-def _packed(product: Matmul) -> Matmul:
-    return replace(product, k=-(-product.k // _PACKED))
+def _packed(product: Matmul, form: Format) -> Matmul:
+    return replace(product, k=-(-product.k // form.packed))

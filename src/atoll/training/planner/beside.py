@@ -17,12 +17,15 @@ from atoll.training.run import Run
 
 
 def precision_of(name: str, wanted: Precision) -> Precision | None:
-    """That of the searched chips where the device has it; else its own of 16 bits."""
-    try:
-        load_device(name).peak_flops(wanted)
-    except AtollError:
-        return None
-    return wanted
+    """That of the searched chips where the device has it; else fp8 for fp4, or its own 16 bits."""
+    narrower: tuple[Precision, ...] = ("nvfp4", "fp8")
+    for own in narrower[narrower.index(wanted) :] if wanted in narrower else (wanted,):
+        try:
+            load_device(name).peak_flops(own)
+        except AtollError:
+            continue
+        return own
+    return None
 
 
 def plan_beside(name: str, run: Run, stop: Stop | None = None) -> Beside:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from math import prod
+from math import ceil, prod
 
 
 def once(names: Iterable[str]) -> tuple[str, ...]:
@@ -75,7 +75,8 @@ class Tensor:
 
     name: str
     shape: tuple[int, ...]
-    element_bytes: int
+    element_bytes: float
+    """Of formats with scales by block, a part of the scale included: perhaps no whole number."""
     role: Role
     split: Region = Region.WHOLE
     split_dim: int = 0
@@ -107,7 +108,7 @@ class Tensor:
 
     @property
     def bytes(self) -> int:
-        return self.elements * self.element_bytes
+        return ceil(self.elements * self.element_bytes)
 
 
 @dataclass(frozen=True, slots=True)
