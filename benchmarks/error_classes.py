@@ -1,16 +1,18 @@
 """The errors of estimates by kind of run, from which every answer has its interval.
 
-    python benchmarks/error_classes.py --operators timings.csv.gz runs.csv runs_2.csv steps.csv
+    python benchmarks/error_classes.py runs.csv runs_2.csv steps.csv --operators timings.csv.gz
 
 Writes src/atoll/data/errors.yaml: run it again after any change of a model that moves step times or
 memory. Tables have the schemas that `atoll validate --data` reads. Rows that parameters were fitted
 on (`fit_training.py`) are left out. Of each kind of run, of devices whose operators were timed
 (those of --operators) and of others, the file has the shortest interval of measured over predicted
 values that holds 90 % of n + 1 rows (split conformal prediction), or Student's prediction interval
-where rows are too few. The level is raised until rows of a source that was left out are covered as
-often as --least says, to 94 % and three mean errors at most: more would be too wide for sources
-that are known. Between layouts of one run, of which the model says that they are within a tenth of
-each other, it has the median difference of measured over predicted values.
+where rows are too few. Rows are not exchangeable: those of one cell (model, device, method and
+precision) are alike. So a margin on either side, the same whatever is left out, is raised until
+90 % of the rows of cells that were left out are covered, and as many of sources that were left out
+as --least says, up to three mean errors: more would be too wide for what is known. Between layouts
+of one run, of which the model says that they are within a tenth of each other, it has the median
+difference of measured over predicted values.
 
 A source is what stands before the first dash of a row's id; steps of our own device are one. A row
 of a table without ids has the source of the same measurement in another table.
@@ -21,7 +23,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -44,16 +46,19 @@ from atoll.validation.validate import Prediction, group_of, predict
 from fit_training import is_fitted
 from record import recorded
 
-SHARE, MOST_SHARE, STEP = 0.9, 0.94, 0.01
+SHARE, STEP = 0.9, 0.0025
+"""Of rows inside, and by how much a margin is raised."""
 FEWEST, FEWEST_SOURCES = 3, 2
 """Rows and sources from which a kind has an interval of its own."""
 WIDEST = 3.0
-"""Mean errors that half of an interval is wide where its level is raised."""
+"""Mean errors that half of an interval with a margin is wide at most."""
 NEAR = 0.1
 """Relative difference of predicted times up to which two layouts are near each other."""
 OURS = "h200"
 SAME = ("device", "devices", "layers", "hidden", "seq", "tp", "pp", "micro_batch", "global_batch")
 """Columns that tell measurements apart, with what was measured."""
+CELL = ("model", "method", "precision")
+"""Columns that tell cells apart, beside the device."""
 HEADER = """\
 # Written by benchmarks/error_classes.py from measured runs: how far estimates are off, by kind of
 # run. low and high are measured over predicted values; docs/accuracy.md, "Intervals".
@@ -63,11 +68,14 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Found:
-    """One row's kind, its source, which measurement it is, and measured over predicted values."""
+    """One row's kind, its source and cell, which measurement it is, and measured over predicted
+    values.
+    """
 
     kind: str
     measured: bool
     source: str
+    cell: tuple[str, ...]
     measurement: tuple[str, ...]
     ratio: float
 
@@ -97,14 +105,14 @@ def main() -> None:
         long_ring = layout.cp > 1 and run.sequence >= LONG
         known = run.gpu.name.partition("-")[0] in devices and not long_ring
         source = OURS if is_step(row) else row.id.partition("-")[0]
-        told = kind_of(run), source, measurement(row)
+        told = kind_of(run), source, cell(row), measurement(row)
         if p.time_error is not None:
             runs[kind_of(run), *group_of(row)].setdefault(str(layout), []).append(
                 (row.time_s or 0.0, p.estimate.step.time_s)
             )
             times[Found(told[0], known, *told[1:], 1 / (1 + p.time_error))] = None
         if p.memory_error is not None:
-            peaks[told[2]] = Found(told[0], True, *told[1:], 1 / (1 + p.memory_error))
+            peaks[told[-1]] = Found(told[0], True, *told[1:], 1 / (1 + p.memory_error))
     written = {
         "share": SHARE,
         "devices": sorted(devices),
@@ -114,11 +122,19 @@ def main() -> None:
     }
     text = HEADER + yaml.safe_dump(written, sort_keys=False, default_flow_style=None, width=100)
     given.out.write_text(text, encoding="utf-8")
-    print(text)
-    for what in ("step_time", "memory"):
-        for c in written[what]:
-            width = (c["high"] - c["low"]) / 2 / c["mean"]
-            print(f"{what} {c['kind']}, measured {c['measured']}: {width:.2f} mean errors wide")
+    print(
+        "| 90 % of | rows, runs, cells, sources | mean error | lie between | half-width over mean "
+        "error | a cell left out is covered | a source left out |\n|---|---|---|---|---|---|---|"
+    )
+    for what, name in (("step time", "step_time"), ("memory", "memory")):
+        for c in written[name]:
+            device = "measured" if c["measured"] else "extrapolated"
+            print(
+                f"| {what}: {c['kind']}, {device} | {c['rows']}, {c['runs']}, {c['cells']}, "
+                f"{c['sources']} | {100 * c['mean']:.1f} % | {c['low']:.2f} and {c['high']:.2f} | "
+                f"{(c['high'] - c['low']) / 2 / c['mean']:.1f} | "
+                f"{100 * c['cell_coverage']:.0f} % | {100 * c['coverage']:.0f} % |"
+            )
 
 
 def timed_devices(tables: Iterable[Path]) -> set[str]:
@@ -148,6 +164,11 @@ def is_anonymous(row: RunRow) -> bool:
     return row.id.startswith("run-")
 
 
+def cell(row: RunRow) -> tuple[str, ...]:
+    """What makes rows alike."""
+    return row.device, *(row.text(name) for name in CELL)
+
+
 def measurement(row: RunRow) -> tuple[str, ...]:
     sizes = (f"{row.number(name, 0.0):g}" for name in SAME[1:])
     return (row.device, *sizes, f"{row.time_s or 0:.5g}", f"{row.peak_bytes or 0:.5g}")
@@ -162,24 +183,32 @@ def classes(found: Sequence[Found], least: float) -> Iterable[dict[str, object]]
             if len(rows) < FEWEST or sources < FEWEST_SOURCES:
                 continue
             mean = float(np.mean([abs(1 / f.ratio - 1) for f in rows]))
-            level, (low, high) = SHARE, interval(rows, SHARE)
-            while coverage(rows, level) < least and level < MOST_SHARE:
-                wider = interval(rows, level + STEP)
+            margin, (low, high) = 0.0, interval(rows, 0.0)
+            while not covers(rows, margin, least):
+                wider = interval(rows, margin + STEP)
                 if wider[1] - wider[0] > 2 * WIDEST * mean:
                     break
-                level, (low, high) = round(level + STEP, 3), wider
+                margin, (low, high) = round(margin + STEP, 4), wider
             yield {
                 "kind": kind,
                 "measured": known,
                 "rows": len(rows),
                 "runs": len({f.measurement for f in rows}),
+                "cells": len({f.cell for f in rows}),
                 "sources": sources,
                 "mean": rounded(mean),
                 "low": rounded(low),
                 "high": rounded(high),
-                "level": level,
-                "coverage": rounded(coverage(rows, level)),
+                "margin": margin,
+                "cell_coverage": rounded(coverage(rows, margin, by_cell)),
+                "coverage": rounded(coverage(rows, margin, by_source)),
             }
+
+
+def covers(rows: Sequence[Found], margin: float, least: float) -> bool:
+    """Whether enough rows are covered of cells and of sources that are left out."""
+    enough = coverage(rows, margin, by_cell) >= SHARE
+    return enough and coverage(rows, margin, by_source) >= least
 
 
 def between_layouts(
@@ -203,37 +232,45 @@ def between_layouts(
     return {"groups": groups, "rows": rows, "median": rounded(float(np.median(differences)))}
 
 
-def interval(rows: Sequence[Found], level: float) -> tuple[float, float]:
-    low, high = np.exp(bounds([f.log for f in rows], level))
-    return float(low), float(high)
+def interval(rows: Sequence[Found], margin: float) -> tuple[float, float]:
+    low, high = bounds([f.log for f in rows])
+    return float(np.exp(low - margin)), float(np.exp(high + margin))
 
 
 def rounded(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-def coverage(rows: Sequence[Found], level: float) -> float:
-    """Share of rows inside of the bounds that other sources' rows give."""
-    sources: defaultdict[str, list[float]] = defaultdict(list)
+def by_source(found: Found) -> Hashable:
+    return found.source
+
+
+def by_cell(found: Found) -> Hashable:
+    return found.cell
+
+
+def coverage(rows: Sequence[Found], margin: float, group: Callable[[Found], Hashable]) -> float:
+    """Share of rows inside of the bounds that other groups' rows give, and the margin."""
+    groups: defaultdict[Hashable, list[float]] = defaultdict(list)
     for f in rows:
-        sources[f.source].append(f.log)
+        groups[group(f)].append(f.log)
     inside = 0
-    for name, own in sources.items():
-        others = [log for other, logs in sources.items() if other != name for log in logs]
-        low, high = bounds(others if len(others) >= FEWEST else own, level)
-        inside += sum(low <= log <= high for log in own)
+    for name, own in groups.items():
+        others = [log for other, logs in groups.items() if other != name for log in logs]
+        low, high = bounds(others if len(others) >= FEWEST else own)
+        inside += sum(low - margin <= log <= high + margin for log in own)
     return inside / len(rows)
 
 
-def bounds(logs: Sequence[float], level: float) -> tuple[float, float]:
-    """Between which a further value lies with that probability."""
+def bounds(logs: Sequence[float]) -> tuple[float, float]:
+    """Between which a further value lies with a probability of 90 %, were all exchangeable."""
     values = np.sort(logs)
     n = values.size
-    inside = int(np.ceil(level * (n + 1)))
+    inside = int(np.ceil(SHARE * (n + 1)))
     if inside <= n:
         first = int(np.argmin(values[inside - 1 :] - values[: n - inside + 1]))
         return float(values[first]), float(values[first + inside - 1])
-    reach = stdtrit(n - 1, (1 + level) / 2) * values.std(ddof=1) * np.sqrt(1 + 1 / n)
+    reach = stdtrit(n - 1, (1 + SHARE) / 2) * values.std(ddof=1) * np.sqrt(1 + 1 / n)
     return float(values.mean() - reach), float(values.mean() + reach)
 
 

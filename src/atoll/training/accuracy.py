@@ -36,14 +36,18 @@ class ErrorClass(FileModel):
     rows: Count
     runs: Count
     """Rows, each measurement counted once: some were read with facts and without."""
+    cells: Count
+    """Of model, device, method and precision."""
     sources: Count
     mean: Factor
     """Mean absolute error of predictions."""
     low: Factor
     high: Factor
-    level: Share
-    """Of the quantiles; more than the share where sources differ so much that one left out would
-    not be covered."""
+    margin: Factor
+    """By which the logarithms of low and high lie beyond the quantiles, as cells and sources that
+    were left out would not be covered as often otherwise."""
+    cell_coverage: Share
+    """Of rows whose cell was left out."""
     coverage: Share
     """Of rows whose source was left out."""
 
