@@ -1,12 +1,12 @@
 """Calibrations of NVIDIA's devices from a table of measured operators, and their errors.
 
-    python benchmarks/operators.py operators_nvidia.csv.gz [--write] [--leave-out DEVICE]
+    python benchmarks/operators.py operators_nvidia.csv.gz [--write [--device DEVICE]]
 
 The table has the columns that `atoll validate --data` reads for operators of several devices. Of
 each device, operator and format the half of the shapes with the smaller hash is fitted (the same
-shapes on all devices); errors are of rows above 20 us: the fitted half, the other half, and
-one (n, k) that nothing was fitted on. `--write` writes the catalogue's calibrations; `--leave-out`
-prices a device by its family's calibration instead of its own.
+shapes on all devices) by `--write`, which writes the catalogue's calibrations. Errors of these are
+of rows above 20 us: those not fitted by device, those of devices held out whole (priced by the
+calibration of their family's other device), and all by operator and format.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import hashlib
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 import atoll
 from atoll.calibrate.fit import Knob, calibration_yaml, powell
@@ -62,8 +63,10 @@ KERNEL_S = {"l40s": 2.5e-6, "rtx-pro-6000": 2.5e-6}  # without tensor maps to se
 # Devices whose training runs and steps are met by the H200's own kernels for training; elsewhere
 # forward attention is taken as the engines' (without what their calls add).
 TRAINING_KERNELS = ("a100-80", "h100", "h200")
-FAMILY = {"h100": "h200", "b200": "gb200", "gb200": "b200", "b300": "gb300", "gb300": "b300",
-          "l40s": "rtx-pro-6000", "rtx-pro-6000": "l40s"}  # fmt: skip
+FAMILY = {
+    "h100": "h200", "h200": "h100", "b200": "gb200", "gb200": "b200", "b300": "gb300",
+    "gb300": "b300", "l40s": "rtx-pro-6000", "rtx-pro-6000": "l40s",
+}  # fmt: skip
 
 PRODUCT_KNOBS = (
     Knob("matmul", 0.95, 0.4, 1.4),
@@ -97,40 +100,81 @@ FORWARD_KNOBS = (
 )
 FP8_ENGINE = Knob("fp8_engine_s", 5e-6, 0.0, 40e-6)
 FP8_GAIN = Knob("fp8_gain", 1.2, 0.2, 3.0)
+COLUMNS = (
+    (("gemm", "bf16"), "bf16"),
+    (("gemm", "fp8"), "fp8"),
+    (("gemm", "fp8_block"), "fp8 by block"),
+    (("gemm", "nvfp4"), "nvfp4"),
+    (("attention_prefill", "bf16"), "attention bf16"),
+    (("attention_prefill", "fp8"), "fp8"),
+    (("mla_prefill", "bf16"), "latent"),
+)
 Rows = Mapping[tuple[str, str], Sequence[Timed]]
 Change = Callable[[Calibration, Mapping[str, float]], Calibration]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Relative errors of an operator in one format on one device, rows above 20 us."""
+
+    errors: Floats
+    seen: NDArray[np.bool_]
+    """Rows of the fitted half."""
+    left: NDArray[np.bool_]
+    """Rows of the one (n, k) that no fit sees."""
 
 
 def main() -> None:
     given = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     given.add_argument("table")
-    given.add_argument("--write", action="store_true")
-    given.add_argument("--device", action="append")
-    given.add_argument("--leave-out")
+    given.add_argument("--write", action="store_true", help="fit, and write the calibrations")
+    given.add_argument("--device", action="append", help="fit these alone")
     asked = given.parse_args()
     by_device: defaultdict[str, dict[tuple[str, str], list[Timed]]] = defaultdict(dict)
     for row in read_timed(asked.table)[0]:
         by_device[row.device].setdefault((row.op, row.precision), []).append(row)
-    print("| device | operator | format | rows | fitted | not fitted | bias | (n, k) left out |")
+    gpus = {device: written_gpu(device) for device in by_device}
+    if asked.write:
+        for device in asked.device or by_device:
+            gpus[device] = written(gpus[device], by_device[device])
+    own = {device: judged(gpu, by_device[device]) for device, gpu in gpus.items()}
+    formats = " | ".join(name for _, name in COLUMNS)
+    print(f"| device | {formats} | one (n, k) left out, bf16 / fp8 |")
+    print("|---" * (len(COLUMNS) + 2) + "|")
+    for device, kinds in own.items():
+        print(f"| {device} | {not_fitted(kinds)} | {left_out(kinds)} |")
+    print(f"\n| device held out | priced as | {formats} |")
+    print("|---" * (len(COLUMNS) + 2) + "|")
+    names = {gpu.name: device for device, gpu in gpus.items()}
+    for device, gpu in gpus.items():
+        if gpu.name in FAMILY:
+            other = names[FAMILY[gpu.name]]
+            told = judged(recalibrated(gpu, gpus[other].calibration), by_device[device])
+            print(f"| {device} | {other} | {not_fitted(told)} |")
+    print("\n| device | operator | format | rows | fitted | not fitted | bias | (n, k) left out |")
     print("|---|---|---|---|---|---|---|---|")
-    for device, rows in by_device.items():
-        gpu = written_gpu(device)
-        if asked.device and device not in asked.device:
-            continue
-        if asked.leave_out:
-            if device == asked.leave_out:
-                family = load_calibration(FAMILY[gpu.name])
-                report(recalibrated(gpu, family), device, rows)
-            continue
-        fit = fit_device(gpu, rows)
-        report(recalibrated(gpu, fit), device, rows)
-        if asked.write:
-            name = gpu.name.split("-")[0] if gpu.name.startswith("a100") else gpu.name
-            folder = Path(atoll.__file__).parent / "hardware" / "catalog" / "gpus"
-            text = calibration_yaml(replace(fit, name=name)).replace(
-                "`atoll calibrate`", "`benchmarks/operators.py`"
+    for device, kinds in own.items():
+        for (op, precision), found in kinds.items():
+            errors = found.errors
+            cells = (
+                mean(np.abs(errors[found.seen])),
+                mean(np.abs(errors[~found.seen])),
+                mean(errors[~found.seen]),
+                mean(np.abs(errors[found.left])),
             )
-            (folder / f"calibration-{name}.yaml").write_text(text)
+            print(f"| {device} | {op} | {precision} | {errors.size} | {' | '.join(cells)} |")
+
+
+def written(gpu: Gpu, rows: Rows) -> Gpu:
+    """A device with a new fit, which the catalogue has from now on."""
+    fit = fit_device(gpu, rows)
+    name = gpu.name.split("-")[0] if gpu.name.startswith("a100") else gpu.name
+    folder = Path(atoll.__file__).parent / "hardware" / "catalog" / "gpus"
+    text = calibration_yaml(replace(fit, name=name)).replace(
+        "`atoll calibrate`", "`benchmarks/operators.py`"
+    )
+    (folder / f"calibration-{name}.yaml").write_text(text)
+    return recalibrated(gpu, fit)
 
 
 def fit_device(gpu: Gpu, rows: Rows) -> Calibration:
@@ -264,22 +308,33 @@ def score(times_s: Floats, rows: Sequence[Timed]) -> float:
     return float(np.average(np.abs(np.log(times_s / measured_s)), weights=weights))
 
 
-def report(gpu: Gpu, device: str, rows: Rows) -> None:
-    """One line an operator and format, of rows above 20 us."""
-    for (op, precision), all_rows in rows.items():
+def judged(gpu: Gpu, rows: Rows) -> dict[tuple[str, str], Judged]:
+    """By operator and format, where any row is above 20 us."""
+    found = {}
+    for kind, all_rows in rows.items():
         long = [row for row in all_rows if row.measured_s > LONG_S]
-        if not long:
-            continue
-        errors = predicted_s(gpu, long) / np.array([row.measured_s for row in long]) - 1
-        seen = np.array([is_fitted(row) for row in long])
-        left = np.array([op == "gemm" and row.sizes[1:3] == LEFT_OUT for row in long])
-        cells = [
-            mean(np.abs(errors[seen])),
-            mean(np.abs(errors[~seen])),
-            mean(errors[~seen]),
-            mean(np.abs(errors[left])),
-        ]
-        print(f"| {device} | {op} | {precision} | {len(long)} | {' | '.join(cells)} |", flush=True)
+        if long:
+            found[kind] = Judged(
+                predicted_s(gpu, long) / np.array([row.measured_s for row in long]) - 1,
+                np.array([is_fitted(row) for row in long]),
+                np.array([kind[0] == "gemm" and row.sizes[1:3] == LEFT_OUT for row in long]),
+            )
+    return found
+
+
+def not_fitted(kinds: Mapping[tuple[str, str], Judged]) -> str:
+    """Mean errors of the half that was not fitted, a cell for each column."""
+    cells = []
+    for kind, _ in COLUMNS:
+        found = kinds.get(kind)
+        cells.append("" if found is None else mean(np.abs(found.errors[~found.seen])))
+    return " | ".join(cells)
+
+
+def left_out(kinds: Mapping[tuple[str, str], Judged]) -> str:
+    """Mean errors of products of one (n, k)."""
+    found = (kinds.get(("gemm", precision)) for precision in ("bf16", "fp8"))
+    return " / ".join(mean(np.abs(one.errors[one.left])) for one in found if one is not None)
 
 
 def mean(values: Floats) -> str:
