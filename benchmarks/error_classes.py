@@ -8,10 +8,10 @@ on (`fit_training.py`) are left out. Of each kind of run, of devices whose opera
 (those of --operators) and of others, the file has the shortest interval of measured over predicted
 values that holds 90 % of n + 1 rows (split conformal prediction), or Student's prediction interval
 where rows are too few. Rows are not exchangeable: those of one cell (model, device, method and
-precision) are alike. So a margin on either side, the same whatever is left out, is raised until
-90 % of the rows of cells that were left out are covered, and as many of sources that were left out
-as --least says, up to three mean errors: more would be too wide for what is known. Between layouts
-of one run, of which the model says that they are within a tenth of each other, it has the median
+precision) are alike, and so are those of one source. So a margin on either side, the same whatever
+is left out, is raised until rows of cells and of sources that were left out are covered as often as
+--least says, up to three mean errors: more would be too wide for what is known. Between layouts of
+one run, of which the model says that they are within a tenth of each other, it has the median
 difference of measured over predicted values.
 
 A source is what stands before the first dash of a row's id; steps of our own device are one. A row
@@ -88,7 +88,7 @@ def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     asked.add_argument("tables", type=Path, nargs="+")
     asked.add_argument("--operators", type=Path, nargs="*", default=[])
-    asked.add_argument("--least", type=float, default=0.85, help="coverage of a source left out")
+    asked.add_argument("--least", type=float, default=0.85, help="coverage of what is left out")
     asked.add_argument("--out", type=Path, default=Path(str(ERRORS)))
     given = asked.parse_args()
     devices = timed_devices(given.operators)
@@ -184,7 +184,7 @@ def classes(found: Sequence[Found], least: float) -> Iterable[dict[str, object]]
                 continue
             mean = float(np.mean([abs(1 / f.ratio - 1) for f in rows]))
             margin, (low, high) = 0.0, interval(rows, 0.0)
-            while not covers(rows, margin, least):
+            while min(coverage(rows, margin, group) for group in (by_cell, by_source)) < least:
                 wider = interval(rows, margin + STEP)
                 if wider[1] - wider[0] > 2 * WIDEST * mean:
                     break
@@ -203,12 +203,6 @@ def classes(found: Sequence[Found], least: float) -> Iterable[dict[str, object]]
                 "cell_coverage": rounded(coverage(rows, margin, by_cell)),
                 "coverage": rounded(coverage(rows, margin, by_source)),
             }
-
-
-def covers(rows: Sequence[Found], margin: float, least: float) -> bool:
-    """Whether enough rows are covered of cells and of sources that are left out."""
-    enough = coverage(rows, margin, by_cell) >= SHARE
-    return enough and coverage(rows, margin, by_source) >= least
 
 
 def between_layouts(

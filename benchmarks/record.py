@@ -127,7 +127,9 @@ def compared(name: str) -> int:
     """Run a benchmark as its record did, and print both."""
     before = read(name)
     away = [
-        word for word in before["arguments"] if word.endswith(".csv") and not Path(word).exists()
+        word
+        for word in before["arguments"]
+        if word.endswith((".csv", ".csv.gz")) and not Path(word).exists()
     ]
     if away:
         print(f"{name}: not run again, {away[0]} is not here")
