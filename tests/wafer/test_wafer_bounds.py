@@ -156,10 +156,14 @@ def test_seconds_and_bytes_of_layers(shape, microbatch, streaming, most, link, s
     wafer = small_wafer(5, 5, link_Bps=link, memory_bytes=400 * KIB)
     bounds = LayerBounds(planners(wafer, most_codes=1 if most == WHOLE else MANY_CODES))
     dies = shape[0] * shape[1]
-    while bounds.sharpen(microbatch, dies, most, np.inf):
+    while bounds.sharpen(microbatch, dies, most, np.inf, roomy=False):
         pass
-    assert bounds.at(microbatch, dies).level == most
     size = bounds.at(microbatch, dies)
+    assert size.level == most and size.priced == (most >= EXACT)
+    if most == EXACT:  # what need not be priced where the fastest layer fits
+        held = size.fastest_state + np.array(DEPTHS) * size.fastest_kept
+        least = ((size.curves - size.layer_s) / size.prices).max(axis=1)
+        assert (least <= held * (1 + 1e-9)).all()
     random = np.random.default_rng(seed)
     systems = digit_systems(*shape)
     rounds = -(-BATCH // microbatch)

@@ -161,16 +161,19 @@ def least_fill(
 
 
 @entry
-def least_bytes(dies, layers, sizes, row_of, most, most_first, held, embedding):
-    """Fewest bytes of all dies over all pipelines, as in `least_fill`; infinite: there is none.
+def fit_together(dies, layers, sizes, row_of, most, most_first, held, embedding, room):
+    """Whether all dies of some pipeline, as in `least_fill`, hold no more than `room`.
 
     held (rows, sizes, layers) are the bytes of a stage, `embedding` (sizes,) what the first one
     holds beside.
     """
     count = sizes.shape[0]
+    rate = 0.0
+    for d in range(most.shape[0]):
+        for k in range(count):
+            rate = max(rate, max(most[d, k], most_first[d, k]) / sizes[k])
     here = np.full((dies + 1, layers + 1), np.inf)
     here[0, 0] = 0.0
-    best = np.inf
     for stage in range(1, min(dies, layers) + 1):
         row = row_of[stage]
         after = np.full((dies + 1, layers + 1), np.inf)
@@ -178,21 +181,22 @@ def least_bytes(dies, layers, sizes, row_of, most, most_first, held, embedding):
         for used in range(stage - 1, dies):
             for done in range(stage - 1, layers):
                 sofar = here[used, done]
-                if sofar >= best:
-                    continue
                 left = layers - done
+                if sofar > room or left > (dies - used) * rate:
+                    continue
                 for k in range(count):
                     n = sizes[k]
                     if used + n > dies:
                         continue
-                    if left <= most_first[row, k]:
-                        best = min(best, sofar + held[row, k, left] + embedding[k])
+                    last = left <= most_first[row, k]
+                    if last and sofar + held[row, k, left] + embedding[k] <= room:
+                        return True
                     for some in range(1, min(most[row, k], left - 1) + 1):
                         value = sofar + held[row, k, some]
-                        if value < after[used + n, done + some]:
+                        if value < after[used + n, done + some] and value <= room:
                             after[used + n, done + some] = value
                             alive = True
         here = after
         if not alive:
             break
-    return best
+    return False

@@ -41,6 +41,7 @@ from atoll.wafer.exact.states import FREE, Decoupled, Rules, least_s
 from atoll.wafer.staging.stages import Planner
 
 PEAK, OPERATORS, COUNTS, EXACT, WHOLE = range(5)
+MEMORY = 5  # asked for beside these: what a byte is worth by the exact part
 
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
 """Microbatches in flight for which curves are computed; others take the next smaller."""
@@ -74,6 +75,13 @@ class SizeBound:
     head_most_weight_s: float
     embedding_s: float = 0.0
     """Both ways between the embedding, whose vocabulary is cut, and the stream."""
+    fastest_state: float = 0.0
+    fastest_kept: float = 0.0
+    """Bytes of a layer on a die where it takes as long as the exact part says at least: its states,
+    and what it keeps of a microbatch.
+    """
+    priced: bool = False
+    """Whether the curves are those of the exact part."""
 
     def to_dict(self) -> dict[str, JsonValue]:
         return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in vars(self).items()}
@@ -144,21 +152,32 @@ class LayerBounds:
             self._known[key] = self._at_peak(microbatch, dies)
         return self._known[key]
 
-    def sharpen(self, microbatch: int, dies: int, most: int, enough_s: float = 0.0) -> bool:
+    def sharpen(
+        self, microbatch: int, dies: int, most: int, enough_s: float = 0.0, roomy: bool = True
+    ) -> bool:
         """Know more about a size, at most so much; False if that is known already. What is `WHOLE`
-        need not be known beyond `enough_s` of a layer.
+        need not be known beyond `enough_s` of a layer; what bytes are worth, not where the fastest
+        layers fit (`roomy`).
         """
         known = self.at(microbatch, dies)
-        if known.level >= (min(most, OPERATORS) if self.options.volume_only else most):
+        most = min(most, OPERATORS) if self.options.volume_only else most
+        level = known.level + 1
+        if known.level >= EXACT and not known.priced and not roomy and most >= EXACT:
+            level = MEMORY
+        elif level > most or (level == WHOLE and not self._has_whole(known, enough_s)):
             return False
-        if known.level == EXACT and not self._has_whole(known, enough_s):
-            return False
-        enough_s = enough_s if known.level == EXACT else 0.0
-        sharper = self._ask(microbatch, dies, known.level + 1, enough_s)
-        if sharper.level == WHOLE:
+        sharper = self._ask(microbatch, dies, level, enough_s if level == WHOLE else 0.0)
+        if level >= WHOLE:
             layer_s = max(known.layer_s, sharper.layer_s)
-            own, pooled = (np.maximum(c, layer_s) for c in (known.curves, known.pooled))
-            sharper = replace(known, layer_s=layer_s, curves=own, pooled=pooled, level=WHOLE)
+            own, pooled = (
+                np.maximum(np.maximum(a, b), layer_s)
+                for a, b in ((known.curves, sharper.curves), (known.pooled, sharper.pooled))
+            )
+            priced = known.priced or level == MEMORY
+            sharper = replace(
+                known, layer_s=layer_s, curves=own, pooled=pooled, priced=priced,
+                level=max(known.level, sharper.level),
+            )  # fmt: skip
         self._known[microbatch, dies] = sharper
         self.known += 1
         return True
@@ -171,9 +190,9 @@ class LayerBounds:
         return few and known.layer_s < enough_s and not planner.complete(*shape, known.microbatch)
 
     def sharper(self, microbatch: int, dies: int, level: int, enough_s: float) -> SizeBound:
-        """The bound of a size by its operators; by its splits; by the exact part, memory included,
-        over the codes of all of its shapes (over splits, where there are too many); or, seconds
-        alone, over all codes however many there are.
+        """The bound of a size by its operators; by its splits; by the exact part over the codes of
+        all of its shapes (over splits, where there are too many), seconds alone or for bytes as
+        well (`MEMORY`); or, seconds alone, over all codes however many there are.
         """
         plain = self._by_operators(microbatch, dies)
         if level == WHOLE:
@@ -183,18 +202,20 @@ class LayerBounds:
             return replace(plain, level=level)
         layers = self.block(microbatch).layers
         solvers: list[Exact | Decoupled] = [self._counted(microbatch, dies).apart]
-        if level == EXACT and self.planners[0].complete(*self.shapes_of()[dies][0], microbatch):
+        exact = level in (EXACT, MEMORY)
+        if exact and self.planners[0].complete(*self.shapes_of()[dies][0], microbatch):
             solvers = [
-                exact
+                solver
                 for planner in self.planners
                 for shape in self.shapes_of()[dies]
-                for _, exact in planner.exacts(*shape, microbatch)
+                for _, solver in planner.exacts(*shape, microbatch)
             ]
-        layer_s = max(plain.layer_s, min(exact.bound_s for exact in solvers))
-        but_s = max(plain.but_weight_s, min(exact.but_weight_s for exact in solvers))
+        fastest = min(solvers, key=lambda solver: solver.bound_s)
+        layer_s = max(plain.layer_s, fastest.bound_s)
+        but_s = max(plain.but_weight_s, min(solver.but_weight_s for solver in solvers))
         own, pooled = (np.maximum(c, layer_s) for c in (plain.curves, plain.pooled))
         kept, away = (_Cheapest(solvers, plain.prices, layers, offload=o) for o in (False, True))
-        for depth, in_flight in enumerate(DEPTHS if level == EXACT else ()):
+        for depth, in_flight in enumerate(DEPTHS if level == MEMORY else ()):
             if not self._memory_matters(plain, depth, layers):
                 continue
             for j in range(len(plain.prices)):
@@ -204,9 +225,11 @@ class LayerBounds:
                 own[depth, j] = max(own[depth, j], value)
         _, nested, _ = rates(self.shapes_of()[dies], self.wafer.mesh)
         sums_s = nested.seconds(np.array(dies), self.block(microbatch).stream_bytes)
+        state, held = fastest.fastest_bytes if exact else (0.0, 0.0)
         return replace(
-            plain, layer_s=layer_s, but_weight_s=but_s, curves=own, pooled=pooled, level=level,
-            embedding_s=2.0 * float(sums_s),
+            plain, layer_s=layer_s, but_weight_s=but_s, curves=own, pooled=pooled,
+            level=min(level, EXACT), embedding_s=2.0 * float(sums_s), fastest_state=state,
+            fastest_kept=held,
         )  # fmt: skip
 
     def _whole_s(self, microbatch: int, dies: int, enough_s: float) -> float:

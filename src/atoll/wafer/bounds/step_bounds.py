@@ -27,7 +27,7 @@ from atoll.arrays import IntArray
 from atoll.stopping import go_on
 from atoll.wafer.bounds.bound_kernels import (
     carried_layers,
-    least_bytes,
+    fit_together,
     least_fill,
     stage_bytes,
 )
@@ -139,12 +139,12 @@ class StepBound:
                 ends = size.head_bytes if row == 0 else 0.0
                 held[row, k, 1 : count + 1] = size.dies * (least + ends)
         embedding = np.array([size.dies * size.embedding_bytes for size in sizes])
-        least_held = least_bytes(
+        room = self.wafer.dies * self.wafer.memory_bytes * (1 + ROUNDING)
+        found = fit_together(
             self.wafer.dies, layers, np.array([s.dies for s in sizes], np.int64),
-            np.array([0, *rows], np.int64), most, first, held, embedding,
+            np.array([0, *rows], np.int64), most, first, held, embedding, room,
         )  # fmt: skip
-        room = self.wafer.dies * self.wafer.memory_bytes
-        return bool(least_held <= room * (1 + ROUNDING))
+        return bool(found)
 
     def _carried(
         self, size: SizeBound, layers: int, row: int, largest_s: float, *, first: bool = False,
@@ -258,11 +258,26 @@ class StepBound:
     def _sharpen(self, microbatch: int, stages: Stages, most: int, largest_s: float) -> bool:
         """Know more about the sizes of a pipeline; False if all is known already."""
         sharper = False
+        rows = _rows(len(stages), self.planners[0].rounds(microbatch))
         for dies in sorted({dies for dies, _ in stages}):
             # A layer on its share of the dies, were all of them to take as long as the best known.
             enough_s = largest_s / self.layers.block(microbatch).layers * self.wafer.dies / dies
-            sharper |= self.layers.sharpen(microbatch, dies, most, enough_s)
+            size = self.layers.at(microbatch, dies)
+            roomy = all(
+                self._roomy(size, layers, row, first=number == len(stages) - 1)
+                for number, ((own, layers), row) in enumerate(zip(stages, rows, strict=True))
+                if own == dies
+            )
+            sharper |= self.layers.sharpen(microbatch, dies, most, enough_s, roomy)
         return sharper
+
+    def _roomy(self, size: SizeBound, layers: int, row: int, *, first: bool) -> bool:
+        """Whether a stage can hold its layers where each is as fast as is known: no price of a byte
+        then rules it out.
+        """
+        layer = size.fastest_state + DEPTHS[max(0, row - 1)] * size.fastest_kept
+        ends = (size.head_bytes if row == 0 else 0.0) + (size.embedding_bytes if first else 0.0)
+        return layers * layer + ends <= self.wafer.memory_bytes
 
 
 def _rows(stages: int, rounds: int) -> list[int]:

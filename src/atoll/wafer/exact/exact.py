@@ -23,9 +23,9 @@ from atoll.arrays import FloatArray
 from atoll.wafer.costs.tables import Tables
 from atoll.wafer.encoding.genes import SEARCHED_HOMES, Away, Solved
 from atoll.wafer.exact.hunt import Found, Hunt, Limits
-from atoll.wafer.exact.paths import Paths
+from atoll.wafer.exact.paths import FREE, Paths
 from atoll.wafer.exact.refine import Refiner
-from atoll.wafer.exact.states import FREE, Decoupled, Rules, SharedStates, gradients_of, price_of
+from atoll.wafer.exact.states import Decoupled, Rules, SharedStates, gradients_of, price_of
 
 
 class Exact:
@@ -90,6 +90,13 @@ class Exact:
     def but_weight_s(self) -> float:
         """No mapping of the whole encoding of the block is faster without its weight passes."""
         return 0.0 if self._apart is None else self._apart.but_weight_s
+
+    @property
+    def fastest_bytes(self) -> tuple[float, float]:
+        """States of a layer that takes `bound_s`, and what it keeps of a microbatch."""
+        if self._apart is not None:
+            return self._apart.fastest_bytes
+        return self._unlimited.cost.state_bytes, self._unlimited.cost.kept_bytes
 
     def priced_s(self, price: float, in_flight: int, layers: int, *, offload: bool) -> float:
         """As `Decoupled.priced_s`, with shared codes where the encoding has no others."""

@@ -38,6 +38,9 @@ class Price:
     per_state: float
 
 
+FREE = Price(0.0, 0.0, 0.0, 0.0)
+
+
 @dataclass(frozen=True, eq=False)
 class Step:
     """Arrays are (from, to) by state; options are (options, from or 1, to)."""
@@ -220,7 +223,7 @@ class Paths:
                         option_s=np.zeros((1, 1, 1)), state=np.zeros((1, 1, 1)))
                 for s in steps
             ]  # fmt: skip
-            total += scalar_chain(bytes_, Price(0.0, 0.0, 0.0, 0.0))[0]
+            total += scalar_chain(bytes_, FREE)[0]
         return total
 
     def recover(self, stream: int, price: Price, ways: list[list[Reach]]) -> Way:
@@ -240,6 +243,11 @@ class Paths:
                     found.options.append(option)
                 before = here
         return found
+
+    def fastest_bytes(self, stream: int) -> tuple[float, float]:
+        """States, and bytes kept of a microbatch, of the fastest way with a stream layout."""
+        cost = self.cost(stream, self.recover(stream, FREE, self.least(FREE)[1]))
+        return cost.state_bytes, cost.kept_bytes
 
     def cost(self, stream: int, way: Way) -> BlockCost:
         time = float(self.stream_s[stream])

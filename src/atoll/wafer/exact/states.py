@@ -25,7 +25,16 @@ from atoll.wafer.encoding import role_kernels as roles
 from atoll.wafer.encoding.block_parts import Block
 from atoll.wafer.encoding.genes import Away, BlockMapping
 from atoll.wafer.exact.path_kernels import min_plus
-from atoll.wafer.exact.paths import Outlook, Paths, Price, Step, Way, outlook, scalar_chain
+from atoll.wafer.exact.paths import (
+    FREE,
+    Outlook,
+    Paths,
+    Price,
+    Step,
+    Way,
+    outlook,
+    scalar_chain,
+)
 
 
 @dataclass(frozen=True)
@@ -138,9 +147,6 @@ class Gradients(NamedTuple):
     """Entries of an operator that leave none of its output whole on several dies."""
 
 
-FREE = Price(0.0, 0.0, 0.0, 0.0)
-
-
 def price_of(price: float, in_flight: int, layers: int, *, offload: bool) -> Price:
     """Of a byte of a layer, in a stage of so many; kept bytes cost nothing with `offload`."""
     per_kept = 0.0 if offload else float(layers * in_flight)
@@ -197,6 +203,12 @@ class Decoupled:
     def bound_s(self) -> float:
         """No block takes fewer seconds."""
         return float(self.least(FREE).min())
+
+    @cached_property
+    def fastest_bytes(self) -> tuple[float, float]:
+        """States of a layer that takes `bound_s`, and what it keeps of a microbatch."""
+        stream = int(self.least(FREE).argmin())
+        return self.forward.fastest_bytes(stream)
 
     def priced_s(self, price: float, in_flight: int, layers: int, *, offload: bool) -> float:
         """Least seconds + price x (state + in flight x kept) bytes of a layer: of all mappings.
