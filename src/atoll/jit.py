@@ -190,12 +190,17 @@ class _KernelCache(FunctionCache):
             super().save_overload(sig, data)
 
 
-def entry(function: Kernel) -> Kernel:
+def entry(function: Kernel, **more: Any) -> Kernel:
     """Compile a function that Python calls."""
-    compiled: Any = njit(pipeline_class=_EntryCompiler, **_FLAGS)(function)
+    compiled: Any = njit(pipeline_class=_EntryCompiler, **_FLAGS, **more)(function)
     with suppress(RuntimeError):  # no folder at all
         compiled._cache = _KernelCache(function)
     return _known(compiled)
+
+
+def quick_entry(function: Kernel) -> Kernel:
+    """An entry whose numbers are never NaN: least values are then one instruction each."""
+    return entry(function, fastmath={"nnan", "nsz"})
 
 
 def kernel(function: Kernel) -> Kernel:

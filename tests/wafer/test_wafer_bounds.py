@@ -31,8 +31,7 @@ from atoll.wafer.encoding.codes import legal_codes, splits
 from atoll.wafer.encoding.genes import SCHEDULES, SEARCHED_HOMES, BlockMapping
 from atoll.wafer.encoding.mapping import StageMapping, WaferMapping, problems
 from atoll.wafer.evaluate import evaluate
-from atoll.wafer.exact.paths import Step, outlook
-from atoll.wafer.exact.states import FREE
+from atoll.wafer.exact.paths import FREE, Step, outlook
 from atoll.wafer.pieces import Pieces
 from atoll.wafer.search import WaferSearch
 from atoll.wafer.staging.stages import MANY_CODES, TOLERANCE, Options, Planner

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from atoll.arrays import BoolArray, FloatArray
 from atoll.fabric import mesh_kernels as kernels
 from atoll.fabric.digits import Digits
 from atoll.fabric.events import simulate
@@ -31,6 +32,16 @@ def gather_s(
     """
     flags, chosen = np.array(member, np.bool_), ALGORITHMS.index(algorithm)
     return float(kernels.pass_one(flags, volume, wires(digits, mesh), chosen))
+
+
+def gathers_s(
+    digits: Digits, member: BoolArray, volume: FloatArray, mesh: Mesh, algorithm: str = "auto"
+) -> FloatArray:
+    """`gather_s` of every row of member digits with its own volume."""
+    seconds = np.zeros(len(member))
+    chosen = ALGORITHMS.index(algorithm)
+    kernels.pass_each(member, volume, wires(digits, mesh), chosen, seconds)
+    return seconds
 
 
 def simulate_pass(

@@ -133,6 +133,14 @@ def pass_one(member, volume, wires, algorithm):
 
 
 @entry
+def pass_each(member, volume, wires, algorithm, seconds):
+    """`pass_s` of every row of flags with its own volume."""
+    wires = of_one_thread(wires)
+    for i in range(member.shape[0]):
+        seconds[i] = pass_s(_bits(member[i]), volume[i], wires, algorithm)
+
+
+@entry
 def exchange_one(member, volume, wires):
     """`exchange_s` for callers in Python, with one flag a digit."""
     return exchange_s(_bits(member), volume, wires)

@@ -36,8 +36,8 @@ from atoll.wafer.encoding.block import make_block
 from atoll.wafer.encoding.block_parts import Block, Pass, Product, Unit
 from atoll.wafer.encoding.codes import Parts, parts_of, splits
 from atoll.wafer.exact.exact import Exact
-from atoll.wafer.exact.paths import Outlook
-from atoll.wafer.exact.states import FREE, Decoupled, Rules, least_s
+from atoll.wafer.exact.paths import FREE, Outlook
+from atoll.wafer.exact.states import Decoupled, Rules, least_s
 from atoll.wafer.staging.stages import Planner
 
 PEAK, OPERATORS, COUNTS, EXACT, WHOLE = range(5)

@@ -146,6 +146,10 @@ def local_shape(unit: Unit, item: Product, parts: Parts, chunks: int = 1) -> Sha
 def passes_of(price: DiePricer, unit: Unit, among: Sequence[Parts], pieces: int) -> FloatArray:
     """Seconds of forward, data and weight pass (splits, 3); `pieces`: of a streamed product."""
     chunks = pieces if unit.kind == "linear" else 1
+    # Codes that cut alike, by other digits, are priced once.
+    rows: dict[tuple[tuple[str, int], ...], int] = {}
+    which = [rows.setdefault(tuple(sorted(parts.items())), len(rows)) for parts in among]
+    among = [dict(parts) for parts in rows]
     every = [
         [[local_shape(unit, item, parts, cut) for item in items]
          for items, cut in ((unit.forward, chunks), (unit.data_gradient, chunks),
@@ -163,4 +167,4 @@ def passes_of(price: DiePricer, unit: Unit, among: Sequence[Parts], pieces: int)
             vectors_s, moved_s = price.passes_s(works, parts), (1 + column) * memory_s
             found[row, column] = operator_s(products_s, vectors_s, moved_s, unit.on_chip)
         found[row, 2] = sum(price.product_s(shape) for shape in weight)
-    return found
+    return found[which]

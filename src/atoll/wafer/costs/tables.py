@@ -18,7 +18,7 @@ import numpy as np
 from atoll.arrays import BoolArray, FloatArray, IntArray
 from atoll.fabric.digits import Digits
 from atoll.fabric.mesh import ALGORITHMS
-from atoll.fabric.mesh_collectives import gather_s, wires
+from atoll.fabric.mesh_collectives import gather_s, gathers_s, wires
 from atoll.hardware.wafer import Wafer
 from atoll.step.states import STATES, States
 from atoll.wafer.costs import block_kernels as kernels
@@ -174,6 +174,7 @@ class Tables:
         self.modes = modes or (setting.streaming,)
         self.block, self.digits, self.setting, self.price = block, digits, setting, price
         self._only = only or {}
+        self._known_s: dict[tuple[object, ...], float] = {}
         self.mesh = (wires(digits, setting.wafer.mesh), ALGORITHMS.index(setting.algorithm))
         """What kernels want to know of the mesh and its collectives."""
         self.stream = self._stream()
@@ -243,10 +244,7 @@ class Tables:
     ) -> FloatArray:
         """Seconds to gather so many bytes over each group of dies, or to sum and divide them."""
         chosen, mesh = algorithm or self.setting.algorithm, self.setting.wafer.mesh
-        return np.array([
-            gather_s(self.digits, m, float(v), mesh, chosen)
-            for m, v in zip(member, volume, strict=True)
-        ])  # fmt: skip
+        return gathers_s(self.digits, member.reshape(len(volume), -1), volume, mesh, chosen)
 
     # -- edges ---------------------------------------------------------------------------------
 
@@ -305,23 +303,34 @@ class Tables:
     def _norm_sums_s(self, code: str) -> float:
         """Columns cut between dies: a norm sums two 4-byte statistics a row over them."""
         member = [tag == "c" for tag in code]
+        if not any(member):
+            return 0.0
         parts = parts_of(code, self.digits)
         rows = self.block.microbatch * self.block.sequence / (parts.get("b", 1) * parts.get("s", 1))
         where = self.digits, member, 8.0 * rows, self.setting.wafer.mesh
         return 2.0 * gather_s(*where, self.setting.algorithm)
 
-    def entry_s(self, chain: int, code: str) -> float:
+    def _vectors_s(self, chain: int, code: str, *, entry: bool) -> float:
+        """Vector passes of the stream before a chain's first operator, or the others; worked out
+        once for codes that cut alike.
+        """
         parts = parts_of(code, self.digits)
-        passes = self.block.chains[chain].entry_passes
-        return self.price.passes_s(passes, parts) + self._norm_sums_s(code)
+        key = chain, entry, *sorted(parts.items())
+        if key not in self._known_s:
+            described = self.block.chains[chain]
+            passes = described.entry_passes if entry else described.stream_passes
+            self._known_s[key] = self.price.passes_s(passes, parts)
+        return self._known_s[key]
+
+    def entry_s(self, chain: int, code: str) -> float:
+        return self._vectors_s(chain, code, entry=True) + self._norm_sums_s(code)
 
     def stream_s(self, code: str) -> float:
         """All work on the stream of one layer, forward and backward."""
-        parts = parts_of(code, self.digits)
         total = 0.0
-        for index, chain in enumerate(self.block.chains):
-            total += self.entry_s(index, code) + self._norm_sums_s(code)
-            total += self.price.passes_s(chain.stream_passes, parts)
+        for chain in range(len(self.block.chains)):
+            total += self.entry_s(chain, code) + self._norm_sums_s(code)
+            total += self._vectors_s(chain, code, entry=False)
         return total
 
     def stream_share(self, code: str) -> float:

@@ -5,7 +5,7 @@ and which a shape is solved over: all of them, one dimension each, or several pa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import product
+from functools import lru_cache
 from math import prod
 
 import numpy as np
@@ -24,8 +24,8 @@ CodeSet = dict[str, tuple[str, ...]] | None
 def parts_of(code: str, digits: Digits) -> Parts:
     """Split count of every tag."""
     parts: Parts = {}
-    for tag, radix in zip(code, digits.radix, strict=True):
-        parts[tag] = parts.get(tag, 1) * int(radix)
+    for tag, radix in zip(code, (*digits.x, *digits.y), strict=True):
+        parts[tag] = parts.get(tag, 1) * radix
     return parts
 
 
@@ -42,12 +42,26 @@ def legal(code: str, sizes: dict[str, int], digits: Digits) -> bool:
 
 
 def legal_codes(sizes: dict[str, int], digits: Digits) -> tuple[str, ...]:
-    tags = [tag for tag, size in sizes.items() if size > 1 or tag == "r"]
-    return tuple(
-        code
-        for code in ("".join(chosen) for chosen in product(tags, repeat=digits.count))
-        if legal(code, sizes, digits)
-    )
+    tags = "".join(tag for tag, size in sizes.items() if size > 1 or tag == "r")
+    return _legal_codes(tuple(sizes.items()), digits, (tags,) * digits.count)
+
+
+@lru_cache(maxsize=1 << 10)
+def _legal_codes(
+    sizes: tuple[tuple[str, int], ...], digits: Digits, choices: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Digit by digit with the tags that each may have: what is cut too often stays so."""
+    of = dict(sizes)
+    grown: list[tuple[str, Parts]] = [("", {})]
+    for tags, radix in zip(choices, (*digits.x, *digits.y), strict=True):
+        longer = []
+        for code, parts in grown:
+            for tag in tags:
+                count = parts.get(tag, 1) * radix
+                if (tag == "r" or count <= of[tag]) and (tag != "b" or of["b"] % count == 0):
+                    longer.append((code + tag, parts | {tag: count}))
+        grown = longer
+    return tuple(code for code, _ in grown)
 
 
 def splits(sizes: dict[str, int], dies: int) -> list[Parts]:
@@ -70,11 +84,12 @@ def splits(sizes: dict[str, int], dies: int) -> list[Parts]:
 def layouts(codes: Sequence[str], roles: Sequence[Roles]) -> IntArray:
     """(codes, tensors, digits): the role of every digit for every tensor."""
     width = len(codes[0]) if codes else 0
-    table = np.zeros((len(codes), len(roles), width), np.int64)
-    for i, code in enumerate(codes):
-        for t, role in enumerate(roles):
-            table[i, t] = [role[tag] for tag in code]
-    return table
+    tags = np.frombuffer("".join(codes).encode("ascii"), np.uint8).reshape(len(codes), width)
+    known = np.zeros((128, len(roles)), np.int64)
+    for t, role in enumerate(roles):
+        for tag, value in role.items():
+            known[ord(tag), t] = value
+    return np.ascontiguousarray(known[tags].transpose(0, 2, 1))
 
 
 def code_sets(block: Block, digits: Digits, most: int, *, one_axis: bool) -> list[CodeSet]:
@@ -99,7 +114,7 @@ def code_sets(block: Block, digits: Digits, most: int, *, one_axis: bool) -> lis
         rest = digits.count - len(cut)
         if not cut or block.microbatch % parts or 3**rest > PART_CODES:
             continue
-        only = {name: tuple(_on_digits(sizes, digits, cut)) for name, sizes in sizes_of.items()}
+        only = {name: _on_digits(sizes, digits, cut) for name, sizes in sizes_of.items()}
         if all(only.values()):
             found.append(only)
     return found
@@ -142,9 +157,8 @@ def end_digits(digits: Digits) -> list[tuple[int, ...]]:
     return list(dict.fromkeys(outer + inner))
 
 
-def _on_digits(sizes: dict[str, int], digits: Digits, cut: tuple[int, ...]) -> list[str]:
+def _on_digits(sizes: dict[str, int], digits: Digits, cut: tuple[int, ...]) -> tuple[str, ...]:
     """Legal codes that cut samples by exactly these digits."""
-    tags = [tag for tag, size in sizes.items() if (size > 1 or tag == "r") and tag != "b"]
-    choices = [("b",) if d in cut else tags for d in range(digits.count)]
-    codes = ("".join(chosen) for chosen in product(*choices))
-    return [code for code in codes if legal(code, sizes, digits)]
+    tags = "".join(tag for tag, size in sizes.items() if (size > 1 or tag == "r") and tag != "b")
+    choices = tuple("b" if d in cut else tags for d in range(digits.count))
+    return _legal_codes(tuple(sizes.items()), digits, choices)

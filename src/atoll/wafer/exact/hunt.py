@@ -213,6 +213,11 @@ class Hunt:
                 self._offer(int(stream), way, self.paths.cost(int(stream), way))
         return self.best
 
+    def _open(self) -> IntArray:
+        """Stream layouts that may still have the fastest mapping."""
+        least = self._cap_s if self.best is None else self.best.cost.time_s
+        return np.asarray(self.streams[self.bounds[self.streams] < least])
+
     def _offer(self, stream: int, way: Way, cost: BlockCost) -> None:
         least = self._cap_s if self.best is None else self.best.cost.time_s
         if cost.time_s < least:
@@ -242,6 +247,8 @@ class Hunt:
         price = 1e-3 / limit
         overflow = False
         for _ in range(_ROUNDS):
+            if not len(self._open()):
+                break
             own_fits, away_fits = self._fits_at(Price(price, ratio * price, *self.scale))
             overflow |= own_fits and not away_fits
             if own_fits:
@@ -252,8 +259,6 @@ class Hunt:
                 price = price * 4.0 if high is None else 0.5 * (price + high)
             if high is not None and high - low < 1e-3 * high:
                 break
-            if float(self.bounds[self.streams].min()) >= self._cap_s:
-                break
             if high is None and price * limit > _HOPELESS * self.fastest_s:
                 break
         return overflow
@@ -262,16 +267,17 @@ class Hunt:
         """Whether one of the best mappings at this price fits here, and whether all of those fit
         elsewhere; raises the bounds.
         """
-        paths, streams, limits = self.paths, self.streams, self.limits
-        least, ways = paths.least(price)
-        values = least + price.own * self.fixed
+        paths, streams, limits = self.paths, self._open(), self.limits
+        least, ways = paths.least(price, streams)
+        values = least + price.own * self.fixed[streams]
         dual = values - price.own * limits.own - price.away * limits.away
-        for stream in streams[dual[streams] > self.bounds[streams]]:
-            self.bounds[stream] = dual[stream]
-            self.prices[int(stream)] = price
+        for row in np.flatnonzero(dual > self.bounds[streams]):
+            self.bounds[streams[row]] = dual[row]
+            self.prices[int(streams[row])] = price
         own_fits, away_fits = False, True
-        for stream in streams[np.argsort(values[streams], kind="stable")][:4]:
-            way = paths.recover(int(stream), price, ways)
+        for row in np.argsort(values, kind="stable")[:4]:
+            stream = streams[row]
+            way = paths.recover(int(stream), price, ways, int(row))
             cost = paths.cost(int(stream), way)
             if paths.bytes(int(stream), cost, self.layers, self.in_flight) > limits.own:
                 continue

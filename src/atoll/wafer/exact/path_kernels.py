@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from atoll.jit import entry
+from atoll.jit import entry, quick_entry
 
 
 @entry
@@ -52,35 +52,51 @@ def priced_pairs(time, kept, again, node, per_kept, per_byte, weights):
             weights[i, j] = time[i, j] + min(held, made) + node[before, j]
 
 
-@entry
+@quick_entry
 def min_plus(left, right, product):
     """product[i, j] = min over k of left[i, k] + right[k, j].
 
-    Four rows at a time, so that a row of `right` is read once for them.
+    Four rows and four terms at a time, so that what is read and written serves several of them.
     """
     rows, columns = product.shape
+    terms = left.shape[1]
+    some_rows, some_terms = rows - rows % 4, terms - terms % 4
     for i in range(rows):
         for j in range(columns):
             product[i, j] = np.inf
-    together = rows - rows % 4
-    for i in range(0, together, 4):
-        for k in range(left.shape[1]):
-            a, b, c, d = left[i, k], left[i + 1, k], left[i + 2, k], left[i + 3, k]
-            if min(a, b, c, d) == np.inf:
-                continue
+    for i in range(0, some_rows, 4):
+        for k in range(0, some_terms, 4):
+            a0, a1, a2, a3 = left[i, k], left[i, k + 1], left[i, k + 2], left[i, k + 3]
+            b0, b1, b2, b3 = (
+                left[i + 1, k],
+                left[i + 1, k + 1],
+                left[i + 1, k + 2],
+                left[i + 1, k + 3],
+            )
+            c0, c1, c2, c3 = (
+                left[i + 2, k],
+                left[i + 2, k + 1],
+                left[i + 2, k + 2],
+                left[i + 2, k + 3],
+            )
+            d0, d1, d2, d3 = (
+                left[i + 3, k],
+                left[i + 3, k + 1],
+                left[i + 3, k + 2],
+                left[i + 3, k + 3],
+            )
             for j in range(columns):
-                weight = right[k, j]
-                least = a + weight
-                product[i, j] = least if least < product[i, j] else product[i, j]
-                least = b + weight
-                product[i + 1, j] = least if least < product[i + 1, j] else product[i + 1, j]
-                least = c + weight
-                product[i + 2, j] = least if least < product[i + 2, j] else product[i + 2, j]
-                least = d + weight
-                product[i + 3, j] = least if least < product[i + 3, j] else product[i + 3, j]
-    for i in range(together, rows):
-        for k in range(left.shape[1]):
+                w0, w1, w2, w3 = right[k, j], right[k + 1, j], right[k + 2, j], right[k + 3, j]
+                a = min(min(a0 + w0, a1 + w1), min(a2 + w2, a3 + w3))
+                b = min(min(b0 + w0, b1 + w1), min(b2 + w2, b3 + w3))
+                c = min(min(c0 + w0, c1 + w1), min(c2 + w2, c3 + w3))
+                d = min(min(d0 + w0, d1 + w1), min(d2 + w2, d3 + w3))
+                product[i, j] = min(product[i, j], a)
+                product[i + 1, j] = min(product[i + 1, j], b)
+                product[i + 2, j] = min(product[i + 2, j], c)
+                product[i + 3, j] = min(product[i + 3, j], d)
+    for i in range(rows):
+        for k in range(some_terms if i < some_rows else 0, terms):
             head = left[i, k]
             for j in range(columns):
-                least = head + right[k, j]
-                product[i, j] = least if least < product[i, j] else product[i, j]
+                product[i, j] = min(product[i, j], head + right[k, j])

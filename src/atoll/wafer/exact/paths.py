@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from atoll.arrays import FloatArray
+from atoll.arrays import FloatArray, IntArray
 from atoll.wafer.encoding.genes import AGAIN, KEEP, OFFLOAD, BlockCost
 from atoll.wafer.exact.path_kernels import min_plus, priced_pairs
 
@@ -142,27 +142,35 @@ class Reach(NamedTuple):
     """Least seconds + price x bytes to every state, for every stream layout."""
 
     before: FloatArray
-    """(streams, states) before a step."""
+    """(streams that were asked for, states) before a step."""
     weight: FloatArray
     """(states, states) of the step."""
 
-    def choice(self, stream: int, state: int) -> int:
-        """The state before."""
-        return int((self.before[stream] + self.weight[:, state]).argmin())
+    def choice(self, row: int, state: int) -> int:
+        """The state before, on the way of a stream layout."""
+        return int((self.before[row] + self.weight[:, state]).argmin())
 
 
-def scalar_chain(steps: list[Step], price: Price) -> tuple[FloatArray, list[Reach]]:
-    """Least seconds + price x bytes of a chain for every stream layout; the way there."""
+def scalar_chain(
+    steps: list[Step], price: Price, streams: IntArray | None = None
+) -> tuple[FloatArray, list[Reach]]:
+    """Least seconds + price x bytes of a chain for every stream layout, or for some of them; the
+    way there.
+    """
     reach = steps[0].scalar(price)
+    rows = np.arange(len(reach)) if streams is None else streams
+    if len(steps) == 1:
+        return reach[rows, rows], []
+    if streams is not None:
+        reach = reach[rows]
     ways: list[Reach] = []
-    for step in steps[1:]:
+    for step in steps[1:-1]:
         ways.append(Reach(reach, step.scalar(price)))
-        if step is steps[-1]:
-            # A chain ends in the stream layout that it began with.
-            return (reach + ways[-1].weight.T).min(axis=1), ways
-        reach = np.empty((len(reach), ways[-1].weight.shape[1]))
+        reach = np.empty((len(rows), ways[-1].weight.shape[1]))
         min_plus(*ways[-1], reach)
-    return np.ascontiguousarray(np.diagonal(reach)), ways
+    # A chain ends in the stream layout that it began with.
+    ways.append(Reach(reach, steps[-1].scalar(price)))
+    return (reach + ways[-1].weight.T[rows]).min(axis=1), ways
 
 
 class Outlook(NamedTuple):
@@ -196,10 +204,15 @@ class Paths:
     """Of one microbatch: the layer's input and its masks."""
     buffers: FloatArray
 
-    def least(self, price: Price) -> tuple[FloatArray, list[list[Reach]]]:
-        """Least seconds + price x bytes of every stream layout, without its own bytes."""
-        solved = [scalar_chain(steps, price) for steps in self.chains]
-        total = self.stream_s + sum((v for v, _ in solved), np.zeros(len(self.stream_s)))
+    def least(
+        self, price: Price, streams: IntArray | None = None
+    ) -> tuple[FloatArray, list[list[Reach]]]:
+        """Least seconds + price x bytes of every stream layout, or of some of them, without its own
+        bytes.
+        """
+        solved = [scalar_chain(steps, price, streams) for steps in self.chains]
+        own_s = self.stream_s if streams is None else self.stream_s[streams]
+        total = own_s + sum((v for v, _ in solved), np.zeros(len(own_s)))
         return total, [ways for _, ways in solved]
 
     def through(self, price: Price) -> tuple[FloatArray, list[FloatArray]]:
@@ -226,13 +239,18 @@ class Paths:
             total += scalar_chain(bytes_, FREE)[0]
         return total
 
-    def recover(self, stream: int, price: Price, ways: list[list[Reach]]) -> Way:
-        """The way of the scalar optimum by the choices of `least`."""
+    def recover(
+        self, stream: int, price: Price, ways: list[list[Reach]], row: int | None = None
+    ) -> Way:
+        """The way of the scalar optimum by the choices of `least`; `row`: the place of the stream
+        layout among those that it was asked for.
+        """
+        row = stream if row is None else row
         found = Way([], [], [])
         for steps, reaches in zip(self.chains, ways, strict=True):
             path = [stream]
             for reach in reversed(reaches):
-                path.insert(0, reach.choice(stream, path[0]))
+                path.insert(0, reach.choice(row, path[0]))
             found.states.append(path[:-1])
             before = stream
             for step, here in zip(steps, path, strict=True):
