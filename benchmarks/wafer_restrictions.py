@@ -1,28 +1,36 @@
 """A search never loses to its own restriction: random jobs, each asked with and without one.
 
-    python benchmarks/wafer_restrictions.py [JOBS] [SEED] [DIES]
+    python benchmarks/wafer_restrictions.py [--jobs N] [--first N] [--seed N] [--dies N]
+                                            [--known FILE]
 
 A job is a wafer of the catalogue with a drawn grid (of at most so many dies), link bandwidth and
 memory, a model and a batch; its restriction allows some numbers of stages, one shape of a stage,
 some microbatches, or takes a part of the space away. A violation is a restricted answer that is
-more than 0.1 % faster; jobs whose restriction does not fit are drawn again. SIGINT or SIGTERM ends
-it after the last whole job: the table then holds what was compared until then.
+more than 0.1 % faster; jobs whose restriction does not fit are drawn again. Every job has a
+generator of its own, so that any range of them may be run for itself. With `--known` each is
+written to a file as it ends, and those that the same sources have there already are not run again.
+SIGINT or SIGTERM ends it after the last whole job: the table then holds what was compared until
+then.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import json
 import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
 from atoll.errors import InfeasibleError
 from atoll.hardware.wafer import Wafer
 from atoll.hardware.wafer_files import load_wafer
+from atoll.identity import this_code
 from atoll.wafer.job import ABLATIONS
 from atoll.wafer.search import Candidate, Found, WaferSearch
 from atoll.wafer.staging.stages import MICROBATCHES, Options
@@ -90,67 +98,83 @@ def asked(where: tuple[Wafer, str, int, int], rule: Restriction) -> Found | None
         return None
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True)
 class Compared:
-    """What the jobs so far lost to their restrictions, and their gaps, by kind of restriction."""
+    """A job, what it lost to its restriction, and its gap."""
 
-    lost: dict[str, list[float]]
-    gaps: dict[str, list[float]]
-    number: int = 0
-    unfit: int = 0
+    job: int
+    kind: str
+    lost: float
+    gap: float
+    unfit: int
+    """Drawn before it: their restrictions do not fit."""
+    words: str
 
-    def one(self, random: np.random.Generator, dies: int) -> None:
-        """Draw a job and compare it with its restriction."""
+
+def compared(job: int, seed: int, dies: int) -> Compared:
+    """Draw a job whose restriction fits, and compare both."""
+    random = np.random.default_rng((seed, job))
+    began = time.process_time()
+    part, unfit = None, -1
+    while part is None:
         wafer = draw_wafer(random, dies)
         model, sequence = MODELS[int(random.integers(len(MODELS)))]
         batch = int(random.choice(BATCHES))
         less = draw_restriction(random, wafer)
-        began = time.process_time()
         where = (wafer, model, batch, sequence)
         part = asked(where, less)
-        if part is None:
-            self.unfit += 1
-            return
-        whole = asked(where, Restriction("none", ""))
-        found, gap = (0.0, 1.0) if whole is None else (whole.best.samples_per_s, whole.gap)
-        lost = part.best.samples_per_s / max(found, 1e-9) - 1.0
-        print(
-            f"{self.number}: {wafer.name} {wafer.rows} x {wafer.columns}, "
-            f"{wafer.link_Bps / 1e9:.0f} GB/s, {wafer.memory_bytes / 2**30:.0f} GiB, {model}, "
-            f"batch {batch}, {less.name}: {found:.2f} (gap {gap:.1%}) against "
-            f"{part.best.samples_per_s:.2f}{' VIOLATION' if lost > SLACK else ''}; "
-            f"{time.process_time() - began:.0f} s",
-            flush=True,
-        )
-        self.lost[less.kind].append(lost)
-        self.gaps[less.kind].append(gap)
-        self.number += 1
+        unfit += 1
+    whole = asked(where, Restriction("none", ""))
+    found, gap = (0.0, 1.0) if whole is None else (whole.best.samples_per_s, whole.gap)
+    lost = part.best.samples_per_s / max(found, 1e-9) - 1.0
+    words = (
+        f"{job}: {wafer.name} {wafer.rows} x {wafer.columns}, {wafer.link_Bps / 1e9:.0f} GB/s, "
+        f"{wafer.memory_bytes / 2**30:.0f} GiB, {model}, batch {batch}, {less.name}: {found:.2f} "
+        f"(gap {gap:.1%}) against {part.best.samples_per_s:.2f}"
+        f"{' VIOLATION' if lost > SLACK else ''}; {time.process_time() - began:.0f} s"
+    )
+    return Compared(job, less.kind, lost, gap, unfit, words)
 
 
 def main() -> None:
-    given = [int(value) for value in sys.argv[1:]]
-    jobs, seed, dies = [*given, *(200, 0, 12)[len(given) :]]
-    random = np.random.default_rng(seed)
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name, value in (("jobs", 200), ("first", 0), ("seed", 0), ("dies", 8)):
+        parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--known", type=Path)
+    given = parser.parse_args()
+    asked_for = {"seed": given.seed, "dies": given.dies, "sources": this_code()["sources"]}
+    done: dict[int, Compared] = {}
+    if given.known is not None and given.known.exists():
+        for line in given.known.read_text(encoding="utf-8").splitlines():
+            told = json.loads(line)
+            if told.pop("asked") == asked_for:
+                done[told["job"]] = Compared(**told)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background else
-    done = Compared({kind: [] for kind in KINDS}, {kind: [] for kind in KINDS})
     with contextlib.suppress(KeyboardInterrupt):
-        while done.number < jobs:
-            done.one(random, dies)
+        for job in range(given.first, given.first + given.jobs):
+            if job in done:
+                continue
+            done[job] = compared(job, given.seed, given.dies)
+            print(done[job].words, flush=True)
+            if given.known is not None:
+                with given.known.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(asdict(done[job]) | {"asked": asked_for}) + "\n")
     print("| restriction | jobs | restricted faster by more than 0.1 % | at most | mean gap |")
     print("|---|---|---|---|---|")
     for kind in KINDS:
-        rows = np.array(done.lost[kind] or [0.0])
+        rows = [row for row in done.values() if row.kind == kind]
+        lost = np.array([row.lost for row in rows] or [0.0])
         print(
-            f"| {kind} | {len(done.lost[kind])} | {(rows > SLACK).sum()} | "
-            f"{max(0.0, rows.max()):.2%} | {np.mean(done.gaps[kind] or [0.0]):.1%} |"
+            f"| {kind} | {len(rows)} | {(lost > SLACK).sum()} | {max(0.0, lost.max()):.2%} | "
+            f"{np.mean([row.gap for row in rows] or [0.0]):.1%} |"
         )
-    every = np.array([share for shares in done.lost.values() for share in shares])
-    violations = int((every > SLACK).sum())
-    print(f"{done.number} compared, {violations} violations; {done.unfit} drawn that do not fit")
-    figure("jobs", done.number)
+    violations = sum(row.lost > SLACK for row in done.values())
+    unfit = sum(row.unfit for row in done.values())
+    print(f"{len(done)} compared, {violations} violations; {unfit} drawn that do not fit")
+    figure("jobs", len(done))
     figure("violations", violations)
-    figure("mean gap", float(np.mean([gap for each in done.gaps.values() for gap in each])))
+    figure("mean gap", float(np.mean([row.gap for row in done.values()] or [0.0])))
 
 
 if __name__ == "__main__":
