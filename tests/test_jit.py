@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import gc
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from numba.core.caching import NullCache
+from numba.core.types import functions
 
 from atoll import warm
 from atoll.cost.gemm_kernels import map_range
@@ -48,6 +51,39 @@ def half(values: np.ndarray) -> float:
 
 def test_entries_share_kernels_that_call_kernels() -> None:
     assert [twice(np.arange(4.0)), half(np.arange(4.0))] == [12.0, 3.0]
+
+
+def overlaps(left: np.ndarray, right: np.ndarray) -> float:
+    """The same operators on several types, the same call again and again."""
+    total = 0
+    for i in range(left.shape[0]):
+        total += min(left[i], right[i]) * (i + 1) + max(0, i - 1)
+    return total + min(left[0], 1) + max(total, 1.5)
+
+
+@pytest.mark.parametrize("hook", [True, False])
+def test_calls_typed_once_change_no_answer(monkeypatch: pytest.MonkeyPatch, hook: bool) -> None:
+    """Also with a numba that has no such method."""
+    types, usual = functions.BaseFunction, functions.BaseFunction.get_call_type
+    seen: list[Any] = []
+
+    def counted(self: Any, *call: Any) -> Any:
+        seen.append((self, *call[1:]))
+        return usual(self, *call)
+
+    monkeypatch.setattr(types, "get_call_type", counted)
+    if not hook:
+        monkeypatch.setattr("atoll.jit.functions", object())
+    numbers = np.arange(4), np.arange(4.0)[::-1].copy()
+    cases = [(a, b) for a in numbers for b in numbers]
+    compiled: Any = entry(overlaps)
+    compiled._cache = NullCache()
+    for case in cases:
+        seen.clear()
+        assert compiled(*case) == overlaps(*case)
+        assert hook == (len(seen) == len({str(call) for call in seen}))
+    assert types.get_call_type is counted
+    assert gc.isenabled()
 
 
 def test_kernels_are_compiled_ahead_for_the_types_that_a_search_has() -> None:

@@ -6,6 +6,7 @@ side; numba's own parallel loops take several times as long to compile.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import pickle
@@ -31,6 +32,7 @@ from numba.core.compiler_machinery import PassManager, register_pass  # noqa: E4
 from numba.core.serialize import dumps  # noqa: E402
 from numba.core.target_extension import CPU, jit_registry  # noqa: E402
 from numba.core.typed_passes import NativeLowering  # noqa: E402
+from numba.core.types import functions  # noqa: E402
 
 config.reload_config()  # somebody else may have imported it before
 
@@ -121,10 +123,50 @@ class _EntryCompiler(_KernelCompiler):
         usual = jit_registry.pop(CPU)
         jit_registry[CPU] = partial(jit, pipeline_class=_KernelCompiler)
         try:
-            return super().compile_extra(func)
+            with _calls_typed_once(), _no_collection():
+                return super().compile_extra(func)
         finally:
             del jit_registry[CPU]
             jit_registry[CPU] = usual
+
+
+@contextmanager
+def _calls_typed_once() -> Iterator[None]:
+    """Numba types every call anew (thousands of additions of the same two types, and each of them
+    some times over until all types are known). Here a call of the same function with the same types
+    is typed once while an entry is compiled.
+    """
+    functions_type: Any = getattr(functions, "BaseFunction", None)
+    usual = getattr(functions_type, "get_call_type", None)
+    if usual is None:
+        yield
+        return
+    known: dict[Any, Any] = {}
+
+    def get_call_type(self: Any, context: Any, args: Any, kws: Any) -> Any:
+        call = id(self), id(context), tuple(args), tuple(sorted(kws.items()))
+        if call not in known:
+            # With the function, so that no other takes its place in memory.
+            known[call] = usual(self, context, args, kws), self
+        return known[call][0]
+
+    functions_type.get_call_type = get_call_type
+    try:
+        yield
+    finally:
+        functions_type.get_call_type = usual
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """The compiler makes millions of objects in cycles that live until it ends."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 class _CheckedFile(IndexDataCacheFile):
