@@ -32,8 +32,8 @@ from atoll.calibrate.many_devices import CACHE_PASSES, USUAL_CACHE_PASSES, Timed
 from atoll.calibrate.many_devices import CAST as TIMED_WITH_CAST
 from atoll.calibrate.rows import H200_OPERATORS, OperatorRow, read_operators
 from atoll.cost.chips import chips_of_accelerator
-from atoll.cost.table import OperatorKey, build_costs
-from atoll.cost.table_kernels import Passes, pass_problem
+from atoll.cost.table import OperatorKey, build_costs, pass_problem
+from atoll.cost.table_kernels import Passes
 from atoll.hardware.accelerator import Accelerator
 from atoll.hardware.catalog import load_accelerator, load_network
 from atoll.hardware.device import Chip

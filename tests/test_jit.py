@@ -14,10 +14,12 @@ from numba.core.types import functions
 
 from atoll import warm
 from atoll.cost.gemm_kernels import map_range
-from atoll.explore.pricing.bound_kernels import fastest_s, layer_floors, schedule_bounds
+from atoll.cost.table_kernels import fill_problems
+from atoll.explore.pricing.bound_kernels import layer_floors
 from atoll.jit import entry, kernel
 from atoll.schedule.bound_kernels import prepare
 from atoll.schedule.branch_kernels import branch
+from atoll.schedule.list_kernels import quick_bounds
 from atoll.schedule.solve import solve
 from atoll.schedule.subset_kernels import subset_bound
 from oracles.synthetic import backward_pass
@@ -88,7 +90,7 @@ def test_calls_typed_once_change_no_answer(monkeypatch: pytest.MonkeyPatch, hook
 
 def test_kernels_are_compiled_ahead_for_the_types_that_a_search_has() -> None:
     ahead = (
-        map_range, layer_floors, schedule_bounds, fastest_s, prepare, subset_bound, branch,
+        map_range, layer_floors, fill_problems, quick_bounds, prepare, subset_bound, branch,
     )  # fmt: skip
     warm.bounds()
     warm.schedules()

@@ -18,9 +18,10 @@ from atoll.cost.table import (
     drained_bytes,
     flatten,
     masked_fraction,
+    pass_problem,
     tail_flops,
 )
-from atoll.cost.table_kernels import Costs, pass_problem
+from atoll.cost.table_kernels import Costs
 from atoll.cost.vector import operations_per_element, vector_cycles
 from atoll.fabric.nested import collective_s
 from atoll.fabric.network import Network

@@ -11,8 +11,7 @@ import pytest
 from atoll.calibrate.rows import H200_OPERATORS, read_operators
 from atoll.cost.chips import chips_of_accelerator
 from atoll.cost.gemm import map_matmul
-from atoll.cost.table import build_costs, flatten
-from atoll.cost.table_kernels import pass_problem
+from atoll.cost.table import build_costs, flatten, pass_problem
 from atoll.hardware.accelerator import GIB, MIB, Accelerator, Hbm
 from atoll.hardware.catalog import load_accelerator, load_network
 from atoll.hardware.device import Chip, chip_yaml, load_device

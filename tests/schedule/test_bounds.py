@@ -12,8 +12,9 @@ from hypothesis import given, settings
 
 from atoll.schedule.bound_kernels import Instance, prepare
 from atoll.schedule.bounds import AllotmentBound, allotment_bound, solve_subsets
-from atoll.schedule.list_kernels import quick_bounds
 from atoll.schedule.problem import RESOURCES, ScheduleProblem
+from atoll.schedule.quick import quick_of
+from atoll.schedule.series import ordered
 from atoll.schedule.solve import solve
 from oracles.synthetic import backward_pass
 
@@ -21,16 +22,19 @@ NODES = 1_000_000
 
 
 def subsets(problem: ScheduleProblem) -> tuple[float, bool, np.ndarray]:
-    p, ordered, _ = prepare(*problem.arrays())
+    arrays = problem.arrays()
     first = solve(problem, effort="quick")
     start, option = np.array(first.start_s), np.array(first.option)
-    found = solve_subsets(p, ordered, start, option, np.inf, nodes=NODES)
+    found = solve_subsets(
+        prepare(*arrays), ordered(*arrays[3:]), start, option, np.inf, nodes=NODES
+    )
     return found.lower_bound_s, found.optimal, found.weight_s
 
 
 def allotment(problem: ScheduleProblem, windows: bool = True) -> AllotmentBound:
-    p, ordered, _ = prepare(*problem.arrays())
-    return allotment_bound(p, np.tril(ordered), names=RESOURCES, windows=windows)
+    arrays = problem.arrays()
+    before = np.tril(ordered(*arrays[3:]))
+    return allotment_bound(prepare(*arrays), before, names=RESOURCES, windows=windows)
 
 
 def critical_path_s(p: Instance) -> float:
@@ -44,13 +48,13 @@ def critical_path_s(p: Instance) -> float:
 def most_earned(problem: ScheduleProblem, weight: np.ndarray) -> float:
     """Largest sum of weight / duration over sets of operators that can run together, by trying
     all of them."""
-    _, ordered, _ = prepare(*problem.arrays())
+    both = ordered(*problem.arrays()[3:])
     best = 0.0
     for choice in product(range(-1, problem.duration_s.shape[1]), repeat=problem.operators):
         chosen = [(j, o) for j, o in enumerate(choice) if o >= 0]
         if any(not np.isfinite(problem.duration_s[j, o]) for j, o in chosen):
             continue
-        if any(ordered[i, j] for i, _ in chosen for j, _ in chosen):
+        if any(both[i, j] for i, _ in chosen for j, _ in chosen):
             continue
         used = sum((problem.demand[j, o] for j, o in chosen), np.zeros(len(RESOURCES)))
         if np.all(used <= problem.capacity * (1 + 1e-9)):
@@ -62,7 +66,7 @@ def most_earned(problem: ScheduleProblem, weight: np.ndarray) -> float:
 @given(tiny_problems())
 def test_no_bound_exceeds_the_optimum(problem: ScheduleProblem) -> None:
     optimum = optimum_s(problem) * (1 + 1e-9)
-    assert quick_bounds(*problem.arrays())[0] <= optimum
+    assert quick_of(problem.arrays()).lower_s <= optimum
     assert subsets(problem)[0] <= optimum
     assert allotment(problem).lower_bound_s <= optimum
 
@@ -70,7 +74,7 @@ def test_no_bound_exceeds_the_optimum(problem: ScheduleProblem) -> None:
 @settings(max_examples=40, deadline=None)
 @given(tiny_problems())
 def test_both_programmes_dominate_path_and_work(problem: ScheduleProblem) -> None:
-    p, _, _ = prepare(*problem.arrays())
+    p = prepare(*problem.arrays())
     simple = max(critical_path_s(p), float(p.work.sum(axis=0)[: len(RESOURCES)].max()))
     assert allotment(problem).lower_bound_s >= simple * (1 - 1e-6)
     bound, optimal, _ = subsets(problem)

@@ -14,6 +14,7 @@ from atoll.schedule.bound_kernels import prepare
 from atoll.schedule.bounds import solve_subsets
 from atoll.schedule.branch_kernels import branch
 from atoll.schedule.problem import Schedule, ScheduleProblem
+from atoll.schedule.series import ordered
 from oracles.schedule_check import check
 
 
@@ -21,14 +22,15 @@ def search(
     problem: ScheduleProblem, width: int, weighted: bool, tolerance: float = 0.0
 ) -> Schedule:
     """Branch and bound from the schedule that runs one operator after the other."""
-    p, ordered, _ = prepare(*problem.arrays())
+    arrays = problem.arrays()
+    p = prepare(*arrays)
     option = p.options[:, 0].copy()
     start = np.concatenate(([0.0], np.cumsum(p.fastest)[:-1]))
     upper = float(p.fastest.sum())
     cut = upper * (1.0 - tolerance)
     weight = np.zeros(problem.operators)
     if weighted:
-        weight = solve_subsets(p, ordered, start, option, cut).weight_s
+        weight = solve_subsets(p, ordered(*arrays[3:]), start, option, cut).weight_s
     lower, found, _ = branch(p, weight, cut, width, start, option, np.zeros(1, np.bool_))
     return Schedule(tuple(start.tolist()), tuple(option.tolist()), min(upper, found), lower, "", "")
 

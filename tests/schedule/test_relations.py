@@ -13,6 +13,7 @@ from atoll.schedule.bound_kernels import prepare
 from atoll.schedule.bounds import solve_subsets
 from atoll.schedule.problem import Goal, Schedule, ScheduleProblem
 from atoll.schedule.relations import Relations
+from atoll.schedule.series import ordered
 from atoll.schedule.solve import solve
 from atoll.stopping import never
 from oracles.schedule_check import check
@@ -22,9 +23,10 @@ from oracles.synthetic import backward_pass
 def search(problem: ScheduleProblem, nodes: int, tolerance: float = 0.0) -> Schedule:
     """From the quick schedule, with the weights of the feasible-subset bound."""
     first = solve(problem, effort="quick")
-    p, ordered, _ = prepare(*problem.arrays())
+    arrays = problem.arrays()
+    p, both = prepare(*arrays), ordered(*arrays[3:])
     start, option = np.array(first.start_s), np.array(first.option, np.int64)
-    weight = solve_subsets(p, ordered, start, option, first.makespan_s).weight_s
+    weight = solve_subsets(p, both, start, option, first.makespan_s).weight_s
     return Relations(problem, weight).search(first, Goal(tolerance), nodes, never)
 
 

@@ -80,7 +80,7 @@ def map_matmul(
     """
     stalls = stalls_of(chip)
     record = np.zeros(kernels.RECORD)
-    time_s = kernels.map_one(
+    time_s = kernels.map_alone(
         kernels.Product(
             product.batch, product.m, product.n, product.k, float(product.fraction),
             float(extra_bytes), False,

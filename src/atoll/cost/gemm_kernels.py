@@ -246,7 +246,7 @@ def _best_columns(p, c, each, split_m, most_n, rows_max, budget, compulsory, out
         split_n = fewer
 
 
-@entry
+@kernel
 def map_one(p, c, out):
     """The fastest mapping of one (batched) product on at most `cores` cores.
 
@@ -267,7 +267,8 @@ def map_one(p, c, out):
     rounds = max(1.0, batch * float(m) * n / (width * float(cores) * rows_max))
     ideal_s = ideal / clock_Hz + fraction * rounds * fill_s + drained * outputs / glb_Bps
     ideal_s = _beside(ideal_s, compulsory / hbm_Bps, exposed)
-    out[:] = 0.0
+    for i in range(RECORD):
+        out[i] = 0.0
     out[HBM] = np.inf
     for stream_n in range(2):
         sm = n if stream_n else m
@@ -305,6 +306,12 @@ def map_one(p, c, out):
                     if best <= ideal_s and out[HBM] <= compulsory:
                         return best
     return best
+
+
+@entry
+def map_alone(p, c, out):
+    """The same for Python, which asks for one product in no search: compiled when it does."""
+    return map_one(p, c, out)
 
 
 @kernel

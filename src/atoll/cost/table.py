@@ -17,7 +17,7 @@ from atoll.arrays import FloatArray
 from atoll.cost import table_kernels
 from atoll.cost.chips import Chips
 from atoll.cost.model import MAPPER
-from atoll.cost.table_kernels import Costs, Passes
+from atoll.cost.table_kernels import MAX_PASS, Costs, Passes, fill_problems
 from atoll.cost.vector import vector_cycles
 from atoll.errors import AtollError
 from atoll.fabric.nested import collective_s
@@ -35,7 +35,6 @@ _KINDS = {
     Core.LINK: table_kernels.LINK,
     Core.NONE: table_kernels.NONE,
 }
-_MAX_PASS = 256  # operators in one pass, the compiled bounds' scratch size
 
 
 @dataclass(frozen=True)
@@ -111,8 +110,8 @@ def flatten(layers: Iterable[Layer]) -> PassSet:
     pred_idx: list[int] = []
     for layer in chosen:
         for operators in (layer.forward, layer.backward):
-            if len(operators) > _MAX_PASS:
-                raise ValueError(f"layer {layer.name} has over {_MAX_PASS} operators in a pass")
+            if len(operators) > MAX_PASS:
+                raise ValueError(f"layer {layer.name} has over {MAX_PASS} operators in a pass")
             for op, before in zip(operators, predecessors(operators), strict=True):
                 ops.append(rows.setdefault(OperatorKey.of(op, layer), len(rows)))
                 pred_idx.extend(before)
@@ -125,6 +124,38 @@ def flatten(layers: Iterable[Layer]) -> PassSet:
         pred_idx=np.array(pred_idx or [0], np.int64),
     )
     return PassSet(chosen, tuple(rows), arrays)
+
+
+def capacities(costs: Costs, chips: NDArray[np.int64]) -> FloatArray:
+    """What each of these chips has of each resource."""
+    capacity = np.ones((len(chips), table_kernels.RESOURCES + costs.level_Bps.shape[1]))
+    capacity[:, table_kernels.R_TENSOR] = costs.tensor_cores[chips]
+    capacity[:, table_kernels.R_VECTOR] = costs.vector_cores[chips]
+    capacity[:, table_kernels.R_SLOT] = costs.slots
+    return capacity
+
+
+def pass_problems(
+    costs: Costs, passes: Passes, node_pass: NDArray[np.int64], node_chip: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], FloatArray, FloatArray]:
+    """Where the operators of each pair of a pass and a chip begin, and the durations and demands of
+    them all as schedule problems want them.
+    """
+    ptr = _ends(np.diff(passes.ptr)[node_pass])
+    options = costs.tensor_count.shape[1]
+    duration = np.empty((ptr[-1], options))
+    demand = np.empty((ptr[-1], options, table_kernels.RESOURCES + costs.level_Bps.shape[1]))
+    pairs = len(node_pass)
+    fill_problems(0, pairs, costs, passes, node_pass, node_chip, ptr, duration, demand)
+    return ptr, duration, demand
+
+
+def pass_problem(
+    costs: Costs, passes: Passes, number: int, chip: int
+) -> tuple[FloatArray, FloatArray]:
+    """Durations and demands of one pass on one chip."""
+    _, *found = pass_problems(costs, passes, np.array([number]), np.array([chip]))
+    return found[0], found[1]
 
 
 def cost_model(chips: Chips, profile: Profile) -> CostModel:

@@ -17,6 +17,8 @@ TENSOR, VECTOR, PAIR, LINK, NONE = range(5)
 R_TENSOR, R_VECTOR, R_HBM, R_GLB, R_SLOT, R_LINK = range(6)
 RESOURCES = 6
 """The bandwidths of further buffers come after these."""
+MAX_PASS = 256
+"""Operators in one pass: the room that kernels have for them."""
 
 
 class Costs(NamedTuple):
@@ -57,16 +59,6 @@ class Passes(NamedTuple):
     op: NDArray[np.int64]
     pred_ptr: NDArray[np.int64]  # (total operators + 1,)
     pred_idx: NDArray[np.int64]  # local to the pass
-
-
-@entry
-def capacities(c, chip):
-    """What the chip has of each resource."""
-    capacity = np.ones(RESOURCES + c.level_Bps.shape[1])
-    capacity[R_TENSOR] = c.tensor_cores[chip]
-    capacity[R_VECTOR] = c.vector_cores[chip]
-    capacity[R_SLOT] = c.slots
-    return capacity
 
 
 @kernel
@@ -191,23 +183,13 @@ def operator_floor(c, chip, op, capacity, duration, demand, work):
 
 
 @entry
-def pass_problem(c, passes, p, chip):
-    """Durations and demands of one pass on one chip, as a schedule problem wants them."""
-    first = passes.ptr[p]
-    count = passes.ptr[p + 1] - first
-    options = c.tensor_count.shape[1]
-    duration = np.empty((count, options))
-    demand = np.empty((count, options, RESOURCES + c.level_Bps.shape[1]))
-    for j in range(count):
-        operator_options(c, chip, passes.op[first + j], duration[j], demand[j])
-    return duration, demand
-
-
-@kernel
-def pass_predecessors(passes, p):
-    """Edges of one pass as local CSR arrays."""
-    first = passes.ptr[p]
-    count = passes.ptr[p + 1] - first
-    start = passes.pred_ptr[first]
-    pred_ptr = passes.pred_ptr[first : first + count + 1] - start
-    return pred_ptr, passes.pred_idx[start : start + pred_ptr[count]]
+def fill_problems(start, stop, c, passes, node_pass, node_chip, ptr, duration, demand):
+    """Durations and demands of passes on chips, of pairs start..stop-1 of both: fills the rows
+    from ptr[pair] on.
+    """
+    for pair in range(start, stop):
+        row = ptr[pair]
+        p = node_pass[pair]
+        for j in range(passes.ptr[p], passes.ptr[p + 1]):
+            operator_options(c, node_chip[pair], passes.op[j], duration[row], demand[row])
+            row += 1

@@ -97,7 +97,7 @@ def useful_options(
 def instance(
     duration: Floats, demand: Floats, capacity: Floats, pred_ptr: Ints, pred_idx: Ints
 ) -> Instance:
-    """Prepare a problem for the kernels."""
+    """Prepare a problem for the kernels. The edges may be a part of those of many problems."""
     n, width = duration.shape
     resources = capacity.shape[0]
     mixes = len(MIXES) if resources > SLOT else 0
@@ -126,12 +126,12 @@ def instance(
                 least = duration[j, o] * load[j, o, r]
                 work[j, r] = least if k == 0 else min(work[j, r], least)
     succ_ptr = np.zeros(n + 1, np.int64)
-    for e in range(pred_ptr[n]):
+    for e in range(pred_ptr[0], pred_ptr[n]):
         succ_ptr[pred_idx[e] + 1] += 1
     for i in range(n):
         succ_ptr[i + 1] += succ_ptr[i]
     filled = np.zeros(n, np.int64)
-    succ_idx = np.zeros(pred_ptr[n], np.int64)
+    succ_idx = np.zeros(pred_ptr[n] - pred_ptr[0], np.int64)
     for j in range(n):
         for e in range(pred_ptr[j], pred_ptr[j + 1]):
             i = pred_idx[e]
@@ -149,83 +149,31 @@ def mirrored(p: Instance) -> Instance:
 
 
 @kernel
-def ancestors(n: int, pred_ptr: Ints, pred_idx: Ints) -> Bools:
-    """before[j, i]: operator i must finish before j starts."""
-    before = np.zeros((n, n), np.bool_)
-    for j in range(n):
-        for e in range(pred_ptr[j], pred_ptr[j + 1]):
-            i = pred_idx[e]
-            before[j, i] = True
-            for k in range(i):
-                before[j, k] |= before[i, k]
-    return before
-
-
-@kernel
-def series_cuts(before: Bools, cuts: Ints) -> int:
-    """Positions where everything earlier precedes everything later: the makespans there add up.
-
-    A part of the graph that is wholly before the rest is a prefix of every topological order, so
-    that it is enough to look at the prefixes of the given one. Fills cuts, 0 and n included, and
-    returns how many parts they make.
-    """
-    n = before.shape[0]
-    lowest = np.zeros(n + 1, np.int64)  # operators 0 .. lowest[k]-1 precede all of k, k+1, ...
-    lowest[n] = n
-    for j in range(n - 1, -1, -1):
-        reach = 0
-        while reach < j and before[j, reach]:
-            reach += 1
-        lowest[j] = min(reach, lowest[j + 1])
-    parts = 0
-    for k in range(1, n + 1):
-        if lowest[k] >= k:
-            parts += 1
-            cuts[parts] = k
-    return parts
-
-
-@entry
-def series_begins(ptr: Ints, pred_ptr: Ints, pred_idx: Ints) -> Bools:
-    """Of passes one after the other, the operators with which their series parts begin."""
-    begins = np.zeros(ptr[-1], np.bool_)
-    for p in range(ptr.shape[0] - 1):
-        first = ptr[p]
-        n = ptr[p + 1] - first
-        start = pred_ptr[first]
-        own = pred_ptr[first : first + n + 1] - start
-        cuts = np.zeros(n + 1, np.int64)
-        for c in range(series_cuts(ancestors(n, own, pred_idx[start:]), cuts)):
-            begins[first + cuts[c]] = True
-    return begins
-
-
-@kernel
 def least_makespan(
-    fastest: Floats, work: Floats, begins: Bools, pred_ptr: Ints, pred_idx: Ints
-) -> float:
+    ops: Ints, fastest: Floats, work: Floats, begins: Bools, pred_ptr: Ints, pred_idx: Ints,
+    finish: Floats, total: Floats,
+) -> float:  # fmt: skip
     """No more than `series_bound` of all series parts, at a fraction of its cost: of each part the
-    longest path and the work on every resource.
+    longest path and the work on every resource. `ops` are the operators' rows in `fastest` and
+    `work`; the last two arrays are room to work in.
     """
-    n, resources = work.shape
-    finish = np.zeros(n)
-    total = np.zeros(resources)
     longest = 0.0
     makespan = 0.0
-    for j in range(n):
+    for j in range(ops.shape[0]):
+        op = ops[j]
         if begins[j]:
             # Everything before has ended: later operators wait for it, whatever their edges.
             makespan += longest
             longest = 0.0
-            for r in range(resources):
+            for r in range(total.shape[0]):
                 total[r] = 0.0
         ready = makespan
         for e in range(pred_ptr[j], pred_ptr[j + 1]):
             ready = max(ready, finish[pred_idx[e]])
-        finish[j] = ready + fastest[j]
+        finish[j] = ready + fastest[op]
         longest = max(longest, finish[j] - makespan)
-        for r in range(resources):
-            total[r] += work[j, r]
+        for r in range(total.shape[0]):
+            total[r] += work[op, r]
             longest = max(longest, total[r])
     return makespan + longest
 
@@ -233,17 +181,10 @@ def least_makespan(
 @entry
 def prepare(
     duration: Floats, demand: Floats, capacity: Floats, pred_ptr: Ints, pred_idx: Ints
-) -> tuple[Instance, Bools, Ints]:
-    """The instance, which operators are ordered by precedence, and the cuts into series parts."""
-    n = duration.shape[0]
-    before = ancestors(n, pred_ptr, pred_idx)
-    cuts = np.zeros(n + 1, np.int64)
-    parts = series_cuts(before, cuts)
-    for j in range(n):
-        for i in range(j):
-            before[i, j] = before[j, i]
-    p = instance(duration, demand, capacity, pred_ptr, pred_idx)
-    return p, before, cuts[: parts + 1]
+) -> Instance:
+    """A problem as the kernels take it."""
+    p: Instance = instance(duration, demand, capacity, pred_ptr, pred_idx)
+    return p
 
 
 @kernel

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from atoll.cost.chips import chips_of_accelerator
 from atoll.cost.pricer import Cost, LayerTimes
-from atoll.cost.table import PassSet, build_costs, flatten
-from atoll.cost.table_kernels import Costs, capacities, pass_problem
+from atoll.cost.table import PassSet, build_costs, capacities, flatten, pass_problem
+from atoll.cost.table_kernels import Costs
 from atoll.fabric.network import Network
 from atoll.hardware.accelerator import Accelerator
 from atoll.profile import Profile
@@ -124,7 +124,7 @@ def _makespan_s(costs: Costs, passes: PassSet, number: int, rows: Sequence[int])
     problem = ScheduleProblem(
         duration_s=duration[list(rows)],
         demand=demand[list(rows)],
-        capacity=capacities(costs, 0),
+        capacity=capacities(costs, np.zeros(1, np.int64))[0],
         predecessors=before,
     )
     return solve(problem, effort=EFFORT).makespan_s

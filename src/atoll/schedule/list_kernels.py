@@ -7,21 +7,22 @@ the resource profile allows (Kolisch 1996).
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from atoll.jit import entry, kernel
 from atoll.schedule.bound_kernels import (
+    Bools,
     Floats,
     Instance,
     Ints,
-    ancestors,
     falling,
     heads_and_tails,
     instance,
     mirrored,
     restrict,
     series_bound,
-    series_cuts,
 )
 
 WAIT, SHARE = 0.0, 1.0
@@ -328,52 +329,85 @@ def portfolio(
     return best
 
 
-@entry
-def quick_bounds(
-    duration: Floats, demand: Floats, capacity: Floats, pred_ptr: Ints, pred_idx: Ints
-) -> tuple[float, float, int, int, Floats, Ints]:
-    """Cheap lower bound and portfolio, per series part: the entry for search loops.
+class Problems(NamedTuple):
+    """Schedule problems one after the other; see `ScheduleProblem`."""
 
-    The arrays are those of `ScheduleProblem`, with the edges in CSR form. Returns (lower bound,
-    makespan, kind and resource of the bound of the longest part, start, option), times in
-    seconds; both are infinite where some operator has no option that fits the chip.
+    ptr: Ints  # (problems + 1,): operators of problem i are ptr[i] .. ptr[i + 1] - 1
+    duration: Floats  # (operators, options)
+    demand: Floats  # (operators, options, resources)
+    capacity: Floats  # (problems, resources)
+    first: Ints  # (problems,): where a problem's operators begin in the graphs
+    pred_ptr: Ints  # edges in CSR form, numbered within a problem; problems may share a graph
+    pred_idx: Ints
+    begins: Bools  # operators of the graphs with which a series part begins
+
+
+class Quick(NamedTuple):
+    """What `quick_bounds` fills, times in seconds."""
+
+    lower_s: Floats  # (problems,)
+    upper_s: Floats  # (problems,): the makespan
+    kind: Ints  # (problems,): of the bound of the longest part
+    resource: Ints  # (problems,): of that bound
+    start_s: Floats  # (operators,)
+    option: Ints  # (operators,)
+
+
+@entry
+def quick_bounds(first: int, last: int, problems: Problems, found: Quick) -> None:
+    """Cheap lower bound and portfolio of problems first..last-1, per series part.
+
+    Both times are infinite where some operator has no option that fits the chip.
     """
-    n = duration.shape[0]
-    p = instance(duration, demand, capacity, pred_ptr, pred_idx)
-    start = np.zeros(n)
-    option = np.zeros(n, np.int64)
-    for j in range(n):
-        if p.useful[j] == 0:
-            return np.inf, np.inf, 0, 0, start, option
-    head = np.zeros(n)
-    tail = np.zeros(n)
-    lower = 0.0
-    upper = 0.0
-    longest = -1.0
-    kind = 0
-    resource = 0
-    cuts = np.zeros(n + 1, np.int64)
-    parts = series_cuts(ancestors(n, p.pred_ptr, p.pred_idx), cuts)
-    for c in range(parts):
-        lo = cuts[c]
-        hi = cuts[c + 1]
-        bound, what, r = series_bound(lo, hi, p, head, tail)
-        if bound > longest:
-            longest, kind, resource = bound, what, r
-        if hi - lo == 1:
-            option[lo] = p.options[lo, 0]
-            value = bound
-        else:
-            value = portfolio(lo, hi, p, bound, start, option)
-            if value > bound * (1.0 + MET):
-                restrict(lo, hi, p, value, head, tail)
-                again, what, r = series_bound(lo, hi, p, head, tail)
-                if again > bound:
-                    bound = again
-                    if longest <= bound:
-                        longest, kind, resource = bound, what, r
-        for j in range(lo, hi):
-            start[j] += upper
-        lower += min(bound, value)
-        upper += value
-    return lower, upper, kind, resource, start, option
+    for i in range(first, last):
+        own = problems.ptr[i]
+        n = problems.ptr[i + 1] - own
+        graph = problems.first[i]
+        p = instance(
+            problems.duration[own : own + n],
+            problems.demand[own : own + n],
+            problems.capacity[i],
+            problems.pred_ptr[graph : graph + n + 1],
+            problems.pred_idx,
+        )
+        start = found.start_s[own : own + n]
+        option = found.option[own : own + n]
+        head = np.zeros(n)
+        tail = np.zeros(n)
+        lower = 0.0
+        upper = 0.0
+        longest = -1.0
+        kind = 0
+        resource = 0
+        for j in range(n):
+            if p.useful[j] == 0:
+                upper = np.inf
+        hi = n if upper == np.inf else 0
+        while hi < n:
+            lo = hi
+            hi += 1
+            while hi < n and not problems.begins[graph + hi]:
+                hi += 1
+            bound, what, r = series_bound(lo, hi, p, head, tail)
+            if bound > longest:
+                longest, kind, resource = bound, what, r
+            if hi - lo == 1:
+                option[lo] = p.options[lo, 0]
+                value = bound
+            else:
+                value = portfolio(lo, hi, p, bound, start, option)
+                if value > bound * (1.0 + MET):
+                    restrict(lo, hi, p, value, head, tail)
+                    again, what, r = series_bound(lo, hi, p, head, tail)
+                    if again > bound:
+                        bound = again
+                        if longest <= bound:
+                            longest, kind, resource = bound, what, r
+            for j in range(lo, hi):
+                start[j] += upper
+            lower += min(bound, value)
+            upper += value
+        found.lower_s[i] = np.inf if upper == np.inf else lower
+        found.upper_s[i] = upper
+        found.kind[i] = kind
+        found.resource[i] = resource

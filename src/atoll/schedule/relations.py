@@ -23,9 +23,10 @@ import numpy as np
 
 from atoll.schedule.bound_kernels import EPSILON, Bools, Floats, Ints, prepare
 from atoll.schedule.bounds import solve_subsets
-from atoll.schedule.list_kernels import quick_bounds
 from atoll.schedule.problem import Goal, Schedule, ScheduleProblem
+from atoll.schedule.quick import quick_of
 from atoll.schedule.relation_kernels import propagate
+from atoll.schedule.series import ordered
 from atoll.stopping import Asked, go_on
 
 TRIED = 2
@@ -61,11 +62,12 @@ class Relations:
         )
         self.weight_s = weight_s
         n, options = problem.duration_s.shape
-        p, ordered, _ = prepare(*problem.arrays())
+        arrays = problem.arrays()
+        p = prepare(*arrays)
         alive = np.zeros((n, options), np.bool_)
         for j in range(n):
             alive[j, p.options[j, : p.useful[j]]] = True
-        before = np.triu(ordered)
+        before = np.triu(ordered(*arrays[3:]))
         self.root = _Node(alive, before, before.T | np.eye(n, dtype=np.bool_))
         both = problem.demand[:, :, None, None, :] + problem.demand[None, None]
         room = problem.capacity * (1.0 + EPSILON)
@@ -160,7 +162,7 @@ class Relations:
             np.concatenate([[0], np.cumsum(edges.sum(axis=0))]),
             np.ascontiguousarray(np.nonzero(edges.T)[1]),
         )
-        lower, upper, _, _, start, option = quick_bounds(*arrays)
+        lower, upper, _, _, start, option = quick_of(arrays)
         if upper < self.known.makespan_s:
             place = np.argsort(order)
             self.known = replace(
@@ -170,9 +172,9 @@ class Relations:
                 makespan_s=float(upper),
                 method="relations",
             )
-        p, ordered, _ = prepare(*arrays)
+        both = ordered(*arrays[3:])
         seed = self._seed(node, order)
-        subsets = solve_subsets(p, ordered, start, option, self._goal(), seed=seed)
+        subsets = solve_subsets(prepare(*arrays), both, start, option, self._goal(), seed=seed)
         bound = max(node.bound_s, float(lower), subsets.lower_bound_s)
         if bound >= self._goal():
             return None

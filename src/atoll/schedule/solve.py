@@ -22,9 +22,10 @@ from atoll.errors import InfeasibleError
 from atoll.schedule.bound_kernels import PATH, TRADE, WINDOW, WORK, Bools, Floats, Instance, prepare
 from atoll.schedule.bounds import allotment_bound, solve_subsets
 from atoll.schedule.branch_kernels import branch
-from atoll.schedule.list_kernels import quick_bounds
 from atoll.schedule.problem import RESOURCES, Goal, Schedule, ScheduleProblem
+from atoll.schedule.quick import quick_of
 from atoll.schedule.relations import Relations
+from atoll.schedule.series import ordered, part_begins
 from atoll.stopping import Asked, go_on, never, watched
 
 Effort = Literal["quick", "linear", "bounded", "exact"]
@@ -61,10 +62,11 @@ def solve(
     first, goal = quick(problem), Goal(tolerance, enough_s)
     if effort == "quick" or goal.met(first):
         return first
-    _, _, cuts = prepare(*problem.arrays())
-    if cuts.size == 2:
+    begins = np.flatnonzero(part_begins(*problem.arrays()[3:]))
+    if begins.size == 1:
         return _solve_part(problem, first, effort, goal, stop)
-    parts = [_part(problem, lo, hi) for lo, hi in pairwise(cuts.tolist())]
+    cuts = pairwise([*begins.tolist(), problem.operators])
+    parts = [_part(problem, lo, hi) for lo, hi in cuts]
     found = [quick(part) for part in parts]
     for i, part in enumerate(parts):
         others_s = sum(other.lower_bound_s for other in (*found[:i], *found[i + 1 :]))
@@ -76,7 +78,7 @@ def solve(
 
 def quick(problem: ScheduleProblem) -> Schedule:
     """Cheap bounds and the portfolio of list schedules."""
-    lower, upper, kind, resource, start, option = quick_bounds(*problem.arrays())
+    lower, upper, kind, resource, start, option = quick_of(problem.arrays())
     if not np.isfinite(upper):
         fits = np.isfinite(problem.duration_s) & np.all(problem.demand <= problem.capacity, axis=2)
         stuck = int(np.flatnonzero(~fits.any(axis=1))[0])
@@ -92,8 +94,8 @@ def quick(problem: ScheduleProblem) -> Schedule:
     return Schedule(
         start_s=tuple(start.tolist()),
         option=tuple(option.tolist()),
-        makespan_s=float(upper),
-        lower_bound_s=min(float(lower), float(upper)),
+        makespan_s=upper,
+        lower_bound_s=min(lower, upper),
         method="list",
         bound=bound,
     )
@@ -108,8 +110,9 @@ def _solve_part(
 ) -> Schedule:
     """Close the gap of a part that is not in series."""
     mirror = _reversed(problem)
-    forward, ordered, _ = prepare(*problem.arrays())
-    backward, _, _ = prepare(*mirror.arrays())
+    arrays = problem.arrays()
+    forward, backward = prepare(*arrays), prepare(*mirror.arrays())
+    before = ordered(*arrays[3:])
     weight = np.zeros(problem.operators)
     weighted_for = np.inf
     for width, nodes in STEPS[effort]:
@@ -119,7 +122,7 @@ def _solve_part(
         if known.makespan_s < weighted_for:
             # A shorter schedule rules more options out, which may make the weights stronger.
             weighted_for = known.makespan_s
-            known, weight = _weigh(problem, forward, ordered, known, goal)
+            known, weight = _weigh(problem, forward, before, known, goal)
         # Neither direction of time is better on all graphs, and each profits from the other.
         if not goal.met(known):
             known = _branch(forward, known, weight, goal, width, stop)
@@ -133,19 +136,19 @@ def _solve_part(
 
 
 def _weigh(
-    problem: ScheduleProblem, p: Instance, ordered: Bools, known: Schedule, goal: Goal
+    problem: ScheduleProblem, p: Instance, before: Bools, known: Schedule, goal: Goal
 ) -> tuple[Schedule, Floats]:
     """Bounds by linear programmes, and the weights of operators that prove the best one."""
     start, option = np.array(known.start_s), np.array(known.option, dtype=np.int64)
     # Options too slow for anything shorter than the schedule known, or than what would be ruled
     # out, are dropped from p: bounds then hold for such schedules.
     cut_s = min(known.makespan_s, goal.enough_s)
-    subsets = solve_subsets(p, ordered, start, option, cut_s)
+    subsets = solve_subsets(p, before, start, option, cut_s)
     weight = subsets.weight_s
     known = _improved(known, min(subsets.lower_bound_s, cut_s), "feasible subsets")
     if not subsets.optimal and not goal.met(known):
         # Many operators at once: the sets are too many to search, but not their blends.
-        allotment = allotment_bound(p, np.tril(ordered), names=_resource_names(problem))
+        allotment = allotment_bound(p, np.tril(before), names=_resource_names(problem))
         least_s = min(allotment.lower_bound_s, cut_s)
         known = _improved(known, least_s, f"allotment, {allotment.binding}")
         if allotment.weight_s.sum() > subsets.lower_bound_s:

@@ -7,17 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from atoll.cost.table_kernels import (
-    RESOURCES,
-    capacities,
-    operator_floor,
-    pass_predecessors,
-    pass_problem,
-    side_by_side,
-)
+from atoll.cost.table_kernels import MAX_PASS, RESOURCES, operator_floor, side_by_side
 from atoll.jit import entry, kernel
-from atoll.schedule.bound_kernels import EPSILON, least_makespan
-from atoll.schedule.list_kernels import quick_bounds
+from atoll.schedule.bound_kernels import least_makespan
 
 
 @entry
@@ -50,7 +42,7 @@ def roofline(
     than its longest path of such operators, nor than the sum of either kind of work.
     """
     count = passes.ptr.shape[0] - 1
-    finish = np.zeros(256)
+    finish = np.zeros(MAX_PASS)
     for chip in range(start, stop):
         for p in range(count):
             if not wanted[p]:
@@ -155,62 +147,37 @@ def floors_s(floors, pass_s, repeats, block_layer, found):
 
 
 @entry
-def layer_floors(start, stop, begins, costs, passes, chips, layers, lower):
+def layer_floors(start, stop, begins, capacity, costs, passes, chips, layers, lower):
     """Lower bounds on the makespans of the passes of pairs start..stop-1 of a chip and a layer, in
     the order of the chips: fills (pairs, 2), forward and backward.
 
     An operator's fastest option and its least work are looked up once for all passes of a chip;
-    `begins` says with which operators series parts begin.
+    `begins` says with which operators series parts begin, `capacity` what each chip has of each
+    resource.
     """
     options = costs.tensor_count.shape[1]
     duration = np.empty(options)
-    demand = np.empty((options, RESOURCES))
-    known = np.full(costs.kind.shape[0], -1)
+    demand = np.empty((options, RESOURCES + costs.level_Bps.shape[1]))
+    known = np.zeros(costs.kind.shape[0], np.int64)
     fastest = np.empty(known.shape[0])
     work = np.empty((known.shape[0], RESOURCES))
+    finish = np.empty(MAX_PASS)
+    total = np.empty(RESOURCES)
     for pair in range(start, stop):
         chip = chips[pair]
-        capacity = capacities(costs, chip) * (1.0 + EPSILON)
         for direction in range(2):
             p = 2 * layers[pair] + direction
-            ops = passes.op[passes.ptr[p] : passes.ptr[p + 1]]
-            for op in ops:
-                if known[op] != chip:
-                    known[op] = chip
+            first = passes.ptr[p]
+            last = passes.ptr[p + 1]
+            ops = passes.op[first:last]
+            for j in range(ops.shape[0]):
+                op = ops[j]
+                if known[op] != chip + 1:
+                    known[op] = chip + 1
                     fastest[op] = operator_floor(
-                        costs, chip, op, capacity, duration, demand, work[op]
+                        costs, chip, op, capacity[chip], duration, demand, work[op]
                     )
-            pred_ptr, pred_idx = pass_predecessors(passes, p)
-            first = begins[passes.ptr[p] : passes.ptr[p + 1]]
+            edges = passes.pred_ptr[first : last + 1]
             lower[pair, direction] = least_makespan(
-                fastest[ops], work[ops], first, pred_ptr, pred_idx
+                ops, fastest, work, begins[first:last], edges, passes.pred_idx, finish, total
             )
-
-
-@entry
-def schedule_bounds(start, stop, costs, passes, chips, layers, lower, upper):
-    """Quick bounds on the makespans of the passes of pairs start..stop-1 of a chip and a layer:
-    fills two arrays (pairs, 2), forward and backward.
-    """
-    for pair in range(start, stop):
-        chip = chips[pair]
-        capacity = capacities(costs, chip)
-        for direction in range(2):
-            p = 2 * layers[pair] + direction
-            duration, demand = pass_problem(costs, passes, p, chip)
-            pred_ptr, pred_idx = pass_predecessors(passes, p)
-            bounds = quick_bounds(duration, demand, capacity, pred_ptr, pred_idx)
-            lower[pair, direction] = bounds[0]
-            upper[pair, direction] = bounds[1]
-
-
-@entry
-def fastest_s(start, stop, costs, passes, node_pass, node_chip, result):
-    """Shortest duration of each operator of one pass of nodes start..stop-1: fills `result`."""
-    for node in range(start, stop):
-        duration, _ = pass_problem(costs, passes, node_pass[node], node_chip[node])
-        for j in range(duration.shape[0]):
-            least = np.inf
-            for o in range(duration.shape[1]):
-                least = min(least, duration[j, o])
-            result[node, j] = least

@@ -15,9 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.cost.chips import Chips
-from atoll.cost.table import PassSet, build_costs, cost_model
-from atoll.cost.table_kernels import Costs, capacities, pass_problem
-from atoll.explore.pricing.bound_kernels import fastest_s, layer_floors, schedule_bounds
+from atoll.cost.table import (
+    PassSet,
+    build_costs,
+    capacities,
+    cost_model,
+    pass_problem,
+    pass_problems,
+)
+from atoll.cost.table_kernels import Costs
+from atoll.explore.pricing.bound_kernels import layer_floors
 from atoll.explore.pricing.layouts import Setting
 from atoll.explore.pricing.limit import operator_J, pass_J, resting_W, shortest_s
 from atoll.explore.pricing.work import OperatorWork, operator_work
@@ -26,13 +33,18 @@ from atoll.jit import Kernel, over_ranges
 from atoll.kernel_cache import wait_for_kernels
 from atoll.placement.chain import Division, PlacementProblem, Times
 from atoll.placement.plan import Placement
+from atoll.schedule.bound_kernels import EPSILON
+from atoll.schedule.list_kernels import Problems, quick_bounds
 from atoll.schedule.problem import Schedule, ScheduleProblem
+from atoll.schedule.quick import empty_quick
 from atoll.schedule.solve import Effort, solve
 from atoll.stopping import Asked, never
 from atoll.workload.graph.layer import predecessors
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+BLOCK = 256
+"""Passes on chips whose operators' options are in memory at a time, for each thread."""
 HALVINGS = 5
 """Of a pass's gap, to know which part of it a proof needs."""
 
@@ -74,21 +86,50 @@ class Priced:
     ) -> tuple[FloatArray, FloatArray]:
         """Quick bounds of many nodes, from below and above: each (nodes, layers, forward and
         backward)."""
-        lower, upper = self._bounds(node_chip, node_variant, schedule_bounds, 2)
+
+        def fill(start: int, stop: int, chips: IntArray, layers: IntArray, *found: Any) -> None:
+            each = np.arange(2 * start, 2 * stop)
+            passes, own = 2 * layers[each // 2] + each % 2, chips[each // 2]
+            for at in range(0, len(each), BLOCK):
+                part = slice(at, at + BLOCK)
+                for bound, seconds in zip(
+                    found, self._quick_bounds(passes[part], own[part]), strict=True
+                ):
+                    bound.reshape(-1)[each[part]] = seconds
+
+        lower, upper = self._bounds(node_chip, node_variant, fill, 2)
         return lower, upper
+
+    def _quick_bounds(
+        self, node_pass: IntArray, node_chip: IntArray
+    ) -> tuple[FloatArray, FloatArray]:
+        graphs = self.passes.arrays
+        ptr, duration, demand = pass_problems(self.costs, graphs, node_pass, node_chip)
+        problems = Problems(
+            ptr, duration, demand, capacities(self.costs, node_chip), graphs.ptr[node_pass],
+            graphs.pred_ptr, graphs.pred_idx, self.variants.begins,
+        )  # fmt: skip
+        found = empty_quick(len(node_pass), len(duration))
+        quick_bounds(0, len(node_pass), problems, found)
+        return found.lower_s, found.upper_s
 
     def floors(self, node_chip: IntArray, node_variant: IntArray) -> FloatArray:
         """From below alone, at a fraction of the cost: paths and work."""
-        begins = self.variants.begins
+        begins, every = self.variants.begins, np.arange(len(self.costs.tensor_cores))
+        capacity = capacities(self.costs, every) * (1.0 + EPSILON)
+        tables = begins, capacity, self.costs, self.passes.arrays
 
-        def kernel(start: int, stop: int, *arguments: Any) -> None:
-            layer_floors(start, stop, begins, *arguments)
+        def fill(start: int, stop: int, *arguments: Any) -> None:
+            layer_floors(start, stop, *tables, *arguments)
 
-        return self._bounds(node_chip, node_variant, kernel, 1)[0]
+        return self._bounds(node_chip, node_variant, fill, 1)[0]
 
     def _bounds(
-        self, node_chip: IntArray, node_variant: IntArray, kernel: Kernel, count: int
+        self, node_chip: IntArray, node_variant: IntArray, fill: Kernel, count: int
     ) -> tuple[FloatArray, ...]:
+        """`fill(start, stop, chips, layers, *found)` fills bounds of pairs of a chip and a layer,
+        each (pairs, 2).
+        """
         ranges = self.variants.layer_ranges
         begin, layers = ranges[node_variant], np.diff(ranges)[node_variant]
         node = np.repeat(np.arange(len(node_chip)), layers)
@@ -98,8 +139,8 @@ class Priced:
         every = len(self.passes.layers)
         pairs, number = np.unique(node_chip[node] * every + layer, return_inverse=True)
         found = np.zeros((count, len(pairs), 2))
-        arguments = (self.costs, self.passes.arrays, *np.divmod(pairs, every), *found)
-        over_ranges(lambda a, b: kernel(a, b, *arguments), len(pairs))
+        arguments = (*np.divmod(pairs, every), *found)
+        over_ranges(lambda a, b: fill(a, b, *arguments), len(pairs))
         if self.setting.limit is not None:
             chip, layer = np.divmod(pairs, every)
             used, at = np.unique(layer, return_inverse=True)
@@ -114,10 +155,16 @@ class Priced:
         block = np.array([2 * (v.first_layer + v.facts.block_kind) for v in variants], np.int64)
         most = max(len(v.passes[v.facts.block_kind].forward) for v in variants)
         result = np.zeros((len(node_chip), most))
-        arguments = (self.costs, self.passes.arrays, block[node_variant], node_chip, result)
-        over_ranges(lambda a, b: fastest_s(a, b, *arguments), len(node_chip))
+        passes = block[node_variant]
+        for start in range(0, len(node_chip), BLOCK):
+            part = slice(start, start + BLOCK)
+            ptr, duration, _ = pass_problems(
+                self.costs, self.passes.arrays, passes[part], node_chip[part]
+            )
+            own = np.arange(most) < np.diff(ptr)[:, None]
+            result[part][own] = duration.min(axis=1)
         if self.setting.limit is not None:
-            self._limit_operators(block[node_variant], node_chip, result)
+            self._limit_operators(passes, node_chip, result)
         for number in np.unique(node_variant):
             if variants[number].cp > 1:  # the turns of a ring together
                 rows, turns = node_variant == number, variants[number].turns
@@ -218,7 +265,7 @@ class Priced:
         return ScheduleProblem(
             duration_s=duration,
             demand=demand,
-            capacity=capacities(self.costs, chip),
+            capacity=capacities(self.costs, np.array([chip]))[0],
             predecessors=predecessors(self.passes.operators(pass_index)),
         )
 

@@ -20,8 +20,8 @@ from atoll.errors import AtollError
 from atoll.placement.chain import ChainFacts, chain_facts
 from atoll.profile import Profile
 from atoll.questions import SearchQuestion
-from atoll.schedule.bound_kernels import series_begins
 from atoll.schedule.chip import TURN, in_turns
+from atoll.schedule.series import series_begins
 from atoll.step.layout import Layout
 from atoll.step.orders import SPLIT
 from atoll.stopping import Asked, go_on, never

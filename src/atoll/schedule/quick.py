@@ -1,0 +1,47 @@
+"""Quick bounds and schedules of one problem, by the kernel that takes many."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from atoll.schedule.bound_kernels import Floats, Ints
+from atoll.schedule.list_kernels import Problems, Quick, quick_bounds
+from atoll.schedule.problem import Arrays
+from atoll.schedule.series import part_begins
+
+
+class QuickSchedule(NamedTuple):
+    """Both times are infinite where some operator has no option that fits the chip."""
+
+    lower_s: float
+    upper_s: float
+    kind: int  # of the bound of the longest part, and its resource
+    resource: int
+    start_s: Floats
+    option: Ints
+
+
+def empty_quick(problems: int, operators: int) -> Quick:
+    """Room for the results of so many problems with so many operators in all."""
+    lower_s, upper_s = np.zeros(problems), np.zeros(problems)
+    kind, resource = np.zeros(problems, np.int64), np.zeros(problems, np.int64)
+    return Quick(
+        lower_s, upper_s, kind, resource, np.zeros(operators), np.zeros(operators, np.int64)
+    )
+
+
+def quick_of(arrays: Arrays) -> QuickSchedule:
+    """Of the problem with these arrays, see `ScheduleProblem.arrays`."""
+    duration, demand, capacity, pred_ptr, pred_idx = arrays
+    n = len(duration)
+    begins = part_begins(pred_ptr, pred_idx)
+    zero, ptr = np.zeros(1, np.int64), np.array([0, n], np.int64)
+    problems = Problems(ptr, duration, demand, capacity[None], zero, pred_ptr, pred_idx, begins)
+    found = empty_quick(1, n)
+    quick_bounds(0, 1, problems, found)
+    return QuickSchedule(
+        float(found.lower_s[0]), float(found.upper_s[0]), int(found.kind[0]),
+        int(found.resource[0]), found.start_s, found.option,
+    )  # fmt: skip
