@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import errno
 import gc
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -53,6 +54,56 @@ def half(values: np.ndarray) -> float:
 
 def test_entries_share_kernels_that_call_kernels() -> None:
     assert [twice(np.arange(4.0)), half(np.arange(4.0))] == [12.0, 3.0]
+
+
+class Record(NamedTuple):
+    rows: np.ndarray
+    order: np.ndarray
+
+
+@kernel
+def row_sum(record: Record, row: int) -> float:
+    """Sees views of its arguments alone."""
+    own = record.rows[row]
+    total = 0.0
+    for value in own[1:]:
+        total += value
+    return total + own[0] - record.rows[row, 0]
+
+
+@entry
+def borrowed(record: Record) -> float:
+    total = 0.0
+    for row in range(record.rows.shape[0]):
+        total += row_sum(record, row)
+    return total
+
+
+@entry
+def gathered(record: Record) -> float:
+    return record.rows[record.order][0, 0]
+
+
+@entry
+def given_back(record: Record) -> np.ndarray:
+    return record.rows[1]
+
+
+@pytest.mark.parametrize(
+    ("call", "expected", "is_counted"),
+    [(borrowed, 54.0, False), (gathered, 8.0, True), (given_back, [4.0, 5.0, 6.0, 7.0], True)],
+)
+def test_references_are_counted_where_arrays_are_made_or_returned(
+    call: Any, expected: Any, is_counted: bool
+) -> None:
+    record = Record(np.arange(12.0).reshape(3, 4), np.array([2, 0]))
+    before = [sys.getrefcount(array) for array in record]
+    for _ in range(3):
+        assert np.array_equal(call(record), expected)
+    assert [sys.getrefcount(array) for array in record] == before
+    assert call.stats.cache_hits or ("NRT_decref" in call.inspect_llvm().popitem()[1]) == is_counted
+    kept = given_back(Record(np.full((64, 1 << 12), 7.0), record.order))
+    assert np.all(kept == 7.0)
 
 
 def overlaps(left: np.ndarray, right: np.ndarray) -> float:

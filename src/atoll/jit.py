@@ -24,7 +24,7 @@ use_kernel_cache()
 
 from numba import jit, njit  # noqa: E402  (it reads its environment when it is imported)
 from numba._dynfunc import make_function  # noqa: E402
-from numba.core import config, event  # noqa: E402
+from numba.core import config, event, ir  # noqa: E402
 from numba.core.caching import FunctionCache, IndexDataCacheFile  # noqa: E402
 from numba.core.codegen import JITCodeLibrary  # noqa: E402
 from numba.core.compiler import Compiler  # noqa: E402
@@ -51,6 +51,15 @@ class _EntryCode(JITCodeLibrary):
     def _optimize_functions(self, ll_module: Any) -> None:
         ll_module.data_layout = self._codegen._data_layout
 
+    def _optimize_final_module(self) -> None:
+        """Once and at the usual level. Numba optimises twice, lightly and at the highest."""
+        made = self._codegen._module_pass_manager(opt=2)
+        if not isinstance(made, tuple):  # of an older numba
+            super()._optimize_final_module()
+            return
+        passes, builder = made
+        passes.run(self._final_module, builder)
+
 
 class _LinkedCode(_EntryCode):
     """The code of a kernel as its callers link it in, neither optimised nor made runnable.
@@ -66,6 +75,51 @@ class _LinkedCode(_EntryCode):
         self._finalized = True
 
 
+_BORROWING = {"getattr", "static_getitem", "getitem", "build_tuple", "exhaust_iter", "cast"} | {
+    "getiter", "iternext", "pair_first", "phi"
+}  # fmt: skip
+"""Expressions that make no array: what they give belongs to their operands."""
+
+
+def _owns_nothing(state: Any) -> bool:
+    """Whether a typed kernel makes no array and returns none: all that it sees are its arguments,
+    which its caller holds.
+    """
+
+    def counted(kind: Any) -> bool:
+        return bool(state.targetctx.data_model_manager[kind].contains_nrt_meminfo())
+
+    def borrows(value: Any) -> bool:
+        if not isinstance(value, ir.Expr):
+            return isinstance(value, ir.Arg | ir.Var)
+        gathers = value.op == "getitem" and counted(state.typemap[value.index.name])
+        return value.op in _BORROWING and not gathers
+
+    return not counted(state.return_type) and all(
+        borrows(assigned.value)
+        for block in state.func_ir.blocks.values()
+        for assigned in block.find_insts(ir.Assign)
+        if counted(state.typemap[assigned.target.name])
+    )
+
+
+@contextmanager
+def _uncounted(state: Any) -> Iterator[None]:
+    """Lower without counting references to arrays, where nothing can be lost by that.
+
+    Numba counts every array of every argument in and out of every function: a third of the code
+    of kernels that take records of dozens of them.
+    """
+    usual = state.targetctx
+    if _owns_nothing(state):
+        state.targetctx = usual.subtarget(enable_nrt=False)
+        vars(state.targetctx).pop("nrt", None)  # made for the other
+    try:
+        yield
+    finally:
+        state.targetctx = usual
+
+
 @register_pass(mutates_CFG=True, analysis_only=False)
 class _LowerLinked(NativeLowering):
     """Lowers a kernel to code that waits for its callers."""
@@ -77,7 +131,8 @@ class _LowerLinked(NativeLowering):
         # A copy: what is compiled for one set of flags is found again by them.
         state.flags = state.flags.copy()
         state.flags.no_cpython_wrapper = state.flags.no_compile = True
-        super().run_pass(state)
+        with _uncounted(state):
+            super().run_pass(state)
         lowered = state.cr
         name, library = lowered.fndesc.qualname, (state.library,)
         handle = make_function(lowered.fndesc.lookup_module(), name, "", 0, lowered.env, library)
@@ -95,7 +150,8 @@ class _LowerEntry(NativeLowering):
     def run_pass(self, state: Any) -> bool:
         state.library = _EntryCode(state.targetctx.codegen(), state.func_id.func_qualname)
         state.library.enable_object_caching()
-        done: bool = super().run_pass(state)
+        with _uncounted(state):
+            done: bool = super().run_pass(state)
         return done
 
 
