@@ -1,27 +1,30 @@
 """What `kernel_cache.compile_in_background` runs: one part of the kernels that a search needs.
 
-The search itself compiles those of the placement, which it needs first.
+The search itself compiles those of the placement, which it needs first. A part imports what it
+compiles and no more: others wait for it.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 
 import numpy as np
 
-from atoll.cost.chips import chips_of_space
-from atoll.explore.answer.scope import open_space
-from atoll.explore.pricing.evaluate import Priced
-from atoll.explore.run import prepare_search
-from atoll.hardware.space import Space
-from atoll.questions import SearchQuestion
-from atoll.schedule.bound_kernels import Instance, prepare
-from atoll.schedule.bounds import solve_subsets
-from atoll.schedule.branch_kernels import branch
+LATER = 5
+"""By so much a part that is needed late gives way to the others, on Unix's scale."""
 
 
 def bounds() -> None:
     """Operators' costs and quick bounds, on one chip and a small model."""
+    from atoll.cost.chips import chips_of_space
+    from atoll.explore.answer.scope import open_space
+    from atoll.explore.pricing.evaluate import Priced
+    from atoll.explore.run import prepare_search
+    from atoll.hardware.space import Space
+    from atoll.questions import SearchQuestion
+    from atoll.schedule.bound_kernels import prepare
+
     job = SearchQuestion.of(model="bert-large", microbatch=1, tp=1, devices=8)
     space, _ = open_space(job)
     assert isinstance(space, Space)
@@ -32,12 +35,15 @@ def bounds() -> None:
     first = np.zeros(1, np.int64)
     priced.floors(first, first)
     priced.schedule_bounds(first, first)
-    priced.operators_s(0, variants.variants[0])
     prepare(*priced.problem(0, 0).arrays())
 
 
 def schedules() -> None:
     """The searches for schedules, on an instance of one operator: making it takes no kernel."""
+    from atoll.schedule.bound_kernels import Instance
+    from atoll.schedule.bounds import solve_subsets
+    from atoll.schedule.branch_kernels import branch
+
     none = np.zeros(0, np.int64)
     instance = Instance(
         duration=np.ones((1, 1)), demand=np.ones((1, 1, 1)), capacity=np.ones(1),
@@ -51,4 +57,7 @@ def schedules() -> None:
 
 
 if __name__ == "__main__":
-    {"bounds": bounds, "schedules": schedules}[sys.argv[1]]()
+    part = {"bounds": bounds, "schedules": schedules}[sys.argv[1]]
+    if part is schedules and hasattr(os, "nice"):
+        os.nice(LATER)
+    part()
