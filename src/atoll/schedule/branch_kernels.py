@@ -11,7 +11,8 @@ because no set of operators earns more than one second per second; so the bound 
 the time that a poor set wastes, and the little waste that an incumbent allows leaves few nodes.
 
 All nodes of a level have started as many operators. One that another one dominates (same started,
-same running, no end and no `now` later) is dropped. A level keeps at most `width` nodes, the most
+`now` no later, and what still runs then runs there too, no shorter and with no less of anything) is
+dropped: whatever follows it could follow the other. A level keeps at most `width` nodes, the most
 promising; the bounds of the others go into the lower bound that is returned, so the result is a
 proof whatever the width, and the optimum if nothing was left out.
 """
@@ -21,6 +22,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from atoll.jit import entry, kernel
 from atoll.schedule.bound_kernels import (
@@ -38,6 +40,10 @@ MOST_RUNNING = 16
 """Operators that may run at once in a node; nodes with more count as left out."""
 
 
+Numbers = NDArray[np.int32]
+"""Of nodes, operators and options: half as many bytes, of which there are many."""
+
+
 class Level(NamedTuple):
     """Nodes that have started equally many operators."""
 
@@ -45,28 +51,35 @@ class Level(NamedTuple):
     now: Floats
     latest: Floats  # end of the last operator to end, so far
     running: Ints  # how many operators run
-    operator: Ints  # (width, most running), by end
-    option: Ints
+    operator: Numbers  # (width, most running), by end
+    option: Numbers
     end: Floats
 
 
 class Children(NamedTuple):
     """Candidates for the next level: who starts what, when, and the bound then."""
 
-    parent: Ints
-    operator: Ints
-    option: Ints
+    parent: Numbers
+    operator: Numbers
+    option: Numbers
     start: Floats
     bound: Floats
-    following: Ints  # next candidate in the same bin
+    following: Numbers  # next candidate in the same bin
+
+
+class Seen(NamedTuple):
+    """Nodes of a level by what they have started."""
+
+    code: Ints
+    following: Numbers  # next node in the same bucket; -1 after the last
 
 
 @kernel
 def empty_level(width: int, operators: int, most: int) -> Level:
     return Level(
         np.zeros((width, operators), np.bool_), np.zeros(width), np.zeros(width),
-        np.zeros(width, np.int64), np.zeros((width, most), np.int64),
-        np.zeros((width, most), np.int64), np.zeros((width, most)),
+        np.zeros(width, np.int64), np.zeros((width, most), np.int32),
+        np.zeros((width, most), np.int32), np.zeros((width, most)),
     )  # fmt: skip
 
 
@@ -198,35 +211,49 @@ def start_child(c: int, p: Instance, children: Children, level: Level, m: int, b
     for i in range(level.started.shape[1]):
         if below.started[m, i]:
             code += (i + 1) * 2654435761 + ((i + 3) * (i + 3) * 40503 << 13)
-    for x in range(size):
-        i = below.operator[m, x] * 64 + below.option[m, x]
-        code += (i + 7) * 97531 * (i + 11) + ((i + 5) << 31)
     code ^= code >> 17
     return code & 0x7FFFFFFFFFFFFFFF
 
 
 @kernel
-def dominated(m: int, other: int, level: Level) -> bool:
-    """Whether node `other` has all that node m has, no later."""
-    size = level.running[m]
-    if level.running[other] != size or level.now[other] > level.now[m]:
-        return False
-    for i in range(level.started.shape[1]):
-        if level.started[m, i] != level.started[other, i]:
-            return False
+def dominated(
+    m: int, code: int, first: int, seen: Seen, level: Level, demand: Floats, until: Floats,
+    chosen: Ints,
+) -> bool:  # fmt: skip
+    """Whether one of the nodes from `first` on, in its chain, has started what node m has, and
+    leaves as much room at all times: what it still runs when m goes on, m runs as well, no shorter
+    and with no less of any resource.
+
+    `until` and `chosen` are scratch, zero before and after: when m's operators end, their options.
+    """
+    # One call for the whole chain, and arrays by name: each call counts references to all of them.
+    nows, latests, runnings, started = level.now, level.latest, level.running, level.started
+    operators, options, ends = level.operator, level.option, level.end
+    codes, chain = seen.code, seen.following
+    now, latest, size = nows[m], latests[m], runnings[m]
     for x in range(size):
-        found = False
-        for z in range(size):
-            if (
-                level.operator[other, z] == level.operator[m, x]
-                and level.option[other, z] == level.option[m, x]
-                and level.end[other, z] <= level.end[m, x]
-            ):
-                found = True
-                break
-        if not found:
-            return False
-    return True
+        until[operators[m, x]] = ends[m, x]
+        chosen[operators[m, x]] = options[m, x]
+    found = False
+    other = first
+    while other >= 0 and not found:
+        found = codes[other] == code and nows[other] <= now and latests[other] <= latest
+        z = runnings[other] - 1
+        while found and z >= 0 and ends[other, z] > now:
+            j = operators[other, z]
+            o = options[other, z]
+            found = ends[other, z] <= until[j]
+            if found and o != chosen[j]:
+                for r in range(demand.shape[2]):
+                    found = found and demand[j, o, r] <= demand[j, chosen[j], r]
+            z -= 1
+        if found:
+            for i in range(started.shape[1]):
+                found = found and started[m, i] == started[other, i]
+        other = chain[other]
+    for x in range(size):
+        until[operators[m, x]] = 0.0
+    return found
 
 
 @entry
@@ -252,20 +279,22 @@ def branch(
     below = empty_level(width, n, most)
     room = 16 * width + 4096
     children = Children(
-        np.zeros(room, np.int64), np.zeros(room, np.int64), np.zeros(room, np.int64),
-        np.zeros(room), np.zeros(room), np.zeros(room, np.int64),
+        np.zeros(room, np.int32), np.zeros(room, np.int32), np.zeros(room, np.int32),
+        np.zeros(room), np.zeros(room), np.zeros(room, np.int32),
     )  # fmt: skip
-    past = np.zeros((n, width, 3), np.int64)  # parent, operator, option of each kept node
+    past = np.zeros((n, width, 3), np.int32)  # parent, operator, option of each kept node
     past_start = np.zeros((n, width))
     buckets = 1
     while buckets < 2 * width:
         buckets *= 2
     table = np.zeros(buckets, np.int64)
-    chain = np.zeros(width, np.int64)
+    seen = Seen(np.zeros(width, np.int64), np.zeros(width, np.int32))
     bins = np.zeros(BINS, np.int64)
     busy = np.zeros(n, np.bool_)
     tried = np.zeros((n, p.options.shape[1]), np.bool_)
     free = np.zeros(p.capacity.shape[0])
+    until = np.zeros(n)
+    chosen = np.zeros(n, np.int64)
     lost = np.inf
     kept = zero + 1
     nodes = 0
@@ -298,11 +327,9 @@ def branch(
                     continue
                 code = start_child(c, p, children, level, kept, below)
                 bucket = code & (buckets - 1)
-                other = table[bucket]
-                while other >= 0 and not dominated(kept, other, below):
-                    other = chain[other]
-                if other < 0:
-                    chain[kept] = table[bucket]
+                if not dominated(kept, code, table[bucket], seen, below, p.demand, until, chosen):
+                    seen.following[kept] = table[bucket]
+                    seen.code[kept] = code
                     table[bucket] = kept
                     past[depth, kept, 0] = children.parent[c]
                     past[depth, kept, 1] = children.operator[c]
