@@ -225,7 +225,8 @@ NOT_COUNTED = "masked attention and recomputation not counted"
 
 def format_mfu(mfu: float, decimals: int = 1) -> str:
     """A model FLOPs utilisation with its convention beside it (`workload/flops.py`)."""
-    return f"{mfu:.{decimals}%} ({NOT_COUNTED})"
+    peak = "of the 16-bit peak; " if mfu > 1 else ""  # narrow products go beyond it
+    return f"{mfu:.{decimals}%} ({peak}{NOT_COUNTED})"
 
 
 def counted(number: int, noun: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import atoll
-from atoll.units import NOT_COUNTED
+from atoll.units import NOT_COUNTED, format_mfu
 from atoll.wafer.api import estimate_wafer
 from atoll.workload import load_config
 from atoll.workload.flops import model_flops
@@ -97,3 +97,8 @@ def test_search_estimate_and_wafer_count_alike_and_stay_below_the_peak(
         flops * wafer.evaluation.samples_per_s / wafer.wafer.peak_flops
     )
     assert wafer.mfu <= 1.0
+
+
+def test_a_utilisation_above_one_says_of_which_peak() -> None:
+    assert format_mfu(1.529) == f"152.9% (of the 16-bit peak; {NOT_COUNTED})"
+    assert format_mfu(0.541) == f"54.1% ({NOT_COUNTED})"
