@@ -5,13 +5,16 @@ from __future__ import annotations
 import atexit
 import os
 import stat
+import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from numba.core.compiler_lock import global_compiler_lock
 
 from atoll import kernel_cache
 
@@ -192,3 +195,27 @@ def test_systems_without_user_numbers_keep_the_home(
 ) -> None:
     monkeypatch.delattr(os, "geteuid")
     assert chosen() == home / "atoll" / NAME
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="begins anew elsewhere")
+def test_a_copy_of_the_process_compiles_and_ends_quietly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    kept = (tmp_path / "open").open("w")
+
+    def compile_part(name: str) -> None:
+        print("heard by nobody")
+        (tmp_path / name).write_text(str(Path(f"/proc/self/fd/{kept.fileno()}").exists()))
+        raise OSError("not shown either")
+
+    monkeypatch.setattr("atoll.warm.compile_part", compile_part)
+    helper = kernel_cache._forked("bounds")
+    assert helper is not None
+    assert helper.wait() == 0 == helper.poll()
+    assert (tmp_path / "bounds").read_text() == "False"  # what is open here is closed there
+    assert capfd.readouterr() == ("", "")
+
+
+def test_no_copy_is_made_while_another_thread_compiles() -> None:
+    with ThreadPoolExecutor(1) as pool, global_compiler_lock:
+        assert pool.submit(kernel_cache._forked, "bounds").result() is None

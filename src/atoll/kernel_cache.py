@@ -15,20 +15,33 @@ import atexit
 import hashlib
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 _PRIVATE = 0o700
 KEPT_S = 30 * 86400.0
 PARTS = ("bounds", "schedules")
 """What is compiled in the background on a first run: see `warm`."""
 _fresh = False
-_helpers: dict[str, subprocess.Popen[bytes]] = {}
+
+
+class Helper(Protocol):
+    """A process that compiles a part."""
+
+    def poll(self) -> int | None: ...
+
+    def wait(self) -> int: ...
+
+
+_helpers: dict[str, Helper] = {}
 
 
 def kernels_digest() -> str:
@@ -75,12 +88,77 @@ def compile_in_background() -> None:
         return
     for part in PARTS:
         with suppress(OSError):
-            _helpers[part] = subprocess.Popen(
+            _helpers[part] = _forked(part) or subprocess.Popen(
                 [sys.executable, "-m", "atoll.warm", part],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )
+
+
+class _Forked:
+    """A copy of this process, which has imported what it needs."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._ended: int | None = None
+
+    def poll(self) -> int | None:
+        return self._asked(os.WNOHANG)
+
+    def wait(self) -> int:
+        return self._asked(0) or 0
+
+    def _asked(self, how: int) -> int | None:
+        if self._ended is None:
+            try:
+                pid, status = os.waitpid(self._pid, how)
+            except ChildProcessError:  # somebody else has waited for it
+                pid, status = self._pid, 0
+            if pid == self._pid:
+                self._ended = os.waitstatus_to_exitcode(status)
+        return self._ended
+
+
+def _forked(part: str) -> Helper | None:
+    """Nothing where the system cannot fork well, or another thread is compiling: the copy would
+    wait for it for ever.
+    """
+    if sys.platform != "linux":
+        return None
+    from numba.core.compiler_lock import global_compiler_lock
+
+    lock = global_compiler_lock._lock
+    if not lock.acquire(blocking=False):
+        return None
+    try:
+        with warnings.catch_warnings():
+            # The threads that Python 3.12 warns of hold no lock that a compiler takes.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+    finally:
+        lock.release()
+    if pid:
+        return _Forked(pid)
+    try:
+        _begin_anew()
+        from atoll.warm import compile_part
+
+        compile_part(part)
+    finally:
+        os._exit(0)  # nothing of what the other one has to end
+
+
+def _begin_anew() -> None:
+    """As a process of its own: it says nothing, ends on Ctrl-C and holds no other's files."""
+    _helpers.clear()
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, signal.SIG_DFL)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for standard in range(3):
+        os.dup2(nowhere, standard)
+    os.closerange(3, max(4096, nowhere + 1))
+    sys.stdout = sys.stderr = open(1, "w", closefd=False)  # noqa: SIM115  (to the end)
 
 
 def wait_for_kernels(part: str) -> None:
