@@ -58,7 +58,8 @@ UNSPLIT |= {("rtx-pro-6000", "nvfp4")}
 WIDE_TILES = {(gpu, dtype) for gpu in BLACKWELLS for dtype in ("fp8", "fp8_block")}
 WIDE_TILES |= {("rtx-pro-6000", "nvfp4")}
 CAST_BY_ROW = {("rtx-pro-6000", "fp8_block")}  # whose engine casts row by row
-HEAD_KERNELS = ("l40s", "rtx-pro-6000")  # whose 8-bit attention is a kernel for each head size
+LIMITED = {("l40s", "fp8")}  # at the power limit however short: 0.7 of the peak with all SMs busy
+CARDS = ("l40s", "rtx-pro-6000")  # whose 8-bit attention is a kernel for each head size
 KERNEL_S = {"l40s": 2.5e-6, "rtx-pro-6000": 2.5e-6}  # without tensor maps to set up; others 5.1 us
 # Devices whose training runs and steps are met by the H200's own kernels for training; elsewhere
 # forward attention is taken as the engines' (without what their calls add).
@@ -87,6 +88,7 @@ FORMAT_KNOBS = (
     Knob("throttle", 0.2, 0.0, 2.0),
     Knob("throttle_s", 1e-3, 0.1e-3, 50e-3),
 )
+IDLE = Knob("idle", 0.3, 0.0, 1.0)
 CAST_ROW = Knob("cast_row_s", 10e-9, 0.0, 60e-9)
 FORWARD_KNOBS = (
     Knob("matmul", 0.8, 0.2, 1.4),
@@ -100,6 +102,7 @@ FORWARD_KNOBS = (
 )
 FP8_ENGINE = Knob("fp8_engine_s", 5e-6, 0.0, 40e-6)
 FP8_GAIN = Knob("fp8_gain", 1.2, 0.2, 3.0)
+FP8_BLOCKS = (Knob("fp8_block_s", 3e-6, 0.0, 12e-6), Knob("fp8_columns", 180.0, 0.0, 512.0))
 COLUMNS = (
     (("gemm", "bf16"), "bf16"),
     (("gemm", "fp8"), "fp8"),
@@ -199,7 +202,12 @@ def fit_device(gpu: Gpu, rows: Rows) -> Calibration:
         )
     ours = own_rows(gpu) if gpu.name == "h200" else {}
 
-    def stage(kinds: Sequence[tuple[str, str]], knobs: Sequence[Knob], change: Change) -> None:
+    def stage(
+        kinds: Sequence[tuple[str, str]],
+        knobs: Sequence[Knob],
+        change: Change,
+        ours: Mapping[tuple[str, str], Mapping[str, Floats]] = ours,
+    ) -> None:
         nonlocal base
         parts = [[r for r in rows.get(kind, ()) if is_fitted(r)] for kind in kinds]
         parts = [part for part in parts if part]
@@ -233,8 +241,18 @@ def fit_device(gpu: Gpu, rows: Rows) -> Calibration:
             )
             return replace(fit, formats=(*fit.formats, (dtype, own)))
 
-        cast = (CAST_ROW,) if (gpu.name, dtype) in CAST_BY_ROW else ()
-        stage([("gemm", dtype)], (*FORMAT_KNOBS, *cast), narrow)
+        more = (CAST_ROW,) if (gpu.name, dtype) in CAST_BY_ROW else ()
+        more += (IDLE,) if (gpu.name, dtype) in LIMITED else ()
+        stage([("gemm", dtype)], (*FORMAT_KNOBS, *more), narrow)
+    if ours:  # of a library for training; the engines' kernels on their own
+        stage(
+            [("gemm", "fp8")],
+            FORMAT_KNOBS,
+            lambda fit, values: replace(
+                fit, formats=(*fit.formats, ("fp8_engine", FormatFit(**values)))
+            ),
+            {},
+        )
     rows_of = {
         "kernel_s": KERNEL_S.get(gpu.name, h200.forward.kernel_s),
         "narrow_rows": NARROW_ROWS.get(gpu.name, 128),
@@ -253,12 +271,20 @@ def fit_device(gpu: Gpu, rows: Rows) -> Calibration:
         lambda fit, values: replace(fit, prompt=AttentionFit(**values, **rows_of)),  # type: ignore[arg-type]
     )
     narrow_heads = {int(row.sizes[4]) for row in rows.get(("attention_prefill", "fp8"), ())}
-    sizes = sorted(narrow_heads) if gpu.name in HEAD_KERNELS else []
+    sizes = sorted(narrow_heads) if gpu.name in CARDS else []
     gains = [replace(FP8_GAIN, name=str(size)) for size in sizes] or [FP8_GAIN]
-    stage([("attention_prefill", "fp8")], [*gains, FP8_ENGINE], in_8_bits)
+    blocks = FP8_BLOCKS if sizes else ()
+    stage([("attention_prefill", "fp8")], [*gains, FP8_ENGINE, *blocks], in_8_bits)
     if gpu.name not in TRAINING_KERNELS:
         trained = replace(
-            base.prompt, engine_s=0.0, fp8_engine_s=0.0, fp8_gain=1.0, fp8_heads=(), throttle=0.0
+            base.prompt,
+            engine_s=0.0,
+            fp8_engine_s=0.0,
+            fp8_gain=1.0,
+            fp8_heads=(),
+            throttle=0.0,
+            fp8_block_s=None,
+            fp8_columns=None,
         )
         base = replace(base, forward=trained)
     return base

@@ -199,6 +199,74 @@ def test_a_product_timed_again_finds_in_l2_what_that_holds() -> None:
     assert gemm_times_s(card, *large, in_turn=6) < gemm_times_s(written, *large)
 
 
+def test_an_operand_just_cast_and_an_output_written_before_are_in_l2() -> None:
+    card, board = load_gpu("l40s"), load_gpu("h100")
+    wide = 3328, 7168, 128  # the output is 48 MB
+    deep = 3328, 128, 7168  # the operand 24 MB, whose cast moves 72
+    for sizes in (wide, deep):
+        timed_s = gemm_times_s(card, *sizes, dtype="fp8", in_turn=6)
+        assert gemm_times_s(card, *sizes, dtype="fp8", in_turn=6, cast=3.0) < timed_s
+    # Nothing of a call that moves more than L2 holds, nor where memory is as fast as L2's writes.
+    plain = replace(card, calibration=replace(card.calibration, held=0.0))
+    large = 16384, 16384, 16384
+    for gpu, sizes in ((plain, large), (board, wide)):
+        timed_s = gemm_times_s(gpu, *sizes, dtype="fp8", in_turn=6)
+        assert gemm_times_s(gpu, *sizes, dtype="fp8", in_turn=6, cast=3.0) == timed_s
+
+
+def test_idle_sms_leave_power_to_the_others_up_to_the_peak() -> None:
+    card = load_gpu("l40s")
+    even = replace(
+        card,
+        calibration=replace(
+            card.calibration,
+            formats=tuple((n, replace(own, idle=0.0)) for n, own in card.calibration.formats),
+        ),
+    )
+
+    def ratio(m: int, n: int, *, in_turn: int | None = 6) -> float:
+        times = (gemm_times_s(g, m, n, 8192, dtype="fp8", in_turn=in_turn) for g in (card, even))
+        return float(next(times) / next(times))
+
+    peak = card.loop_flops("fp8") / card.peak_flops("fp8")
+    assert peak < ratio(2304, 768) < 0.95
+    assert ratio(16384, 16384) > 0.99
+    assert ratio(2304, 768, in_turn=None) == 1  # steps have other kernels that draw power too
+
+
+def test_engines_have_their_own_fp8_products_where_both_were_timed() -> None:
+    sizes = 8192, 8192, 8192
+    alone = replace(
+        H200,
+        calibration=replace(
+            H200.calibration,
+            formats=tuple(f for f in H200.calibration.formats if f[0] != "fp8_engine"),
+        ),
+    )
+    timed_s, step_s = (
+        [float(gemm_times_s(g, *sizes, dtype="fp8", in_turn=turns)) for g in (H200, alone)]
+        for turns in (6, None)
+    )
+    assert timed_s[0] < 0.95 * timed_s[1]
+    assert step_s[0] == step_s[1]
+
+
+def test_blocks_of_narrow_heads_side_by_side_are_no_faster_alone() -> None:
+    card = load_gpu("rtx-pro-6000")
+    fit = card.calibration
+    assert fit.prompt is not None
+    lone = replace(card, calibration=replace(fit, prompt=replace(fit.prompt, fp8_columns=None)))
+
+    def ratio(batch: int, head: int) -> float:
+        heads = Heads(batch, 8, 8, 3072, head, True)
+        times = (attention_times_s(g, heads, dtype="fp8", prompt=True) for g in (card, lone))
+        return float(next(times) / next(times))
+
+    assert ratio(1, 256) == ratio(64, 256) == 1  # wider than what an SM has in hand
+    assert ratio(1, 64) > 1.3
+    assert ratio(64, 64) < 1.05  # full either way
+
+
 def test_a_limit_sets_in_as_sharply_as_the_device_says() -> None:
     times_s = np.array([0.5e-3, 1e-3, 2e-3])
     slow = [throttled_s(times_s, 0.3, 1e-3, onset) / times_s - 1 for onset in (1, 4)]

@@ -17,6 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from atoll.answers.validation import Errors, OperatorsValidation, WorstOperator
 from atoll.calibrate.validate import WORST
@@ -79,6 +80,9 @@ LARGEST_LOAD = 0.8  # of all tokens, that an expert may get under a power law; t
 DRAWS = 200  # of loads, for the mean of the busiest rank's
 LATENT_VALUE = 128
 """Columns of a value head of latent attention; `head_dim` are those of its keys."""
+LATENT_KEY, CUT = 192, "fa3"
+"""Heads with keys of as many columns have such values too where FlashAttention-3 runs in 8 bits:
+products of 192 and 128 columns, and one kernel more for the values and one for the results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,18 +202,21 @@ def predicted_s(gpu: Gpu, rows: Sequence[Timed]) -> Floats:
     table = np.array([row.sizes for row in rows])
     if op in ("gemm", "bmm"):
         m, n, k, batch = table.T
-        time_s = gemm_times_s(gpu, m, n, k, batch, precision, in_turn=IN_TURN)
+        one_set = ONE_SET in rows[0].kernel
+        cast = CAST_BYTES[precision] if one_set and precision == "fp8" else 0.0
+        time_s = gemm_times_s(gpu, m, n, k, batch, precision, in_turn=IN_TURN, cast=cast)
         if precision not in CAST:
             return time_s
         if DEEPGEMM in rows[0].kernel and gpu.name in SPILLING:
             time_s = time_s + _spilled_s(gpu, m, n, k * batch)
         by_row_s = gpu.calibration.format_fit(precision).cast_row_s * m * batch
-        cast_s = _cast_s(gpu, precision, batch * m * k, held=ONE_SET in rows[0].kernel)
+        cast_s = _cast_s(gpu, precision, batch * m * k, held=one_set)
         return np.asarray(time_s + by_row_s + cast_s)
     if op in ("attention_prefill", "mla_prefill"):
         named = CACHE_PASSES if precision != "fp8" else QUERY_BYTES
         passes = np.array([_by_kernel(named, row.kernel) for row in rows])
-        return _attention_s(gpu, precision, table, passes, latent=op == "mla_prefill")
+        latent = np.array([op == "mla_prefill" or _is_cut(row) for row in rows])
+        return _attention_s(gpu, precision, table, passes, latent)
     if op == "moe":
         return _experts_s(gpu, precision, table)
     if op in ("quantize_cast", "quantize_amax"):
@@ -251,17 +258,23 @@ def _by_kernel(named: Mapping[str, float], kernel: str) -> float:
     return next((own for part, own in named.items() if part in kernel), USUAL_CACHE_PASSES)
 
 
+def _is_cut(row: Timed) -> bool:
+    return row.precision == "fp8" and CUT in row.kernel and row.sizes[4] == LATENT_KEY
+
+
 def _attention_s(
-    gpu: Gpu, precision: str, table: Floats, passes: Floats, *, latent: bool
+    gpu: Gpu, precision: str, table: Floats, passes: Floats, latent: NDArray[np.bool_]
 ) -> Floats:
     """Attention over a prompt; causal rows also store keys and values, those in 8 bits cast all."""
     b, h, hk, s, d, causal = table.T
     dtype = "fp8" if precision == "fp8" else gpu.half_dtype
-    width = (d + LATENT_VALUE) / 2 if latent else d
+    width = np.where(latent, (d + LATENT_VALUE) / 2, d)
     time_s = attention_times_s(gpu, Heads(b, h, hk, s, width, causal), dtype=dtype, prompt=True)
     fit = gpu.calibration.prompt or gpu.calibration.forward
     if dtype == "fp8":
         stored, engine_s = passes * b * s * (h + 2 * hk) * d, fit.fp8_engine_s
+        cut = 2 * HALF_BYTES * b * s * (h + hk) * LATENT_VALUE
+        time_s = time_s + np.where(latent, streaming_s(gpu, cut, 2), 0.0)
     else:
         stored, engine_s = passes * 2 * b * s * hk * d * HALF_BYTES, fit.engine_s
     return time_s + engine_s + np.where(causal, _replayed_s(gpu, stored, held=stored), 0.0)

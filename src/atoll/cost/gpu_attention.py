@@ -86,12 +86,17 @@ def attention_times_s(
     # Key blocks that a row block walks, on average.
     visited = np.where(masked, np.minimum((steps + queries / BLOCK_ROWS) / 2, steps), steps)
     step_s = pair_s * queries * BLOCK_ROWS
-    start_s = direction.block_s * queries / BLOCK_ROWS
+    start_s, side = direction.block_s * queries / BLOCK_ROWS, np.ones(d.shape)
+    if dtype == "fp8" and direction.fp8_block_s is not None:
+        start_s = direction.fp8_block_s * queries / BLOCK_ROWS
+    if dtype == "fp8" and direction.fp8_columns is not None:  # blocks side by side on an SM
+        side = np.maximum(1.0, direction.fp8_columns / d)
     share = b * h * rows / gpu.sms
 
     def dealt_s(parts: int) -> Floats:
-        longest_s, mean_s = step_s * steps / parts + start_s, step_s * visited / parts + start_s
-        waves_s = np.ceil(share * parts) * longest_s
+        mean_s = step_s * visited / parts + start_s
+        longest_s = side * (step_s * steps / parts + start_s)
+        waves_s = np.ceil(share * parts / side) * longest_s
         list_s = np.maximum(share * parts * mean_s + direction.tail * longest_s, longest_s)
         return np.asarray(np.where(masked, np.minimum(waves_s, list_s), waves_s))
 

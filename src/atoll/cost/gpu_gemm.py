@@ -37,6 +37,7 @@ FP4_BITS, HALF_BITS = 4, 16
 CLOCK_OF_POWER = 1 / 3  # power is clock x voltage², and voltage about proportional to the clock
 AT_ONCE = 2048  # products, so that their arrays stay in caches
 L2_BPS = 6e12  # of what L2 holds: casts on H100, L40S and RTX PRO 6000 reach 5 to 6.3 TB/s
+L2_WRITE_BPS = 2.5e12  # of outputs that stay in it, on L40S and RTX PRO 6000
 
 
 class _Kernels(NamedTuple):
@@ -47,6 +48,9 @@ class _Kernels(NamedTuple):
     clock: tuple[float, float, int]  # throttle, when half of it shows, how sharply
     tiles: Floats
     splits: bool
+    in_turn: int | None  # sets of operands
+    cast: float  # bytes an element of the first operand that its cast moved
+    boost: tuple[float, float]  # power of the share of busy SMs, least time at the peak's clock
 
 
 def gemm_times_s(
@@ -60,6 +64,7 @@ def gemm_times_s(
     sustained: bool = False,
     operand_row: ArrayLike | None = None,
     in_turn: int | None = None,
+    cast: float = 0.0,
 ) -> Floats:
     """Seconds of `batch` products (m x k) by (k x n), for arrays of sizes at once.
 
@@ -68,22 +73,31 @@ def gemm_times_s(
     limit, as inside a training step; otherwise only
     long ones are, as when one kernel is timed by itself. `in_turn`: timed again and again, with so
     many sets of operands; those are in L2 where it holds all of them, and outputs may stay in it.
+    `cast`: bytes an element of the first operand that its cast moved just before; it and the output
+    are then the same every time.
     """
-    fit, own = gpu.calibration, gpu.calibration.format_fit(dtype)
+    fit, usual = gpu.calibration, gpu.calibration.format_fit(dtype)
+    own = usual if in_turn is None else fit.engine_fit(dtype)
+    loop_flops = gpu.loop_flops(dtype)  # refuses a format that the device has not
+    if own is not usual:
+        loop_flops *= own.matmul / usual.matmul
     throttle = limit_throttle(gpu, dtype) if sustained else own.throttle
     row = k if operand_row is None else operand_row
     sizes = np.broadcast_arrays(*(np.asarray(a, dtype=np.float64) for a in (m, n, k, batch, row)))
     every = np.stack([size.reshape(-1) for size in sizes])
     half_s = fit.throttle_s if own.throttle_s is None else own.throttle_s
     kernels = _Kernels(
-        loop_flops=gpu.loop_flops(dtype),  # refuses a format that the device has not
+        loop_flops=loop_flops,
         width=float(ELEMENT_BYTES.get(dtype, 2)),
         clock=(throttle, 0.0 if sustained else half_s, fit.onset),
         tiles=TILES[own.tiles or fit.tiles],
         splits=own.splits,
+        in_turn=in_turn,
+        cast=cast,
+        boost=(0.0 if in_turn is None else own.idle, min(1.0, loop_flops / gpu.peak_flops(dtype))),
     )
     parts = [
-        _best_times_s(gpu, kernels, in_turn, *part)
+        _best_times_s(gpu, kernels, *part)
         for part in np.split(every, range(AT_ONCE, every.shape[1], AT_ONCE), axis=1)
     ]
     return np.concatenate(parts).reshape(sizes[0].shape) + own.kernel_s
@@ -92,7 +106,6 @@ def gemm_times_s(
 def _best_times_s(
     gpu: Gpu,
     kernels: _Kernels,
-    in_turn: int | None,
     m: Floats,
     n: Floats,
     k: Floats,
@@ -100,17 +113,11 @@ def _best_times_s(
     row: Floats,
 ) -> Floats:
     """Seconds of every product under its best tile and split, without launch."""
-    fit, width = gpu.calibration, kernels.width
+    fit = gpu.calibration
     odd = (row % SECTOR_ELEMENTS != 0) | (n % SECTOR_ELEMENTS != 0)
     slowdown = np.where(odd, fit.misaligned, 1.0) * _alignment(fit, row, n)
-    bandwidth_Bps, slice_ = fit.hbm * gpu.hbm_Bps, SLICE_BYTES / width
-    outputs = m * n * batch
-    written, read = outputs * OUTPUT_BYTES, (m + n) * k * batch * width
-    write_s, read_s = written / bandwidth_Bps, read / bandwidth_Bps
-    if in_turn is not None:
-        kept = np.minimum(written, fit.held * gpu.l2_bytes)
-        write_s = (written - kept) / bandwidth_Bps + kept / L2_BPS
-        read_s = np.where(in_turn * read <= gpu.l2_bytes, read / L2_BPS, read_s)
+    slice_, outputs = SLICE_BYTES / kernels.width, m * n * batch
+    write_s, read_s = _moved_s(gpu, kernels, outputs, m * k * batch, n * k * batch)
     write_s = slowdown * write_s
     move_s = write_s + read_s
     rows, columns = kernels.tiles.T[:, :, None]
@@ -124,6 +131,9 @@ def _best_times_s(
         waves = np.ceil(tiles * split / gpu.sms)
         busy_s = waves * (element_s * depth) * slowdown[of] + fit.epilogue * write_s[of]
         busy_s = throttled_s(busy_s, *kernels.clock)
+        if kernels.boost[0]:
+            share = tiles * split / (waves * gpu.sms)
+            busy_s = busy_s * np.maximum(share ** kernels.boost[0], kernels.boost[1])
         longer_s, shorter_s = np.maximum(busy_s, move_s[of]), np.minimum(busy_s, move_s[of])
         return np.asarray(longer_s + fit.exposed * shorter_s)
 
@@ -134,10 +144,36 @@ def _best_times_s(
         return np.asarray(best_s)
     split_s = each_s(SPLITS, of, whole[tile, of], element_s[tile, 0])
     partial_bytes = 2 * SPLITS * outputs[of] * PARTIAL_BYTES
-    split_s += fit.split_s + fit.spill * partial_bytes / bandwidth_Bps
+    split_s += fit.split_s + fit.spill * partial_bytes / (fit.hbm * gpu.hbm_Bps)
     split_s[k[of] < SPLITS * slice_] = np.inf
     np.minimum.at(best_s, of, split_s.min(axis=0))
     return np.asarray(best_s)
+
+
+def _moved_s(
+    gpu: Gpu, kernels: _Kernels, outputs: Floats, first: Floats, second: Floats
+) -> tuple[Floats, Floats]:
+    """Seconds of writing the output and of reading both operands, from their elements."""
+    fit, held = gpu.calibration, gpu.l2_bytes
+    bandwidth_Bps = fit.hbm * gpu.hbm_Bps
+    written, weights = outputs * OUTPUT_BYTES, second * kernels.width
+    read = first * kernels.width + weights
+    write_s, read_s = written / bandwidth_Bps, read / bandwidth_Bps
+    if kernels.in_turn is None:
+        return write_s, read_s
+    if not kernels.cast or bandwidth_Bps >= L2_WRITE_BPS:
+        kept = np.minimum(written, fit.held * held)
+        write_s = (written - kept) / bandwidth_Bps + kept / L2_BPS
+        return write_s, np.where(kernels.in_turn * read <= held, read / L2_BPS, read_s)
+    # What was cast is in L2 where that holds all that the cast moved; the output of the call before
+    # is where a call moves at most half of L2, ever less of it up to the whole.
+    cast = kernels.cast * first
+    call = cast + weights + written
+    kept = written * np.clip(2 - 2 * call / held, 0, 1)
+    near = np.where(cast <= held, first * kernels.width, 0.0)
+    near += np.where(call + (kernels.in_turn - 1) * weights <= held, weights, 0.0)
+    write_s = (written - kept) / bandwidth_Bps + kept / L2_WRITE_BPS
+    return write_s, (read - near) / bandwidth_Bps + near / L2_BPS
 
 
 def limit_throttle(gpu: Gpu, dtype: str) -> float:

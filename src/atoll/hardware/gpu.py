@@ -88,7 +88,7 @@ class Calibration:
     vector_hbm: float  # share of the HBM peak that streaming kernels reach
     vector_kernel_s: float  # launch to finish of an empty streaming kernel
     traffic: tuple[tuple[str, float], ...]  # bytes per element by kind of streaming operator
-    formats: tuple[tuple[str, FormatFit], ...] = ()  # of fewer than 16 bits
+    formats: tuple[tuple[str, FormatFit], ...] = ()  # of fewer than 16 bits, by name
     prompt: AttentionFit | None = None  # forward as inference engines run it, where it differs
     tiles: str = "hopper"  # shapes of the library's tiles: of Ampere and Ada, or since Hopper
     onset: int = 4  # sharpness of the power limit: 1 gradual (cards), 4 almost a step (boards)
@@ -115,6 +115,10 @@ class Calibration:
         if dtype in ELEMENT_BYTES and dtype not in ("bf16", "fp16") and "fp8" in found:
             return found["fp8"]
         return FormatFit(self.matmul, self.kernel_s, self.throttle)
+
+    def engine_fit(self, dtype: str) -> FormatFit:
+        """The same as inference engines run it, where their kernels were timed beside others."""
+        return dict(self.formats).get(f"{dtype}_engine") or self.format_fit(dtype)
 
     @property
     def limit_throttle(self) -> float:
@@ -284,6 +288,8 @@ class AttentionFile(FileModel):
     split: Seconds | None = None
     fp8_gain: Rate = 1.0
     fp8_heads: dict[Count, Rate] = Field(default_factory=dict)
+    fp8_block: Seconds | None = None
+    fp8_columns: Factor | None = None
     engine: Seconds = 0.0
     fp8_engine: Seconds = 0.0
     narrow_rows: Count = 128
@@ -304,6 +310,7 @@ class FormatFile(FileModel):
     tiles: Tiles | None = None
     splits: bool = True
     cast_row: Seconds = 0.0
+    idle: Part = 0.0
 
     def fit(self) -> FormatFit:
         return FormatFit(**{CALIBRATED.get(name, name): value for name, value in self})
@@ -331,7 +338,7 @@ class CalibrationFile(FileModel):
     attention_prompt: AttentionFile | None = None
     vector_hbm: Share
     vector_kernel: Seconds
-    formats: dict[NarrowFormat, FormatFile] = Field(default_factory=dict)
+    formats: dict[NarrowFormat | Literal["fp8_engine"], FormatFile] = Field(default_factory=dict)
     tiles: Tiles = "hopper"
     onset: Annotated[Count, Field(le=8)] = 4
     held: Part = 0.0
@@ -356,6 +363,7 @@ CALIBRATED = {
     "block": "block_s",
     "engine": "engine_s",
     "fp8_engine": "fp8_engine_s",
+    "fp8_block": "fp8_block_s",
     "cast_row": "cast_row_s",
     "throttle_half": "throttle_s",
     "vector_kernel": "vector_kernel_s",

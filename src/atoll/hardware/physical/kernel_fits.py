@@ -20,6 +20,10 @@ class AttentionFit:
     fp8_gain: float = 1.0  # speed of products of 8-bit numbers over those of 16-bit ones
     # The same by head size, exponentials included, where each head size has a kernel of its own.
     fp8_heads: tuple[tuple[int, float], ...] = ()
+    fp8_block_s: float | None = None  # `block_s` of calls in 8 bits; None: as of 16
+    # Columns of heads that an SM has in hand at once in 8 bits: of heads of half as many two
+    # blocks, neither of which is faster without the other; None: a block has the SM for itself.
+    fp8_columns: float | None = None
     engine_s: float = 0.0  # what a call by an inference engine adds; no part of training
     fp8_engine_s: float = 0.0  # the same of calls in 8 bits, which another engine timed
     narrow_rows: int = 128  # queries of a block, of heads of up to `narrow_head`; 256: two tiles
@@ -39,3 +43,6 @@ class FormatFit:
     tiles: str | None = None  # shapes of its library's tiles; None: as of 16 bits
     splits: bool = True  # whether its library divides reductions
     cast_row_s: float = 0.0  # of an engine's cast in front, for each row however short
+    # Times of replays at the power limit go with this power of the share of SMs that are busy, as
+    # idle ones leave power to the others; 0: they do not.
+    idle: float = 0.0
