@@ -8,7 +8,7 @@ import pytest
 
 from atoll.answers.validation import OperatorsValidation
 from atoll.api import validate
-from atoll.calibrate.many_devices import IN_TURN, busiest_load
+from atoll.calibrate.many_devices import IN_TURN, Timed, busiest_load, predicted_s
 from atoll.calibrate.rows import read_operators
 from atoll.cost.gpu_gemm import gemm_times_s
 from atoll.errors import AtollError
@@ -81,6 +81,20 @@ def test_streams_that_l2_holds_are_timed_from_it(tmp_path: Path) -> None:
     shown = validate(table)
     assert isinstance(shown, OperatorsValidation)
     assert shown.step_time.mean_ape < 0.15
+
+
+def test_values_of_heads_of_192_have_128_columns_in_flash_attention_3_of_8_bits() -> None:
+    gpu = load_gpu("h100")
+
+    def took_s(seq: float, head: float, kernel: str = "fa3") -> float:
+        sizes = (8.0, 16.0, 1.0, seq, head, 1.0)
+        row = Timed(1, "H100", "attention_prefill", "fp8", sizes, 1e-3, kernel)
+        return float(predicted_s(gpu, [row])[0])
+
+    # Fewer products, and two kernels more that move values and results.
+    assert took_s(16384, 192) < 0.9 * took_s(16384, 192, "other")
+    more_s = took_s(16, 192) - took_s(16, 160)
+    assert more_s == pytest.approx(2 * gpu.calibration.vector_kernel_s, rel=0.3)
 
 
 def test_an_a100_is_the_usual_one() -> None:

@@ -244,8 +244,8 @@ def test_engines_have_their_own_fp8_products_where_both_were_timed() -> None:
         ),
     )
     timed_s, step_s = (
-        [float(gemm_times_s(g, *sizes, dtype="fp8", in_turn=turns)) for g in (H200, alone)]
-        for turns in (6, None)
+        [float(gemm_times_s(g, *sizes, dtype="fp8", in_turn=6, cast=cast)) for g in (H200, alone)]
+        for cast in (3.0, 0.0)
     )
     assert timed_s[0] < 0.95 * timed_s[1]
     assert step_s[0] == step_s[1]

@@ -73,11 +73,11 @@ def gemm_times_s(
     limit, as inside a training step; otherwise only
     long ones are, as when one kernel is timed by itself. `in_turn`: timed again and again, with so
     many sets of operands; those are in L2 where it holds all of them, and outputs may stay in it.
-    `cast`: bytes an element of the first operand that its cast moved just before; it and the output
-    are then the same every time.
+    `cast`: so by an inference engine that casts the first operand just before, moving as many bytes
+    an element; it and the output are then the same every time.
     """
     fit, usual = gpu.calibration, gpu.calibration.format_fit(dtype)
-    own = usual if in_turn is None else fit.engine_fit(dtype)
+    own = fit.engine_fit(dtype) if cast else usual
     loop_flops = gpu.loop_flops(dtype)  # refuses a format that the device has not
     if own is not usual:
         loop_flops *= own.matmul / usual.matmul
