@@ -127,11 +127,14 @@ def _forked(part: str) -> Helper | None:
     if sys.platform != "linux":
         return None
     from numba.core.compiler_lock import global_compiler_lock
+    from numba.core.registry import cpu_target
 
     lock = global_compiler_lock._lock
     if not lock.acquire(blocking=False):
         return None
     try:
+        for context in (cpu_target.typing_context, cpu_target.target_context):
+            context.refresh()  # what each of them would begin with
         with warnings.catch_warnings():
             # The threads that Python 3.12 warns of hold no lock that a compiler takes.
             warnings.simplefilter("ignore", DeprecationWarning)
