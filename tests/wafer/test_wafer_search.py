@@ -21,6 +21,7 @@ from atoll.fabric.digits import digit_systems
 from atoll.fabric.mesh import snake
 from atoll.fabric.routes import route
 from atoll.hardware.accelerator import MIB
+from atoll.hardware.wafer_files import load_wafer
 from atoll.questions import JOBS, WaferQuestion
 from atoll.questions.ask import load_job
 from atoll.step.states import STATES
@@ -178,6 +179,17 @@ def test_a_search_never_loses_to_its_own_restriction(
     except InfeasibleError:
         return
     assert search(wafer, batch=batch).run().best.step_s <= part.best.step_s * 1.001
+
+
+def test_unequal_stages_are_tried_with_every_microbatch_that_may_win():
+    """The bound over all microbatches is attained by one group of dies with 16 samples."""
+    wafer = replace(load_wafer("default"), rows=1, columns=4, stated_link_Bps=102e9)
+    whole, part = (
+        WaferSearch(wafer, "llama2-7b", 16, 4096, microbatches=some).run()
+        for some in ((1, 2, 16), (1,))
+    )
+    assert [stage.rectangle.size for stage in part.best.mapping.stages] == [2, 1, 1]
+    assert whole.best.step_s <= part.best.step_s * 1.001
 
 
 def test_baselines_are_legal_mappings_of_the_same_encoding():

@@ -43,7 +43,6 @@ SMALL = 8  # dies of a stage
 MOST_POLISHED = 3  # of the best mappings, solved again with every gene free
 POLISHED = 0.03  # of a step: what that may bring
 MOST_HELPED = 4  # candidates tried with stages that help each other
-MOST_SUGGESTED = 3  # pipelines of unequal stages that the bound suggests
 
 
 @dataclass(frozen=True, order=True)
@@ -83,13 +82,14 @@ class WaferSearch:
         stop: Asked = never,
     ) -> None:  # fmt: skip
         self.accept = accept
-        self.most_codes = most_codes
         self.wafer, self.model, self.batch, self.sequence = wafer, model, batch, sequence
         asked = wafer, model, batch, sequence
         self.pieces = Pieces(*asked, options or Options(), most_codes, stop)
         self.pieces.kinds["search"] = self._search_piece
         self.planners, self.fine = self.pieces.rough, self.pieces.fine
         self.planner = self.planners[0]
+        self.quick = most_codes <= QUICK_CODES or self.fine.options.volume_only
+        """Whether less is tried: many wafers are compared, or bounds on seconds say little."""
         self.microbatches = tuple(b for b in microbatches if b <= batch)
         self.progress = progress
         self.bounds = StepBound((self.fine,), self.microbatches, partial(self.pieces.size, True))
@@ -186,9 +186,9 @@ class WaferSearch:
         heapq.heapify(queue)
         best = min(kept, key=_step_s, default=None)
         limit = INFINITY if best is None else best.step_s * (1.0 - CLOSE)
-        quick = self.most_codes <= QUICK_CODES or self.planner.options.volume_only
+        most = QUICK_SOLVED if self.quick else MOST_SOLVED
         candidate = self._next(queue, limit, self._reach)
-        if candidate is None or len(self._closed) >= (QUICK_SOLVED if quick else MOST_SOLVED):
+        if candidate is None or len(self._closed) >= most:
             return False
         self._closed.add(replace(candidate, bound_s=0.0))
         self._look_ahead([candidate, *heapq.nsmallest(2, queue)], limit)
@@ -279,28 +279,46 @@ class WaferSearch:
     def _parted(self, microbatch: int) -> bool:
         """Whether all dies as one group were solved over parts of their codes, but need not be."""
         where = self.wafer.columns, self.wafer.rows, microbatch
-        few = self.fine.codes(*where) <= WHOLE_CODES and self.most_codes > QUICK_CODES
-        return few and not self.fine.complete(*where) and not self.fine.options.volume_only
+        few = self.fine.codes(*where) <= WHOLE_CODES and not self.quick
+        return few and not self.fine.complete(*where)
 
     def _suggested(self, best: Evaluation, kept: list[Evaluation]) -> tuple[Evaluation, Lowest]:
-        """The bound; the pipeline that attains it is tried if its sizes can be laid on the grid."""
-        for _ in range(MOST_SUGGESTED):
-            lowest = self.bounds.lowest(best.step_s)
+        """The bound; pipelines of unequal stages that attain that of a microbatch are tried, lowest
+        first, until no other microbatch may be faster than the best mapping.
+        """
+        left, before = list(self.microbatches), best
+        tried: set[tuple[int, ...]] = set()
+        lowest = overall = self.bounds.lowest(best.step_s)
+        while lowest.stages and self.accept is None:
             sizes = [dies for dies, _ in reversed(lowest.stages)]
-            if self.accept is not None or len(set(sizes)) < 2:
+            asked = lowest.microbatch, *sizes
+            better = None if asked in tried else self._unequal(lowest.microbatch, sizes, best)
+            tried.add(asked)
+            if better is not None:
+                kept.append(better)
+                best = better
+            elif self.quick:
                 break
+            else:
+                left.remove(lowest.microbatch)
+            lowest = self.bounds.lowest(best.step_s, among=left, small=SMALL)
+        return best, overall if best is before else self.bounds.lowest(best.step_s)
+
+    def _unequal(
+        self, microbatch: int, sizes: Sequence[int], best: Evaluation
+    ) -> Evaluation | None:
+        """The best mapping on stages of unequal sizes, where they can be laid on the grid and it is
+        faster than the best known.
+        """
+        rectangles = None
+        if len(set(sizes)) > 1:
             rectangles = pack(self.wafer.rows, self.wafer.columns, sizes)
-            found = [
-                self.pieces.plan(planner, rectangles, lowest.microbatch, best.step_s)
-                for planner in range(len(self.planners))
-                if rectangles is not None
-            ]
-            better = [e for e in found if e is not None and e.step_s < best.step_s]
-            if not better:
-                break
-            kept += better
-            best = min(better, key=_step_s)
-        return best, self.bounds.lowest(best.step_s)
+        if rectangles is None:
+            return None
+        planners = range(len(self.planners))
+        found = [self.pieces.plan(p, rectangles, microbatch, best.step_s) for p in planners]
+        better = [e for e in found if e is not None and e.step_s < best.step_s]
+        return min(better, key=_step_s, default=None)
 
     def _sharper(self, candidate: Candidate, limit: float, bounds: StepBound) -> Candidate:
         """The candidate under more of what its operators take; or, if that is known already, under

@@ -32,6 +32,7 @@ from atoll.wafer.bounds.bound_kernels import (
     stage_bytes,
 )
 from atoll.wafer.bounds.layer_bounds import (
+    COUNTS,
     DEPTHS,
     EXACT,
     OPERATORS,
@@ -216,13 +217,17 @@ class StepBound:
 
     # -- all of them ---------------------------------------------------------------------------
 
-    def lowest(self, best_s: float, most: int = WHOLE) -> Lowest:
-        """The lowest bound over all microbatches, at most the given step.
+    def lowest(
+        self, best_s: float, most: int = WHOLE, among: Sequence[int] | None = None,
+        small: float = INFINITY,
+    ) -> Lowest:  # fmt: skip
+        """The lowest bound over all microbatches (or `among` some), at most the given step.
 
-        `most`: how sharply the sizes that it hangs on may be known.
+        `most`: how sharply the sizes that it hangs on may be known; those of more than `small` dies
+        by their splits at most.
         """
         heap: list[tuple[float, int, float, float, float, int, Stages]] = []
-        for b in self.microbatches:
+        for b in self.microbatches if among is None else among:
             rounds = self.planners[0].rounds(b)
             low, high = self.work_s(b), best_s / rounds
             if low < high:
@@ -243,7 +248,7 @@ class StepBound:
             level = OPERATORS
             if narrow:
                 level = min(most, WHOLE if bound < best_s * (1.0 - CLOSE) else EXACT)
-            if self._sharpen(b, stages, level, best_s / rounds):
+            if self._sharpen(b, stages, level, best_s / rounds, small):
                 heapq.heappush(heap, (bound, b, low, high, UNKNOWN, 0, ()))
             elif narrow:
                 return Lowest(bound, b, stages)
@@ -255,7 +260,9 @@ class StepBound:
                 heapq.heappush(heap, (bound, b, low, middle, UNKNOWN, 0, ()))
         return Lowest(best_s, 0, ())
 
-    def _sharpen(self, microbatch: int, stages: Stages, most: int, largest_s: float) -> bool:
+    def _sharpen(
+        self, microbatch: int, stages: Stages, most: int, largest_s: float, small: float
+    ) -> bool:
         """Know more about the sizes of a pipeline; False if all is known already."""
         sharper = False
         rows = _rows(len(stages), self.planners[0].rounds(microbatch))
@@ -268,7 +275,8 @@ class StepBound:
                 for number, ((own, layers), row) in enumerate(zip(stages, rows, strict=True))
                 if own == dies
             )
-            sharper |= self.layers.sharpen(microbatch, dies, most, enough_s, roomy)
+            level = most if dies <= small else min(most, COUNTS)
+            sharper |= self.layers.sharpen(microbatch, dies, level, enough_s, roomy)
         return sharper
 
     def _roomy(self, size: SizeBound, layers: int, row: int, *, first: bool) -> bool:
