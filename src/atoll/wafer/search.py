@@ -43,6 +43,7 @@ SMALL = 8  # dies of a stage
 MOST_POLISHED = 3  # of the best mappings, solved again with every gene free
 POLISHED = 0.03  # of a step: what that may bring
 MOST_HELPED = 4  # candidates tried with stages that help each other
+MOST_FREED = 10  # candidates of small stages tried with every gene free
 
 
 @dataclass(frozen=True, order=True)
@@ -164,6 +165,8 @@ class WaferSearch:
         self._report("refining", len(solvable), total, best)
         if self.fine.options.offload:
             self._helped(kept, total)
+        if not self.quick:
+            self._freed(kept)
         best = self._polished(kept)
         if best is None:
             raise InfeasibleError(
@@ -203,13 +206,18 @@ class WaferSearch:
         self._report("mappings", len(queue), total, min(kept, key=_step_s, default=None))
         return True
 
-    def _next(self, queue: list[Candidate], limit: float, bounds: StepBound) -> Candidate | None:
-        """Take the candidate of the queue (a heap) whose bound, as sharp as it gets, is the best;
-        None if none is below the limit.
+    def _next(
+        self, queue: list[Candidate], limit: float, bounds: StepBound,
+        planners: Sequence[int] | None = None,
+    ) -> Candidate | None:  # fmt: skip
+        """Take the candidate of the queue (a heap) whose bound, as sharp as it gets with these
+        planners (those that compare candidates, where none are named), is the best; None if none is
+        below the limit.
         """
+        planners = range(len(self.planners)) if planners is None else planners
         while queue and queue[0].bound_s < limit:
             candidate = heapq.heappop(queue)
-            sharper = self._sharper(candidate, limit, bounds)
+            sharper = self._sharper(candidate, limit, bounds, planners)
             if sharper.bound_s <= candidate.bound_s * (1.0 + 1e-9):
                 return candidate
             heapq.heappush(queue, sharper)
@@ -230,6 +238,22 @@ class WaferSearch:
             if found is not None:
                 kept.append(found)
             self._report("refining", len(queue), total, min(kept, key=_step_s, default=None))
+
+    def _freed(self, kept: list[Evaluation]) -> None:
+        """Pipelines of small stages with every gene free, which are solved in no time: what that
+        brings them is not seen where candidates are compared.
+        """
+        small = [c for c in self.candidates(self.bounds) if c.width * c.height <= SMALL]
+        queue, fine = [c for c in small if c.stages > 1], len(self.planners)
+        for _ in range(MOST_FREED):
+            best = min(kept, key=_step_s, default=None)
+            limit = INFINITY if best is None else best.step_s * (1.0 - POLISHED)
+            candidate = self._next(queue, limit, self.bounds, (fine,))
+            if candidate is None:
+                break
+            found = self._solve(candidate, limit, fine)
+            if found is not None:
+                kept.append(found)
 
     def _look_ahead(self, candidates: Sequence[Candidate], limit: float) -> None:
         """What is asked for next, unless a better mapping is found before."""
@@ -320,7 +344,9 @@ class WaferSearch:
         better = [e for e in found if e is not None and e.step_s < best.step_s]
         return min(better, key=_step_s, default=None)
 
-    def _sharper(self, candidate: Candidate, limit: float, bounds: StepBound) -> Candidate:
+    def _sharper(
+        self, candidate: Candidate, limit: float, bounds: StepBound, planners: Sequence[int]
+    ) -> Candidate:
         """The candidate under more of what its operators take; or, if that is known already, under
         the fastest layer of its shape.
         """
@@ -328,7 +354,6 @@ class WaferSearch:
         bound = bounds.equal_s(*where, candidate.stages, limit)
         while bound <= candidate.bound_s * (1.0 + 1e-9):
             if not bounds.layers.sharpen(*where, COUNTS):
-                planners = range(len(self.planners))
                 bound = min(self._fastest_s(p, candidate, bounds) for p in planners)
                 break
             bound = bounds.equal_s(*where, candidate.stages, limit)
