@@ -203,16 +203,18 @@ def test_a_copy_of_the_process_compiles_and_ends_quietly(
 ) -> None:
     kept = (tmp_path / "open").open("w")
 
-    def compile_part(name: str) -> None:
+    def run_module(name: str, run_name: str) -> None:
         print("heard by nobody")
-        (tmp_path / name).write_text(str(Path(f"/proc/self/fd/{kept.fileno()}").exists()))
+        there = Path(f"/proc/self/fd/{kept.fileno()}").exists()
+        (tmp_path / "said").write_text(f"{name} {sys.argv[1]} {there}")
         raise OSError("not shown either")
 
-    monkeypatch.setattr("atoll.warm.compile_part", compile_part)
+    monkeypatch.setattr("runpy.run_module", run_module)
     helper = kernel_cache._forked("bounds")
     assert helper is not None
     assert helper.wait() == 0 == helper.poll()
-    assert (tmp_path / "bounds").read_text() == "False"  # what is open here is closed there
+    # What is open here is closed there.
+    assert (tmp_path / "said").read_text() == "atoll.warm bounds False"
     assert capfd.readouterr() == ("", "")
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import hashlib
 import os
+import runpy
 import shutil
 import signal
 import stat
@@ -145,9 +146,8 @@ def _forked(part: str) -> Helper | None:
         return _Forked(pid)
     try:
         _begin_anew()
-        from atoll.warm import compile_part
-
-        compile_part(part)
+        sys.argv = ["atoll.warm", part]
+        runpy.run_module("atoll.warm", run_name="__main__")
     finally:
         os._exit(0)  # nothing of what the other one has to end
 

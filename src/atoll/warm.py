@@ -56,13 +56,8 @@ def schedules() -> None:
     branch(instance, np.zeros(1), 0.0, 1, start_s, option, np.zeros(1, np.bool_))
 
 
-def compile_part(name: str) -> None:
-    """One of `kernel_cache.PARTS`."""
-    part = {"bounds": bounds, "schedules": schedules}[name]
+if __name__ == "__main__":
+    part = {"bounds": bounds, "schedules": schedules}[sys.argv[1]]
     if part is schedules and hasattr(os, "nice"):
         os.nice(LATER)
     part()
-
-
-if __name__ == "__main__":
-    compile_part(sys.argv[1])
