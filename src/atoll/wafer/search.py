@@ -40,10 +40,10 @@ MOST_SOLVED = 20  # candidates solved on one wafer; the bound covers the others
 QUICK_SOLVED = 10  # the same when many wafers are compared
 CLOSE = 1e-3  # of a step: candidates whose bounds promise no more are not solved
 SMALL = 8  # dies of a stage
-MOST_POLISHED = 3  # of the best mappings, solved again with every gene free
+MOST_POLISHED = 3  # of the best mappings, solved again with every variable free
 POLISHED = 0.03  # of a step: what that may bring
 MOST_HELPED = 4  # candidates tried with stages that help each other
-MOST_FREED = 10  # candidates of small stages tried with every gene free
+MOST_FREED = 10  # candidates of small stages tried with every variable free
 
 
 @dataclass(frozen=True, order=True)
@@ -240,7 +240,7 @@ class WaferSearch:
             self._report("refining", len(queue), total, min(kept, key=_step_s, default=None))
 
     def _freed(self, kept: list[Evaluation]) -> None:
-        """Pipelines of small stages with every gene free, which are solved in no time: what that
+        """Pipelines of small stages with every variable free, which are solved in no time: what that
         brings them is not seen where candidates are compared.
         """
         small = [c for c in self.candidates(self.bounds) if c.width * c.height <= SMALL]
