@@ -240,8 +240,8 @@ class WaferSearch:
             self._report("refining", len(queue), total, min(kept, key=_step_s, default=None))
 
     def _freed(self, kept: list[Evaluation]) -> None:
-        """Pipelines of small stages with every variable free, which are solved in no time: what that
-        brings them is not seen where candidates are compared.
+        """Pipelines of small stages with every variable free, which are solved in no time: what
+        that brings them is not seen where candidates are compared.
         """
         small = [c for c in self.candidates(self.bounds) if c.width * c.height <= SMALL]
         queue, fine = [c for c in small if c.stages > 1], len(self.planners)
