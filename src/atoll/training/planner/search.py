@@ -392,6 +392,9 @@ class Space:
     def _add(self, rows: Ints) -> None:
         """Estimate rows of one variant, or bound them more closely, by its own costs."""
         times_s = self.pieces.least_s(self._part(rows), self.names)
+        # "Optimal" is bounded by its own costs as if it ran nothing again; the first bound knows
+        # what it must, and may be closer.
+        times_s = np.maximum(times_s, np.where(self.optimal, self.least_s[rows, None], 0.0))
         owner = self._owner(rows[0])
         size = self.blocks[owner].microbatch[rows[0] - self.starts[owner]]
         variant = np.array([[owner, size]])
