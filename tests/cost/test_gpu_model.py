@@ -286,3 +286,25 @@ def test_wide_heads_on_blackwell_hide_nothing() -> None:
         sizes = Heads(4, 64, 8, 8192, head, 0)
         pair = [float(attention_times_s(gpu, sizes, prompt=True)) for gpu in (device, other)]
         assert (pair[0] > 1.05 * pair[1]) == slower
+
+
+def test_engines_have_their_own_clock_in_bf16_where_two_boards_were_timed() -> None:
+    """Theirs is higher in short products and falls earlier; steps are priced without it."""
+    short, long = (2048, 4096, 4096), (32768, 16384, 16384)
+    assert gemm_times_s(H200, *short, in_turn=6) < gemm_times_s(H200, *short)
+    assert gemm_times_s(H200, *long, in_turn=6) > gemm_times_s(H200, *long)
+    board = load_gpu("b200")
+    timed_s = gemm_times_s(board, *long, in_turn=6)
+    assert timed_s == pytest.approx(gemm_times_s(board, *long), rel=1e-3)
+
+
+def test_blocks_of_one_tile_wait_at_its_start_and_end() -> None:
+    card = load_gpu("l40s")
+    hidden = replace(card, calibration=replace(card.calibration, fill_s=0.0, throttle=0.0))
+    shown = replace(card, calibration=replace(hidden.calibration, fill_s=1e-6))
+    waves = np.ceil(8192 / 128) * np.ceil(8192 / 256) / card.sms
+    more_s = gemm_times_s(shown, 8192, 8192, 8192) - gemm_times_s(hidden, 8192, 8192, 8192)
+    assert more_s == pytest.approx(np.ceil(waves) * 1e-6, rel=0.1)
+    narrow = dict(card.calibration.formats)["fp8_block"]
+    assert narrow.fill_s is not None
+    assert narrow.fill_s < 0.1e-6 < card.calibration.fill_s

@@ -48,6 +48,7 @@ class _Kernels(NamedTuple):
     clock: tuple[float, float, int]  # throttle, when half of it shows, how sharply
     tiles: Floats
     splits: bool
+    fill_s: float
     in_turn: int | None  # sets of operands
     cast: float  # bytes an element of the first operand that its cast moved
     boost: tuple[float, float]  # power of the share of busy SMs, least time at the peak's clock
@@ -74,10 +75,12 @@ def gemm_times_s(
     long ones are, as when one kernel is timed by itself. `in_turn`: timed again and again, with so
     many sets of operands; those are in L2 where it holds all of them, and outputs may stay in it.
     `cast`: so by an inference engine that casts the first operand just before, moving as many bytes
-    an element; it and the output are then the same every time.
+    an element; it and the output are then the same every time. Either is of an inference engine on
+    its own board where those were timed beside others.
     """
     fit, usual = gpu.calibration, gpu.calibration.format_fit(dtype)
-    own = fit.engine_fit(dtype) if cast else usual
+    timed = bool(cast) or (in_turn is not None and dtype == gpu.half_dtype)
+    own = fit.engine_fit(dtype) if timed else usual
     loop_flops = gpu.loop_flops(dtype)  # refuses a format that the device has not
     if own is not usual:
         loop_flops *= own.matmul / usual.matmul
@@ -92,6 +95,7 @@ def gemm_times_s(
         clock=(throttle, 0.0 if sustained else half_s, fit.onset),
         tiles=TILES[own.tiles or fit.tiles],
         splits=own.splits,
+        fill_s=fit.fill_s if own.fill_s is None else own.fill_s,
         in_turn=in_turn,
         cast=cast,
         boost=(0.0 if in_turn is None else own.idle, min(1.0, loop_flops / gpu.peak_flops(dtype))),
@@ -129,7 +133,8 @@ def _best_times_s(
     def each_s(split: Floats | float, of: Any, tiles: Floats, element_s: Floats) -> Floats:
         depth = np.ceil(k[of] / split / slice_) * slice_
         waves = np.ceil(tiles * split / gpu.sms)
-        busy_s = waves * (element_s * depth) * slowdown[of] + fit.epilogue * write_s[of]
+        tile_s = element_s * depth + kernels.fill_s
+        busy_s = waves * tile_s * slowdown[of] + fit.epilogue * write_s[of]
         busy_s = throttled_s(busy_s, *kernels.clock)
         if kernels.boost[0]:
             share = tiles * split / (waves * gpu.sms)

@@ -93,6 +93,7 @@ class Calibration:
     tiles: str = "hopper"  # shapes of the library's tiles: of Ampere and Ada, or since Hopper
     onset: int = 4  # sharpness of the power limit: 1 gradual (cards), 4 almost a step (boards)
     held: float = 0.0  # share of L2 that keeps outputs of products timed again and again
+    fill_s: float = 0.0  # start and end of a tile that no other of its SM hides
     step_throttle: float | None = None  # of products inside training steps, where it is known
     matmul_ratio: float = 0.0  # measured matmul maximum over peak of the calibrated device; 0: none
     source: str = ""
@@ -271,6 +272,8 @@ class Gpu:
 
 
 Tiles = Literal["ampere", "hopper", "blackwell"]
+EngineFormat = Literal["bf16_engine", "fp8_engine"]
+"""Products as inference engines ran them, where another library was timed beside."""
 Part = Annotated[float, Field(ge=0, le=1)]
 Slowdown = Annotated[float, Field(ge=1, le=LARGEST_FACTOR)]
 Rate = Annotated[float, Field(ge=1 / LARGEST_FACTOR, le=LARGEST_FACTOR)]
@@ -309,6 +312,7 @@ class FormatFile(FileModel):
     throttle_half: Annotated[Seconds, Field(gt=0)] | None = None
     tiles: Tiles | None = None
     splits: bool = True
+    fill: Seconds | None = None
     cast_row: Seconds = 0.0
     idle: Part = 0.0
 
@@ -338,10 +342,11 @@ class CalibrationFile(FileModel):
     attention_prompt: AttentionFile | None = None
     vector_hbm: Share
     vector_kernel: Seconds
-    formats: dict[NarrowFormat | Literal["fp8_engine"], FormatFile] = Field(default_factory=dict)
+    formats: dict[NarrowFormat | EngineFormat, FormatFile] = Field(default_factory=dict)
     tiles: Tiles = "hopper"
     onset: Annotated[Count, Field(le=8)] = 4
     held: Part = 0.0
+    fill: Seconds = 0.0
     matmul_ratio: Factor = 0.0
     traffic: dict[str, Factor] = Field(min_length=1)
 
@@ -359,6 +364,7 @@ class CalibrationFile(FileModel):
 
 CALIBRATED = {
     "split": "split_s",
+    "fill": "fill_s",
     "kernel": "kernel_s",
     "block": "block_s",
     "engine": "engine_s",

@@ -42,6 +42,7 @@ class FormatFit:
     throttle_s: float | None = None  # kernel length at which half of it shows; None: as of 16 bits
     tiles: str | None = None  # shapes of its library's tiles; None: as of 16 bits
     splits: bool = True  # whether its library divides reductions
+    fill_s: float | None = None  # start and end of a tile that nothing hides; None: as of 16 bits
     cast_row_s: float = 0.0  # of an engine's cast in front, for each row however short
     # Times of replays at the power limit go with this power of the share of SMs that are busy, as
     # idle ones leave power to the others; 0: they do not.
