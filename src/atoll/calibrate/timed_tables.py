@@ -60,14 +60,7 @@ def package_version() -> str:
 @lru_cache(maxsize=16)
 def timings(device: str, precision: str) -> Timings:
     """Of a device of the catalogue, for runs of a precision."""
-    package_version()
-    found = find_spec(PACKAGE.replace("-", "_"))
-    if device not in SYSTEMS:
-        raise AtollError(
-            f"operators: {PACKAGE} has no timings of {device}; it has {', '.join(SYSTEMS)}"
-        )
-    place = (found and found.submodule_search_locations) or ["."]
-    folder = Path(place[0]) / "systems" / "data" / SYSTEMS[device]
+    folder = folder_of(device)
     gpu = load_gpu(device)
     wanted = [dtype for dtype in FORMATS if dtype == precision]
     products = {dtype: _products(gpu, folder, dtype) for dtype in wanted}
@@ -77,17 +70,30 @@ def timings(device: str, precision: str) -> Timings:
     )
 
 
+def folder_of(device: str) -> Path:
+    """The tables of a device of the catalogue."""
+    package_version()
+    found = find_spec(PACKAGE.replace("-", "_"))
+    if device not in SYSTEMS:
+        raise AtollError(
+            f"operators: {PACKAGE} has no timings of {device}; it has {', '.join(SYSTEMS)}"
+        )
+    place = (found and found.submodule_search_locations) or ["."]
+    return Path(place[0]) / "systems" / "data" / SYSTEMS[device]
+
+
 def _products(gpu: Gpu, folder: Path, dtype: str) -> Grid | None:
     """Ratios of products; those of a format without a scale for each block are without the cast in
     front of them, which is timed apart.
     """
-    rows = [r for name in ENGINES[dtype] for r in _product_rows(folder, name, dtype)]
+    rows = [r for name in ENGINES[dtype] for r in product_rows(folder, name, dtype)]
     if not rows:
         return None
     return Grid.of(np.array([row.sizes[:3] for row in rows]), _ratios(gpu, rows))
 
 
-def _product_rows(folder: Path, engine: str, dtype: str) -> Iterator[Timed]:
+def product_rows(folder: Path, engine: str, dtype: str) -> Iterator[Timed]:
+    """Products of a format as one engine timed them, without a cast in front."""
     table = _read(folder, "gemm", engine, "gemm_perf")
     casts: dict[tuple[int, int], float] = {}
     if dtype == "fp8":
