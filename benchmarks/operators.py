@@ -8,7 +8,7 @@ shapes on all devices) by `--write`, which writes the catalogue's calibrations. 
 of rows above 20 us: those not fitted by device, those of devices held out whole (priced by the
 calibration of their family's other device), and all by operator and format. Where the package
 `aiconfigurator-core` is installed, a table shows what is left of bf16 products when both of its
-other timings of the very same products are known: what no function of their sizes can tell.
+other timings of the very same products are known, which a model of sizes hardly comes below.
 """
 
 from __future__ import annotations
