@@ -5,15 +5,18 @@ from __future__ import annotations
 import errno
 import gc
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from numba.core.caching import NullCache
+from numba.core.errors import TypingError
 from numba.core.types import functions
 
-from atoll import warm
+from atoll import kernel_cache, warm
 from atoll.cost.gemm_kernels import map_range
 from atoll.cost.table_kernels import fill_problems
 from atoll.explore.pricing.bound_kernels import layer_floors
@@ -188,3 +191,44 @@ def test_a_full_disk_keeps_no_kernels_and_ends_nothing(monkeypatch: pytest.Monke
         change.setattr(compiled._cache._cache_file, "_write", full)
         assert hits(compiled) == 0
     assert hits(entry(plus_one)) == 0
+
+
+def one_more(value: float) -> float:
+    return value + 1.0
+
+
+def test_a_kernel_that_another_process_compiles_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: Any = entry(one_more)
+    hits(made)
+    index = Path(made._cache._cache_file._index_path)
+    kept = index.read_bytes()
+    made._cache.flush()
+    other = kernel_cache.CompilerLock(f"{index}.lock")
+    other.acquire()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(hits, entry(one_more))
+        time.sleep(0.1)
+        assert not waiting.done()
+        index.write_bytes(kept)
+        other.release()
+        assert waiting.result() == 1
+    made._cache.flush()
+    other.acquire()
+    monkeypatch.setattr(kernel_cache, "WAIT_S", 0.0)
+    assert hits(entry(one_more)) == 0, "one that takes for ever is not"
+    other.release()
+
+
+def test_a_kernel_that_does_not_compile_keeps_no_other_from_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiled: Any = entry(one_more)
+    with pytest.raises(TypingError):
+        compiled("text")
+    other = kernel_cache.CompilerLock(compiled._cache._lock._path)
+    monkeypatch.setattr(kernel_cache, "WAIT_S", 0.0)
+    other.acquire()
+    assert other._taken()
+    other.release()

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from atoll.kernel_cache import use_kernel_cache
+from atoll.kernel_cache import CompilerLock, use_kernel_cache
 
 use_kernel_cache()
 
@@ -282,10 +282,32 @@ class _KernelCache(FunctionCache):
         self._cache_file = _CheckedFile(
             self._cache_path, self._impl.filename_base, numbas._source_stamp
         )
+        self._lock = CompilerLock(f"{self._cache_file._index_path}.lock")
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """Where there is none, the caller compiles it, and no other process until it is done."""
+        found = super().load_overload(sig, target_context)
+        if found is None:
+            with suppress(OSError):
+                self._impl.locator.ensure_cache_path()
+            self._lock.acquire()
+            found = super().load_overload(sig, target_context)
+        return found
 
     def save_overload(self, sig: Any, data: Any) -> None:
         with suppress(OSError):
             super().save_overload(sig, data)
+
+    def releasing(self, compile_: Kernel) -> Kernel:
+        """A dispatcher's method that loads, or compiles and saves, however it ends."""
+
+        def compiled(sig: Any) -> Any:
+            try:
+                return compile_(sig)
+            finally:
+                self._lock.release()
+
+        return compiled
 
 
 def entry(function: Kernel, **more: Any) -> Kernel:
@@ -293,6 +315,7 @@ def entry(function: Kernel, **more: Any) -> Kernel:
     compiled: Any = njit(pipeline_class=_EntryCompiler, **_FLAGS, **more)(function)
     with suppress(RuntimeError):  # no folder at all
         compiled._cache = _KernelCache(function)
+        compiled.compile = compiled._cache.releasing(compiled.compile)
     return _known(compiled)
 
 

@@ -27,10 +27,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
+with suppress(ImportError):  # POSIX
+    import fcntl
+
 _PRIVATE = 0o700
 KEPT_S = 30 * 86400.0
 PARTS = ("bounds", "schedules")
 """What is compiled in the background on a first run: see `warm`."""
+WAIT_S = 120.0
+"""For another process that compiles the same; then this one does so, too."""
 _fresh = False
 
 
@@ -174,6 +179,39 @@ def compiling() -> bool:
     """Whether this is a first run, and some of its kernels are still to be compiled."""
     done = _helpers and all(helper.poll() is not None for helper in _helpers.values())
     return _fresh and not done
+
+
+class CompilerLock:
+    """One process at a time compiles a kernel: workers of a first run find what one of them made.
+
+    It dies with its process. Where files cannot be locked, everyone compiles.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = path
+        self._file = -1
+
+    def acquire(self) -> None:
+        with suppress(NameError, OSError):
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+            until = time.monotonic() + WAIT_S
+            while not self._taken() and time.monotonic() < until:
+                time.sleep(0.02)
+
+    def _taken(self) -> bool:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def release(self) -> None:
+        if self._file >= 0:
+            with suppress(NameError, OSError):
+                fcntl.flock(self._file, fcntl.LOCK_UN)  # of copies in forked processes as well
+            with suppress(OSError):
+                os.close(self._file)
+            self._file = -1
 
 
 def _bases() -> list[Path]:
