@@ -22,6 +22,18 @@ from launch.test_check import SCRIPT
 
 ROW = re.compile(r"^\| ([^|]+) \| (.+) \|$", re.MULTILINE)
 PLANNED = "atoll plan --model gpt2-xl --device h100 --devices 64 --batch 256"
+SMALL = [
+    "--model",
+    "bert-large",
+    "--devices",
+    "64",
+    "--batch",
+    "256",
+    "--tp",
+    "1",
+    "--microbatch",
+    "4",
+]
 PLUG_IN = "a stack, cost model, chip template or exporter of your own"
 """The row that has no command; tests/test_example_plug_ins.py runs it."""
 
@@ -67,6 +79,10 @@ def quick(command: str) -> list[str]:
             if {"--space", "--template"} & set(words)
             else ["--space", "examples/spaces/tiny.yaml"]
         )
+        if not {"--model", "--from"} & set(words) and not words[1].endswith(".yaml"):
+            words += SMALL
+    if "--wafer" in words:
+        words += ["--stage-counts", "8", "--no-baselines"]
     if words[0] in ("search", "plan"):
         words += ["--time-limit", "5 min" if "--cluster" in words else "30 s"]
     return words

@@ -27,13 +27,6 @@ def gaps(seeds: range, cores: int, quantised: bool, effort: Effort, slots: int =
 
 @pytest.mark.slow
 def test_bounded_effort_is_within_two_percent_always_and_half_a_percent_nearly_always() -> None:
-    found = [g for n in CORES for q in (False, True) for g in gaps(range(3), n, q, "bounded")]
-    assert max(found) <= 0.02
-    assert np.quantile(found, 0.9) <= 0.005
-
-
-@pytest.mark.slow
-def test_bounded_effort_keeps_the_promise_on_many_graphs() -> None:
     found = [g for n in CORES for q in (False, True) for g in gaps(range(10), n, q, "bounded")]
     assert max(found) <= 0.02
     assert np.quantile(found, 0.9) <= 0.005
@@ -56,9 +49,10 @@ def test_many_operators_at_once_are_harder() -> None:
 
 @pytest.mark.slow
 def test_exact_effort_closes_what_bounded_effort_leaves() -> None:
-    problem = backward_pass(np.random.default_rng([2, 8, 0]), 20, 8)
+    problem = backward_pass(np.random.default_rng([3, 8, 0]), 14, 8)
     bounded = solve(problem, effort="bounded")
     exact = solve(problem, effort="exact")
     check(problem, exact)
-    assert exact.lower_bound_s >= bounded.lower_bound_s
+    assert exact.gap < bounded.gap
+    assert exact.lower_bound_s > bounded.lower_bound_s
     assert exact.makespan_s <= bounded.makespan_s
