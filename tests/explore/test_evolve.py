@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from some_job import answer, some_job
+from some_job import answer, some_job, undisturbed
 
 from atoll.errors import AtollError
 from atoll.explore.proof import reserve
@@ -17,9 +17,9 @@ pytest.importorskip("optuna")
 
 
 @pytest.mark.slow
-def test_finds_a_good_design_and_says_what_it_does_not_prove(tmp_path: Path) -> None:
-    best = run_search(some_job(tmp_path)).score
-    found = run_search(some_job(tmp_path, strategy="evolve", evaluations=150, pareto=True))
+def test_finds_a_good_design_and_says_what_it_does_not_prove() -> None:
+    best = undisturbed(some_job()).score
+    found = run_search(some_job(strategy="evolve", evaluations=150, pareto=True))
     assert 0.9 * best < found.score <= best * 1.001
     bound = found.score / (1.0 - found.certificate.gap)
     assert bound >= best * (1 - 1e-9)
@@ -36,7 +36,7 @@ def test_outside_memory_with_workers_and_resumed_it_finds_the_same(
 
     monkeypatch.setattr(product, "RESIDENT_POINTS", 10)
     monkeypatch.setattr(reserve, "PIECE_BOXES", 8)
-    job = some_job(tmp_path, strategy="evolve", evaluations=60)
+    job = some_job(strategy="evolve", evaluations=60)
     whole = run_search(job, workers=0)
     assert answer(run_search(job, workers=2)) == answer(whole)
     run_search(job, out=tmp_path / "run", stop=After(60))
@@ -46,15 +46,13 @@ def test_outside_memory_with_workers_and_resumed_it_finds_the_same(
 
 
 def test_another_seed_is_another_search(tmp_path: Path) -> None:
-    job = some_job(tmp_path, strategy="evolve", evaluations=20)
+    job = some_job(strategy="evolve", evaluations=20)
     run_search(job, out=tmp_path / "run")
     with pytest.raises(AtollError, match="seed 0 there, 1 here"):
-        run_search(some_job(tmp_path, strategy="evolve", seed=1), out=tmp_path / "run")
+        run_search(some_job(strategy="evolve", seed=1), out=tmp_path / "run")
 
 
-def test_without_optuna_the_sentence_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_optuna_the_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "optuna", None)
     with pytest.raises(AtollError, match=r"atoll\[evolve\]"):
-        run_search(some_job(tmp_path, strategy="evolve"))
+        run_search(some_job(strategy="evolve"))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from some_job import SPACE, answer, some_job
+from some_job import SPACE, answer, some_job, undisturbed
 
 from atoll.errors import AtollError
 from atoll.explore.proof import reserve
@@ -49,17 +49,15 @@ def outside_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def both(job: SearchQuestion, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
-    whole = run_search(job)
+    whole = undisturbed(job)
     monkeypatch.setattr(product, "RESIDENT_POINTS", 10)
     monkeypatch.setattr(reserve, "PIECE_BOXES", 8)
     return whole, run_search(job)
 
 
 @pytest.mark.slow
-def test_the_optimum_is_the_same_and_proven(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job = some_job(tmp_path, tolerance=1e-4)
+def test_the_optimum_is_the_same_and_proven(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = some_job(tolerance=1e-4)
     whole, part = both(job, monkeypatch)
     assert part.certificate.status == whole.certificate.status == "optimal"
     assert part.score == pytest.approx(whole.score, rel=2e-4)
@@ -74,17 +72,17 @@ def test_the_optimum_is_the_same_where_chips_lose(
 ) -> None:
     file = tmp_path / "physical.yaml"
     file.write_text(PHYSICAL)
-    whole, part = both(some_job(tmp_path, space=str(file), tolerance=1e-4), monkeypatch)
+    whole, part = both(some_job(space=str(file), tolerance=1e-4), monkeypatch)
     assert part.certificate.status == whole.certificate.status == "optimal"
     assert part.score == pytest.approx(whole.score, rel=2e-4)
 
 
 @pytest.mark.slow
-def test_a_jobs_own_limits_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_jobs_own_limits_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     changes: dict[str, Any] = {
         "max_area": 150.0, "max_power": 300.0, "hbm": (32 * 2**30,),
     }  # fmt: skip
-    whole, part = both(some_job(tmp_path, **changes), monkeypatch)
+    whole, part = both(some_job(**changes), monkeypatch)
     assert part.score == pytest.approx(whole.score, rel=2e-3)
     assert part.best.area_mm2 <= 150.0
     assert part.best.accelerator.hbm.capacity_bytes == 32 * 2**30
@@ -95,7 +93,7 @@ def test_a_jobs_own_limits_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_workers_and_interruptions_change_nothing(tmp_path: Path) -> None:
     from test_workers import After
 
-    job = some_job(tmp_path)
+    job = some_job()
     whole = run_search(job, workers=0)
     assert answer(run_search(job, workers=2)) == answer(whole)
     parts = [run_search(job, out=tmp_path / "run", stop=After(n)) for n in (300, 400)]
@@ -108,17 +106,17 @@ def test_workers_and_interruptions_change_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("outside_memory")
-def test_baselines_draw_from_a_sample(tmp_path: Path) -> None:
-    result = run_search(some_job(tmp_path, baselines=True))
+def test_baselines_draw_from_a_sample() -> None:
+    result = run_search(some_job(baselines=True))
     assert result.baselines["random"] is not None
     assert result.baselines["random"] <= result.score * 1.001
 
 
 @pytest.mark.usefixtures("outside_memory")
 @pytest.mark.parametrize("changes", [{"pareto": True}, {"strategy": "phaze"}])
-def test_what_needs_the_whole_space_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_what_needs_the_whole_space_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(AtollError, match=r"not with a space of .* points: "):
-        run_search(some_job(tmp_path, **changes))
+        run_search(some_job(**changes))
 
 
 @pytest.mark.usefixtures("outside_memory")
@@ -126,7 +124,7 @@ def test_an_empty_space_is_one_sentence(tmp_path: Path) -> None:
     file = tmp_path / "empty.yaml"
     file.write_text(SPACE.replace("250 mm2", "1 mm2"))
     with pytest.raises(AtollError, match="space some is empty"):
-        run_search(some_job(tmp_path, space=str(file)))
+        run_search(some_job(space=str(file)))
 
 
 def test_designs_by_their_place_are_those_of_the_built_space(tmp_path: Path) -> None:
@@ -149,9 +147,9 @@ def physical(tmp_path: Path) -> ProductSpace:
     return read_space(file)
 
 
-def opened(tmp_path: Path, space: ProductSpace) -> Reserve:
+def opened(space: ProductSpace) -> Reserve:
     """The space as boxes, under some job."""
-    setting, variants = prepare_search(some_job(tmp_path))
+    setting, variants = prepare_search(some_job())
     rule = Rule.of(variants, Objective.single(512), 1e-3)
     found = open_frontier(space, variants, setting, rule, Stop())[1]
     assert found is not None
@@ -182,9 +180,9 @@ def test_a_cut_leaves_out_only_what_breaks_a_limit(physical: ProductSpace) -> No
 
 
 @pytest.mark.slow
-def test_no_chip_of_a_box_beats_the_boxs_bound(tmp_path: Path, physical: ProductSpace) -> None:
+def test_no_chip_of_a_box_beats_the_boxs_bound(physical: ProductSpace) -> None:
     """Each box on the way from the whole space to single chips, against every chip in it."""
-    reserve = opened(tmp_path, physical)
+    reserve = opened(physical)
     built = reserve.chips_at(np.arange(len(physical)))
     assert built is not None
     chips, ids, _ = built

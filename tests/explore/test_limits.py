@@ -34,9 +34,9 @@ class Counting(Stop):
 
 
 @pytest.mark.slow
-def test_whenever_the_limit_strikes_there_is_an_answer_or_a_sentence(tmp_path: Path) -> None:
+def test_whenever_the_limit_strikes_there_is_an_answer_or_a_sentence() -> None:
     """At its first question, in preparation, search, plateau, fronts and each baseline."""
-    job = some_job(tmp_path, baselines=True, pareto=True)
+    job = some_job(baselines=True, pareto=True)
     counted = Counting()
     whole = run_search(job, stop=counted)
     assert not whole.ended_early and set(whole.baselines) == set(NAMES)
@@ -64,7 +64,7 @@ def test_whenever_the_limit_strikes_there_is_an_answer_or_a_sentence(tmp_path: P
 def test_what_was_left_out_comes_with_the_next_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job = some_job(tmp_path, baselines=True)
+    job = some_job(baselines=True)
     counted = Counting()
     whole = run_search(job, stop=counted)
     part = run_search(job, out=tmp_path / "run", stop=Counting(counted.asked - 20))
@@ -75,7 +75,7 @@ def test_what_was_left_out_comes_with_the_next_run(
 
 
 def test_ctrl_c_after_the_proof_says_that_the_baselines_are_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stop = Stop()
 
@@ -84,7 +84,7 @@ def test_ctrl_c_after_the_proof_says_that_the_baselines_are_left_out(
         return run_baselines(*arguments)
 
     monkeypatch.setattr("atoll.explore.run.run_baselines", begun)
-    part = run_search(some_job(tmp_path, baselines=True), stop=stop)
+    part = run_search(some_job(baselines=True), stop=stop)
     assert part.certificate.status == "optimal" and part.stopped == ""
     assert part.left_out == {"baselines": "interrupted"} and part.baselines == {}
 

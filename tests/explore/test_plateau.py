@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from some_job import answer, some_job
+from some_job import answer, some_job, undisturbed
 from tiny import random_space, tiny_config, tiny_setting
 
 import atoll
@@ -101,10 +101,8 @@ def test_a_search_that_was_stopped_does_not_claim_to_have_seen_the_plateau() -> 
     assert evaluate_plateau(search, 1e-3) == np.inf
 
 
-def test_the_answer_says_what_else_comes_close(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    result = run_search(some_job(tmp_path, tolerance=1e-3))
+def test_the_answer_says_what_else_comes_close(capsys: pytest.CaptureFixture[str]) -> None:
+    result = undisturbed(some_job(tolerance=1e-3))
     shown = json.loads(json.dumps(result.to_dict(), allow_nan=False))["plateau"]
     assert [row["share"] for row in shown] == list(SHARES)
     print_result(result)
@@ -130,11 +128,11 @@ class Recorder:
 
 @pytest.mark.slow
 def test_a_limit_that_stops_the_front_leaves_the_proof_whole(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    whole = run_search(some_job(tmp_path, pareto=True))
+    whole = undisturbed(some_job(pareto=True))
     stop = Stop()
-    part = run_search(some_job(tmp_path, pareto=True), Recorder(stop, "front"), stop=stop)
+    part = run_search(some_job(pareto=True), Recorder(stop, "front"), stop=stop)
     assert part.certificate.status == "optimal" and part.score == whole.score
     assert part.stopped == "" and part.front_stopped == "time limit"
     assert all(front.proven_within is None for front in part.pareto.values())
@@ -145,19 +143,19 @@ def test_a_limit_that_stops_the_front_leaves_the_proof_whole(
 
 
 @pytest.mark.slow
-def test_progress_moves_while_the_front_is_proven(tmp_path: Path) -> None:
+def test_progress_moves_while_the_front_is_proven() -> None:
     stop = Stop()
     recorder = Recorder(stop)
-    run_search(some_job(tmp_path, pareto=True), recorder, stop=stop)
+    run_search(some_job(pareto=True), recorder, stop=stop)
     left = [count for phase, count in recorder.seen if phase == "front"]
     assert len(set(left)) > 5 and left[-1] < left[0] and min(left) >= 1
 
 
 @pytest.mark.slow
-def test_no_baseline_in_the_space_beats_the_answer_without_a_word(tmp_path: Path) -> None:
+def test_no_baseline_in_the_space_beats_the_answer_without_a_word() -> None:
     """With a wide tolerance the search ends early: drawn chips are often better."""
     for tolerance in (0.02, 0.3):
-        result = run_search(some_job(tmp_path, tolerance=tolerance, baselines=True))
+        result = undisturbed(some_job(tolerance=tolerance, baselines=True))
         best = max(row["bert-large: samples_per_s"] for row in result.designs)
         assert result.certificate.gap <= tolerance
         for name, score in result.baselines.items():
@@ -180,10 +178,8 @@ def test_a_plan_from_elsewhere_becomes_the_answer_if_it_is_better() -> None:
     assert search.score == other.score
 
 
-def test_a_baseline_over_a_limit_gets_a_remark(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    result = run_search(some_job(tmp_path, baselines=True, max_area=100.0, max_power=150.0))
+def test_a_baseline_over_a_limit_gets_a_remark(capsys: pytest.CaptureFixture[str]) -> None:
+    result = run_search(some_job(baselines=True, max_area=100.0, max_power=150.0))
     for name in ("tpuv4-expert", "tpuv4-placed"):
         assert "278.8 mm2: over the limit of 100 mm2" in result.baseline_remarks[name]
         assert "W at peak: over the limit of 150 W" in result.baseline_remarks[name]
@@ -195,10 +191,10 @@ def test_a_baseline_over_a_limit_gets_a_remark(
 
 @pytest.mark.slow
 def test_a_search_continued_after_its_baselines_ends_the_same(tmp_path: Path) -> None:
-    job = some_job(tmp_path, tolerance=0.3, baselines=True)
+    job = some_job(tolerance=0.3, baselines=True)
     first = run_search(job, out=tmp_path / "run")
     again = run_search(job, out=tmp_path / "run")
-    assert answer(again) == answer(first) == answer(run_search(job))
+    assert answer(again) == answer(first) == answer(undisturbed(job))
 
 
 def test_the_schedules_of_an_answer_have_the_bounds_of_its_proof() -> None:

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from some_job import answer, some_job
+from some_job import answer, some_job, undisturbed
 
 from atoll.errors import AtollError
 from atoll.explore.run import run_search
@@ -53,8 +53,8 @@ def counts(folder: Path) -> tuple[int, int, int]:
 
 @pytest.mark.slow
 def test_kill_9_at_twenty_random_moments_changes_nothing(tmp_path: Path) -> None:
-    job = some_job(tmp_path, tolerance=1e-5)
-    run_search(job)  # compiles
+    job = some_job(tolerance=1e-5)
+    undisturbed(job)  # compiles
     began = time.monotonic()
     whole = run_search(job, out=tmp_path / "whole")
     took = time.monotonic() - began
@@ -83,7 +83,7 @@ def test_kill_9_at_twenty_random_moments_changes_nothing(tmp_path: Path) -> None
 def test_a_finished_search_is_answered_from_the_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = some_job(tmp_path, pareto=True)
+    job = some_job(pareto=True)
     first = run_search(job, out=tmp_path / "run")
 
     def computed(*arguments: object) -> None:
@@ -97,23 +97,23 @@ def test_a_finished_search_is_answered_from_the_record(
 
 @pytest.mark.slow
 def test_the_same_job_with_another_limit_or_front_shares_the_record(tmp_path: Path) -> None:
-    run_search(some_job(tmp_path, few=True), out=tmp_path / "run")
-    alone = run_search(some_job(tmp_path, pareto=True))
-    shared = run_search(some_job(tmp_path, pareto=True, time_limit=1000.0), out=tmp_path / "run")
+    run_search(some_job(few=True), out=tmp_path / "run")
+    alone = undisturbed(some_job(pareto=True))
+    shared = run_search(some_job(pareto=True, time_limit=1000.0), out=tmp_path / "run")
     assert shared.pareto == alone.pareto
 
 
 def test_another_job_in_the_folder_is_refused(tmp_path: Path) -> None:
-    run_search(some_job(tmp_path), out=tmp_path / "run")
+    run_search(some_job(), out=tmp_path / "run")
     with pytest.raises(AtollError, match=r"another job.*devices 64 there, 32 here"):
-        run_search(some_job(tmp_path, devices=32), out=tmp_path / "run")
+        run_search(some_job(devices=32), out=tmp_path / "run")
 
 
 def test_a_store_that_other_sources_began_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An edit anywhere, not only of a kernel: what is on record came from other code."""
-    job = some_job(tmp_path)
+    job = some_job()
     first = answer(run_search(job, out=tmp_path / "run"))
     begun = counts(tmp_path / "run")
     with monkeypatch.context() as other:
@@ -135,7 +135,7 @@ def test_an_edited_network_file_is_another_job(tmp_path: Path) -> None:
     network = tmp_path / "network.yaml"
     levels = "levels: [{name: all, devices: 64, bandwidth: 100 GB/s, latency: 1 us}]\n"
     network.write_text("name: mine\n" + levels)
-    job = some_job(tmp_path, network=str(network))
+    job = some_job(network=str(network))
     run_search(job, out=tmp_path / "run")
     network.write_text("name: mine\n" + levels.replace("100", "50"))
     with pytest.raises(AtollError, match=r"another job \(network_content"):
@@ -144,8 +144,8 @@ def test_an_edited_network_file_is_another_job(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_full_disk_ends_the_search_and_the_next_run_continues(tmp_path: Path) -> None:
-    job = some_job(tmp_path, tolerance=1e-5)
-    whole = run_search(job)
+    job = some_job(tolerance=1e-5)
+    whole = undisturbed(job)
     if (child := os.fork()) == 0:
         resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, 150_000))
         try:

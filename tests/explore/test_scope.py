@@ -50,12 +50,10 @@ def stacks(tmp_path: Path) -> Path:
 # --- Limits ---------------------------------------------------------------------------------------
 
 
-def test_an_area_limit_holds_with_the_memorys_interfaces_on_the_die(
-    tmp_path: Path, stacks: Path
-) -> None:
+def test_an_area_limit_holds_with_the_memorys_interfaces_on_the_die(stacks: Path) -> None:
     limit_mm2 = 120.0
     changes: dict[str, Any] = {"space": str(stacks), "max_area": limit_mm2, "pareto": True}
-    result = run_search(some_job(tmp_path, **changes))
+    result = run_search(some_job(**changes))
     assert result.best.area_mm2 <= limit_mm2
     assert result.best.area_mm2 == pytest.approx(accelerator_area_mm2(result.best.accelerator))
     fronts = [row for front in result.pareto.values() for row in front.designs]
@@ -70,19 +68,19 @@ def test_an_area_limit_holds_with_the_memorys_interfaces_on_the_die(
     assert result.designs[0]["area_mm2"] == pytest.approx(result.best.area_mm2)
 
 
-def test_a_limit_that_excludes_nothing_is_said(tmp_path: Path) -> None:
-    idle = some_job(tmp_path, max_area=260.0, max_power=5000.0)
+def test_a_limit_that_excludes_nothing_is_said() -> None:
+    idle = some_job(max_area=260.0, max_power=5000.0)
     area, power = open_space(idle)[1].notes
     assert area.startswith("max_area 260 mm2 excludes nothing: no chip of space some takes more")
     assert power.startswith("max_power 5000 W excludes nothing: no chip of space some takes more")
-    assert open_space(some_job(tmp_path, max_area=200.0, max_power=300.0))[1].notes == ()
+    assert open_space(some_job(max_area=200.0, max_power=300.0))[1].notes == ()
     # The area limit leaves only small chips, none of which draws as much.
-    assert len(open_space(some_job(tmp_path, max_area=50.0, max_power=400.0))[1].notes) == 1
+    assert len(open_space(some_job(max_area=50.0, max_power=400.0))[1].notes) == 1
 
 
-def test_the_answer_says_what_was_searched(tmp_path: Path, stacks: Path) -> None:
+def test_the_answer_says_what_was_searched(stacks: Path) -> None:
     changes: dict[str, Any] = {"space": str(stacks), "max_area": 900.0, "batch": 36}
-    result = run_search(some_job(tmp_path, microbatch=(1, 4, 8), **changes))
+    result = run_search(some_job(microbatch=(1, 4, 8), **changes))
     shown = result.to_dict()
     assert shown["space"]["name"] == "stacks"
     assert shown["space"]["designs"] == result.certificate.items == 48
@@ -95,10 +93,10 @@ def test_the_answer_says_what_was_searched(tmp_path: Path, stacks: Path) -> None
 
 
 def test_a_space_outside_memory_has_the_same_limits_and_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     jobs = [
-        some_job(tmp_path, max_area=limit_mm2, max_power=limit_W)
+        some_job(max_area=limit_mm2, max_power=limit_W)
         for limit_mm2, limit_W in ((200.0, 300.0), (260.0, 9000.0))
     ]
     built = [open_space(job) for job in jobs]

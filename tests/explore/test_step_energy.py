@@ -67,12 +67,10 @@ def test_core_buffers_move_an_operand_a_row_and_a_sum_a_column_each_clock() -> N
 
 
 @pytest.mark.parametrize("profile", ["default", "phaze"])
-def test_the_list_of_designs_has_the_same_energy_as_the_answer(
-    tmp_path: Path, profile: str
-) -> None:
+def test_the_list_of_designs_has_the_same_energy_as_the_answer(profile: str) -> None:
     # Stages recompute, and some devices stay idle.
     changes = {"devices": 15, "batch": 4, "recompute": "full", "space": str(TINY)}
-    result = run_search(some_job(tmp_path, profile=profile, **changes))
+    result = run_search(some_job(profile=profile, **changes))
     plan, row = result.best.plans[0], result.designs[0]
     assert plan.placement.recompute_share > 0.0
     assert plan.placement.devices < 15
@@ -80,10 +78,10 @@ def test_the_list_of_designs_has_the_same_energy_as_the_answer(
     assert row["energy_per_token_J"] == pytest.approx(plan.energy_per_token_J)
 
 
-def test_several_models_share_one_figure_of_joules_over_tokens(tmp_path: Path) -> None:
+def test_several_models_share_one_figure_of_joules_over_tokens() -> None:
     names = ("bert-large", "gpt2-xl")
     models = [{"name": name, "batch": 64, "sequence": 512} for name in names]
-    result = run_search(some_job(tmp_path, model=models, pareto=True, space=str(TINY)))
+    result = run_search(some_job(model=models, pareto=True, space=str(TINY)))
     tokens = 64 * 512
     for row in result.designs:
         own = [row[f"{name}: energy_per_token_J"] for name in names]

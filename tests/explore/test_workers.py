@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from some_job import answer, some_job
+from some_job import answer, some_job, undisturbed
 from tiny import random_space, tiny_config, tiny_setting, tiny_variants
 
 from atoll.executors import Crew, choose_executor
@@ -101,15 +101,15 @@ def test_the_same_with_several_models_and_every_chip_for_its_own_sake() -> None:
 
 
 @pytest.mark.slow
-def test_a_whole_job_gives_the_same_answer_on_two_processes(tmp_path: Path) -> None:
-    job = some_job(tmp_path, pareto=True)
-    assert answer(run_search(job, workers=2)) == answer(run_search(job, workers=0))
+def test_a_whole_job_gives_the_same_answer_on_two_processes() -> None:
+    job = some_job(pareto=True)
+    assert answer(run_search(job, workers=2)) == answer(undisturbed(job))
 
 
 @pytest.mark.slow
 def test_a_time_limit_gives_the_best_so_far_with_its_gap(tmp_path: Path) -> None:
-    job = some_job(tmp_path)
-    whole = run_search(job)
+    job = some_job()
+    whole = undisturbed(job)
     part = run_search(job, out=tmp_path / "run", stop=After(24))
     assert part.stopped == "time limit"
     assert part.certificate.gap > 0.0
@@ -135,8 +135,8 @@ class InFront(Stop):
 def test_ctrl_c_in_the_front_keeps_the_answer_and_leaves_no_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    job = some_job(tmp_path, pareto=True)
-    whole = run_search(job)
+    job = some_job(pareto=True)
+    whole = undisturbed(job)
     stop = InFront()
 
     def begun(search: Search) -> tuple[dict[str, Front], str]:
@@ -155,12 +155,12 @@ def test_ctrl_c_in_the_front_keeps_the_answer_and_leaves_no_traceback(
 
 @pytest.mark.slow
 def test_a_dask_worker_that_is_killed_changes_nothing(tmp_path: Path) -> None:
-    """Four worker processes; one is killed in the middle of the search."""
+    """Two worker processes; one is killed in the middle of the search."""
     distributed = pytest.importorskip("distributed")
-    job = some_job(tmp_path, tolerance=1e-5)
+    job = some_job(tolerance=1e-5)
     serial = run_search(job, workers=0, out=tmp_path / "serial")
     with distributed.LocalCluster(
-        n_workers=4, threads_per_worker=1, processes=True, dashboard_address=None
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
     ) as cluster:
         killed = threading.Event()
         workers = [worker.pid for worker in cluster.workers.values()]
