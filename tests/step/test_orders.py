@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from atoll.step.bubbles import bubble_s, held, step_s, waiting
-from atoll.step.orders import ORDERS, SPLIT, chunks_of, groups, passes, route
+from atoll.step.orders import ORDERS, SPLIT, chunks_of, first_group, groups, passes, route
 from atoll.step.replay import PassTime, Replay, replay
 
 STAGES, MICROBATCHES = range(1, 9), range(1, 21)
@@ -124,6 +124,11 @@ def test_groups_of_microbatches_fill_the_pipeline_where_they_can(stages, microba
     assert sum(sizes) == microbatches
     assert max(sizes) - min(sizes) <= 1
     assert min(sizes) >= min(stages, microbatches)
+    assert first_group(stages, microbatches) == sizes[0] == max(sizes)
+
+
+def test_what_is_held_of_endless_batches_is_known_at_once():
+    assert held("interleaved", 2, 0, 10**15, 2) == held("interleaved", 2, 0, 100, 2)
 
 
 def test_transfers_wait_for_each_other_on_a_link():

@@ -25,7 +25,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.step.orders import LATE, SPLIT, chunks_of, copies_of, groups
+from atoll.step.orders import LATE, SPLIT, chunks_of, copies_of, first_group
 from atoll.step.replay import PassTime
 
 N = TypeVar("N", float, NDArray[np.float64])
@@ -119,7 +119,7 @@ def held(order: str, stages: int, stage: int, microbatches: int, vpp: int = 1) -
     if order == "dualpipe":
         return float(min(p + 1, m // 2 + min(stage, p - 1 - stage) + 1, m))
     if vpp > 1:
-        ahead = 2 * (p - stage - 1) + (vpp - 1) * groups(p, m)[0] + 1
+        ahead = 2 * (p - stage - 1) + (vpp - 1) * first_group(p, m) + 1
         return min(ahead, m * vpp) / vpp
     return float(min(p - stage, m))
 

@@ -96,13 +96,18 @@ def groups(stages: int, microbatches: int) -> list[int]:
     return [size + 1] * more + [size] * (count - more)
 
 
+def first_group(stages: int, microbatches: int) -> int:
+    """The size of the first of them, which is as large as any."""
+    return -(-microbatches // max(1, microbatches // stages))
+
+
 def _fused(order: str, stage: int, stages: int, chunks: int, microbatches: int) -> list[Pass]:
     total = microbatches * chunks
     if order == "gpipe":
         ahead = total
     elif chunks > 1:
-        first = groups(stages, microbatches)[0]
-        ahead = min(total, 2 * (stages - stage - 1) + (chunks - 1) * first)
+        first = (chunks - 1) * first_group(stages, microbatches)
+        ahead = min(total, 2 * (stages - stage - 1) + first)
     else:
         ahead = min(total, stages - stage - 1)
     turns = list(_turns(stages, chunks, microbatches))
