@@ -4,7 +4,6 @@ the names that it has, and searches of a few chips.
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import shutil
@@ -13,11 +12,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from atoll.cli import app
 from calibrate.test_site_of_runs import runs
-from docs.written import ROOT
+from docs.written import ROOT, Workplace
 from launch.test_check import SCRIPT
 
 ROW = re.compile(r"^\| ([^|]+) \| (.+) \|$", re.MULTILINE)
@@ -127,14 +124,7 @@ def build():
 
 
 def run(words: list[str], folder: Path) -> str:
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        done = CliRunner().invoke(app, words, catch_exceptions=False)
-    finally:
-        os.chdir(before)
-    assert done.exit_code == 0, f"{shlex.join(words)}\n{done.output}"
-    return done.stdout
+    return Workplace(folder).printed(shlex.join(["atoll", *words]))
 
 
 def started(words: list[str], folder: Path) -> None:

@@ -16,10 +16,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from typer.testing import CliRunner
+
+from atoll.cli import app
 from browser import find_chromium, start_browser
 
 ROOT = Path(__file__).parents[2]
@@ -44,10 +47,14 @@ class Workplace:
     folder: Path
 
     def printed(self, command: str) -> str:
-        """What a command prints."""
+        """What a command prints; those of Atoll run in this process."""
         name, *words = shlex.split(command)
-        own = {"atoll": [sys.executable, "-m", "atoll"], "python": [sys.executable]}
-        run = [*own.get(name, [name]), *words]
+        if name == "atoll":
+            with chdir(self.folder):
+                ran = CliRunner().invoke(app, words, prog_name=name, catch_exceptions=False)
+            assert ran.exit_code == 0, f"{command}\n{ran.output}"
+            return ran.stdout
+        run = [sys.executable if name == "python" else name, *words]
         done = subprocess.run(run, cwd=self.folder, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{command}\n{done.stderr}"
         return done.stdout
