@@ -229,6 +229,14 @@ def streamed_bytes(block: Block, states: States, dies: int) -> float:
     return 2.0 * (states.weight + states.reduced) * block.parameters / block.layers / dies
 
 
+def delayed_bytes(block: Block, dies: int) -> float:
+    """What a die holds at least for a layer's weight pass that is put off: `layer.delayed_bytes`
+    where every tensor is cut over all dies.
+    """
+    edges = (edge for chain in block.chains for edge in chain.edges)
+    return sum(sum(edge.totals) for edge in edges) / dies
+
+
 @lru_cache(maxsize=4096)
 def ends_cost(
     block: Block, digits: Digits, setting: Setting, stream: str, head_code: str, first: bool,

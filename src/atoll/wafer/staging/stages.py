@@ -16,7 +16,7 @@ from atoll.fabric.digits import Digits, digit_systems
 from atoll.fabric.mesh import Link, Rectangle
 from atoll.fabric.routes import boundaries
 from atoll.hardware.wafer import Wafer
-from atoll.step.bubbles import held, waiting
+from atoll.step.bubbles import peaks
 from atoll.step.states import STATES, States
 from atoll.stopping import Asked, go_on, never
 from atoll.wafer.costs.pricing import pricer
@@ -38,6 +38,7 @@ from atoll.wafer.evaluate import (
     Ends,
     Evaluation,
     away_paths,
+    delayed_bytes,
     ends_cost,
     evaluate,
     fastest_ends,
@@ -233,13 +234,15 @@ class Planner:
         self, rectangles: Sequence[Rectangle], microbatch: int, limit_s: float = INFINITY,
         dead_links: Sequence[Link] = (),
     ) -> Evaluation | None:  # fmt: skip
-        """The best that fits, run under either schedule; solved for the memory of both as well
-        where every gene is free.
+        """The best that fits, run under either schedule; solved for the memory of either, but not
+        for that of zero bubble where what was solved for 1F1B's fits it.
         """
         several = len(rectangles) > 1 and self.options.zero_bubble
         schedules = SCHEDULES if several else (ONE_F_ONE_B,)
         best: Evaluation | None = None
-        for solved_for in schedules if self.options.each_way else (ONE_F_ONE_B,):
+        for solved_for in schedules:
+            if best is not None and best.mapping.schedule != ONE_F_ONE_B:
+                break
             mapping = self.plan(rectangles, microbatch, dead_links, limit_s, solved_for)
             for schedule in schedules if mapping is not None else ():
                 assert mapping is not None
@@ -291,8 +294,8 @@ class Planner:
         for stage, (layers, choice) in enumerate(self._even(line)):
             used = self.wafer.memory_bytes
             if choice is not None:
-                in_flight = self._held(len(line.rectangles), stage, line.microbatch, line.schedule)
-                used = choice.solved.cost.memory_bytes(layers, in_flight)
+                in_flight, late_bytes = self._held(line, stage)
+                used = choice.solved.cost.memory_bytes(layers, in_flight) + layers * late_bytes
                 used += self._end_bytes(line, stage)
             found.append(1.0 - used / self.wafer.memory_bytes)
         return found
@@ -355,8 +358,8 @@ class Planner:
         self, line: Line, stage: int, layers: int, cap_s: float = INFINITY
     ) -> _Choice | None:
         r, helpers = line.rectangles[stage], line.helpers
-        in_flight = self._held(len(line.rectangles), stage, line.microbatch, line.schedule)
-        limit = self.wafer.memory_bytes - self._end_bytes(line, stage)
+        in_flight, late_bytes = self._held(line, stage)
+        limit = self.wafer.memory_bytes - self._end_bytes(line, stage) - layers * late_bytes
         if "external" in self.options.homes:
             limit -= streamed_bytes(self._block(line), self.options.states, r.size)
         away, room = None, 0.0
@@ -367,12 +370,13 @@ class Planner:
             (r.width, r.height), line.microbatch, layers, in_flight, limit, away, room, cap_s
         )
 
-    def _held(self, stages: int, stage: int, microbatch: int, schedule: str) -> int:
-        """Microbatches whose activations a stage holds at most; a weight pass that is put off
-        holds about as much as one in flight.
+    def _held(self, line: Line, stage: int) -> tuple[int, float]:
+        """Microbatches whose activations a stage holds where it needs most, and bytes of a layer
+        for weight passes that are put off then: tensors between its operators, cut over all dies.
         """
-        where = schedule, stages, stage, self.rounds(microbatch)
-        return int(held(*where) + waiting(*where))
+        where = line.schedule, len(line.rectangles), stage, self.rounds(line.microbatch)
+        most, late = max((peak for peak in peaks(*where) if peak[0]), key=lambda peak: peak[1])
+        return int(most), late * delayed_bytes(self._block(line), line.rectangles[stage].size)
 
     def _end_bytes(self, line: Line, stage: int) -> float:
         """What embedding or head will take, before the stream's layout is known: the most."""
