@@ -192,6 +192,32 @@ def test_unequal_stages_are_tried_with_every_microbatch_that_may_win():
     assert whole.best.step_s <= part.best.step_s * 1.001
 
 
+def test_small_stages_are_compared_with_every_variable_free(monkeypatch):
+    """Three stages with two samples have the best bound, but memory slows them down; on a large
+    wafer the numbers of stages alone use up the candidates that are solved before others come.
+    """
+    wafer = small_wafer(2, 3, link_Bps=5e9, memory_bytes=1400 * 1024)
+    monkeypatch.setattr("atoll.wafer.search.MOST_SOLVED", 3)
+    asked = {"model": small_model(layers=12), "microbatches": (1, 2, 4)}
+    found = search(wafer, **asked).run().best
+    assert found.mapping.microbatch == 1
+    part = search(wafer, **asked | {"microbatches": (1,)}).run().best
+    assert found.step_s <= part.step_s * 1.001
+
+
+def test_zero_bubble_is_planned_in_its_own_memory():
+    """What weight passes hold that are put off is not made less by computing tensors again: where
+    it was taken for tensors in flight, stages came out that do not fit under zb-h1.
+    """
+    laid = snake(2, 4, 1, 2, 4)
+    roomy = Planner(small_wafer(2, 4), small_model(layers=8), 16, 24).best(laid, 2)
+    assert roomy.mapping.schedule == "zb-h1"
+    for share in (0.95, 0.9, 0.85):
+        wafer = small_wafer(2, 4, memory_bytes=int(share * roomy.memory_bytes))
+        found = Planner(wafer, small_model(layers=8), 16, 24).best(laid, 2)
+        assert found.fits and found.mapping.schedule == "zb-h1"
+
+
 def test_baselines_are_legal_mappings_of_the_same_encoding():
     wafer = small_wafer(2, 4)
     found = {n: run_baseline(n, wafer, small_model(heads=8), 8, 24) for n in NAMES}

@@ -99,6 +99,8 @@ class WaferSearch:
         self._overall_s: float | None = None
         """No mapping has a shorter step, as far as is known; None before the first mapping."""
         self._solved = 0
+        self._compared = 0
+        """Candidates solved with few variables free: `MOST_SOLVED` at most."""
         self._closed: set[Candidate] = set()
         """Candidates that were solved, without their bounds."""
 
@@ -149,8 +151,7 @@ class WaferSearch:
         queue = self.candidates()
         total = len(queue)
         self._report("mappings", total, total, min(kept, key=_step_s, default=None))
-        # Stages of few dies are solved in no time; what they take limits the search of others.
-        self._solve_next([c for c in queue if c.width * c.height <= SMALL], kept, total)
+        self._freed(kept, total)
         for stages in dict.fromkeys(c.stages for c in queue):
             same = [c for c in queue if c.stages == stages and self._is_open(c)]
             self._solve_next(same, kept, total)
@@ -165,8 +166,6 @@ class WaferSearch:
         self._report("refining", len(solvable), total, best)
         if self.fine.options.offload:
             self._helped(kept, total)
-        if not self.quick:
-            self._freed(kept)
         best = self._polished(kept)
         if best is None:
             raise InfeasibleError(
@@ -178,6 +177,25 @@ class WaferSearch:
         self._overall_s = min(best.step_s, lowest.bound_s + self.wafer.step_s)
         self._report("proven", 0, total, best)
         return best, self._overall_s
+
+    def _freed(self, kept: list[Evaluation], total: int) -> None:
+        """Pipelines of small stages, with every variable free: they are solved in no time, and what
+        they take limits the search of others.
+        """
+        small = [c for c in self.candidates(self.bounds) if c.width * c.height <= SMALL]
+        queue, fine = [c for c in small if c.stages > 1], len(self.planners)
+        for _ in range(1 if self.quick else MOST_FREED):
+            best = min(kept, key=_step_s, default=None)
+            known_s = INFINITY if best is None else best.step_s
+            candidate = self._next(queue, known_s * (1.0 - POLISHED), self.bounds, (fine,))
+            if candidate is None:
+                break
+            self._closed.add(replace(candidate, bound_s=0.0))
+            self._solved += 1
+            found = self._solve(candidate, known_s * (1.0 - CLOSE), fine)
+            if found is not None:
+                kept.append(found)
+            self._report("mappings", len(queue), total, min(kept, key=_step_s, default=None))
 
     def _is_open(self, candidate: Candidate) -> bool:
         return replace(candidate, bound_s=0.0) not in self._closed
@@ -191,8 +209,9 @@ class WaferSearch:
         limit = INFINITY if best is None else best.step_s * (1.0 - CLOSE)
         most = QUICK_SOLVED if self.quick else MOST_SOLVED
         candidate = self._next(queue, limit, self._reach)
-        if candidate is None or len(self._closed) >= most:
+        if candidate is None or self._compared >= most:
             return False
+        self._compared += 1
         self._closed.add(replace(candidate, bound_s=0.0))
         self._look_ahead([candidate, *heapq.nsmallest(2, queue)], limit)
         fastest = [self._fastest_s(p, candidate, self._reach) for p in range(len(self.planners))]
@@ -238,22 +257,6 @@ class WaferSearch:
             if found is not None:
                 kept.append(found)
             self._report("refining", len(queue), total, min(kept, key=_step_s, default=None))
-
-    def _freed(self, kept: list[Evaluation]) -> None:
-        """Pipelines of small stages with every variable free, which are solved in no time: what
-        that brings them is not seen where candidates are compared.
-        """
-        small = [c for c in self.candidates(self.bounds) if c.width * c.height <= SMALL]
-        queue, fine = [c for c in small if c.stages > 1], len(self.planners)
-        for _ in range(MOST_FREED):
-            best = min(kept, key=_step_s, default=None)
-            limit = INFINITY if best is None else best.step_s * (1.0 - POLISHED)
-            candidate = self._next(queue, limit, self.bounds, (fine,))
-            if candidate is None:
-                break
-            found = self._solve(candidate, limit, fine)
-            if found is not None:
-                kept.append(found)
 
     def _look_ahead(self, candidates: Sequence[Candidate], limit: float) -> None:
         """What is asked for next, unless a better mapping is found before."""
