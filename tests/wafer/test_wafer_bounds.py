@@ -187,7 +187,7 @@ def test_all_codes_of_fast_splits_are_all_that_is_fast():
     every = Planner(wafer, small_model(), BATCH, 24, Options(), MANY_CODES)
     bounds = LayerBounds((few.fine,))
     assert every.complete(*shape, microbatch) and not few.fine.complete(*shape, microbatch)
-    least_s = min(exact.bound_s for _, exact in every.exacts(*shape, microbatch))
+    least_s = min(exact._apart.bound_s for _, exact in every.exacts(*shape, microbatch))
     counted_s = bounds._counted(microbatch, 6).apart.least(FREE)
     assert counted_s.min() < least_s < counted_s.max()  # some layouts are left out, not all
     for enough_s in (0.9 * least_s, 1.01 * least_s, np.inf):

@@ -18,13 +18,13 @@ from atoll.wafer.encoding.codes import legal_codes
 from atoll.wafer.encoding.genes import AGAIN, HOMES, KEEP, OFFLOAD, SEARCHED_HOMES, Away
 from atoll.wafer.exact.exact import Exact
 from atoll.wafer.exact.hunt import Limits
+from atoll.wafer.exact.passes import PassStates
 from atoll.wafer.exact.paths import Price
 from atoll.wafer.exact.states import Decoupled, gradients_of
 from oracles import wafer_brute as brute
 from oracles.wafer_batch import Batch
 from oracles.wafer_batch_kernels import AWAY, KEPT, REBUILT, STATE, TIME
 from oracles.wafer_genes import decode, sample, way
-from oracles.wafer_passes import exact_passes
 
 from .wafer_cases import small_block, small_wafer, sub_block
 
@@ -36,6 +36,14 @@ def make(shape, link=2e10, *, streaming=True, microbatch=1, chains=(0, 1), only=
     block = sub_block(small_block(microbatch), chains)
     setting = Setting(wafer, 8, streaming=streaming)
     return Tables(block, digit_systems(*shape)[0], setting, DiePricer(wafer.chip), only, **more)
+
+
+def exact_passes(tables: Tables, homes) -> Exact:
+    """The exact part over every code of every pass."""
+    found = Exact(tables, homes)
+    found.states = PassStates(tables, found.states.rules)
+    found.paths = replace(found.paths, chains=found.states.chains)
+    return found
 
 
 def some_codes(shape, count, random, microbatch=1, chains=(0, 1)):
@@ -288,6 +296,7 @@ def test_the_bound_of_passes_taken_apart_holds_for_the_exact_optimum(
     exact, shared = exact_passes(tables, homes), Exact(tables, homes)
     apart = Decoupled.of(shared.states, shared.paths, gradients_of(tables))
     assert apart.least(Price(0.0, 0.0, 0.0, 0.0)).min() <= exact.bound_s * (1 + 1e-12)
+    assert Exact(tables, homes, passes=True).bound_s == exact.bound_s  # few codes: by their pairs
     low, high = span(Batch(tables), homes, 2, 3, random, passes=True)
     limit = low + tight * (high - low)
     found = exact.solve(2, 3, limit)

@@ -23,9 +23,12 @@ from atoll.arrays import FloatArray
 from atoll.wafer.costs.tables import Tables
 from atoll.wafer.encoding.genes import SEARCHED_HOMES, Away, Solved
 from atoll.wafer.exact.hunt import Found, Hunt, Limits
+from atoll.wafer.exact.passes import PassStates
 from atoll.wafer.exact.paths import FREE, Paths
 from atoll.wafer.exact.refine import Refiner
 from atoll.wafer.exact.states import Decoupled, Rules, SharedStates, gradients_of, price_of
+
+PAIRED = 16  # codes of an operator: with no more, all pairs of them bound its passes, not each alone
 
 
 class Exact:
@@ -44,7 +47,8 @@ class Exact:
         """`tolerance`: stop where no mapping can be faster by more than this share.
 
         `passes`: the gradient passes have codes of their own: codes are shared in the exact part,
-        gradient codes are refined afterwards, and the bounds are those of the passes taken apart.
+        gradient codes are refined afterwards, and the bounds are those of the passes taken apart
+        (of seconds alone: of pairs of codes, where there are few).
         """
         self.tables = tables
         self.tolerance = tolerance
@@ -84,7 +88,13 @@ class Exact:
     @cached_property
     def bound_s(self) -> float:
         """No mapping of the whole encoding of the block is faster."""
-        return float(self.fastest_s.min()) if self._apart is None else self._apart.bound_s
+        if self._apart is None:
+            return float(self.fastest_s.min())
+        units = (node for chain in self.tables.nodes for node in chain)
+        if max(len(node.index) for node in units) > PAIRED:
+            return self._apart.bound_s
+        states = PassStates(self.tables, self.states.rules)
+        return float(replace(self.paths, chains=states.chains).least(FREE)[0].min())
 
     @property
     def but_weight_s(self) -> float:

@@ -1,27 +1,21 @@
-"""The exact part over every code of every pass: what gradient codes of their own are worth.
-
-A state is a pair of codes, of the forward and the data-gradient pass; the weight gradient's code is
-chosen inside, with the home, as an option of the operator. Exact, and only for small sets of codes:
-pairs of all codes of a 2 x 2 or 2 x 3 mesh.
+"""States of the exact part where every pass of an operator has a code of its own: a state is a pair
+of codes, of the forward and the data-gradient pass; the weight gradient's code is chosen inside,
+with the home, as an option of the operator. For small sets of codes only: pairs of all codes of a
+2 x 2 or 2 x 3 mesh.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from atoll.arrays import FloatArray, IntArray
 from atoll.wafer.costs.homes import GradientTables, fetch_s
 from atoll.wafer.costs.tables import EdgeTable, Nodes, Tables, exposed
 from atoll.wafer.encoding.genes import Away, BlockMapping
-from atoll.wafer.exact.exact import Exact
 from atoll.wafer.exact.paths import Step, Way
 from atoll.wafer.exact.states import Rules
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,14 +33,6 @@ class _States:
             return _States(nodes, entries, entries)
         forward, code = np.repeat(entries, each), np.tile(np.arange(each), len(entries))
         return _States(nodes, forward, forward // each * each + code)
-
-
-def exact_passes(tables: Tables, homes: Sequence[str]) -> Exact:
-    """The exact part with such states instead of shared codes."""
-    found = Exact(tables, homes)
-    found.states = PassStates(tables, found.states.rules)
-    found.paths = replace(found.paths, chains=found.states.chains)
-    return found
 
 
 class PassStates:
