@@ -335,17 +335,19 @@ class WaferSearch:
         self, microbatch: int, sizes: Sequence[int], best: Evaluation
     ) -> Evaluation | None:
         """The best mapping on stages of unequal sizes, where they can be laid on the grid and it is
-        faster than the best known.
+        faster than the best known: in this order, which for the bound is one of many, and by size.
         """
-        rectangles = None
-        if len(set(sizes)) > 1:
-            rectangles = pack(self.wafer.rows, self.wafer.columns, sizes)
-        if rectangles is None:
-            return None
-        planners = range(len(self.planners))
-        found = [self.pieces.plan(p, rectangles, microbatch, best.step_s) for p in planners]
-        better = [e for e in found if e is not None and e.step_s < best.step_s]
-        return min(better, key=_step_s, default=None)
+        better = None
+        if len(set(sizes)) == 1:
+            return better
+        for order in dict.fromkeys((tuple(sizes), *_by_size(sizes))):
+            rectangles = pack(self.wafer.rows, self.wafer.columns, order)
+            for planner in range(len(self.planners)) if rectangles is not None else ():
+                assert rectangles is not None
+                found = self.pieces.plan(planner, rectangles, microbatch, best.step_s)
+                if found is not None and found.step_s < best.step_s:
+                    best, better = found, found
+        return better
 
     def _sharper(
         self, candidate: Candidate, limit: float, bounds: StepBound, planners: Sequence[int]
@@ -419,3 +421,9 @@ class WaferSearch:
 
 def _step_s(found: Evaluation) -> float:
     return found.step_s
+
+
+def _by_size(sizes: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """From the largest, and from the smallest on."""
+    rising = tuple(sorted(sizes))
+    return rising[::-1], rising

@@ -28,7 +28,7 @@ from atoll.wafer.exact.paths import FREE, Paths
 from atoll.wafer.exact.refine import Refiner
 from atoll.wafer.exact.states import Decoupled, Rules, SharedStates, gradients_of, price_of
 
-PAIRED = 16  # codes of an operator: with no more, all pairs of them bound its passes, not each alone
+PAIRED = 16  # codes of an operator: with no more, seconds are bounded over all pairs of them
 
 
 class Exact:
