@@ -19,7 +19,7 @@ from export.export_cases import DENSE, EXPERTS, LONG, SHARDED, UNEVEN, Case
 AXES = ("tp", "pp", "cp", "ep", "microbatch", "hsdp")
 SHAPE = ("hidden", "layers", "heads", "kv_heads", "head_dim", "ffn", "gated", "norm", "experts",
          "experts_per_token", "shared_ffn", "dense_layers", "latent_kv", "latent_q",
-         "tied_embeddings", "positions", "qk_norm")  # fmt: skip
+         "tied_embeddings", "positions", "qk_norm", "norm_epsilon", "rotary_base")  # fmt: skip
 
 
 def check(case: Case, target: str, folder: Path) -> None:
@@ -74,8 +74,32 @@ def test_a_plan_takes_what_the_check_of_its_file_says(
     assert checked.estimate.memory == plan.best.memory
 
 
+@pytest.mark.parametrize(
+    ("target", "model", "kept"),
+    [
+        ("megatron", "llama3-8b", {"tp": [2], "pp": [4], "vpp": [2]}),  # sends overlap
+        ("megatron", "deepseek-v2-lite", {"tp": [1], "pp": [1], "ep": [8]}),  # norms of latents
+        ("nemo", "llama3-8b", {"tp": [4], "pp": [2]}),  # tensor collectives inside products
+        ("torchtitan", "llama3-8b", {"tp": [2], "pp": [1], "cp": [8], "zero": [3]}),  # dp 1
+    ],
+)
+def test_a_divided_plan_takes_what_the_check_of_its_file_says(
+    target: str, model: str, kept: dict[str, list[int]], tmp_path: Path
+) -> None:
+    job = {"model": model, "device": "h100", "devices": 16}
+    plan = atoll.plan(**job, batch=32, sequence=8192, export=target, **kept)
+    named = {} if target == "megatron" else {"model": model}
+    path = plan.export(target).save(tmp_path)
+    checked = atoll.check(path, device="h100", devices=16, sequence=8192, **named)
+    assert checked.estimate.layout == plan.best.layout
+    assert checked.estimate.step.time_s == pytest.approx(plan.best.step.time_s, rel=1e-12)
+    assert checked.estimate.memory == plan.best.memory
+
+
 @given(
-    model=st.sampled_from(["llama3-8b", "qwen3-30b-a3b", "gpt3-175b", "mixtral-8x7b"]),
+    model=st.sampled_from(
+        ["llama3-8b", "qwen3-30b-a3b", "gpt3-175b", "mixtral-8x7b", "deepseek-v2-lite"]
+    ),
     degrees=st.tuples(*(st.sampled_from([1, 2, 4]) for _ in range(4))),
     microbatch=st.sampled_from([1, 2]),
     zero=st.sampled_from([0, 1, 2, 3]),

@@ -14,6 +14,7 @@ from atoll.errors import AtollError
 from atoll.export.deepspeed import VALUES as DEEPSPEED_VALUES
 from atoll.export.deepspeed import deepspeed
 from atoll.export.megatron import megatron
+from atoll.export.megatron import runs_as as megatron_runs_as
 from atoll.export.megatron_core import VALUES as MEGATRON_VALUES
 from atoll.export.nemo import nemo
 from atoll.export.plan import Exporter, make_plan
@@ -30,7 +31,7 @@ EXPORTERS = Registry(
     "exporters",
     Exporter,
     (
-        Exporter("megatron", megatron, MEGATRON_VALUES, lambda precision: {"stack": "megatron"}),
+        Exporter("megatron", megatron, MEGATRON_VALUES, megatron_runs_as),
         Exporter("torchtitan", torchtitan, TORCHTITAN_VALUES, torchtitan_runs_as),
         Exporter("deepspeed", deepspeed, DEEPSPEED_VALUES, lambda precision: {"stack": "fsdp"}),
         Exporter("nemo", nemo, MEGATRON_VALUES, lambda precision: {"stack": "nemo"}),
@@ -58,11 +59,20 @@ def export(
     devices_per_node: int = 8,
     stages: Sequence[int] | None = None,
     exchanges_heads: bool = False,
+    hides_tensor: bool = False,
 ) -> LaunchFile:
     """The launch file of `target`. `stages`: blocks of each model chunk, in the model's order."""
     exporter = EXPORTERS[target]
     plan = make_plan(
-        model, layout, sequence, global_batch, precision, devices_per_node, stages, exchanges_heads
+        model,
+        layout,
+        sequence,
+        global_batch,
+        precision,
+        devices_per_node,
+        stages,
+        exchanges_heads,
+        hides_tensor,
     )
     return exporter.write(plan)
 
@@ -81,6 +91,7 @@ def export_run(target: str, run: Run, layout: Layout) -> LaunchFile:
         devices_per_node=run.network.node,
         stages=layout.blocks or even_sizes(run.model.layers, layout.pp * layout.rounds),
         exchanges_heads=run.stack.gives_heads(run.model.kv_heads // layout.tp, layout.cp),
+        hides_tensor=run.stack.overlap.tensor_products > 0,
     )
 
 

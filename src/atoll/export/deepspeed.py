@@ -83,6 +83,8 @@ def _full_recompute(plan: LaunchPlan) -> str:
 
 def _refusals(plan: LaunchPlan) -> Iterator[str]:
     layout = plan.layout
+    if plan.precision not in ("bf16", "fp16"):
+        yield f"its configuration has no {plan.precision} products; use bf16 or fp16"
     many = [name for name in ("tp", "pp", "cp") if getattr(layout, name) > 1]
     if len(many) > 1:
         yield (
@@ -122,5 +124,3 @@ def _refusals(plan: LaunchPlan) -> Iterator[str]:
             f"it cannot say which operators of a block to recompute, as recompute "
             f"{layout.recompute} asks; use none or full"
         )
-    if plan.precision not in ("bf16", "fp16"):
-        yield f"its configuration has no {plan.precision} products; use bf16 or fp16"

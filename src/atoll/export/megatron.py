@@ -30,6 +30,11 @@ NARROW: dict[str, Settings] = {
 """Formats and scaling of products that are narrower than the weights."""
 
 
+def runs_as(precision: str) -> dict[str, str]:
+    """What its scripts let overlap; sends between stages do unless a script says otherwise."""
+    return {"stack": "megatron", "overlap": "grad_reduce param_gather p2p"}
+
+
 def megatron(plan: LaunchPlan) -> LaunchFile:
     model, notes = model_values(plan)
     batch: Settings = {

@@ -39,6 +39,8 @@ def parallel_values(plan: LaunchPlan, target: str) -> Settings:
         "context_parallel_size": layout.cp,
         "sequence_parallel": layout.tp > 1 and layout.sp,
     }
+    if plan.hides_tensor and values["sequence_parallel"]:
+        values["tp_comm_overlap"] = True
     if layout.cp > 1:
         values["cp_comm_type"] = "a2a" if plan.exchanges_heads else "p2p"
     if plan.model.experts:

@@ -49,6 +49,11 @@ def nemo(plan: LaunchPlan) -> LaunchFile:
         notes.append("The recipe's multi-token prediction is turned off: Atoll does not model it.")
     if plan.precision == "fp8":
         notes.append("fp8 is written as current (tensorwise) scaling; the Bridge has more recipes.")
+    if "tp_comm_overlap" in parallel_values(plan, TARGET):
+        notes.append(
+            "Tensor collectives overlap with products; where the recipe has a comm_overlap of its "
+            "own, set its tp_comm_overlap too, as it wins over the model's."
+        )
     notes += sharding_notes(plan)
     text = "\n".join(header) + "\n" + yaml.safe_dump(values, sort_keys=False)
     return LaunchFile(target=TARGET, file="recipe.yaml", text=text, notes=tuple(notes))

@@ -40,6 +40,8 @@ class LaunchPlan:
     """Blocks of each model chunk, in the model's order."""
     exchanges_heads: bool = False
     """Context parallelism by heads (all-to-all) instead of a ring."""
+    hides_tensor: bool = False
+    """Tensor collectives run inside the products beside them."""
 
     @property
     def microbatches(self) -> int:
@@ -78,7 +80,9 @@ class Exporter:
     values: Values = field(default_factory=dict)
     """What a plan for the tool tries on some axes, unless it is told otherwise."""
     runs_as: Callable[[str], Mapping[str, str]] = field(default=lambda precision: {})
-    """`stack` and `optimizer` of a run of its file on GPUs, by precision, unless told otherwise."""
+    """`stack`, `optimizer` and `overlap` of a run of its file on GPUs, by precision, unless told
+    otherwise.
+    """
 
 
 def make_plan(
@@ -90,6 +94,7 @@ def make_plan(
     devices_per_node: int,
     stages: Sequence[int] | None,
     exchanges_heads: bool = False,
+    hides_tensor: bool = False,
 ) -> LaunchPlan:
     check_count("sequence", sequence)
     check_count("global batch", global_batch)
@@ -114,6 +119,7 @@ def make_plan(
         per_node=per_node,
         stages=_stages(stages, model.layers, chunks),
         exchanges_heads=exchanges_heads,
+        hides_tensor=hides_tensor,
     )
 
 

@@ -74,14 +74,22 @@ def model_of(given: Arguments) -> ModelConfig:
         dropout=0.1 if dropout is None else dropout,
         attention_dropout=0.1 if attention_dropout is None else attention_dropout,
         embedding_dropout=0.1 if dropout is None else dropout,
-        qk_norm=given.has("qk_layernorm", "qk_l2_norm"),
+        # (Of latent attention it norms the latents, which the builder knows.)
+        qk_norm=given.has("qk_layernorm", "qk_l2_norm") and "latent_kv" not in latent,
         window=window,
         windows=windows,
         mtp_layers=given.count("mtp_num_layers") or 0,
+        rotary_base=_told(given, "rotary_base"),
+        norm_epsilon=_told(given, "norm_epsilon") or _told(given, "layernorm_epsilon"),
         head_dim=latent.pop("head_dim", head_dim),
         **latent,
         **(_experts(given, experts, ffn) if experts else {}),
     )
+
+
+def _told(given: Arguments, name: str) -> float | None:
+    """A number that no time depends on, so that one which the file leaves open is not asked for."""
+    return None if given.unknown in str(given.given.get(name)) else given.number(name)
 
 
 def _windows(given: Arguments, layers: int) -> tuple[int, tuple[int, ...]]:

@@ -38,6 +38,7 @@ def read_torchtitan(file: str, content: Mapping[str, Any], model: ModelConfig | 
     found = model or _model(file, name, flavor)
     pp = given.count("parallelism.pipeline_parallel_degree") or 1
     tp = given.count("parallelism.tensor_parallel_degree") or 1
+    cp = given.count("parallelism.context_parallel_degree") or 1
     ep = given.count("parallelism.expert_parallel_degree") or 1
     etp = given.count("parallelism.expert_tensor_parallel_degree")
     local = given.count("training.local_batch_size", "training.batch_size") or 8
@@ -46,7 +47,7 @@ def read_torchtitan(file: str, content: Mapping[str, Any], model: ModelConfig | 
     fields: dict[str, Any] = {
         "tp": tp,
         "pp": pp,
-        "cp": given.count("parallelism.context_parallel_degree") or 1,
+        "cp": cp,
         "ep": ep,
         "etp": (etp or 1) if ep > 1 and found.experts else None,  # else it has no effect
         "sp": tp > 1,
@@ -55,7 +56,7 @@ def read_torchtitan(file: str, content: Mapping[str, Any], model: ModelConfig | 
         "precision": _precision(given),
         "recompute": _recompute(given, -(-found.layers // pp)),
         "stack": "compiled" if _compiled(given) else "fsdp",
-        **_data_parallel(given),
+        **_data_parallel(given, cp),
         **_pipeline(given, pp, found.layers),
     }
     if batch:
@@ -117,11 +118,12 @@ def _shaped(flavor: Flavor) -> ModelConfig:
     )
 
 
-def _data_parallel(given: Arguments) -> dict[str, Any]:
+def _data_parallel(given: Arguments, cp: int) -> dict[str, Any]:
+    """FSDP divides over the ranks of data_parallel_shard_degree and of the context together."""
     replicas = given.count("parallelism.data_parallel_replicate_degree") or 1
     sharded = given.number("parallelism.data_parallel_shard_degree")
     kept = given.text("parallelism.fsdp_reshard_after_forward") == "never"
-    if sharded == 1:
+    if sharded == 1 and cp == 1:
         return {"zero": 0, "hsdp": 1}
     return {"zero": 2 if kept else 3, "hsdp": replicas}
 

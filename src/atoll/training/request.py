@@ -68,7 +68,7 @@ def run_of(asked: RunQuestion, model: ModelConfig | None = None) -> Run:
     usual = fields_of_its_tool(asked)
     stack = software(
         usual.get("stack") or asked.stack or site.stack or gpu.stack,
-        asked.overlap,
+        usual.get("overlap", asked.overlap),
         asked.cuda_graphs,
         asked.flags,
     )
