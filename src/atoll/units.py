@@ -171,7 +171,7 @@ def _about_unit(unit: str, dimension: Dimension) -> str:
     alike = [known for known in dimension.units if known.lower() == unit.lower()]
     if alike:
         return f"where {unit!r} is not a unit, did you mean {' or '.join(alike)}?"
-    return f"where {unit!r} is not a unit, use one of {', '.join(dimension.display)}"
+    return f"where {unit!r} is not a unit, use one of {', '.join(filter(None, dimension.display))}"
 
 
 def format_quantity(value: float, dimension: Dimension, digits: int = 4) -> str:

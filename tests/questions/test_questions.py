@@ -295,6 +295,21 @@ def test_allowed_values_are_those_of_the_registry() -> None:
     assert ", ".join(ORDERS) in table(PlanQuestion)
 
 
+@pytest.mark.parametrize(
+    ("said", "without"),
+    [
+        ({"lora_rank": 64}, "--method lora"),
+        ({"lora_targets": "all", "method": "sft"}, "--method lora"),
+        ({"price": "2.5/h"}, "--tokens"),
+        ({"restart": "5 min"}, "--tokens"),
+        ({"export_to": "train.sh"}, "--export"),
+    ],
+)
+def test_what_would_be_passed_over_is_refused(said: dict[str, Any], without: str) -> None:
+    with pytest.raises(AtollError, match=f"has no effect without {without};"):
+        EstimateQuestion.of(model="gpt2-xl", device="h100", **said)
+
+
 def test_docs_and_stubs_are_written_from_the_questions() -> None:
     """After a change of a question: python tests/questions/written.py"""
     assert STUB.read_text(encoding="utf-8") == stub()

@@ -39,6 +39,13 @@ def test_every_combination_is_what_the_question_alone_answers() -> None:
         assert row.figures["layout"] == str(alone.layout)
 
 
+def test_a_field_that_only_some_values_hear_is_left_out_of_the_others() -> None:
+    asked = {"model": "gpt2-xl", "device": "h100", "lora_rank": 8, "price": 2.0}
+    question = EstimateQuestion.of(**asked, sweep=["method=pretrain", "lora", "tokens=1B"])
+    found = atoll.sweep(question)
+    assert [row.asked["method"] for row in found.rows if row.figures] == ["pretrain", "lora"]
+
+
 def test_values_without_an_answer_keep_the_reason() -> None:
     found = atoll.sweep(EstimateQuestion.of(**ASKED, devices=8), tp=[1, 3])
     assert [bool(row.problem) for row in found.rows] == [False, True]

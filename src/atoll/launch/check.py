@@ -97,7 +97,7 @@ def _question(asked: CheckQuestion, launch: Launch) -> EstimateQuestion:
     """The layout as a question; the command's own words win over the file's."""
     own = (
         *("device", "devices", "batch", "sequence", "network", "stack", "headroom", "power_cap"),
-        *LengthQuestion.model_fields,
+        *(LengthQuestion.model_fields if asked.tokens is not None else ()),
     )
     said = fields_of(launch, {name: getattr(asked, name) for name in own})
     return EstimateQuestion.of(**said).model_copy(update={"model": launch.model.name})

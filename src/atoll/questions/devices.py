@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationInfo, model_validator
 
@@ -33,6 +33,12 @@ SiteFile = Annotated[str, Named(loader="atoll.training.site:load_site", file=Tru
 PodsFile = Annotated[str, Named(loader="atoll.training.mixed.pods:load_pods", file=True)]
 Exporter = Annotated[str, Named("atoll.export:EXPORTERS")]
 
+SAID_OF: tuple[tuple[str, str | None, tuple[str, ...]], ...] = (
+    ("method", "lora", ("lora_rank", "lora_targets")),
+    ("tokens", None, ("price", "mtbf", "checkpoint", "restart")),
+    ("export", None, ("export_to",)),
+)
+"""Fields that say more of another one: that, its value (None: any), and they."""
 TIES = 0.01
 """Of a step: a tenth of the mean error of estimates, and far less than layouts of one run differ
 from their estimates among each other (data/errors.yaml)."""
@@ -158,6 +164,24 @@ class RunQuestion(LaunchQuestion, LengthQuestion):
             return given
         file = beside(str(given["from_"]), info)
         return named("atoll.launch.ask:completed")(cls, {**given, "from_": file})
+
+    @model_validator(mode="after")
+    def _heard(self) -> Self:
+        """Nothing is said that would be passed over; what a sweep adds is not known here."""
+        if getattr(self, "sweep", ()):
+            return self
+        for asked, value, names in SAID_OF:
+            said = getattr(self, asked, None)
+            if said is not None if value is None else said == value:
+                continue
+            for name in names:
+                own = type(self).model_fields.get(name)
+                if own is not None and getattr(self, name) != own.default:
+                    flag = f"--{asked} {value}" if value else f"--{asked}"
+                    raise AtollError(
+                        f"{name}: has no effect without {flag}; add it, or leave {name} out"
+                    )
+        return self
 
 
 class LayoutQuestion(Question):

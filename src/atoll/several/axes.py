@@ -14,6 +14,7 @@ from atoll.errors import AtollError
 from atoll.files.wholefile import check_folder, write_folder
 from atoll.files.yamlfile import suggestion
 from atoll.questions import EstimateQuestion, PlanQuestion, Question, SearchQuestion
+from atoll.questions.devices import SAID_OF
 from atoll.questions.options import read_text
 from atoll.report.folder import SWEEP
 from atoll.several.figures import figures_of
@@ -60,10 +61,10 @@ def _answered(question: Question) -> Answer:
 
 def swept(question: Question, axes: Mapping[str, Sequence[Any]]) -> SweepAnswer:
     """Answers for every combination of values; one that has none keeps the reason."""
-    alone = question.changed(
+    alone = {
         **{name: None for name in _ONCE if getattr(question, name, None) and name != "sweep"},
         **({"sweep": ()} if getattr(question, "sweep", ()) else {}),
-    )
+    }
     combinations = list(product(*axes.values()))
     if not axes or len(combinations) > MOST:
         raise AtollError(f"sweep: {len(combinations):,} questions, expected 1 to {MOST:,}")
@@ -73,13 +74,23 @@ def swept(question: Question, axes: Mapping[str, Sequence[Any]]) -> SweepAnswer:
         shown = {name: value if isinstance(value, int | float) else str(value)
                  for name, value in given.items()}  # fmt: skip
         try:
-            figures = figures_of(_answered(alone.changed(**given)))
+            one = question.changed(**alone | _unsaid(question, given) | given)
+            figures = figures_of(_answered(one))
             rows.append(SweptRow(asked=shown, figures=figures))
         except AtollError as error:
             rows.append(SweptRow(asked=shown, figures={}, problem=str(error)))
     if not any(row.figures for row in rows):
         raise AtollError(f"sweep: no value has an answer; {rows[0].problem}")
-    return SweepAnswer(axes=tuple(axes), given=_given(alone, axes), rows=tuple(rows))
+    return SweepAnswer(
+        axes=tuple(axes), given=_given(question, {**axes, **alone}), rows=tuple(rows)
+    )
+
+
+def _unsaid(question: Question, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields that say more of another one than its value in this question of the sweep has."""
+    fields = type(question).model_fields
+    lost = (names for of, value, names in SAID_OF if value and given.get(of, value) != value)
+    return {name: fields[name].default for names in lost for name in names if name in fields}
 
 
 def _given(question: Question, axes: Mapping[str, Any]) -> str:
