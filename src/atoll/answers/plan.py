@@ -452,7 +452,9 @@ class PlanAnswer(RunAnswer):
         others = []
         for other in self.runners_up:
             theirs = other.breakdown_s
-            part = max(mine, key=lambda name: theirs.get(name, 0.0) - mine[name])
+            sign = 1 if other.slower >= 0 else -1  # what shrinks, where the other is faster
+            more_s = {name: sign * (theirs.get(name, 0.0) - mine[name]) for name in mine}
+            part = max(more_s, key=more_s.__getitem__)
             part_s = mine[part], theirs.get(part, 0.0)
             others.append(made_of(SlowerLayout, other, part=part, part_s=part_s))
         return made_of(
@@ -471,7 +473,7 @@ class SlowerLayout:
     step_time_s: Positive
     slower: Number
     part: str
-    """Of the step: the one that grows most."""
+    """Of the step: the one that grows most; that shrinks most where the layout is faster."""
     part_s: tuple[Number, Number]
     """In the answer, and here."""
 
@@ -493,4 +495,6 @@ class PlanExplanation(Explanation):
     reasons: tuple[Reason, ...]
     left_out: Mapping[str, str]
     certificate: LayoutProof
+    choice: str = ""
+    """Why it is not the fastest, of which the certificate speaks; nothing where it is."""
     runners_up: tuple[SlowerLayout, ...]

@@ -147,7 +147,11 @@ def print_plan_explanation(shown: PlanExplanation) -> None:
         console.print(
             f"  {other.slower:+6.1%}  {other.layout}, mostly {part} ({before} -> {after})"
         )
-    console.print(shown.certificate.sentence)
+    proof = shown.certificate.sentence
+    if shown.choice:
+        console.print(f"named is {shown.choice}")
+        proof = f"the fastest is {proof[0].lower()}{proof[1:]}"
+    console.print(proof)
 
 
 def print_runs(shown: RunsValidation) -> None:
