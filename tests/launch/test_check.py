@@ -66,6 +66,20 @@ def test_a_better_layout_is_proven_and_priced(script: Path) -> None:
     assert shown["better"]["layout"] == better.layout
 
 
+def test_nothing_is_saved_of_a_run_that_does_not_fit(script: Path) -> None:
+    """What would be faster, had it the memory, is no run to save from: -17 % was told of one."""
+    script.write_text(
+        SCRIPT.replace("--tensor-model-parallel-size 8 --sequence-parallel ", "")
+        .replace("--hidden-size 2048", "--hidden-size 8192")
+        .replace("--micro-batch-size 1", "--micro-batch-size 8")
+    )
+    checked = atoll.check(script, device="h100", set=["GPUS=8"], price=2.0)
+    better = checked.better
+    assert not checked.estimate.fits and better is not None
+    assert (better.saved_percent, better.saved_hours, better.saved_usd) == (None, None, None)
+    assert checked.to_dict()["better"]["saved_percent"] is None
+
+
 def test_what_other_flags_would_bring_is_told_apart(script: Path) -> None:
     checked = atoll.check(script, device="h100", set=["GPUS=8"])
     freed, better = checked.with_other_flags, checked.better

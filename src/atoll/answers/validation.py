@@ -286,7 +286,8 @@ class Better:
 
     layout: str
     step_time_s: float
-    saved_percent: float
+    saved_percent: float | None
+    """Of a step; None where the file's own layout does not fit, as all that is saved."""
     saved_hours: float | None
     """Of all devices together a run takes so much less; None where its length is not known."""
     saved_usd: float | None

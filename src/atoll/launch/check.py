@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from difflib import unified_diff
 from functools import cached_property
+from math import inf
 from pathlib import Path
 
 from atoll.answers.answer import Answered, made_of
@@ -147,8 +148,8 @@ def _freed(
         freed = plan(run, axes, usable=usable, target=launch.software, stop=stop)
     except (UnusableError, InfeasibleError, StoppedError):
         return None
-    known_s = min(found.step.time_s, best.best.step.time_s if best else found.step.time_s)
-    if freed.best.step.time_s >= known_s * (1 - asked.least):
+    known_s = [e.step.time_s for e in (found, *([best.best] if best else [])) if e.fits]
+    if freed.best.step.time_s >= min(known_s, default=inf) * (1 - asked.least):
         return None
     told = _compared(asked, launch, found, freed)
     return replace(told, flags=f"overlap {overlap}; flags {flags}")
@@ -156,14 +157,16 @@ def _freed(
 
 def _compared(asked: CheckQuestion, launch: Launch, found: Estimate, best: Plan) -> Better:
     run = found.run
-    saved_s = found.step.time_s - best.best.step.time_s
+    saved_s = found.step.time_s - best.best.step.time_s if found.fits else None
     whole = found.whole_run
     steps = asked.steps or (whole.steps if whole else launch.steps)
-    hours = None if steps is None else steps * saved_s * run.devices / HOUR_S
+    hours = None
+    if steps is not None and saved_s is not None:
+        hours = steps * saved_s * run.devices / HOUR_S
     return Better(
         layout=str(best.best.layout),
         step_time_s=best.best.step.time_s,
-        saved_percent=100 * saved_s / found.step.time_s,
+        saved_percent=None if saved_s is None else 100 * saved_s / found.step.time_s,
         saved_hours=hours,
         saved_usd=None if hours is None or asked.price is None else hours * asked.price,
         launch_file=_difference(launch.software, found, best.best),

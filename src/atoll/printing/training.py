@@ -247,12 +247,13 @@ def print_checked(result: Checked) -> None:
 
 
 def _print_better(console: Console, better: Better, name: str) -> None:
+    step = f"{name}: {better.layout}, step {format_seconds(better.step_time_s)}"
+    if better.saved_percent is None:
+        console.print(f"{step}, fits; {better.proof}")
+        return
     saved = [f"{better.saved_percent:.1f}% of a step"]
     if better.saved_hours is not None:
         saved.append(f"{better.saved_hours:,.0f} device-hours")
     if better.saved_usd is not None:
         saved.append(f"{better.saved_usd:,.0f} dollars")
-    console.print(
-        f"{name}: {better.layout}, step {format_seconds(better.step_time_s)}, saves "
-        f"{', '.join(saved)}; {better.proof}"
-    )
+    console.print(f"{step}, saves {', '.join(saved)}; {better.proof}")

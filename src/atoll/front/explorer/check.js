@@ -57,6 +57,8 @@ function named(name, text) {
   return /^\s*\[[\w.]+\]\s*$/m.test(start) ? "launch.toml" : /^[\w-]+:(\s|$)/m.test(start) && !/^\s*(export\s|--|\w+=)/m.test(start) ? "launch.yaml" : name;
 }
 
+const saved = (better) => (better.saved_percent === null ? "fits" : `saves ${number(better.saved_percent)} %`);
+
 function told(check) {
   const { estimate, better, arguments: read } = check;
   const interval = estimate.interval?.step_time_s;
@@ -65,10 +67,10 @@ function told(check) {
   const rows = [
     ["Memory", estimate.fits ? "fits" : "does not fit", "", `${least[0]} needs ${least[1]} of ${bytes(estimate.memory_bytes.capacity)}`],
     ["Step", seconds(estimate.step_time_s), "", interval ? `90 % of such runs lie between ${seconds(interval.low)} and ${seconds(interval.high)}` : ""],
-    ["Better", better ? better.layout : "none", "", better ? `${seconds(better.step_time_s)}, saves ${number(better.saved_percent)} %` : ""],
+    ["Better", better ? better.layout : "none", "", better ? `${seconds(better.step_time_s)}, ${saved(better)}` : ""],
   ];
   const freed = check.with_other_flags;
-  if (freed) rows.push(["With other flags", freed.layout, "", `${seconds(freed.step_time_s)}, saves ${number(freed.saved_percent)} % (${freed.flags})`]);
+  if (freed) rows.push(["With other flags", freed.layout, "", `${seconds(freed.step_time_s)}, ${saved(freed)} (${freed.flags})`]);
   const names = (found) => Object.entries(found).map(([name, value]) => (value === "" ? name : `${name} ${value}`)).join(", ");
   const parts = [section("verdict-said", `${check.software}: ${estimate.layout_words ?? estimate.layout}`, check.notes.join(" "), figures(rows))];
   if (better) parts.push(section("difference", "What would change", better.proof, h("pre", {}, better.launch_file)));
