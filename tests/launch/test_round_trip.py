@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -94,6 +95,32 @@ def test_a_divided_plan_takes_what_the_check_of_its_file_says(
     assert checked.estimate.layout == plan.best.layout
     assert checked.estimate.step.time_s == pytest.approx(plan.best.step.time_s, rel=1e-12)
     assert checked.estimate.memory == plan.best.memory
+
+
+@pytest.mark.parametrize(
+    ("target", "asked"),
+    [
+        ("torchtitan", {"model": "llama3-8b", "pp": 2, "zero": 1}),  # weights that FSDP keeps
+        ("megatron", {"model": "mixtral-8x7b", "tp": 4, "etp": 1, "ep": 2, "zero": 0}),  # dp 2
+        ("megatron", {"model": "mixtral-8x7b", "tp": 8, "etp": 1, "zero": 0}),  # of experts alone
+    ],
+)
+def test_an_estimated_layout_takes_what_the_check_of_its_file_says(
+    target: str, asked: dict[str, Any], tmp_path: Path
+) -> None:
+    found = atoll.estimate(**asked, device="h100", devices=8, batch=16, export=target)
+    path = found.export(target).save(tmp_path)
+    named = {} if target == "megatron" else {"model": asked["model"]}
+    checked = atoll.check(path, device="h100", devices=8, time_limit=1e-6, **named).estimate
+    assert checked.layout == found.layout and checked.memory == found.memory
+    assert checked.step.time_s == pytest.approx(found.step.time_s, rel=1e-12)
+
+
+def test_optimizer_states_that_a_file_does_not_say_are_noted() -> None:
+    asked = {"model": "llama3-8b", "device": "h100", "devices": 8, "batch": 8, "zero": 3}
+    noted = atoll.estimate(**asked, optimizer="bf16").export("megatron").notes
+    assert "--optimizer mixed says what the file takes" in noted[-1]
+    assert "optimizer states" not in " ".join(atoll.estimate(**asked).export("megatron").notes)
 
 
 @given(

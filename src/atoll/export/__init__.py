@@ -8,6 +8,7 @@ the tests hand every file to the tools' own parsers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from atoll.answers.plan import LaunchFile
 from atoll.errors import AtollError
@@ -81,7 +82,7 @@ def export_run(target: str, run: Run, layout: Layout) -> LaunchFile:
     """The launch file of a training run under a layout, its stages as they were estimated."""
     if run.adapters is not None:
         raise AtollError(f"{target}: launch files that are written here train all weights")
-    return export(
+    made = export(
         target,
         run.model,
         layout,
@@ -93,6 +94,14 @@ def export_run(target: str, run: Run, layout: Layout) -> LaunchFile:
         exchanges_heads=run.stack.gives_heads(run.model.kv_heads // layout.tp, layout.cp),
         hides_tensor=run.stack.overlap.tensor_products > 0,
     )
+    usual = EXPORTERS[target].runs_as(run.precision).get("optimizer", "mixed")
+    if run.states.name == usual:
+        return made
+    note = (
+        f"The estimate has {run.states.name} optimizer states, the file those that its tool keeps "
+        f"({usual}): memory and step differ; --optimizer {usual} says what the file takes."
+    )
+    return replace(made, notes=(*made.notes, note))
 
 
 def launch_files(run: Run, layout: Layout) -> tuple[LaunchFile, ...]:

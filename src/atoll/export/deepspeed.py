@@ -35,6 +35,11 @@ def deepspeed(plan: LaunchPlan) -> LaunchFile:
         plan.precision: {"enabled": True},
         "zero_optimization": _zero(layout.zero),
     }
+    if layout.zero == 0 and layout.ranks > 1:
+        notes.append(
+            "Without ZeRO DeepSpeed sums gradients after the backward pass, not beside it as Atoll "
+            "supposes: stage 1 sums as many bytes and overlaps."
+        )
     if layout.tp > 1:
         values["tensor_parallel"] = {"autotp_size": layout.tp}
         notes.append(

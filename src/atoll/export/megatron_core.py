@@ -55,7 +55,7 @@ def sharding_values(plan: LaunchPlan) -> Settings:
     layout = plan.layout
     values: Settings = {
         "use_distributed_optimizer": layout.zero > 0,
-        "overlap_grad_reduce": layout.zero > 0 or layout.dp * layout.cp > 1,
+        "overlap_grad_reduce": layout.zero > 0 or max(layout.ranks, layout.expert_ranks) > 1,
         "overlap_param_gather": layout.zero > 0,
     }
     if layout.hsdp > 1:

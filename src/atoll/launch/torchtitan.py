@@ -56,7 +56,7 @@ def read_torchtitan(file: str, content: Mapping[str, Any], model: ModelConfig | 
         "precision": _precision(given),
         "recompute": _recompute(given, -(-found.layers // pp)),
         "stack": "compiled" if _compiled(given) else "fsdp",
-        **_data_parallel(given, cp),
+        **_data_parallel(given, cp, pp),
         **_pipeline(given, pp, found.layers),
     }
     if batch:
@@ -118,14 +118,16 @@ def _shaped(flavor: Flavor) -> ModelConfig:
     )
 
 
-def _data_parallel(given: Arguments, cp: int) -> dict[str, Any]:
-    """FSDP divides over the ranks of data_parallel_shard_degree and of the context together."""
+def _data_parallel(given: Arguments, cp: int, pp: int) -> dict[str, Any]:
+    """FSDP divides over the ranks of data_parallel_shard_degree and of the context together. Where
+    it keeps weights, a pipeline adds up whole gradients too: ZeRO 1.
+    """
     replicas = given.count("parallelism.data_parallel_replicate_degree") or 1
     sharded = given.number("parallelism.data_parallel_shard_degree")
     kept = given.text("parallelism.fsdp_reshard_after_forward") == "never"
     if sharded == 1 and cp == 1:
         return {"zero": 0, "hsdp": 1}
-    return {"zero": 2 if kept else 3, "hsdp": replicas}
+    return {"zero": (1 if pp > 1 else 2) if kept else 3, "hsdp": replicas}
 
 
 def _pipeline(given: Arguments, pp: int, layers: int) -> dict[str, Any]:
