@@ -11,6 +11,7 @@ import pytest
 
 from atoll.questions import COMMANDS
 from atoll.questions.texts import options_of, spelled
+from atoll.training.stack import CHIP, STACKS
 from docs.written import PAGES, ROOT, blocks, without_wall_times, workplace
 
 _FENCED = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -86,6 +87,24 @@ def test_helps_use_the_same_words() -> None:
                 *(i.description or "" for i in options_of(question).values()),
             ]
             assert [w for w in BANNED if re.search(w, " ".join(said))] == [], command
+
+
+def test_the_table_of_stacks_has_their_figures() -> None:
+    text = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    rows = re.findall(
+        r"^\| (`[^|]+`) \| [^|]+ \| ([\d., ]+) \| ([\d.]+) \| ([\d.]+) \|$", text, re.M
+    )
+    said = {
+        name: ([float(x) for x in shares.split(",")], float(slack), float(between))
+        for names, shares, slack, between in rows
+        for name in re.findall(r"`([\w-]+)`", names)
+    }
+    parts = ("gradient", "gather", "tensor", "tensor_products", "pipeline")
+    assert said == {
+        name: ([getattr(stack.overlap, p) for p in parts], stack.slack, stack.straggling)
+        for name, stack in ((name, STACKS[name]) for name in STACKS)
+        if name != CHIP.name
+    }
 
 
 @pytest.mark.slow
