@@ -20,7 +20,8 @@ from export.export_cases import DENSE, EXPERTS, LONG, SHARDED, UNEVEN, Case
 AXES = ("tp", "pp", "cp", "ep", "microbatch", "hsdp")
 SHAPE = ("hidden", "layers", "heads", "kv_heads", "head_dim", "ffn", "gated", "norm", "experts",
          "experts_per_token", "shared_ffn", "dense_layers", "latent_kv", "latent_q",
-         "tied_embeddings", "positions", "qk_norm", "norm_epsilon", "rotary_base")  # fmt: skip
+         "tied_embeddings", "positions", "qk_norm", "norm_epsilon", "rotary_base",
+         "position_rows")  # fmt: skip
 
 
 def check(case: Case, target: str, folder: Path) -> None:

@@ -66,6 +66,7 @@ def model_of(given: Arguments) -> ModelConfig:
         activation="silu" if gated else "relu2" if squared else "gelu",
         norm="rmsnorm" if given.text("normalization") == "RMSNorm" else "layernorm",
         positions=POSITIONS[positions],
+        position_rows=longest if POSITIONS[positions] == "learned" else 0,
         rotary_dim=latent.pop("rotary_dim", int((percent or 1.0) * head_dim)),
         tied_embeddings=not given.has("untie_embeddings_and_output_weights"),
         attention_bias=biased or given.has("add_qkv_bias"),
