@@ -15,6 +15,7 @@ from atoll.answers.plan import StepPasses
 from atoll.cost.table import link_s
 from atoll.errors import AtollError
 from atoll.explore.pricing.workloads import make_variants, make_workload
+from atoll.fabric.mesh import Rectangle
 from atoll.fabric.nested import collective_s
 from atoll.hardware.catalog import load_network
 from atoll.hardware.wafer_files import load_wafer
@@ -38,7 +39,10 @@ from atoll.training.replay import replay_estimate
 from atoll.training.request import make_layout, make_run
 from atoll.training.step import Pass, StageTime, Stepper, accumulation_s
 from atoll.wafer.api import estimate_wafer, search_wafer
+from atoll.wafer.encoding.block import make_block
+from atoll.wafer.evaluate import delayed_bytes
 from atoll.wafer.job import options_of
+from atoll.wafer.staging.offload import Line
 from atoll.wafer.staging.stages import Planner
 from atoll.workload import load_config, prepare
 from atoll.workload.flops import model_flops
@@ -100,6 +104,8 @@ def test_a_step_computes_every_sample_that_it_is_credited_with(batch):
 def test_zero_bubble_holds_what_its_order_holds(microbatches):
     stages = 4
     planner = Planner(load_wafer(WAFER), SMALL, microbatches, 256)
+    line = Line((Rectangle(0, 0, 1, 1),) * stages, 1, "zb-h1")
+    late_bytes = delayed_bytes(make_block(SMALL, 1, 256), 1)
     for stage in range(stages):
         kept = most = 0
         for item in passes("zb-h1", stage, stages, 1, microbatches):
@@ -108,7 +114,8 @@ def test_zero_bubble_holds_what_its_order_holds(microbatches):
         where = "zb-h1", stages, stage, microbatches
         assert held(*where) + waiting(*where) == most
         assert held_bytes(*where, kept_bytes=1.0, waiting_bytes=1.0) == most
-        assert planner._held(stages, stage, 1, "zb-h1") == most
+        most_held, bytes_ = planner._held(line, stage)
+        assert most_held + bytes_ / late_bytes == pytest.approx(most)
 
 
 def placement_of(order: str, stages: int, microbatches: int, send_s: float = 0.0) -> Placement:

@@ -96,8 +96,11 @@ def test_a_finished_folder_answers_from_its_records_and_takes_no_other_question(
 @pytest.mark.slow
 def test_a_launch_file_is_another_question_of_the_same_records(tmp_path):
     out = tmp_path / "run"
-    for target in ("megatron", None, "megatron"):
-        assert answer(run(out=out, export=target)) == answer(run(export=target))
+    script, said = {"export": "megatron"}, {"overlap": "grad_reduce param_gather p2p"}
+    for asked in (script, said, script):
+        assert answer(run(out=out, **asked)) == answer(run(**asked))
+    with pytest.raises(AtollError, match="holds another job"):
+        run(out=out)  # where sends between stages do not overlap
     with pytest.raises(AtollError, match="holds another job"):
         run(out=out, export="torchtitan")  # whose kernels and states are others
 

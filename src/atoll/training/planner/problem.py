@@ -46,7 +46,8 @@ class PlanProblem:
 
         asked = self.question.to_dict()
         whole = LengthQuestion.model_fields  # of the run, not of its steps
-        for name in ("time_limit_s", "export", "export_to", "ties", "stack", "optimizer", *whole):
+        of_software = "stack", "overlap", "optimizer"
+        for name in ("time_limit_s", "export", "export_to", "ties", *of_software, *whole):
             del asked[name]
         # Files and software that the question names are known by what they hold.
         contents = {field.name: getattr(self.run, field.name) for field in fields(self.run)}
