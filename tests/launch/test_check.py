@@ -166,6 +166,7 @@ def test_what_is_not_understood_is_listed_or_refused(script: Path) -> None:
     ("name", "content", "sentence"),
     [
         ("a.sh", "echo hello", "starts no training program"),
+        ("recipe", "model:\n  num_layers: 2\n", "known by their endings"),
         ("a.sh", "torchrun train.py --num-layers 'open", "is not closed"),
         ("a.json", "{", "not valid JSON"),
         ("a.json", '{"a": 1}', "not a launch file that is known"),

@@ -79,5 +79,6 @@ def _script(
     raise AtollError(
         f"{path}: starts no training program that is known: Megatron-LM's (pretrain_gpt.py with "
         "--num-layers and the like), a Trainer of Hugging Face (--per_device_train_batch_size), or "
-        "by the variables of an MLPerf configuration"
+        "by the variables of an MLPerf configuration; configurations are known by their endings "
+        "(.yaml, .toml, .json)"
     )
