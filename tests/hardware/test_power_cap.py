@@ -116,3 +116,22 @@ def test_a_capped_plan_is_the_best_of_all_layouts() -> None:
     assert found.fastest.step.time_s <= fastest_s * (1 + 1e-9)
     steps = [atoll.plan(**SMALL, power_cap=cap, pp=1, cp=1).best.step for cap in (400, 300, 200)]
     assert all(a.time_s < b.time_s for a, b in pairwise(steps))
+
+
+@pytest.mark.parametrize("order", ["1f1b", "zb-h1", "zb-h2", "zb-v", "dualpipe"])
+@pytest.mark.parametrize("model", ["llama3-8b", "mixtral-8x7b"])
+@pytest.mark.parametrize("batch", [32, 64])
+def test_less_power_is_never_faster_though_the_host_sets_the_pace(
+    order: str, model: str, batch: int
+) -> None:
+    """Of short sequences launches take longer than kernels: slower weight gradients must not leave
+    less of the host's time in bubbles.
+    """
+    layout = {"tp": 2, "pp": 4, "sp": True, "order": order, "stack": "megatron", "sequence": 512}
+    steps = [
+        atoll.estimate(model, "h100", 16, batch=batch, power_cap=cap, **layout).step
+        for cap in (700, 665, 630, 560, 490, 420, 350, 250)
+    ]
+    assert all(a.time_s <= b.time_s * (1 + 1e-12) for a, b in pairwise(steps))
+    for step in steps:
+        assert sum(step.breakdown().values()) == pytest.approx(step.time_s, rel=1e-9)

@@ -380,7 +380,9 @@ def _send_s(run: Run, layouts: Listed, at: int, bytes_: float) -> float:
 def _kind(run: Run, cost: LayerCost) -> tuple[float, ...]:
     own = cost.parameters, cost.expert_parameters
     waiting, copied = cost.waiting_bytes, fp8_bytes(run, cost)
-    return *own, waiting, copied, cost.weight.total_s, *held_parameters(run, cost)
+    weight_s = cost.weight.total_s
+    launch_s = Stepper(run, Layout()).host(cost, "none").weight_s
+    return *own, waiting, copied, weight_s, launch_s, *held_parameters(run, cost)
 
 
 def _held(
@@ -409,10 +411,13 @@ def _passes(
 
 def _layer_passes(stepper: Stepper, cost: LayerCost, choice: str) -> tuple[float, ...]:
     forward, backward, again = stepper.layer_passes(cost, choice)
+    host = stepper.host(cost, choice)
     return (
         forward.total_s,
         backward.total_s + again.total_s,
         forward.compute_s,
         backward.compute_s + again.compute_s,
-        *stepper.host_s(cost, choice),
+        host.beside_s,
+        host.waiting_s,
+        host.forward_s,
     )

@@ -62,12 +62,13 @@ class Tables(NamedTuple):
     shares: Floats
     """(levels, points): what messages reach of each level's bandwidth."""
     kinds: Floats
-    """(kinds, 7): dense and expert parameters, bytes that wait for weight gradients, bytes of fp8
-    copies, seconds of weight gradients; dense and expert parameters with frozen ones."""
+    """(kinds, 8): dense and expert parameters, bytes that wait for weight gradients, bytes of fp8
+    copies, seconds of weight gradients and of their launches; dense and expert parameters with
+    frozen ones."""
     passes: Floats
-    """(sides, kinds, choices, 6), a side for where experts lie and whether weight gradients run
-    apart: forward and backward (recomputation with it), the compute of
-    both, host time beside the device and host time that all wait for."""
+    """(sides, kinds, choices, 7), a side for where experts lie and whether weight gradients run
+    apart: forward and backward (recomputation with it), the compute of both, host time beside the
+    device, host time that all wait for, and of the former that of forward passes."""
     kept: Floats
     """(kinds, choices): bytes of one microbatch."""
     held: Floats
@@ -84,7 +85,8 @@ class Tables(NamedTuple):
 class States(NamedTuple):
     """What no choice changes. Of every row: accumulation and update of a step, and the gradients'
     collectives behind the last backward pass and behind each one before; of every stage: bytes that
-    are fixed, of gradients, and that wait for weight gradients, and seconds of these.
+    are fixed, of gradients, and that wait for weight gradients, and seconds of these and of their
+    launches.
     """
 
     beside_s: Floats
@@ -94,6 +96,7 @@ class States(NamedTuple):
     gradients: Floats
     waiting: Floats
     weight_s: Floats
+    launch_s: Floats
 
 
 class Owned(NamedTuple):
@@ -109,6 +112,7 @@ class Owned(NamedTuple):
     gradients: Floats
     waiting: Floats
     weight_s: Floats
+    launch_s: Floats
 
 
 class Held(NamedTuple):
@@ -124,6 +128,9 @@ class Passes(NamedTuple):
 
     forward: Floats
     backward: Floats
+    host_f: Floats
+    host_b: Floats
+    """At the host's pace, where weight passes run apart (`step.StageTime.paces`)."""
     device_f: Floats
     device_b: Floats
     """Without host time."""
@@ -234,9 +241,9 @@ class Sums:
         copies, zero = mine[:, COPIES], mine[:, ZERO]
         held = t.held[t.content]
         sums = t.counts @ t.kinds
-        for column in (5,) if self.run.adapters else (0, 5):
+        for column in (6,) if self.run.adapters else (0, 6):
             sums[:, column] -= held[:, 0]
-        dense, expert, waiting, copied, weight_s, *held_too = sums[self.mix].T
+        dense, expert, waiting, copied, weight_s, launch_s, *held_too = sums[self.mix].T
         held = held[self.mix]
         per = t.parameters[mine[:, DIVISION]]
         weights, gradients, optimizer, accumulate_s, update_s = (
@@ -259,6 +266,7 @@ class Sums:
             gradients,
             waiting / copies,
             weight_s / copies,
+            launch_s / copies,
         )
 
     def shared_s(self, group: Ints, dense: Floats, expert: Floats) -> tuple[Floats, Floats]:
@@ -292,15 +300,19 @@ class Sums:
         pairs, pair = _distinct(way[self.row], self.mix)
         layers_s = self.layers(ways[0], ways[1] - 1)
         parts = np.einsum("pk,pkcx->xpc", t.counts[pairs[1]], layers_s[pairs[0]])
-        forward, backward, beside, waiting = parts[:, pair] / mine[:, COPIES, None]
+        forward, backward, beside, waiting, launch_f = parts[:, pair] / mine[:, COPIES, None]
         device = forward + backward
         host = np.maximum(0.0, beside - device) + waiting
         shown_s = (1.0 - self.stack.overlap.pipeline) * self.arriving_s
         device_f = forward + shown_s[:, :1]
         device_b = backward + shown_s[:, 1:] - states.weight_s[:, None]
+        launch_b = beside - launch_f - states.launch_s[:, None]
+        more = np.where(mine[:, SPLIT, None] > 0, waiting, host) / 2
         return Passes(
-            device_f + host / 2,
-            device_b + host / 2,
+            device_f + more,
+            device_b + more,
+            launch_f + shown_s[:, :1] + waiting / 2,
+            launch_b + shown_s[:, 1:] + waiting / 2,
             device_f,
             device_b,
             device + host,
@@ -309,17 +321,17 @@ class Sums:
         )
 
     def layers(self, side: Ints, group: Ints) -> Floats:
-        """(ways, kinds, choices, 4): seconds of each kind of layer, with gathers that nothing hides
+        """(ways, kinds, choices, 5): seconds of each kind of layer, with gathers that nothing hides
         where there is a group.
         """
         t = self.t
         x = t.passes[side]
-        found: Floats = x[..., [0, 1, 4, 5]]
+        found: Floats = x[..., [0, 1, 4, 5, 6]]
         ways = np.flatnonzero(group >= 0)
         shape = ways.size, len(t.kinds)
         of = np.repeat(group[ways], len(t.kinds))
         dense, expert, *both = (
-            np.broadcast_to(t.kinds[:, i], shape).reshape(-1) for i in (0, 1, 5, 6)
+            np.broadcast_to(t.kinds[:, i], shape).reshape(-1) for i in (0, 1, 6, 7)
         )
         wires_s = self.shared_s(of, dense, expert)
         if self.run.adapters:  # frozen weights are gathered, and have no gradients
@@ -360,16 +372,23 @@ class Sums:
         if bound:
             passes_s, behind_s = self.bound_s(states, passes), np.full((1, 1), np.inf)
         else:
-            passes_s = self.all_passes_s(states, passes)
+            passes_s = self.paced_s(passes.forward, passes.backward, states.weight_s)
             behind_s = np.take_along_axis(passes.behind, self.slowest(passes.own), axis=0)
         last_s, before_s = states.last_s[:, None], states.before_s[:, None]
-        gradient_s = last_s - hidden * np.minimum(last_s, behind_s)
-        gradient_s = gradient_s + (self.m - 1) * (
-            before_s - hidden * np.minimum(before_s, behind_s)
-        )
-        stack = self.stack
-        step_s = passes_s + states.beside_s[:, None] + gradient_s + stack.step_s
-        return np.asarray(step_s * self.run.slack)
+
+        def reduced_s(passes_s: Floats, behind_s: Floats) -> Floats:
+            gradient_s = last_s - hidden * np.minimum(last_s, behind_s)
+            each_s = before_s - hidden * np.minimum(before_s, behind_s)
+            return passes_s + (gradient_s + (self.m - 1) * each_s)
+
+        found_s, apart = reduced_s(passes_s, behind_s), self.hosts_apart(states)
+        if apart.any() and not bound:  # the slower pace counts
+            host = passes.host_f, passes.host_b, states.launch_s
+            device = passes.forward, passes.backward, states.weight_s
+            device_s = reduced_s(passes_s, self.behind_s(*device))
+            host_s = reduced_s(self.paced_s(*host), self.behind_s(*host))
+            found_s = np.where(apart, np.maximum(device_s, host_s), found_s)
+        return np.asarray((found_s + states.beside_s[:, None] + self.stack.step_s) * self.run.slack)
 
     def slowest(self, time_s: Floats) -> Ints:
         """(rows, choices): the stage that takes longest, the first of such."""
@@ -377,18 +396,28 @@ class Sums:
         number = np.arange(len(time_s))[:, None]
         return np.minimum.reduceat(np.where(longest, number, len(time_s)), self.starts, axis=0)
 
-    def all_passes_s(self, states: States, passes: Passes) -> Floats:
+    def behind_s(self, forward: Floats, backward: Floats, weight_s: Floats) -> Floats:
+        """Backward and weight pass of the slowest stage, without transfers."""
+        shown_s = (1.0 - self.stack.overlap.pipeline) * self.arriving_s
+        back_s = backward - shown_s[:, 1:] + weight_s[:, None]
+        slowest = self.slowest(forward - shown_s[:, :1] + back_s)
+        return np.asarray(np.take_along_axis(back_s, slowest, axis=0))
+
+    def hosts_apart(self, states: States) -> NDArray[np.bool_]:
+        """Of every row, whether hosts have a pace of their own."""
+        return (self.rows[:, SPLIT, None] > 0) & states.launch_s.any()
+
+    def paced_s(self, forward: Floats, backward: Floats, weight_s: Floats) -> Floats:
         """`bubbles.step_with_transfers_s`."""
-        forward, backward, weight = passes.forward, passes.backward, states.weight_s[:, None]
-        slowest = self.slowest(forward + backward + weight)
+        slowest = self.slowest(forward + backward + weight_s[:, None])
         n = np.maximum(1, self.rows[:, STAGES, None] - 1)
         one_f, one_b = (np.take_along_axis(x, slowest, axis=0) for x in (forward, backward))
-        one_w, sent = states.weight_s[slowest], self.sent_s()[:, None]
+        one_w, sent = weight_s[slowest], self.sent_s()[:, None]
         idle_s = self.longest_way(
             self.rows,
             (self.total(forward) - one_f) / n,
             (self.total(backward) - one_b) / n,
-            self.mean_weight_s(states.weight_s, one_w),
+            self.mean_weight_s(weight_s, one_w),
         )
         apart_s = self.stack.overlap.pipeline * (self.total(sent) - sent[:, 0][slowest])
         pipes = self.rows[:, STAGES, None] > 1
@@ -445,7 +474,12 @@ class Sums:
         least_s = np.minimum.reduceat(self.longest_way(rows, *means), self.starts, axis=0)
         apart_s = self.stack.overlap.pipeline * (self.total(sent) - self.most(sent))
         pipes = self.rows[:, STAGES, None] > 1
-        return self.m * longest_s + np.where(pipes, least_s + apart_s, 0.0)
+        found = self.m * longest_s + np.where(pipes, least_s + apart_s, 0.0)
+        apart = self.hosts_apart(states)
+        if not apart.any():
+            return found
+        host_s = self.m * self.most(passes.host_f + passes.host_b + states.launch_s[:, None])
+        return np.where(apart, np.maximum(found, host_s), found)
 
 
 def _distinct(first: Ints, second: Ints) -> tuple[Ints, Ints]:

@@ -13,11 +13,12 @@ from atoll.cost.pricer import total
 from atoll.errors import AtollError
 from atoll.notebook import answer_html, bar_text
 from atoll.registry import named
-from atoll.step.bubbles import bubble_s, step_with_transfers_s
+from atoll.step.bubbles import step_s, step_with_transfers_s
 from atoll.step.layout import HOST, Layout, check_layout
 from atoll.step.length import WholeRun, whole_run
-from atoll.step.orders import arrivals
+from atoll.step.orders import SPLIT, arrivals
 from atoll.step.parts import Origin
+from atoll.step.replay import PassTime
 from atoll.step.stages import stage_shares
 from atoll.training.accuracy import DIGITS, FEW_DIGITS, UNSURE, Accuracy, accuracy
 from atoll.training.batch import stage_choices
@@ -355,26 +356,30 @@ class Estimator(Priced):
         parameters = [self.trained(layout, chunks) for chunks in shares]
         placed = [(stepper.run, *p) for stepper, p in zip(steppers, parameters, strict=True)]
         accumulate_s = max(accumulation_s(on, layout, m, *p) for on, *p in placed)
-        passes = [s.passes for s in stages]
-        idle_s = bubble_s(layout.schedule, passes, m, layout.vpp)
-        passes_s = step_with_transfers_s(
-            layout.schedule,
-            passes,
-            m,
-            layout.vpp,
-            arriving_s,
-            1.0 - overlap.pipeline,
-        )
-        send_total_s = max(0.0, passes_s - m * slowest.total_s - idle_s)
+        order, shown = layout.schedule, 1.0 - overlap.pipeline
         last_s, before_s = max(
             stepper.gradient_s(*p) for stepper, p in zip(steppers, parameters, strict=True)
         )
-        # A backward pass, stretched where the host's launches set the pace.
-        behind_s = slowest.total_s - slowest.forward.total_s
-        gradient_s = sum(
-            times * (wire_s - overlap.gradient * min(wire_s, behind_s))
-            for times, wire_s in ((1, last_s), (m - 1, before_s))
-        )
+
+        def reduced_s(behind_s: float) -> float:
+            return sum(
+                times * (wire_s - overlap.gradient * min(wire_s, behind_s))
+                for times, wire_s in ((1, last_s), (m - 1, before_s))
+            )
+
+        paces = list(zip(*(s.paces(order) for s in stages), strict=True))
+        every_s = [
+            (
+                step_with_transfers_s(order, passes, m, layout.vpp, arriving_s, shown),
+                reduced_s(_behind_s(order, stages, passes)),
+            )
+            for passes in paces
+        ]
+        passes_s = max(passes_s for passes_s, _ in every_s)
+        gradient_s = max(map(sum, every_s)) - passes_s
+        alone_s = max(step_s(order, passes, m, layout.vpp) for passes in paces)
+        idle_s = max(0.0, alone_s - m * slowest.total_s)
+        send_total_s = max(0.0, passes_s - m * slowest.total_s - idle_s)
         optimizer_s = max(update_s(on, layout, *p) for on, *p in placed)
         parts_s = passes_s + m * accumulate_s + gradient_s + optimizer_s + run.stack.step_s
         time_s = parts_s * run.slack
@@ -408,6 +413,17 @@ def _rerun(
         where = "" if len(there) == len(policies) else f" of {ranges('stage', there)}"
         found += [(f"{c.name}{where}", c.kept(policy).rerun) for c in costs if c.optimal]
     return tuple(found)
+
+
+def _behind_s(order: str, stages: Sequence[StageTime], passes: Sequence[PassTime]) -> float:
+    """A backward pass of the slowest stage at its pace; stretched where the host's launches set it
+    and weight passes are a part of backward ones.
+    """
+    if order in SPLIT:
+        one = max(passes, key=lambda p: p.total_s)
+        return one.backward_s + one.weight_s
+    slowest = max(stages, key=lambda s: s.total_s)
+    return slowest.total_s - slowest.forward.total_s
 
 
 def boundary_bytes(shares: Sequence[Sequence[Share]]) -> float:

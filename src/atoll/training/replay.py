@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from atoll.answers.plan import PassParts, StepPasses
+from atoll.step.bubbles import step_s
 from atoll.step.layout import Layout
 from atoll.step.replay import PassTime, Replay, replay
 from atoll.step.stages import stage_shares
 from atoll.training.estimate import Estimate, Estimator
+from atoll.training.operators.layers import Share
 from atoll.training.run import Run
 from atoll.training.step import Pass, StageTime, Step, Stepper
 
@@ -35,14 +37,28 @@ class ReplayedStep:
 
 
 def stage_passes(estimate: Estimate) -> list[list[PassTime]]:
-    """Seconds of every chunk of every stage on one microbatch, host time spread over both ways."""
+    """Seconds of every chunk of every stage on one microbatch, at the pace that counts."""
     run, layout = estimate.run, estimate.layout
     costs = Estimator(run).costs(layout)
     stepper = Stepper(run, layout)
     shares = stage_shares(costs, layout.schedule, layout.pp, layout.vpp, layout.blocks)
+    return chunk_passes([stepper] * layout.pp, shares, estimate.policies, estimate.stages)
+
+
+def chunk_passes(
+    steppers: Sequence[Stepper],
+    shares: Sequence[Sequence[Share]],
+    policies: Sequence[str],
+    stages: Sequence[StageTime],
+) -> list[list[PassTime]]:
+    """The same of stages that each run on the devices of their stepper."""
+    layout, m = steppers[0].layout, steppers[0].microbatches
+    order = layout.schedule
+    paces = list(zip(*(s.paces(order) for s in stages), strict=True))
+    at = max(range(len(paces)), key=lambda i: step_s(order, paces[i], m, layout.vpp))
     return [
-        [stepper.stage_time([chunk], policy).passes for chunk in chunks]
-        for chunks, policy in zip(shares, estimate.policies, strict=True)
+        [stepper.stage_time([chunk], policy).paces(order)[at] for chunk in chunks]
+        for stepper, chunks, policy in zip(steppers, shares, policies, strict=True)
     ]
 
 

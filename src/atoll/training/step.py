@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from atoll.fabric.nested import all_to_all_s, collective_s, neighbours_s
 from atoll.step.layout import Layout
+from atoll.step.orders import SPLIT
 from atoll.step.replay import PassTime
 from atoll.training.operators.layers import HALF, LayerCost, Share
 from atoll.training.operators.policies import TensorLink
@@ -51,6 +52,24 @@ class Pass(NamedTuple):
         )
 
 
+class HostTime(NamedTuple):
+    """Seconds of the host for one microbatch, by the pass whose kernels it launches beside the
+    device; for `waiting_s` all wait.
+    """
+
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    weight_s: float = 0.0
+    waiting_s: float = 0.0
+
+    @property
+    def beside_s(self) -> float:
+        return self.forward_s + self.backward_s + self.weight_s
+
+
+NO_HOST = HostTime()
+
+
 @dataclass(frozen=True, slots=True)
 class StageTime:
     """One stage on one microbatch, all its chunks together."""
@@ -60,20 +79,38 @@ class StageTime:
     recompute: Pass
     weight_s: float
     """Of the backward pass, the weight gradients, which a zero-bubble schedule may delay."""
-    host_s: float
-    """What the host's launches add to the device's time."""
+    host: HostTime = NO_HOST
+
+    @property
+    def device_s(self) -> float:
+        return self.forward.total_s + self.backward.total_s + self.recompute.total_s
+
+    @property
+    def host_s(self) -> float:
+        """What the host's launches add to the device's time."""
+        return max(0.0, self.host.beside_s - self.device_s) + self.host.waiting_s
 
     @property
     def total_s(self) -> float:
-        device_s = self.forward.total_s + self.backward.total_s + self.recompute.total_s
-        return device_s + self.host_s
+        return self.device_s + self.host_s
 
-    @property
-    def passes(self) -> PassTime:
-        """What a pipeline runs; host time is spread over both ways."""
-        backward_s = self.backward.total_s + self.recompute.total_s - self.weight_s
-        host_s = self.host_s / 2
-        return PassTime(self.forward.total_s + host_s, backward_s + host_s, self.weight_s)
+    def paces(self, order: str) -> tuple[PassTime, ...]:
+        """What a pipeline runs. Where weight passes run apart, once at the device's pace and once
+        at the host's, of which the slower pipeline counts: were both joined in one, a device that
+        takes longer for weight gradients would leave the host less time in the other passes, and
+        end a step sooner. Else weight passes are a part of backward ones, and host time is spread
+        over both ways.
+        """
+        forward_s, weight_s, host = self.forward.total_s, self.weight_s, self.host
+        backward_s = self.backward.total_s + self.recompute.total_s - weight_s
+        if order not in SPLIT:
+            more_s = self.host_s / 2
+            return (PassTime(forward_s + more_s, backward_s + more_s, weight_s),)
+        more_s = host.waiting_s / 2
+        return (
+            PassTime(forward_s + more_s, backward_s + more_s, weight_s),
+            PassTime(host.forward_s + more_s, host.backward_s + more_s, host.weight_s),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +201,7 @@ class Stepper:
         stage holds, the mean over the directions in which it is passed.
         """
         forward, backward, again = Pass(), Pass(), Pass()
-        weight_s = beside_s = waiting_s = 0.0
+        weight_s, host_s = 0.0, [0.0] * len(HostTime._fields)
         directions = max(1, len(chunks) // self.layout.rounds)
         for chunk in chunks:
             for cost, count in chunk:
@@ -177,12 +214,9 @@ class Stepper:
                 backward += b.times(n)
                 again += r.times(n)
                 weight_s += cost.weight.total_s * n
-                beside, waiting = self.host_s(cost, recompute)
-                beside_s += beside * n
-                waiting_s += waiting * n
-        device_s = forward.total_s + backward.total_s + again.total_s
-        host_s = max(0.0, beside_s - device_s) + waiting_s
-        return StageTime(forward, backward, again, weight_s, host_s)
+                for i, more_s in enumerate(self.host(cost, recompute)):
+                    host_s[i] += more_s * n
+        return StageTime(forward, backward, again, weight_s, HostTime(*host_s))
 
     def layer_passes(self, cost: LayerCost, recompute: str) -> tuple[Pass, Pass, Pass]:
         """Forward, backward and recomputation of one layer under a choice of the last."""
@@ -298,22 +332,24 @@ class Stepper:
         hidden_s = self.run.stack.overlap.gather * wire_s
         return wire_s - min(hidden_s, compute_s)
 
-    def host_s(self, cost: LayerCost, recompute: str) -> tuple[float, float]:
-        """Host time of a layer in a microbatch: what launches run beside, and what all wait for."""
+    def host(self, cost: LayerCost, recompute: str) -> HostTime:
+        """Host time of a layer in a microbatch."""
         stack = self.run.stack
         if not stack.host_kernel_s:
-            return 0.0, 0.0
+            return HostTime()
         kept = cost.kept(recompute if cost.is_block else "none")
-        launches = cost.forward.kernels + cost.backward.kernels + kept.again.kernels
-        beside = stack.host_kernel_s * launches
-        passes = 2
+        weights = min(cost.weight.kernels, cost.backward.kernels)
+        forward_s = stack.host_kernel_s * cost.forward.kernels
+        backward_s = stack.host_kernel_s * (cost.backward.kernels - weights + kept.again.kernels)
+        routed, again = stack.host_routed_s if cost.experts else 0.0, 0
         if cost.is_block:
-            beside += stack.host_layer_s
+            forward_s += stack.host_layer_s / 2 + routed
+            backward_s += stack.host_layer_s / 2 + routed
             if kept.rerun:
-                beside += stack.host_checkpoint_s
-                passes += kept.exchange
-            beside += passes * stack.host_routed_s if cost.experts else 0.0
-        return beside, passes * cost.experts * stack.host_expert_s
+                again = int(kept.exchange)
+                backward_s += stack.host_checkpoint_s + again * routed
+        waiting_s = (2 + again) * cost.experts * stack.host_expert_s
+        return HostTime(forward_s, backward_s, stack.host_kernel_s * weights, waiting_s)
 
     def sent_bytes(self, boundary_bytes: float) -> float:
         """What one device sends of an activation (or gradient) to the next stage: every rank of a

@@ -196,6 +196,7 @@ class PlannedLayouts:
             known.gradients[at],
             known.waiting[at],
             weight_s / sums.rows[sums.row, COPIES],
+            known.launch_s[at],
         )
         return Held(states, self.held.bytes[at])
 
@@ -289,7 +290,8 @@ class PlannedLayouts:
         for own, time, memory, chunks, choice in zip(
             came, found.stages, found.memory, shares, choices, strict=True
         ):
-            each = [stepper.stage_time([chunk], _name(choice)).passes for chunk in chunks]
+            timed = [stepper.stage_time([chunk], _name(choice)) for chunk in chunks]
+            each = [one.paces(layout.schedule)[0] for one in timed]  # a chip waits for no host
             holds = any(cost.name == block.name for chunk in chunks for cost, _ in chunk)
             again = [block.forward[i].name for i in self.choices[choice].rerun] if holds else []
             stages.append(

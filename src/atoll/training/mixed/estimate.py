@@ -16,7 +16,13 @@ from atoll.training.memory import Memory
 from atoll.training.mixed.joined import joined_choices, pods_of_stages
 from atoll.training.mixed.pods import Pods
 from atoll.training.operators.layers import Share, choices_of
-from atoll.training.replay import ReplayedStep, passes_of, replay_estimate, replay_step
+from atoll.training.replay import (
+    ReplayedStep,
+    chunk_passes,
+    passes_of,
+    replay_estimate,
+    replay_step,
+)
 from atoll.training.step import StageTime, Step, Stepper
 from atoll.units import format_bytes, ranges
 
@@ -213,10 +219,7 @@ class Placer:
             )
             for stage, pod in enumerate(where)
         ]
-        passes = [
-            [stepper.stage_time([chunk], policy).passes for chunk in chunks]
-            for stepper, chunks, policy in zip(steppers, shares, policies, strict=True)
-        ]
+        passes = chunk_passes(steppers, shares, policies, times)
         replayed = replay_step(passes_of(main.run, layout, step, passes, times))
         return MixedEstimate(self.pods, placed, step.time_s, step, tuple(stages), replayed)
 

@@ -228,7 +228,8 @@ class Floor:
         ways = np.take(shape.ways.T, shape.way[run[split]], axis=1)
         p, n, f, b, w, m = (x[split] for x in (pp, others, f, b, w, m))
         fewest_s = shape.held[9][run[split]] * block_s[:, split]
-        slowest_s = found[split]
+        # Bubbles are the device's, behind what it runs itself (`step.StageTime.paces`).
+        slowest_s = m * np.maximum((f + b + w) / p, longest_s[split])
         for way in (ways[:3], ways[3:]):
             # Each of the others has at least the fewest blocks.
             idle_s = np.where(way.min(axis=0) < 0, 0.0, (way[:2] * fewest_s).sum(axis=0))

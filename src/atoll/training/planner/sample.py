@@ -88,9 +88,9 @@ class Sample:
                 beyond_s[:2] += _links_s(run, network, least, sizes)
             self.beyond_s += repeat * beyond_s
             each_s = sizes * both_s + beyond_s.sum(axis=0)
-            beside_s, waiting_s = stepper.host_s(cost, "none")
-            self.host_s += repeat * beside_s
-            self.waiting_s += repeat * waiting_s / family.ep
+            host = stepper.host(cost, "none")
+            self.host_s += repeat * host.beside_s
+            self.waiting_s += repeat * host.waiting_s / family.ep
             if cost.is_block:
                 kept = max(0.0, min(cost.boundary_bytes, kept_bytes(run, cost, "full")))
                 whole = cost.kept("none").bytes + run.stack.temporaries * cost.transient_bytes / 2
