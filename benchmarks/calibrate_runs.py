@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.calibrate.runs import fit_runs
+from atoll.calibration.runs import fit_runs
 from atoll.errors import AtollError
 from atoll.step.layout import Layout
 from atoll.training.estimate import Estimator

@@ -34,7 +34,7 @@ import yaml
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from atoll.calibrate.many_devices import is_device_table
+from atoll.calibration.many_devices import is_device_table
 from atoll.errors import AtollError
 from atoll.files.csvfile import read_csv
 from atoll.hardware.gpu import written_gpu

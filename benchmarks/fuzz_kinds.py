@@ -66,7 +66,7 @@ def made_answers() -> Iterator[Path]:
 
 def readers(made: Path) -> list[Reader]:
     """All of them, with their seeds."""
-    from atoll.calibrate.fit import calibrate
+    from atoll.calibration.fit import calibrate
     from atoll.hardware.wafer_files import load_wafer
     from atoll.wafer.encoding.mapping import problems, read_mapping
 
@@ -203,20 +203,20 @@ def _hardware(path: Path) -> Any:
 
 
 def _calibrated(path: Path) -> Any:
-    from atoll.calibrate.validate import validate_operators
+    from atoll.calibration.validate import validate_operators
     from atoll.hardware.gpu import load_gpu
 
     return atoll.describe_hardware(str(path)), validate_operators(gpu=load_gpu("h200", path))
 
 
 def _profiled(path: Path) -> Any:
-    from atoll.calibrate.site import calibrate_site
+    from atoll.calibration.site import calibrate_site
 
     return calibrate_site(trace=path)
 
 
 def _logged(path: Path) -> Any:
-    from atoll.calibrate.site import calibrate_site
+    from atoll.calibration.site import calibrate_site
 
     return calibrate_site(nccl_tests=[path], device="a100-80")
 

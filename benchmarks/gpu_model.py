@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 
 from atoll.answers.validation import OperatorsValidation
-from atoll.calibrate.fit import calibrate
+from atoll.calibration.fit import calibrate
 from record import figure, recorded
 
 SALTS = ("", "b", "c", "d", "e")

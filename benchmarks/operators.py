@@ -25,11 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 import atoll
-from atoll.calibrate.fit import Knob, calibration_yaml, powell
-from atoll.calibrate.many_devices import Timed, predicted_s, read_timed
-from atoll.calibrate.rows import H200_OPERATORS, fitted_rows, read_operators
-from atoll.calibrate.timed_tables import ENGINES, folder_of, product_rows
-from atoll.calibrate.validate import columns, predict_kind_s, skip_reason
+from atoll.calibration.fit import Knob, calibration_yaml, powell
+from atoll.calibration.many_devices import Timed, predicted_s, read_timed
+from atoll.calibration.rows import H200_OPERATORS, fitted_rows, read_operators
+from atoll.calibration.timed_tables import ENGINES, folder_of, product_rows
+from atoll.calibration.validate import columns, predict_kind_s, skip_reason
 from atoll.cost.gpu_gemm import Floats
 from atoll.errors import AtollError
 from atoll.hardware.gpu import Calibration, Gpu, load_calibration, recalibrated, written_gpu

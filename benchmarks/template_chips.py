@@ -27,10 +27,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.calibrate.fit import Knob, powell
-from atoll.calibrate.many_devices import CACHE_PASSES, USUAL_CACHE_PASSES, Timed, read_timed
-from atoll.calibrate.many_devices import CAST as TIMED_WITH_CAST
-from atoll.calibrate.rows import H200_OPERATORS, OperatorRow, read_operators
+from atoll.calibration.fit import Knob, powell
+from atoll.calibration.many_devices import CACHE_PASSES, USUAL_CACHE_PASSES, Timed, read_timed
+from atoll.calibration.many_devices import CAST as TIMED_WITH_CAST
+from atoll.calibration.rows import H200_OPERATORS, OperatorRow, read_operators
 from atoll.cost.chips import chips_of_accelerator
 from atoll.cost.table import OperatorKey, build_costs, pass_problem
 from atoll.cost.table_kernels import Passes

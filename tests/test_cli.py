@@ -56,12 +56,13 @@ def test_ctrl_c_is_one_line_and_the_shells_exit_code(
     assert atoll("hardware") == (130, "", "atoll: interrupted\n")
 
 
-def test_ctrl_c_while_the_command_is_being_loaded_is_one_line_too() -> None:
+@pytest.mark.parametrize("module", ["hashlib", "pydantic", "typer"])
+def test_ctrl_c_while_the_command_is_being_loaded_is_one_line_too(module: str) -> None:
     program = (
         "import builtins, sys\n"
         "known = builtins.__import__\n"
         "def hurry(name, *rest):\n"
-        "    if name == 'typer': raise KeyboardInterrupt\n"
+        f"    if name == {module!r}: raise KeyboardInterrupt\n"
         "    return known(name, *rest)\n"
         "builtins.__import__ = hurry\n"
         "from atoll.__main__ import main\n"

@@ -204,3 +204,9 @@ def test_the_page_of_python_shows_all_of_it() -> None:
         shown |= names
     offered = {*atoll.__all__, *atoll.answers.__all__} - {"__version__", "answers"}
     assert shown >= offered
+
+
+def test_no_package_takes_the_name_of_a_function() -> None:
+    """An import of `atoll.calibrate` once put the package where the function was."""
+    inside = {path.stem for path in (ROOT / "src/atoll").iterdir()}
+    assert inside & set(atoll.__all__) == {"answers"}

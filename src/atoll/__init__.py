@@ -14,42 +14,39 @@ gpt2-xl on 8 h100: tp1 pp1 dp8 ...
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from atoll import answers
-from atoll.api import (
-    calibrate,
-    capture,
-    check,
-    describe_hardware,
-    describe_model,
-    estimate,
-    list_models,
-    load,
-    place,
-    plan,
-    search,
-    validate,
-)
-from atoll.errors import AtollError, InfeasibleError
-from atoll.identity import VERSION
-from atoll.questions import (
-    EstimateQuestion,
-    PlanQuestion,
-    PodsQuestion,
-    SearchQuestion,
-    WaferQuestion,
-)
-from atoll.several import bench, compare, sweep
-
 if TYPE_CHECKING:
+    from atoll import answers
+    from atoll.api import (
+        calibrate,
+        capture,
+        check,
+        describe_hardware,
+        describe_model,
+        estimate,
+        list_models,
+        load,
+        place,
+        plan,
+        search,
+        validate,
+    )
+    from atoll.errors import AtollError, InfeasibleError
     from atoll.explore.answer.result import SearchResult
+    from atoll.identity import VERSION as __version__  # noqa: N811
     from atoll.launch.check import Checked
+    from atoll.questions import (
+        EstimateQuestion,
+        PlanQuestion,
+        PodsQuestion,
+        SearchQuestion,
+        WaferQuestion,
+    )
+    from atoll.several import bench, compare, sweep
     from atoll.training.estimate import Estimate
     from atoll.training.mixed.plan import MixedPlan
     from atoll.training.planner.plan import Plan
     from atoll.wafer.answer.result import WaferEstimate, WaferResult
     from atoll.workload.stored import StoredModel
-
-__version__ = VERSION
 
 __all__ = [
     "AtollError",
@@ -86,20 +83,39 @@ __all__ = [
     "validate",
 ]
 
-_RETURNED = {
-    "Checked": "atoll.launch.check",
-    "Estimate": "atoll.training.estimate",
-    "MixedPlan": "atoll.training.mixed.plan",
-    "Plan": "atoll.training.planner.plan",
-    "SearchResult": "atoll.explore.answer.result",
-    "StoredModel": "atoll.workload.stored",
-    "WaferEstimate": "atoll.wafer.answer.result",
-    "WaferResult": "atoll.wafer.answer.result",
+_PLACES = {
+    "atoll.answers": ("answers",),
+    "atoll.api": (
+        *("calibrate", "capture", "check", "describe_hardware", "describe_model", "estimate"),
+        *("list_models", "load", "place", "plan", "search", "validate"),
+    ),
+    "atoll.errors": ("AtollError", "InfeasibleError"),
+    "atoll.explore.answer.result": ("SearchResult",),
+    "atoll.identity": ("__version__",),
+    "atoll.launch.check": ("Checked",),
+    "atoll.questions": (
+        *("EstimateQuestion", "PlanQuestion", "PodsQuestion", "SearchQuestion", "WaferQuestion"),
+    ),
+    "atoll.several": ("bench", "compare", "sweep"),
+    "atoll.training.estimate": ("Estimate",),
+    "atoll.training.mixed.plan": ("MixedPlan",),
+    "atoll.training.planner.plan": ("Plan",),
+    "atoll.wafer.answer.result": ("WaferEstimate", "WaferResult"),
+    "atoll.workload.stored": ("StoredModel",),
 }
-"""Types of what functions return, imported when they are asked for: `atoll --help` needs none."""
+_WHERE = {name: place for place, names in _PLACES.items() for name in names}
+"""Imported when they are asked for: the command is then loaded where Ctrl-C is one line, and
+`atoll --help` needs few of them."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _RETURNED:
+    if name not in _WHERE:
         raise AttributeError(f"module 'atoll' has no attribute {name!r}")
-    return getattr(import_module(_RETURNED[name]), name)
+    place = import_module(_WHERE[name])
+    own = {"answers": place, "__version__": getattr(place, "VERSION", None)}
+    globals()[name] = own[name] if name in own else getattr(place, name)
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

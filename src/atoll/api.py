@@ -289,7 +289,7 @@ def calibrate(
         >>> atoll.calibrate("runs.csv", out="site.yaml").out
         'site.yaml'
     """
-    from atoll.calibrate.measured import fit
+    from atoll.calibration.measured import fit
 
     return fit(ask({"calibrate": verbs.CalibrateQuestion}, None, {"data": data, **fields}))
 
@@ -316,7 +316,7 @@ def validate(
         >>> atoll.validate("runs.csv").predicted
         6
     """
-    from atoll.calibrate.measured import judge
+    from atoll.calibration.measured import judge
     from atoll.wafer.measured import judge_meshes
 
     asked = ask({"validate": verbs.ValidateQuestion}, None, {"data": data, **fields})

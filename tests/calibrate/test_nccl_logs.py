@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.calibrate.nccl import read_log
+from atoll.calibration.nccl import read_log
 from atoll.errors import AtollError
 from atoll.fabric.nested import collective_s
 from atoll.hardware.catalog import load_network

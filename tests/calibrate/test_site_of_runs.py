@@ -12,7 +12,7 @@ import pytest
 
 import atoll
 from atoll import api
-from atoll.calibrate.runs import Mixture, Variant, _timed, fit_runs
+from atoll.calibration.runs import Mixture, Variant, _timed, fit_runs
 from atoll.errors import AtollError
 from atoll.training.estimate import estimate
 from atoll.training.site import KnownFactor, Levels, Site, load_site

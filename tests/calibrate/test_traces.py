@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from atoll.calibrate import kineto
-from atoll.calibrate.kineto import read_trace
+from atoll.calibration import kineto
+from atoll.calibration.kineto import read_trace
 from atoll.errors import AtollError
 
 OURS = Path(__file__).parents[1] / "data" / "h200_compiled_steps.json.gz"

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from atoll.answers.validation import OperatorsValidation
-from atoll.calibrate.fit import calibrate
-from atoll.calibrate.rows import H200_OPERATORS, fitted_rows, read_operators
-from atoll.calibrate.validate import validate_operators
+from atoll.calibration.fit import calibrate
+from atoll.calibration.rows import H200_OPERATORS, fitted_rows, read_operators
+from atoll.calibration.validate import validate_operators
 from atoll.errors import AtollError
 from atoll.hardware.gpu import load_calibration, load_gpu
 

@@ -16,7 +16,7 @@ from training_cases import WIDE, dense, grouped, mixture, small_run
 
 import atoll
 from atoll.answers.plan import EstimateAnswer
-from atoll.calibrate import timed_tables
+from atoll.calibration import timed_tables
 from atoll.cost.gpu_gemm import gemm_times_s
 from atoll.errors import AtollError
 from atoll.hardware.gpu import load_gpu

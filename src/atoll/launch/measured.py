@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from atoll.answers.validation import MeasuredPart, MeasuredRun, ProfiledStep
-from atoll.calibrate.kineto import read_trace
-from atoll.calibrate.runs import fit_one
+from atoll.calibration.kineto import read_trace
+from atoll.calibration.runs import fit_one
 from atoll.errors import AtollError
 from atoll.launch.files.logs import Log, read_run_log, steady
 from atoll.training.estimate import Estimate

@@ -127,8 +127,8 @@ def fields_of_its_tool(asked: RunQuestion) -> dict[str, str]:
 
 def _timed(gpu: Device, precision: str) -> Timed:
     """The timings that are installed, or why there are none of this device."""
-    named("atoll.calibrate.timed_tables:timings")(gpu.name, precision)
-    return Timed(named("atoll.calibrate.timed_tables:package_version")())
+    named("atoll.calibration.timed_tables:timings")(gpu.name, precision)
+    return Timed(named("atoll.calibration.timed_tables:package_version")())
 
 
 def _length(asked: LengthQuestion) -> Length | None:

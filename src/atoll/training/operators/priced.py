@@ -188,7 +188,7 @@ def _pricer(run: Run) -> Pricer:
         return ChipPricer(run.gpu.accelerator, run.network, DEFAULT, hidden)
     timings: Timings | None = None
     if run.timed is not None:
-        timings = named("atoll.calibrate.timed_tables:timings")(run.gpu.name, run.precision)
+        timings = named("atoll.calibration.timed_tables:timings")(run.gpu.name, run.precision)
     return GpuPricer(
         run.gpu,
         run.stack,

@@ -17,8 +17,8 @@ import numpy as np
 from scipy.optimize import minimize
 
 from atoll.answers.validation import CalibrationAnswer, Parameter
-from atoll.calibrate.rows import H200_OPERATORS, VECTORS, OperatorRow, fitted_rows, read_operators
-from atoll.calibrate.validate import (
+from atoll.calibration.rows import H200_OPERATORS, VECTORS, OperatorRow, fitted_rows, read_operators
+from atoll.calibration.validate import (
     LONG_PRODUCT_S,
     Columns,
     columns,

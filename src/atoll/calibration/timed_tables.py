@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.calibrate.many_devices import Timed, predicted_s
+from atoll.calibration.many_devices import Timed, predicted_s
 from atoll.cost.gpu_gemm import Floats
 from atoll.errors import AtollError
 from atoll.hardware.gpu import Gpu, load_gpu

@@ -11,12 +11,12 @@ from atoll.answers.validation import (
     RunsValidation,
     SiteCalibration,
 )
-from atoll.calibrate.energies import is_energy_file, validate_energies
-from atoll.calibrate.fit import calibrate
-from atoll.calibrate.many_devices import is_device_table, validate_devices
-from atoll.calibrate.rows import H200_OPERATORS
-from atoll.calibrate.site import calibrate_site
-from atoll.calibrate.validate import validate_operators
+from atoll.calibration.energies import is_energy_file, validate_energies
+from atoll.calibration.fit import calibrate
+from atoll.calibration.many_devices import is_device_table, validate_devices
+from atoll.calibration.rows import H200_OPERATORS
+from atoll.calibration.site import calibrate_site
+from atoll.calibration.validate import validate_operators
 from atoll.errors import AtollError
 from atoll.files.csvfile import read_csv
 from atoll.questions.verbs import CalibrateQuestion, ValidateQuestion

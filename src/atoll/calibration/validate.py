@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from atoll.answers.validation import Errors, OperatorsValidation, WorstOperator
-from atoll.calibrate.rows import (
+from atoll.calibration.rows import (
     ATTENTION,
     EXPERT_SIZES,
     EXPERTS,

@@ -11,9 +11,9 @@ from scipy.special import stdtrit
 
 from atoll.answers.answer import made_of
 from atoll.answers.validation import CollectiveTold, ProfiledStep, RunsFit, SiteCalibration
-from atoll.calibrate.kineto import read_trace
-from atoll.calibrate.nccl import Collective, Spread, read_log
-from atoll.calibrate.runs import NOISE, fit_runs
+from atoll.calibration.kineto import read_trace
+from atoll.calibration.nccl import Collective, Spread, read_log
+from atoll.calibration.runs import NOISE, fit_runs
 from atoll.hardware.catalog import load_network
 from atoll.hardware.device import load_device
 from atoll.training.site import LEAST, KnownFactor, KnownShare, Levels, Overlaps, Site

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.answers.validation import Errors, OperatorsValidation, WorstOperator
-from atoll.calibrate.validate import WORST
+from atoll.calibration.validate import WORST
 from atoll.cost.gpu_attention import Heads, attention_times_s
 from atoll.cost.gpu_gemm import L2_BPS, Floats, gemm_times_s
 from atoll.cost.gpu_vector import streaming_s

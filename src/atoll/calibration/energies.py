@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from atoll.answers.validation import Errors, OperatorsValidation, WorstOperator
-from atoll.calibrate.validate import WORST
+from atoll.calibration.validate import WORST
 from atoll.cost.gpu_attention import Heads, attention_times_s
 from atoll.cost.gpu_gemm import fastest_flops, gemm_times_s
 from atoll.cost.gpu_vector import LEAST_BYTES, streaming_s, vector_times_s
