@@ -153,3 +153,23 @@ def test_drawn_layouts_are_read_back_from_megatron(
     except AtollError:
         return
     check(case, "megatron", tmp_path_factory.mktemp("launch"))
+
+
+@pytest.mark.parametrize("target", ["megatron", "torchtitan", "deepspeed", "nemo"])
+@pytest.mark.parametrize("device", ["tpu-v5p", "physical-tpuv4", "trainium2"])
+def test_a_file_is_checked_as_it_was_planned_whatever_runs_on_the_device(
+    tmp_path: Path, device: str, target: str
+) -> None:
+    """TPUs and chips have programs of their own, and a file says no more than its layout there."""
+    planned = atoll.plan(
+        "llama2-7b", device, 16, batch=64, export=target, zero=1, pp=[1, 2], vpp=1, order="1f1b"
+    )
+    file = planned.export(target).save(tmp_path)
+    given: dict[str, Any] = {"device": device, "devices": 16, "model": "llama2-7b"}
+    given["sequence"] = 4096
+    checked = atoll.check(file, **given, time_limit="1 s")
+    assert checked.estimate.run.stack.name == planned.run.stack.name
+    assert checked.estimate.step.time_s == pytest.approx(planned.best.step.time_s, rel=1e-9)
+    own = planned.run.stack.name in ("xla", "chip")
+    assert any("does not run" in note for note in checked.answer.notes) == own
+    assert atoll.estimate(from_=file, **given).step.time_s == checked.estimate.step.time_s

@@ -205,6 +205,10 @@ def test_data_parallelism_takes_the_devices_that_are_left() -> None:
         ({"batch": -4}, "batch: expected more than 0, got -4"),
         ({"sequence": 0}, "sequence: expected more than 0, got 0"),
         ({"imbalance": 0.5}, "imbalance: expected at least 1.0, got 0.5"),
+        (
+            {"imbalance": 1.5},
+            "imbalance: has no effect, as llama2-7b has no experts",
+        ),
         ({"imbalance": float("nan")}, "imbalance: expected a finite number, got nan"),
         ({"imbalance": float("inf")}, "imbalance: expected a finite number, got inf"),
         ({"model": "gpt2-xl", "sequence": 2048}, "its position table ends at 1024"),

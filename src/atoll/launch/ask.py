@@ -8,12 +8,17 @@ from typing import Any
 
 from atoll.errors import AtollError
 from atoll.export import EXPORTERS
+from atoll.hardware.device import load_device
 from atoll.launch.account import Launch
 from atoll.launch.read import read_launch
 from atoll.questions import LayoutQuestion
 from atoll.questions.question import Question
+from atoll.training.request import compiles_itself
 from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.load import load_model
+
+OF_ITS_TOOL = ("stack", "overlap", "flags", "cuda_graphs")
+"""What a file says of its tool, and not of the layout."""
 
 
 def launched(file: str | Path, given: Mapping[str, Any]) -> Launch:
@@ -37,6 +42,8 @@ def fields_of(launch: Launch, given: Mapping[str, Any]) -> dict[str, Any]:
     """The file's layout as fields of a question; those that are given win."""
     precision = str(launch.fields.get("precision", "bf16"))
     said = {**EXPORTERS[launch.software].runs_as(precision), **launch.fields}
+    if given.get("device") and compiles_itself(load_device(given["device"])):
+        said = {name: value for name, value in launch.fields.items() if name not in OF_ITS_TOOL}
     local = said.pop("local_batch", None)
     said |= {name: value for name, value in given.items() if value is not None}
     if said.get("devices") is None:

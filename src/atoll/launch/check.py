@@ -23,7 +23,7 @@ from atoll.training.estimate import Estimate, estimate
 from atoll.training.planner.plan import Plan, plan
 from atoll.training.planner.search import UnusableError
 from atoll.training.planner.space import Axes
-from atoll.training.request import layout_of, run_of
+from atoll.training.request import compiles_itself, layout_of, run_of
 from atoll.validation.written_row import append_run
 
 HOUR_S = 3600.0
@@ -58,6 +58,18 @@ class Checked(Answered[CheckAnswer]):
     with_other_flags: Better | None = None
     """The same where flags of the software may change, if that is faster still."""
 
+    @property
+    def _elsewhere(self) -> tuple[str, ...]:
+        """Where the file's tool does not run: what was priced instead."""
+        gpu, launch = self.estimate.run.gpu, self.launch
+        if self.question.stack or not compiles_itself(gpu):
+            return ()
+        name = self.estimate.run.stack.name
+        said = (
+            f"{gpu.name} does not run {launch.software}: the file's layout as a program of {name}"
+        )
+        return (said,)
+
     @cached_property
     def answer(self) -> CheckAnswer:
         launch = self.launch
@@ -68,7 +80,7 @@ class Checked(Answered[CheckAnswer]):
             estimate=self.estimate.answer,
             arguments=made_of(Arguments, launch.arguments),
             better=self.better,
-            notes=(*launch.notes, *([self.why_not] if self.why_not else [])),
+            notes=(*launch.notes, *self._elsewhere, *([self.why_not] if self.why_not else [])),
             measured=self.measured,
             with_other_flags=self.with_other_flags,
         )
@@ -133,7 +145,7 @@ def _freed(
     """The best layout where everything may overlap that Megatron-Core can overlap, with its fused
     kernels: None where the file says so already, or where it saves no more than its own best.
     """
-    if launch.software not in FREED:
+    if launch.software not in FREED or compiles_itself(found.run.gpu):
         return None
     said = (question.flags or "").split()
     flags = " ".join(dict.fromkeys([*(w for w in said if w not in SLOWING), *FUSED]))

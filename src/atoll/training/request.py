@@ -52,6 +52,10 @@ def run_of(asked: RunQuestion, model: ModelConfig | None = None) -> Run:
             attention_dropout=asked.dropout,
             embedding_dropout=asked.dropout,
         )
+    if asked.imbalance > 1 and not config.experts:
+        raise AtollError(
+            f"imbalance: has no effect, as {config.name} has no experts; leave imbalance out"
+        )
     gpu = load_device(asked.device)
     if asked.power_cap is not None:
         gpu = gpu.capped(asked.power_cap)
@@ -108,6 +112,11 @@ def _model(asked: RunQuestion) -> ModelConfig | StoredModel:
     return found
 
 
+def compiles_itself(device: Device) -> bool:
+    """Whether a device has one program for a whole step, whatever tool's words a layout is in."""
+    return device.stack in (CHIP.name, XLA.name)
+
+
 def fields_of_its_tool(asked: RunQuestion) -> dict[str, str]:
     """Of a question with a launch file: how the tool runs it, where nothing is said of that, so
     that the file takes what the answer says.
@@ -116,7 +125,7 @@ def fields_of_its_tool(asked: RunQuestion) -> dict[str, str]:
         asked.export if isinstance(asked, FilesQuestion) else None,
         load_device(asked.device),
     )
-    if target is None or gpu.stack in (CHIP.name, XLA.name):
+    if target is None or compiles_itself(gpu):
         return {}
     usual = named("atoll.export:EXPORTERS")[target].runs_as(asked.precision or gpu.half_dtype)
     known = asked.asked()
