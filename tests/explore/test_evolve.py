@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from some_job import answer, some_job, undisturbed
 
 from atoll.errors import AtollError
+from atoll.explore import evolve
 from atoll.explore.proof import reserve
 from atoll.explore.run import run_search
 from atoll.hardware import product
@@ -50,6 +52,24 @@ def test_another_seed_is_another_search(tmp_path: Path) -> None:
     run_search(job, out=tmp_path / "run")
     with pytest.raises(AtollError, match="seed 0 there, 1 here"):
         run_search(some_job(strategy="evolve", seed=1), out=tmp_path / "run")
+
+
+def test_asked_for_more_designs_than_there_are_it_looks_at_each_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It bred the same designs again for fifty generations."""
+    seen: list[int] = []
+    look = evolve._evaluated
+
+    def looked(search: Any, ids: list[int], known: Any) -> Any:
+        seen.extend(ids)
+        return look(search, ids, known)
+
+    monkeypatch.setattr(evolve, "_evaluated", looked)
+    monkeypatch.setattr("optuna.create_study", None)
+    found = run_search(some_job(strategy="evolve", evaluations=5000, few=True))
+    assert len(seen) == len(set(seen)) < 5000
+    assert found.score == pytest.approx(undisturbed(some_job(few=True)).score, rel=1e-3)
 
 
 def test_without_optuna_the_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ far the roofline of the rest leaves the answer from the best possible.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -25,14 +26,18 @@ _STALE = 50
 
 
 def evolve_search(search: Search, evaluations: int, seed: int) -> Outcome:
-    """Evaluate about so many designs, generation after generation."""
+    """Evaluate about so many designs, generation after generation; all, one after another, where
+    the space has no more.
+    """
     optuna = _optuna()
+    genes = _Genes.of(search)
+    if genes.count <= evaluations:
+        return _every(search, genes.count)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(
         directions=["maximize", "minimize", "minimize"],
         sampler=optuna.samplers.NSGAIISampler(population_size=POPULATION, seed=seed),
     )
-    genes = _Genes.of(search)
     known: dict[int, tuple[float, float, float] | None] = {}
     stale = 0
     while len(search.frontier.found) < evaluations and stale < _STALE and not search.stop():
@@ -50,6 +55,19 @@ def evolve_search(search: Search, evaluations: int, seed: int) -> Outcome:
             else:
                 study.tell(trial, values)
         search.report("evolving", evaluations - len(search.frontier.found))
+    return search.outcome()
+
+
+def _every(search: Search, count: int) -> Outcome:
+    """Nothing is left to choose where all may be looked at."""
+    known: dict[int, tuple[float, float, float] | None] = {}
+    places = search.bring(list(range(count)))
+    best_first = sorted(places, key=lambda name: -search.scores[places[name]])
+    for first in range(0, count, POPULATION):
+        if search.stop():
+            break
+        known.update(_evaluated(search, best_first[first : first + POPULATION], known))
+        search.report("evolving", count - first)
     return search.outcome()
 
 
@@ -86,6 +104,13 @@ class _Genes:
     bandwidths: int
     designs: dict[tuple[float, ...], int] | None
     """In memory: the design of each combination that exists. Outside: None, all may."""
+
+    @property
+    def count(self) -> int:
+        """Chips that it can ask for."""
+        if self.designs is not None:
+            return len(self.designs) * self.bandwidths
+        return prod(len(values) for values in self.lists.values()) * self.bandwidths
 
     @staticmethod
     def of(search: Search) -> _Genes:
