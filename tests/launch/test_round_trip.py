@@ -14,6 +14,7 @@ from atoll.errors import AtollError
 from atoll.launch.read import read_launch
 from atoll.step.layout import Layout
 from atoll.step.stages import even_sizes
+from atoll.training.estimate import Estimator
 from atoll.workload import load_config
 from export.export_cases import DENSE, EXPERTS, LONG, SHARDED, UNEVEN, Case
 
@@ -173,3 +174,18 @@ def test_a_file_is_checked_as_it_was_planned_whatever_runs_on_the_device(
     own = planned.run.stack.name in ("xla", "chip")
     assert any("does not run" in note for note in checked.answer.notes) == own
     assert atoll.estimate(from_=file, **given).step.time_s == checked.estimate.step.time_s
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_deepspeed_without_zero_sums_gradients_when_all_are_there(
+    tmp_path: Path, zero: int
+) -> None:
+    """`buffered_allreduce_fallback` behind the backward pass, in plans and in checks alike."""
+    given: dict[str, Any] = {"device": "h100", "devices": 8, "model": "gpt2-xl"}
+    made = atoll.estimate(**given, batch=16, zero=zero, export="deepspeed")
+    step, file = made.step, made.export("deepspeed").save(tmp_path)
+    checked = atoll.check(file, **given, time_limit="1 s")
+    assert checked.estimate.step.time_s == pytest.approx(step.time_s, rel=1e-9)
+    stepper, shares = Estimator(made.run).shares(made.layout)
+    wire_s, _ = stepper.gradient_s(*Estimator(made.run).trained(made.layout, shares[0]))
+    assert step.gradient_s == pytest.approx(wire_s if zero == 0 else 0.0, abs=1e-3 * wire_s)

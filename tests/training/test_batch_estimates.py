@@ -146,3 +146,14 @@ def test_so_it_is_on_other_devices_and_with_other_layers(
     for layouts in drawn_layouts:
         sample = Random(4).sample(range(len(layouts)), min(8, len(layouts)))
         assert_equal(run, layouts, ("none", "full"), sample)
+
+
+@pytest.mark.parametrize("order", ["zb-h1", "zb-v"])
+def test_hosts_have_their_pace_though_no_weight_gradient_is_launched(order: str) -> None:
+    """Of frozen weights there are none: the hosts' pipeline counts all the same."""
+    run = make_run("llama3-8b", "h100", 8, batch=16, sequence=256, method="lora")
+    layout = Layout(pp=4, dp=2, schedule=order)
+    found = Estimator(run)
+    step_s, _ = batch_estimates(found, Given([layout]), ["none"])
+    assert found.estimate(layout).step.host_s > 0
+    assert step_s[0, 0] == pytest.approx(found.estimate(layout).step.time_s, rel=1e-12)

@@ -100,7 +100,7 @@ def test_mutations_reach_every_kind_of_gene():
 
 
 def with_stage(mapping: WaferMapping, **changes) -> WaferMapping:
-    """The first stage with other genes, of its own or of its block."""
+    """The first stage with other variables, of its own or of its block."""
     stage = mapping.stages[0]
     own = {name: changes.pop(name) for name in ("helper",) if name in changes}
     first = replace(stage, block=replace(stage.block, **changes), **own)

@@ -148,7 +148,7 @@ def test_costs_of_chains_add_up(seed, passes, streaming):
 
 @pytest.mark.parametrize("streaming", [True, False])
 def test_the_evaluator_equals_its_compiled_twin(streaming):
-    """Every gene drawn: codes of all passes, homes, fates, streaming and algorithms."""
+    """Every variable drawn: codes of all passes, homes, fates, streaming and algorithms."""
     away, modes = Away(3e9, 1e-7), (True, False)
     tables = make((4, 3), 5e9, streaming=streaming, microbatch=2, modes=modes)
     batch, (block, digits) = Batch(tables, away), (tables.block, tables.digits)

@@ -14,6 +14,7 @@ from atoll.answers.plan import LaunchFile
 from atoll.errors import AtollError
 from atoll.export.deepspeed import VALUES as DEEPSPEED_VALUES
 from atoll.export.deepspeed import deepspeed
+from atoll.export.deepspeed import runs_as as deepspeed_runs_as
 from atoll.export.megatron import megatron
 from atoll.export.megatron import runs_as as megatron_runs_as
 from atoll.export.megatron_core import VALUES as MEGATRON_VALUES
@@ -34,7 +35,7 @@ EXPORTERS = Registry(
     (
         Exporter("megatron", megatron, MEGATRON_VALUES, megatron_runs_as),
         Exporter("torchtitan", torchtitan, TORCHTITAN_VALUES, torchtitan_runs_as),
-        Exporter("deepspeed", deepspeed, DEEPSPEED_VALUES, lambda precision: {"stack": "fsdp"}),
+        Exporter("deepspeed", deepspeed, DEEPSPEED_VALUES, deepspeed_runs_as),
         Exporter("nemo", nemo, MEGATRON_VALUES, lambda precision: {"stack": "nemo"}),
     ),
 )

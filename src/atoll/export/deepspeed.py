@@ -20,6 +20,11 @@ VALUES: Values = {
 """Of the axes of a plan, those that it can say."""
 
 
+def runs_as(precision: str) -> dict[str, str]:
+    """Gradients that ZeRO does not divide are summed when all are there (runtime/engine.py)."""
+    return {"stack": "fsdp", "overlap": "zero_grad_reduce"}
+
+
 def deepspeed(plan: LaunchPlan) -> LaunchFile:
     check(TARGET, _refusals(plan))
     layout = plan.layout
@@ -37,8 +42,8 @@ def deepspeed(plan: LaunchPlan) -> LaunchFile:
     }
     if layout.zero == 0 and layout.ranks > 1:
         notes.append(
-            "Without ZeRO DeepSpeed sums gradients after the backward pass, not beside it as Atoll "
-            "supposes: stage 1 sums as many bytes and overlaps."
+            "Without ZeRO DeepSpeed sums gradients after the backward pass, not beside it: stage 1 "
+            "sums as many bytes and overlaps."
         )
     if layout.tp > 1:
         values["tensor_parallel"] = {"autotp_size": layout.tp}

@@ -74,7 +74,7 @@ def read_deepspeed(file: str, content: Mapping[str, Any], model: ModelConfig | N
         "zero": stage,
         "recompute": _recompute(given),
         "precision": half,
-        "overlap": "grad_reduce param_gather" if overlap else "no_grad_reduce",
+        "overlap": _overlap(stage, overlap),
     }
     given.has("expert_parallel.enabled")
     if batch:
@@ -84,6 +84,15 @@ def read_deepspeed(file: str, content: Mapping[str, Any], model: ModelConfig | N
     left_open = {name: "auto" for name in values if name not in said}
     found = replace(found, without_effect={**found.without_effect, **left_open})
     return Launch(file, "deepspeed", model, fields, None, found)
+
+
+def _overlap(stage: int, overlapping: bool) -> str:
+    """Without ZeRO gradients are summed behind the last backward pass, whatever `overlap_comm` says
+    (`allreduce_gradients` in runtime/engine.py).
+    """
+    if stage == 0:
+        return "zero_grad_reduce"
+    return "grad_reduce param_gather" if overlapping else "no_grad_reduce"
 
 
 def _number(value: Any) -> float | None:

@@ -206,6 +206,8 @@ def _sharding(given: Arguments) -> dict[str, Any]:
         "sp": False,
         "zero": zero,
         "hsdp": machines if named in HYBRID else (replicas or 1 if zero else 1),
+        # Replicas of PyTorch's own sum beside the backward pass.
+        "overlap": "grad_reduce" if stage is None else "zero_grad_reduce",
         # FSDP keeps fp32 parameters and gathers 16-bit ones, as does autocast without it.
         **({} if stage is not None else {"optimizer": "fp32"}),
     }

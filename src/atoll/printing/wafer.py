@@ -150,7 +150,7 @@ def _runner_up_line(other: SlowerMapping) -> str:
 
 
 def _ablation_line(row: Ablation) -> str:
-    said = "nothing fits" if row.worth is None else f"the gene is worth {row.worth:+.2%}"
+    said = "nothing fits" if row.worth is None else f"the variable is worth {row.worth:+.2%}"
     return f"{row.variable:<18}{row.frozen}: {said}"
 
 

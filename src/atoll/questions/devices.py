@@ -104,7 +104,8 @@ class RunQuestion(LaunchQuestion, LengthQuestion):
         shown="the device's",
     )  # fmt: skip
     overlap: str | None = option(
-        "What its launch file lets overlap: tp_comm, grad_reduce (or no_grad_reduce), p2p, ep_a2a.",
+        "What its launch file lets overlap: tp_comm, grad_reduce (zero_grad_reduce: where ZeRO "
+        "divides; or no_grad_reduce), p2p, ep_a2a.",
         SYSTEM, None, shown="the stack's",
     )  # fmt: skip
     cuda_graphs: str | None = option(

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.step.layout import ZERO_STAGES
 from atoll.training.run import Run
 
 Floats = NDArray[np.float64]
@@ -154,6 +155,8 @@ class Sums:
         """Of every stage its row, and where it stands there."""
         self.stage = tables.starts[rows[self.row, PIPE]] + self.place
         self.mix = tables.mix[self.stage]
+        self.launches = bool(tables.passes[..., 4].any())
+        """Whether hosts take time beside devices."""
         self.m = rows[:, MICROBATCHES].astype(np.float64)[:, None]
         self.arriving_s = tables.came[self.stage] * tables.sends_s[rows[self.row, GROUP], None]
         """(stages, 2): activations and gradients of one microbatch into every stage."""
@@ -368,7 +371,8 @@ class Sums:
 
     def step_s(self, states: States, passes: Passes, *, bound: bool) -> Floats:
         """The whole step: what stages run, gradients that nothing hides, optimizer."""
-        hidden = self.stack.overlap.gradient
+        shares = np.array([self.stack.overlap.hidden_gradient(zero) for zero in ZERO_STAGES])
+        hidden: Floats = shares[self.rows[:, ZERO, None]]
         if bound:
             passes_s, behind_s = self.bound_s(states, passes), np.full((1, 1), np.inf)
         else:
@@ -381,7 +385,7 @@ class Sums:
             each_s = before_s - hidden * np.minimum(before_s, behind_s)
             return passes_s + (gradient_s + (self.m - 1) * each_s)
 
-        found_s, apart = reduced_s(passes_s, behind_s), self.hosts_apart(states)
+        found_s, apart = reduced_s(passes_s, behind_s), self.hosts_apart
         if apart.any() and not bound:  # the slower pace counts
             host = passes.host_f, passes.host_b, states.launch_s
             device = passes.forward, passes.backward, states.weight_s
@@ -403,9 +407,10 @@ class Sums:
         slowest = self.slowest(forward - shown_s[:, :1] + back_s)
         return np.asarray(np.take_along_axis(back_s, slowest, axis=0))
 
-    def hosts_apart(self, states: States) -> NDArray[np.bool_]:
+    @property
+    def hosts_apart(self) -> NDArray[np.bool_]:
         """Of every row, whether hosts have a pace of their own."""
-        return (self.rows[:, SPLIT, None] > 0) & states.launch_s.any()
+        return (self.rows[:, SPLIT, None] > 0) & self.launches
 
     def paced_s(self, forward: Floats, backward: Floats, weight_s: Floats) -> Floats:
         """`bubbles.step_with_transfers_s`."""
@@ -475,7 +480,7 @@ class Sums:
         apart_s = self.stack.overlap.pipeline * (self.total(sent) - self.most(sent))
         pipes = self.rows[:, STAGES, None] > 1
         found = self.m * longest_s + np.where(pipes, least_s + apart_s, 0.0)
-        apart = self.hosts_apart(states)
+        apart = self.hosts_apart
         if not apart.any():
             return found
         host_s = self.m * self.most(passes.host_f + passes.host_b + states.launch_s[:, None])

@@ -360,10 +360,11 @@ class Estimator(Priced):
         last_s, before_s = max(
             stepper.gradient_s(*p) for stepper, p in zip(steppers, parameters, strict=True)
         )
+        hidden = overlap.hidden_gradient(layout.zero)
 
         def reduced_s(behind_s: float) -> float:
             return sum(
-                times * (wire_s - overlap.gradient * min(wire_s, behind_s))
+                times * (wire_s - hidden * min(wire_s, behind_s))
                 for times, wire_s in ((1, last_s), (m - 1, before_s))
             )
 

@@ -37,7 +37,7 @@ ATTENTION: Patterns = (
 )
 HIDDEN_EXCHANGE = 0.8
 """Of an exchange of tokens that runs beside another microbatch's dense layers."""
-OVERLAPS = ("tp_comm", "grad_reduce", "no_grad_reduce", "p2p", "ep_a2a")
+OVERLAPS = ("tp_comm", "grad_reduce", "zero_grad_reduce", "no_grad_reduce", "p2p", "ep_a2a")
 DISPATCHER = "dispatcher="
 SENDING_ONCE = ("deepep", "hybridep")
 LISTED = ("param_gather", "param_gather_with_optim", "delay_wgrad", "1f1b", "sharp")
@@ -125,8 +125,8 @@ def flagged(stack: Stack, words: str) -> Stack:
 
 def overlapping(stack: Stack, words: str) -> tuple[Stack, tuple[str, ...]]:
     """The stack with what a launch file lets overlap, and the words that are not known: tp_comm,
-    grad_reduce, no_grad_reduce, p2p, ep_a2a. Where it lists anything, tensor collectives overlap
-    if listed.
+    grad_reduce, zero_grad_reduce (where ZeRO divides something), no_grad_reduce, p2p, ep_a2a. Where
+    it lists anything, tensor collectives overlap if listed.
     """
     said = words.lower().replace(",", " ").split()
     listed = [word for word in said if not word.startswith(DISPATCHER)]
@@ -137,6 +137,8 @@ def overlapping(stack: Stack, words: str) -> tuple[Stack, tuple[str, ...]]:
         )
     if "grad_reduce" in listed:
         found = replace(found, gradient=max(found.gradient, usual.gradient))
+    if "zero_grad_reduce" in listed:
+        found = replace(found, undivided=0.0)
     if "no_grad_reduce" in listed:  # a file that could have said so and did not
         found = replace(found, gradient=0.0)
     if "p2p" in listed:

@@ -31,6 +31,8 @@ class Overlap:
 
     gradient: float = 0.0
     """Gradient reduction, behind the last microbatch's backward pass."""
+    undivided: float = 1.0
+    """Of that share, what is left where ZeRO divides nothing."""
     gather: float = 0.0
     """Weight gathers and gradient scatters of fully sharded layers, behind their neighbours."""
     tensor: float = 0.0
@@ -43,6 +45,10 @@ class Overlap:
     """All-to-all of tokens, behind the dense part of a layer."""
     ring: float = 1.0
     """Keys and values of ring attention, behind the block being computed."""
+
+    def hidden_gradient(self, zero: int) -> float:
+        """Share of the gradient reduction that may hide, under a ZeRO stage."""
+        return self.gradient * (1.0 if zero else self.undivided)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""Annealing for what the exact part leaves: the order of stages on the wafer, and mixed genes.
+"""Annealing for what the exact part leaves: the order of stages on the wafer, and mixed variables.
 
 Starts from a found mapping. Moves: swap the places of two stages, shift a layer over a boundary,
-change one gene (code, home, fate, helper, stream, collective) of one stage. The evaluator prices
-every move; what does not fit never becomes the answer. Deterministic for a seed.
+change one variable (code, home, fate, helper, stream, collective) of one stage. The evaluator
+prices every move; what does not fit never becomes the answer. Deterministic for a seed.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def with_helper(stage: StageMapping, helper: int | None, number: int, stages: in
 def mutate(
     mapping: WaferMapping, random: np.random.Generator, homes: Sequence[str] = SEARCHED_HOMES
 ) -> WaferMapping:
-    """One random legal change of one gene; `homes` are those that a weight may move to."""
+    """One random legal change of one variable; `homes` are those that a weight may move to."""
     index = int(random.integers(len(mapping.stages)))
     stage = mapping.stages[index]
     move = int(random.integers(11))

@@ -34,6 +34,7 @@ class Joined(Sums):
     ) -> None:
         super().__init__(max(tables, key=lambda of: of.run.slack), rows)
         self.parts = [Sums(of, rows) for of in tables]
+        self.launches = any(part.launches for part in self.parts)
         first = self.place * (sum(sizes) // rows[self.row, STAGES])
         self.pod = np.searchsorted(np.cumsum(sizes), first, side="right")
         sends_s = np.stack([of.sends_s for of in tables])

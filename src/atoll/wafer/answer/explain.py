@@ -4,9 +4,9 @@ What a little more of each resource is worth are finite differences around a fou
 change makes a wafer with more of one thing (the usable area grows with it, and links follow
 from the free edge as the template says). The found mapping's stages, microbatch, streaming and
 schedule stay; layers, codes, homes and recomputation are solved again on the changed wafer, and the
-old genes are priced there too, so that the better of the two counts. Where the job did not ask for
-this, the stored mapping is priced again, on the wafer that the job names, and the question asked
-then.
+old variables are priced there too, so that the better of the two counts. Where the job did not ask
+for this, the stored mapping is priced again, on the wafer that the job names, and the question
+asked then.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ SAME = 1e-9
 
 def explain_wafer_result(result: WaferAnswer, ablate: bool = False) -> WaferExplanation:
     """Where the time goes, which stage sets the pace, what the runners-up lack, what more of each
-    resource would be worth; with `ablate`, what each gene is.
+    resource would be worth; with `ablate`, what each variable is.
     """
     best, picture = result.best, result.wafer
     model = best.models[0]

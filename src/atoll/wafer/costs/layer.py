@@ -76,7 +76,7 @@ class Crossing(NamedTuple):
 
 
 def visits(tables: Tables, genes: BlockMapping) -> list[Visit]:
-    """The operators of a block under their genes, in order."""
+    """The operators of a block under their variables, in order."""
     setting = tables.setting
     ways = genes.collectives or ((setting.streaming, setting.algorithm),) * len(genes.codes)
     units = (nodes for chain in tables.nodes for nodes in chain)

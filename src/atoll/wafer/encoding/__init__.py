@@ -1,1 +1,1 @@
-"""A block's operators, and a whole mapping as genes."""
+"""A block's operators, and a whole mapping by its decision variables."""

@@ -1,4 +1,4 @@
-"""A block's genes and what they cost: the words that the exact part and the evaluator share."""
+"""A block's variables and what they cost: the words that the exact part and the evaluator share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OPTIMIZER = "mixed"
 
 @dataclass(frozen=True)
 class BlockMapping:
-    """One block on one rectangle: the genes that the exact part chooses."""
+    """One block on one rectangle: the variables that the exact part chooses."""
 
     stream: str
     codes: tuple[str, ...]

@@ -1,11 +1,12 @@
-"""The operator-centric encoding: a whole mapping of a training step on a wafer, as genes.
+"""The operator-centric encoding: a whole mapping of a training step on a wafer, by variables.
 
-Global genes: microbatch, pipeline schedule, and the way of collectives (streamed or not, algorithm)
-for operators that do not name their own. Per pipeline stage: the rectangle of dies, the digit
-system on it, the number of layers, the helper whose memory it may use, a code for the head, and the
-block's genes: the stream's layout; for every operator a code (split of every loop dimension, order
-on the mesh axes) for each of its passes and the way of its collectives; a home for every weight;
-and a fate for every saved tensor: keep, run its producer again, or leave it with the helper.
+Global variables: microbatch, pipeline schedule, and the way of collectives (streamed or not,
+algorithm) for operators that do not name their own. Per pipeline stage: the rectangle of dies, the
+digit system on it, the number of layers, the helper whose memory it may use, a code for the head,
+and the block's variables: the stream's layout; for every operator a code (split of every loop
+dimension, order on the mesh axes) for each of its passes and the way of its collectives; a home for
+every weight; and a fate for every saved tensor: keep, run its producer again, or leave it with the
+helper.
 
 `validate` names what is wrong. Mappings are saved as JSON.
 """

@@ -41,8 +41,9 @@ def _codes(sizes: tuple[tuple[str, int], ...], dies: int) -> int:
 
 
 def _blocks(block: Block, dies: int, homes: int) -> tuple[int, int, int]:
-    """Genes of one stage: layout of the stream; codes of all passes, home and way of collectives of
-    every operator. Times what happens to every saved tensor: without an offload target, with one.
+    """Variables of one stage: layout of the stream; codes of all passes, home and collectives' way
+    of every operator. Times what happens to every saved tensor: without an offload target, with
+    one.
     """
     count: int = code_count(block.stream_sizes, dies) * (2 * len(ALGORITHMS)) ** len(block.units)
     for unit in block.units:

@@ -122,7 +122,7 @@ class _Task(NamedTuple):
         self, rectangles: Sequence[Rectangle], digits: Digits, microbatch: int, genes: BlockMapping,
         streaming: bool,
     ) -> WaferMapping | None:  # fmt: skip
-        """Layers evenly over the stages, all with the same genes; None where that is not legal."""
+        """Layers evenly over stages with the same variables; None where that is not legal."""
         block = self.block(microbatch)
         heads = head_codes(block, digits, genes.stream)
         units = zip(genes.codes, block.units, strict=True)

@@ -86,7 +86,7 @@ class Options:
 
 
 def rough(options: Options) -> Options:
-    """With only the genes that matter most: those that candidates are compared with."""
+    """With only the variables that matter most: those that candidates are compared with."""
     return replace(options, each_way=False, passes=False, offload=False)
 
 
