@@ -190,3 +190,30 @@ def test_a_binary_file_is_one_sentence(tmp_path: Path) -> None:
     path.write_bytes(b"\x00\xff" * 100)
     with pytest.raises(AtollError, match="not a text file"):
         atoll.check(path, device="h100", devices=8)
+
+
+TITAN = """
+[model]
+name = "llama3"
+flavor = "8B"
+[parallelism]
+data_parallel_replicate_degree = 2
+data_parallel_shard_degree = {sharded}
+tensor_parallel_degree = 2
+context_parallel_degree = 2
+"""
+
+
+def test_torchtitans_degrees_say_how_many_devices_there_are(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(TITAN.format(sharded=4))
+    found = atoll.estimate(from_=file, device="h100")
+    assert (found.layout.devices, found.layout.hsdp, found.layout.dp) == (32, 2, 8)
+    file.write_text(TITAN.format(sharded=-1))
+    with pytest.raises(AtollError, match="does not say how many devices"):
+        atoll.estimate(from_=file, device="h100")
+    assert atoll.estimate(from_=file, device="h100", devices=16).layout.dp == 4
+    with pytest.raises(AtollError, match="2 replicas, which do not divide the 3 data-parallel"):
+        atoll.estimate(from_=file, device="h100", devices=12)
+    planned = atoll.plan(from_=file, device="h100", devices=12, batch=12, pp=1, cp=1, zero=3)
+    assert planned.best.layout.devices == 12  # its layout is left aside

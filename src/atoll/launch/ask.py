@@ -32,7 +32,10 @@ def completed(asked: type[Question], given: Mapping[str, Any]) -> dict[str, Any]
     """Fields of a question that names a launch file; a plan, which has axes where the file has a
     layout, leaves that aside.
     """
-    found = fields_of(launched(given["from_"], given), given)
+    launch = launched(given["from_"], given)
+    found = fields_of(launch, given)
+    if issubclass(asked, LayoutQuestion):
+        check_replicas(launch, found)
     axes = LayoutQuestion.model_fields if not issubclass(asked, LayoutQuestion) else {}
     said = {n: v for n, v in found.items() if n in asked.model_fields and n not in axes}
     return said | dict(given)
@@ -58,6 +61,21 @@ def fields_of(launch: Launch, given: Mapping[str, Any]) -> dict[str, Any]:
         )
         said["batch"] = (local or micro) * max(1, devices // (tp * pp * cp))
     return said
+
+
+def check_replicas(launch: Launch, said: Mapping[str, Any]) -> None:
+    """torchtitan's replicas divide data-parallel ranks alone, without those of the context."""
+    if launch.software != "torchtitan":
+        return
+    replicas, devices, tp, cp, pp = (
+        said.get(name, 1) for name in ("hsdp", "devices", "tp", "cp", "pp")
+    )
+    if replicas > 1 and devices % (tp * cp * pp) == 0 and devices // (tp * cp * pp) % replicas:
+        raise AtollError(
+            f"{launch.file}: has {replicas} replicas, which do not divide the "
+            f"{devices // (tp * cp * pp)} data-parallel ranks of {devices} devices; use other "
+            "--devices"
+        )
 
 
 def _model(name: str | None) -> ModelConfig | None:

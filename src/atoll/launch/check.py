@@ -13,7 +13,7 @@ from atoll.answers.validation import Arguments, Better, CheckAnswer, MeasuredRun
 from atoll.errors import AtollError, InfeasibleError
 from atoll.export import EXPORTERS, refusals
 from atoll.launch.account import Launch
-from atoll.launch.ask import fields_of, launched
+from atoll.launch.ask import check_replicas, fields_of, launched
 from atoll.launch.measured import columns_of, measured_run
 from atoll.questions import EstimateQuestion
 from atoll.questions.devices import LengthQuestion
@@ -113,6 +113,7 @@ def _question(asked: CheckQuestion, launch: Launch) -> EstimateQuestion:
         *(LengthQuestion.model_fields if asked.tokens is not None else ()),
     )
     said = fields_of(launch, {name: getattr(asked, name) for name in own})
+    check_replicas(launch, said)
     return EstimateQuestion.of(**said).model_copy(update={"model": launch.model.name})
 
 

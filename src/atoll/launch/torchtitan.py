@@ -56,7 +56,7 @@ def read_torchtitan(file: str, content: Mapping[str, Any], model: ModelConfig | 
         "precision": _precision(given),
         "recompute": _recompute(given, -(-found.layers // pp)),
         "stack": "compiled" if _compiled(given) else "fsdp",
-        **_data_parallel(given, cp, pp),
+        **_data_parallel(given, tp, cp, pp),
         **_pipeline(given, pp, found.layers),
     }
     if batch:
@@ -118,16 +118,20 @@ def _shaped(flavor: Flavor) -> ModelConfig:
     )
 
 
-def _data_parallel(given: Arguments, cp: int, pp: int) -> dict[str, Any]:
+def _data_parallel(given: Arguments, tp: int, cp: int, pp: int) -> dict[str, Any]:
     """FSDP divides over the ranks of data_parallel_shard_degree and of the context together. Where
-    it keeps weights, a pipeline adds up whole gradients too: ZeRO 1.
+    it keeps weights, a pipeline adds up whole gradients too: ZeRO 1. A degree that is not left open
+    (-1) says how many devices there are.
     """
     replicas = given.count("parallelism.data_parallel_replicate_degree") or 1
     sharded = given.number("parallelism.data_parallel_shard_degree")
     kept = given.text("parallelism.fsdp_reshard_after_forward") == "never"
+    known = {}
+    if sharded is not None and sharded > 0:
+        known["devices"] = replicas * int(sharded) * tp * cp * pp
     if sharded == 1 and cp == 1:
-        return {"zero": 0, "hsdp": 1}
-    return {"zero": (1 if pp > 1 else 2) if kept else 3, "hsdp": replicas}
+        return {"zero": 0, "hsdp": 1, **known}
+    return {"zero": (1 if pp > 1 else 2) if kept else 3, "hsdp": replicas, **known}
 
 
 def _pipeline(given: Arguments, pp: int, layers: int) -> dict[str, Any]:
