@@ -8,6 +8,7 @@ import pytest
 
 import atoll
 from atoll.errors import AtollError
+from atoll.training.estimate import Estimate
 
 SCRIPT = """#!/bin/bash
 ARGS=(
@@ -202,6 +203,19 @@ data_parallel_shard_degree = {sharded}
 tensor_parallel_degree = 2
 context_parallel_degree = 2
 """
+
+
+def test_a_job_file_names_chip_and_launch_file_beside_it(tmp_path: Path) -> None:
+    chip = Path(atoll.__file__).parent / "hardware/catalog/accelerators/physical-tpuv4.yaml"
+    (tmp_path / "chip.yaml").write_text(chip.read_text())
+    (tmp_path / "run.sh").write_text(SCRIPT)
+    (tmp_path / "job.yaml").write_text(
+        "kind: devices\nfrom_: run.sh\ndevice: chip.yaml\ndevices: 8\n"
+    )
+    found = atoll.estimate(job=tmp_path / "job.yaml")
+    assert isinstance(found, Estimate) and found.run.stack.name == "chip"
+    with pytest.raises(AtollError, match="device: device 'h1000' is not in the catalogue"):
+        atoll.estimate(from_=tmp_path / "run.sh", device="h1000", devices=8)
 
 
 def test_torchtitans_degrees_say_how_many_devices_there_are(tmp_path: Path) -> None:

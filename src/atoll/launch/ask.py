@@ -45,7 +45,7 @@ def fields_of(launch: Launch, given: Mapping[str, Any]) -> dict[str, Any]:
     """The file's layout as fields of a question; those that are given win."""
     precision = str(launch.fields.get("precision", "bf16"))
     said = {**EXPORTERS[launch.software].runs_as(precision), **launch.fields}
-    if given.get("device") and compiles_itself(load_device(given["device"])):
+    if _compiles_itself(given.get("device")):
         said = {name: value for name, value in launch.fields.items() if name not in OF_ITS_TOOL}
     local = said.pop("local_batch", None)
     said |= {name: value for name, value in given.items() if value is not None}
@@ -61,6 +61,14 @@ def fields_of(launch: Launch, given: Mapping[str, Any]) -> dict[str, Any]:
         )
         said["batch"] = (local or micro) * max(1, devices // (tp * pp * cp))
     return said
+
+
+def _compiles_itself(device: Any) -> bool:
+    """A device that is not known is refused where it is asked for."""
+    try:
+        return isinstance(device, str | Path) and compiles_itself(load_device(device))
+    except AtollError:
+        return False
 
 
 def check_replicas(launch: Launch, said: Mapping[str, Any]) -> None:

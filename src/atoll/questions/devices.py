@@ -163,8 +163,11 @@ class RunQuestion(LaunchQuestion, LengthQuestion):
             if lost := next((name for name in LaunchQuestion.model_fields if given.get(name)), ""):
                 raise AtollError(f"{lost}: said of a launch file; name it with --from (from_)")
             return given
-        file = beside(str(given["from_"]), info)
-        return named("atoll.launch.ask:completed")(cls, {**given, "from_": file})
+        named_there = {
+            n: given[n] for n in ("from_", "device") if isinstance(given.get(n), str | Path)
+        }
+        files = {name: beside(str(value), info) for name, value in named_there.items()}
+        return named("atoll.launch.ask:completed")(cls, {**given, **files})
 
     @model_validator(mode="after")
     def _heard(self) -> Self:
