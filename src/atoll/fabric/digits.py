@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import permutations
 from math import prod
 
@@ -87,6 +87,7 @@ class Digits:
         return f"x {text[0]}, y {text[1]}"
 
 
+@cache
 def factors(number: int) -> tuple[int, ...]:
     """Prime factors, ascending."""
     found: list[int] = []

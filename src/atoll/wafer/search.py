@@ -15,7 +15,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from atoll.driver import Progress
@@ -113,11 +113,12 @@ class WaferSearch:
         rows, columns = self.wafer.rows, self.wafer.columns
         for microbatch in self.microbatches:
             layers = make_block(self.model, microbatch, self.sequence).layers
+            bound_s = cache(partial(known.equal_s, microbatch, cap_s=INFINITY))
             for width in range(1, columns + 1):
                 for height in range(1, rows + 1):
                     most = min(layers, (columns // width) * (rows // height))
                     for stages in range(1, most + 1):
-                        bound = known.equal_s(microbatch, width * height, stages, INFINITY)
+                        bound = bound_s(width * height, stages)
                         found.append(Candidate(bound, microbatch, width, height, stages))
         return sorted(
             c for c in found if c.bound_s < INFINITY and (self.accept is None or self.accept(c))

@@ -4,9 +4,14 @@ load is given, over all sizes of stages.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
+from atoll.arrays import FloatArray
 from atoll.jit import entry, kernel
+
+ROUNDING = 1e-9
 
 
 @kernel
@@ -20,22 +25,70 @@ def _layer_bytes(layer_s, curve, prices):
     return least
 
 
-@entry
-def stage_bytes(left_s, most, curve, prices):
-    """Of stages of 1, 2, ... `most` layers that are done in `left_s`."""
-    found = np.zeros(most)
-    for i in range(most):
-        found[i] = (i + 1) * _layer_bytes(left_s / (i + 1), curve, prices)
-    return found
+class SizeArrays(NamedTuple):
+    """What is known of stages of several sizes (`layer_bounds.SizeBound`), by size."""
+
+    layer_s: FloatArray
+    head_s: FloatArray
+    head_bytes: FloatArray
+    embedding_s: FloatArray
+    embedding_bytes: FloatArray
+    prices: FloatArray
+    curves: FloatArray
+    pooled: FloatArray
 
 
-@entry
-def carried_layers(left_s, most, room, curve, prices):
-    """The most layers, at most `most`, that are done in `left_s` and fit the room."""
-    for layers in range(most, 0, -1):
-        if layers * _layer_bytes(left_s / layers, curve, prices) <= room:
-            return layers
+@kernel
+def _carried(sizes, k, layers, row, largest_s, room, first, alone):
+    """The most layers that fit a stage of size `k` in time and memory. Row 0 is the last stage, row
+    i + 1 another one with the i-th number of microbatches in flight; the `first` has the embedding.
+    `alone`: no other could help it.
+    """
+    left_s = largest_s * (1.0 + ROUNDING)
+    if row == 0:
+        left_s, room = left_s - sizes.head_s[k], room - sizes.head_bytes[k]
+    if first:
+        left_s, room = left_s - sizes.embedding_s[k], room - sizes.embedding_bytes[k]
+    if left_s <= 0.0 or room <= 0.0:
+        return 0
+    most = int(min(float(layers), left_s / sizes.layer_s[k]))
+    curve = sizes.pooled[k, max(0, row - 1)] if alone else sizes.curves[k, max(0, row - 1)]
+    for some in range(most, 0, -1):
+        least = some * _layer_bytes(left_s / some, curve, sizes.prices[k])
+        if least <= room * (1.0 + ROUNDING):
+            return some
     return 0
+
+
+@entry
+def all_carried(sizes, layers, rows, largest_s, room):
+    """Whether stages of one size, `rows` from the last to the first, carry all layers."""
+    total, some = 0, 0
+    last = len(rows) - 1
+    for number in range(last):
+        if number == 0 or rows[number] != rows[number - 1]:
+            some = _carried(sizes, 0, layers, rows[number], largest_s, room, False, False)
+        total += some
+    return total + _carried(sizes, 0, layers, rows[last], largest_s, room, True, False) >= layers
+
+
+@entry
+def carried_layers(sizes, dies, layers, rows, largest_s, room, most, most_first, held):
+    """Fill `most` and `most_first` (rows, sizes): the layers that stages carry, others and the
+    first; and `held` (rows, sizes, layers): the bytes of all dies of such a stage at least.
+    """
+    for k in range(len(dies)):
+        for row in rows:
+            most[row, k] = _carried(sizes, k, layers, row, largest_s, room, False, False)
+            most_first[row, k] = _carried(sizes, k, layers, row, largest_s, room, True, row == 0)
+            left_s = largest_s * (1.0 + ROUNDING)
+            ends = 0.0
+            if row == 0:
+                left_s, ends = left_s - sizes.head_s[k], sizes.head_bytes[k]
+            curve = sizes.pooled[k, max(0, row - 1)]
+            for some in range(1, max(most[row, k], most_first[row, k]) + 1):
+                least = some * _layer_bytes(left_s / some, curve, sizes.prices[k])
+                held[row, k, some] = dies[k] * (least + ends)
 
 
 @kernel

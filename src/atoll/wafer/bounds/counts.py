@@ -31,7 +31,7 @@ from atoll.wafer.costs.pricing import DiePricer, passes_of
 from atoll.wafer.costs.tables import EdgeTable, Nodes, Setting, exposed
 from atoll.wafer.encoding import role_kernels as roles
 from atoll.wafer.encoding.block_parts import KINDS, Block, Edge, Roles, Unit
-from atoll.wafer.encoding.codes import Parts, splits
+from atoll.wafer.encoding.codes import Parts, by_tag, splits
 from atoll.wafer.exact.paths import Paths
 from atoll.wafer.exact.states import Decoupled, Gradients, Rules, SharedStates
 
@@ -105,11 +105,12 @@ class CountTables:
 
     def _layouts(self, among: Sequence[Parts], meanings: Sequence[Roles]) -> IntArray:
         found = np.zeros((len(among), len(meanings), 7, len(self._primes)), np.int64)
-        for i, parts in enumerate(among):
+        for tag, counts in by_tag(among).items():
+            different, which = np.unique(counts, return_inverse=True)
+            primes = [[factors(int(n)).count(int(p)) for p in self._primes] for n in different]
+            powers = np.array(primes, np.int64).reshape(len(different), -1)[which]
             for t, meaning in enumerate(meanings):
-                for tag, count in parts.items():
-                    powers = [factors(count).count(int(p)) for p in self._primes]
-                    found[i, t, meaning[tag]] += powers
+                found[:, t, meaning[tag]] += powers
         return found
 
     def _nodes(self, unit: Unit | None, among: Sequence[Parts]) -> Nodes:
@@ -225,13 +226,13 @@ class CountTables:
 
     def _entry_s(self, chain: int, parts: Parts) -> float:
         passes = self.block.chains[chain].entry_passes
-        return self._price.passes_s(passes, parts) + self._norm_sums_s(parts)
+        return float(self._price.passes_s(passes, parts)) + self._norm_sums_s(parts)
 
     def _stream_s(self, parts: Parts) -> float:
         return sum(
             self._entry_s(index, parts)
             + self._norm_sums_s(parts)
-            + self._price.passes_s(chain.stream_passes, parts)
+            + float(self._price.passes_s(chain.stream_passes, parts))
             for index, chain in enumerate(self.block.chains)
         )
 

@@ -25,16 +25,15 @@ from pydantic import JsonValue
 
 from atoll.arrays import FloatArray, IntArray
 from atoll.fabric.digits import Digits
-from atoll.hardware.template.cores import Shape
 from atoll.hardware.wafer import Wafer
 from atoll.step.replay import PassTime
 from atoll.stopping import go_on
 from atoll.wafer.bounds.counts import Counted, CountTables, counted, rates
 from atoll.wafer.costs.block_kernels import CHUNKS
-from atoll.wafer.costs.pricing import local_shape, operator_s, pricer
+from atoll.wafer.costs.pricing import passes_of, pricer
 from atoll.wafer.encoding.block import make_block
-from atoll.wafer.encoding.block_parts import Block, Pass, Product, Unit
-from atoll.wafer.encoding.codes import Parts, parts_of, splits
+from atoll.wafer.encoding.block_parts import Block, Pass, Product
+from atoll.wafer.encoding.codes import Parts, by_tag, parts_of, splits
 from atoll.wafer.exact.exact import Exact
 from atoll.wafer.exact.paths import FREE, Outlook
 from atoll.wafer.exact.states import Decoupled, Rules, least_s
@@ -369,8 +368,8 @@ class LayerBounds:
             most_weight_s[block.head.name] if block.head is not None else 0.0,
         )  # fmt: skip
 
-    def _passes(self, passes: Sequence[Pass], among: Iterable[Parts]) -> float:
-        return min(self.price.passes_s(passes, parts) for parts in among)
+    def _passes(self, passes: Sequence[Pass], among: Sequence[Parts]) -> float:
+        return float(np.min(self.price.passes_s(passes, by_tag(among))))
 
     def _unit_times(self, microbatch: int, name: str, dies: int) -> tuple[PassTime, float]:
         """The fastest passes of an operator, and its slowest weight pass."""
@@ -381,30 +380,9 @@ class LayerBounds:
             return PassTime(np.inf, np.inf, np.inf), np.inf
         if self.options.volume_only:
             return PassTime(0.0, 0.0, 0.0), np.inf
-        linear = self.pieces if unit.kind == "linear" else (1,)
-        bandwidth = self.price.chip.hbm.bandwidth_Bps
-        traffic = unit.traffic_bytes / dies / bandwidth
-        passes: tuple[tuple[tuple[Product, ...], tuple[Pass, ...], tuple[int, ...], float], ...] = (
-            (unit.forward, unit.forward_passes, linear, traffic),
-            (unit.data_gradient, unit.backward_passes, linear, 2.0 * traffic),
-            (unit.weight_gradient, (), (1,), 0.0),
-        )
-        # Splits that give a die the same products are priced once.
-        ways = [_grouped(unit, items, among, k) for items, _, pieces, _ in passes for k in pieces]
-        self.price.prepare(shape for way in ways for shapes in way for shape in shapes)
-        found = []
-        way = iter(ways)
-        for _, works, pieces, moved_s in passes:
-            least = np.inf
-            for k in pieces:
-                for shapes, alike in next(way).items():
-                    products = k * sum(self.price.product_s(shape) for shape in shapes)
-                    if products < least:
-                        vectors = self._passes(works, alike)
-                        least = min(least, operator_s(products, vectors, moved_s, unit.on_chip))
-            found.append(float(least))
-        slowest = max(sum(self.price.product_s(shape) for shape in shapes) for shapes in ways[-1])
-        return PassTime(*found), float(slowest)
+        ways = self.pieces if unit.kind == "linear" else (1,)
+        passes = np.concatenate([passes_of(self.price, unit, among, k) for k in ways])
+        return PassTime(*passes.min(axis=0).tolist()), float(passes[:, 2].max())
 
 
 class _Cheapest:
@@ -458,17 +436,6 @@ def _of_codes(
             for each in look[1:]
         )
         found.append(Outlook(look.value[which[0]], through, behind))
-    return found
-
-
-def _grouped(
-    unit: Unit, items: Sequence[Product], among: Sequence[Parts], pieces: int
-) -> dict[tuple[Shape, ...], list[Parts]]:
-    """Splits by what they leave of the products for a die."""
-    found: dict[tuple[Shape, ...], list[Parts]] = {}
-    for parts in among:
-        key = tuple(local_shape(unit, item, parts, pieces) for item in items)
-        found.setdefault(key, []).append(parts)
     return found
 
 

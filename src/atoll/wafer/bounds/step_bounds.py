@@ -19,6 +19,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,10 +27,12 @@ from numpy.typing import NDArray
 from atoll.arrays import IntArray
 from atoll.stopping import go_on
 from atoll.wafer.bounds.bound_kernels import (
+    ROUNDING,
+    SizeArrays,
+    all_carried,
     carried_layers,
     fit_together,
     least_fill,
-    stage_bytes,
 )
 from atoll.wafer.bounds.layer_bounds import (
     COUNTS,
@@ -49,7 +52,6 @@ Stages = tuple[tuple[int, int], ...]  # (dies, layers), the last stage first
 
 INFINITY = float("inf")
 NARROW = 2e-3  # of the step: intervals are not halved further
-ROUNDING = 1e-9
 CLOSE = 0.08  # of the step: a gap that needs no bound over all codes
 UNKNOWN = -1.0
 HOPELESS = 1e3  # times the fastest: memory that is still too small then is too small
@@ -99,73 +101,35 @@ class StepBound:
             return INFINITY, ()
         sizes = self.sizes(microbatch)
         layers = self.layers.block(microbatch).layers
+        dies = np.array([s.dies for s in sizes], np.int64)
         rows = _rows(self.wafer.dies, self.planners[0].rounds(microbatch))
+        from_last = np.array([0, *rows], np.int64)
         most = np.zeros((len(DEPTHS) + 1, len(sizes)), np.int64)
-        first = np.zeros_like(most)
-        for k, size in enumerate(sizes):
-            for row in sorted(set(rows)):
-                most[row, k] = self._carried(size, layers, row, largest_s)
-                first[row, k] = self._carried(
-                    size, layers, row, largest_s, first=True, alone=row == 0
-                )
-        if not self._fits_together(sizes, layers, rows, largest_s, most, first):
-            return INFINITY, ()
+        first, held = np.zeros_like(most), np.zeros((*most.shape, layers + 1))
+        carried_layers(
+            _arrays(sizes), dies, layers, np.unique(rows), largest_s,
+            float(self.wafer.memory_bytes), most, first, held,
+        )  # fmt: skip
+        if self.planners[0].options.offload:
+            # The stages of a pipeline hold no more than the wafer has.
+            embedding = np.array([size.dies * size.embedding_bytes for size in sizes])
+            room = self.wafer.dies * self.wafer.memory_bytes * (1 + ROUNDING)
+            where = self.wafer.dies, layers, dies, from_last
+            if not fit_together(*where, most, first, held, embedding, room):
+                return INFINITY, ()
         parents = np.full((self.wafer.dies + 1, self.wafer.dies + 1, layers + 1, 2), -1, np.int32)
         value, found = least_fill(
-            self.wafer.dies, layers, np.array([s.dies for s in sizes], np.int64),
+            self.wafer.dies, layers, dies,
             np.array([s.layer_s for s in sizes]), np.array([s.but_weight_s for s in sizes]),
             np.array([s.head_s for s in sizes]), np.array([s.head_but_weight_s for s in sizes]),
             np.array([s.most_weight_s for s in sizes]),
             np.array([s.head_most_weight_s for s in sizes]),
-            np.array([0, *rows], np.int64), most, first, largest_s, self.zero_bubble,
+            from_last, most, first, largest_s, self.zero_bubble,
             self.planners[0].rounds(microbatch) - 1, cap_s, parents,
         )  # fmt: skip
         if found[0] < 0:
             return INFINITY, ()
         return float(value), _walk(found, parents, [s.dies for s in sizes], layers)
-
-    def _fits_together(
-        self, sizes: list[SizeBound], layers: int, rows: list[int], largest_s: float,
-        most: IntArray, first: IntArray,
-    ) -> bool:  # fmt: skip
-        """Whether the stages of some pipeline hold no more than the wafer has."""
-        if not self.planners[0].options.offload:
-            return True
-        held = np.zeros((*most.shape, layers + 1))
-        for k, size in enumerate(sizes):
-            for row in sorted(set(rows)):
-                count = max(int(most[row, k]), int(first[row, k]))
-                left_s = largest_s * (1 + ROUNDING) - (size.head_s if row == 0 else 0.0)
-                least = stage_bytes(left_s, count, size.pooled[max(0, row - 1)], size.prices)
-                ends = size.head_bytes if row == 0 else 0.0
-                held[row, k, 1 : count + 1] = size.dies * (least + ends)
-        embedding = np.array([size.dies * size.embedding_bytes for size in sizes])
-        room = self.wafer.dies * self.wafer.memory_bytes * (1 + ROUNDING)
-        found = fit_together(
-            self.wafer.dies, layers, np.array([s.dies for s in sizes], np.int64),
-            np.array([0, *rows], np.int64), most, first, held, embedding, room,
-        )  # fmt: skip
-        return bool(found)
-
-    def _carried(
-        self, size: SizeBound, layers: int, row: int, largest_s: float, *, first: bool = False,
-        alone: bool = False,
-    ) -> int:  # fmt: skip
-        """The most layers that fit a stage in time and memory. Row 0 is the last stage, row i + 1
-        another one with DEPTHS[i] microbatches in flight; the `first` has the embedding. `alone`:
-        no other could help it.
-        """
-        last = row == 0
-        depth = max(0, row - 1)
-        left_s = largest_s * (1 + ROUNDING) - (size.head_s if last else 0.0)
-        room = self.wafer.memory_bytes - (size.head_bytes if last else 0.0)
-        if first:
-            left_s, room = left_s - size.embedding_s, room - size.embedding_bytes
-        most = int(min(layers, left_s / size.layer_s)) if left_s > 0.0 else 0
-        if most < 1 or room <= 0.0:
-            return 0
-        curves = size.pooled if alone else size.curves
-        return int(carried_layers(left_s, most, room * (1 + ROUNDING), curves[depth], size.prices))
 
     # -- equal stages --------------------------------------------------------------------------
 
@@ -211,9 +175,8 @@ class StepBound:
 
     def _all_carried(self, size: SizeBound, layers: int, stages: int, largest_s: float) -> bool:
         rows = _rows(stages, self.planners[0].rounds(size.microbatch))
-        carried = {row: self._carried(size, layers, row, largest_s) for row in set(rows[:-1])}
-        first = self._carried(size, layers, rows[-1], largest_s, first=True)
-        return first + sum(carried[row] for row in rows[:-1]) >= layers
+        room = float(self.wafer.memory_bytes)
+        return bool(all_carried(_arrays([size]), layers, rows, largest_s, room))
 
     # -- all of them ---------------------------------------------------------------------------
 
@@ -288,10 +251,16 @@ class StepBound:
         return layers * layer + ends <= self.wafer.memory_bytes
 
 
-def _rows(stages: int, rounds: int) -> list[int]:
+@lru_cache(maxsize=1 << 10)
+def _rows(stages: int, rounds: int) -> IntArray:
     """The row of each stage, counted from the last."""
     in_flight = np.minimum(np.arange(2, stages + 1), rounds)
-    return [0, *(int(i) for i in np.searchsorted(DEPTHS, in_flight, side="right"))]
+    rows = [0, *np.searchsorted(DEPTHS, in_flight, side="right").tolist()]
+    return np.array(rows, np.int64)
+
+
+def _arrays(sizes: Sequence[SizeBound]) -> SizeArrays:
+    return SizeArrays(*(np.array([vars(s)[name] for s in sizes]) for name in SizeArrays._fields))
 
 
 def _walk(found: IntArray, parents: NDArray[np.int32], dies: list[int], layers: int) -> Stages:

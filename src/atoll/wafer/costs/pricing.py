@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import lru_cache
-from math import prod
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from atoll.arrays import FloatArray
+from atoll.arrays import FloatArray, IntArray
 from atoll.cost.chips import chips_of_accelerator, pick
 from atoll.cost.model import map_products
 from atoll.cost.pricer import Cost, LayerTimes, total
@@ -17,21 +18,27 @@ from atoll.hardware.accelerator import Accelerator
 from atoll.hardware.template.cores import Shape
 from atoll.profiles import DEFAULT
 from atoll.wafer.encoding.block_parts import Pass, Product, Unit
-from atoll.wafer.encoding.codes import Parts
+from atoll.wafer.encoding.codes import Parts, by_tag
 from atoll.workload.graph.layer import Layer
 from atoll.workload.graph.operator import Operator, VectorWork
 
+Cuts = Mapping[str, int] | Mapping[str, IntArray]
+"""By tag, in how many parts: of one split, or of many."""
 
-def split(size: int, parts: int) -> int:
+
+def split(size: Any, parts: Any) -> Any:
     """The largest share when `size` is cut in `parts`."""
     return -(-size // parts)
 
 
-def operator_s(products_s: float, vectors_s: float, memory_s: float, beside: bool) -> float:
-    """Products and vector work one after the other; or beside each other and memory, where nothing
-    between them leaves the chip. (The mapper and the passes know their own traffic.)
+def operator_s(products_s: Any, vectors_s: Any, memory_s: Any, beside: bool) -> Any:
+    """Seconds, of one operator or of arrays of them: products and vector work one after the other;
+    or beside each other and memory, where nothing between them leaves the chip. (The mapper and the
+    passes know their own traffic.)
     """
-    return max(products_s, vectors_s, memory_s) if beside else products_s + vectors_s
+    if not beside:
+        return products_s + vectors_s
+    return np.maximum(np.maximum(products_s, vectors_s), memory_s)
 
 
 class DiePricer:
@@ -46,6 +53,10 @@ class DiePricer:
         configs = chips_of_accelerator(chip, DEFAULT).tensor_configs
         self._config = pick(configs, np.array([configs.cores.argmax()]))
         self._known: dict[Shape, float] = {}
+        self.rows: WeakKeyDictionary[Unit, dict[tuple[object, ...], list[float]]] = (
+            WeakKeyDictionary()
+        )
+        """Seconds of the passes of operators by pieces and split (`passes_of`)."""
 
     def prepare(self, shapes: Iterable[Shape]) -> None:
         """Map all shapes that are not yet known, on all cores."""
@@ -59,7 +70,7 @@ class DiePricer:
             self.prepare([shape])
         return self._known[shape]
 
-    def pass_s(self, work: Pass, parts: Parts) -> float:
+    def pass_s(self, work: Pass, parts: Cuts) -> Any:
         """A vector pass on a die's share: lanes or memory, whichever takes longer."""
         rows, columns = _share(parts, work.rows), _share(parts, work.columns)
         local = VectorWork(
@@ -68,9 +79,9 @@ class DiePricer:
         chip = self.chip
         cycles = vector_cycles(local, chip.vector_cores, chip.vector_width)
         moved = work.bytes / (rows * columns)
-        return max(cycles / chip.clock_Hz, moved / chip.hbm.bandwidth_Bps)
+        return np.maximum(cycles / chip.clock_Hz, moved / chip.hbm.bandwidth_Bps)
 
-    def passes_s(self, works: Iterable[Pass], parts: Parts) -> float:
+    def passes_s(self, works: Iterable[Pass], parts: Cuts) -> Any:
         return sum(self.pass_s(work, parts) for work in works)
 
     # -- whole layers, as every device prices them (`cost.pricer`) -----------------------------
@@ -98,7 +109,7 @@ class DiePricer:
         share = 0.0 if beside else moved / max(1, len(op.vectors))
         vectors = self.passes_s([Pass(work, "", "", share) for work in op.vectors], {})
         memory = moved / self.chip.hbm.bandwidth_Bps
-        seconds = operator_s(products, vectors, memory, beside)
+        seconds = float(operator_s(products, vectors, memory, beside))
         if op.on_chip:  # attention, whose keys and values go round a ring
             return Cost(attention_s=ring * seconds)
         return Cost(matrix_s=seconds) if beside else Cost(vector_s=seconds)
@@ -109,62 +120,75 @@ def pricer(chip: Accelerator) -> DiePricer:
     return DiePricer(chip)
 
 
-def _share(parts: Parts, tags: str) -> int:
-    share = 1
+def _share(parts: Cuts, tags: str) -> Any:
+    share: Any = 1
     for tag in tags:
-        share *= parts.get(tag, 1)
+        share = share * parts.get(tag, 1)
     return share
 
 
-def local_shape(unit: Unit, item: Product, parts: Parts, chunks: int = 1) -> Shape:
-    """A die's share of a product; `chunks` cuts its rows further, for streaming."""
-    p = item.matmul
-    if unit.kind == "attention":
-        batch = unit.sizes["b"]
-        kv_heads = p.batch // batch
-        heads = parts.get("h", 1)
-        kv_parts = min(heads, kv_heads)
-        local_batch = split(batch, parts.get("b", 1)) * split(kv_heads, kv_parts)
-        # Heads beyond the key/value heads cut the rows of queries that share one.
-        rows_more = split(heads, kv_parts)
-        sizes = []
-        for size, tag in ((p.m, item.m), (p.n, item.n), (p.k, item.k)):
-            cut = parts.get(tag, 1) if tag else 1
-            if tag == "s":
-                cut *= rows_more
-            sizes.append(split(size, cut))
-        return Shape(local_batch, sizes[0], sizes[1], sizes[2], float(p.fraction), 0.0, True)
-    batch = split(p.batch, _share(parts, item.batch))
-    m = split(p.m, _share(parts, item.m))
-    n = split(p.n, _share(parts, item.n))
-    k = split(p.k, _share(parts, item.k))
-    if chunks > 1:
-        m = split(m, chunks)
-    return Shape(batch, m, n, k)
+def _local_shapes(
+    unit: Unit, item: Product, parts: Mapping[str, IntArray], chunks: int
+) -> tuple[IntArray, ...]:
+    """A die's share of a product under every split: batch, rows, columns and reduction; `chunks`
+    cuts its rows further, for streaming.
+    """
+    p, one = item.matmul, np.ones_like(parts["b"])
+    if unit.kind != "attention":
+        sizes = (p.batch, item.batch), (p.m, item.m), (p.n, item.n), (p.k, item.k)
+        batch, m, n, k = (split(size, one * _share(parts, tags)) for size, tags in sizes)
+        return batch, split(m, chunks), n, k
+    samples = unit.sizes["b"]
+    kv_heads = p.batch // samples
+    heads = parts.get("h", one)
+    kv_parts = np.minimum(heads, kv_heads)
+    # Heads beyond the key/value heads cut the rows of queries that share one.
+    more = {"s": split(heads, kv_parts)}
+    local = [split(samples, parts["b"]) * split(kv_heads, kv_parts)]
+    for size, tag in ((p.m, item.m), (p.n, item.n), (p.k, item.k)):
+        local.append(split(size, (parts.get(tag, one) if tag else one) * more.get(tag, one)))
+    return tuple(local)
+
+
+def _products_s(
+    price: DiePricer, unit: Unit, items: Sequence[Product], parts: Mapping[str, IntArray],
+    chunks: int = 1,
+) -> FloatArray:  # fmt: skip
+    """Seconds of the products of a pass under every split."""
+    more = (1.0, 0.0, False)
+    found = np.zeros(len(parts["b"]))
+    for item in items:
+        if unit.kind == "attention":
+            more = (float(item.matmul.fraction), 0.0, True)
+        batch, m, n, k = (c.tolist() for c in _local_shapes(unit, item, parts, chunks))
+        shapes = [Shape(*sizes, *more) for sizes in zip(batch, m, n, k, strict=True)]
+        price.prepare(shapes)
+        found += chunks * np.array([price.product_s(shape) for shape in shapes])
+    return found
 
 
 def passes_of(price: DiePricer, unit: Unit, among: Sequence[Parts], pieces: int) -> FloatArray:
     """Seconds of forward, data and weight pass (splits, 3); `pieces`: of a streamed product."""
     chunks = pieces if unit.kind == "linear" else 1
-    # Codes that cut alike, by other digits, are priced once.
-    rows: dict[tuple[tuple[str, int], ...], int] = {}
-    which = [rows.setdefault(tuple(sorted(parts.items())), len(rows)) for parts in among]
-    among = [dict(parts) for parts in rows]
-    every = [
-        [[local_shape(unit, item, parts, cut) for item in items]
-         for items, cut in ((unit.forward, chunks), (unit.data_gradient, chunks),
-                            (unit.weight_gradient, 1))]
-        for parts in among
-    ]  # fmt: skip
-    price.prepare(shape for passes in every for shapes in passes for shape in shapes)
+    # Codes that cut alike, by other digits or on other shapes, are priced once.
+    known = price.rows.setdefault(unit, {})
+    keys = [(chunks, *sorted(parts.items())) for parts in among]
+    fresh = {key: parts for key, parts in zip(keys, among, strict=True) if key not in known}
+    if fresh:
+        rows = _priced(price, unit, list(fresh.values()), chunks)
+        known |= zip(fresh, rows.tolist(), strict=True)
+    return np.array([known[key] for key in keys]).reshape(-1, 3)
+
+
+def _priced(price: DiePricer, unit: Unit, among: Sequence[Parts], chunks: int) -> FloatArray:
+    parts = by_tag(among)
+    dies = np.prod(list(parts.values()), axis=0)
+    memory_s = unit.traffic_bytes / dies / price.chip.hbm.bandwidth_Bps
     found = np.zeros((len(among), 3))
-    for row, (parts, (ahead, back, weight)) in enumerate(zip(among, every, strict=True)):
-        memory_s = unit.traffic_bytes / prod(parts.values()) / price.chip.hbm.bandwidth_Bps
-        for column, (shapes, works) in enumerate(
-            ((ahead, unit.forward_passes), (back, unit.backward_passes))
-        ):
-            products_s = sum(chunks * price.product_s(shape) for shape in shapes)
-            vectors_s, moved_s = price.passes_s(works, parts), (1 + column) * memory_s
-            found[row, column] = operator_s(products_s, vectors_s, moved_s, unit.on_chip)
-        found[row, 2] = sum(price.product_s(shape) for shape in weight)
-    return found[which]
+    both = (unit.forward, unit.forward_passes), (unit.data_gradient, unit.backward_passes)
+    for column, (items, works) in enumerate(both):
+        products_s = _products_s(price, unit, items, parts, chunks)
+        vectors_s, moved_s = price.passes_s(works, parts), (1 + column) * memory_s
+        found[:, column] = operator_s(products_s, vectors_s, moved_s, unit.on_chip)
+    found[:, 2] = _products_s(price, unit, unit.weight_gradient, parts)
+    return found

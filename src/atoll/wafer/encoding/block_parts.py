@@ -81,7 +81,7 @@ class Pass:
     bytes: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Unit:
     """One operator of the encoding."""
 

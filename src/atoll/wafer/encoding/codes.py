@@ -21,6 +21,7 @@ Parts = dict[str, int]
 CodeSet = dict[str, tuple[str, ...]] | None
 
 
+@lru_cache(maxsize=1 << 14)
 def parts_of(code: str, digits: Digits) -> Parts:
     """Split count of every tag."""
     parts: Parts = {}
@@ -64,8 +65,20 @@ def _legal_codes(
     return tuple(code for code, _ in grown)
 
 
+def by_tag(among: Sequence[Parts]) -> dict[str, IntArray]:
+    """Split counts of every tag that some of them have, and of samples."""
+    tags = dict.fromkeys(("b", *(tag for parts in among for tag in parts)))
+    return {tag: np.array([parts.get(tag, 1) for parts in among], np.int64) for tag in tags}
+
+
 def splits(sizes: dict[str, int], dies: int) -> list[Parts]:
     """Every legal split of an operator over so many dies, whatever their shape."""
+    return list(_splits(tuple(sizes.items()), dies))
+
+
+@lru_cache(maxsize=1 << 12)
+def _splits(sizes_of: tuple[tuple[str, int], ...], dies: int) -> tuple[Parts, ...]:
+    sizes = dict(sizes_of)
     found: set[tuple[tuple[str, int], ...]] = {()}
     tags = [tag for tag, size in sizes.items() if size > 1 or tag == "r"]
     for prime in factors(dies):
@@ -78,7 +91,7 @@ def splits(sizes: dict[str, int], dies: int) -> list[Parts]:
                 if fits and sizes["b"] % more.get("b", 1) == 0:
                     grown.add(tuple(sorted(more.items())))
         found = grown
-    return [dict(parts) for parts in sorted(found)]
+    return tuple(dict(parts) for parts in sorted(found))
 
 
 def layouts(codes: Sequence[str], roles: Sequence[Roles]) -> IntArray:
