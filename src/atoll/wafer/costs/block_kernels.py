@@ -166,6 +166,36 @@ def parts_matrix(totals, source, target, wires, algorithm, scatter, exchange, ga
 
 
 @entry
+def ahead_matrix(parts, rows, columns, source_s, source_streams, target_s, target_streams, found):
+    """What a tensor's way takes between all entries of two operators, beside their forward passes
+    of so many seconds: `parts` are those of `parts_matrix` between layouts that differ, of which
+    every entry has one. Fills (forward, reduction with exchange, gather, bytes to keep).
+    """
+    for i in range(len(rows)):
+        for j in range(len(columns)):
+            a, b = rows[i], columns[j]
+            made = parts[1, a, b] + exposed_s(parts[0, a, b], source_s[i], source_streams[i])
+            late = exposed_s(parts[2, a, b], target_s[j], target_streams[j])
+            found[0, i, j] = made + late
+            found[1, i, j] = made
+            found[2, i, j] = parts[2, a, b]
+            found[3, i, j] = parts[3, a, b]
+
+
+@entry
+def back_matrix(parts, rows, columns, source_s, source_streams, target_s, target_streams, found):
+    """The same of gradients, which the second operator writes and the first one reads, beside their
+    data passes. Fills (the way back, its reduction).
+    """
+    for i in range(len(columns)):
+        for j in range(len(rows)):
+            a, b = rows[j], columns[i]
+            back = parts[1, a, b] + exposed_s(parts[0, a, b], target_s[j], target_streams[j])
+            found[0, i, j] = back + exposed_s(parts[2, a, b], source_s[i], source_streams[i])
+            found[1, i, j] = parts[0, a, b]
+
+
+@entry
 def moved_matrix(totals, source, target, wires, algorithm, exchange, gather):
     """Seconds to re-shard tensors without partial sums between every pair of layouts."""
     wires = of_one_thread(wires)

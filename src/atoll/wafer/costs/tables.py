@@ -7,10 +7,11 @@ re-sharding with its overlap and the bytes to keep.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -152,6 +153,34 @@ def distinct(layouts: IntArray) -> tuple[IntArray, IntArray]:
     return layouts[first], which.reshape(-1)
 
 
+class _Recent:
+    """What was made last, at most so many bytes of it: the planners of a search ask for the same
+    shape one after the other.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most, self._bytes = most_bytes, 0
+        self._made: dict[Hashable, FloatArray] = {}
+        self._lock = Lock()
+
+    def of(self, key: Hashable, make: Callable[[], FloatArray]) -> FloatArray:
+        with self._lock:
+            found = self._made.get(key)
+        if found is not None:
+            return found
+        found = make()
+        with self._lock:
+            if key not in self._made:
+                self._made[key] = found
+                self._bytes += found.nbytes
+            while self._bytes > self._most:
+                self._bytes -= self._made.pop(next(iter(self._made))).nbytes
+        return found
+
+
+_RECENT = _Recent(1 << 26)
+
+
 class Tables:
     """All tables of one block on one digit system."""
 
@@ -174,7 +203,7 @@ class Tables:
         self.modes = modes or (setting.streaming,)
         self.block, self.digits, self.setting, self.price = block, digits, setting, price
         self._only = only or {}
-        self._known_s: dict[tuple[object, ...], float] = {}
+        self._known_s: dict[Hashable, float] = {}
         self.mesh = (wires(digits, setting.wafer.mesh), ALGORITHMS.index(setting.algorithm))
         """What kernels want to know of the mesh and its collectives."""
         self.stream = self._stream()
@@ -256,38 +285,40 @@ class Tables:
         forward, made, gather, kept = self.ahead(edge, source, target)
         back, scatter = self.back(edge, source, target)
         fetch = exposed(gather, target.weight_s[None, :], target.streams[None, :])
-        return EdgeTable(
-            forward, back, fetch, kept, made + source.forward_s[:, None], gather, scatter
-        )
+        made += source.forward_s[:, None]
+        return EdgeTable(forward, back, fetch, kept, made, gather, scatter)
 
     def ahead(self, edge: Edge, source: Nodes, target: Nodes) -> tuple[FloatArray, ...]:
         """Seconds forward; of the reduction with its exchange; of the gather; bytes to keep."""
-        scatter, exchange, gather, kept = self._moved(edge, source, target, back=False)
-        made = exchange + exposed(scatter, source.forward_s[:, None], source.streams[:, None])
-        late = exposed(gather, target.forward_s[None, :], target.streams[None, :])
-        return made + late, made, gather, kept
+        found = np.empty((4, len(source.codes), len(target.codes)))
+        beside = source.forward_s, source.streams, target.forward_s, target.streams
+        moved = self._moved(edge, source.writes, target.reads)
+        kernels.ahead_matrix(*moved, *beside, found)
+        return tuple(found)
 
     def back(self, edge: Edge, source: Nodes, target: Nodes) -> tuple[FloatArray, ...]:
         """Seconds of the gradients' way back, and of its reduction."""
-        scatter, exchange, read, _ = self._moved(edge, source, target, back=True)
-        back = exchange + exposed(scatter, target.data_s[None, :], target.streams[None, :])
-        return back + exposed(read, source.data_s[:, None], source.streams[:, None]), scatter
+        found = np.empty((2, len(source.codes), len(target.codes)))
+        beside = source.data_s, source.streams, target.data_s, target.streams
+        moved = self._moved(edge, target.gradient_writes, source.gradient_reads)
+        kernels.back_matrix(*moved, *beside, found)
+        return tuple(found)
 
     def _moved(
-        self, edge: Edge, source: Nodes, target: Nodes, *, back: bool
-    ) -> tuple[FloatArray, ...]:
-        """Seconds of scatter, exchange and gather, and bytes to keep, between all entries: forward,
-        or the gradients' way `back`. Ways of collectives do not change them.
+        self, edge: Edge, written: IntArray, read: IntArray
+    ) -> tuple[FloatArray, IntArray, IntArray]:
+        """Seconds of scatter, exchange and gather, and bytes to keep, between layouts that differ;
+        and which of them each one is. Ways of collectives do not change them.
         """
-        written, read = source.writes, target.reads
-        if back:
-            written, read = target.gradient_writes, source.gradient_reads
         (have, rows), (want, columns) = distinct(written), distinct(read)
-        found = np.zeros((4, len(have), len(want)))
-        kernels.parts_matrix(np.array(edge.totals), have, want, *self.mesh, *found)
-        if back:
-            return tuple(part.T[np.ix_(columns, rows)] for part in found)
-        return tuple(part[np.ix_(rows, columns)] for part in found)
+
+        def make() -> FloatArray:
+            found = np.zeros((4, len(have), len(want)))
+            kernels.parts_matrix(np.array(edge.totals), have, want, *self.mesh, *found)
+            return found
+
+        where = self.digits, self.setting.wafer.mesh, self.setting.algorithm, edge.totals
+        return _RECENT.of((*where, have.tobytes(), want.tobytes()), make), rows, columns
 
     def chain_edges(self, chain: int) -> tuple[EdgeTable, ...]:
         nodes = self.chain_nodes(chain)
@@ -302,13 +333,14 @@ class Tables:
 
     def _norm_sums_s(self, code: str) -> float:
         """Columns cut between dies: a norm sums two 4-byte statistics a row over them."""
-        member = [tag == "c" for tag in code]
-        if not any(member):
+        if "c" not in code:
             return 0.0
-        parts = parts_of(code, self.digits)
-        rows = self.block.microbatch * self.block.sequence / (parts.get("b", 1) * parts.get("s", 1))
-        where = self.digits, member, 8.0 * rows, self.setting.wafer.mesh
-        return 2.0 * gather_s(*where, self.setting.algorithm)
+        if code not in self._known_s:
+            parts, block = parts_of(code, self.digits), self.block
+            rows = block.microbatch * block.sequence / (parts.get("b", 1) * parts.get("s", 1))
+            where = self.digits, [tag == "c" for tag in code], 8.0 * rows, self.setting.wafer.mesh
+            self._known_s[code] = 2.0 * gather_s(*where, self.setting.algorithm)
+        return self._known_s[code]
 
     def _vectors_s(self, chain: int, code: str, *, entry: bool) -> float:
         """Vector passes of the stream before a chain's first operator, or the others; worked out
@@ -319,7 +351,7 @@ class Tables:
         if key not in self._known_s:
             described = self.block.chains[chain]
             passes = described.entry_passes if entry else described.stream_passes
-            self._known_s[key] = self.price.passes_s(passes, parts)
+            self._known_s[key] = float(self.price.passes_s(passes, parts))
         return self._known_s[key]
 
     def entry_s(self, chain: int, code: str) -> float:

@@ -54,6 +54,8 @@ class Exact:
         self.tolerance = tolerance
         self.away: Away | None = None
         self._reaching: dict[Away, Exact] = {}
+        self._fewest: dict[tuple[int, int, bool], FloatArray] = {}
+        """Bytes of so many layers and microbatches in flight, without somewhere else or with it."""
         self.states = SharedStates(tables, Rules(tuple(homes), recompute, volume_only))
         codes = tables.stream.codes
         share = np.array([tables.stream_share(code) for code in codes])
@@ -63,20 +65,25 @@ class Exact:
             share * tables.setting.held_bytes(tables.block),
             np.array([tables.buffer_bytes(code) for code in codes]),
         )
-        self._refiner: Refiner | None = None
-        self._apart: Decoupled | None = None
-        if passes and not volume_only:
-            self._refiner = Refiner(self.states, tables)
-            self._apart = Decoupled.of(self.states, self.paths, gradients_of(tables))
+        self._passes = passes and not volume_only
+        self._refiner = Refiner(self.states, tables) if self._passes else None
 
     def with_away(self, away: Away) -> Exact:
         """The same, for a stage that may leave tensors in the memory of another."""
         if away not in self._reaching:
             other = copy(self)
-            other.away = away
+            other.away, other._apart = away, self._apart
             other.paths = replace(self.paths, chains=self.states.chains_with(away))
             self._reaching[away] = other
         return self._reaching[away]
+
+    @cached_property
+    def _apart(self) -> Decoupled | None:
+        if not self._passes:
+            return None
+        # Of the paths without somewhere else, which are those of the states.
+        paths = replace(self.paths, chains=self.states.chains)
+        return Decoupled.of(self.states, paths, gradients_of(self.tables))
 
     # -- without a limit -----------------------------------------------------------------------
 
@@ -134,7 +141,13 @@ class Exact:
         if self.roomy(layers, in_flight, limit_bytes):
             return self.unlimited
         limits = Limits(limit_bytes, away_bytes)
-        hunt = Hunt(self.paths, layers, in_flight, limits, self.fastest_s, self.tolerance, cap_s)
+        key = layers, in_flight, self.away is None
+        if key not in self._fewest:
+            self._fewest[key] = self.paths.fewest_bytes(float(layers * in_flight), float(layers))
+        hunt = Hunt(
+            self.paths, layers, in_flight, limits, self.fastest_s, self._fewest[key],
+            self.tolerance, cap_s,
+        )  # fmt: skip
         best = hunt.run()
         if best is None:
             return None

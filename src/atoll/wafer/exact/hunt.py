@@ -17,7 +17,7 @@ import numpy as np
 
 from atoll.arrays import FloatArray, IntArray
 from atoll.wafer.encoding.genes import BlockCost
-from atoll.wafer.exact.path_kernels import undominated_sorted
+from atoll.wafer.exact.path_kernels import Ahead, Labels, extended, undominated_sorted
 from atoll.wafer.exact.paths import Paths, Price, Step, Way
 
 
@@ -69,45 +69,26 @@ def solve_labels(
     history: list[_Labels] = []
     for index, step in enumerate(steps):
         only = np.array([stream]) if index in ends else np.arange(step.time_s.shape[1])
-        left_s, left_own, left_both = (f[only][None, :] for f in follow[index])
+        seconds, bytes_, both = (f[only] for f in follow[index])
+        limit = limits.own, limits.away
+        ahead = Ahead(only, seconds, bytes_, both, *limit, price.own, price.away, cap_s)
+        known = Labels(*labels[:4])
         parts = []
-        for option in range(step.option_s.shape[0]):
+        for option, (option_s, state) in enumerate(zip(step.option_s, step.state, strict=True)):
             for fate in step.fates():
-                t, m, a = _extended(step, labels, only, option, fate, price)
-                dual = t + price.own * (m - limits.own) + price.away * (a - limits.away)
-                good = (
-                    (t + left_s < cap_s)
-                    & (m + left_own <= limits.own)
-                    & (a <= limits.away)
-                    & (dual + left_both < cap_s)
-                )
-                rows, columns = np.nonzero(good)
-                parts.append(
-                    (t[good], m[good], a[good], only[columns], rows,
-                     np.full(len(rows), option), np.full(len(rows), fate))
+                more, *per_byte = step.fate(fate, price.per_kept)
+                found = extended(
+                    known, ahead, step.time_s, option_s, state, more, step.kept, *per_byte,
+                    price.per_state,
                 )  # fmt: skip
+                count = len(found[0])
+                parts.append((*found, np.full(count, option), np.full(count, fate)))
         joined = _Labels(*(np.concatenate(column) for column in zip(*parts, strict=True)))
         labels = joined.pick(undominated(joined.time, joined.own, joined.away, joined.at))
         if not len(labels.time):
             return None
         history.append(labels)
     return _walk_back(history, chains, steps, ends, int(labels.time.argmin()))
-
-
-def _extended(
-    step: Step, labels: _Labels, only: IntArray, option: int, fate: int, price: Price
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Seconds and bytes of every label after the step, by (label, state)."""
-
-    def part(value: FloatArray | float) -> FloatArray | float:
-        return value[np.ix_(labels.at, only)] if isinstance(value, np.ndarray) else value
-
-    before = np.zeros_like(labels.at) if step.option_s.shape[1] == 1 else labels.at
-    pairs = np.ix_(before, only)
-    edge_s, own, away = (part(v) for v in step.fate(fate, price.per_kept))
-    t = labels.time[:, None] + (part(step.time_s) + step.option_s[option][pairs] + edge_s)
-    m = labels.own[:, None] + (own + price.per_state * step.state[option][pairs])
-    return t, m, labels.away[:, None] + (away + np.zeros_like(t))
 
 
 def _walk_back(
@@ -144,16 +125,15 @@ def _completions(
     follow = [(zero, zero, zero)] * len(steps)
     for index in range(len(steps) - 2, -1, -1):
         step = steps[index + 1]
-        only = np.array([stream]) if index + 1 in ends else np.arange(step.time_s.shape[1])
         weights = (
             step.scalar(free),
             step.least_bytes(price.per_kept, price.per_state),
             step.scalar(price),
         )
-        after = follow[index + 1]
+        last = index + 1 in ends
         seconds, own, both = (
-            (weight[:, only] + later[only][None, :]).min(axis=1)
-            for weight, later in zip(weights, after, strict=True)
+            weight[:, stream] + later[stream] if last else (weight + later[None, :]).min(axis=1)
+            for weight, later in zip(weights, follow[index + 1], strict=True)
         )
         follow[index] = (seconds, own, both)
     return follow
@@ -176,15 +156,17 @@ class Hunt:
 
     def __init__(
         self, paths: Paths, layers: int, in_flight: int, limits: Limits, fastest_s: FloatArray,
-        tolerance: float, cap_s: float = np.inf,
+        fewest: FloatArray, tolerance: float, cap_s: float = np.inf,
     ) -> None:  # fmt: skip
-        """`cap_s`: mappings that take so long are not looked for."""
+        """`fewest` bytes of the layers by stream layout (`Paths.fewest_bytes`); `cap_s`: mappings
+        that take so long are not looked for.
+        """
         self._cap_s = cap_s
         self.paths, self.limits, self.tolerance = paths, limits, tolerance
         self.layers, self.in_flight = layers, in_flight
         self.scale = (float(layers * in_flight), float(layers))
         self.fixed = self.scale[0] * paths.stream_kept + paths.buffers
-        fewest = self.fixed + paths.fewest_bytes(*self.scale)
+        fewest = self.fixed + fewest
         # Rounding must not cut off a mapping that just fits.
         self.streams = np.flatnonzero(fewest <= limits.own * (1 + 1e-12))
         self.fastest_s = float(fastest_s.min())

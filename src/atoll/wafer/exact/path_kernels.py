@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
+from atoll.arrays import FloatArray, IntArray
 from atoll.jit import entry, quick_entry
 
 
@@ -39,17 +42,127 @@ def undominated_sorted(at, own, away, keep):
         size = left + 1
 
 
-@entry
-def priced_pairs(time, kept, again, node, per_kept, per_byte, weights):
-    """Seconds of every pair of states with the cheaper of keeping its tensor and making it again,
-    in one pass. `node` (states before or one, states): what the second state costs by itself.
+class Labels(NamedTuple):
+    """Seconds, bytes here and bytes elsewhere on the way to a state."""
+
+    time: FloatArray
+    own: FloatArray
+    away: FloatArray
+    at: IntArray
+
+
+class Ahead(NamedTuple):
+    """What labels must keep to, by states after a step: the least seconds, the fewest bytes and the
+    least seconds + price x bytes that must follow; the limits and prices of both kinds of bytes,
+    and seconds that no way may take.
     """
-    for i in range(time.shape[0]):
-        before = i if node.shape[0] > 1 else 0
+
+    only: IntArray
+    seconds: FloatArray
+    bytes: FloatArray
+    both: FloatArray
+    limit: float
+    away_limit: float
+    price: float
+    away_price: float
+    cap_s: float
+
+
+@entry
+def extended(labels, ahead, time, option, state, more, kept, per_kept, per_away, per_state):
+    """Labels after a step into the states `ahead.only` that may still lead to the best way, with
+    the label that each comes from: `more` seconds of its tensor's fate (or none: no rows), and
+    bytes here and elsewhere for each that is kept.
+    """
+    most = len(labels.at) * len(ahead.only)
+    found_time, found_own, found_away = np.empty(most), np.empty(most), np.empty(most)
+    at, parent = np.empty(most, np.int64), np.empty(most, np.int64)
+    size = 0
+    for i in range(len(labels.at)):
+        source = labels.at[i]
+        before = source if option.shape[0] > 1 else 0
+        for j in range(len(ahead.only)):
+            here = ahead.only[j]
+            t = time[source, here] + option[before, here]
+            if len(more):
+                t = t + more[source, here]
+            t = labels.time[i] + t
+            held = kept[source, here]
+            m = labels.own[i] + (per_kept * held + per_state * state[before, here])
+            a = labels.away[i] + per_away * held
+            if t + ahead.seconds[j] >= ahead.cap_s or m + ahead.bytes[j] > ahead.limit:
+                continue
+            dual = t + ahead.price * (m - ahead.limit) + ahead.away_price * (a - ahead.away_limit)
+            if a <= ahead.away_limit and dual + ahead.both[j] < ahead.cap_s:
+                found_time[size], found_own[size], found_away[size] = t, m, a
+                at[size], parent[size] = here, i
+                size += 1
+    return found_time[:size], found_own[:size], found_away[:size], at[:size], parent[:size]
+
+
+@entry
+def priced_pairs(time, kept, again, away, options, state, fates, prices, weights):
+    """Least seconds + price x bytes of every pair of states: the best option of the second one
+    (options, states before or one, states), and the cheapest of the tensor's first `fates` fates:
+    to be kept, made again, or left elsewhere. `prices`: of a byte of state, and of a byte of the
+    tensor under each of these.
+    """
+    count, rows = options.shape[:2]
+    node = np.empty((rows, time.shape[1]))
+    for i in range(rows):
         for j in range(time.shape[1]):
-            held = per_kept * kept[i, j]
-            made = again[i, j] + per_byte * kept[i, j]
-            weights[i, j] = time[i, j] + min(held, made) + node[before, j]
+            least = np.inf
+            for option in range(count):
+                least = min(least, options[option, i, j] + prices[0] * state[option, i, j])
+            node[i, j] = least
+    for i in range(time.shape[0]):
+        before = i if rows > 1 else 0
+        for j in range(time.shape[1]):
+            edge = time[i, j]
+            if fates > 1:
+                least = min(prices[1] * kept[i, j], again[i, j] + prices[2] * kept[i, j])
+                if fates > 2:
+                    least = min(least, away[i, j] + prices[3] * kept[i, j])
+                edge += least
+            weights[i, j] = edge + node[before, j]
+
+
+@entry
+def fewest_pairs(kept, again, away, options, state, fates, per_kept, per_state, found):
+    """The fewest bytes here of every pair of states: the tensor's of one microbatch where it can be
+    made again or wait elsewhere. Arrays as in `priced_pairs`.
+    """
+    for i in range(found.shape[0]):
+        before = i if state.shape[1] > 1 else 0
+        for j in range(found.shape[1]):
+            least = np.inf
+            for option in range(state.shape[0]):
+                least = min(least, state[option, before, j])
+            held = 0.0
+            if fates > 1:
+                once = fates > 2 or np.isfinite(again[i, j])
+                held = kept[i, j] if once else per_kept * kept[i, j]
+            found[i, j] = held + per_state * least
+
+
+@entry
+def chosen(kept, again, away, options, state, fates, prices, before, here):
+    """The option and the fate that `priced_pairs` takes at a pair of states."""
+    at = before if options.shape[1] > 1 else 0
+    option, least = 0, np.inf
+    for some in range(options.shape[0]):
+        value = options[some, at, here] + prices[0] * state[some, at, here]
+        if value < least:
+            option, least = some, value
+    fate = 0
+    if fates > 1:
+        held = kept[before, here]
+        least = prices[1] * held
+        if again[before, here] + prices[2] * held < least:
+            fate, least = 1, again[before, here] + prices[2] * held
+        if fates > 2 and away[before, here] + prices[3] * held < least:
+            fate = 2
+    return option, fate
 
 
 @quick_entry

@@ -15,13 +15,14 @@ Bytes here and bytes elsewhere are the two resources of the path.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from atoll.arrays import FloatArray, IntArray
 from atoll.wafer.encoding.genes import AGAIN, KEEP, OFFLOAD, BlockCost
-from atoll.wafer.exact.path_kernels import min_plus, priced_pairs
+from atoll.wafer.exact.path_kernels import chosen, fewest_pairs, min_plus, priced_pairs
 
 
 @dataclass(frozen=True)
@@ -59,61 +60,56 @@ class Step:
             return (KEEP,)
         return (KEEP, AGAIN) if self.away_s is None else (KEEP, AGAIN, OFFLOAD)
 
-    def fate(
-        self, fate: int, per_kept: float
-    ) -> tuple[FloatArray | float, FloatArray | float, FloatArray | float]:
-        """Seconds, bytes here and bytes elsewhere of what happens to the saved tensor."""
+    def fate(self, fate: int, per_kept: float) -> tuple[FloatArray, float, float]:
+        """Seconds of what happens to the saved tensor (none: no rows); how often its bytes count
+        here and elsewhere.
+        """
+        nothing = np.zeros((0, 0))
         if not self.droppable:
-            return 0.0, 0.0, 0.0
+            return nothing, 0.0, 0.0
         if fate == KEEP:
-            return 0.0, per_kept * self.kept, 0.0
+            return nothing, per_kept, 0.0
         if fate == AGAIN:
-            return self.again_s, self.kept, 0.0
+            return self.again_s, 1.0, 0.0
         assert self.away_s is not None
-        return self.away_s, self.kept, per_kept * self.kept
+        return self.away_s, 1.0, per_kept
+
+    def _prices(self, price: Price) -> tuple[float, float, float, float]:
+        """Of a byte of state, and of the tensor if it is kept, made again or left elsewhere."""
+        kept, own = price.own * price.per_kept, price.own
+        return own * price.per_state, kept, own, own + price.away * price.per_kept
+
+    @cached_property
+    def _choices(self) -> tuple[FloatArray, ...]:
+        """Bytes and seconds of the tensor's fates; seconds and bytes of the options."""
+        away_s = self.again_s if self.away_s is None else self.away_s
+        shape = (*self.option_s.shape[:2], self.time_s.shape[1])
+        options = (np.broadcast_to(part, shape) for part in (self.option_s, self.state))
+        parts = self.kept, self.again_s, away_s, *options
+        return tuple(np.ascontiguousarray(part) for part in parts)
+
+    @cached_property
+    def _time_s(self) -> FloatArray:
+        return np.ascontiguousarray(self.time_s)
 
     def scalar(self, price: Price) -> FloatArray:
         """Least seconds + price x bytes of every pair of states."""
-        node = (self.option_s + price.own * price.per_state * self.state).min(axis=0)
-        if not self.droppable:
-            return np.ascontiguousarray(self.time_s + node)
-        each = price.own * price.per_kept, price.own
-        if self.away_s is None:
-            parts = self.time_s, self.kept, self.again_s, node
-            weights = np.empty(self.time_s.shape)
-            priced_pairs(*(np.ascontiguousarray(part) for part in parts), *each, weights)
-            return weights
-        least = np.minimum(each[0] * self.kept, self.again_s + price.own * self.kept)
-        bytes_s = (price.own + price.away * price.per_kept) * self.kept
-        edge = self.time_s + np.minimum(least, self.away_s + bytes_s)
-        return np.ascontiguousarray(edge + node)
+        weights = np.empty(self.time_s.shape)
+        fates, prices = len(self.fates()), self._prices(price)
+        priced_pairs(self._time_s, *self._choices, fates, prices, weights)
+        return weights
 
     def choose(self, before: int, here: int, price: Price) -> tuple[int, int]:
         """The option and the fate that `scalar` takes at a pair of states."""
-        at = 0 if self.option_s.shape[1] == 1 else before
-        cost = self.option_s[:, at, here] + price.own * price.per_state * self.state[:, at, here]
-        option = int(cost.argmin())
-        if not self.droppable:
-            return option, KEEP
-        kept = float(self.kept[before, here])
-        fate, least = KEEP, price.own * price.per_kept * kept
-        again = float(self.again_s[before, here]) + price.own * kept
-        if again < least:
-            fate, least = AGAIN, again
-        if self.away_s is not None:
-            bytes_s = (price.own + price.away * price.per_kept) * kept
-            if float(self.away_s[before, here]) + bytes_s < least:
-                fate = OFFLOAD
-        return option, fate
+        fates, prices = len(self.fates()), self._prices(price)
+        option, fate = chosen(*self._choices, fates, prices, before, here)
+        return option, self.fates()[fate]
 
     def least_bytes(self, per_kept: float, per_state: float) -> FloatArray:
         """The fewest bytes here that the step can take."""
-        held = np.zeros_like(self.kept)
-        if self.droppable:
-            # Of one microbatch where the tensor can be made again or wait elsewhere.
-            once = self.away_s is not None or np.isfinite(self.again_s)
-            held = np.where(once, self.kept, per_kept * self.kept)
-        return np.asarray(held + per_state * self.state.min(axis=0))
+        found = np.empty(self.time_s.shape)
+        fewest_pairs(*self._choices, len(self.fates()), per_kept, per_state, found)
+        return found
 
 
 class Way(NamedTuple):

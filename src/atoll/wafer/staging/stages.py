@@ -215,10 +215,10 @@ class Planner:
         left_s = cap_s
         for digits, exact in self.exacts(*shape, microbatch):
             go_on(self.stop)
-            if exact.bound_s >= (left_s if best is None else best.solved.cost.time_s):
-                continue
             # So many codes take too long to solve within a limit.
             if self._among is not None and not exact.roomy(layers, in_flight, limit):
+                continue
+            if exact.bound_s >= (left_s if best is None else best.solved.cost.time_s):
                 continue
             solver = exact if away is None else exact.with_away(away)
             found = solver.solve(layers, in_flight, limit, room, left_s)
