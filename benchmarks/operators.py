@@ -8,13 +8,13 @@ shapes on all devices) by `--write`, which writes the catalogue's calibrations. 
 of rows above 20 us: those not fitted by device, those of devices held out whole (priced by the
 calibration of their family's other device), and all by operator and format. Where the package
 `aiconfigurator-core` is installed, a table shows what is left of bf16 products when both of its
-other timings of the very same products are known, which a model of sizes hardly comes below.
+other timings of the very same products are known, which a model of sizes hardly comes below. The
+last table has the same of our own timings of NVIDIA's bf16 products on another H200.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -28,19 +28,23 @@ import atoll
 from atoll.calibration.fit import Knob, calibration_yaml, powell
 from atoll.calibration.many_devices import Timed, predicted_s, read_timed
 from atoll.calibration.rows import H200_OPERATORS, fitted_rows, read_operators
-from atoll.calibration.timed_tables import ENGINES, folder_of, product_rows
 from atoll.calibration.validate import columns, predict_kind_s, skip_reason
 from atoll.cost.gpu_gemm import Floats
-from atoll.errors import AtollError
 from atoll.hardware.gpu import Calibration, Gpu, load_calibration, recalibrated, written_gpu
 from atoll.hardware.physical.kernel_fits import AttentionFit, FormatFit
+from operator_repeats import (
+    LEFT_OUT,
+    LONG_S,
+    Rows,
+    is_fitted,
+    mean,
+    print_repeats,
+    print_second,
+)
 from record import recorded
 
-LONG_S = 20e-6
 SHORT_WEIGHT = 0.2  # of rows below: mostly launch
 OWN_WEIGHT = 2  # of our own H200 timings, which the steps were measured beside
-LEFT_OUT = (10240.0, 8192.0)  # n and k of products that no fit sees
-SAME, REWEIGHTED = 1e-3, 50  # rounding of one timing; rounds of least squares
 CITATION = (
     "fitted on half of the shapes of {device} that NVIDIA's aiconfigurator-core 0.12.0 has "
     "(Apache-2.0, arXiv:2601.06288); streaming and backward attention as measured on an H200"
@@ -121,7 +125,6 @@ COLUMNS = (
     (("attention_prefill", "fp8"), "fp8"),
     (("mla_prefill", "bf16"), "latent"),
 )
-Rows = Mapping[tuple[str, str], Sequence[Timed]]
 Change = Callable[[Calibration, Mapping[str, float]], Calibration]
 
 
@@ -176,60 +179,8 @@ def main() -> None:
             )
             print(f"| {device} | {op} | {precision} | {errors.size} | {' | '.join(cells)} |")
     print_repeats(gpus, by_device)
-
-
-def print_repeats(gpus: Mapping[str, Gpu], by_device: Mapping[str, Rows]) -> None:
-    """bf16 products that two other engines left to the same library on the same device."""
-    try:
-        folders = {device: folder_of(gpu.name) for device, gpu in gpus.items()}
-    except AtollError as error:
-        print(f"\n{error}")
-        return
-    print("\n| device | rows | model | one other timing | the other | both and the model |")
-    print("|---" * 6 + "|")
-    for device, gpu in gpus.items():
-        others = repeated(folders[device], by_device[device][("gemm", "bf16")])
-        if len(others) < len(ENGINES["bf16"]) - 1:
-            continue
-        rows = [
-            row
-            for row in by_device[device][("gemm", "bf16")]
-            if row.measured_s > LONG_S and all(row.sizes in other for other in others)
-        ]
-        seen = np.array([is_fitted(row) for row in rows])
-        logs = [np.log([other[row.sizes] for row in rows]) for other in others]
-        logs.append(np.log(predicted_s(gpu, rows)))
-        log_s = np.log([row.measured_s for row in rows])
-
-        def not_seen(log: Floats, seen: Floats = seen, log_s: Floats = log_s) -> str:
-            return mean(np.abs(np.exp(log - log_s)[~seen] - 1))
-
-        scaled = [not_seen(log + np.median((log_s - log)[seen])) for log in logs[:-1]]
-        cells = (not_seen(logs[-1]), *scaled, not_seen(least_absolute(logs, log_s, seen)))
-        print(f"| {device} | {len(rows)} | {' | '.join(cells)} |")
-
-
-def repeated(folder: Path, rows: Sequence[Timed]) -> list[dict[tuple[float, ...], float]]:
-    """Seconds by size in each table of a package that is not the one that these rows are of."""
-    own = {row.sizes: row.measured_s for row in rows}
-    found = []
-    for engine in ENGINES["bf16"]:
-        other = {r.sizes: r.measured_s for r in product_rows(folder, engine, "bf16")}
-        apart = [abs(s / own[sizes] - 1) for sizes, s in other.items() if sizes in own]
-        if apart and np.median(apart) > SAME:
-            found.append(other)
-    return found
-
-
-def least_absolute(logs: Sequence[Floats], log_s: Floats, seen: NDArray[np.bool_]) -> Floats:
-    """The linear combination of logarithms with the least mean error of the fitted half."""
-    table = np.column_stack([np.ones(log_s.size), *logs])
-    weights = np.ones(int(seen.sum()))
-    for _ in range(REWEIGHTED):
-        root = np.sqrt(weights)
-        best = np.linalg.lstsq(table[seen] * root[:, None], log_s[seen] * root, rcond=None)[0]
-        weights = 1 / np.maximum(np.abs(log_s - table @ best)[seen], 1e-3)
-    return np.asarray(table @ best)
+    if "h200" in names:
+        print_second(gpus[names["h200"]], by_device[names["h200"]][("gemm", "bf16")])
 
 
 def written(gpu: Gpu, rows: Rows) -> Gpu:
@@ -387,14 +338,6 @@ def score_ours(
     return float(np.average(np.abs(np.log(times_s / table["measured_s"])), weights=weights))
 
 
-def is_fitted(row: Timed) -> bool:
-    """Half of the shapes, whatever the device or format; never those with one (n, k)."""
-    if row.op == "gemm" and row.sizes[1:3] == LEFT_OUT:
-        return False
-    shape = ",".join(f"{size:g}" for size in row.sizes)
-    return hashlib.sha256(f"{row.op},{shape}".encode()).digest()[0] < 128
-
-
 def score(times_s: Floats, rows: Sequence[Timed]) -> float:
     measured_s = np.array([row.measured_s for row in rows])
     weights = np.where(measured_s > LONG_S, 1.0, SHORT_WEIGHT)
@@ -428,10 +371,6 @@ def left_out(kinds: Mapping[tuple[str, str], Judged]) -> str:
     """Mean errors of products of one (n, k)."""
     found = (kinds.get(("gemm", precision)) for precision in ("bf16", "fp8"))
     return " / ".join(mean(np.abs(one.errors[one.left])) for one in found if one is not None)
-
-
-def mean(values: Floats) -> str:
-    return f"{100 * values.mean():.1f} %" if values.size else ""
 
 
 if __name__ == "__main__":
