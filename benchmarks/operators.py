@@ -50,6 +50,7 @@ CITATION = (
     "(Apache-2.0, arXiv:2601.06288); streaming and backward attention as measured on an H200"
 )
 TILES = {"a100": "ampere", "l40s": "ampere", "rtx-pro-6000": "ampere"}
+ENGINE_TILES = {"bf16": "cublas"}
 # The clock of boards falls at once when a kernel is long enough, that of cards gradually, and so
 # it does in our replays on the H200, of other lengths than NVIDIA's.
 ONSET = {"h200": 1, "l40s": 1, "rtx-pro-6000": 1}
@@ -267,7 +268,7 @@ def fit_device(gpu: Gpu, rows: Rows) -> Calibration:
             def by_engine(
                 fit: Calibration, values: Mapping[str, float], dtype: str = dtype
             ) -> Calibration:
-                own = (f"{dtype}_engine", FormatFit(**values))
+                own = (f"{dtype}_engine", FormatFit(**values, tiles=ENGINE_TILES.get(dtype)))
                 return replace(fit, formats=(*fit.formats, own))
 
             stage([("gemm", dtype)], FORMAT_KNOBS, by_engine, {})

@@ -14,7 +14,7 @@ from atoll.cost.gpu_attention import Heads, attention_times_s
 from atoll.cost.gpu_gemm import gemm_times_s, limit_throttle, throttled_s
 from atoll.cost.gpu_vector import LEAST_BYTES
 from atoll.errors import AtollError
-from atoll.hardware.gpu import load_gpu
+from atoll.hardware.gpu import load_gpu, recalibrated
 
 H200 = load_gpu("h200")
 A100 = load_gpu("a100-80")
@@ -308,3 +308,16 @@ def test_blocks_of_one_tile_wait_at_its_start_and_end() -> None:
     narrow = dict(card.calibration.formats)["fp8_block"]
     assert narrow.fill_s is not None
     assert narrow.fill_s < 0.1e-6 < card.calibration.fill_s
+
+
+def test_rows_of_an_engine_that_are_no_whole_blocks_have_tiles_of_their_own() -> None:
+    gpu = load_gpu("h200")
+    formats = dict(gpu.calibration.formats)
+    formats["bf16_engine"] = replace(formats["bf16_engine"], tiles="hopper")
+    usual = recalibrated(gpu, replace(gpu.calibration, formats=tuple(formats.items())))
+    rows = np.array([4352.0, 4353.0])
+    of_library, of_cutlass = (
+        gemm_times_s(one, rows, 8192, 8192, in_turn=6) for one in (gpu, usual)
+    )
+    assert of_library[1] / of_library[0] < of_cutlass[1] / of_cutlass[0]
+    assert gemm_times_s(gpu, 4353, 8192, 8192) == gemm_times_s(usual, 4353, 8192, 8192)

@@ -21,11 +21,25 @@ Floats = NDArray[np.float64]
 # accumulators fit the registers (CUTLASS's default builder shapes); Ampere's those of CUTLASS 2.
 # Blackwell's have the 128 rows of tensor memory and as many columns as suit, in steps of 16.
 _COMMON = [(256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64)]
+# What cuBLAS 13 takes on an H200 beside those, by the names of its kernels: of rows that are whole
+# blocks of 64 these shapes (each at least 1 % of products), of others any multiple of 8 rows, for
+# which steps of 16 stand.
+_CUBLAS = [
+    *((128, columns) for columns in (96, 112, 144, 168, 176, 192, 320)),
+    *((rows, 128) for rows in (80, 160, 192)),
+    (192, 192),
+]
+_RAGGED = ((64, 72, 136), (128, 72, 288), (192, 88, 208), (256, 72, 160))  # columns, rows from, to
 TILES = {
     "hopper": np.array([*_COMMON, (128, 192), (192, 128)], dtype=np.float64),
     "ampere": np.array([*_COMMON, (256, 64), (64, 256)], dtype=np.float64),
+    "cublas": np.array([*_COMMON, *_CUBLAS], dtype=np.float64),
     "blackwell": np.array([(128, n) for n in range(64, 257, 16)], dtype=np.float64),
 }
+_RAGGED_TILES = [(m, n) for n, low, high in _RAGGED for m in range(low, high + 1, 16)]
+RAGGED = {"cublas": np.array(_RAGGED_TILES, dtype=np.float64)}
+"""Shapes that rows which are not whole blocks have as well."""
+BLOCK_ROWS = 64
 SECTOR_ELEMENTS = 16  # 32-byte memory sectors of 16-bit elements
 VECTOR_ELEMENTS = 8  # 16-byte vectors of them, the least that bulk copies move
 SPLITS = np.array([2.0, 3.0, 4.0, 6.0, 8.0, 16.0, 32.0])[:, None]  # of the reduction
@@ -100,11 +114,19 @@ def gemm_times_s(
         cast=cast,
         boost=(0.0 if in_turn is None else own.idle, min(1.0, loop_flops / gpu.peak_flops(dtype))),
     )
-    parts = [
-        _best_times_s(gpu, kernels, *part)
-        for part in np.split(every, range(AT_ONCE, every.shape[1], AT_ONCE), axis=1)
-    ]
-    return np.concatenate(parts).reshape(sizes[0].shape) + own.kernel_s
+    time_s = _times_s(gpu, kernels, every)
+    more = RAGGED.get(own.tiles or fit.tiles)
+    ragged = every[0] % BLOCK_ROWS != 0
+    if more is not None and ragged.any():
+        kernels = kernels._replace(tiles=np.concatenate([kernels.tiles, more]))
+        time_s[ragged] = _times_s(gpu, kernels, every[:, ragged])
+    return time_s.reshape(sizes[0].shape) + own.kernel_s
+
+
+def _times_s(gpu: Gpu, kernels: _Kernels, every: Floats) -> Floats:
+    """Seconds of all products, without launch."""
+    parts = np.split(every, range(AT_ONCE, every.shape[1], AT_ONCE), axis=1)
+    return np.concatenate([_best_times_s(gpu, kernels, *part) for part in parts])
 
 
 def _best_times_s(

@@ -271,7 +271,7 @@ class Gpu:
         return ratio / self.calibration.matmul_ratio
 
 
-Tiles = Literal["ampere", "hopper", "blackwell"]
+Tiles = Literal["ampere", "hopper", "cublas", "blackwell"]
 EngineFormat = Literal["bf16_engine", "fp8_engine"]
 """Products as inference engines ran them, where another library was timed beside."""
 Part = Annotated[float, Field(ge=0, le=1)]
