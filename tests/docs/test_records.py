@@ -12,7 +12,7 @@ from docs.written import PAGES, ROOT
 
 PARTS = (
     "record", "fault_cluster", "fault_runs", "fuzz_changes", "fuzz_kinds", "fuzz_launch",
-    "fuzz_seeds",
+    "fuzz_seeds", "operator_repeats",
 )  # fmt: skip
 """Of benchmarks, which are none themselves."""
 
