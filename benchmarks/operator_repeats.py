@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.calibrate.fit import Knob, powell
-from atoll.calibrate.many_devices import Timed, predicted_s
-from atoll.calibrate.timed_tables import ENGINES, folder_of, product_rows
+from atoll.calibration.fit import Knob, powell
+from atoll.calibration.many_devices import Timed, predicted_s
+from atoll.calibration.timed_tables import ENGINES, folder_of, product_rows
 from atoll.cost.gpu_gemm import Floats, throttled_s
 from atoll.errors import AtollError
 from atoll.hardware.gpu import Gpu
