@@ -23,9 +23,9 @@ import numpy as np
 
 from atoll.answers.designs import StoredEnergy, StoredPlan
 from atoll.explore.run import run_search
-from atoll.jit import set_threads
 from atoll.questions import SearchQuestion
 from atoll.store import DesignRow, RunReader, RunStore
+from atoll.threads import set_threads
 from record import figure, recorded
 
 ROOT = Path(__file__).parent.parent

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import os
 import pickle
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -371,42 +368,3 @@ def compilation() -> Iterator[Compilation]:
     listener = Compilation()
     with event.install_listener("numba:compile", listener):
         yield listener
-
-
-_threads: ContextVar[int | None] = ContextVar("threads", default=None)
-
-
-def set_threads(count: int | None) -> int | None:
-    """Threads that kernels called from this thread may use (None: one a core); the old number.
-
-    Searches side by side in one process do not see each other's.
-    """
-    before = _threads.get()
-    _threads.set(count)
-    return before
-
-
-def threads() -> int:
-    """Threads that kernels called from this thread use."""
-    return _threads.get() or os.cpu_count() or 1
-
-
-def over_ranges(run: Callable[[int, int], Any], count: int, pieces_per_core: int = 8) -> None:
-    """Call `run(start, stop)` on pieces of 0..count, on as many threads as `threads()` says.
-
-    The first piece runs alone, so that a kernel that is not yet compiled is compiled once.
-    """
-    if count == 0:
-        return
-    cores = threads()
-    step = max(1, -(-count // (cores * pieces_per_core)))
-    starts = list(range(0, count, step))
-    if cores == 1:
-        run(0, count)
-        return
-    run(0, min(step, count))
-    if len(starts) == 1:
-        return
-    with ThreadPoolExecutor(cores) as pool:
-        for done in [pool.submit(run, a, min(a + step, count)) for a in starts[1:]]:
-            done.result()

@@ -9,8 +9,8 @@ import numpy as np
 
 from atoll.cost import gemm_kernels
 from atoll.hardware.template.cores import CostModel, ProductCosts, Shape, TensorConfigs
-from atoll.jit import over_ranges
 from atoll.registry import Registry
+from atoll.threads import over_ranges
 
 _FEW = 64  # products that are mapped sooner than threads start
 

@@ -154,7 +154,7 @@ def _executor(means: Means, stop: Stop) -> Iterator[Executor]:
         if not means.workers:
             yield executor
             return
-        from atoll.jit import set_threads  # with numba
+        from atoll.threads import set_threads
 
         before = set_threads(means.workers)
         try:

@@ -29,7 +29,7 @@ from atoll.explore.pricing.layouts import Setting
 from atoll.explore.pricing.limit import operator_J, pass_J, resting_W, shortest_s
 from atoll.explore.pricing.work import OperatorWork, operator_work
 from atoll.explore.pricing.workloads import Variant, Variants
-from atoll.jit import Kernel, over_ranges
+from atoll.jit import Kernel
 from atoll.kernel_cache import wait_for_kernels
 from atoll.placement.chain import Division, PlacementProblem, Times
 from atoll.placement.plan import Placement
@@ -39,6 +39,7 @@ from atoll.schedule.problem import Schedule, ScheduleProblem
 from atoll.schedule.quick import empty_quick
 from atoll.schedule.solve import Effort, solve
 from atoll.stopping import Asked, never
+from atoll.threads import over_ranges
 from atoll.workload.graph.layer import predecessors
 
 FloatArray = NDArray[np.float64]
