@@ -68,11 +68,12 @@ def arrivals(
     """
     found = [[0.0, 0.0] for _ in range(stages)]
     where = pods or range(stages)
-    for microbatch in range(2):  # in dualpipe every second one comes from the other end
+    ways = copies_of(order)  # in dualpipe every second one comes from the other end
+    for microbatch in range(ways):
         for (one, _), (two, _) in pairwise(route(order, stages, chunks, microbatch)):
             if where[one] != where[two]:
-                found[two][0] += 0.5
-                found[one][1] += 0.5
+                found[two][0] += 1 / ways
+                found[one][1] += 1 / ways
     return tuple((activations, gradients) for activations, gradients in found)
 
 

@@ -7,7 +7,10 @@ from functools import lru_cache
 from heapq import heapify, heapreplace
 from typing import Protocol, TypeVar
 
-from atoll.step.orders import chunks_of, route
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.step.orders import chunks_of, copies_of, route
 
 
 class Repeated(Protocol):
@@ -44,7 +47,8 @@ def balanced_sizes(blocks: int, order: str, pp: int, vpp: int, behind: float) ->
     """Sizes whose slowest stage takes least, where what stands behind the blocks takes as long as
     so many of them and no chunk is without a block; the even ones where none are better.
     """
-    ways = [route(order, pp, chunks_of(order, vpp), microbatch) for microbatch in range(2)]
+    held_each = chunks_of(order, vpp)
+    ways = [route(order, pp, held_each, microbatch) for microbatch in range(copies_of(order))]
     chunks = range(len(ways[0]))
     even = even_sizes(blocks, len(chunks))
     if blocks < len(chunks):
@@ -107,8 +111,8 @@ def stage_shares(
     """
     structure = tuple((layer.is_block, layer.repeat) for layer in layers)
     return tuple(
-        tuple(tuple((layers[kind], n) for kind, n in chunk) for chunk in stage)
-        for stage in stage_counts(structure, order, pp, vpp, given)
+        tuple(tuple((layers[kind], n) for kind, n in enumerate(chunk) if n) for chunk in stage)
+        for stage in stage_counts(structure, order, pp, vpp, given).tolist()
     )
 
 
@@ -118,38 +122,29 @@ def stage_counts(
     pp: int,
     vpp: int,
     given: Sequence[int] = (),
-) -> tuple[tuple[tuple[tuple[int, int], ...], ...], ...]:
-    """For each stage and chunk, (kind of layer, how many), for a chain of layers of which each is
-    given as (whether it is a block, repeats): what precedes the blocks goes to the first chunk,
-    what follows them to the last. Chunks lie on the stages as microbatches pass them (`route`).
+) -> NDArray[np.int64]:
+    """(stages, chunks, kinds): how many layers there are of each kind, for a chain of layers of
+    which each is given as (whether it is a block, repeats): what precedes the blocks goes to the
+    first chunk, what follows them to the last. Chunks lie on the stages as microbatches pass them
+    (`route`).
     """
     held = chunks_of(order, vpp)
-    ways = [route(order, pp, held, microbatch) for microbatch in range(2)]
+    ways = [route(order, pp, held, microbatch) for microbatch in range(copies_of(order))]
     blocks = [(kind, repeat) for kind, (is_block, repeat) in enumerate(structure) if is_block]
-    first = blocks[0][0]
-    ends = [kind for kind, (is_block, _) in enumerate(structure) if not is_block]
-    sizes = given or even_sizes(sum(repeat for _, repeat in blocks), len(ways[0]))
-    chunks: list[tuple[tuple[int, int], ...]] = []
-    start = 0
-    for index, size in enumerate(sizes):
-        share = _between(blocks, start, start + size)
-        if index == 0:
-            share = [*((kind, 1) for kind in ends if kind < first), *share]
-        if index == len(sizes) - 1:
-            share = [*share, *((kind, 1) for kind in ends if kind > first)]
-        chunks.append(tuple(share))
-        start += size
-    where = {place: chunk for way in ways for place, chunk in zip(way, chunks, strict=True)}
-    return tuple(tuple(where[stage, i] for i in range(held)) for stage in range(pp))
-
-
-def _between(blocks: Sequence[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
-    """Of the chain of blocks, those from `start` to `end`."""
-    found = []
+    sizes = np.array(given or even_sizes(sum(repeat for _, repeat in blocks), len(ways[0])))
+    ends = np.cumsum(sizes)
+    chunks = np.zeros((len(sizes), len(structure)), dtype=np.int64)
     at = 0
     for kind, repeat in blocks:
-        count = min(end, at + repeat) - max(start, at)
-        if count > 0:
-            found.append((kind, count))
+        shared = np.minimum(ends, at + repeat) - np.maximum(ends - sizes, at)
+        chunks[:, kind] = np.maximum(0, shared)
         at += repeat
+    first = blocks[0][0]
+    for kind, (is_block, _) in enumerate(structure):
+        if not is_block:
+            chunks[0 if kind < first else -1, kind] += 1
+    found = np.zeros((pp, held, len(structure)), dtype=np.int64)
+    for way in ways:
+        stages, places = np.array(way).T
+        found[stages, places] = chunks
     return found

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from atoll.fabric.nested import curves, terms
 from atoll.step.bubbles import bubble_terms, chunk_weights, peaks
 from atoll.step.layout import ZERO_STAGES, Layout
-from atoll.step.orders import LATE, ORDERS, SPLIT, arrivals, chunks_of, copies_of
+from atoll.step.orders import LATE, ORDERS, SPLIT, arrivals, copies_of
 from atoll.step.stages import stage_counts
 from atoll.training.batch_sums import Sums, Tables
 from atoll.training.memory import (
@@ -93,7 +93,7 @@ class Given:
 class Stages(NamedTuple):
     """What the stages of a pipeline hold."""
 
-    chunks: Floats
+    chunks: Ints
     """(stages, chunks, kinds): how many layers of each kind."""
     came: Floats
     mixes: tuple[tuple[int, ...], ...]
@@ -257,13 +257,9 @@ def _as_held(choice: str) -> str:
 
 @lru_cache(maxsize=8192)
 def _stages(structure: Structure, order: str, pp: int, vpp: int, given: tuple[int, ...]) -> Stages:
-    chunks = np.zeros((pp, chunks_of(order, vpp), len(structure)))
-    for stage, shares in enumerate(stage_counts(structure, order, pp, vpp, given)):
-        for i, share in enumerate(shares):
-            for kind, n in share:
-                chunks[stage, i, kind] += n
+    chunks = stage_counts(structure, order, pp, vpp, given)
     mixes: dict[tuple[int, ...], int] = {}
-    counts = chunks.sum(axis=1).astype(np.int64).tolist()
+    counts = chunks.sum(axis=1).tolist()
     which = [mixes.setdefault(tuple(of), len(mixes)) for of in counts]
     came = np.array(arrivals(order, pp, chunks.shape[1]))
     return Stages(chunks, came, tuple(mixes), np.array(which))
