@@ -69,23 +69,26 @@ def _print_parts(
 
 
 def print_plan(result: Plan) -> None:
-    console, told = console_for_output(), result.answer
+    from atoll.training.replay import replay_estimate
+
+    console, best_s = console_for_output(), result.best.step.time_s
     print_estimate(result.best)
     for words in filter(None, (result.choice(), result.proof(), result.to_try())):
         console.print(f"\n{words}")
     if result.excluded:
         console.print(result.left_out())
+    replay = replay_estimate(result.best)
     console.print(
-        f"replayed pass by pass: {format_seconds(told.replay.time_s, result.best.digits)} "
-        f"({told.replay.difference:+.1%})"
+        f"replayed pass by pass: {format_seconds(replay.time_s, result.best.digits)} "
+        f"({replay.difference:+.1%})"
     )
     console.print("runners-up:")
-    for other in told.runners_up:
-        console.print(f"  {other.slower:+6.1%}  {other.layout}")
+    for other in result.runners_up:
+        console.print(f"  {other.step.time_s / best_s - 1:+6.1%}  {other.layout}")
     console.print("why:")
-    for reason in told.reasons:
+    for reason in result.reasons:
         console.print(f"  {reason.why}")
-    for what, why in told.left_out.items():
+    for what, why in result.not_done.items():
         console.print(f"  {what} end here: {why}")
 
 

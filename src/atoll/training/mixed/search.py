@@ -39,8 +39,8 @@ from atoll.training.mixed.joined import (
 )
 from atoll.training.mixed.pods import Pods
 from atoll.training.operators.layers import choices_of
-from atoll.training.planner.floor import Floor
-from atoll.training.planner.pieces import OPTIMAL, ROUNDING
+from atoll.training.planner.floor import OPTIMAL, Floor
+from atoll.training.planner.pieces import ROUNDING
 from atoll.training.planner.sample import Sample
 from atoll.training.planner.space import (
     Axes,

@@ -31,11 +31,13 @@ from atoll.step.orders import SPLIT, TWO_CHUNKS, chunks_of, copies_of, route
 from atoll.step.stages import even_sizes
 from atoll.training.batch import per_parameter, shared_terms
 from atoll.training.operators.priced import Priced
-from atoll.training.planner.rerun import on_the_curve
+from atoll.training.planner.rerun import among, on_the_curve
 from atoll.training.planner.sample import Sample
 from atoll.training.planner.space import Block, Family
 
 Floats = NDArray[np.float64]
+OPTIMAL = "optimal"
+NEAR = 1.12  # rows with bounds so near the lowest are bounded without "optimal" as well
 
 
 class Floor:
@@ -44,33 +46,50 @@ class Floor:
     def __init__(self, priced: Priced, policies: Iterable[str] = RECOMPUTE) -> None:
         self.priced = priced
         self.run = priced.run
-        self.reruns = on_the_curve(policies)
+        self.policies = tuple(policies)
+        self.named = tuple(name for name in self.policies if name != OPTIMAL)
+        self.reruns = on_the_curve(self.policies)
         self._shares: dict[tuple[int, ...], tuple[float, ...]] = {}
         self._wires: dict[tuple[int, ...], tuple[float, ...]] = {}
         self._last: Shape | None = None
         self.ideal = replace(self.run, network=_ideal(self.run.network))
 
-    def bounds(self, block: Block, capacity: float = np.inf) -> tuple[Floats, Floats]:
-        """Seconds and bytes that the layouts of a family need at least; seconds are infinite where
-        they need more bytes than the `capacity`.
+    def bounds(self, block: Block, capacity: float = np.inf) -> tuple[Floats, Floats, Floats]:
+        """Seconds and bytes that the layouts of a family need at least, and seconds without
+        "optimal" recomputation; seconds are infinite where they need more bytes than the
+        `capacity`.
         """
         shape = self._shape(block)
         sample = Sample(self.priced, self.ideal.network, block.family, shape.sizes)
         divided = self._divided(sample, shape)
         needed, ends = self._bytes(block, shape, sample, divided[:, :6])
+
+        def seconds(rows: NDArray[np.intp], policies: Sequence[str]) -> Floats:
+            again_s = self._again_s(shape, sample, ends[:, rows], rows, capacity, policies)
+            return self._seconds(block.part(rows), rows, shape, sample, divided[:, 6:], again_s)
+
         step_s = np.full(len(block), np.inf)
         some = np.flatnonzero(needed <= capacity)
-        again_s = self._again_s(shape, sample, ends[:, some], some, capacity)
-        step_s[some] = self._seconds(block.part(some), some, shape, sample, divided[:, 6:], again_s)
-        return step_s, needed
+        step_s[some] = seconds(some, self.policies)
+        named_s = step_s.copy()
+        if self.named != self.policies and self.named:
+            near = np.flatnonzero(step_s < NEAR * step_s.min(initial=np.inf))
+            named_s[near] = seconds(near, self.named)
+        return step_s, needed, named_s
 
     def _again_s(
-        self, shape: Shape, sample: Sample, ends: Floats, rows: NDArray[np.intp], capacity: float
+        self,
+        shape: Shape,
+        sample: Sample,
+        ends: Floats,
+        rows: NDArray[np.intp],
+        capacity: float,
+        policies: Sequence[str],
     ) -> Floats:
         """(3, rows): what the first and the last stage and all together run again of a microbatch,
         at least, where they (of all, the mean) need so many bytes when each block keeps the least.
         """
-        if sample.again is None or not self.reruns or capacity == np.inf:
+        if not sample.again or not self.reruns or capacity == np.inf:
             return np.zeros((3, len(rows)))
         run = shape.run[rows]
         stack, size = self.run.stack, shape.some.microbatch[run]
@@ -78,7 +97,7 @@ class Floor:
         # The block that is rebuilt is there while others wait.
         waiting = np.maximum(0.0, (shape.waiting - 1)[:, run]) * size
         kept = sample.kept_bytes + room / np.maximum(waiting, 1e-9)
-        again_s = shape.passed[:, run] * size * np.interp(kept, *sample.again)
+        again_s = shape.passed[:, run] * size * np.interp(kept, *among(sample.again, policies))
         ends_s = again_s[0] + np.where(shape.some.pp[run] > 1, again_s[1], 0.0)
         again_s[2] = np.maximum(again_s[2], ends_s)
         return np.asarray(again_s)

@@ -18,7 +18,7 @@ from atoll.step.layout import Layout
 from atoll.training.batch import LEAST, NUMBERS, Floats, Ints, Listed, batch_estimates
 from atoll.training.estimate import Estimator
 from atoll.training.operators.layers import choices_of
-from atoll.training.planner.floor import Floor
+from atoll.training.planner.floor import OPTIMAL, Floor
 from atoll.training.planner.space import Axes, Block, Family, block_of, order_of
 from atoll.training.run import Run
 
@@ -30,7 +30,6 @@ Call = tuple[Any, ...]
 ROUNDING = 1e-9  # of times and bytes: compiled sums in another order than the estimate's
 SINGLE = 1e-6  # the same of bounds, which are kept in single precision
 SAME = 1e-12  # of a step: "optimal" recomputation that takes as long as a named policy is that
-OPTIMAL = "optimal"
 AXES = [field.name for field in fields(Layout) if field.name != "blocks"]
 
 
@@ -55,6 +54,11 @@ class Pieces:
         """Another process knows the question, and nothing that was found."""
         return Pieces, (self.run, self.axes)
 
+    @property
+    def alone(self) -> bool:
+        """Whether nobody keeps pieces, and no other process is asked for them."""
+        return self.ask == self.make
+
     def make(self, kind: str, *args: Any, keep: bool = True) -> Any:
         return self.kinds[kind](*args)
 
@@ -64,22 +68,23 @@ class Pieces:
             self._blocks[family] = block_of(self.run, self.axes, family)
         return self._blocks[family]
 
-    def bounds(self, family: Family) -> tuple[Singles, Singles]:
-        """Seconds and bytes that the layouts of a family need at least; seconds of what fits."""
-        found: tuple[Singles, Singles] = self.ask(*bounds_call(family), keep=False)
+    def bounds(self, family: Family) -> tuple[Singles, ...]:
+        """Seconds and bytes that the layouts of a family need at least, and seconds without
+        "optimal" recomputation; seconds of what fits.
+        """
+        found: tuple[Singles, ...] = self.ask(*bounds_call(family), keep=False)
         return found
 
-    def _bounds(self, *family: Any) -> tuple[Singles, Singles]:
+    def _bounds(self, *family: Any) -> tuple[Singles, ...]:
         capacity = self.run.capacity_bytes * (1 + 3 * SINGLE)
-        step_s, bytes_ = self._floor.bounds(self.block(Family(*family)), capacity)
-        return _down(step_s), _down(bytes_)
+        return tuple(map(_down, self._floor.bounds(self.block(Family(*family)), capacity)))
 
     def least_s(self, block: Block, names: Sequence[str]) -> Floats:
         """(layouts, names): seconds of layouts of one variant under recomputation policies, under
         "optimal" at the least, as if they ran nothing again and kept least; rounded down, infinite
         where they do not fit.
         """
-        if self.ask == self.make:  # nobody keeps it
+        if self.alone:
             return self._least_s(_Every(block), names)
         return _read(self.ask(*least_call(block, names)))
 
@@ -94,7 +99,7 @@ class Pieces:
         """(layouts, names): seconds of layouts of one variant under recomputation policies, rounded
         down, infinite where they do not fit.
         """
-        if self.ask == self.make:
+        if self.alone:
             return self._times_s(_Every(block), names)
         return _read(self.ask(*times_call(block, names))["times_s"])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -236,14 +237,24 @@ def plan(
     pieces: Pieces | None = None,
     stop: Stop | None = None,
     ties: float = 0.0,
+    last: Callable[[Plan], Plan] = lambda found: found,
 ) -> Plan:
     """The fastest layout that fits, of those that `usable` says nothing against (which are those
-    that the target of an export can run), or the simplest that takes at most so much longer.
+    that the target of an export can run), or the simplest that takes at most so much longer; as the
+    `last` step leaves it, with all that searches in the space.
     """
-    from atoll.training.planner.ties import simplest
-
     axes, stop = axes or Axes(), stop or Stop()
     space = Space(run, axes, usable=usable, progress=progress, pieces=pieces, stop=stop)
+    try:
+        return last(_planned(space, runners_up, target, ties))
+    finally:
+        space.close()
+
+
+def _planned(space: Space, runners_up: int, target: str, ties: float) -> Plan:
+    from atoll.training.planner.ties import simplest
+
+    run, axes = space.run, space.axes
     found = space.search(runners_up + 1)
     if not found.best:
         if found.refused:
@@ -265,7 +276,7 @@ def plan(
         target,
         space,
         found.unseen,
-        stop.reason if found.stopped else "",
+        space.stop.reason if found.stopped else "",
         ties,
         tied,
     )

@@ -69,6 +69,14 @@ class PlanProblem:
             shared = desk.pieces(make_piece, pieces)
             pieces.ask = shared.ask
             pieces.ahead = None if desk.executor.in_process else shared.ahead
+
+        def last(found: Plan) -> Plan:
+            best = found.best
+            found = replace(found, best=replace(best, launch=self.launch(self.run, best.layout)))
+            if self.explained:
+                _ = found.reasons
+            return found
+
         found = plan(
             self.run,
             self.axes,
@@ -78,11 +86,8 @@ class PlanProblem:
             pieces=pieces,
             stop=desk.stop,
             ties=self.ties,
+            last=last,
         )
-        best = found.best
-        found = replace(found, best=replace(best, launch=self.launch(self.run, best.layout)))
-        if self.explained:
-            _ = found.reasons
         # What is asked for later has neither workers nor a limit.
         pieces.ask, pieces.ahead, found.space.stop = pieces.make, None, Stop()
         return found

@@ -7,7 +7,7 @@ together keep so many bytes run again no less than if each of them kept as many 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -29,6 +29,16 @@ Point = tuple[float, float]
 """Bytes of a sample that a block keeps, and seconds that it runs again."""
 
 
+def among(points: Mapping[str, Point], names: Sequence[str]) -> tuple[Floats, Floats]:
+    """Bytes, the fewest first, and seconds that none of these policies is below; one that is no
+    choice itself mixes all of them.
+    """
+    every, _ = points["none"]
+    alone = all(name in points for name in names)
+    some = (points[name] for name in (names if alone else points))
+    return _lower_hull(point for point in some if point[0] <= every)
+
+
 def on_the_curve(names: Iterable[str]) -> bool:
     """Whether no such policy lies below: a host's memory takes no time, and some modules drop what
     no choice by operator does.
@@ -36,23 +46,21 @@ def on_the_curve(names: Iterable[str]) -> bool:
     return all(name in RECOMPUTE or name.startswith(SOME) for name in names)
 
 
-def curve(
+def choices(
     priced: Priced, ideal: Network, layer: Layer, cost: LayerCost, ring: int
-) -> tuple[Floats, Floats]:
-    """Bytes that a block may keep of a sample, the fewest first, and seconds that it then runs
-    again of any sample of a microbatch, on an ideal network.
+) -> Mapping[str, Point]:
+    """Choices of what a block keeps, with the bytes that it keeps of a sample and the seconds that
+    it then runs again of any sample of a microbatch, on an ideal network.
     """
     least = {op.name: _least(priced, ideal, layer, op, ring) for op in layer.forward}
     chosen = by_operator(layer, priced.pricer, least)
     known = replace(
         cost, policies=policies(layer, priced.pricer, least), by_operator=lambda: chosen
     )
-    points = [
-        (kept_bytes(priced.run, known, name), known.kept(name).again.total_s)
+    return {
+        name: (kept_bytes(priced.run, known, name), known.kept(name).again.total_s)
         for name in choices_of([known], "optimal")
-    ]
-    every = kept_bytes(priced.run, known, "none")
-    return _lower_hull(point for point in points if point[0] <= every)
+    }
 
 
 def _least(priced: Priced, ideal: Network, layer: Layer, op: Operator, ring: int) -> Cost:

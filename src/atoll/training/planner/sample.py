@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -23,7 +23,7 @@ from atoll.training.memory import (
 from atoll.training.operators.layers import LayerCost
 from atoll.training.operators.policies import links
 from atoll.training.operators.priced import Priced
-from atoll.training.planner.rerun import curve
+from atoll.training.planner.rerun import Point, choices
 from atoll.training.planner.space import Family
 from atoll.training.run import Run
 from atoll.training.step import Stepper
@@ -70,7 +70,7 @@ class Sample:
             forward, backward, _ = stepper.layer_passes(least, "none")
             both_s = forward.total_s + backward.total_s
             self.compute_s += repeat * np.array([[forward.compute_s], [backward.compute_s]])
-            if far:
+            if far and cost.experts:
                 away_s = apart.layer_passes(least, "none")[0].expert_s
                 self.outside_s += repeat * (away_s - forward.expert_s)
             self.forward_s += repeat * forward.total_s
@@ -109,10 +109,10 @@ class Sample:
         )
         there = [cost for cost in costs if cost.is_block]
         at = costs.index(there[0])
-        self.again: tuple[Floats, Floats] | None = None
-        """Where all blocks are alike, what they keep and run again at least (`rerun.curve`)."""
+        self.again: Mapping[str, Point] = {}
+        """Where all blocks are alike, what they keep and run again at least (`rerun.choices`)."""
         if len(there) == 1:
-            self.again = curve(priced, network, model.layers[at][0], there[0], family.cp)
+            self.again = choices(priced, network, model.layers[at][0], there[0], family.cp)
         ends = [[cost for cost in of if not cost.is_block] for of in (costs[:at], costs[at:])]
         shares = [[(_of_experts(x, family.ep), 1)] for x in there]
         last = [*shares[-1], *((cost, 1) for cost in ends[1])]

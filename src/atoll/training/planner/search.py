@@ -15,22 +15,25 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain, islice
 
 import numpy as np
 from numpy.typing import NDArray
 
 from atoll.driver import Progress
 from atoll.errors import AtollError
+from atoll.executors.copies import Pairs, from_both_ends, shared_zeros
 from atoll.step.layout import Layout
 from atoll.stopping import Stop, StoppedError, go_on
 from atoll.training.batch import Floats
 from atoll.training.estimate import Estimate
+from atoll.training.planner.floor import OPTIMAL
 from atoll.training.planner.pieces import (
-    OPTIMAL,
     ROUNDING,
     SINGLE,
     Call,
     Pieces,
+    Singles,
     bounds_call,
     least_call,
     times_call,
@@ -43,6 +46,7 @@ Usable = Callable[[Layout], str | None]
 AHEAD = 0.07  # rows of a variant with bounds so much above what is asked for are looked at together
 MOST_REFUSED = 1000  # of the fastest layouts: if none of so many can be used, none is sought
 TELL_S = 0.2  # between two reports of progress
+MANY = 50_000  # rows that are worth a second process
 MOST_TRIED = 20  # layouts looked at for the one that needs least memory
 
 
@@ -104,7 +108,10 @@ class Space:
             )
         self.starts = np.cumsum([0, *map(len, self.blocks)])
         begin = time.perf_counter()
-        self.least_s, self.least_bytes = self._bounds()
+        self.least_s: Singles
+        self.named_s: Singles
+        self.least_s, self.least_bytes, self.named_s = self._bounds()
+        """Of every row, seconds under the policies, bytes, and seconds without "optimal"."""
         self.bounded_per_s = len(self) / max(time.perf_counter() - begin, 1e-9)
         self.may_fit = self.least_bytes <= run.capacity_bytes * (1 + SINGLE)
         """Rows that are not too large by their bounds."""
@@ -119,22 +126,39 @@ class Space:
         self.loose = np.empty(0, dtype=np.bool_)
         """Slots whose time under "optimal" is a bound."""
         self._usable = usable
+        self._pairs = Pairs(self._figures, self._variant, self._spread)
         self._next_told = 0.0
         self._reasons: dict[tuple[int, int], str | None] = {}
         self._estimates: dict[tuple[int, int], Estimate] = {}
 
-    def _bounds(self) -> Iterator[NDArray[np.float32]]:
-        """Seconds and bytes of all rows, at least."""
-        found = []
-        for number, block in enumerate(self.blocks):
+    def _bounds(self) -> Singles:
+        """(3, rows)."""
+        found = shared_zeros(3, int(self.starts[-1]))
+
+        def fill(number: int) -> None:
+            start, end = self.starts[number : number + 2]
+            found[:, start:end] = self.pieces.bounds(self.blocks[number].family)
+
+        every = range(len(self.blocks))
+        for number in from_both_ends(fill, len(every)) if self._spread else every:
             go_on(self.stop)
             if self.progress is not None:
                 left = int(self.starts[-1] - self.starts[number]) * len(self.names)
                 self.progress("bounds", left, len(self), 0.0, 0.0)
             if self.pieces.ahead is not None:
                 self.pieces.ahead(bounds_call(x.family) for x in self.blocks[number:])
-            found.append(self.pieces.bounds(block.family))
-        return (np.concatenate(figures) for figures in zip(*found, strict=True))
+            if not self._spread:
+                fill(number)
+        return found
+
+    @property
+    def _spread(self) -> bool:
+        """Whether a copy of this process does some of the work."""
+        return self.pieces.alone and int(self.starts[-1]) >= MANY
+
+    def close(self) -> None:
+        """Another process that has done some of the work is no longer needed."""
+        self._pairs.close()
 
     def __len__(self) -> int:
         return int(self.starts[-1]) * len(self.names)
@@ -187,7 +211,7 @@ class Space:
             try:
                 limit_s = self._estimate_all(wanted, among, named, rows is None is names)
             except StoppedError:
-                unseen_s = self._rest_s(among), self._loose_s(among, named)
+                unseen_s = self._rest_s(among, named), self._loose_s(among, named)
                 limit_s = min(float(x.min(initial=np.inf)) for x in unseen_s)
                 stopped = True
             ranked = self._ranked(among, named, stopped, np.inf if stopped else limit_s)
@@ -203,7 +227,7 @@ class Space:
         unseen = 0
         if stopped:
             best_s = best[0].step.time_s
-            unseen = int((self._rest_s(among) < best_s).sum()) * int(named.sum())
+            unseen = int((self._rest_s(among, named) < best_s).sum()) * int(named.sum())
             unseen += int((self._loose_s(among, named) < best_s).sum())
         return Found(
             best=best,
@@ -263,25 +287,24 @@ class Space:
         `count` or take less than `within_s`; a time that none is below, and the last of these not
         above.
         """
+        least_s = self._least_s(named)
         rest = np.flatnonzero(among & self.may_fit & (self.slot < 0))
         limit_s, best_s = self._limit_s(count, among, named)
         limit_s = max(limit_s, within_s)
         while True:
-            rest = rest[(self.slot[rest] < 0) & (self.least_s[rest] < limit_s)]
+            rest = rest[(self.slot[rest] < 0) & (least_s[rest] < limit_s)]
             loose_s = self._loose_s(among, named)
-            known, rows = self._next(rest, loose_s, limit_s, best_s)
-            if not rows.size:
+            soon = self._soon(least_s, rest, loose_s.copy(), limit_s, best_s)
+            pair = list(islice(soon, 2))
+            if not pair:
                 return limit_s
             go_on(self.stop)
             if self.pieces.ahead is not None and limit_s < np.inf:
-                self.pieces.ahead(self._soon(rest, loose_s.copy(), limit_s, best_s))
+                self.pieces.ahead(self._call(*of) for of in chain(pair, soon))
             if whole and self.progress is not None and time.monotonic() > self._next_told:
                 self._tell(self.progress, rest, loose_s[loose_s < limit_s])
-            if known:
-                self.time_s[rows] = self.pieces.times_s(self._part(self.rows[rows]), self.names)
-                self.loose[rows] = False
-            else:
-                self._add(rows)
+            for (known, rows), times_s in zip(pair, self._pairs.results(pair), strict=True):
+                self._add(known, rows, times_s)
             limit_s, best_s = self._limit_s(count, among, named, limit_s)
             limit_s = max(limit_s, within_s)
 
@@ -295,41 +318,59 @@ class Space:
         progress("search", left, len(self), batch / best_s, batch / float(least_s))
         self._next_told = time.monotonic() + TELL_S
 
-    def _next(
-        self, rest: Ints, loose_s: Floats, limit_s: float, best_s: float
-    ) -> tuple[bool, Ints]:
-        """The rows of one variant that are bounded next, or the slots (then True) that are
-        estimated: those of the lowest bound. None is left: no rows.
+    def _least_s(self, named: Bools) -> Singles:
+        """Bounds under some of the policies."""
+        return self.least_s if (self.optimal & named).any() else self.named_s
+
+    def _soon(
+        self, least_s: Singles, rest: Ints, loose_s: Floats, limit_s: float, best_s: float
+    ) -> Iterator[tuple[bool, Ints]]:
+        """What is bounded or (then True) estimated next, as long as nothing faster is found: rows
+        of one variant, that with the lowest bound.
         """
-        first_s = float(self.least_s[rest].min(initial=np.inf))
-        lowest_s = float(loose_s.min(initial=np.inf))
-        if lowest_s < limit_s and lowest_s <= max(first_s, best_s):
-            mine = np.flatnonzero((self.variant == self.variant[loose_s.argmin()]).all(axis=1))
-            return True, mine[loose_s[mine] < (1 + AHEAD) * min(limit_s, (1 + AHEAD) * lowest_s)]
-        if not rest.size:
-            return False, rest
-        first = int(rest[self.least_s[rest].argmin()])
+        free = self.slot < 0
+        while True:
+            first_s = float(least_s[rest].min(initial=np.inf))
+            lowest_s = float(loose_s.min(initial=np.inf))
+            if lowest_s < limit_s and lowest_s <= max(first_s, best_s):
+                slots = np.flatnonzero((self.variant == self.variant[loose_s.argmin()]).all(axis=1))
+                most_s = (1 + AHEAD) * min(limit_s, (1 + AHEAD) * lowest_s)
+                slots = slots[loose_s[slots] < most_s]
+                loose_s[slots] = np.inf
+                yield True, self.rows[slots]
+            elif rest.size:
+                rows = self._alike(free, least_s, int(rest[least_s[rest].argmin()]), limit_s)
+                free[rows] = False
+                rest = rest[free[rest]]
+                yield False, rows
+            else:
+                return
+
+    def _alike(self, free: Bools, least_s: Singles, first: int, limit_s: float) -> Ints:
+        """Rows of a row's variant that are bounded with it, of those that are free. Those that
+        another part of the space may ask for are taken along.
+        """
         owner = self._owner(first)
         start, end = self.starts[owner : owner + 2]
         sizes = self.blocks[owner].microbatch
-        # Those that another part of the space may ask for are taken along.
-        most_s = (1 + AHEAD) * min(limit_s, (1 + AHEAD) * first_s)
-        there = (self.slot[start:end] < 0) & (self.least_s[start:end] < most_s)
+        most_s = (1 + AHEAD) * min(limit_s, (1 + AHEAD) * float(least_s[first]))
+        there = free[start:end] & (least_s[start:end] < most_s)
         there &= self.may_fit[start:end] & (sizes == sizes[first - start])
-        return False, start + np.flatnonzero(there)
+        return np.asarray(start + np.flatnonzero(there))
 
-    def _soon(self, rest: Ints, loose_s: Floats, limit_s: float, best_s: float) -> Iterator[Call]:
-        """What is asked for next, as long as nothing faster is found."""
-        while True:
-            known, rows = self._next(rest, loose_s, limit_s, best_s)
-            if not rows.size:
-                return
-            if known:
-                loose_s[rows] = np.inf
-                yield times_call(self._part(self.rows[rows]), self.names)
-            else:
-                rest = np.setdiff1d(rest, rows, assume_unique=True)
-                yield least_call(self._part(rows), self.names)
+    def _call(self, known: bool, rows: Ints) -> Call:
+        """The same for workers."""
+        return (times_call if known else least_call)(self._part(rows), self.names)
+
+    def _variant(self, known: bool, rows: Ints) -> tuple[int, int]:
+        """Family and microbatch of rows of one variant."""
+        owner = self._owner(rows[0])
+        return owner, int(self.blocks[owner].microbatch[rows[0] - self.starts[owner]])
+
+    def _figures(self, known: bool, rows: Ints) -> Floats:
+        """Seconds of rows of one variant, estimated or bounded by its own costs."""
+        asked = self.pieces.times_s if known else self.pieces.least_s
+        return asked(self._part(rows), self.names)
 
     def _loose_s(self, among: Bools, named: Bools) -> Floats:
         """Of every slot the bound, infinite where it is estimated or "optimal" not asked for."""
@@ -338,9 +379,10 @@ class Space:
         bound_s = self.time_s[:, self.optimal][:, 0]
         return np.where(self.loose & among[self.rows], bound_s, np.inf)
 
-    def _rest_s(self, among: Bools) -> NDArray[np.float32]:
+    def _rest_s(self, among: Bools, named: Bools) -> Singles:
         """Bounds of rows without figures."""
-        return self.least_s[among & self.may_fit & (self.slot < 0)]
+        rest: Singles = self._least_s(named)[among & self.may_fit & (self.slot < 0)]
+        return rest
 
     def _limit_s(
         self, count: int, among: Bools, named: Bools, below_s: float = np.inf
@@ -389,15 +431,16 @@ class Space:
                 yield int(self.rows[slot]), name, float(time_s[at])
             done = length
 
-    def _add(self, rows: Ints) -> None:
-        """Estimate rows of one variant, or bound them more closely, by its own costs."""
-        times_s = self.pieces.least_s(self._part(rows), self.names)
+    def _add(self, known: bool, rows: Ints, times_s: Floats) -> None:
+        """What was found of rows of one variant."""
+        if known:
+            self.time_s[self.slot[rows]] = times_s
+            self.loose[self.slot[rows]] = False
+            return
         # "Optimal" is bounded by its own costs as if it ran nothing again; the first bound knows
         # what it must, and may be closer.
         times_s = np.maximum(times_s, np.where(self.optimal, self.least_s[rows, None], 0.0))
-        owner = self._owner(rows[0])
-        size = self.blocks[owner].microbatch[rows[0] - self.starts[owner]]
-        variant = np.array([[owner, size]])
+        variant = np.array([self._variant(known, rows)])
         self.slot[rows] = np.arange(len(self.rows), len(self.rows) + len(rows))
         self.rows = np.concatenate([self.rows, rows])
         self.variant = np.concatenate([self.variant, np.repeat(variant, len(rows), axis=0)])

@@ -1,0 +1,167 @@
+"""A second core for pieces of work of a hundredth of a second: a copy of this process.
+
+A pool of processes takes a tenth of a second to begin and to end. A copy has all that was imported
+and computed here, and is killed once it is not needed. Work is the same with and without one.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import suppress
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def shared_zeros(*shape: int) -> NDArray[np.float32]:
+    """An array that copies of this process write into as well."""
+    size = int(np.prod(shape)) * 4
+    return np.frombuffer(mmap.mmap(-1, max(size, 1)), np.float32, size // 4).reshape(shape)
+
+
+def from_both_ends(fill: Callable[[int], None], count: int) -> Iterator[int]:
+    """Call `fill(0)` to `fill(count - 1)`, which write into shared arrays alone, here from the
+    beginning and in a copy from the end; gives every number that is called here, before it is.
+    """
+    copy = _forked(lambda told, asked: _backwards(fill, count, told)) if count > 1 else None
+    try:
+        done = 0
+        for number in range(count):
+            if copy is not None:
+                done += copy.told(wait=done == count - 1 - number)
+                if done >= count - number:
+                    return
+            yield number
+            fill(number)
+    finally:
+        if copy is not None:
+            copy.end()
+
+
+def _backwards(fill: Callable[[int], None], count: int, told: IO[bytes]) -> None:
+    for number in reversed(range(count)):
+        fill(number)
+        told.write(b".")
+        told.flush()
+
+
+class Pairs:
+    """Calls two at a time, one of them in a copy of this process as it was at the first two."""
+
+    def __init__(
+        self, call: Callable[..., Any], subject: Callable[..., Hashable], apart: bool
+    ) -> None:
+        self._call, self._subject = call, subject
+        self._copy: _Copy | None = None
+        self._known: set[Hashable] = set()
+        """Subjects of calls that the copy made: it knows more of them."""
+        self._apart = apart
+        """Whether a copy is worth it."""
+
+    def results(self, pair: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Of one call or of two."""
+        if len(pair) == 2 and self._apart and self._copy is None:
+            self._copy = _forked(self._answers)
+            self._apart = self._copy is not None
+        if len(pair) < 2 or self._copy is None:
+            return [self._call(*of) for of in pair]
+        first, second = (self._subject(*of) for of in pair)
+        order = 1 if first not in self._known or second in self._known else -1
+        self._known.add((first, second)[order])
+        here, there = pair[::order]
+        self._copy.ask(there)
+        found = self._call(*here)
+        answer = self._copy.answer()
+        if answer is None:  # it died
+            self.close()
+            self._apart = False
+            answer = self._call(*there)
+        return [found, answer][::order]
+
+    def close(self) -> None:
+        if self._copy is not None:
+            self._copy.end()
+            self._copy = None
+
+    def _answers(self, told: IO[bytes], asked: IO[bytes]) -> None:
+        while True:
+            pickle.dump(self._call(*pickle.load(asked)), told, pickle.HIGHEST_PROTOCOL)
+            told.flush()
+
+
+class _Copy:
+    """A copy of this process, with pipes to and from it."""
+
+    def __init__(self, pid: int, told: IO[bytes], asked: IO[bytes]) -> None:
+        self._pid, self._told, self._asked = pid, told, asked
+
+    def told(self, wait: bool) -> int:
+        """How many bytes it has written since; 0 where it died."""
+        os.set_blocking(self._told.fileno(), wait)
+        with suppress(BlockingIOError):
+            return len(os.read(self._told.fileno(), 4096))
+        return 0
+
+    def ask(self, request: tuple[Any, ...]) -> None:
+        with suppress(BrokenPipeError):  # it died: there is no answer
+            pickle.dump(request, self._asked, pickle.HIGHEST_PROTOCOL)
+            self._asked.flush()
+
+    def answer(self) -> Any:
+        """None where it died."""
+        try:
+            return pickle.load(self._told)
+        except (EOFError, pickle.UnpicklingError):
+            return None
+
+    def end(self) -> None:
+        with suppress(BrokenPipeError):
+            self._asked.close()
+        self._told.close()
+        os.kill(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+
+
+def _forked(work: Callable[[IO[bytes], IO[bytes]], None]) -> _Copy | None:
+    """A copy that does some work with its ends of the pipes; none where the system cannot fork
+    well, no other core waits, or this is one thread of several that compute.
+    """
+    if (
+        sys.platform != "linux"
+        or len(os.sched_getaffinity(0)) == 1
+        or threading.current_thread() is not threading.main_thread()
+    ):
+        return None
+    told, asked = os.pipe(), os.pipe()
+    try:
+        with warnings.catch_warnings():
+            # The threads that Python 3.12 warns of, a spinner's, hold no lock that a copy takes.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+    except OSError:  # no room for another process
+        for end in (*told, *asked):
+            os.close(end)
+        return None
+    if pid:
+        os.close(told[1])
+        os.close(asked[0])
+        return _Copy(pid, os.fdopen(told[0], "rb"), os.fdopen(asked[1], "wb"))
+    try:
+        os.close(told[0])
+        os.close(asked[1])
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the other
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with os.fdopen(told[1], "wb") as tells, os.fdopen(asked[0], "rb") as hears:
+            work(tells, hears)
+    except BaseException:
+        pass  # the other does it itself, and says what is wrong
+    finally:
+        os._exit(0)  # nothing of what the other has to end

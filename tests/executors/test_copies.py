@@ -1,0 +1,107 @@
+"""A copy of the process on a second core: the same results, whatever becomes of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+
+import numpy as np
+import pytest
+
+from atoll.executors import copies
+from atoll.executors.copies import Pairs, from_both_ends, shared_zeros
+from atoll.training.planner import search
+from atoll.training.planner.plan import plan
+from atoll.training.request import make_run
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="copies are forked on Linux alone")
+
+
+@pytest.fixture(autouse=True)
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As on a machine with two; none of the processes is left behind."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    yield
+    with suppress(ChildProcessError):
+        assert os.waitpid(-1, os.WNOHANG) == (0, 0), "a copy was not waited for"
+
+
+def dies_elsewhere(call: Callable[[int], int]) -> Callable[[int], int]:
+    here = os.getpid()
+
+    def checked(value: int) -> int:
+        if os.getpid() != here:
+            os._exit(1)
+        return call(value)
+
+    return checked
+
+
+def test_both_ends_fill_all() -> None:
+    found, by = shared_zeros(40), shared_zeros(40)
+
+    def fill(number: int) -> None:
+        found[number] = sum(i * i for i in range(30_000)) % 1000 + number
+        by[number] = os.getpid() % 1_000_000
+
+    mine = list(from_both_ends(fill, 40))
+    assert np.array_equal(found - found[0], np.arange(40))
+    assert mine == list(range(len(mine))), "from the beginning"
+    assert len(set(by.tolist())) == 2, "each did a part"
+
+
+def test_a_copy_that_dies_leaves_all_to_the_other() -> None:
+    found = shared_zeros(5)
+    here = os.getpid()
+
+    def fill(number: int) -> None:
+        if os.getpid() != here and number < 4:
+            os._exit(1)
+        found[number] = number
+
+    for _ in from_both_ends(fill, 5):
+        pass
+    assert found.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_what_is_wrong_is_said_here() -> None:
+    def fill(number: int) -> None:
+        raise ValueError(number)
+
+    with pytest.raises(ValueError, match="0"):
+        list(from_both_ends(fill, 4))
+
+
+@pytest.mark.parametrize("wrap", [lambda call: call, dies_elsewhere], ids=["lives", "dies"])
+def test_pairs_are_as_one_call_after_another(wrap: Callable[..., Callable[[int], int]]) -> None:
+    with closing(Pairs(wrap(lambda x: x * x), lambda x: x % 3, True)) as pairs:
+        found = [pairs.results([(a,), (a + 1,)]) for a in range(0, 10, 2)]
+        found.append(pairs.results([(10,)]))
+    assert [x for pair in found for x in pair] == [a * a for a in range(11)]
+
+
+def test_a_copy_goes_on_with_what_it_knows() -> None:
+    """Of two calls the one about what the copy has seen goes there, in whatever order they come."""
+
+    def where(subject: str) -> int:
+        return os.getpid()
+
+    with closing(Pairs(where, lambda subject: subject, True)) as pairs:
+        _, there = pairs.results([("a",), ("b",)])
+        assert pairs.results([("b",), ("c",)]) == [there, os.getpid()]
+        assert pairs.results([("d",), ("b",)]) == [os.getpid(), there]
+
+
+def test_a_plan_is_the_same_with_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run("llama2-7b", "h100", 16, batch=64)
+    monkeypatch.setattr(search, "MANY", 0)
+    with_copy = plan(run)
+    monkeypatch.setattr(copies, "_forked", lambda work: None)
+    alone = plan(run)
+    assert with_copy.certificate == alone.certificate
+    assert with_copy.best == alone.best
+    assert with_copy.runners_up == alone.runners_up
+    assert with_copy.reasons == alone.reasons
+    assert list(with_copy.space.known()) == list(alone.space.known())
