@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 
 from atoll.answers.designs import StoredEnergy, StoredPlan
+from atoll.executors.threads import set_threads
 from atoll.explore.run import run_search
 from atoll.questions import SearchQuestion
 from atoll.store import DesignRow, RunReader, RunStore
-from atoll.threads import set_threads
 from record import figure, recorded
 
 ROOT = Path(__file__).parent.parent

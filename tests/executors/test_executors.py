@@ -19,7 +19,7 @@ from atoll.errors import AtollError
 from atoll.executors import Call, Crew, Executor, InProcess, choose_executor
 from atoll.executors.growing import Growing
 from atoll.executors.processes import LocalProcesses, _pass_on
-from atoll.threads import set_threads, threads
+from atoll.executors.threads import set_threads, threads
 
 
 def scaled(context: int, value: int) -> int:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from atoll.arrays import FloatArray, IntArray
+from atoll.executors.threads import over_ranges
 from atoll.fabric.mesh import ALGORITHMS
 from atoll.step.states import States
-from atoll.threads import over_ranges
 from atoll.wafer.costs.tables import Nodes, Tables
 from atoll.wafer.encoding.block_parts import KINDS
 from atoll.wafer.encoding.genes import HOMES, Away, BlockMapping

@@ -364,15 +364,10 @@ def test_stages_share_the_layers_evenly_and_the_ends_get_fewer() -> None:
 def test_every_layer_lies_on_one_stage(blocks: int, others: int, pp: int, vpp: int) -> None:
     structure = ((False, 1), (True, blocks), *([(True, others)] if others else []), (False, 1))
     assume(pp * vpp <= blocks + others + 2)
-    counted = [0] * len(structure)
     stages = stage_counts(structure, "1f1b", pp, vpp)
-    assert [len(stage) for stage in stages] == [vpp] * pp
-    for chunk in (chunk for stage in stages for chunk in stage):
-        for kind, n in chunk:
-            counted[kind] += n
-    assert counted == [repeat for _, repeat in structure]
-    assert stages[0][0][0] == (0, 1)
-    assert stages[-1][-1][-1] == (len(structure) - 1, 1)
+    assert stages.shape == (pp, vpp, len(structure))
+    assert stages.sum(axis=(0, 1)).tolist() == [repeat for _, repeat in structure]
+    assert stages[0, 0, 0] == stages[-1, -1, -1] == 1
 
 
 @pytest.mark.parametrize("name", ["bert-large", "vit-b16", "gpt-j-6b", "gemma2-9b", "deepseek-v2"])

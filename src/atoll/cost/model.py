@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from atoll.cost import gemm_kernels
+from atoll.executors.threads import over_ranges
 from atoll.hardware.template.cores import CostModel, ProductCosts, Shape, TensorConfigs
 from atoll.registry import Registry
-from atoll.threads import over_ranges
 
 _FEW = 64  # products that are mapped sooner than threads start
 

@@ -154,7 +154,7 @@ def _executor(means: Means, stop: Stop) -> Iterator[Executor]:
         if not means.workers:
             yield executor
             return
-        from atoll.threads import set_threads
+        from atoll.executors.threads import set_threads
 
         before = set_threads(means.workers)
         try:

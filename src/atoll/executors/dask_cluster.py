@@ -24,9 +24,9 @@ import numpy as np
 
 from atoll.errors import AtollError
 from atoll.executors.base import LostWorkerError, Task
+from atoll.executors.threads import set_threads
 from atoll.identity import code_words, this_code
 from atoll.stopping import Asked, StoppedError, never
-from atoll.threads import set_threads
 
 CONNECT_S = 10.0
 COUNT_S = 1.0

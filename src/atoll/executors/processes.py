@@ -22,7 +22,7 @@ from contextlib import suppress
 from typing import Any
 
 from atoll.executors.base import LostWorkerError, Task
-from atoll.threads import set_threads
+from atoll.executors.threads import set_threads
 
 _POLL_S = 0.1
 PATIENCE = 25

@@ -13,11 +13,11 @@ import numpy as np
 
 from atoll.arrays import FloatArray, IntArray
 from atoll.cost.chips import Chips, distinct_rows
+from atoll.executors.threads import over_ranges
 from atoll.explore.pricing.bound_kernels import layout_bounds, roofline
 from atoll.explore.pricing.layouts import Layouts, Setting, list_layouts
 from atoll.explore.pricing.work import OperatorWork
 from atoll.explore.pricing.workloads import Variants
-from atoll.threads import over_ranges
 
 HBM = 2
 """The column of `chip_rates` with HBM's."""

@@ -24,6 +24,7 @@ from atoll.cost.table import (
     pass_problems,
 )
 from atoll.cost.table_kernels import Costs
+from atoll.executors.threads import over_ranges
 from atoll.explore.pricing.bound_kernels import layer_floors
 from atoll.explore.pricing.layouts import Setting
 from atoll.explore.pricing.limit import operator_J, pass_J, resting_W, shortest_s
@@ -39,7 +40,6 @@ from atoll.schedule.problem import Schedule, ScheduleProblem
 from atoll.schedule.quick import empty_quick
 from atoll.schedule.solve import Effort, solve
 from atoll.stopping import Asked, never
-from atoll.threads import over_ranges
 from atoll.workload.graph.layer import predecessors
 
 FloatArray = NDArray[np.float64]
