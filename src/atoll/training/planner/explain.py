@@ -69,7 +69,7 @@ def _others(space: Space, layout: Layout, axis: str) -> tuple[Bools, Bools]:
     every = np.ones(len(space.names), dtype=np.bool_)
     if axis == "recompute":
         return np.ones(len(space.slot), dtype=np.bool_), np.array(space.names) != layout.recompute
-    if axis == "etp" and not space.run.model.experts:
+    if (axis == "etp" and not space.run.model.experts) or (axis == "schedule" and layout.pp == 1):
         return np.zeros(len(space.slot), dtype=np.bool_), every
     if axis in ("tp", "cp", "ep", "etp", "sp"):
         mine = getattr(layout, axis)
@@ -83,8 +83,7 @@ def _others(space: Space, layout: Layout, axis: str) -> tuple[Bools, Bools]:
         return space.column(axis) != getattr(layout, axis), every
     names = np.array(["1f1b" if n == "interleaved" else n for n in space.blocks[0].schedules])
     mine = "1f1b" if layout.schedule == "interleaved" else layout.schedule
-    pipes = (space.column("pp") > 1) & (layout.pp > 1)
-    return pipes & (names[space.column("schedule")] != mine), every
+    return (space.column("pp") > 1) & (names[space.column("schedule")] != mine), every
 
 
 def _where(best: Estimate, other: Estimate) -> str:
