@@ -18,6 +18,7 @@ from atoll.training.operators.policies import (
     Kept,
     TensorLink,
     by_operator,
+    kept_whole,
     links,
     module_policy,
     policies,
@@ -194,7 +195,9 @@ def _layer_cost(
     own_loss = stored or layer.name.startswith("mtp")
     logits = _loss(layer) if own_loss else (_head(layer), False, 0.0)
     inside = pricer.schedules_links
-    known = policies(layer, pricer, costs)
+    # What is no block keeps all, whatever is asked for.
+    whole = (("none", kept_whole(layer, pricer)),)
+    known = policies(layer, pricer, costs) if is_block else whole
     if modules.startswith((SOME, HOST)) and is_block:
         known += (some_blocks(modules, blocks, dict(known)),)
     elif modules and is_block:

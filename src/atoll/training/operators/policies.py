@@ -72,19 +72,25 @@ class Kept:
     """The exchange of tokens with their experts is among them."""
 
 
+def kept_whole(layer: Layer, pricer: Pricer) -> Kept:
+    """Nothing is run again."""
+    return Kept(float(layer.saved_bytes) + pricer.kept_bytes(layer))
+
+
 def policies(
     layer: Layer, pricer: Pricer, costs: Mapping[str, Cost]
 ) -> tuple[tuple[str, Kept], ...]:
-    """The named policies of a layer, given what each of its operators costs."""
+    """The named policies of a block, given what each of its operators costs."""
     saved = {name: float(layer.tensors[name].bytes) for name in layer.saved}
-    everything = sum(saved.values()) + pricer.kept_bytes(layer)
+    none = kept_whole(layer, pricer)
+    everything = none.bytes
     core = [op for op in layer.forward if op.kind in CORE_ATTENTION or _inside_core(op)]
     made = {name for op in core for name in op.writes}
     leaving = {n for op in layer.forward if op not in core for n in op.reads}
     dropped = sum(size for name, size in saved.items() if name in made and name not in leaving)
     entry = _entry(layer)
     return (
-        ("none", Kept(everything)),
+        ("none", none),
         ("selective", kept_of(layer, everything - dropped, core, pricer, costs)),
         ("alternate", _alternate(layer, costs, saved)),
         ("full", kept_of(layer, entry, layer.forward, pricer, costs)),
