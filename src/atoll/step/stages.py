@@ -47,18 +47,11 @@ def balanced_sizes(blocks: int, order: str, pp: int, vpp: int, behind: float) ->
     """Sizes whose slowest stage takes least, where what stands behind the blocks takes as long as
     so many of them and no chunk is without a block; the even ones where none are better.
     """
-    held_each = chunks_of(order, vpp)
-    ways = [route(order, pp, held_each, microbatch) for microbatch in range(copies_of(order))]
-    chunks = range(len(ways[0]))
-    even = even_sizes(blocks, len(chunks))
-    if blocks < len(chunks):
+    held, last = _held(order, pp, vpp)
+    chunks = sum(map(len, held.values()))
+    even = even_sizes(blocks, chunks)
+    if blocks < chunks:
         return even
-    # Stages with the same chunks (both ends of dualpipe) are busy alike, and have one turn.
-    places = [tuple(sorted({way[chunk][0] for way in ways})) for chunk in chunks]
-    held: dict[tuple[int, ...], list[int]] = {}
-    for chunk, place in enumerate(places):
-        held.setdefault(place, []).append(chunk)
-    last = places[-1]
     slowest = max(
         sum(even[i] for i in of) + (behind if at == last else 0.0) for at, of in held.items()
     )
@@ -66,17 +59,33 @@ def balanced_sizes(blocks: int, order: str, pp: int, vpp: int, behind: float) ->
         return even
     # One block after another to the stage that is done first; of such, to the last one, which
     # holds the fewest microbatches.
-    sizes = [1] * len(chunks)
+    sizes = [1] * chunks
     turns = [
         (len(of) + (behind if at == last else 0.0), 1, -max(of), at) for at, of in held.items()
     ]
     heapify(turns)
-    for _ in range(blocks - len(chunks)):
+    for _ in range(blocks - chunks):
         busy, size, chunk, at = turns[0]
         sizes[-chunk] = size + 1
         smallest = min((sizes[i], -i) for i in held[at])
         heapreplace(turns, (busy + 1, *smallest, at))
     return tuple(sizes) if max(turns)[0] < slowest else even
+
+
+@lru_cache(maxsize=2)  # of the two that `splits` tries
+def _held(
+    order: str, pp: int, vpp: int
+) -> tuple[dict[tuple[int, ...], list[int]], tuple[int, ...]]:
+    """By stages the chunks that they have, and the stages that have the last. Stages with the same
+    chunks (both ends of dualpipe) are busy alike, and have one turn.
+    """
+    count = chunks_of(order, vpp)
+    ways = [route(order, pp, count, microbatch) for microbatch in range(copies_of(order))]
+    held: dict[tuple[int, ...], list[int]] = {}
+    for chunk, at in enumerate(zip(*ways, strict=True)):
+        place = tuple(sorted({stage for stage, _ in at})) if len(at) > 1 else (at[0][0],)
+        held.setdefault(place, []).append(chunk)
+    return held, place
 
 
 def _least_load(blocks: int, stages: int, behind: float) -> float:

@@ -241,15 +241,14 @@ def of_stages(
             if hsdp == 1 or (zero and copies % hsdp == 0)
         ]
     ).reshape(-1, 2)
-    shape = len(sizes), len(orders), len(divisions)
-    size, order, division = (at.reshape(-1) for at in np.indices(shape))
-    columns = np.empty((len(COLUMNS), size.size), dtype=np.int32)
+    columns = np.empty((len(COLUMNS), len(sizes), len(orders), len(divisions)), dtype=np.int32)
     columns[0], columns[1] = pp, dp
-    columns[2], columns[6], columns[7] = orders[order][:, [0, 1, 3]].T
-    columns[3] = sizes[size]
-    columns[4], columns[5] = divisions[division].T
-    even = (batch // columns[3]) % 2 == 0
-    return columns[:, even | (orders[order, 2] == 0)]
+    columns[2], columns[6], columns[7] = orders.T[[0, 1, 3], :, None]
+    columns[3] = sizes[:, None, None]
+    columns[4], columns[5] = divisions.T
+    even = (batch // sizes) % 2 == 0
+    there = even[:, None] | (orders[:, 2] == 0)
+    return columns[:, there].reshape(len(COLUMNS), -1)
 
 
 def _ordered(order: str, layers: int, pp: int, vpp: int, wanted: tuple[str, ...]) -> bool:
