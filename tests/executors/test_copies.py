@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 
 from atoll.executors import copies
-from atoll.executors.copies import Pairs, from_both_ends, shared_zeros
+from atoll.executors.copies import Ahead, Pairs, from_both_ends, shared_zeros
+from atoll.stopping import StoppedError
 from atoll.training.planner import search
 from atoll.training.planner.plan import plan
 from atoll.training.request import make_run
@@ -92,6 +94,46 @@ def test_a_copy_goes_on_with_what_it_knows() -> None:
         _, there = pairs.results([("a",), ("b",)])
         assert pairs.results([("b",), ("c",)]) == [there, os.getpid()]
         assert pairs.results([("d",), ("b",)]) == [os.getpid(), there]
+
+
+@pytest.mark.parametrize("wrap", [lambda call: call, dies_elsewhere], ids=["lives", "dies"])
+def test_what_is_asked_for_soon_is_as_made_here(wrap: Callable[..., Callable[[int], int]]) -> None:
+    with closing(Ahead(wrap(lambda x: x * x))) as calls:
+        for number in range(20):
+            calls.ahead([(x,) for x in range(number, number + 4)])
+            assert calls.ask(number) == number * number
+
+
+def test_a_copy_makes_what_is_asked_for_soon() -> None:
+    """While something else is made here, and nothing twice."""
+
+    def where(number: int) -> int:
+        time.sleep(0.05 if os.getpid() == here else 0.0)
+        return os.getpid()
+
+    here = os.getpid()
+    with closing(Ahead(where)) as calls:
+        calls.ahead([(0,), (1,), (2,)])
+        assert calls.ask(0) == here
+        there = calls.ask(1)
+        assert there != here
+        calls.ahead([(3,)])
+        assert calls.ask(2) == there, "known before the others were named"
+        assert calls.ask(4) == here
+        assert calls.ask(3) not in (here, there)
+
+
+def test_who_waits_for_a_copy_hears_the_question_to_end() -> None:
+    def slow(number: int) -> int:
+        time.sleep(0.0 if os.getpid() == here else 60.0)
+        return number
+
+    here, began = os.getpid(), time.monotonic()
+    with closing(Ahead(slow, lambda: time.monotonic() > began + 0.2)) as calls:
+        calls.ahead([(1,)])
+        calls.ask(0)
+        with pytest.raises(StoppedError):
+            calls.ask(1)
 
 
 def test_a_plan_is_the_same_with_and_without(monkeypatch: pytest.MonkeyPatch) -> None:

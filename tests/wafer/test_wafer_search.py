@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import json
+import os
+import sys
 import weakref
 from dataclasses import replace
 from itertools import pairwise, product
@@ -17,6 +19,7 @@ from typer.testing import CliRunner
 
 from atoll.cli import app
 from atoll.errors import AtollError, InfeasibleError
+from atoll.executors import copies
 from atoll.fabric.digits import digit_systems
 from atoll.fabric.mesh import snake
 from atoll.fabric.routes import route
@@ -102,6 +105,19 @@ def test_the_same_job_gives_the_same_answer_twice():
     a, b = (search().run() for _ in range(2))
     assert a.best.mapping == b.best.mapping
     assert a.best.step_s == b.best.step_s
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="copies are forked on Linux alone")
+def test_the_answer_is_the_same_with_and_without_a_second_core(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    forked, alone = [], copies._forked
+    monkeypatch.setattr(copies, "_forked", lambda work: forked.append(1) or alone(work))
+    with_copy = search(small_wafer(2, 4, memory_bytes=MIB)).run()
+    assert forked
+    with pytest.raises(ChildProcessError):  # none is left behind
+        os.waitpid(-1, os.WNOHANG)
+    monkeypatch.setattr(copies, "_forked", lambda work: None)
+    assert search(small_wafer(2, 4, memory_bytes=MIB)).run() == with_copy
 
 
 def test_progress_shows_the_bound_of_the_certificate_not_that_of_the_next_candidate():

@@ -9,16 +9,22 @@ from __future__ import annotations
 import mmap
 import os
 import pickle
+import select
 import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from atoll.stopping import Asked, go_on, never
+
+_WAKE_S = 0.05
+_LENGTH = 8  # bytes of the number that says how long a result is
 
 
 def shared_zeros(*shape: int) -> NDArray[np.float32]:
@@ -97,6 +103,83 @@ class Pairs:
             told.flush()
 
 
+class Ahead:
+    """Pure calls of plain data: those that may be asked for soon are made by a copy of this
+    process, the first one first, while others are made here.
+    """
+
+    def __init__(self, call: Callable[..., Any], stop: Asked = never) -> None:
+        self._call, self._stop = call, stop
+        self._known: dict[str, Any] = {}
+        """Results that came before they were asked for."""
+        self._soon: list[tuple[Any, ...]] = []
+        self._copy: _Copy | None = None
+        self._sent: list[tuple[Any, ...]] = []
+        """What the copy has still to make; it is at the first."""
+        self._heard = bytearray()
+
+    def ahead(self, calls: Iterable[tuple[Any, ...]]) -> None:
+        """Calls that may be asked for soon, instead of those named before: the copy begins with
+        them once something else is made here.
+        """
+        self._soon = list(calls)
+
+    def ask(self, *args: Any) -> Any:
+        name = repr(args)
+        self._hear()
+        while self._sent and self._sent[0] == args:  # there: something else is made here meanwhile
+            go_on(self._stop)
+            others = self._left(args)
+            if others:
+                self._known[repr(others[-1])] = self._call(*others[-1])
+            self._hear(0.0 if others else _WAKE_S)
+        if name in self._known:
+            return self._known[name]
+        self._begin(self._left(args))
+        return self._call(*args)
+
+    def _left(self, args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        """What may be asked for soon beside a call and was not made."""
+        return [of for of in self._soon if of != args and repr(of) not in self._known]
+
+    def _begin(self, calls: list[tuple[Any, ...]]) -> None:
+        """Let a copy make these, unless it is at one of them."""
+        if not self._sent or self._sent[0] not in calls:
+            self.close()
+            self._copy = _forked(lambda told, asked: self._make(calls, told)) if calls else None
+            self._sent = calls if self._copy is not None else []
+
+    def close(self) -> None:
+        if self._copy is not None:
+            self._copy.end()
+        self._copy, self._sent = None, []
+        self._heard.clear()
+
+    def _make(self, calls: Sequence[tuple[Any, ...]], told: IO[bytes]) -> None:
+        for of in calls:
+            result = pickle.dumps(self._call(*of), pickle.HIGHEST_PROTOCOL)
+            told.write(len(result).to_bytes(_LENGTH) + result)
+            told.flush()
+
+    def _hear(self, wait_s: float = 0.0) -> None:
+        """Take what the copy has told since; what it cannot make is left to this process."""
+        while self._copy is not None and self._sent:
+            more = self._copy.heard(wait_s)
+            if more is None:
+                return
+            if not more:  # it died
+                self.close()
+                return
+            self._heard += more
+            while len(self._heard) >= _LENGTH:
+                end = _LENGTH + int.from_bytes(self._heard[:_LENGTH])
+                if len(self._heard) < end:
+                    break
+                self._known[repr(self._sent.pop(0))] = pickle.loads(self._heard[_LENGTH:end])
+                del self._heard[:end]
+            wait_s = 0.0
+
+
 class _Copy:
     """A copy of this process, with pipes to and from it."""
 
@@ -109,6 +192,11 @@ class _Copy:
         with suppress(BlockingIOError):
             return len(os.read(self._told.fileno(), 4096))
         return 0
+
+    def heard(self, wait_s: float) -> bytes | None:
+        """What it has written since, None if nothing within so many seconds; empty: it died."""
+        number = self._told.fileno()
+        return os.read(number, 1 << 16) if select.select([number], [], [], wait_s)[0] else None
 
     def ask(self, request: tuple[Any, ...]) -> None:
         with suppress(BrokenPipeError):  # it died: there is no answer

@@ -8,13 +8,15 @@ is quick.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, astuple, replace
 from typing import Any
 
 from pydantic import JsonValue
 
 from atoll.answers.wafer import Worth
+from atoll.executors.copies import Ahead
 from atoll.fabric.mesh import Link, Rectangle
 from atoll.hardware.wafer import Wafer
 from atoll.stopping import Asked
@@ -38,6 +40,7 @@ class Pieces:
         self, wafer: Wafer, model: str, batch: int, sequence: int, options: Options,
         most_codes: int, stop: Asked,
     ) -> None:  # fmt: skip
+        self._stop = stop
         self.wafer, self.options, self._asked = wafer, options, (wafer, model, batch, sequence)
         self.fine = Planner(*self._asked, options, most_codes, stop)
         few = rough(options)
@@ -64,6 +67,20 @@ class Pieces:
     def make(self, kind: str, *args: Any) -> Any:
         return self.kinds[kind](*args)
 
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """Where nobody else is asked: a copy of this process makes what may be asked for soon."""
+        if self.ask != self.make:
+            yield
+            return
+        before = self.ask, self.ahead
+        with closing(Ahead(self.make, self._stop)) as copy:
+            self.ask, self.ahead = copy.ask, copy.ahead
+            try:
+                yield
+            finally:
+                self.ask, self.ahead = before
+
     def _evaluated(self, mapping: Any, dead_links: Sequence[Link] = ()) -> Evaluation | None:
         return None if mapping is None else evaluate(self.wafer, from_dict(mapping), dead_links)
 
@@ -71,7 +88,7 @@ class Pieces:
         self, planner: int, rectangles: Sequence[Call], microbatch: int, limit_s: float
     ) -> Any:
         laid = [Rectangle(*r) for r in rectangles]
-        return told(self._planners[planner].best(laid, microbatch, limit_s))
+        return told(self._planners[planner].anew().best(laid, microbatch, limit_s))
 
     def _whole(self, microbatch: int, limit_s: float) -> Any:
         """All dies as one group, over all codes that may be fast enough."""

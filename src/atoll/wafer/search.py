@@ -13,7 +13,7 @@ What takes long is asked for in pieces (`pieces.py`).
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
@@ -44,6 +44,7 @@ MOST_POLISHED = 3  # of the best mappings, solved again with every variable free
 POLISHED = 0.03  # of a step: what that may bring
 MOST_HELPED = 4  # candidates tried with stages that help each other
 MOST_FREED = 10  # candidates of small stages tried with every variable free
+SOON = 3  # candidates that are looked at before their turn: another core may solve them
 
 
 @dataclass(frozen=True, order=True)
@@ -132,6 +133,10 @@ class WaferSearch:
 
     def run(self, seeds: Sequence[Evaluation] = ()) -> Found:
         """`seeds` are mappings known already (baselines are points of the same space)."""
+        with self.pieces.beside():
+            return self._found(seeds)
+
+    def _found(self, seeds: Sequence[Evaluation] = ()) -> Found:
         kept = [seed for seed in seeds if seed.fits]
         stopped = False
         try:
@@ -153,11 +158,12 @@ class WaferSearch:
         total = len(queue)
         self._report("mappings", total, total, min(kept, key=_step_s, default=None))
         self._freed(kept, total)
-        for stages in dict.fromkeys(c.stages for c in queue):
-            same = [c for c in queue if c.stages == stages and self._is_open(c)]
-            self._solve_next(same, kept, total)
+        counts = dict.fromkeys(c.stages for c in queue)
+        alike = [[c for c in queue if c.stages == n and self._is_open(c)] for n in counts]
+        for number, same in enumerate(alike, 1):
+            self._solve_next(same, kept, total, alike[number : number + SOON])
         solvable = [c for c in queue if self._is_open(c)]
-        while self._solve_next(solvable, kept, total):
+        while self._solve_next(solvable, kept, total, [solvable] * SOON):
             pass
         best = min(kept, key=_step_s, default=None)
         mixed = self._mixed(best)
@@ -174,7 +180,7 @@ class WaferSearch:
                 f"{self.batch} and sequence {self.sequence}, even with everything recomputed; use "
                 "more memory a die, a shorter sequence or a smaller model."
             )
-        best, lowest = self._suggested(best, kept)
+        best, lowest = self._suggested(*self._bounded(best, kept), kept)
         self._overall_s = min(best.step_s, lowest.bound_s + self.wafer.step_s)
         self._report("proven", 0, total, best)
         return best, self._overall_s
@@ -192,18 +198,26 @@ class WaferSearch:
             if candidate is None:
                 break
             self._closed.add(replace(candidate, bound_s=0.0))
+            limit = known_s * (1.0 - CLOSE)
+            self.pieces.ahead(self._plans(candidate, limit, (fine,)))
+            # Only now: the first bound on all mappings takes as long as a candidate.
+            self._report("mappings", len(queue), total, best)
             self._solved += 1
-            found = self._solve(candidate, known_s * (1.0 - CLOSE), fine)
+            found = self._solve(candidate, limit, fine)
             if found is not None:
                 kept.append(found)
-            self._report("mappings", len(queue), total, min(kept, key=_step_s, default=None))
+        self._report("mappings", len(queue), total, min(kept, key=_step_s, default=None))
 
     def _is_open(self, candidate: Candidate) -> bool:
         return replace(candidate, bound_s=0.0) not in self._closed
 
-    def _solve_next(self, queue: list[Candidate], kept: list[Evaluation], total: int) -> bool:
+    def _solve_next(
+        self, queue: list[Candidate], kept: list[Evaluation], total: int,
+        later: Sequence[list[Candidate]],
+    ) -> bool:  # fmt: skip
         """Solve the candidate of the queue (a heap) whose bound, as sharp as it gets, is the best;
-        whether there was one that promised more than the best mapping of `kept`.
+        whether there was one that promised more than the best mapping of `kept`. `later`: the
+        queues of the next ones.
         """
         heapq.heapify(queue)
         best = min(kept, key=_step_s, default=None)
@@ -214,10 +228,13 @@ class WaferSearch:
             return False
         self._compared += 1
         self._closed.add(replace(candidate, bound_s=0.0))
-        self._look_ahead([candidate, *heapq.nsmallest(2, queue)], limit)
-        fastest = [self._fastest_s(p, candidate, self._reach) for p in range(len(self.planners))]
-        for planner in sorted(range(len(fastest)), key=lambda p: fastest[p]):
-            if fastest[planner] < limit:
+        promising = self._promising(candidate, limit)
+        soon = self._plans(candidate, limit, promising)
+        for next_one in self._soon(later[: most - self._compared], limit, self._reach):
+            soon += self._plans(next_one, limit, self._promising(next_one, limit))
+        self.pieces.ahead(soon)
+        for planner, fastest_s in promising.items():
+            if fastest_s < limit:
                 self._solved += 1
                 found = self._solve(candidate, limit, planner)
                 if found is not None:
@@ -225,6 +242,28 @@ class WaferSearch:
                     limit = min(limit, found.step_s)
         self._report("mappings", len(queue), total, min(kept, key=_step_s, default=None))
         return True
+
+    def _promising(self, candidate: Candidate, limit: float) -> dict[int, float]:
+        """Planners that may solve a candidate below the limit, the fastest first, with the least
+        that they take.
+        """
+        numbers = range(len(self.planners))
+        fastest = [(self._fastest_s(p, candidate, self._reach), p) for p in numbers]
+        return {p: least_s for least_s, p in sorted(fastest) if least_s < limit}
+
+    def _soon(
+        self, queues: Sequence[list[Candidate]], limit: float, bounds: StepBound
+    ) -> list[Candidate]:
+        """The next ones of some queues, which stay in them, should the limit stay as it is."""
+        found = []
+        for queue in queues:
+            heapq.heapify(queue)
+            candidate = self._next(queue, limit, bounds)
+            if candidate is not None:
+                found.append((queue, candidate))
+        for queue, candidate in found:
+            heapq.heappush(queue, candidate)
+        return [candidate for _, candidate in found]
 
     def _next(
         self, queue: list[Candidate], limit: float, bounds: StepBound,
@@ -248,26 +287,27 @@ class WaferSearch:
         put first.
         """
         queue = [c for c in self.candidates(self.bounds) if c.stages > 1]
-        for _ in range(MOST_HELPED):
+        helping = len(self.planners) + 1
+        for left in reversed(range(MOST_HELPED)):
             best = min(kept, key=_step_s, default=None)
             limit = INFINITY if best is None else best.step_s * (1.0 - CLOSE)
             candidate = self._next(queue, limit, self.bounds)
             if candidate is None:
                 break
-            found = self._solve(candidate, limit, len(self.planners) + 1)
+            next_ones = self._soon([queue] * min(left, SOON), limit, self.bounds)
+            solved = [x for c in (candidate, *next_ones) for x in self._plans(c, limit, (helping,))]
+            self.pieces.ahead([*solved, *self._polishing(kept)[:1]])
+            found = self._solve(candidate, limit, helping)
             if found is not None:
                 kept.append(found)
             self._report("refining", len(queue), total, min(kept, key=_step_s, default=None))
 
-    def _look_ahead(self, candidates: Sequence[Candidate], limit: float) -> None:
-        """What is asked for next, unless a better mapping is found before."""
-        planners = range(len(self.planners))
-        shapes = [(c.width, c.height, c.microbatch) for c in candidates]
-        calls: list[Call] = [("fastest", p, *shape) for shape in shapes for p in planners]
-        laid = self._laid(candidates[0])
-        if laid is not None:
-            calls += [plan_call(p, laid, candidates[0].microbatch, limit) for p in planners]
-        self.pieces.ahead(calls)
+    def _plans(self, candidate: Candidate, limit: float, planners: Iterable[int]) -> list[Call]:
+        """How these planners are asked to solve a candidate."""
+        laid = self._laid(candidate)
+        if laid is None:
+            return []
+        return [plan_call(p, laid, candidate.microbatch, limit) for p in planners]
 
     def _report(self, phase: str, left: int, total: int, best: Evaluation | None) -> None:
         """How far the search is, under the bound on all mappings: that of the certificate.
@@ -284,25 +324,36 @@ class WaferSearch:
 
     def _polished(self, kept: list[Evaluation]) -> Evaluation | None:
         """The best with every gene free: gradient codes, ways of collectives, helpers."""
-        if not kept:
-            return None
-        best = min(kept, key=_step_s)
-        for start in sorted(kept, key=_step_s)[:MOST_POLISHED]:
+        best = min(kept, key=_step_s, default=None)
+        self.pieces.ahead(self._polishing(kept))
+        for start in _near(kept):
+            assert best is not None
             if start.step_s > best.step_s * (1.0 + POLISHED):
                 break
-            rectangles = [stage.rectangle for stage in start.mapping.stages]
             found = self.pieces.plan(
-                len(self.planners), rectangles, start.mapping.microbatch, best.step_s
+                len(self.planners), _laid_on(start), start.mapping.microbatch, best.step_s
             )
             if found is not None and found.step_s < best.step_s:
                 kept.append(found)
                 best = found
-        if len(best.mapping.stages) == 1 and self._parted(best.mapping.microbatch):
-            found = self.pieces.whole(best.mapping.microbatch, best.step_s)
-            if found is not None and found.step_s < best.step_s:
-                kept.append(found)
-                best = found
         return best
+
+    def _polishing(self, kept: Sequence[Evaluation]) -> list[Call]:
+        """How the best are asked for with every gene free, as long as the first stays the best."""
+        near, fine = _near(kept), len(self.planners)
+        return [plan_call(fine, _laid_on(e), e.mapping.microbatch, near[0].step_s) for e in near]
+
+    def _bounded(self, best: Evaluation, kept: list[Evaluation]) -> tuple[Evaluation, Lowest]:
+        """The best, over all codes where it is one group of all dies, and the bound."""
+        asked = best.mapping.microbatch, best.step_s
+        parted = len(best.mapping.stages) == 1 and self._parted(best.mapping.microbatch)
+        self.pieces.ahead([("whole", *asked)] if parted else [])
+        lowest = self.bounds.lowest(best.step_s)
+        found = self.pieces.whole(*asked) if parted else None
+        if found is None or found.step_s >= best.step_s:
+            return best, lowest
+        kept.append(found)
+        return found, self.bounds.lowest(found.step_s)
 
     def _parted(self, microbatch: int) -> bool:
         """Whether all dies as one group were solved over parts of their codes, but need not be."""
@@ -310,13 +361,15 @@ class WaferSearch:
         few = self.fine.codes(*where) <= WHOLE_CODES and not self.quick
         return few and not self.fine.complete(*where)
 
-    def _suggested(self, best: Evaluation, kept: list[Evaluation]) -> tuple[Evaluation, Lowest]:
+    def _suggested(
+        self, best: Evaluation, overall: Lowest, kept: list[Evaluation]
+    ) -> tuple[Evaluation, Lowest]:
         """The bound; pipelines of unequal stages that attain that of a microbatch are tried, lowest
         first, until no other microbatch may be faster than the best mapping.
         """
+        lowest = overall
         left, before = list(self.microbatches), best
         tried: set[tuple[int, ...]] = set()
-        lowest = overall = self.bounds.lowest(best.step_s)
         while lowest.stages and self.accept is None:
             sizes = [dies for dies, _ in reversed(lowest.stages)]
             asked = lowest.microbatch, *sizes
@@ -341,13 +394,14 @@ class WaferSearch:
         better = None
         if len(set(sizes)) == 1:
             return better
-        for order in dict.fromkeys((tuple(sizes), *_by_size(sizes))):
-            rectangles = pack(self.wafer.rows, self.wafer.columns, order)
-            for planner in range(len(self.planners)) if rectangles is not None else ():
-                assert rectangles is not None
-                found = self.pieces.plan(planner, rectangles, microbatch, best.step_s)
-                if found is not None and found.step_s < best.step_s:
-                    best, better = found, found
+        orders = dict.fromkeys((tuple(sizes), *_by_size(sizes)))
+        laid = [pack(self.wafer.rows, self.wafer.columns, order) for order in orders]
+        tries = [(p, r) for r in laid if r is not None for p in range(len(self.planners))]
+        self.pieces.ahead([plan_call(*each, microbatch, best.step_s) for each in tries])
+        for planner, rectangles in tries:
+            found = self.pieces.plan(planner, rectangles, microbatch, best.step_s)
+            if found is not None and found.step_s < best.step_s:
+                best, better = found, found
         return better
 
     def _sharper(
@@ -395,7 +449,7 @@ class WaferSearch:
 
     def _search_piece(self) -> Any:
         try:
-            found = self.run()
+            found = self._found()
         except InfeasibleError as error:
             return str(error)
         shown = [told(e) for e in (found.best, *found.runners_up)]
@@ -422,6 +476,16 @@ class WaferSearch:
 
 def _step_s(found: Evaluation) -> float:
     return found.step_s
+
+
+def _near(kept: Sequence[Evaluation]) -> list[Evaluation]:
+    """The best mappings that every gene may make better than the first of them."""
+    found = sorted(kept, key=_step_s)[:MOST_POLISHED]
+    return [e for e in found if e.step_s <= found[0].step_s * (1.0 + POLISHED)]
+
+
+def _laid_on(found: Evaluation) -> list[Rectangle]:
+    return [stage.rectangle for stage in found.mapping.stages]
 
 
 def _by_size(sizes: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:

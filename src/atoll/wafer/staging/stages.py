@@ -122,6 +122,14 @@ class Planner:
         other.options = replace(self.options, offload=True)
         return other
 
+    def anew(self) -> Planner:
+        """The same, without the blocks solved so far: one solved below another limit may be another
+        of those within the tolerance. Solvers are shared.
+        """
+        other = copy(self)
+        other._solved = {}
+        return other
+
     def rounds(self, microbatch: int) -> int:
         return -(-self.batch // microbatch)
 
