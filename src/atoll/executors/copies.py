@@ -6,6 +6,7 @@ and computed here, and is killed once it is not needed. Work is the same with an
 
 from __future__ import annotations
 
+import gc
 import mmap
 import os
 import pickle
@@ -135,7 +136,8 @@ class Ahead:
             self._hear(0.0 if others else _WAKE_S)
         if name in self._known:
             return self._known[name]
-        self._begin(self._left(args))
+        self._soon = self._left(args)
+        self._begin(list(self._soon))
         return self._call(*args)
 
     def _left(self, args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
@@ -247,6 +249,7 @@ def _forked(work: Callable[[IO[bytes], IO[bytes]], None]) -> _Copy | None:
         os.close(asked[1])
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the other
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        gc.freeze()  # a walk over what both know would copy all of its pages
         with os.fdopen(told[1], "wb") as tells, os.fdopen(asked[0], "rb") as hears:
             work(tells, hears)
     except BaseException:

@@ -13,7 +13,7 @@ What takes long is asked for in pieces (`pieces.py`).
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
@@ -102,6 +102,8 @@ class WaferSearch:
         self._solved = 0
         self._compared = 0
         """Candidates solved with few variables free: `MOST_SOLVED` at most."""
+        self._free: list[Evaluation] = []
+        """Mappings found with every variable free."""
         self._closed: set[Candidate] = set()
         """Candidates that were solved, without their bounds."""
 
@@ -206,6 +208,7 @@ class WaferSearch:
             found = self._solve(candidate, limit, fine)
             if found is not None:
                 kept.append(found)
+                self._free.append(found)
         self._report("mappings", len(queue), total, min(kept, key=_step_s, default=None))
 
     def _is_open(self, candidate: Candidate) -> bool:
@@ -230,9 +233,10 @@ class WaferSearch:
         self._closed.add(replace(candidate, bound_s=0.0))
         promising = self._promising(candidate, limit)
         soon = self._plans(candidate, limit, promising)
+        self.pieces.ahead(soon)
         for next_one in self._soon(later[: most - self._compared], limit, self._reach):
             soon += self._plans(next_one, limit, self._promising(next_one, limit))
-        self.pieces.ahead(soon)
+            self.pieces.ahead(soon)
         for planner, fastest_s in promising.items():
             if fastest_s < limit:
                 self._solved += 1
@@ -253,7 +257,7 @@ class WaferSearch:
 
     def _soon(
         self, queues: Sequence[list[Candidate]], limit: float, bounds: StepBound
-    ) -> list[Candidate]:
+    ) -> Iterator[Candidate]:
         """The next ones of some queues, which stay in them, should the limit stay as it is."""
         found = []
         for queue in queues:
@@ -261,9 +265,9 @@ class WaferSearch:
             candidate = self._next(queue, limit, bounds)
             if candidate is not None:
                 found.append((queue, candidate))
+                yield candidate
         for queue, candidate in found:
             heapq.heappush(queue, candidate)
-        return [candidate for _, candidate in found]
 
     def _next(
         self, queue: list[Candidate], limit: float, bounds: StepBound,
@@ -294,9 +298,11 @@ class WaferSearch:
             candidate = self._next(queue, limit, self.bounds)
             if candidate is None:
                 break
-            next_ones = self._soon([queue] * min(left, SOON), limit, self.bounds)
-            solved = [x for c in (candidate, *next_ones) for x in self._plans(c, limit, (helping,))]
-            self.pieces.ahead([*solved, *self._polishing(kept)[:1]])
+            soon = self._plans(candidate, limit, (helping,))
+            self.pieces.ahead(soon)
+            for next_one in self._soon([queue] * min(left, SOON), limit, self.bounds):
+                soon += self._plans(next_one, limit, (helping,))
+            self.pieces.ahead([*soon, *self._polishing(kept)[:1]])
             found = self._solve(candidate, limit, helping)
             if found is not None:
                 kept.append(found)
@@ -326,7 +332,7 @@ class WaferSearch:
         """The best with every gene free: gradient codes, ways of collectives, helpers."""
         best = min(kept, key=_step_s, default=None)
         self.pieces.ahead(self._polishing(kept))
-        for start in _near(kept):
+        for start in self._near(kept):
             assert best is not None
             if start.step_s > best.step_s * (1.0 + POLISHED):
                 break
@@ -338,10 +344,17 @@ class WaferSearch:
                 best = found
         return best
 
+    def _near(self, kept: Sequence[Evaluation]) -> list[Evaluation]:
+        """Of the best mappings those that free variables may make better than the first."""
+        found = sorted(kept, key=_step_s)[:MOST_POLISHED]
+        near = [e for e in found if e.step_s <= found[0].step_s * (1.0 + POLISHED)]
+        return [e for e in near if not any(e is free for free in self._free)]
+
     def _polishing(self, kept: Sequence[Evaluation]) -> list[Call]:
         """How the best are asked for with every gene free, as long as the first stays the best."""
-        near, fine = _near(kept), len(self.planners)
-        return [plan_call(fine, _laid_on(e), e.mapping.microbatch, near[0].step_s) for e in near]
+        fine, limit = len(self.planners), min((e.step_s for e in kept), default=INFINITY)
+        near = self._near(kept)
+        return [plan_call(fine, _laid_on(e), e.mapping.microbatch, limit) for e in near]
 
     def _bounded(self, best: Evaluation, kept: list[Evaluation]) -> tuple[Evaluation, Lowest]:
         """The best, over all codes where it is one group of all dies, and the bound."""
@@ -367,37 +380,43 @@ class WaferSearch:
         """The bound; pipelines of unequal stages that attain that of a microbatch are tried, lowest
         first, until no other microbatch may be faster than the best mapping.
         """
-        lowest = overall
-        left, before = list(self.microbatches), best
+        lowest, left, before = overall, list(self.microbatches), best
         tried: set[tuple[int, ...]] = set()
         while lowest.stages and self.accept is None:
             sizes = [dies for dies, _ in reversed(lowest.stages)]
             asked = lowest.microbatch, *sizes
-            better = None if asked in tried else self._unequal(lowest.microbatch, sizes, best)
+            tries = [] if asked in tried else self._unequal(sizes)
             tried.add(asked)
+            self.pieces.ahead([plan_call(*t, lowest.microbatch, best.step_s) for t in tries])
+            others = [b for b in left if b != lowest.microbatch]
+            # Before these are solved, which seldom brings more: another core may do it meanwhile.
+            next_one = None
+            if not self.quick:
+                next_one = self.bounds.lowest(best.step_s, among=others, small=SMALL)
+            better = self._better(tries, lowest.microbatch, best)
             if better is not None:
                 kept.append(better)
                 best = better
-            elif self.quick:
+                lowest = self.bounds.lowest(best.step_s, among=left, small=SMALL)
+            elif next_one is None:
                 break
             else:
-                left.remove(lowest.microbatch)
-            lowest = self.bounds.lowest(best.step_s, among=left, small=SMALL)
+                left, lowest = others, next_one
         return best, overall if best is before else self.bounds.lowest(best.step_s)
 
-    def _unequal(
-        self, microbatch: int, sizes: Sequence[int], best: Evaluation
-    ) -> Evaluation | None:
-        """The best mapping on stages of unequal sizes, where they can be laid on the grid and it is
-        faster than the best known: in this order, which for the bound is one of many, and by size.
+    def _unequal(self, sizes: Sequence[int]) -> list[tuple[int, tuple[Rectangle, ...]]]:
+        """Planners and rectangles of stages of unequal sizes, where they can be laid on the grid:
+        in this order, which for the bound is one of many, and by size.
         """
-        better = None
-        if len(set(sizes)) == 1:
-            return better
-        orders = dict.fromkeys((tuple(sizes), *_by_size(sizes)))
+        orders = dict.fromkeys((tuple(sizes), *_by_size(sizes)) if len(set(sizes)) > 1 else ())
         laid = [pack(self.wafer.rows, self.wafer.columns, order) for order in orders]
-        tries = [(p, r) for r in laid if r is not None for p in range(len(self.planners))]
-        self.pieces.ahead([plan_call(*each, microbatch, best.step_s) for each in tries])
+        return [(p, r) for r in laid if r is not None for p in range(len(self.planners))]
+
+    def _better(
+        self, tries: Sequence[tuple[int, tuple[Rectangle, ...]]], microbatch: int, best: Evaluation
+    ) -> Evaluation | None:
+        """The best of these that is faster than the best known."""
+        better = None
         for planner, rectangles in tries:
             found = self.pieces.plan(planner, rectangles, microbatch, best.step_s)
             if found is not None and found.step_s < best.step_s:
@@ -476,12 +495,6 @@ class WaferSearch:
 
 def _step_s(found: Evaluation) -> float:
     return found.step_s
-
-
-def _near(kept: Sequence[Evaluation]) -> list[Evaluation]:
-    """The best mappings that every gene may make better than the first of them."""
-    found = sorted(kept, key=_step_s)[:MOST_POLISHED]
-    return [e for e in found if e.step_s <= found[0].step_s * (1.0 + POLISHED)]
 
 
 def _laid_on(found: Evaluation) -> list[Rectangle]:
