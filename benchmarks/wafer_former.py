@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import signal
 import sys
-import time
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -25,7 +24,7 @@ from atoll.hardware.wafer_files import load_wafer
 from atoll.step.states import load_states
 from atoll.wafer.search import WaferSearch
 from atoll.wafer.staging.stages import Options
-from record import figure, recorded
+from record import figure, processor_s, recorded
 
 
 def scarce() -> Wafer:
@@ -43,7 +42,7 @@ JOBS = (
 
 
 def spent(until_s: float) -> bool:
-    return time.process_time() > until_s
+    return processor_s() > until_s
 
 
 def main() -> None:
@@ -59,7 +58,7 @@ def main() -> None:
     with contextlib.suppress(KeyboardInterrupt):
         for optimizer, number in product(given.optimizers, given.jobs):
             name, wafer, model, batch, asked = JOBS[number]
-            began = time.process_time()
+            began = processor_s()
             options = Options(states=load_states(optimizer))
             stop = partial(spent, began + given.limit)
             search = WaferSearch(wafer, model, batch, 4096, options, stop=stop)
@@ -69,7 +68,7 @@ def main() -> None:
                 f"| {name} | {model} | {batch} | {optimizer} | {asked} | "
                 f"{found.best.samples_per_s:.2f} | {found.gap:.1%} | {len(mapping.stages)} x "
                 f"{mapping.stages[0].rectangle.size} dies, microbatch {mapping.microbatch} | "
-                f"{time.process_time() - began:.0f}{'*' if found.stopped else ''} |",
+                f"{processor_s() - began:.0f}{'*' if found.stopped else ''} |",
                 flush=True,
             )
             figure(f"{name}, {model}, {optimizer}", found.best.samples_per_s)

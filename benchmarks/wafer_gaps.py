@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import signal
 import sys
-import time
 from dataclasses import replace
 from itertools import product
 
@@ -27,7 +26,7 @@ from atoll.wafer.encoding.size import log10_mappings
 from atoll.wafer.job import options_of, tokens_of
 from atoll.wafer.search import QUICK_CODES, WaferSearch
 from atoll.wafer.staging.stages import MANY_CODES, MICROBATCHES
-from record import figure, recorded
+from record import figure, processor_s, recorded
 
 WAFERS = ("temp-like", "default", "dojo-tile", "cs-2", "cs-3", "watos-like", "default/10")
 
@@ -44,13 +43,13 @@ def row(name: str, model: str, batch: int) -> tuple[str, float, float]:
     job = WaferQuestion.of(wafer=name.partition("/")[0], model=model, batch=batch)
     options, tokens = options_of(job, wafer), tokens_of(job)
     codes = QUICK_CODES if wafer.sram_memory else MANY_CODES
-    began = time.process_time()
+    began = processor_s()
     search = WaferSearch(wafer, model, batch, tokens, options, most_codes=codes)
     try:
         found = search.run()
     except InfeasibleError:
         return f"| {name} | {batch} | does not fit | | | | | |", 0.0, 0.0
-    taken = time.process_time() - began
+    taken = processor_s() - began
     best = found.best
     replay = replay_mapping(wafer, best)
     mapping = best.mapping
