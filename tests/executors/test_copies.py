@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,11 +24,26 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="copies are fork
 
 @pytest.fixture(autouse=True)
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As on a machine with two; none of the processes is left behind."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    """As on a machine with two, one of them idle; none of the processes is left behind."""
+    monkeypatch.setattr(copies, "_core_waits", lambda: True)
     yield
     with suppress(ChildProcessError):
         assert os.waitpid(-1, os.WNOHANG) == (0, 0), "a copy was not waited for"
+
+
+def test_a_busy_machine_has_no_core_for_a_copy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    load = tmp_path / "loadavg"
+    monkeypatch.setattr(copies, "Path", lambda name: load)
+    for told, waits in (("0.5 0.4 0.3 1/80 47", True), ("0.5 0.4 0.3 2/80 47", False), ("", True)):
+        load.write_text(told, encoding="ascii")
+        assert copies._core_waits() == waits
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+    assert not copies._core_waits()
 
 
 def dies_elsewhere(call: Callable[[int], int]) -> Callable[[int], int]:

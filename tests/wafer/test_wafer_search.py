@@ -109,7 +109,7 @@ def test_the_same_job_gives_the_same_answer_twice():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="copies are forked on Linux alone")
 def test_the_answer_is_the_same_with_and_without_a_second_core(monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setattr(copies, "_core_waits", lambda: True)
     forked, alone = [], copies._forked
     monkeypatch.setattr(copies, "_forked", lambda work: forked.append(1) or alone(work))
     with_copy = search(small_wafer(2, 4, memory_bytes=MIB)).run()

@@ -17,6 +17,7 @@ import threading
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
@@ -220,14 +221,23 @@ class _Copy:
         os.waitpid(self._pid, 0)
 
 
+def _core_waits() -> bool:
+    """Whether there is another core for this process, and fewer run than there are cores."""
+    try:
+        running = int(Path("/proc/loadavg").read_text(encoding="ascii").split()[3].split("/")[0])
+    except (OSError, ValueError, IndexError):
+        running = 1
+    return len(os.sched_getaffinity(0)) > 1 and running < (os.cpu_count() or 1)
+
+
 def _forked(work: Callable[[IO[bytes], IO[bytes]], None]) -> _Copy | None:
     """A copy that does some work with its ends of the pipes; none where the system cannot fork
     well, no other core waits, or this is one thread of several that compute.
     """
     if (
         sys.platform != "linux"
-        or len(os.sched_getaffinity(0)) == 1
         or threading.current_thread() is not threading.main_thread()
+        or not _core_waits()
     ):
         return None
     told, asked = os.pipe(), os.pipe()
