@@ -31,6 +31,7 @@ from atoll.training.estimate import Estimate, Estimator, estimate
 from atoll.training.operators.layers import choices_of
 from atoll.training.planner.floor import Floor
 from atoll.training.planner.plan import plan
+from atoll.training.planner.rerun import among
 from atoll.training.planner.space import Axes, Block, block_of, families
 from atoll.training.replay import replay_estimate
 from atoll.training.request import make_run
@@ -291,6 +292,24 @@ def hold_bounds_within(run: Run, block: Block, rows: NDArray[np.intp], capacity:
     ):
         for bound_s, seconds, layout in zip(bounds_s[rows], fastest_s, layouts, strict=True):
             assert bound_s <= seconds * (1 + 1e-9), layout
+
+
+def test_policies_that_keep_more_and_take_longer_bound_nothing() -> None:
+    """A policy is no less than the one that keeps less and is faster, alone or among others."""
+    points = {
+        "none": (10.0, 0.0),
+        "selective": (12.0, 1.0),
+        "alternate": (5.0, 3.0),
+        "full": (1.0, 4.0),
+    }
+    for names, kept, seconds in (
+        (("none", "selective", "full"), 20.0, 0.0),
+        (("selective", "alternate"), 20.0, 1.0),
+        (("selective", "alternate"), 8.5, 2.0),
+        (("alternate",), 20.0, 3.0),
+        (("full@3",), 5.5, 2.0),  # mixes all
+    ):
+        assert np.interp(kept, *among(points, names)) == pytest.approx(seconds)
 
 
 def test_a_stage_of_dualpipe_has_the_mean_of_its_two_chunks() -> None:

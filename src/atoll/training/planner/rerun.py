@@ -33,10 +33,8 @@ def among(points: Mapping[str, Point], names: Sequence[str]) -> tuple[Floats, Fl
     """Bytes, the fewest first, and seconds that none of these policies is below; one that is no
     choice itself mixes all of them.
     """
-    every, _ = points["none"]
     alone = all(name in points for name in names)
-    some = (points[name] for name in (names if alone else points))
-    return _lower_hull(point for point in some if point[0] <= every)
+    return _lower_hull(points[name] for name in (names if alone else points))
 
 
 def on_the_curve(names: Iterable[str]) -> bool:
@@ -73,8 +71,8 @@ def _least(priced: Priced, ideal: Network, layer: Layer, op: Operator, ring: int
 def _lower_hull(points: Iterable[Point]) -> tuple[Floats, Floats]:
     hull: list[Point] = []
     for x, y in sorted(points):
-        if hull and hull[-1][0] == x:
-            continue  # it takes longer
+        if hull and hull[-1][1] <= y:
+            continue  # it keeps no less and takes no less
         while len(hull) > 1:
             (x0, y0), (x1, y1) = hull[-2:]
             if (y1 - y0) * (x - x0) < (y - y0) * (x1 - x0):
