@@ -17,6 +17,7 @@ from atoll.arrays import IntArray
 from atoll.errors import InfeasibleError
 from atoll.hardware.accelerator import GlbBandwidth, Hbm
 from atoll.hardware.space import (
+    NO_LIMITS,
     Axes,
     Limits,
     Space,
@@ -38,7 +39,7 @@ class ProductSpace:
     axes: Axes
     hbm_options: tuple[Hbm, ...]
     glb_bandwidth: GlbBandwidth
-    limits: Limits = Limits()  # noqa: RUF009  (frozen)
+    limits: Limits = NO_LIMITS
     topologies: tuple[str, ...] = ()
     """That links are tried in, where they tell chips apart (`fabric.topology`)."""
 

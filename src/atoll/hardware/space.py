@@ -186,12 +186,15 @@ class Limits:
     """Whether interfaces of HBM and links find room along a square die, where a template knows."""
 
 
+NO_LIMITS = Limits()
+
+
 def build_space(
     name: str,
     axes: Axes,
     hbm_options: tuple[Hbm, ...],
     glb_bandwidth: GlbBandwidth,
-    limits: Limits = Limits(),  # noqa: B008  (frozen)
+    limits: Limits = NO_LIMITS,
 ) -> Space:
     """Every design of the product that satisfies the limits with at least one HBM option."""
     if axes.points == 0 or not hbm_options:

@@ -63,6 +63,9 @@ class Spreads:
     """Whether weight gradients are priced by themselves too, for orders that put them off."""
 
 
+NO_SPREADS = Spreads()
+
+
 @dataclass(frozen=True, eq=False)
 class Variant:
     """What one device computes of a model in one microbatch."""
@@ -188,7 +191,7 @@ def make_variants(
     recompute: str,
     profile: Profile,
     stop: Asked = never,
-    spreads: Spreads = Spreads(),  # noqa: B008  (frozen)
+    spreads: Spreads = NO_SPREADS,
 ) -> Variants:
     """Build every model at every microbatch, tensor width and spread that it allows."""
     variants: list[Variant] = []
