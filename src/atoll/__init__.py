@@ -112,9 +112,14 @@ def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module 'atoll' has no attribute {name!r}")
     place = import_module(_WHERE[name])
-    own = {"answers": place, "__version__": getattr(place, "VERSION", None)}
-    globals()[name] = own[name] if name in own else getattr(place, name)
-    return globals()[name]
+    own: dict[str, Any] = {"answers": place, "__version__": getattr(place, "VERSION", None)}
+    found = own[name] if name in own else getattr(place, name)
+    if _WHERE[name] in ("atoll.api", "atoll.several"):
+        from atoll.questions.texts import described
+
+        found = described(found)
+    globals()[name] = found
+    return found
 
 
 def __dir__() -> list[str]:

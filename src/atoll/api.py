@@ -12,19 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 
+from atoll import questions
 from atoll.answers.answer import Answer, Pictured, made_of, read_answer
 from atoll.errors import AtollError
-from atoll.questions import (
-    EstimateQuestion,
-    MappingQuestion,
-    PlanQuestion,
-    PodsQuestion,
-    SearchQuestion,
-    WaferQuestion,
-    verbs,
-)
 from atoll.questions.ask import ask
-from atoll.questions.devices import FilesQuestion
 from atoll.questions.texts import described_by
 from atoll.registry import named
 
@@ -42,7 +33,13 @@ if TYPE_CHECKING:
     from atoll.driver import Progress
     from atoll.explore.answer.result import SearchResult
     from atoll.launch.check import Checked
-    from atoll.questions import keywords
+    from atoll.questions import (
+        EstimateQuestion,
+        PlanQuestion,
+        SearchQuestion,
+        WaferQuestion,
+        keywords,
+    )
     from atoll.stopping import Stop
     from atoll.training.estimate import Estimate
     from atoll.training.mixed.plan import MixedPlan
@@ -53,17 +50,9 @@ if TYPE_CHECKING:
 
 R = TypeVar("R", bound=Pictured[Any])
 E = TypeVar("E", "Plan", "Estimate")
-_SEARCHED: dict[str, type[SearchQuestion | WaferQuestion]] = {
-    "chips": SearchQuestion,
-    "wafer": WaferQuestion,
-}
-_ESTIMATED: dict[str, type[EstimateQuestion | WaferQuestion]] = {
-    "devices": EstimateQuestion,
-    "wafer": MappingQuestion,
-}
 
 
-@described_by(SearchQuestion, WaferQuestion)
+@described_by("search")
 def search(
     job: SearchQuestion | WaferQuestion | str | Path | None = None,
     *,
@@ -95,9 +84,13 @@ def search(
         >>> print(result.certificate.sentence())  # doctest: +ELLIPSIS
         proven optimal over ...
     """
-    question = ask(_SEARCHED, job, fields)
+    kinds: dict[str, type[SearchQuestion | WaferQuestion]] = {
+        "chips": questions.SearchQuestion,
+        "wafer": questions.WaferQuestion,
+    }
+    question = ask(kinds, job, fields)
     _check_files(question)
-    if isinstance(question, WaferQuestion):
+    if isinstance(question, questions.WaferQuestion):
         from atoll.wafer.api import search_wafer
 
         return _traced(search_wafer(question, stop=stop, progress=progress), question.trace)
@@ -115,7 +108,7 @@ def search(
     return _traced(result, question.trace)
 
 
-@described_by(verbs.PlaceQuestion)
+@described_by("place")
 def place(file: str | Path | None = None, **fields: Unpack[keywords.PlaceFields]) -> TablePlan:
     """The optimal placement of a table of layer costs on its devices.
 
@@ -133,7 +126,7 @@ def place(file: str | Path | None = None, **fields: Unpack[keywords.PlaceFields]
     from atoll.phaze.table import read_table
     from atoll.phaze.table_dp import solve_table
 
-    question = ask({"place": verbs.PlaceQuestion}, None, {"file": file, **fields})
+    question = ask({"place": questions.verbs.PlaceQuestion}, None, {"file": file, **fields})
     if question.profile != "phaze":
         raise AtollError(
             f"profile: layer tables are priced under profile 'phaze' only, got "
@@ -165,7 +158,7 @@ def list_models() -> ModelsAnswer:
     )
 
 
-@described_by(verbs.ModelsQuestion)
+@described_by("models")
 def describe_model(name: str, **fields: Unpack[keywords.ModelsFields]) -> ModelAnswer:
     """Parameters and the layer table of a model, with its operators.
 
@@ -184,7 +177,7 @@ def describe_model(name: str, **fields: Unpack[keywords.ModelsFields]) -> ModelA
     from atoll.workload import StoredModel, load_model, prepare
     from atoll.workload.stored import warnings_of
 
-    asked = ask({"models": verbs.ModelsQuestion}, None, {"name": name, **fields})
+    asked = ask({"models": questions.verbs.ModelsQuestion}, None, {"name": name, **fields})
     config, tp = load_model(name), asked.tp
     model = prepare(config, asked.microbatch, asked.sequence, tp, tp > 1)
     whole = model if tp == 1 else prepare(config, asked.microbatch, asked.sequence)
@@ -270,7 +263,7 @@ def describe_hardware(name: str | None = None) -> CatalogueAnswer | HardwareAnsw
     return catalogue() if name is None else describe(name)
 
 
-@described_by(verbs.CalibrateQuestion)
+@described_by("calibrate")
 def calibrate(
     data: str | Path | None = None, **fields: Unpack[keywords.CalibrateFields]
 ) -> CalibrationAnswer | SiteCalibration:
@@ -291,10 +284,12 @@ def calibrate(
     """
     from atoll.calibration.measured import fit
 
-    return fit(ask({"calibrate": verbs.CalibrateQuestion}, None, {"data": data, **fields}))
+    return fit(
+        ask({"calibrate": questions.verbs.CalibrateQuestion}, None, {"data": data, **fields})
+    )
 
 
-@described_by(verbs.ValidateQuestion)
+@described_by("validate")
 def validate(
     data: str | Path | None = None, **fields: Unpack[keywords.ValidateFields]
 ) -> OperatorsValidation | RunsValidation | ChipsValidation | NodesValidation:
@@ -319,11 +314,11 @@ def validate(
     from atoll.calibration.measured import judge
     from atoll.wafer.measured import judge_meshes
 
-    asked = ask({"validate": verbs.ValidateQuestion}, None, {"data": data, **fields})
+    asked = ask({"validate": questions.verbs.ValidateQuestion}, None, {"data": data, **fields})
     return judge(asked) if asked.wafer is None else judge_meshes(asked)
 
 
-@described_by(EstimateQuestion, MappingQuestion)
+@described_by("estimate")
 def estimate(
     model: str | None = None,
     device: str | None = None,
@@ -354,9 +349,13 @@ def estimate(
     from atoll.training.request import layout_of, run_of
 
     given = {"model": model, "device": device, "devices": devices, **fields}
-    question = ask(_ESTIMATED, job, given)
+    kinds: dict[str, type[EstimateQuestion | WaferQuestion]] = {
+        "devices": questions.EstimateQuestion,
+        "wafer": questions.MappingQuestion,
+    }
+    question = ask(kinds, job, given)
     _check_files(question)
-    if isinstance(question, WaferQuestion):
+    if isinstance(question, questions.WaferQuestion):
         from atoll.wafer.api import estimate_wafer
 
         return estimate_wafer(question)
@@ -382,7 +381,7 @@ def estimate(
     return _written(result, question)
 
 
-@described_by(PlanQuestion, PodsQuestion)
+@described_by("plan")
 def plan(
     model: str | None = None,
     device: str | None = None,
@@ -421,9 +420,9 @@ def plan(
     from atoll.training.request import axes_of, run_of
 
     given = {"model": model, "device": device, "devices": devices, **fields}
-    question = ask({"devices": PlanQuestion, "pods": PodsQuestion}, job, given)
+    question = ask({"devices": questions.PlanQuestion, "pods": questions.PodsQuestion}, job, given)
     _check_files(question)
-    if isinstance(question, PodsQuestion):
+    if isinstance(question, questions.PodsQuestion):
         pods: MixedPlan = named("atoll.training.mixed.plan:plan_pods")(question, stop, progress)
         return pods
     means = Means(question.out, question.workers, question.cluster)
@@ -465,7 +464,7 @@ def load(path: str | Path) -> Answer:
     return read_answer(Path(path), *(kind for kinds in ANSWERS.values() for kind in kinds))
 
 
-@described_by(verbs.CheckQuestion)
+@described_by("check")
 def check(file: str | Path, **fields: Unpack[keywords.CheckFields]) -> Checked:
     """Judge a launch file: does it fit, how long is a step, which layout would be better.
 
@@ -484,7 +483,7 @@ def check(file: str | Path, **fields: Unpack[keywords.CheckFields]) -> Checked:
     """
     from atoll.launch.check import check as run
 
-    return run(ask({"check": verbs.CheckQuestion}, None, {"file": file, **fields}))
+    return run(ask({"check": questions.verbs.CheckQuestion}, None, {"file": file, **fields}))
 
 
 def _check_files(
@@ -499,7 +498,7 @@ def _check_files(
         from atoll.files.wholefile import check_folder
 
         check_folder(question.out)
-    if isinstance(question, FilesQuestion) and question.export_to and not question.export:
+    if isinstance(question, questions.FilesQuestion) and question.export_to and not question.export:
         raise AtollError("export_to: a launch file is to be written, but export does not say whose")
     if question.trace is not None:
         from atoll.report.trace import check_trace_path

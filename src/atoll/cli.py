@@ -13,20 +13,13 @@ from typing import Annotated, Any
 
 import typer
 
-from atoll.commands.capture import capture
 from atoll.commands.common import INTERRUPTED, say_interrupted
-from atoll.commands.designs import designs
-from atoll.commands.mcp import mcp
-from atoll.commands.plain import PLAIN, schema
-from atoll.commands.report import compare, report, trace
-from atoll.commands.search import search
-from atoll.commands.serve import serve
-from atoll.commands.training import estimate, plan
 from atoll.errors import AtollError
 from atoll.identity import VERSION
 from atoll.questions import COMMANDS
 from atoll.questions.ask import OldNameWarning
 from atoll.questions.options import add_command
+from atoll.registry import named
 
 
 def main() -> None:
@@ -80,12 +73,25 @@ def _root(
         print(context.get_help())
 
 
-_RUN: dict[str, Callable[..., None]] = PLAIN | {
-    run.__name__: run
-    for run in (
-        capture, compare, designs, estimate, mcp, plan, report, schema, search, serve, trace,
-    )
-}  # fmt: skip
+_PLACES = {
+    "capture": ("capture",),
+    "designs": ("designs",),
+    "mcp": ("mcp",),
+    "report": ("compare", "report", "trace"),
+    "search": ("search",),
+    "serve": ("serve",),
+    "training": ("estimate", "plan"),
+}
+_WHERE = {command: place for place, commands in _PLACES.items() for command in commands}
+"""Modules of commands, imported when one is run; those of the others are `plain`."""
+
+
+def _run(name: str) -> Callable[..., None]:
+    if name in _WHERE:
+        found: Callable[..., None] = named(f"atoll.commands.{_WHERE[name]}:{name}")
+        return found
+    plain: dict[str, Callable[..., None]] = named("atoll.commands.plain:PLAIN")
+    return plain[name]
 
 
 def _app(words: Sequence[str] = ()) -> typer.Typer:
@@ -102,7 +108,7 @@ def _app(words: Sequence[str] = ()) -> typer.Typer:
     )
     made.callback()(_root)
     for name in [word for word in words if word in COMMANDS] or COMMANDS:
-        add_command(made, name, COMMANDS[name], _RUN[name])
+        add_command(made, name, COMMANDS[name], _run(name))
     return made
 
 

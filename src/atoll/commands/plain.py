@@ -104,11 +104,12 @@ def _plain(name: str) -> Callable[[Question, bool], None]:
     return run
 
 
-PLAIN = {name: _plain(name) for name in _PRINTED}
-
-
-def schema(question: SchemaQuestion) -> None:
+def _schema(question: SchemaQuestion) -> None:
     from atoll.answers.kinds import answer_schema
     from atoll.questions.texts import schema as of
 
     print_json(of(question.command) | {"answer": answer_schema(question.command)})
+
+
+PLAIN: dict[str, Callable[..., None]] = {name: _plain(name) for name in _PRINTED}
+PLAIN["schema"] = _schema

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from atoll import questions
 from atoll.commands.common import answer, interruptible, leave_if_interrupted, swept
 from atoll.printing import training as printing_training
-from atoll.questions import EstimateQuestion, PlanQuestion, WaferQuestion
+
+if TYPE_CHECKING:
+    from atoll.questions import EstimateQuestion, PlanQuestion, WaferQuestion
 
 _LATER: dict[str, Any] = {"export_to": None}
 """A launch file is written after the answer was shown: its target may refuse the layout."""
@@ -16,10 +19,12 @@ def estimate(question: EstimateQuestion | WaferQuestion, as_json: bool) -> None:
     from atoll.api import estimate as run
     from atoll.training.estimate import Estimate
 
-    if isinstance(question, EstimateQuestion) and swept(question, as_json):
+    if isinstance(question, questions.EstimateQuestion) and swept(question, as_json):
         return
     asked = (
-        question.model_copy(update=_LATER) if isinstance(question, EstimateQuestion) else question
+        question.model_copy(update=_LATER)
+        if isinstance(question, questions.EstimateQuestion)
+        else question
     )
     result = run(job=asked)
     if not isinstance(result, Estimate):
@@ -28,7 +33,7 @@ def estimate(question: EstimateQuestion | WaferQuestion, as_json: bool) -> None:
         answer(result, as_json, print_wafer_estimate)
         return
     answer(result, as_json, printing_training.print_estimate)
-    if isinstance(question, EstimateQuestion) and question.export is not None:
+    if isinstance(question, questions.EstimateQuestion) and question.export is not None:
         printing_training.write_launch_file(result.export(question.export), question.export_to)
 
 

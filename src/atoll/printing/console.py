@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -14,9 +16,8 @@ from atoll.step.certificate import relative_gap
 from atoll.step.parts import in_words
 from atoll.units import format_seconds
 
-# Rich takes long to import, and nothing of it is needed for JSON on a pipe.
+# Rich takes long to import, and is needed for tables and a status line alone.
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -26,13 +27,28 @@ LOG = logging.getLogger("atoll")
 EVERY_S = 10.0
 """Between two lines of the log."""
 _BAR = 40
+_WIDTH = 110
+"""Of lines that are read somewhere else than on a terminal."""
 
 
-def console_for_output() -> Console:
-    from rich.console import Console
+class Output:
+    """Standard output: text in lines as long as a terminal's, and tables."""
 
-    width = None if sys.stdout.isatty() else 110
-    return Console(width=width, highlight=False, markup=False)
+    def __init__(self) -> None:
+        terminal = shutil.get_terminal_size((_WIDTH, 0)).columns
+        self.width = terminal if sys.stdout.isatty() else _WIDTH
+
+    def print(self, what: str | Table = "") -> None:
+        if not isinstance(what, str):
+            from rich.console import Console
+
+            Console(width=self.width, highlight=False, markup=False).print(what)
+            return
+        for line in what.split("\n"):
+            lines = textwrap.wrap(
+                line, self.width, break_on_hyphens=False, replace_whitespace=False
+            )
+            print(*(lines or [""]), sep="\n")
 
 
 def plain_table(*columns: str, left: str = "") -> Table:
@@ -118,7 +134,7 @@ class StatusLine:
         return f"{self._clock() - self._began:8.1f} s  {said}"
 
 
-def print_bars(console: Console, parts: Mapping[str, float], whole: float) -> None:
+def print_bars(console: Output, parts: Mapping[str, float], whole: float) -> None:
     for name, seconds in in_words(parts).items():
         if seconds > 5e-4 * whole:
             share = seconds / whole
@@ -126,7 +142,7 @@ def print_bars(console: Console, parts: Mapping[str, float], whole: float) -> No
             console.print(f"  {name:<19}{format_seconds(seconds):>10}  {share:6.1%}  {bar}")
 
 
-def print_error_table(console: Console, what: str, groups: Mapping[str, Errors]) -> None:
+def print_error_table(console: Output, what: str, groups: Mapping[str, Errors]) -> None:
     """Errors of groups of rows; a group without rows is left out."""
     table = plain_table(what, "rows", "mean", "median", "p90", left=what)
     for name, errors in groups.items():
@@ -136,7 +152,7 @@ def print_error_table(console: Console, what: str, groups: Mapping[str, Errors])
     console.print(table)
 
 
-def print_skipped(console: Console, skipped: Mapping[str, int]) -> None:
+def print_skipped(console: Output, skipped: Mapping[str, int]) -> None:
     """Rows of which nothing was predicted, by the reason."""
     for reason, count in skipped.items():
         console.print(f"  skipped {count}: {reason}")

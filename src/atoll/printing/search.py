@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from atoll.printing.console import console_for_output, plain_table, print_bars, short
+from atoll.printing.console import Output, plain_table, print_bars, short
 from atoll.step.certificate import times
 from atoll.units import counted, format_bandwidth, format_bytes, format_mfu, format_seconds
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
     from atoll.answers.design import TablePlan
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def print_result(result: SearchResult) -> None:
-    console = console_for_output()
+    console = Output()
     best = result.best
     console.print(f"Given        {result.given}")
     console.print(f"Best chip    {best.accelerator.describe()}")
@@ -75,7 +74,7 @@ def print_result(result: SearchResult) -> None:
     )
 
 
-def _print_silicon(console: Console, best: Design, scope: Scope | None) -> None:
+def _print_silicon(console: Output, best: Design, scope: Scope | None) -> None:
     """Where area and running power of a chip of another template go, and what holds its clock."""
     from atoll.hardware.silicon.chip import area_parts, peak_power_W, template_of
     from atoll.hardware.silicon.physical import physical_memories
@@ -108,7 +107,7 @@ def _sorted(parts: Mapping[str, float], unit: str) -> str:
     return ", ".join(f"{name} {value:.0f}" for name, value in largest if value >= 0.5) + f" {unit}"
 
 
-def _print_placement(console: Console, placement: Placement, replayed: float) -> None:
+def _print_placement(console: Output, placement: Placement, replayed: float) -> None:
     console.print(
         f"Placement    {placement.layout} = {counted(placement.devices, 'device')}, microbatch "
         f"{placement.microbatch}, {counted(placement.microbatches, 'microbatch')} per replica, "
@@ -126,7 +125,7 @@ def _print_placement(console: Console, placement: Placement, replayed: float) ->
     print_bars(console, placement.time_parts_s, placement.step_time_s)
 
 
-def _print_baselines(console: Console, result: SearchResult) -> None:
+def _print_baselines(console: Output, result: SearchResult) -> None:
     plain = len(result.best.plans) == 1 and result.job.per is None
     unit = "samples/s" if plain else "score"
     table = plain_table("Baseline", unit, "speedup", left="Baseline")
@@ -142,7 +141,7 @@ def _print_baselines(console: Console, result: SearchResult) -> None:
     console.print(table)
 
 
-def _print_beside(console: Console, result: SearchResult) -> None:
+def _print_beside(console: Output, result: SearchResult) -> None:
     """Devices that exist, each at its best layout, against the (first) model's throughput."""
     table = plain_table()
     table.add_column("Device")
@@ -165,7 +164,7 @@ def _print_beside(console: Console, result: SearchResult) -> None:
     console.print(table)
 
 
-def _print_front(console: Console, against: str, front: FrontAnswer) -> None:
+def _print_front(console: Output, against: str, front: FrontAnswer) -> None:
     rows, proof = front.designs, front.proven_within
     words = "among evaluated designs" if proof is None else f"proven within {proof:.0%}"
     size = counted(len(rows), "chip")
@@ -186,7 +185,7 @@ def _print_front(console: Console, against: str, front: FrontAnswer) -> None:
 
 def print_designs(shown: DesignsAnswer) -> None:
     """A page of a run's store."""
-    console = console_for_output()
+    console = Output()
     status = shown.status
     gap = "" if status.gap is None else f", gap {status.gap:.2%}"
     noun, table = _DESIGNS[shown.run]
@@ -259,7 +258,7 @@ _DESIGNS = {
 
 
 def print_table_plan(plan: TablePlan) -> None:
-    console = console_for_output()
+    console = Output()
     if plan.time_per_batch_s is None:
         console.print("Infeasible: no placement fits in memory and devices.")
         return
@@ -280,7 +279,7 @@ def print_table_plan(plan: TablePlan) -> None:
 
 
 def print_explanation(shown: SearchExplanation) -> None:
-    console = console_for_output()
+    console = Output()
     chip = shown.best
     console.print(f"Chosen: {chip.device().describe()}, {chip.area_mm2:.1f} mm2")
     for model in shown.models:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pydantic import JsonValue
 
 from atoll.printing.console import (
-    console_for_output,
+    Output,
     plain_table,
     print_error_table,
     print_skipped,
@@ -18,8 +18,6 @@ from atoll.printing.console import (
 from atoll.units import format_bytes, format_count, format_seconds, format_value
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from atoll.answers.chips import ChipsValidation, NodesValidation
     from atoll.answers.designs import CompareAnswer, SweepAnswer
     from atoll.answers.hardware import CatalogueAnswer, HardwareAnswer
@@ -39,11 +37,11 @@ def print_models(shown: ModelsAnswer) -> None:
     for row in shown.models:
         numbers = (str(getattr(row, name)) for name in columns)
         table.add_row(row.name, format_count(row.parameters), *numbers)
-    console_for_output().print(table)
+    Output().print(table)
 
 
 def print_model(shown: ModelAnswer) -> None:
-    console = console_for_output()
+    console = Output()
     part = f" ({shown.part})" if shown.part else ""
     active = shown.active_parameters
     few = f", {active:,} of them active" if active < shown.parameters else ""
@@ -76,7 +74,7 @@ def print_hardware(shown: CatalogueAnswer | HardwareAnswer) -> None:
 
 def print_fields(shown: Mapping[str, JsonValue]) -> None:
     """A line for each field that has a value, and for each item of a list, numbers apart."""
-    console = console_for_output()
+    console = Output()
     width = max(map(len, shown), default=0)
     for name, value in shown.items():
         if value is None:
@@ -92,7 +90,7 @@ def print_fields(shown: Mapping[str, JsonValue]) -> None:
 
 
 def print_calibration(shown: CalibrationAnswer) -> None:
-    console = console_for_output()
+    console = Output()
     console.print(f"{shown.device}: fitted on {shown.fitted} of {shown.rows} rows; on the others:")
     _print_errors(shown.held_out)
     if shown.out:
@@ -101,16 +99,15 @@ def print_calibration(shown: CalibrationAnswer) -> None:
 
 def print_site(shown: SiteCalibration) -> None:
     """What measurements tell of a site, each value with its 90 % interval."""
-    console = console_for_output()
+    console = Output()
     site = shown.site
     console.print(f"{site['name']}: {site.get('source', '')}")
     for step in shown.steps:
         parts = ", ".join(f"{kind} {format_seconds(s)}" for kind, s in step.kinds.items())
-        console.print(
+        print(
             f"step {format_seconds(step.time_s)}: {parts}; exposed communication "
             f"{format_seconds(step.exposed_s)}, waiting for the host "
-            f"{format_seconds(step.host_gap_s)}, other gaps {format_seconds(step.other_gap_s)}",
-            soft_wrap=True,
+            f"{format_seconds(step.host_gap_s)}, other gaps {format_seconds(step.other_gap_s)}"
         )
     for log in shown.collectives:
         bus, late = log.bus_Bps, log.latency_s
@@ -134,7 +131,7 @@ def print_site(shown: SiteCalibration) -> None:
         console.print(f"written to {shown.out}; use it with --site")
 
 
-def _print_fit(console: Console, fit: RunsFit) -> None:
+def _print_fit(console: Output, fit: RunsFit) -> None:
     errors = fit.errors
     console.print(f"{fit.fitted} of {fit.rows} rows fitted")
     for reason in fit.skipped:
@@ -161,7 +158,7 @@ def _flat(
 
 
 def print_validation(shown: OperatorsValidation) -> None:
-    console = console_for_output()
+    console = Output()
     console.print(f"{shown.device}: {shown.predicted} of {shown.rows} rows predicted")
     print_skipped(console, shown.skipped)
     _print_errors(shown)
@@ -170,16 +167,15 @@ def print_validation(shown: OperatorsValidation) -> None:
 def _print_errors(shown: OperatorsValidation) -> None:
     groups = {"all": shown.step_time, **shown.by_kind}
     groups |= {"power": shown.power, "energy": shown.energy}
-    print_error_table(console_for_output(), "operators", groups)
+    print_error_table(Output(), "operators", groups)
 
 
 def print_chips(shown: ChipsValidation) -> None:
     """Published chips beside the physical model: errors with a family left out, then the parts."""
-    console = console_for_output()
-    console.print(
+    console = Output()
+    print(
         f"{shown.predicted} of {shown.rows} chips predicted; errors of those whose figure is "
-        "published, each from the other families",
-        soft_wrap=True,
+        "published, each from the other families"
     )
     print_skipped(console, shown.skipped)
     groups = {
@@ -210,7 +206,7 @@ def print_chips(shown: ChipsValidation) -> None:
 
 
 def print_nodes(shown: NodesValidation) -> None:
-    console = console_for_output()
+    console = Output()
     console.print(f"{shown.predicted} of {shown.rows} nodes predicted")
     print_skipped(console, shown.skipped)
     print_error_table(console, "errors", {"power": shown.power})
@@ -224,7 +220,7 @@ def print_nodes(shown: NodesValidation) -> None:
 
 def print_bench(shown: BenchAnswer) -> None:
     """Predictors side by side."""
-    console = console_for_output()
+    console = Output()
     first = shown.predictors[0].name
     console.print(
         f"{shown.rows} rows; {shown.shared} that two predictors or more can express, "
@@ -285,12 +281,12 @@ def print_sweep(shown: SweepAnswer) -> None:
     table = plain_table(*columns)
     for row in shown.lines():
         table.add_row(*(format_value(row[name]) for name in columns))
-    console_for_output().print(table)
+    Output().print(table)
 
 
 def print_compared(shown: CompareAnswer) -> None:
     """A column for every run; what differs is marked."""
-    console = console_for_output()
+    console = Output()
     for title, rows in (("asked", shown.asked), ("figures", shown.figures)):
         table = plain_table("", title, *shown.runs, left=title)
         for row in rows:

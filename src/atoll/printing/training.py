@@ -8,12 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from atoll.printing.console import console_for_output, print_error_table, print_skipped
+from atoll.printing.console import Output, print_error_table, print_skipped
 from atoll.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from atoll.answers.plan import LaunchFile, PlanExplanation
     from atoll.answers.validation import Better, MeasuredRun, RunsValidation
     from atoll.launch.check import Checked
@@ -26,7 +24,7 @@ FEW_DIGITS = 3  # of times of mixtures, of which none was measured
 
 
 def print_estimate(result: Estimate) -> None:
-    console = console_for_output()
+    console = Output()
     run, step, worst = result.run, result.step, result.worst
     whole = result.whole_run  # may be refused
     console.print(
@@ -57,7 +55,7 @@ def print_estimate(result: Estimate) -> None:
 
 
 def _print_parts(
-    console: Console, parts: Mapping[str, float], whole: float, shown: Callable[[float], str]
+    console: Output, parts: Mapping[str, float], whole: float, shown: Callable[[float], str]
 ) -> None:
     for name, value in sorted(parts.items(), key=lambda item: -item[1]):
         share = value / whole if whole else 0.0
@@ -71,7 +69,7 @@ def _print_parts(
 def print_plan(result: Plan) -> None:
     from atoll.training.replay import replay_estimate
 
-    console, best_s = console_for_output(), result.best.step.time_s
+    console, best_s = Output(), result.best.step.time_s
     print_estimate(result.best)
     for words in filter(None, (result.choice(), result.proof(), result.to_try())):
         console.print(f"\n{words}")
@@ -94,7 +92,7 @@ def print_plan(result: Plan) -> None:
 
 def print_mixed(result: MixedPlan) -> None:
     """A plan on several pods."""
-    console, best = console_for_output(), result.best
+    console, best = Output(), result.best
     run, digits = result.pods.runs[0], FEW_DIGITS
     console.print(f"{run.model.name} on {result.pods}: {best.placed}")
     console.print(f"given: {result.pods.given}")
@@ -132,7 +130,7 @@ def print_mixed(result: MixedPlan) -> None:
 
 
 def print_plan_explanation(shown: PlanExplanation) -> None:
-    console = console_for_output()
+    console = Output()
     console.print(
         f"{shown.model} on {shown.devices} {shown.device}: {shown.layout}\n"
         f"step {format_seconds(shown.step_time_s)}, MFU {shown.mfu:.1%}; by cause:"
@@ -159,7 +157,7 @@ def print_plan_explanation(shown: PlanExplanation) -> None:
 
 def print_runs(shown: RunsValidation) -> None:
     """Validation of whole runs or steps."""
-    console = console_for_output()
+    console = Output()
     console.print(f"{shown.predicted} of {shown.rows} rows predicted")
     print_skipped(console, shown.skipped)
     predicted = max(1, shown.predicted)
@@ -203,7 +201,7 @@ def write_launch_file(made: LaunchFile, path: Path | None) -> None:
         print(f"atoll: {note}", file=sys.stderr)
 
 
-def _print_measured(console: Console, found: MeasuredRun) -> None:
+def _print_measured(console: Output, found: MeasuredRun) -> None:
     """A run's log or profile beside its estimate."""
     console.print(
         f"measured: step {format_seconds(found.step_time_s)} ({format_seconds(found.low_s)} to "
@@ -228,7 +226,7 @@ def _print_measured(console: Console, found: MeasuredRun) -> None:
 
 def print_checked(result: Checked) -> None:
     """The verdict on a launch file."""
-    console = console_for_output()
+    console = Output()
     found, better = result.launch.arguments, result.better
     total = len(found.used) + len(found.without_effect) + len(found.not_understood)
     console.print(
@@ -249,7 +247,7 @@ def print_checked(result: Checked) -> None:
         _print_better(console, freed, f"with other flags ({freed.flags})")
 
 
-def _print_better(console: Console, better: Better, name: str) -> None:
+def _print_better(console: Output, better: Better, name: str) -> None:
     step = f"{name}: {better.layout}, step {format_seconds(better.step_time_s)}"
     if better.saved_percent is None:
         console.print(f"{step}, fits; {better.proof}")

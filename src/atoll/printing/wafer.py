@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from atoll.answers.wafer import Ablation, SlowerMapping, WaferExplanation, Worth
-from atoll.printing.console import console_for_output, plain_table, print_bars
+from atoll.printing.console import Output, plain_table, print_bars
 from atoll.units import counted, format_bytes, format_mfu, format_seconds
 from atoll.wafer.answer.draw import offloaded
 from atoll.wafer.answer.result import WaferEstimate, WaferResult, baseline_words
@@ -13,7 +13,7 @@ from atoll.wafer.answer.result import WaferEstimate, WaferResult, baseline_words
 
 def _say(label: str, *lines: str) -> None:
     """Lines under one label."""
-    console = console_for_output()
+    console = Output()
     for number, line in enumerate(lines):
         console.print(f"{label if number == 0 else '':<12} {line}")
 
@@ -98,7 +98,7 @@ def _print_mapping(result: WaferEstimate) -> None:
     most, parts = format_bytes(worst.total_bytes), _parts(worst.memory_bytes)
     _say("Memory", f"{most} per die at most: {parts}")
     _say("Step", format_seconds(best.step_s))
-    print_bars(console_for_output(), placement.time_parts_s, best.step_s)
+    print_bars(Output(), placement.time_parts_s, best.step_s)
 
 
 def _parts(memory: Mapping[str, float]) -> str:
@@ -115,7 +115,7 @@ def print_wafer_explanation(shown: WaferExplanation) -> None:
         f"{shown.model}: {ours:,.2f} samples/s, MFU {shown.mfu:.1%}; a step of "
         f"{format_seconds(shown.step_time_s)} by cause:",
     )
-    print_bars(console_for_output(), shown.time_parts_s, shown.step_time_s)
+    print_bars(Output(), shown.time_parts_s, shown.step_time_s)
     slowest, parts = shown.slowest_stage, shown.memory_bytes
     _, _, width, height = slowest.rectangle
     _say(
@@ -174,4 +174,4 @@ def _print_designs(result: WaferResult) -> None:
             f"{row.peak_power_W / 1e3:.1f}",
             f"{row.cost_dollars:,.0f}",
         )
-    console_for_output().print(table)
+    Output().print(table)

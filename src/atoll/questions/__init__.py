@@ -1,19 +1,29 @@
-"""What a user may ask, each question defined once; see `question`."""
+"""What a user may ask, each question defined once; see `question`.
 
-from atoll.questions import verbs
-from atoll.questions.chips import ModelEntry, SearchQuestion
-from atoll.questions.devices import (
-    EstimateQuestion,
-    LayoutQuestion,
-    PlanQuestion,
-    PodsQuestion,
-    RunQuestion,
-)
-from atoll.questions.question import Question
-from atoll.questions.wafer import MappingQuestion, WaferLayout, WaferQuestion
+Questions are imported when one is asked for: a command needs one or two of them.
+"""
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from atoll.questions import verbs
+    from atoll.questions.chips import ModelEntry, SearchQuestion
+    from atoll.questions.devices import (
+        EstimateQuestion,
+        FilesQuestion,
+        LayoutQuestion,
+        PlanQuestion,
+        PodsQuestion,
+        RunQuestion,
+    )
+    from atoll.questions.question import Question
+    from atoll.questions.wafer import MappingQuestion, WaferLayout, WaferQuestion
 
 __all__ = [
     "EstimateQuestion",
+    "FilesQuestion",
     "LayoutQuestion",
     "MappingQuestion",
     "ModelEntry",
@@ -24,35 +34,89 @@ __all__ = [
     "SearchQuestion",
     "WaferLayout",
     "WaferQuestion",
+    "verbs",
 ]
 
-COMMANDS: dict[str, tuple[type[Question], ...]] = {
-    "search": (SearchQuestion, WaferQuestion),
-    "explain": (verbs.ExplainQuestion,),
-    "designs": (verbs.DesignsQuestion,),
-    "serve": (verbs.ServeQuestion,),
-    "plan": (PlanQuestion, PodsQuestion),
-    "estimate": (EstimateQuestion, MappingQuestion),
-    "check": (verbs.CheckQuestion,),
-    "report": (verbs.ReportQuestion,),
-    "compare": (verbs.CompareQuestion,),
-    "trace": (verbs.TraceQuestion,),
-    "place": (verbs.PlaceQuestion,),
-    "capture": (verbs.CaptureQuestion,),
-    "models": (verbs.ModelsQuestion,),
-    "hardware": (verbs.HardwareQuestion,),
-    "calibrate": (verbs.CalibrateQuestion,),
-    "validate": (verbs.ValidateQuestion,),
-    "bench": (verbs.BenchQuestion,),
-    "mcp": (verbs.McpQuestion,),
-    "schema": (verbs.SchemaQuestion,),
-    "env": (verbs.EnvQuestion,),
+_PLACES = {
+    "chips": ("ModelEntry", "SearchQuestion"),
+    "devices": (
+        *("EstimateQuestion", "FilesQuestion", "LayoutQuestion", "PlanQuestion", "PodsQuestion"),
+        "RunQuestion",
+    ),
+    "question": ("Question",),
+    "wafer": ("MappingQuestion", "WaferLayout", "WaferQuestion"),
 }
+_WHERE = {name: place for place, names in _PLACES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "verbs":
+        return import_module("atoll.questions.verbs")
+    if name not in _WHERE:
+        raise AttributeError(f"module 'atoll.questions' has no attribute {name!r}")
+    globals()[name] = getattr(import_module(f"atoll.questions.{_WHERE[name]}"), name)
+    return globals()[name]
+
+
+T = TypeVar("T")
+
+
+class _Asked(Mapping[str, T]):
+    """Questions by what they are asked by; a name without a place is one of `verbs`."""
+
+    def __init__(self, names: Mapping[str, str | tuple[str, ...]]) -> None:
+        self._names = names
+
+    def __getitem__(self, key: str) -> T:
+        names = self._names[key]
+        found: Any = _named(names) if isinstance(names, str) else tuple(map(_named, names))
+        return found  # type: ignore[no-any-return]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._names
+
+
+def _named(name: str) -> Any:
+    return __getattr__(name) if name in _WHERE else getattr(__getattr__("verbs"), name)
+
+
+COMMANDS: Mapping[str, "tuple[type[Question], ...]"] = _Asked(
+    {
+        "search": ("SearchQuestion", "WaferQuestion"),
+        "explain": ("ExplainQuestion",),
+        "designs": ("DesignsQuestion",),
+        "serve": ("ServeQuestion",),
+        "plan": ("PlanQuestion", "PodsQuestion"),
+        "estimate": ("EstimateQuestion", "MappingQuestion"),
+        "check": ("CheckQuestion",),
+        "report": ("ReportQuestion",),
+        "compare": ("CompareQuestion",),
+        "trace": ("TraceQuestion",),
+        "place": ("PlaceQuestion",),
+        "capture": ("CaptureQuestion",),
+        "models": ("ModelsQuestion",),
+        "hardware": ("HardwareQuestion",),
+        "calibrate": ("CalibrateQuestion",),
+        "validate": ("ValidateQuestion",),
+        "bench": ("BenchQuestion",),
+        "mcp": ("McpQuestion",),
+        "schema": ("SchemaQuestion",),
+        "env": ("EnvQuestion",),
+    }
+)
 """The questions that each command asks, in the order of `atoll --help`."""
-JOBS: dict[str, type[Question]] = {
-    "chips": SearchQuestion,
-    "devices": PlanQuestion,
-    "pods": PodsQuestion,
-    "wafer": WaferQuestion,
-}
+JOBS: Mapping[str, "type[Question]"] = _Asked(
+    {
+        "chips": "SearchQuestion",
+        "devices": "PlanQuestion",
+        "pods": "PodsQuestion",
+        "wafer": "WaferQuestion",
+    }
+)
 """What a job file may ask, by its `kind`; without one it asks for chips, or what its fields say."""

@@ -24,6 +24,7 @@ from atoll.questions.question import (
 )
 
 F = TypeVar("F", bound=Callable[..., Any])
+_COMMANDS: dict[Callable[..., Any], str] = {}
 _GIVEN = {Path: "str | Path", float: "float | str", BaseModel: "str | Mapping[str, Any]"}
 """What Python may give for a type, where it is not the type alone."""
 
@@ -92,31 +93,41 @@ def choices(values: Sequence[Any]) -> str:
     return f"Literal[{', '.join(json.dumps(value) for value in values)}]"
 
 
-def described_by(*asked: type[Question]) -> Callable[[F], F]:
-    """Give a function that takes a question's fields their names and sentences, at the end of the
-    Args of its docstring.
-    """
+def described_by(command: str) -> Callable[[F], F]:
+    """Mark a function that takes the fields of a command's questions; see `described`."""
 
-    def describe(function: F) -> F:
-        own = signature(function).parameters
-        head, returns, rest = cleandoc(function.__doc__ or "").partition("\n\nReturns:")
-        lines = [
-            f"    {name}: {info.description} "
-            + ("Required." if info.is_required() else f"Default: {default_words(info)}.")
-            for name, info in fields_of(*asked).items()
-        ]
-        section = () if "\nArgs:" in head else ("", "Args:")
-        function.__doc__ = "\n".join([head, *section, *lines]) + returns + rest
-        taken = [p for p in own.values() if p.kind is not Parameter.VAR_KEYWORD]
-        taken += [
-            Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=python_type(info))
-            for name, info in fields_of(*asked).items()
-            if name not in own
-        ]
-        function.__signature__ = Signature(taken)  # type: ignore[attr-defined]
+    def mark(function: F) -> F:
+        _COMMANDS[function] = command
         return function
 
-    return describe
+    return mark
+
+
+def described(function: F) -> F:
+    """Give a function that was marked the names and sentences of its fields, at the end of the
+    Args of its docstring: once users see it, as all its questions are imported for that.
+    """
+    command = _COMMANDS.pop(function, None)
+    if command is None:
+        return function
+    fields = fields_of(*questions.COMMANDS[command])
+    own = signature(function).parameters
+    head, returns, rest = cleandoc(function.__doc__ or "").partition("\n\nReturns:")
+    lines = [
+        f"    {name}: {info.description} "
+        + ("Required." if info.is_required() else f"Default: {default_words(info)}.")
+        for name, info in fields.items()
+    ]
+    section = () if "\nArgs:" in head else ("", "Args:")
+    function.__doc__ = "\n".join([head, *section, *lines]) + returns + rest
+    taken = [p for p in own.values() if p.kind is not Parameter.VAR_KEYWORD]
+    taken += [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=python_type(info))
+        for name, info in fields.items()
+        if name not in own
+    ]
+    function.__signature__ = Signature(taken)  # type: ignore[attr-defined]
+    return function
 
 
 def schema(name: str) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from atoll import questions
 from atoll.questions.ask import ask
 from atoll.questions.texts import described_by
-from atoll.questions.verbs import BenchQuestion
 
 if TYPE_CHECKING:
     from atoll.answers.designs import CompareAnswer, SweepAnswer
@@ -72,7 +72,7 @@ def compare(*runs: str | Path) -> CompareAnswer:
     return compared([Path(one) for one in runs])
 
 
-@described_by(BenchQuestion)
+@described_by("bench")
 def bench(
     files: Sequence[str | Path] | str | Path, **fields: Unpack[keywords.BenchFields]
 ) -> BenchAnswer:
@@ -95,4 +95,4 @@ def bench(
     """
     from atoll.predictors.bench import judge
 
-    return judge(ask({"bench": BenchQuestion}, None, {"files": files, **fields}))
+    return judge(ask({"bench": questions.verbs.BenchQuestion}, None, {"files": files, **fields}))
