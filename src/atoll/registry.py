@@ -19,13 +19,16 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 from functools import cache
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from atoll.errors import AtollError
 from atoll.files.yamlfile import suggestion
 from atoll.identity import sources_digest
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 T = TypeVar("T")
 
@@ -162,10 +165,35 @@ def _package(point: EntryPoint) -> str:
 def _plug_ins(group: str) -> dict[str, tuple[EntryPoint, ...]]:
     """What installed packages offer of one kind, by name."""
     found: dict[str, tuple[EntryPoint, ...]] = {}
-    for point in _installed().select(group=f"atoll.{group}"):
+    for point in _installed()(group=f"atoll.{group}"):
         found[point.name] = (*found.get(point.name, ()), point)
     return found
 
 
-_installed = cache(entry_points)
-"""Of all packages: they are looked through once."""
+@cache
+def _installed() -> Callable[..., Iterable[EntryPoint]]:
+    """What packages offer of a group, all of them looked through once."""
+    if not _any_offers():
+        return lambda group: ()
+    from importlib.metadata import entry_points
+
+    return entry_points().select
+
+
+def _any_offers() -> bool:
+    """Whether a package may bring plug-ins. The standard library knows all ways in which packages
+    are installed, but takes long to import; most users have no plug-in, in plain folders.
+    """
+    if [x for x in sys.meta_path if hasattr(x, "find_distributions")] != [PathFinder]:
+        return True
+    for folder in map(Path, sys.path):
+        if folder.is_file():  # an archive
+            return True
+        for facts in (*folder.glob("*.dist-info"), *folder.glob("*.egg-info")):
+            try:
+                offered = (facts / "entry_points.txt").read_text(encoding="utf-8")
+            except OSError:
+                continue
+            if "[atoll." in offered:
+                return True
+    return False

@@ -18,7 +18,6 @@ from atoll.step.states import load_states
 from atoll.training.operators.layers import block_names, experts_of
 from atoll.training.planner.space import Axes
 from atoll.training.run import Run, Timed
-from atoll.training.site import Site, load_site
 from atoll.training.software import software
 from atoll.training.stack import CHIP, XLA, with_adapters
 from atoll.workload.adapters import Adapters, targets_named
@@ -30,6 +29,7 @@ from atoll.workload.stored import StoredModel
 
 if TYPE_CHECKING:
     from atoll.questions.keywords import LayoutFields, RunFields
+    from atoll.training.site import Site
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)  # of tensor parallelism, tried on captured models
 AXES = {a.name: "order" if a.name == "schedule" else a.name for a in fields(Axes) if a.name != "sp"}
@@ -67,11 +67,11 @@ def run_of(asked: RunQuestion, model: ModelConfig | None = None) -> Run:
         )
     precision = asked.precision or gpu.half_dtype
     gpu.peak_flops(precision)
-    site = load_site(asked.site) if asked.site else Site(name="catalogue")
+    site = _site(asked)
     attention = asked.attention if "attention" in asked.asked() else None
     usual = fields_of_its_tool(asked)
     stack = software(
-        usual.get("stack") or asked.stack or site.stack or gpu.stack,
+        usual.get("stack") or asked.stack or (site and site.stack) or gpu.stack,
         usual.get("overlap", asked.overlap),
         asked.cuda_graphs,
         asked.flags,
@@ -92,7 +92,7 @@ def run_of(asked: RunQuestion, model: ModelConfig | None = None) -> Run:
         stack=stack,
         states=load_states(usual.get("optimizer", asked.optimizer)),
         precision=precision,
-        attention=attention or site.attention or asked.attention,
+        attention=attention or (site and site.attention) or asked.attention,
         imbalance=asked.imbalance,
         adapters=adapters,
         timed=_timed(gpu, precision) if asked.operators == "measured" else None,
@@ -101,7 +101,16 @@ def run_of(asked: RunQuestion, model: ModelConfig | None = None) -> Run:
         headroom=asked.headroom,
         length=_length(asked),
     )
-    return run.at(site) if asked.site else run
+    return run if site is None else run.at(site)
+
+
+def _site(asked: RunQuestion) -> Site | None:
+    """Imported where there is one."""
+    if not asked.site:
+        return None
+    from atoll.training.site import load_site
+
+    return load_site(asked.site)
 
 
 def _model(asked: RunQuestion) -> ModelConfig | StoredModel:
@@ -129,7 +138,7 @@ def fields_of_its_tool(asked: RunQuestion) -> dict[str, str]:
         return {}
     usual = named("atoll.export:EXPORTERS")[target].runs_as(asked.precision or gpu.half_dtype)
     known = asked.asked()
-    if asked.site and load_site(asked.site).stack:
+    if (site := _site(asked)) is not None and site.stack:
         known["stack"] = "the site's"
     return {name: value for name, value in usual.items() if known.get(name) is None}
 

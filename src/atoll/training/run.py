@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from atoll.fabric.network import Network
 from atoll.hardware.device import Device
 from atoll.hardware.gpu import ELEMENT_BYTES, SCALED
 from atoll.step.length import Length
 from atoll.step.states import States
-from atoll.training.site import Site
 from atoll.training.stack import COMPOSED_GELU, Stack
 from atoll.units import FLOPS, FREQUENCY, counted, format_bytes, format_quantity
 from atoll.workload.adapters import Adapters
 from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.stored import StoredModel, warnings_of
+
+if TYPE_CHECKING:
+    from atoll.training.site import Site
 
 
 @dataclass(frozen=True)

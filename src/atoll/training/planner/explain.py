@@ -40,11 +40,8 @@ def _reason(space: Space, best: Estimate, axis: str) -> tuple[str, Estimate]:
     if not (rows.any() and names.any()):
         return "", best
     name = f"{axis} {_value(best.layout, axis)}"
-    nearest = space.search(1, rows, names)
-    if nearest.stopped:
-        raise StoppedError
-    if nearest.best:
-        other = nearest.best[0]
+    other = space.nearest(rows, names)
+    if other is not None:
         slower = other.step.time_s / best.step.time_s - 1
         value = f"{axis} {_value(other.layout, axis)}"
         if slower == 0:

@@ -202,14 +202,49 @@ class Space:
         tried = (self.estimate(int(row), name) for row in order for name in named)
         return min(tried, key=lambda estimate: estimate.worst.needed)
 
-    def search(self, count: int, rows: Bools | None = None, names: Bools | None = None) -> Found:
-        """The fastest `count` layouts that fit, of all or of some rows and policies."""
-        among = np.ones(len(self.slot), dtype=np.bool_) if rows is None else rows
-        named = np.ones(len(self.names), dtype=np.bool_) if names is None else names
+    def search(self, count: int) -> Found:
+        """The fastest `count` layouts that fit."""
+        among, named = self._every()
+        best, refusals, estimated, bound_s, stopped = self._fastest(count, among, named, whole=True)
+        if stopped and not best:
+            raise StoppedError
+        names = len(self.names)
+        fitting = int((self.may_fit & (self.slot < 0)).sum()) * names
+        fitting += int(np.isfinite(self.time_s).sum()) - len(refusals)
+        unseen = 0
+        if stopped:
+            best_s = best[0].step.time_s
+            unseen = int((self._rest_s(among, named) < best_s).sum()) * names
+            unseen += int((self._loose_s(among, named) < best_s).sum())
+        return Found(
+            best=best,
+            too_large=len(self) - len(refusals) - fitting,
+            too_slow=fitting - estimated - unseen,
+            refused=len(refusals),
+            estimated=estimated,
+            bound_s=bound_s,
+            refusal=next(iter(refusals), ""),
+            unseen=unseen,
+            stopped=stopped,
+        )
+
+    def nearest(self, rows: Bools, names: Bools) -> Estimate | None:
+        """The fastest layout that fits, of some rows and policies."""
+        best, *_, stopped = self._fastest(1, rows, names, whole=False)
+        if stopped:
+            raise StoppedError
+        return best[0] if best else None
+
+    def _fastest(
+        self, count: int, among: Bools, named: Bools, whole: bool
+    ) -> tuple[tuple[Estimate, ...], list[str], int, float, bool]:
+        """The fastest `count` that fit, what was refused among them, how many were written out, a
+        time that none of the others is below, and whether the search had to end.
+        """
         wanted, stopped = count, False
         while True:
             try:
-                limit_s = self._estimate_all(wanted, among, named, rows is None is names)
+                limit_s = self._estimate_all(wanted, among, named, whole)
             except StoppedError:
                 unseen_s = self._rest_s(among, named), self._loose_s(among, named)
                 limit_s = min(float(x.min(initial=np.inf)) for x in unseen_s)
@@ -217,35 +252,18 @@ class Space:
             ranked = self._ranked(among, named, stopped, np.inf if stopped else limit_s)
             best, refusals, estimated, bound_s = self._written(count, ranked)
             if len(best) == count or limit_s == np.inf or stopped:
-                break
+                return best, refusals, estimated, min(bound_s, limit_s), stopped
             wanted += count - len(best)  # some missed the memory by a rounding
-        if stopped and not best:
-            raise StoppedError
-        left = int(among.sum()) * int(named.sum()) - len(refusals)
-        fitting = int((among & self.may_fit & (self.slot < 0)).sum()) * int(named.sum())
-        fitting += int(np.isfinite(self._times_s(among, named)).sum()) - len(refusals)
-        unseen = 0
-        if stopped:
-            best_s = best[0].step.time_s
-            unseen = int((self._rest_s(among, named) < best_s).sum()) * int(named.sum())
-            unseen += int((self._loose_s(among, named) < best_s).sum())
-        return Found(
-            best=best,
-            too_large=left - fitting,
-            too_slow=fitting - estimated - unseen,
-            refused=len(refusals),
-            estimated=estimated,
-            bound_s=min(bound_s, limit_s),
-            refusal=next(iter(refusals), ""),
-            unseen=unseen,
-            stopped=stopped,
-        )
+
+    def _every(self) -> tuple[Bools, Bools]:
+        """All rows and policies."""
+        return np.ones(len(self.slot), dtype=np.bool_), np.ones(len(self.names), dtype=np.bool_)
 
     def within(self, limit_s: float) -> Iterator[tuple[int, int]]:
         """Row and policy of all layouts that fit, can be used and take no longer, the fastest
         first; of those known, where the search has to end.
         """
-        every = np.ones(len(self.slot), dtype=np.bool_), np.ones(len(self.names), dtype=np.bool_)
+        every = self._every()
         with suppress(StoppedError):
             self._estimate_all(1, *every, whole=True, within_s=limit_s)
         for row, name, _ in self._ranked(*every, True, limit_s):
@@ -254,7 +272,7 @@ class Space:
 
     def known(self) -> Iterator[tuple[Layout, float]]:
         """Layouts that fit and were estimated, with their seconds, the fastest first."""
-        every = np.ones(len(self.slot), dtype=np.bool_), np.ones(len(self.names), dtype=np.bool_)
+        every = self._every()
         for row, name, time_s in self._ranked(*every, True, np.inf):
             yield self.layout(row, name), time_s
 
@@ -288,9 +306,9 @@ class Space:
         above.
         """
         least_s = self._least_s(named)
-        rest = np.flatnonzero(among & self.may_fit & (self.slot < 0))
         limit_s, best_s = self._limit_s(count, among, named)
         limit_s = max(limit_s, within_s)
+        rest = np.flatnonzero(among & self.may_fit & (self.slot < 0) & (least_s < limit_s))
         while True:
             rest = rest[(self.slot[rest] < 0) & (least_s[rest] < limit_s)]
             loose_s = self._loose_s(among, named)
@@ -310,7 +328,7 @@ class Space:
 
     def _tell(self, progress: Progress, rest: Ints, loose_s: Floats) -> None:
         """Where the search of the whole space stands."""
-        every = np.ones(len(self.slot), dtype=np.bool_), np.ones(len(self.names), dtype=np.bool_)
+        every = self._every()
         best_s, _ = self._limit_s(1, *every)
         least_s = min(self.least_s[rest].min(initial=best_s), loose_s.min(initial=best_s))
         left = (rest.size + loose_s.size) * len(self.names)
@@ -404,9 +422,6 @@ class Space:
             if refused == MOST_REFUSED and left == count:
                 raise UnusableError(f"{refusal} (so it is with all {refused:,} layouts tried)")
         return np.inf, best_s
-
-    def _times_s(self, among: Bools, named: Bools) -> Floats:
-        return np.where(among[self.rows][:, None] & named, self.time_s, np.inf)
 
     def _ranked(
         self, among: Bools, named: Bools, exact: bool, below_s: float
