@@ -20,12 +20,13 @@ from atoll.questions.texts import described_by
 from atoll.registry import named
 
 if TYPE_CHECKING:
-    from atoll.answers.chips import ChipsValidation, NodesValidation
     from atoll.answers.design import TablePlan
     from atoll.answers.hardware import CatalogueAnswer, HardwareAnswer
     from atoll.answers.models import ModelAnswer, ModelsAnswer
     from atoll.answers.validation import (
         CalibrationAnswer,
+        ChipsValidation,
+        NodesValidation,
         OperatorsValidation,
         RunsValidation,
         SiteCalibration,

@@ -11,7 +11,7 @@ import pytest
 import atoll
 from atoll.answers.answer import dumped
 from atoll.answers.certificate import Proof
-from atoll.answers.plan import StepPasses
+from atoll.answers.layout import StepPasses
 from atoll.cost.table import link_s
 from atoll.errors import AtollError
 from atoll.explore.pricing.workloads import make_variants, make_workload

@@ -7,7 +7,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.answers.plan import LaunchFile
+from atoll.answers.layout import LaunchFile
 from atoll.export import export
 from atoll.step.layout import Layout
 from atoll.workload.load import load_config

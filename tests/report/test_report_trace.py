@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import atoll
-from atoll.answers.plan import EstimateAnswer, StepPasses
+from atoll.answers.layout import StepPasses
+from atoll.answers.plan import EstimateAnswer
 from atoll.report.folder import open_folder
 from atoll.report.timeline import plan_timeline
 from atoll.report.trace import LANES, LAYERS, STAGES, plan_trace, search_trace

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.answers.chips import NodesValidation
+from atoll.answers.validation import NodesValidation
 from atoll.api import validate
 from atoll.hardware.physical.device_power import H200_FIT, NodeLoad, node_W
 

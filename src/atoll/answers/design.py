@@ -10,7 +10,7 @@ from pydantic import Field
 
 from atoll.answers.answer import Amount, Answer, Count, Number, Positive
 from atoll.answers.certificate import Proof
-from atoll.answers.plan import PlannedLayout
+from atoll.answers.layout import PlannedLayout
 from atoll.hardware.accelerator import GIB, MIB, Accelerator, Hbm
 from atoll.hardware.silicon.systolic import TEMPLATES
 

@@ -7,22 +7,19 @@ from typing import Union, get_args
 from pydantic import JsonValue
 
 from atoll.answers.answer import Answer, adapter
-from atoll.answers.chips import ChipsValidation, NodesValidation
 from atoll.answers.design import MixedAnswer, TablePlan
 from atoll.answers.designs import CompareAnswer, DesignsAnswer, SweepAnswer
 from atoll.answers.hardware import CatalogueAnswer, HardwareAnswer
+from atoll.answers.layout import LaunchFile
 from atoll.answers.models import CaptureAnswer, ModelAnswer, ModelsAnswer
-from atoll.answers.plan import (
-    EstimateAnswer,
-    LaunchFile,
-    PlanAnswer,
-    PlanExplanation,
-)
+from atoll.answers.plan import EstimateAnswer, PlanAnswer, PlanExplanation
 from atoll.answers.search import SearchAnswer, SearchExplanation
 from atoll.answers.validation import (
     BenchAnswer,
     CalibrationAnswer,
     CheckAnswer,
+    ChipsValidation,
+    NodesValidation,
     OperatorsValidation,
     RunsValidation,
     SiteCalibration,

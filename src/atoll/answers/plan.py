@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from atoll.answers.answer import (
     Amount,
@@ -19,68 +18,20 @@ from atoll.answers.answer import (
     made_of,
 )
 from atoll.answers.certificate import LayoutProof
+from atoll.answers.layout import (
+    Candidate,
+    Expected,
+    Interval,
+    Launched,
+    LaunchFile,
+    PlannedLayout,
+    Reason,
+    StepPasses,
+)
 from atoll.errors import AtollError
-from atoll.files.wholefile import whole_files
 from atoll.files.yamlfile import suggestion
-from atoll.step.layout import Layout
 from atoll.step.length import WholeRun
-from atoll.step.orders import copies_of
 from atoll.step.parts import Origin
-from atoll.step.replay import PassTime
-from atoll.units import format_seconds
-
-
-def _possible(layout: Layout) -> Layout:
-    """Refuse degrees that no layout has; whether a run can have it is asked when it is used."""
-    degrees = (layout.dp, layout.tp, layout.pp, layout.cp, layout.ep, layout.vpp, layout.microbatch)
-    if min(degrees) < 1 or max(degrees) > MOST_DEGREE:
-        raise ValueError(f"{layout} cannot be")
-    return layout
-
-
-PlannedLayout = Annotated[Layout, AfterValidator(_possible)]
-MOST_DEGREE = 10**9
-MOST_PASSES = 500_000
-"""Of all stages, that are replayed and drawn."""
-
-
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """The mean absolute error of the step time over measured runs of a kind, on which nothing was
-    fitted.
-    """
-
-    of: str
-    mean: Amount
-    runs: Count
-    sources: Count
-    extrapolated: bool = False
-    """Whether the device's operators were never timed, or the layout is beyond those measured."""
-
-    def sentence(self) -> str:
-        return f"{self.of}: {self.runs:,} runs, {self.mean:.0%} off on average"
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    low: Amount
-    high: Amount
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
-    """Between what `share` of the runs of this kind were measured."""
-
-    share: Amount
-    step_time_s: Range
-    memory_bytes: Range
-    """Of what the allocator reports on the fullest stage (`memory_bytes.total`)."""
-
-    def sentence(self, digits: int) -> str:
-        low, high = (
-            format_seconds(value, digits) for value in (self.step_time_s.low, self.step_time_s.high)
-        )
-        return f"{self.share:.0%} of runs of this kind lie between {low} and {high}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,47 +68,6 @@ class PlannedStage:
 
     layers: tuple[str, ...]
     memory_bytes: Mapping[str, Amount]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PassParts:
-    """What a stage's passes are made of, in seconds."""
-
-    forward: Mapping[str, Amount]
-    backward: Mapping[str, Amount]
-    host: Amount
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepPasses:
-    """All that a step is replayed from, so that whoever draws or prints a plan replays the same."""
-
-    schedule: str
-    passes: tuple[tuple[PassTime, ...], ...]
-    """Of every stage, its chunks on one microbatch."""
-    microbatches: Count
-    replayed: Annotated[int, Field(gt=0)]
-    """Of the microbatches, those run one by one; the others are more of the same steady state."""
-    send_s: Amount
-    after: tuple[tuple[str, Amount], ...]
-    """What follows the pipeline, or is added to it by every microbatch on all stages alike."""
-    slack: Positive = 1.0
-    """Time of a step over what its parts explain."""
-    step_time_s: Positive
-    """As estimated."""
-    parts: tuple[PassParts, ...] = ()
-    """Of every stage."""
-
-    def __post_init__(self) -> None:
-        if not self.passes or self.replayed * len(self.passes) > MOST_PASSES:
-            raise ValueError(f"{self.replayed} microbatches on {len(self.passes)} stages")
-
-    @property
-    def rest_s(self) -> float:
-        """The microbatches that are not replayed one by one."""
-        slowest_s = max(sum(p.total_s for p in row) for row in self.passes)
-        slowest_s /= copies_of(self.schedule)
-        return (self.microbatches - self.replayed) * slowest_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,75 +113,6 @@ class Cluster:
     ep: Count
     etp: Count
     levels: tuple[NetworkLevel, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchFile:
-    """The launch file of a tool that can say the layout, or why it cannot."""
-
-    target: str
-    file: str = ""
-    """Its usual name."""
-    text: str = ""
-    notes: tuple[str, ...] = ()
-    """What the target says differently, and what the user must supply."""
-    refused: str = ""
-
-    def save(self, path: str | Path = ".") -> Path:
-        """Write the file, whole or not at all; a script can be run.
-
-        Args:
-            path: The file, or a folder, in which it has its usual name.
-
-        Returns:
-            The file.
-
-        Raises:
-            AtollError: It cannot be written there.
-
-        Example:
-            >>> import atoll
-            >>> found = atoll.estimate("llama2-7b", "h100", 8, batch=64, tp=2, zero=3)
-            >>> found.export("torchtitan").save("mine.toml").name
-            'mine.toml'
-        """
-        given = Path(path)
-        place = given / self.file if given.is_dir() else given
-        with whole_files(lambda why: f"cannot write {place}: {why}", place) as (part,):
-            part.write_text(self.text, encoding="utf-8")
-            if self.file.endswith(".sh"):
-                part.chmod(part.stat().st_mode | 0o111)
-        return place
-
-
-class Launched:
-    """What has a layout that training tools can be told."""
-
-    __slots__ = ()
-
-    def export(self, target: str) -> LaunchFile:
-        """The launch file of a training tool for the layout.
-
-        Args:
-            target: megatron, torchtitan, deepspeed, nemo, or a plug-in's. `atoll.plan(...,
-                export=target)` plans with layouts that it can run only.
-
-        Returns:
-            The file: `text`, `notes`, and `save` to write it.
-
-        Raises:
-            AtollError: The tool cannot run the layout, or is not known.
-
-        Example:
-            >>> import atoll
-            >>> found = atoll.estimate("llama2-7b", "h100", 8, batch=64, tp=2)
-            >>> found.export("megatron").save("megatron.sh").name
-            'megatron.sh'
-        """
-        return self._launch_file(target)
-
-    def _launch_file(self, target: str) -> LaunchFile:
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -381,33 +222,6 @@ class RunnerUp:
     breakdown_s: Mapping[str, Number]
     tokens_per_s_per_device: Amount
     memory_bytes: Amount
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reason:
-    axis: str
-    why: str
-    axes: PlannedLayout
-    """The best with another value; where none fits, the one that needs least memory."""
-    slower: Number | None
-    """Than the answer; None where it does not fit."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """A layout that may be faster in truth."""
-
-    layout: str
-    """In words."""
-    axes: PlannedLayout
-    slower: Number
-
-
-def candidates_words(candidates: Sequence[Candidate], between: float) -> str:
-    """What must be tried, and why; nothing where nothing is near."""
-    words = "; ".join(f"{c.layout} ({c.slower:+.1%})" for c in candidates)
-    why = f"half of all pairs of layouts of one run are predicted {between:.0%} or more off"
-    return f"to be tried beside it: {words} ({why})" if words else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from atoll.answers.chips import ChipsValidation, NodesValidation
 from atoll.answers.validation import (
     CalibrationAnswer,
+    ChipsValidation,
+    NodesValidation,
     OperatorsValidation,
     RunsValidation,
     SiteCalibration,

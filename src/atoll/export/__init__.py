@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from atoll.answers.plan import LaunchFile
+from atoll.answers.layout import LaunchFile
 from atoll.errors import AtollError
 from atoll.export.deepspeed import VALUES as DEEPSPEED_VALUES
 from atoll.export.deepspeed import deepspeed

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from atoll.answers.plan import LaunchFile
+from atoll.answers.layout import LaunchFile
 from atoll.export.plan import LaunchPlan, Setting, Settings, Values, check
 
 TARGET = "deepspeed"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import yaml
 
-from atoll.answers.plan import LaunchFile
+from atoll.answers.layout import LaunchFile
 from atoll.export.megatron_core import (
     microbatch_group,
     parallel_values,

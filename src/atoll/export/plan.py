@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from atoll.answers.plan import LaunchFile
+from atoll.answers.layout import LaunchFile
 from atoll.errors import AtollError, check_count
 from atoll.files.yamlfile import shipped_table
 from atoll.step.layout import Layout, check_layout

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from atoll.answers.plan import LaunchFile
+from atoll.answers.layout import LaunchFile
 from atoll.export.plan import LaunchPlan, Settings, Values, check, refuse
 from atoll.export.torchtitan_models import Flavor, find_flavor
 from atoll.step.orders import groups

@@ -471,20 +471,24 @@ def load_gpu(name_or_path: str | Path, calibration: str | Path | None = None) ->
         file = load_yaml(name_or_path, GpuFile)
         beside = Path(name_or_path).parent / file.calibration
         own: str | Path = beside if is_file(beside) else file.calibration
-    else:
-        given = str(name_or_path)
-        name = gpu_name(given)
-        if name is None:
-            sizes = same_device(given, gpu_names())
-            near = (
-                f", did you mean {' or '.join(sizes)}?"
-                if sizes
-                else suggestion(given.lower(), gpu_names())
-            )
-            raise unknown_entry("device", given, near)
-        file = read_entry("gpu", name, GpuFile)
-        own = file.calibration
-    return file.gpu(load_calibration(own if calibration is None else calibration))
+        return file.gpu(load_calibration(own if calibration is None else calibration))
+    given = str(name_or_path)
+    name = gpu_name(given)
+    if name is None:
+        near = suggestion(given.lower(), gpu_names())
+        if sizes := same_device(given, gpu_names()):
+            near = f", did you mean {' or '.join(sizes)}?"
+        raise unknown_entry("device", given, near)
+    if calibration is None:
+        return _catalogued(name)
+    return read_entry("gpu", name, GpuFile).gpu(load_calibration(calibration))
+
+
+@lru_cache(maxsize=64)
+def _catalogued(name: str) -> Gpu:
+    """Under its own calibration; asked for several times in a command."""
+    file = read_entry("gpu", name, GpuFile)
+    return file.gpu(load_calibration(file.calibration))
 
 
 USUAL_GB = 80

@@ -8,7 +8,7 @@ docs/extending.md has the doors; `atoll.testing` the contracts.
 'quiet'
 """
 
-from atoll.answers.plan import LaunchFile
+from atoll.answers.layout import LaunchFile
 from atoll.arrays import FloatArray
 from atoll.cost.model import COST_MODELS, MAPPER, map_products
 from atoll.explore.proof.objective import AIMS, Aim

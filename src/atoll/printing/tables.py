@@ -18,13 +18,14 @@ from atoll.printing.console import (
 from atoll.units import format_bytes, format_count, format_seconds, format_value
 
 if TYPE_CHECKING:
-    from atoll.answers.chips import ChipsValidation, NodesValidation
     from atoll.answers.designs import CompareAnswer, SweepAnswer
     from atoll.answers.hardware import CatalogueAnswer, HardwareAnswer
     from atoll.answers.models import ModelAnswer, ModelsAnswer
     from atoll.answers.validation import (
         BenchAnswer,
         CalibrationAnswer,
+        ChipsValidation,
+        NodesValidation,
         OperatorsValidation,
         RunsFit,
         SiteCalibration,

@@ -12,7 +12,8 @@ from atoll.printing.console import Output, print_error_table, print_skipped
 from atoll.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from atoll.answers.plan import LaunchFile, PlanExplanation
+    from atoll.answers.layout import LaunchFile
+    from atoll.answers.plan import PlanExplanation
     from atoll.answers.validation import Better, MeasuredRun, RunsValidation
     from atoll.launch.check import Checked
     from atoll.training.estimate import Estimate

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from atoll.answers.answer import made_of
 from atoll.answers.certificate import LayoutProof
-from atoll.answers.plan import DevicePass, EstimateAnswer, PlanAnswer, candidates_words
+from atoll.answers.layout import candidates_words
+from atoll.answers.plan import DevicePass, EstimateAnswer, PlanAnswer
 from atoll.report.timeline import plan_timeline
 from atoll.report.timeline_view import timeline_view
 from atoll.report.view import (

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from atoll.answers.design import Placed
-from atoll.answers.plan import MOST_PASSES, StepPasses
+from atoll.answers.layout import MOST_PASSES, StepPasses
 from atoll.placement.replay import TAIL
 from atoll.step.replay import PassTime, Replay, replay
 from atoll.training.replay import replay_step

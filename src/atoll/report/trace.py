@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TypedDict, TypeVar
 
 from atoll.answers.design import LayerPass, SearchedModel
-from atoll.answers.plan import DevicePass, EstimateAnswer, PassParts, PlanAnswer, StageMemory
+from atoll.answers.layout import PassParts
+from atoll.answers.plan import DevicePass, EstimateAnswer, PlanAnswer, StageMemory
 from atoll.answers.search import SearchAnswer
 from atoll.answers.wafer import WaferAnswer
 from atoll.errors import AtollError

@@ -10,7 +10,8 @@ from pydantic import Field
 
 from atoll.answers.design import SizedChip
 from atoll.answers.designs import ShownParameter
-from atoll.answers.plan import Cluster, LaunchFile, Sensitivity
+from atoll.answers.layout import LaunchFile
+from atoll.answers.plan import Cluster, Sensitivity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.answers.plan import LaunchFile
+from atoll.answers.layout import LaunchFile
 from atoll.errors import AtollError
 from atoll.explore.proof.objective import Aim
 from atoll.export.plan import Exporter, make_plan

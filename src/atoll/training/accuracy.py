@@ -14,7 +14,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from atoll.answers.plan import Expected, Interval, Range
+from atoll.answers.layout import Expected, Interval, Range
 from atoll.files.yamlfile import Count, Factor, FileModel, Share, read_shipped
 from atoll.step.layout import Layout
 from atoll.training.run import Run

@@ -6,9 +6,10 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
-from atoll.answers.answer import Pictured
-from atoll.answers.plan import EstimateAnswer, Expected, Interval, Launched, LaunchFile
+from atoll.answers.answer import Pictured, answer_of
+from atoll.answers.layout import Expected, Interval, Launched, LaunchFile
 from atoll.cost.pricer import total
 from atoll.errors import AtollError
 from atoll.notebook import answer_html, bar_text
@@ -30,9 +31,12 @@ from atoll.training.step import StageTime, Step, Stepper, accumulation_s, update
 from atoll.units import format_bytes, format_mfu, format_seconds, ranges
 from atoll.workload.flops import model_flops, trained_parameters
 
+if TYPE_CHECKING:
+    from atoll.answers.plan import EstimateAnswer
+
 
 @dataclass(frozen=True)
-class Estimate(Launched, Pictured[EstimateAnswer]):
+class Estimate(Launched, Pictured["EstimateAnswer"]):
     """What a layout costs: step time and memory by part.
 
     Example:
@@ -254,6 +258,13 @@ class Estimate(Launched, Pictured[EstimateAnswer]):
         title, facts, parts_s = self.summary()
         rows = [f"  {name:<12}{value}" for name, value in facts]
         return "\n".join([title, *rows, f"  {bar_text(parts_s)}"])
+
+
+@answer_of.register(Estimate)
+def _answer(found: Estimate) -> EstimateAnswer:
+    """Made, and its types imported, when it is asked for."""
+    made: EstimateAnswer = named("atoll.training.planner.answer:estimate_answer")(found)
+    return made
 
 
 class Estimator(Priced):

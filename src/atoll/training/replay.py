@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from atoll.answers.plan import PassParts, StepPasses
+from atoll.answers.layout import PassParts, StepPasses
 from atoll.step.bubbles import step_s
 from atoll.step.layout import Layout
 from atoll.step.replay import PassTime, Replay, replay

@@ -17,14 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from atoll.answers.chips import (
+from atoll.answers.validation import (
     ChipLine,
     ChipsValidation,
     ConstantTold,
+    Errors,
     Predicted,
     TwoErrors,
 )
-from atoll.answers.validation import Errors
 from atoll.files.csvfile import write_csv
 from atoll.hardware.physical.area import area_mm2, area_parts_mm2
 from atoll.hardware.physical.chips import columns

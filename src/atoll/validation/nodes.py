@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from atoll.answers.chips import NodeLine, NodesValidation
+from atoll.answers.validation import NodeLine, NodesValidation
 from atoll.errors import AtollError
 from atoll.files.csvfile import read_csv, write_csv
 from atoll.hardware.gpu import written_gpu

@@ -8,7 +8,7 @@ from math import inf
 from atoll.answers.answer import Answered, answer_of
 from atoll.answers.certificate import Proof
 from atoll.answers.design import MixedAnswer, MixedStage, PodAlone, PodAnswer
-from atoll.answers.plan import Launched, LaunchFile
+from atoll.answers.layout import Launched, LaunchFile
 from atoll.driver import Progress
 from atoll.errors import AtollError, InfeasibleError
 from atoll.questions import PodsQuestion

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from atoll.answers.answer import answer_of, made_of
+from atoll.answers.answer import made_of
 from atoll.answers.certificate import LayoutProof
 from atoll.answers.plan import (
     BestLayout,
@@ -39,7 +39,6 @@ from atoll.training.run import Run
 Name = TypeVar("Name", bound=str)
 
 
-@answer_of.register
 def estimate_answer(found: Estimate) -> EstimateAnswer:
     run, layout, worst = found.run, found.layout, found.worst
     pipeline = step_passes(found)
@@ -106,7 +105,6 @@ def estimate_answer(found: Estimate) -> EstimateAnswer:
     )
 
 
-@answer_of.register
 def plan_answer(found: Plan) -> PlanAnswer:
     best, proof = found.best, found.certificate
     return made_of(

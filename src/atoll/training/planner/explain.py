@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from atoll.answers.plan import Reason
+from atoll.answers.layout import Reason
 from atoll.step.layout import Layout
 from atoll.stopping import StoppedError
 from atoll.training.estimate import Estimate

@@ -7,16 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from atoll.answers.answer import Pictured
-from atoll.answers.plan import (
-    Candidate,
-    Launched,
-    LaunchFile,
-    PlanAnswer,
-    PlanExplanation,
-    Reason,
-    candidates_words,
-)
+from atoll.answers.answer import Pictured, answer_of
+from atoll.answers.layout import Candidate, Launched, LaunchFile, Reason, candidates_words
 from atoll.driver import Progress
 from atoll.errors import AtollError, InfeasibleError
 from atoll.notebook import answer_html
@@ -34,6 +26,8 @@ from atoll.units import counted, format_bytes
 if TYPE_CHECKING:
     import pandas as pd
 
+    from atoll.answers.plan import PlanAnswer, PlanExplanation
+
 RUNNERS_UP = 4
 TOLERANCE = 0.0  # the search goes on until nothing can be faster
 TOO_LARGE, TOO_SLOW, REFUSED = "memory", "time", "target"  # what rules layouts out
@@ -42,7 +36,7 @@ MOST_DOUBLINGS = 8  # of the devices, in search of a number that would do
 
 
 @dataclass(frozen=True)
-class Plan(Launched, Pictured[PlanAnswer]):
+class Plan(Launched, Pictured["PlanAnswer"]):
     """The best layout with its runners-up and the proof.
 
     Example:
@@ -224,6 +218,13 @@ class Plan(Launched, Pictured[PlanAnswer]):
     def __str__(self) -> str:
         words = str(self.best), self.choice(), self.proof(), self.left_out()
         return "\n".join(filter(None, words))
+
+
+@answer_of.register(Plan)
+def _answer(found: Plan) -> PlanAnswer:
+    """Made, and its types imported, when it is asked for."""
+    made: PlanAnswer = named("atoll.training.planner.answer:plan_answer")(found)
+    return made
 
 
 def plan(
