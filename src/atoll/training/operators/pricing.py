@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
-from functools import cache
+from functools import cache, cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -53,10 +53,7 @@ EXPERT_CAST_BYTES = 22
 EXPERT_BIAS = {"bias": 24, "bias_grad": 36}
 TURNED_BYTES = 2  # an fp8 weight read and written
 # The calibration's names for the functions of a graph.
-_CALIBRATED = {
-    "cross_entropy": "xent_fwd",
-    "cross_entropy_bwd": "xent_bwd",
-}
+_CALIBRATED = {"cross_entropy": "xent_fwd", "cross_entropy_bwd": "xent_bwd"}
 # Bytes per element where neither stack nor calibration says: what the kernel reads and writes.
 _COUNTED = {
     "bias": Passes(4, 1),
@@ -79,6 +76,7 @@ _COUNTED = {
 # One kernel keeps their passes on chip: they take their products, and move what goes in and out.
 ROUTED = ("dispatch", "dispatch_bwd")
 _FUSED = ("conv", "conv_bwd", "scan", "scan_bwd")
+Rows = tuple[tuple[float, ...], ...]
 
 
 class Size(NamedTuple):
@@ -134,6 +132,7 @@ class GpuPricer:
         self._known: dict[Size, int] = {}
         self.attention_s = cache(self._attention_s)
         self._vector = cache(self._vector_cost)
+        self._beyond = cache(self._beyond_s)
 
     def layer(self, layer: Layer, ring: int, samples: int) -> LayerTimes:
         """Operators one after another."""
@@ -206,21 +205,22 @@ class GpuPricer:
         """Linear products of as many times the tokens, each as it is priced, launches apart."""
         found: list[tuple[float, ...]] = []
         kinds: list[str] = []
-        fastest = self._fastest_flops
         for op in operators:
             if self.stored or not op.kind.startswith("linear"):
                 continue
             for product in op.matmuls:
-                experts = product.batch > 1
-                if experts and not even_experts(layer):
+                if product.batch > 1 and not even_experts(layer):
                     continue
-                spread = ep if experts else 1
+                spread = ep if product.batch > 1 else 1
                 grows = op.kind == "linear_wgrad"
                 more = self._more_rows(layer, op)
                 for m, n, k, batch, _, row, _ in self._sizes(layer, op, product, tiled=False):
                     kinds.append(op.kind)
                     of = (m, n, k * spread) if grows else (m * spread, n, k)
                     found.append((*of, batch // spread, row, grows, more, product.fraction))
+        return self._beyond(tuple(found), tuple(kinds), tuple(samples))
+
+    def _beyond_s(self, found: Rows, kinds: tuple[str, ...], samples: tuple[int, ...]) -> Floats:
         if not found:
             return np.zeros(len(samples))
         m, n, k, batch, row, deeper, more, fraction = np.array(found, dtype=float).T[:, :, None]
@@ -237,11 +237,11 @@ class GpuPricer:
             for i, kind in enumerate(kinds):
                 each = (x[i] for x in sizes)
                 exact_s[i] *= self.timings.product(self.dtype, kind, *each)[0]
-        least_s = flops / fastest
+        least_s = flops / self._fastest_flops
         more_s = fraction * (exact_s - self.launch_s - least_s)
         return np.asarray(np.maximum(0.0, more_s).sum(axis=0))
 
-    @property
+    @cached_property
     def _fastest_flops(self) -> float:
         """FLOPs a second that no product exceeds."""
         ratio = 1.0 if self.timings is None else self.timings.least
