@@ -28,7 +28,7 @@ def main() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("always", OldNameWarning)
             warnings.showwarning = _say_warning
-            _app(sys.argv[1:2])()
+            _app(sys.argv[1:])()
     except AtollError as error:
         print(f"atoll: {error}", file=sys.stderr)
         sys.exit(2)
@@ -107,8 +107,8 @@ def _app(words: Sequence[str] = ()) -> typer.Typer:
         rich_markup_mode=None,
     )
     made.callback()(_root)
-    for name in [word for word in words if word in COMMANDS] or COMMANDS:
-        add_command(made, name, COMMANDS[name], _run(name))
+    for name in [word for word in words[:1] if word in COMMANDS] or COMMANDS:
+        add_command(made, name, COMMANDS[name], _run(name), words[1:])
     return made
 
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import log, prod
+from typing import Any
 
 from atoll.units import format_bandwidth
 
@@ -79,6 +81,11 @@ def share_of(curve: tuple[tuple[float, float], ...], sent_bytes: float) -> float
 class Network:
     name: str
     levels: tuple[Level, ...]
+
+    @cached_property
+    def known(self) -> dict[tuple[str, int, int], Any]:
+        """Collectives that were stated before (`nested.terms`): a search asks again and again."""
+        return {}
 
     @property
     def node(self) -> int:

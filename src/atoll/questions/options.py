@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import Parameter, Signature, cleandoc, signature
 from pathlib import Path
 from typing import Annotated, Any
@@ -53,9 +53,14 @@ class GroupedCommand(TyperCommand):
 
 
 def add_command(
-    app: typer.Typer, name: str, asked: tuple[type[Question], ...], run: Callable[..., None]
+    app: typer.Typer,
+    name: str,
+    asked: tuple[type[Question], ...],
+    run: Callable[..., None],
+    words: Sequence[str] = (),
 ) -> None:
-    """Add a command that asks a question and runs it.
+    """Add a command that asks a question and runs it; of its options those in the `words` that it
+    is called with, where it knows all of these: to make one takes a while.
 
     Questions with a `kind` can stand in a job file, which the command then takes. Where `run` takes
     `as_json` there is a flag `--json`; where it takes `began`, it is told when the command did, and
@@ -64,9 +69,12 @@ def add_command(
     fields = options_of(*asked)
     kinds = {q.model_fields["kind"].default if "kind" in q.model_fields else name: q for q in asked}
     arguments, taken = asked[0].arguments, signature(run).parameters
-    parameters = [_parameter(n, i, n in arguments) for n, i in fields.items()]
     old = {o: n for question in asked for o, n in old_names(question).items() if o not in fields}
-    parameters += [_parameter(o, fields[n], hidden=True) for o, n in old.items()]
+    named = _named_in(words, (*fields, *old))
+    parameters = [
+        _parameter(n, i, n in arguments) for n, i in fields.items() if n in arguments or n in named
+    ]
+    parameters += [_parameter(o, fields[n], hidden=True) for o, n in old.items() if o in named]
     if name not in kinds:
         job = typer.Argument(metavar="JOB", help="A job file (YAML); options override its fields.")
         parameters.insert(0, _named("job", Path | None, job))
@@ -103,6 +111,15 @@ def add_command(
         short_help=words.partition("\n\n")[0].replace("\n", " "),
         epilog=f"\b\nExample:\n{examples}",
     )(command)
+
+
+def _named_in(words: Sequence[str], names: Iterable[str]) -> set[str]:
+    """Fields whose options are in a command line; all, where it has none or others."""
+    options = {spelled(flag): n for n in names for flag in (n, f"no_{n}")}
+    said = {word.partition("=")[0] for word in words if word.startswith("-")}
+    plain = {"--json", *(flag for _, flags, _ in _LOUDNESS for flag in flags)}
+    known = bool(words) and said <= options.keys() | plain
+    return {options[word] for word in said - plain} if known else set(options.values())
 
 
 def say(level: int) -> None:
