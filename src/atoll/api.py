@@ -345,7 +345,6 @@ def estimate(
         >>> found.fits
         True
     """
-    from atoll.export import launch_files
     from atoll.training.estimate import estimate as run
     from atoll.training.request import layout_of, run_of
 
@@ -365,8 +364,7 @@ def estimate(
 
         check_messages_path(question.messages)
     asked = run_of(question)
-    result = run(asked, layout_of(asked, question))
-    result = replace(result, launch=launch_files(asked, result.layout))
+    result = replace(run(asked, layout_of(asked, question)), launched=True)
     if question.messages is not None:
         from atoll.export.messages import messages_of, write_messages
 
@@ -416,7 +414,6 @@ def plan(
         'megatron.sh'
     """
     from atoll.driver import Means, drive
-    from atoll.export import EXPORTERS, launch_files, refusals
     from atoll.training.planner.problem import PlanProblem
     from atoll.training.request import axes_of, run_of
 
@@ -430,10 +427,14 @@ def plan(
 
     def prepare(limit: Stop) -> PlanProblem:
         run, target = run_of(question), question.export or ""
-        axes = axes_of(question, EXPORTERS[target].values if target else {})
-        usable = refusals(target, run) if target else None
+        if target:
+            from atoll.export import EXPORTERS, refusals
+
+            axes, usable = axes_of(question, EXPORTERS[target].values), refusals(target, run)
+        else:
+            axes, usable = axes_of(question, {}), None
         now = stop is not None or means != Means()  # else reasons wait until they are asked for
-        return PlanProblem(question, run, axes, usable, now, launch_files)
+        return PlanProblem(question, run, axes, usable, now)
 
     found = drive(prepare, means, stop, question.time_limit, progress, "a layout was estimated")
     if question.layouts is not None:

@@ -55,8 +55,8 @@ class Estimate(Launched, Pictured["EstimateAnswer"]):
     """What each stage recomputes: what "optimal" came to, or the layout's policy."""
     rerun: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Under "optimal", the operators of each kind of block that run again."""
-    launch: tuple[LaunchFile, ...] = ()
-    """Of the tools that can be told the layout, where they were asked for."""
+    launched: bool = False
+    """Whether its answer has the launch files of all tools."""
 
     def _launch_file(self, target: str) -> LaunchFile:
         made: LaunchFile = named("atoll.export:export_run")(target, self.run, self.layout)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING
 
-from atoll.answers.layout import LaunchFile
 from atoll.driver import Desk
 from atoll.hardware.device import Chip
 from atoll.questions import PlanQuestion
 from atoll.questions.devices import LengthQuestion
-from atoll.step.layout import Layout
 from atoll.stopping import Stop
 from atoll.training.planner.pieces import Pieces, make_piece
 from atoll.training.planner.plan import Plan, plan
@@ -37,8 +35,6 @@ class PlanProblem:
     explained: bool
     """Whether the reasons are sought at once, within the same limits; else when they are asked for.
     """
-    launch: Callable[[Run, Layout], tuple[LaunchFile, ...]]
-    """Launch files of a layout, which the answer keeps."""
 
     def identity(self) -> Identity:
         """Pieces are named by their layouts: what a launch file can say changes none."""
@@ -71,8 +67,7 @@ class PlanProblem:
             pieces.ahead = None if desk.executor.in_process else shared.ahead
 
         def last(found: Plan) -> Plan:
-            best = found.best
-            found = replace(found, best=replace(best, launch=self.launch(self.run, best.layout)))
+            found = replace(found, best=replace(found.best, launched=True))
             if self.explained:
                 _ = found.reasons
             return found
