@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from atoll.answers.answer import Pictured, answer_of
@@ -56,7 +56,15 @@ class Estimate(Launched, Pictured["EstimateAnswer"]):
     rerun: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Under "optimal", the operators of each kind of block that run again."""
     launched: bool = False
-    """Whether its answer has the launch files of all tools."""
+    """Whether launch files are wanted."""
+
+    @cached_property
+    def launch(self) -> tuple[LaunchFile, ...]:
+        """Of the tools that can be told the layout, where wanted; of the others why not."""
+        if not self.launched:
+            return ()
+        made: tuple[LaunchFile, ...] = named("atoll.export:launch_files")(self.run, self.layout)
+        return made
 
     def _launch_file(self, target: str) -> LaunchFile:
         made: LaunchFile = named("atoll.export:export_run")(target, self.run, self.layout)

@@ -27,7 +27,6 @@ from atoll.answers.plan import (
 )
 from atoll.fabric.nested import collective_s
 from atoll.files.csvfile import write_csv
-from atoll.registry import named
 from atoll.step.layout import Layout
 from atoll.step.stages import stage_shares
 from atoll.training.estimate import Estimate, Estimator
@@ -102,7 +101,7 @@ def estimate_answer(found: Estimate) -> EstimateAnswer:
         ),
         whole_run=found.whole_run,
         sensitivity=tuple(_sensitivity(found)),
-        launch=named("atoll.export:launch_files")(run, layout) if found.launched else (),
+        launch=found.launch,
     )
 
 
