@@ -14,6 +14,7 @@ import select
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 from atoll.stopping import Asked, go_on, never
 
 _WAKE_S = 0.05
+_LOOKS, _LOOK_S = 3, 0.001
 _LENGTH = 8  # bytes of the number that says how long a result is
 
 
@@ -222,12 +224,26 @@ class _Copy:
 
 
 def _core_waits() -> bool:
-    """Whether there is another core for this process, and fewer run than there are cores."""
+    """Whether there is another core for this process, and fewer run than there are cores; what runs
+    for a moment only is no reason against it.
+    """
+    if len(os.sched_getaffinity(0)) < 2:
+        return False
+    for look in range(_LOOKS):
+        if look:
+            time.sleep(_LOOK_S)
+        if _running() < (os.cpu_count() or 1):
+            return True
+    return False
+
+
+def _running() -> int:
+    """Processes and threads of the machine that run now, this one too."""
     try:
-        running = int(Path("/proc/loadavg").read_text(encoding="ascii").split()[3].split("/")[0])
+        text = Path("/proc/loadavg").read_text(encoding="ascii")
+        return int(text.split()[3].split("/")[0])
     except (OSError, ValueError, IndexError):
-        running = 1
-    return len(os.sched_getaffinity(0)) > 1 and running < (os.cpu_count() or 1)
+        return 1
 
 
 def _forked(work: Callable[[IO[bytes], IO[bytes]], None]) -> _Copy | None:
