@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.step.orders import chunks_of, route
+from atoll.step.replay import PassTime, replay
 from atoll.step.stages import balanced_sizes, even_sizes
 
 
@@ -49,3 +50,17 @@ def test_a_head_of_no_more_than_a_block_leaves_stages_even(behind: float) -> Non
 def test_the_last_chunk_has_fewer_blocks_where_the_head_is_large() -> None:
     assert balanced_sizes(32, "1f1b", 4, 1, 2.4) == (8, 9, 9, 6)
     assert balanced_sizes(4, "1f1b", 4, 1, 9.0) == (1, 1, 1, 1)  # none is left without a block
+
+
+def test_a_stage_with_the_head_has_fewer_blocks_beside_it_than_in_its_other_chunks() -> None:
+    """All stages wait for the slowest chunk of each turn: a block less anywhere else is no help."""
+    assert balanced_sizes(8, "interleaved", 2, 2, 2.0) == (2, 2, 3, 1)
+
+    def step_s(sizes: tuple[int, ...]) -> float:
+        work = [*map(float, sizes[:-1]), sizes[-1] + 2.0]
+        times = [[PassTime(x, 1.2 * x, 0.8 * x) for x in work[stage::2]] for stage in range(2)]
+        return replay("interleaved", times, 8).time_s
+
+    assert step_s((2, 2, 3, 1)) == pytest.approx(129.0)
+    assert step_s((2, 1, 3, 2)) == pytest.approx(144.0)
+    assert step_s(even_sizes(8, 4)) == pytest.approx(150.0)

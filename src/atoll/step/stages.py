@@ -57,19 +57,40 @@ def balanced_sizes(blocks: int, order: str, pp: int, vpp: int, behind: float) ->
     )
     if slowest <= _least_load(blocks, len(held), behind):
         return even
-    # One block after another to the stage that is done first; of such, to the last one, which
-    # holds the fewest microbatches.
-    sizes = [1] * chunks
+    # One block after another to the stage that is done first; of such, to the one whose chunk is
+    # the smallest, and to the last one, which holds the fewest microbatches.
+    counts = {at: len(of) for at, of in held.items()}
     turns = [
-        (len(of) + (behind if at == last else 0.0), 1, -max(of), at) for at, of in held.items()
+        (n + (behind if at == last else 0.0), 1, -held[at][-1], at) for at, n in counts.items()
     ]
     heapify(turns)
     for _ in range(blocks - chunks):
-        busy, size, chunk, at = turns[0]
-        sizes[-chunk] = size + 1
-        smallest = min((sizes[i], -i) for i in held[at])
-        heapreplace(turns, (busy + 1, *smallest, at))
-    return tuple(sizes) if max(turns)[0] < slowest else even
+        busy, _, _, at = turns[0]
+        counts[at] = n = counts[at] + 1
+        size, ahead = divmod(n, len(held[at]))
+        heapreplace(turns, (busy + 1, size, -held[at][-1 - ahead], at))
+    if max(turns)[0] >= slowest:
+        return even
+    sizes = [0] * chunks
+    for at, of in held.items():
+        for i, size in zip(of, _spread(counts[at], len(of), behind * (at == last)), strict=True):
+            sizes[i] = size
+    return tuple(sizes)
+
+
+def _spread(blocks: int, chunks: int, behind: float) -> list[int]:
+    """A stage's blocks in its chunks, each to the one that is done first (of such, the last): what
+    stands behind the blocks counts in the last chunk. Stages take turns chunk by chunk, and all
+    wait for the slowest of each turn.
+    """
+    sizes = [1] * chunks
+    turns = [(1.0, -i) for i in range(chunks - 1)] + [(1.0 + behind, 1 - chunks)]
+    heapify(turns)
+    for _ in range(blocks - chunks):
+        busy, i = turns[0]
+        sizes[-i] += 1
+        heapreplace(turns, (busy + 1, i))
+    return sizes
 
 
 @lru_cache(maxsize=2)  # of the two that `splits` tries
