@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from atoll.step.bubbles import bubble_s, held, step_s, waiting
 from atoll.step.orders import ORDERS, SPLIT, chunks_of, first_group, groups, passes, route
 from atoll.step.replay import PassTime, Replay, replay
+from atoll.step.stages import balanced_sizes, even_sizes
 
 STAGES, MICROBATCHES = range(1, 9), range(1, 21)
 
@@ -125,6 +126,49 @@ def test_groups_of_microbatches_fill_the_pipeline_where_they_can(stages, microba
     assert max(sizes) - min(sizes) <= 1
     assert min(sizes) >= min(stages, microbatches)
     assert first_group(stages, microbatches) == sizes[0] == max(sizes)
+
+
+def chunked(
+    sizes: list[int], head: float, stages: int
+) -> tuple[list[list[PassTime]], list[PassTime], list[tuple[float, float]]]:
+    """Passes of chunks of so many blocks and a head, of whole stages, and of their end chunks."""
+    work = [*map(float, sizes[:-1]), sizes[-1] + head]
+    times = [[PassTime(x, 1.2 * x, 0.8 * x) for x in work[s::stages]] for s in range(stages)]
+    whole = [PassTime(*map(sum, zip(*row, strict=True))) for row in times]
+    return times, whole, [(row[0].total_s, row[-1].total_s) for row in times]
+
+
+def test_unequal_chunks_that_take_turns_are_the_replay():
+    """Llama-3-8B on four stages of four chunks, whose head takes as long as 2.4 blocks."""
+    sizes = [2, 2, 2, 1, 2, 2, 2, 2, 2, 2, 2, 2, 2, 3, 3, 1]
+    times, whole, ends = chunked(sizes, 2.4, 4)
+    for m in (8, 16, 64):
+        found = replay("interleaved", times, m).time_s
+        assert step_s("interleaved", whole, m, 4, ends) == pytest.approx(found, rel=1e-9)
+        assert step_s("interleaved", whole, m, 4) < 0.98 * found  # as if they were equal
+
+
+@given(
+    stages=st.sampled_from([2, 4, 8]),
+    chunks=st.integers(2, 4),
+    each=st.integers(1, 4),
+    more=st.integers(-2, 6),
+    groups=st.integers(1, 6),
+    head=st.floats(0.0, 3.0),
+    balanced=st.booleans(),
+)
+@settings(max_examples=150, deadline=None)
+def test_unequal_chunks_are_near_their_replay(stages, chunks, each, more, groups, head, balanced):
+    blocks = max(stages * chunks, stages * chunks * each + more)
+    sizes = list(
+        balanced_sizes(blocks, "interleaved", stages, chunks, head)
+        if balanced
+        else even_sizes(blocks, stages * chunks)
+    )
+    times, whole, ends = chunked(sizes, head, stages)
+    found = replay("interleaved", times, groups * stages).time_s
+    turned = step_s("interleaved", whole, groups * stages, chunks, ends)
+    assert 0.92 * found <= turned <= 1.15 * found
 
 
 def test_what_is_held_of_endless_batches_is_known_at_once():

@@ -41,6 +41,7 @@ class Terms(NamedTuple):
     """Into which it is divided for the share of the bandwidth that is reached."""
 
 
+@lru_cache(maxsize=8192)
 def terms(network: Network, kind: str, group: int, stride: int = 1) -> Terms:
     """What a collective over `group` devices takes, whatever its size."""
     known, asked = network.known, (kind, group, stride)

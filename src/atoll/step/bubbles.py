@@ -14,7 +14,8 @@ gradient w, w <= f <= b (recomputation belongs to b), equal stages take M loads 
 
 Each equals the replay (`tests/step`). Unequal stages: the slowest is busy all the time, and every
 other adds its own part, with no more of its weight pass than the slowest stage's takes. Stages
-within 20 % of each other: at most 9 % below the replay and 18 % above it.
+within 20 % of each other: at most 9 % below the replay and 18 % above it. Unequal chunks of
+interleaved stages wait for one another, which `turns` adds.
 """
 
 from __future__ import annotations
@@ -27,15 +28,30 @@ from numpy.typing import NDArray
 
 from atoll.step.orders import LATE, SPLIT, chunks_of, copies_of, first_group
 from atoll.step.replay import PassTime
+from atoll.step.turns import turns_s
 
 N = TypeVar("N", float, NDArray[np.float64])
 Peaks = tuple[tuple[float, float], ...]
 
 
-def step_s(order: str, stages: Sequence[PassTime], microbatches: int, vpp: int = 1) -> float:
-    """Seconds of all microbatches; `stages` are the passes of one through all chunks of a stage."""
+def step_s(
+    order: str,
+    stages: Sequence[PassTime],
+    microbatches: int,
+    vpp: int = 1,
+    ends_s: Sequence[tuple[float, float]] = (),
+) -> float:
+    """Seconds of all microbatches; `stages` are the passes of one through all chunks of a stage.
+    Where interleaved chunks are unequal, with the seconds of every stage's first and last chunk.
+    """
     slowest_s = max(stage.total_s for stage in stages)
-    return microbatches * slowest_s + bubble_s(order, stages, microbatches, vpp)
+    found_s = microbatches * slowest_s + bubble_s(order, stages, microbatches, vpp)
+    if not ends_s:
+        return found_s
+    stage_s, (first_s, last_s) = np.array([s.total_s for s in stages]), np.array(ends_s).T
+    one, m = np.array([0]), np.array([microbatches])
+    turned_s = turns_s(stage_s[:, None], first_s[:, None], last_s[:, None], one, m)
+    return max(found_s, float(turned_s[0, 0]))
 
 
 def step_with_transfers_s(
@@ -45,6 +61,7 @@ def step_with_transfers_s(
     vpp: int,
     arriving_s: Sequence[tuple[float, float]],
     shown: float = 1.0,
+    ends_s: Sequence[tuple[float, float]] = (),
 ) -> float:
     """The same where a stage's pass begins with the transfer of what it needs from another stage:
     so many seconds of activations and of gradients into each stage. Of a transfer the part `shown`
@@ -60,7 +77,9 @@ def step_with_transfers_s(
     ]
     slowest = max(range(len(stages)), key=lambda i: longer[i].total_s)
     first_s = sum(sum(both_s) for i, both_s in enumerate(arriving_s) if i != slowest)
-    return step_s(order, longer, microbatches, vpp) + (1.0 - shown) * first_s
+    each_s = [shown * sum(both_s) / vpp for both_s in arriving_s]
+    ends_s = [(a + more, z + more) for (a, z), more in zip(ends_s, each_s, strict=False)]
+    return step_s(order, longer, microbatches, vpp, ends_s) + (1.0 - shown) * first_s
 
 
 def bubble_s(order: str, stages: Sequence[PassTime], microbatches: int, vpp: int = 1) -> float:

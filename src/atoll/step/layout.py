@@ -257,6 +257,11 @@ def _check_order(layout: Layout, microbatches: int) -> None:
         raise AtollError(f"vpp is {layout.vpp}, but interleaving needs pp above 1")
     if order == "interleaved" and layout.vpp == 1:
         raise AtollError("schedule interleaved has several chunks a stage, but vpp is 1")
+    if order == "gpipe" and layout.vpp > 1:
+        raise AtollError(
+            f"schedule gpipe has one chunk a stage, but vpp is {layout.vpp}; leave vpp 1, or use "
+            "interleaved"
+        )
     if order in SPLIT and layout.vpp > 1:
         own = "two chunks of its own" if order in TWO_CHUNKS else "one chunk"
         raise AtollError(

@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from atoll.fabric.nested import curves, terms
 from atoll.step.bubbles import bubble_terms, chunk_weights, peaks
 from atoll.step.layout import ZERO_STAGES, Layout
-from atoll.step.orders import LATE, ORDERS, SPLIT, arrivals, copies_of
+from atoll.step.orders import LATE, ORDERS, SPLIT, TWO_CHUNKS, arrivals, copies_of
 from atoll.step.stages import stage_counts
-from atoll.training.batch_sums import Sums, Tables
+from atoll.step.turns import takes_turns, uneven
+from atoll.training.batch_sums import Sums
 from atoll.training.memory import (
     buffers_bytes,
     fp8_bytes,
@@ -31,11 +32,9 @@ from atoll.training.memory import (
 )
 from atoll.training.operators.layers import LayerCost
 from atoll.training.operators.priced import Priced
+from atoll.training.operators.tables import Floats, Ints, Tables
 from atoll.training.run import Run
 from atoll.training.step import Stepper, accumulation_s, held_parameters, update_s
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 LEAST = "least"
 """A choice that runs nothing again and keeps no more than "full": bounds every other, in time
@@ -99,6 +98,9 @@ class Stages(NamedTuple):
     mixes: tuple[tuple[int, ...], ...]
     """The same of all chunks together, without repeats."""
     which: Ints
+    ends: tuple[tuple[int, ...], ...]
+    """The same of the first and the last chunk of stages whose chunks are uneven."""
+    which_end: Ints
 
 
 class Pipe(NamedTuple):
@@ -107,6 +109,7 @@ class Pipe(NamedTuple):
     weighed: Floats
     peaks: Floats
     bubble: Floats
+    turning: int
 
 
 def batch_estimates(
@@ -159,8 +162,15 @@ def tables_of(priced: Priced, layouts: Listed, choices: Sequence[str], batch: in
     counts = m[pipes].tolist()
     held_by = [_pipe(structure, *shape, n) for shape, n in zip(shapes, counts, strict=True)]
     mixes, contents = _Numbers(), _Numbers()
+    end_mixes: dict[tuple[int, ...], int] = {}
     mix = [
         np.array([mixes.of((len(x.which) == 1, one)) for one in x.mixes])[x.which] for x in stages
+    ]
+    ends = [
+        np.array([end_mixes.setdefault(one, len(end_mixes)) for one in x.ends])[x.which_end]
+        if pipe.turning
+        else x.which_end
+        for x, pipe in zip(stages, held_by, strict=True)
     ]
     # Most of what a stage holds depends on what kinds there are; logits are held for each.
     headed = [cost.logits_bytes > 0 for cost in costs]
@@ -175,6 +185,9 @@ def tables_of(priced: Priced, layouts: Listed, choices: Sequence[str], batch: in
         rows=np.stack([pp, m, copies, zero, split, late, pipe, division, group, side, loss], 1),
         starts=np.cumsum([0, *pp[pipes]])[:-1],
         bubbles=np.array([pipe.bubble for pipe in held_by]),
+        turning=np.array([pipe.turning for pipe in held_by]),
+        ends=np.concatenate(ends),
+        end_counts=np.array(list(end_mixes), dtype=np.float64),
         mix=np.concatenate(mix),
         counts=np.array([n for _, n in mixes], dtype=np.float64),
         content=np.array(content),
@@ -262,20 +275,29 @@ def _stages(structure: Structure, order: str, pp: int, vpp: int, given: tuple[in
     counts = chunks.sum(axis=1).tolist()
     which = [mixes.setdefault(tuple(of), len(mixes)) for of in counts]
     came = np.array(arrivals(order, pp, chunks.shape[1]))
-    return Stages(chunks, came, tuple(mixes), np.array(which))
+    ends: dict[tuple[int, ...], int] = {}
+    which_end = np.zeros((pp, 2), dtype=np.int64)
+    if vpp > 1 and uneven(chunks[:, :, [is_block for is_block, _ in structure]]):
+        for stage, both in enumerate(chunks[:, [0, -1]].tolist()):
+            which_end[stage] = [ends.setdefault(tuple(of), len(ends)) for of in both]
+    return Stages(chunks, came, tuple(mixes), np.array(which), tuple(ends), which_end)
 
 
 @lru_cache(maxsize=16384)
 def _pipe(
     structure: Structure, order: str, pp: int, vpp: int, given: tuple[int, ...], m: int
 ) -> Pipe:
-    chunks = _stages(structure, order, pp, vpp, given).chunks
+    stages = _stages(structure, order, pp, vpp, given)
+    turned = bool(stages.ends) and takes_turns(order, pp, vpp, m)
     places = [(order, pp, stage, m, vpp) for stage in range(pp)]
-    weights = np.array([chunk_weights(*place) for place in places])
+    chunks = stages.chunks
+    if order in TWO_CHUNKS:  # those of others hold as many microbatches each
+        chunks = np.array([chunk_weights(*place) for place in places])[:, :, None] * chunks
     return Pipe(
-        (weights[:, :, None] * chunks).sum(axis=1),
+        chunks.sum(axis=1, dtype=np.float64),
         np.array([_filled(peaks(*place), 3) for place in places]),
         np.array(_filled(bubble_terms(order, pp, m, vpp), 2)),
+        vpp * turned,
     )
 
 

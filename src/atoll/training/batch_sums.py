@@ -7,80 +7,32 @@ choices of recomputation.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from atoll.step.layout import ZERO_STAGES
-from atoll.training.run import Run
+from atoll.step.turns import turns_s
+from atoll.training.operators.tables import (
+    COPIES,
+    DIVISION,
+    GROUP,
+    LATE,
+    LOSS,
+    MICROBATCHES,
+    PIPE,
+    SIDE,
+    SPLIT,
+    STAGES,
+    ZERO,
+    Floats,
+    Ints,
+    Tables,
+)
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-
-# Columns of `Tables.rows`.
-STAGES, MICROBATCHES, COPIES, ZERO, SPLIT, LATE, PIPE, DIVISION, GROUP, SIDE, LOSS = range(11)
 SAME = 1e-12  # of a stage's time: choices that differ by less take as long
-
-
-class Tables(NamedTuple):
-    """What is summed up."""
-
-    rows: Ints
-    """(layouts, 11): stages, microbatches, copies, ZeRO stage, 1 where weight passes run apart,
-    weight passes put off; rows of pipelines, divisions, groups, sides and losses."""
-    starts: Ints
-    """(pipelines,): their first stages."""
-    bubbles: Floats
-    """(pipelines, 2, 3): `bubble_terms`."""
-    mix: Ints
-    """(stages,): which mix of layers it holds."""
-    counts: Floats
-    """(mixes, kinds): how many layers of each kind."""
-    content: Ints
-    """(mixes,): which content it has."""
-    weighed: Floats
-    """(stages, kinds): how many layers, each chunk weighed by the microbatches that it holds."""
-    peaks: Floats
-    """(stages, 3, 2): (held, waiting) where a stage may need most."""
-    came: Floats
-    """(stages, 2): activations and gradients that arrive from other stages."""
-    parameters: Floats
-    """(divisions, 5, 2): per dense and per expert parameter, bytes of weights, gradients and
-    optimizer, seconds of accumulation and of the update."""
-    spans: Ints
-    """(groups, 2): their collectives, from one to before the other."""
-    sends_s: Floats
-    """(groups,): one activation to the next stage."""
-    collective: Floats
-    """(collectives, 4): 1 where it gathers, bytes per dense and per expert parameter, fixed time.
-    """
-    s_per_byte: Floats
-    """(collectives, levels)."""
-    steps: Floats
-    """(collectives, levels): into which each is divided for what it reaches of the bandwidth."""
-    durations_s: Floats
-    shares: Floats
-    """(levels, points): what messages reach of each level's bandwidth."""
-    kinds: Floats
-    """(kinds, 8): dense and expert parameters, bytes that wait for weight gradients, bytes of fp8
-    copies, seconds of weight gradients and of their launches; dense and expert parameters with
-    frozen ones."""
-    passes: Floats
-    """(sides, kinds, choices, 7), a side for where experts lie and whether weight gradients run
-    apart: forward and backward (recomputation with it), the compute of both, host time beside the
-    device, host time that all wait for, and of the former that of forward passes."""
-    kept: Floats
-    """(kinds, choices): bytes of one microbatch."""
-    held: Floats
-    """(contents, 6): shared parameters, bytes that enter, buffers by ZeRO stage."""
-    transient: Floats
-    """(contents, choices)."""
-    logits: Floats
-    """(losses, contents)."""
-    bounds: NDArray[np.bool_]
-    """(choices,): those that are bounds."""
-    run: Run
 
 
 class States(NamedTuple):
@@ -131,13 +83,16 @@ class Passes(NamedTuple):
     backward: Floats
     host_f: Floats
     host_b: Floats
-    """At the host's pace, where weight passes run apart (`step.StageTime.paces`)."""
+    """At the host's pace, where weight passes run apart (`step.StageTime.paces`); else empty."""
     device_f: Floats
     device_b: Floats
     """Without host time."""
     own: Floats
     """All of it, without transfers, and that behind the forward pass."""
     behind: Floats
+    first: Floats
+    last: Floats
+    """All of the first and of the last chunk, of stages whose unequal ones take turns alone."""
     bytes: Floats
 
 
@@ -160,6 +115,9 @@ class Sums:
         self.m = rows[:, MICROBATCHES].astype(np.float64)[:, None]
         self.arriving_s = tables.came[self.stage] * tables.sends_s[rows[self.row, GROUP], None]
         """(stages, 2): activations and gradients of one microbatch into every stage."""
+        self.turning = tables.turning[rows[:, PIPE]] > 0
+        self.turned = np.flatnonzero(self.turning[self.row])
+        """Rows whose unequal chunks take turns, and their stages."""
 
     def held(self) -> Held:
         states = self.states()
@@ -182,7 +140,9 @@ class Sums:
                 time_s[:, columns] = self.step_s(states, some, bound=bound)
             return time_s, needed, picks
         picks = self.fastest(passes)
-        mixed = Passes(*(np.take_along_axis(x, picks[:, None], axis=1) for x in passes))
+        # What bounds alone are made of is left out.
+        passes = passes._replace(device_f=passes.own[:0], device_b=passes.own[:0])
+        mixed = self.picked(passes, picks)
         every = Passes(*(np.append(x, y, axis=1) for x, y in zip(passes, mixed, strict=True)))
         time_s, needed = self.step_s(states, every, bound=False), self.most(every.bytes)
         fitting_s = np.where(needed[:, :-1] <= self.run.capacity_bytes, time_s[:, :-1], np.inf)
@@ -205,9 +165,15 @@ class Sums:
             return np.where(fits, time_s[:, -1], np.inf), picks
         states, passes = held.states, self.passes(held)
         picks = self.fastest(passes)
-        least = Passes(*(np.take_along_axis(x, picks[:, None], axis=1) for x in passes))
+        least = self.picked(passes, picks)
         fits = self.most(least.bytes)[:, 0] <= self.run.capacity_bytes
         return np.where(fits, self.step_s(states, least, bound=True)[:, 0], np.inf), picks
+
+    def picked(self, passes: Passes, picks: Ints) -> Passes:
+        """With one choice for every stage."""
+        some = {len(self.row): picks, len(self.turned): picks[self.turned]}
+        each = (some.get(len(x), picks[:0])[:, None] for x in passes)
+        return Passes(*map(partial(np.take_along_axis, axis=1), passes, each))
 
     def most(self, values: Floats) -> Floats:
         """Of every row the largest of its stages'."""
@@ -309,19 +275,38 @@ class Sums:
         shown_s = (1.0 - self.stack.overlap.pipeline) * self.arriving_s
         device_f = forward + shown_s[:, :1]
         device_b = backward + shown_s[:, 1:] - states.weight_s[:, None]
-        launch_b = beside - launch_f - states.launch_s[:, None]
         more = np.where(mine[:, SPLIT, None] > 0, waiting, host) / 2
+        host_f = host_b = forward[:0]
+        if self.hosts_apart.any():
+            host_f = launch_f + shown_s[:, :1] + waiting / 2
+            launch_b = beside - launch_f - states.launch_s[:, None]
+            host_b = launch_b + shown_s[:, 1:] + waiting / 2
         return Passes(
             device_f + more,
             device_b + more,
-            launch_f + shown_s[:, :1] + waiting / 2,
-            launch_b + shown_s[:, 1:] + waiting / 2,
+            host_f,
+            host_b,
             device_f,
             device_b,
             device + host,
             backward + host,
+            *self.ends_s(way, layers_s),
             held.bytes,
         )
+
+    def ends_s(self, way: Ints, layers_s: Floats) -> tuple[Floats, Floats]:
+        """`step.StageTime.ends_s` with transfers, of the stages whose chunks take turns."""
+        there, t = self.turned, self.t
+        if not len(there):
+            none = np.zeros((0, layers_s.shape[2]))
+            return none, none
+        row = self.row[there]
+        shown_s = (1.0 - self.stack.overlap.pipeline) * self.sent_s()[there]
+        shown_s /= t.turning[self.rows[row, PIPE]]
+        pairs, pair = _distinct(np.repeat(way[row], 2), t.ends[self.stage[there]].reshape(-1))
+        parts = np.einsum("pk,pkcx->xpc", t.end_counts[pairs[1]], layers_s[pairs[0]])
+        all_s = np.maximum(parts[0] + parts[1], parts[2]) + parts[3]
+        return all_s[pair[::2]] + shown_s[:, None], all_s[pair[1::2]] + shown_s[:, None]
 
     def layers(self, side: Ints, group: Ints) -> Floats:
         """(ways, kinds, choices, 5): seconds of each kind of layer, with gathers that nothing hides
@@ -376,7 +361,9 @@ class Sums:
         if bound:
             passes_s, behind_s = self.bound_s(states, passes), np.full((1, 1), np.inf)
         else:
-            passes_s = self.paced_s(passes.forward, passes.backward, states.weight_s)
+            passes_s = self.paced_s(
+                passes.forward, passes.backward, states.weight_s, passes.first, passes.last
+            )
             behind_s = np.take_along_axis(passes.behind, self.slowest(passes.own), axis=0)
         last_s, before_s = states.last_s[:, None], states.before_s[:, None]
 
@@ -412,9 +399,17 @@ class Sums:
         """Of every row, whether hosts have a pace of their own."""
         return (self.rows[:, SPLIT, None] > 0) & self.launches
 
-    def paced_s(self, forward: Floats, backward: Floats, weight_s: Floats) -> Floats:
+    def paced_s(
+        self,
+        forward: Floats,
+        backward: Floats,
+        weight_s: Floats,
+        first: Floats | None = None,
+        last: Floats | None = None,
+    ) -> Floats:
         """`bubbles.step_with_transfers_s`."""
-        slowest = self.slowest(forward + backward + weight_s[:, None])
+        stage_s = forward + backward + weight_s[:, None]
+        slowest = self.slowest(stage_s)
         n = np.maximum(1, self.rows[:, STAGES, None] - 1)
         one_f, one_b = (np.take_along_axis(x, slowest, axis=0) for x in (forward, backward))
         one_w, sent = weight_s[slowest], self.sent_s()[:, None]
@@ -426,8 +421,12 @@ class Sums:
         )
         apart_s = self.stack.overlap.pipeline * (self.total(sent) - sent[:, 0][slowest])
         pipes = self.rows[:, STAGES, None] > 1
-        rest_s = np.where(pipes, idle_s + apart_s, 0.0)
-        return np.asarray(self.m * (one_f + one_b + one_w) + rest_s)
+        found_s = self.m * (one_f + one_b + one_w) + np.where(pipes, idle_s, 0.0)
+        if first is not None and last is not None and len(first):
+            sizes, m = self.rows[self.turning][:, [STAGES, MICROBATCHES]].T
+            turned_s = turns_s(stage_s[self.turned], first, last, np.cumsum(sizes) - sizes, m)
+            found_s[self.turning] = np.maximum(found_s[self.turning], turned_s)
+        return np.asarray(found_s + np.where(pipes, apart_s, 0.0))
 
     def sent_s(self) -> Floats:
         """Transfers into every stage, of one microbatch both ways."""

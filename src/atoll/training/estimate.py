@@ -20,7 +20,8 @@ from atoll.step.length import WholeRun, whole_run
 from atoll.step.orders import SPLIT, arrivals
 from atoll.step.parts import Origin
 from atoll.step.replay import PassTime
-from atoll.step.stages import stage_shares
+from atoll.step.stages import stage_counts, stage_shares
+from atoll.step.turns import takes_turns, uneven
 from atoll.training.accuracy import DIGITS, FEW_DIGITS, UNSURE, Accuracy, accuracy
 from atoll.training.batch import stage_choices
 from atoll.training.memory import Memory, stage_memory, stage_parameters
@@ -355,6 +356,15 @@ class Estimator(Priced):
         layers = [pair for chunk in chunks for pair in chunk]
         return stage_parameters(self.run, layers, self.shared(layout, _costs(chunks)))[0]
 
+    def _takes_turns(self, layout: Layout, microbatches: int) -> bool:
+        """Whether unequal chunks wait for one another."""
+        where = layout.schedule, layout.pp, layout.vpp
+        if not takes_turns(*where, microbatches):
+            return False
+        structure = [(cost.is_block, cost.repeat) for cost in self.costs(layout)]
+        blocks = [is_block for is_block, _ in structure]
+        return uneven(stage_counts(structure, *where, layout.blocks)[:, :, blocks])
+
     def step_of(
         self,
         steppers: Sequence[Stepper],
@@ -388,16 +398,17 @@ class Estimator(Priced):
             )
 
         paces = list(zip(*(s.paces(order) for s in stages), strict=True))
+        ends_s = [s.ends_s for s in stages] if self._takes_turns(layout, m) else []
         every_s = [
             (
-                step_with_transfers_s(order, passes, m, layout.vpp, arriving_s, shown),
+                step_with_transfers_s(order, passes, m, layout.vpp, arriving_s, shown, ends_s),
                 reduced_s(_behind_s(order, stages, passes)),
             )
             for passes in paces
         ]
         passes_s = max(passes_s for passes_s, _ in every_s)
         gradient_s = max(map(sum, every_s)) - passes_s
-        alone_s = max(step_s(order, passes, m, layout.vpp) for passes in paces)
+        alone_s = max(step_s(order, passes, m, layout.vpp, ends_s) for passes in paces)
         idle_s = max(0.0, alone_s - m * slowest.total_s)
         send_total_s = max(0.0, passes_s - m * slowest.total_s - idle_s)
         optimizer_s = max(update_s(on, layout, *p) for on, *p in placed)

@@ -29,7 +29,12 @@ from atoll.step.layout import Layout
 from atoll.step.orders import SPLIT, arrivals
 from atoll.step.stages import stage_shares
 from atoll.training.batch import Given, tables_of
-from atoll.training.batch_sums import (
+from atoll.training.batch_sums import Held, States, Sums
+from atoll.training.estimate import Estimate, Estimator
+from atoll.training.operators.layers import LayerCost, Share, layer_costs
+from atoll.training.operators.policies import kept_of
+from atoll.training.operators.priced import work_behind
+from atoll.training.operators.tables import (
     COPIES,
     GROUP,
     MICROBATCHES,
@@ -37,16 +42,9 @@ from atoll.training.batch_sums import (
     SIDE,
     STAGES,
     ZERO,
-    Held,
-    States,
-    Sums,
     Tables,
 )
-from atoll.training.batch_sums import SPLIT as LATER
-from atoll.training.estimate import Estimate, Estimator
-from atoll.training.operators.layers import LayerCost, Share, layer_costs
-from atoll.training.operators.policies import kept_of
-from atoll.training.operators.priced import work_behind
+from atoll.training.operators.tables import SPLIT as LATER
 from atoll.training.request import stand_in
 from atoll.training.run import Run
 from atoll.training.stack import CHIP

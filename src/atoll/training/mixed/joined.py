@@ -14,9 +14,10 @@ import numpy as np
 
 from atoll.step.layout import Layout
 from atoll.step.orders import arrivals, chunks_of, route
-from atoll.training.batch import Floats, Given, Ints, in_parts, tables_of
-from atoll.training.batch_sums import GROUP, STAGES, Held, Owned, Passes, States, Sums, Tables
+from atoll.training.batch import Given, in_parts, tables_of
+from atoll.training.batch_sums import Held, Owned, Passes, States, Sums
 from atoll.training.operators.priced import Priced
+from atoll.training.operators.tables import GROUP, STAGES, Floats, Ints, Tables
 
 
 class Joined(Sums):
@@ -35,6 +36,8 @@ class Joined(Sums):
         super().__init__(max(tables, key=lambda of: of.run.slack), rows)
         self.parts = [Sums(of, rows) for of in tables]
         self.launches = any(part.launches for part in self.parts)
+        for part in self.parts:
+            part.launches = self.launches
         first = self.place * (sum(sizes) // rows[self.row, STAGES])
         self.pod = np.searchsorted(np.cumsum(sizes), first, side="right")
         sends_s = np.stack([of.sends_s for of in tables])
@@ -53,6 +56,8 @@ class Joined(Sums):
         found = first.copy()
         for number, other in enumerate(others, start=1):
             there = self.pod == number
+            if len(found) < len(there):  # of those alone whose chunks take turns, or of none
+                there = there[self.turned[: len(found)]]
             found[there] = other[there]
         return found
 

@@ -28,7 +28,7 @@ from atoll.driver import Progress
 from atoll.step.layout import Layout, divisors
 from atoll.step.orders import ORDERS, SPLIT, chunks_of
 from atoll.stopping import Stop, StoppedError, go_on
-from atoll.training.batch import LEAST, Floats, per_parameter
+from atoll.training.batch import LEAST, per_parameter
 from atoll.training.estimate import Estimator, boundary_bytes
 from atoll.training.mixed.estimate import Placed, Placer
 from atoll.training.mixed.joined import (
@@ -39,6 +39,7 @@ from atoll.training.mixed.joined import (
 )
 from atoll.training.mixed.pods import Pods
 from atoll.training.operators.layers import choices_of
+from atoll.training.operators.tables import Floats
 from atoll.training.planner.floor import OPTIMAL, Floor
 from atoll.training.planner.pieces import ROUNDING
 from atoll.training.planner.sample import Sample

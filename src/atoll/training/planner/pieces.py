@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.step.layout import Layout
-from atoll.training.batch import LEAST, NUMBERS, Floats, Ints, Listed, batch_estimates
+from atoll.training.batch import LEAST, NUMBERS, Listed, batch_estimates
 from atoll.training.estimate import Estimator
 from atoll.training.operators.layers import choices_of
+from atoll.training.operators.tables import Floats, Ints
 from atoll.training.planner.floor import OPTIMAL, Floor
 from atoll.training.planner.space import Axes, Block, Family, block_of, order_of
 from atoll.training.run import Run

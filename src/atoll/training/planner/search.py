@@ -25,8 +25,8 @@ from atoll.errors import AtollError
 from atoll.executors.copies import Pairs, from_both_ends, shared_zeros
 from atoll.step.layout import Layout
 from atoll.stopping import Stop, StoppedError, go_on
-from atoll.training.batch import Floats
 from atoll.training.estimate import Estimate
+from atoll.training.operators.tables import Floats
 from atoll.training.planner.floor import OPTIMAL
 from atoll.training.planner.pieces import (
     ROUNDING,
