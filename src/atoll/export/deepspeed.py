@@ -21,7 +21,9 @@ VALUES: Values = {
 
 
 def runs_as(precision: str) -> dict[str, str]:
-    """Gradients that ZeRO does not divide are summed when all are there (runtime/engine.py)."""
+    """Gradients that ZeRO does not divide are summed when all are there (runtime/engine.py), and so
+    are all of a pipeline (runtime/pipe/schedule.py).
+    """
     return {"stack": "fsdp", "overlap": "zero_grad_reduce"}
 
 
@@ -38,9 +40,14 @@ def deepspeed(plan: LaunchPlan) -> LaunchFile:
         "train_micro_batch_size_per_gpu": layout.microbatch,
         "gradient_accumulation_steps": plan.microbatches,
         plan.precision: {"enabled": True},
-        "zero_optimization": _zero(layout.zero),
+        "zero_optimization": _zero(layout.zero, layout.pp),
     }
-    if layout.zero == 0 and layout.ranks > 1:
+    if layout.pp > 1 and layout.ranks > 1:
+        notes.append(
+            "DeepSpeed's pipelines sum gradients after the last backward pass, whatever "
+            "overlap_comm says."
+        )
+    elif layout.zero == 0 and layout.ranks > 1:
         notes.append(
             "Without ZeRO DeepSpeed sums gradients after the backward pass, not beside it: stage 1 "
             "sums as many bytes and overlaps."
@@ -76,10 +83,10 @@ def deepspeed(plan: LaunchPlan) -> LaunchFile:
     return LaunchFile(target=TARGET, file="ds_config.json", text=text, notes=tuple(notes))
 
 
-def _zero(stage: int) -> Settings:
+def _zero(stage: int, stages: int) -> Settings:
     if stage == 0:
         return {"stage": 0}
-    return {"stage": stage, "overlap_comm": True, "contiguous_gradients": True}
+    return {"stage": stage, "overlap_comm": stages == 1, "contiguous_gradients": True}
 
 
 def _full_recompute(plan: LaunchPlan) -> str:

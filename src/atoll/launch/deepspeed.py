@@ -74,8 +74,8 @@ def read_deepspeed(file: str, content: Mapping[str, Any], model: ModelConfig | N
         "zero": stage,
         "recompute": _recompute(given),
         "precision": half,
-        "overlap": _overlap(stage, overlap),
     }
+    fields["overlap"] = _overlap(stage, fields["pp"], overlap)
     given.has("expert_parallel.enabled")
     if batch:
         fields["batch"] = batch
@@ -86,11 +86,12 @@ def read_deepspeed(file: str, content: Mapping[str, Any], model: ModelConfig | N
     return Launch(file, "deepspeed", model, fields, None, found)
 
 
-def _overlap(stage: int, overlapping: bool) -> str:
-    """Without ZeRO gradients are summed behind the last backward pass, whatever `overlap_comm` says
-    (`allreduce_gradients` in runtime/engine.py).
+def _overlap(stage: int, stages: int, overlapping: bool) -> str:
+    """Without ZeRO, and in pipelines, gradients are summed behind the last backward pass, whatever
+    `overlap_comm` says (`allreduce_gradients` in runtime/engine.py; ReduceGrads of pipe/schedule.py
+    follows all passes, and pipelines turn `overlap_comm` off).
     """
-    if stage == 0:
+    if stage == 0 or stages > 1:
         return "zero_grad_reduce"
     return "grad_reduce param_gather" if overlapping else "no_grad_reduce"
 

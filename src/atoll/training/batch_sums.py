@@ -356,8 +356,9 @@ class Sums:
 
     def step_s(self, states: States, passes: Passes, *, bound: bool) -> Floats:
         """The whole step: what stages run, gradients that nothing hides, optimizer."""
-        shares = np.array([self.stack.overlap.hidden_gradient(zero) for zero in ZERO_STAGES])
-        hidden: Floats = shares[self.rows[:, ZERO, None]]
+        share = self.stack.overlap.hidden_gradient
+        shares = np.array([[share(zero, pp) for pp in (1, 2)] for zero in ZERO_STAGES])
+        hidden: Floats = shares[self.rows[:, ZERO], (self.rows[:, STAGES] > 1) * 1][:, None]
         if bound:
             passes_s, behind_s = self.bound_s(states, passes), np.full((1, 1), np.inf)
         else:

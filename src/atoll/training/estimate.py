@@ -389,7 +389,7 @@ class Estimator(Priced):
         last_s, before_s = max(
             stepper.gradient_s(*p) for stepper, p in zip(steppers, parameters, strict=True)
         )
-        hidden = overlap.hidden_gradient(layout.zero)
+        hidden = overlap.hidden_gradient(layout.zero, layout.pp)
 
         def reduced_s(behind_s: float) -> float:
             return sum(

@@ -125,8 +125,9 @@ def flagged(stack: Stack, words: str) -> Stack:
 
 def overlapping(stack: Stack, words: str) -> tuple[Stack, tuple[str, ...]]:
     """The stack with what a launch file lets overlap, and the words that are not known: tp_comm,
-    grad_reduce, zero_grad_reduce (where ZeRO divides something), no_grad_reduce, p2p, ep_a2a. Where
-    it lists anything, tensor collectives overlap if listed.
+    grad_reduce, zero_grad_reduce (where ZeRO divides something outside of a pipeline, as DeepSpeed
+    does), no_grad_reduce, p2p, ep_a2a. Where it lists anything, tensor collectives overlap if
+    listed.
     """
     said = words.lower().replace(",", " ").split()
     listed = [word for word in said if not word.startswith(DISPATCHER)]
@@ -138,7 +139,7 @@ def overlapping(stack: Stack, words: str) -> tuple[Stack, tuple[str, ...]]:
     if "grad_reduce" in listed:
         found = replace(found, gradient=max(found.gradient, usual.gradient))
     if "zero_grad_reduce" in listed:
-        found = replace(found, undivided=0.0)
+        found = replace(found, undivided=0.0, piped=0.0)
     if "no_grad_reduce" in listed:  # a file that could have said so and did not
         found = replace(found, gradient=0.0)
     if "p2p" in listed:

@@ -33,6 +33,8 @@ class Overlap:
     """Gradient reduction, behind the last microbatch's backward pass."""
     undivided: float = 1.0
     """Of that share, what is left where ZeRO divides nothing."""
+    piped: float = 1.0
+    """Of that share, what is left in a pipeline."""
     gather: float = 0.0
     """Weight gathers and gradient scatters of fully sharded layers, behind their neighbours."""
     tensor: float = 0.0
@@ -46,9 +48,11 @@ class Overlap:
     ring: float = 1.0
     """Keys and values of ring attention, behind the block being computed."""
 
-    def hidden_gradient(self, zero: int) -> float:
-        """Share of the gradient reduction that may hide, under a ZeRO stage."""
-        return self.gradient * (1.0 if zero else self.undivided)
+    def hidden_gradient(self, zero: int, pp: int) -> float:
+        """Share of the gradient reduction that may hide, under a ZeRO stage in so many stages of a
+        pipeline.
+        """
+        return self.gradient * (1.0 if zero else self.undivided) * (1.0 if pp == 1 else self.piped)
 
 
 @dataclass(frozen=True)

@@ -214,8 +214,8 @@ class Floor:
         behind_s = np.where(whole, 0.0, (gather_s + reduce_s) * copies / pp)
         behind_s += np.where(zero == 2, (m - 1) * reduce_s, 0.0)
         step_s = passes_s + np.where(m > copies, m, 0) * accumulate_s + update_s
-        shares = np.array([hidden.hidden_gradient(of) for of in ZERO_STAGES])
-        step_s += (1 - shares[zero]) * behind_s + stack.step_s
+        shares = np.array([[hidden.hidden_gradient(x, p) for p in (1, 2)] for x in ZERO_STAGES])
+        step_s += (1 - shares[zero, (pp > 1) * 1]) * behind_s + stack.step_s
         return np.asarray(step_s * run.slack)
 
     def _passes_s(
