@@ -346,7 +346,7 @@ def estimate(
         True
     """
     from atoll.training.estimate import estimate as run
-    from atoll.training.request import layout_of, run_of
+    from atoll.training.request import check_orders, layout_of, run_of
 
     given = {"model": model, "device": device, "devices": devices, **fields}
     kinds: dict[str, type[EstimateQuestion | WaferQuestion]] = {
@@ -364,6 +364,7 @@ def estimate(
 
         check_messages_path(question.messages)
     asked = run_of(question)
+    check_orders(asked, [] if question.from_ else [question.order])  # a tool's file is believed
     result = replace(run(asked, layout_of(asked, question)), launched=True)
     if question.messages is not None:
         from atoll.export.messages import messages_of, write_messages
@@ -430,9 +431,9 @@ def plan(
         if target:
             from atoll.export import EXPORTERS, refusals
 
-            axes, usable = axes_of(question, EXPORTERS[target].values), refusals(target, run)
+            axes, usable = axes_of(question, EXPORTERS[target].values, run), refusals(target, run)
         else:
-            axes, usable = axes_of(question, {}), None
+            axes, usable = axes_of(question, {}, run), None
         now = stop is not None or means != Means()  # else reasons wait until they are asked for
         return PlanProblem(question, run, axes, usable, now)
 

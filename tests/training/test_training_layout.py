@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from training_cases import dense, grouped, mixture, small_run
 
+import atoll
 from atoll.errors import AtollError
 from atoll.step.layout import Layout, check_layout
 from atoll.training.request import make_layout, make_run
@@ -220,3 +222,28 @@ def test_a_run_is_refused_in_one_sentence(given: dict[str, object], words: str) 
         make_run(**(known | given))  # type: ignore[arg-type]
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("stack", "order", "ways"),
+    [("nemo", "zb-h1", "1f1b, interleaved, gpipe"), ("fsdp", "zb-h2", "zb-v, dualpipe")],
+)
+def test_an_order_that_the_software_does_not_run_is_refused(
+    stack: str, order: str, ways: str
+) -> None:
+    """It would beat what the stack's own plan finds, and nobody could start it."""
+    given: dict[str, Any] = {"model": "llama3-8b", "device": "h100", "devices": 16, "batch": 64}
+    wanted = f"order {order}: {stack} does not run it; choose one of .*{ways}.* megatron"
+    with pytest.raises(AtollError, match=wanted):
+        atoll.estimate(**given, pp=4, stack=stack, order=order)
+    with pytest.raises(AtollError, match=wanted):
+        atoll.plan(**given, pp=[4], stack=stack, order=["1f1b", order])
+    with pytest.raises(AtollError, match="nemo does not run it"):
+        atoll.plan(**given, pp=[4], order=[order], export="nemo")
+    atoll.estimate(**given, pp=4, stack="megatron", order=order)
+
+
+def test_gpipe_has_one_chunk_a_stage() -> None:
+    run = small_run(dense(8), devices=4, global_batch=16)
+    with pytest.raises(AtollError, match="schedule gpipe has one chunk a stage, but vpp is 2"):
+        check_layout(Layout(pp=4, vpp=2, schedule="gpipe"), run.model, 4, 16, 512)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -19,7 +19,7 @@ from atoll.training.operators.layers import block_names, experts_of
 from atoll.training.planner.space import Axes
 from atoll.training.run import Run, Timed
 from atoll.training.software import software
-from atoll.training.stack import CHIP, XLA, with_adapters
+from atoll.training.stack import CHIP, STACKS, XLA, with_adapters
 from atoll.workload.adapters import Adapters, targets_named
 from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.load import load_model
@@ -225,7 +225,20 @@ def layout_of(run: Run, asked: LayoutQuestion) -> Layout:
     )
 
 
-def axes_of(asked: PlanQuestion, usual: Mapping[str, tuple[Any, ...]]) -> Axes:
+def check_orders(run: Run, orders: Iterable[str | None]) -> None:
+    """Refuse pipeline orders that the run's software does not run."""
+    runs = run.stack.orders
+    for order in orders:
+        if order is not None and order not in runs:
+            others = [x for x in STACKS if x != CHIP.name and order in STACKS[x].orders]
+            raise AtollError(
+                f"order {order}: {run.stack.name} does not run it; choose one of {', '.join(runs)},"
+                f" or a stack that does: {', '.join(others)}"
+            )
+
+
+def axes_of(asked: PlanQuestion, usual: Mapping[str, tuple[Any, ...]], run: Run) -> Axes:
     """The values that a plan tries: as `usual` on axes of which the question says nothing."""
+    check_orders(run, asked.order or ())
     said = {axis: values for axis, field in AXES.items() if (values := getattr(asked, field))}
     return Axes(**dict(usual) | said)

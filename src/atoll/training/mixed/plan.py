@@ -113,9 +113,10 @@ def plan_pods(
     stop = stop or Stop()
     stop.limit(asked.time_limit)
     file = load_pods(str(asked.pods))
-    pods = pods_of(file, run_of(asked), asked.stack is not None or asked.export is not None)
+    run = run_of(asked)
+    pods = pods_of(file, run, asked.stack is not None or asked.export is not None)
     usual = named("atoll.export:EXPORTERS")[asked.export].values if asked.export else {}
-    axes, launched = axes_of(asked, usual), asked.export is not None
+    axes, launched = axes_of(asked, usual, run), asked.export is not None
     found = plan_mixed(pods, axes, equal=launched, stop=stop, progress=progress)
     if asked.export_to is not None:
         found.export(asked.export or "").save(asked.export_to)
