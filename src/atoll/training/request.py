@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from atoll.errors import AtollError
 from atoll.hardware.catalog import load_network
 from atoll.hardware.device import Device, load_device
-from atoll.questions import LayoutQuestion, PlanQuestion, RunQuestion
+from atoll.questions import EstimateQuestion, LayoutQuestion, PlanQuestion, RunQuestion
 from atoll.questions.devices import FilesQuestion, LengthQuestion
 from atoll.registry import named
 from atoll.step.layout import Layout
@@ -225,11 +225,17 @@ def layout_of(run: Run, asked: LayoutQuestion) -> Layout:
     )
 
 
-def check_orders(run: Run, orders: Iterable[str | None]) -> None:
+def checked_layout(run: Run, asked: EstimateQuestion) -> Layout:
+    """`layout_of` a question, whose order the software has to run; a file of a tool is believed."""
+    check_orders(run, [asked.order] if asked.order and not asked.from_ else [])
+    return layout_of(run, asked)
+
+
+def check_orders(run: Run, orders: Iterable[str]) -> None:
     """Refuse pipeline orders that the run's software does not run."""
     runs = run.stack.orders
     for order in orders:
-        if order is not None and order not in runs:
+        if order not in runs:
             others = [x for x in STACKS if x != CHIP.name and order in STACKS[x].orders]
             raise AtollError(
                 f"order {order}: {run.stack.name} does not run it; choose one of {', '.join(runs)},"
