@@ -98,8 +98,8 @@ class Stages(NamedTuple):
     mixes: tuple[tuple[int, ...], ...]
     """The same of all chunks together, without repeats."""
     which: Ints
-    ends: tuple[tuple[int, ...], ...]
-    """The same of the first and the last chunk of stages whose chunks are uneven."""
+    end_counts: Floats
+    """(mixes, kinds): layers of the first and the last chunks, without repeats, if uneven."""
     which_end: Ints
 
 
@@ -162,15 +162,9 @@ def tables_of(priced: Priced, layouts: Listed, choices: Sequence[str], batch: in
     counts = m[pipes].tolist()
     held_by = [_pipe(structure, *shape, n) for shape, n in zip(shapes, counts, strict=True)]
     mixes, contents = _Numbers(), _Numbers()
-    end_mixes: dict[tuple[int, ...], int] = {}
+    ended = np.cumsum([0, *(len(x.end_counts) for x in stages)])[:-1]
     mix = [
         np.array([mixes.of((len(x.which) == 1, one)) for one in x.mixes])[x.which] for x in stages
-    ]
-    ends = [
-        np.array([end_mixes.setdefault(one, len(end_mixes)) for one in x.ends])[x.which_end]
-        if pipe.turning
-        else x.which_end
-        for x, pipe in zip(stages, held_by, strict=True)
     ]
     # Most of what a stage holds depends on what kinds there are; logits are held for each.
     headed = [cost.logits_bytes > 0 for cost in costs]
@@ -186,8 +180,8 @@ def tables_of(priced: Priced, layouts: Listed, choices: Sequence[str], batch: in
         starts=np.cumsum([0, *pp[pipes]])[:-1],
         bubbles=np.array([pipe.bubble for pipe in held_by]),
         turning=np.array([pipe.turning for pipe in held_by]),
-        ends=np.concatenate(ends),
-        end_counts=np.array(list(end_mixes), dtype=np.float64),
+        ends=np.concatenate([x.which_end for x in stages]) + np.repeat(ended, pp[pipes])[:, None],
+        end_counts=np.concatenate([x.end_counts for x in stages]),
         mix=np.concatenate(mix),
         counts=np.array([n for _, n in mixes], dtype=np.float64),
         content=np.array(content),
@@ -278,9 +272,10 @@ def _stages(structure: Structure, order: str, pp: int, vpp: int, given: tuple[in
     ends: dict[tuple[int, ...], int] = {}
     which_end = np.zeros((pp, 2), dtype=np.int64)
     if vpp > 1 and uneven(chunks[:, :, [is_block for is_block, _ in structure]]):
-        for stage, both in enumerate(chunks[:, [0, -1]].tolist()):
-            which_end[stage] = [ends.setdefault(tuple(of), len(ends)) for of in both]
-    return Stages(chunks, came, tuple(mixes), np.array(which), tuple(ends), which_end)
+        both = chunks[:, [0, -1]].tolist()
+        which_end[:] = [[ends.setdefault(tuple(x), len(ends)) for x in of] for of in both]
+    end_counts = np.array(list(ends), dtype=np.float64).reshape(-1, len(structure))
+    return Stages(chunks, came, tuple(mixes), np.array(which), end_counts, which_end)
 
 
 @lru_cache(maxsize=16384)
@@ -288,7 +283,7 @@ def _pipe(
     structure: Structure, order: str, pp: int, vpp: int, given: tuple[int, ...], m: int
 ) -> Pipe:
     stages = _stages(structure, order, pp, vpp, given)
-    turned = bool(stages.ends) and takes_turns(order, pp, vpp, m)
+    turned = len(stages.end_counts) > 0 and takes_turns(order, pp, vpp, m)
     places = [(order, pp, stage, m, vpp) for stage in range(pp)]
     chunks = stages.chunks
     if order in TWO_CHUNKS:  # those of others hold as many microbatches each
