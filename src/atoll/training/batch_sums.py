@@ -95,6 +95,16 @@ class Passes(NamedTuple):
     """All of the first and of the last chunk, of stages whose unequal ones take turns alone."""
     bytes: Floats
 
+    def for_steps(self) -> Passes:
+        """Without what bounds alone are made of."""
+        none = self.own[:0]
+        return self._replace(device_f=none, device_b=none)
+
+    def for_bounds(self) -> Passes:
+        """Without what they have no use for."""
+        none = self.own[:0]
+        return self._replace(own=none, behind=none, first=none, last=none, bytes=none)
+
 
 class Sums:
     """Estimates of some rows of the tables."""
@@ -136,12 +146,12 @@ class Sums:
             needed[:, :-1] = self.most(passes.bytes)
             for bound in (True, False):
                 columns = np.flatnonzero(self.t.bounds == bound)
-                some = Passes(*(x[:, columns] for x in passes))
+                needed_by = passes.for_bounds() if bound else passes.for_steps()
+                some = Passes(*(x[:, columns] for x in needed_by))
                 time_s[:, columns] = self.step_s(states, some, bound=bound)
             return time_s, needed, picks
         picks = self.fastest(passes)
-        # What bounds alone are made of is left out.
-        passes = passes._replace(device_f=passes.own[:0], device_b=passes.own[:0])
+        passes = passes.for_steps()
         mixed = self.picked(passes, picks)
         every = Passes(*(np.append(x, y, axis=1) for x, y in zip(passes, mixed, strict=True)))
         time_s, needed = self.step_s(states, every, bound=False), self.most(every.bytes)
@@ -303,10 +313,11 @@ class Sums:
         row = self.row[there]
         shown_s = (1.0 - self.stack.overlap.pipeline) * self.sent_s()[there]
         shown_s /= t.turning[self.rows[row, PIPE]]
-        pairs, pair = _distinct(np.repeat(way[row], 2), t.ends[self.stage[there]].reshape(-1))
-        parts = np.einsum("pk,pkcx->xpc", t.end_counts[pairs[1]], layers_s[pairs[0]])
-        all_s = np.maximum(parts[0] + parts[1], parts[2]) + parts[3]
-        return all_s[pair[::2]] + shown_s[:, None], all_s[pair[1::2]] + shown_s[:, None]
+        device_s = t.end_counts @ (layers_s[..., 0] + layers_s[..., 1])
+        beside_s, waiting_s = t.end_counts @ layers_s[..., 2], t.end_counts @ layers_s[..., 3]
+        all_s = np.maximum(device_s, beside_s) + waiting_s
+        first, last = all_s[way[row], t.ends[self.stage[there]].T]
+        return first + shown_s[:, None], last + shown_s[:, None]
 
     def layers(self, side: Ints, group: Ints) -> Floats:
         """(ways, kinds, choices, 5): seconds of each kind of layer, with gathers that nothing hides
