@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atoll.executors import copies
+from atoll.executors import Pieces, copies
 from atoll.executors.copies import Ahead, Pairs, from_both_ends, shared_zeros
 from atoll.stopping import StoppedError
 from atoll.training.planner import search
@@ -159,6 +160,67 @@ def test_who_waits_for_a_copy_hears_the_question_to_end() -> None:
         calls.ask(0)
         with pytest.raises(StoppedError):
             calls.ask(1)
+
+
+class Records(dict[str, object]):
+    """Notes by their names."""
+
+    note, put_note = dict.get, dict.__setitem__
+
+
+def test_pieces_without_workers_come_from_a_copy_and_are_kept() -> None:
+    """Those on record from neither; once nothing is named any more there is no copy."""
+
+    def where(context: str, number: int) -> int:
+        time.sleep(0.05 if os.getpid() == here else 0.0)
+        return os.getpid()
+
+    here, records = os.getpid(), Records({"2": {"value": 22}})
+    with closing(Pieces(where, "context", records)) as pieces:
+        pieces.ahead([(0,), (1,), (2,), (3,)])
+        assert pieces.ask(0) == here
+        there = pieces.ask(1)
+        assert there not in (here, 22)
+        assert [pieces.ask(2), pieces.ask(3)] == [22, there]
+        pieces.ahead([(4,)])
+        assert pieces.ask(5) == here
+        pieces.ahead([])
+        with pytest.raises(ProcessLookupError):
+            os.kill(there, 0)
+        assert pieces.ask(6) == here
+    assert list(records) == ["2", "0", "1", "3", "5", "6"]
+
+
+def test_a_copy_does_not_outlive_a_process_that_is_killed(tmp_path: Path) -> None:
+    """It holds the lock of the folder that the process had."""
+
+    def slow(number: int) -> None:
+        if number:
+            (tmp_path / "pid").write_text(str(os.getpid()), encoding="ascii")
+        time.sleep(60.0)
+
+    child = os.fork()
+    if child == 0:
+        calls = Ahead(slow)
+        calls.ahead([(1,)])
+        calls.ask(0)
+        os._exit(0)
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text(encoding="ascii"):
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    copy, ended = int((tmp_path / "pid").read_text(encoding="ascii")), time.monotonic() + 10.0
+    while Path(f"/proc/{copy}").exists() and _state(copy) != "Z":
+        assert time.monotonic() < ended
+        time.sleep(0.01)
+
+
+def _state(pid: int) -> str:
+    """A letter: Z for one that ended and was not asked for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(") ")[2][0]
+    except FileNotFoundError:
+        return "Z"
 
 
 def test_a_plan_is_the_same_with_and_without(monkeypatch: pytest.MonkeyPatch) -> None:

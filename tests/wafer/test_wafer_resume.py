@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import sys
 import time
 
 import pytest
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 import atoll
 from atoll.cli import app
 from atoll.errors import AtollError
+from atoll.executors import copies
 from atoll.questions import WaferQuestion
 from atoll.stopping import Stop
 from atoll.store import RunReader
@@ -110,6 +112,26 @@ def test_workers_change_nothing(tmp_path, space):
     alone = run(job)
     assert answer(run(job, workers=2)) == answer(alone)
     assert len(alone.designs) > 1 or not space
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="copies are forked on Linux alone")
+@pytest.mark.parametrize("space", [False, True])
+def test_a_search_without_workers_has_a_copy_that_changes_nothing(tmp_path, monkeypatch, space):
+    """With a folder and without one, for wafers of a space and baselines as well."""
+    job = small_job(tmp_path, samples=0, explain=False)
+    if space:
+        file = small_file(tmp_path)
+        file.write_text(file.read_text() + "space: {tensor_cores: [8, 16]}")
+    made: list[int] = []
+    forked = copies._forked
+    monkeypatch.setattr(copies, "_forked", lambda work: None)
+    alone = answer(run(job))
+    monkeypatch.setattr(copies, "_core_waits", lambda: True)
+    monkeypatch.setattr(copies, "_forked", lambda work: made.append(1) or forked(work))
+    assert answer(run(job)) == alone
+    here = len(made)
+    assert answer(run(job, out=tmp_path / "run")) == alone
+    assert len(made) > here > 0
 
 
 class After(Stop):

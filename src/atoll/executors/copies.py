@@ -6,6 +6,7 @@ and computed here, and is killed once it is not needed. Work is the same with an
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import mmap
 import os
@@ -29,6 +30,7 @@ from atoll.stopping import Asked, go_on, never
 _WAKE_S = 0.05
 _LOOKS, _LOOK_S = 3, 0.001
 _LENGTH = 8  # bytes of the number that says how long a result is
+_PARENT_DIED = 1  # PR_SET_PDEATHSIG of Linux: the signal that a process gets then
 
 
 def shared_zeros(*shape: int) -> NDArray[np.float32]:
@@ -124,9 +126,11 @@ class Ahead:
 
     def ahead(self, calls: Iterable[tuple[Any, ...]]) -> None:
         """Calls that may be asked for soon, instead of those named before: the copy begins with
-        them once something else is made here.
+        them once something else is made here, and ends where there are none.
         """
         self._soon = list(calls)
+        if not self._soon:
+            self.close()
 
     def ask(self, *args: Any) -> Any:
         name = repr(args)
@@ -257,6 +261,7 @@ def _forked(work: Callable[[IO[bytes], IO[bytes]], None]) -> _Copy | None:
     ):
         return None
     told, asked = os.pipe(), os.pipe()
+    here = os.getpid()
     try:
         with warnings.catch_warnings():
             # The threads that Python 3.12 warns of, a spinner's, hold no lock that a copy takes.
@@ -271,6 +276,10 @@ def _forked(work: Callable[[IO[bytes], IO[bytes]], None]) -> _Copy | None:
         os.close(asked[0])
         return _Copy(pid, os.fdopen(told[0], "rb"), os.fdopen(asked[1], "wb"))
     try:
+        # It holds what is open here, a folder's lock as well: it does not outlive this process.
+        ctypes.CDLL(None).prctl(_PARENT_DIED, signal.SIGKILL)
+        if os.getppid() != here:
+            return None  # to the end
         os.close(told[0])
         os.close(asked[1])
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the other

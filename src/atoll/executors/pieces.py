@@ -1,4 +1,4 @@
-"""Pieces of a deterministic search: on record, under way in a worker, or computed here.
+"""Pieces of a deterministic search: on record, under way in a worker or a copy, or computed here.
 
 A search asks for its pieces in the order of one process. Each is a pure task with plain data (JSON)
 as its result and a name of its own, so that a search that was killed and started again, or that has
@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Protocol
 
 from atoll.executors.base import Executor, InProcess, Task
+from atoll.executors.copies import Ahead
 from atoll.executors.crew import Call, Crew
 from atoll.stopping import Asked, StoppedError, go_on, never
 
@@ -34,10 +36,15 @@ class Pieces:
         self, task: Task, context: Any, notes: Notes | None = None,
         executor: Executor | None = None, stop: Asked = never,
     ) -> None:  # fmt: skip
-        self._task, self._context, self._notes, self._stop = task, context, notes, stop
+        self._task, self._notes, self._stop = task, notes, stop
         self._crew = Crew(executor or InProcess(), stop)
         self._crew.executor.start(context)
         self._sent: dict[str, Call] = {}
+        self._here = Ahead(partial(task, context), stop)
+        """Where there are no workers: a copy of this process has the pieces that come soon."""
+
+    def close(self) -> None:
+        self._here.close()
 
     def ask(self, *args: Any, keep: bool = True) -> Any:
         """The result of `task(context, *args)`; those that are not kept may be any objects."""
@@ -50,7 +57,7 @@ class Pieces:
         self._crew.executor.consider()
         call = self._sent.pop(name, None)
         if call is None:
-            value = self._task(self._context, *args)
+            value = self._here.ask(*args)
         elif (held := self._crew.result(call)) is None:
             raise StoppedError
         else:
@@ -61,17 +68,20 @@ class Pieces:
 
     def ahead(self, calls: Iterable[tuple[Any, ...]]) -> None:
         """Begin pieces that may be asked for soon, where other processes wait for work."""
-        source = iter(() if self._crew.executor.in_process else calls)
+        if self._crew.executor.in_process:
+            self._here.ahead(of for of in calls if not self._on_record(_name(of)))
+            return
+        source = iter(calls)
         while self._crew.in_flight(self._sent.values()) < self._crew.room:
             args = next(source, None)
             if args is None:
                 return
             name = _name(args)
-            known = name in self._sent or (
-                self._notes is not None and self._notes.note(name) is not None
-            )
-            if not known:
+            if name not in self._sent and not self._on_record(name):
                 self._sent[name] = self._crew.send(Call(_held, (self._task, *args)))
+
+    def _on_record(self, name: str) -> bool:
+        return self._notes is not None and self._notes.note(name) is not None
 
 
 def _held(context: Any, task: Task, *args: Any) -> tuple[Any]:

@@ -36,8 +36,10 @@ def explore_wafers(
     front: bool,
     thorough: Callable[[Wafer], WaferSearch] | None = None,
     progress: Progress | None = None,
+    soon: Callable[[Sequence[int]], None] = lambda numbers: None,
 ) -> Explored:
-    """Solve as few wafers as the bounds allow; `thorough` solves again what the bound hangs on.
+    """Solve as few wafers as the bounds allow; `thorough` solves again what the bound hangs on,
+    `soon` is told which searches may be asked for next.
 
     Where it has to end early, the bounds of those that are left count.
     """
@@ -53,9 +55,8 @@ def explore_wafers(
         if _ruled_out(search.wafer, bounds[index], solved, front):
             pruned["bound"] += 1
             continue
-        for other in order[place + 1 : place + 3]:
-            if not _ruled_out(searches[other].wafer, bounds[other], solved, front):
-                searches[other].pieces.ahead([("search",)])
+        others = order[place + 1 : place + 3]
+        soon([i for i in others if not _ruled_out(searches[i].wafer, bounds[i], solved, front)])
         try:
             found = search.whole()
         except InfeasibleError as error:

@@ -69,9 +69,14 @@ class Pieces:
 
     @contextmanager
     def beside(self) -> Iterator[None]:
-        """Where nobody else is asked: a copy of this process makes what may be asked for soon."""
+        """A search: a copy of this process makes what may be asked for soon, where nobody else is
+        asked; whoever is asked need not go on with it afterwards.
+        """
         if self.ask != self.make:
-            yield
+            try:
+                yield
+            finally:
+                self.ahead(())
             return
         before = self.ask, self.ahead
         with closing(Ahead(self.make, self._stop)) as copy:

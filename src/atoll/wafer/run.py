@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -84,8 +84,8 @@ class WaferProblem:
         }
 
     def solve(self, desk: Desk) -> WaferResult:
-        pieces = desk.pieces(make_piece, self)
-        return _Road(self, pieces, desk.stop, desk.began, desk.progress).result()
+        with closing(desk.pieces(make_piece, self)) as pieces:
+            return _Road(self, pieces, desk.stop, desk.began, desk.progress).result()
 
     def files(self, answer: WaferResult) -> dict[str, str]:
         return wafer_files(answer)
@@ -203,7 +203,8 @@ class _Road:
         job, wafers = self.problem.job, self.problem.wafers
         searches = [self._search(number, True) for number in range(len(wafers))]
         thorough = lambda wafer: self._search(wafers.index(wafer), False)  # noqa: E731
-        return explore_wafers(searches, job.pareto, thorough, self.progress)
+        soon = lambda which: self.pieces.ahead([(i, True, "search") for i in which])  # noqa: E731
+        return explore_wafers(searches, job.pareto, thorough, self.progress, soon)
 
     def _baselines(self, search: WaferSearch) -> dict[str, Baseline | None]:
         if not self.problem.job.baselines:
