@@ -316,18 +316,26 @@ def entry(function: Kernel, **more: Any) -> Kernel:
     return _known(compiled)
 
 
+_QUICK = {"nnan", "nsz"}
+
+
 def quick_entry(function: Kernel) -> Kernel:
     """An entry whose numbers are never NaN: least values are then one instruction each."""
-    return entry(function, fastmath={"nnan", "nsz"})
+    return entry(function, fastmath=_QUICK)
 
 
-def kernel(function: Kernel) -> Kernel:
+def kernel(function: Kernel, **more: Any) -> Kernel:
     """Compile a function that only other kernels call, as a part of their code.
 
     With the flags of entries, so that both share what numba itself compiles for them.
     """
-    compiled: Kernel = njit(pipeline_class=_KernelCompiler, **_FLAGS)(function)
+    compiled: Kernel = njit(pipeline_class=_KernelCompiler, **_FLAGS, **more)(function)
     return _known(compiled)
+
+
+def quick_kernel(function: Kernel) -> Kernel:
+    """As `quick_entry`, for other kernels."""
+    return kernel(function, fastmath=_QUICK)
 
 
 _kernels: set[int] = set()

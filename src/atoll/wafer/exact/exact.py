@@ -161,7 +161,7 @@ class Exact:
         assert self._apart is not None
         bounds = np.full(len(hunt.fixed), self.bound_s)
         order = hunt.streams[np.argsort(hunt.bounds[hunt.streams], kind="stable")]
-        for price in dict.fromkeys(hunt.prices[int(stream)] for stream in order[:8]):
+        for price in dict.fromkeys(hunt.price(int(stream)) for stream in order[:8]):
             least = self._apart.least(price, away=self.away is not None)
             dual = least + price.own * (hunt.fixed - limits.own) - price.away * limits.away
             bounds = np.maximum(bounds, dual)

@@ -19,6 +19,7 @@ from atoll.arrays import FloatArray, IntArray
 from atoll.wafer.encoding.genes import BlockCost
 from atoll.wafer.exact.path_kernels import Ahead, Labels, extended, undominated_sorted
 from atoll.wafer.exact.paths import Paths, Price, Step, Way
+from atoll.wafer.exact.price_kernels import HOPELESS, Layouts, Outcome, Stage, bisected
 
 
 @dataclass(frozen=True)
@@ -139,9 +140,7 @@ def _completions(
     return follow
 
 
-_ROUNDS = 40  # halvings of the Lagrangian multiplier
 _RATIOS = 5  # halvings of the price of bytes elsewhere over that of bytes here
-_HOPELESS = 1e6  # times the fastest: where the price of memory ends the search for one that fits
 
 
 @dataclass(frozen=True)
@@ -173,7 +172,11 @@ class Hunt:
         self.best: Found | None = None
         self.bounds = np.full(len(self.fixed), np.inf)
         self.bounds[self.streams] = fastest_s[self.streams]
-        self.prices = [Price(0.0, 0.0, *self.scale) for _ in self.fixed]
+        steps = sum(len(chain) for chain in paths.chains)
+        self._found = Outcome(
+            self.bounds, np.zeros(len(self.fixed)), np.zeros(len(self.fixed)), np.array([cap_s]),
+            np.full((1 + steps, 3), -1),
+        )  # fmt: skip
 
     def run(self) -> Found | None:
         """The fastest that fits, proven within the tolerance."""
@@ -182,23 +185,24 @@ class Hunt:
         self._by_price()
         for stream in self.streams[np.argsort(self.bounds[self.streams], kind="stable")]:
             # A bound this high means that not even the smallest mapping fits.
-            cap = min(self._cap_s, _HOPELESS * self.fastest_s)
+            cap = min(self._cap_s, HOPELESS * self.fastest_s)
             if self.best is not None:
                 cap = self.best.cost.time_s * (1 - self.tolerance)
             if self.bounds[stream] >= cap * (1 - 1e-12):
                 break
             start = float(self.paths.stream_s[stream]), float(self.fixed[stream])
             way = solve_labels(
-                self.paths.chains, int(stream), start, self.limits, cap, self.prices[int(stream)]
+                self.paths.chains, int(stream), start, self.limits, cap, self.price(int(stream))
             )
             if way is not None:
                 self._offer(int(stream), way, self.paths.cost(int(stream), way))
         return self.best
 
-    def _open(self) -> IntArray:
-        """Stream layouts that may still have the fastest mapping."""
-        least = self._cap_s if self.best is None else self.best.cost.time_s
-        return np.asarray(self.streams[self.bounds[self.streams] < least])
+    def price(self, stream: int) -> Price:
+        """At which the bound of a stream layout holds."""
+        return Price(
+            float(self._found.own[stream]), float(self._found.away[stream]), *self.scale
+        )
 
     def _offer(self, stream: int, way: Way, cost: BlockCost) -> None:
         least = self._cap_s if self.best is None else self.best.cost.time_s
@@ -211,61 +215,28 @@ class Hunt:
         A byte elsewhere is worth between nothing and what a byte here is: at that price leaving a
         tensor elsewhere saves nothing.
         """
-        if not self._bisect(0.0):
-            return
-        self._bisect(1.0)
-        low, high = 0.0, 1.0
-        for _ in range(_RATIOS):
-            ratio = 0.5 * (low + high)
-            if self._bisect(ratio):
-                low = ratio
-            else:
-                high = ratio
+        stage = Stage(
+            float(self.layers), float(self.in_flight), *self.scale, float(self.limits.own),
+            float(self.limits.away), self.fastest_s,
+        )  # fmt: skip
+        paths = self.paths
+        layouts = Layouts(paths.stream_s, paths.stream_kept, paths.buffers, self.fixed)
 
-    def _bisect(self, ratio: float) -> bool:
-        """Search the price of bytes here; whether too many went elsewhere on the way."""
-        low, high = 0.0, None
-        limit = self.limits.own
-        price = 1e-3 / limit
-        overflow = False
-        for _ in range(_ROUNDS):
-            if not len(self._open()):
-                break
-            own_fits, away_fits = self._fits_at(Price(price, ratio * price, *self.scale))
-            overflow |= own_fits and not away_fits
-            if own_fits:
-                high = price
-                price = 0.5 * (low + price)
-            else:
-                low = price
-                price = price * 4.0 if high is None else 0.5 * (price + high)
-            if high is not None and high - low < 1e-3 * high:
-                break
-            if high is None and price * limit > _HOPELESS * self.fastest_s:
-                break
-        return overflow
+        def bisect(ratio: float) -> bool:
+            """Whether too many bytes went elsewhere on the way."""
+            found = bisected(paths.packed, layouts, stage, self.streams, ratio, self._found)
+            return bool(found)
 
-    def _fits_at(self, price: Price) -> tuple[bool, bool]:
-        """Whether one of the best mappings at this price fits here, and whether all of those fit
-        elsewhere; raises the bounds.
-        """
-        paths, streams, limits = self.paths, self._open(), self.limits
-        least, ways = paths.least(price, streams)
-        values = least + price.own * self.fixed[streams]
-        dual = values - price.own * limits.own - price.away * limits.away
-        for row in np.flatnonzero(dual > self.bounds[streams]):
-            self.bounds[streams[row]] = dual[row]
-            self.prices[int(streams[row])] = price
-        own_fits, away_fits = False, True
-        for row in np.argsort(values, kind="stable")[:4]:
-            stream = streams[row]
-            way = paths.recover(int(stream), price, ways, int(row))
-            cost = paths.cost(int(stream), way)
-            if paths.bytes(int(stream), cost, self.layers, self.in_flight) > limits.own:
-                continue
-            own_fits = True
-            if self.scale[0] * cost.away_bytes > limits.away:
-                away_fits = False
-            else:
-                self._offer(int(stream), way, cost)
-        return own_fits, away_fits
+        if bisect(0.0):
+            bisect(1.0)
+            low, high = 0.0, 1.0
+            for _ in range(_RATIOS):
+                ratio = 0.5 * (low + high)
+                if bisect(ratio):
+                    low = ratio
+                else:
+                    high = ratio
+        stream = int(self._found.way[0, 0])
+        if stream >= 0:
+            way = paths.unpacked(self._found.way[1:])
+            self.best = Found(stream, way, paths.cost(stream, way))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from atoll.arrays import FloatArray, IntArray
-from atoll.jit import entry, quick_entry
+from atoll.jit import entry, kernel, quick_kernel
 
 
 @entry
@@ -100,23 +100,24 @@ def extended(labels, ahead, time, option, state, more, kept, per_kept, per_away,
     return found_time[:size], found_own[:size], found_away[:size], at[:size], parent[:size]
 
 
-@entry
-def priced_pairs(time, kept, again, away, options, state, fates, prices, weights):
-    """Least seconds + price x bytes of every pair of states: the best option of the second one
-    (options, states before or one, states), and the cheapest of the tensor's first `fates` fates:
-    to be kept, made again, or left elsewhere. `prices`: of a byte of state, and of a byte of the
-    tensor under each of these.
+@kernel
+def priced_rows(time, kept, again, away, options, state, fates, prices, rows, weights):
+    """Least seconds + price x bytes of pairs of states, the first ones `rows`: the best option of
+    the second one (options, states before or one, states), and the cheapest of the tensor's first
+    `fates` fates: to be kept, made again, or left elsewhere. `prices`: of a byte of state, and of a
+    byte of the tensor under each of these.
     """
-    count, rows = options.shape[:2]
-    node = np.empty((rows, time.shape[1]))
-    for i in range(rows):
-        for j in range(time.shape[1]):
-            least = np.inf
-            for option in range(count):
-                least = min(least, options[option, i, j] + prices[0] * state[option, i, j])
-            node[i, j] = least
-    for i in range(time.shape[0]):
-        before = i if rows > 1 else 0
+    several = options.shape[1] > 1
+    node = np.empty(time.shape[1])
+    for row in range(len(rows)):
+        i = rows[row]
+        before = i if several else 0
+        if several or row == 0:
+            node[:] = np.inf
+            for option in range(options.shape[0]):
+                for j in range(time.shape[1]):
+                    value = options[option, before, j] + prices[0] * state[option, before, j]
+                    node[j] = min(node[j], value)
         for j in range(time.shape[1]):
             edge = time[i, j]
             if fates > 1:
@@ -124,13 +125,20 @@ def priced_pairs(time, kept, again, away, options, state, fates, prices, weights
                 if fates > 2:
                     least = min(least, away[i, j] + prices[3] * kept[i, j])
                 edge += least
-            weights[i, j] = edge + node[before, j]
+            weights[row, j] = edge + node[j]
+
+
+@entry
+def priced_pairs(time, kept, again, away, options, state, fates, prices, weights):
+    """`priced_rows` of all pairs."""
+    rows = np.arange(time.shape[0])
+    priced_rows(time, kept, again, away, options, state, fates, prices, rows, weights)
 
 
 @entry
 def fewest_pairs(kept, again, away, options, state, fates, per_kept, per_state, found):
     """The fewest bytes here of every pair of states: the tensor's of one microbatch where it can be
-    made again or wait elsewhere. Arrays as in `priced_pairs`.
+    made again or wait elsewhere. Arrays as in `priced_rows`.
     """
     for i in range(found.shape[0]):
         before = i if state.shape[1] > 1 else 0
@@ -145,9 +153,9 @@ def fewest_pairs(kept, again, away, options, state, fates, per_kept, per_state, 
             found[i, j] = held + per_state * least
 
 
-@entry
-def chosen(kept, again, away, options, state, fates, prices, before, here):
-    """The option and the fate that `priced_pairs` takes at a pair of states."""
+@kernel
+def choice_at(kept, again, away, options, state, fates, prices, before, here):
+    """The option and the fate that `priced_rows` takes at a pair of states."""
     at = before if options.shape[1] > 1 else 0
     option, least = 0, np.inf
     for some in range(options.shape[0]):
@@ -165,8 +173,14 @@ def chosen(kept, again, away, options, state, fates, prices, before, here):
     return option, fate
 
 
-@quick_entry
-def min_plus(left, right, product):
+@entry
+def chosen(kept, again, away, options, state, fates, prices, before, here):
+    """`choice_at`."""
+    return choice_at(kept, again, away, options, state, fates, prices, before, here)
+
+
+@quick_kernel
+def least_sums(left, right, product):
     """product[i, j] = min over k of left[i, k] + right[k, j].
 
     Four rows and four terms at a time, so that what is read and written serves several of them.
@@ -213,3 +227,9 @@ def min_plus(left, right, product):
             head = left[i, k]
             for j in range(columns):
                 product[i, j] = min(product[i, j], head + right[k, j])
+
+
+@entry
+def min_plus(left, right, product):
+    """`least_sums`."""
+    least_sums(left, right, product)

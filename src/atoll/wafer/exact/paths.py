@@ -23,6 +23,9 @@ import numpy as np
 from atoll.arrays import FloatArray, IntArray
 from atoll.wafer.encoding.genes import AGAIN, KEEP, OFFLOAD, BlockCost
 from atoll.wafer.exact.path_kernels import chosen, fewest_pairs, min_plus, priced_pairs
+from atoll.wafer.exact.price_kernels import Steps
+
+PADDED = 16  # steps of a block, or a multiple: kernels are compiled for as many
 
 
 @dataclass(frozen=True)
@@ -80,35 +83,34 @@ class Step:
         return own * price.per_state, kept, own, own + price.away * price.per_kept
 
     @cached_property
-    def _choices(self) -> tuple[FloatArray, ...]:
-        """Bytes and seconds of the tensor's fates; seconds and bytes of the options."""
+    def choices(self) -> tuple[FloatArray, ...]:
+        """Seconds of pairs; bytes and seconds of the tensor's fates; seconds and bytes of the
+        options.
+        """
         away_s = self.again_s if self.away_s is None else self.away_s
         shape = (*self.option_s.shape[:2], self.time_s.shape[1])
         options = (np.broadcast_to(part, shape) for part in (self.option_s, self.state))
-        parts = self.kept, self.again_s, away_s, *options
-        return tuple(np.ascontiguousarray(part) for part in parts)
-
-    @cached_property
-    def _time_s(self) -> FloatArray:
-        return np.ascontiguousarray(self.time_s)
+        parts = self.time_s, self.kept, self.again_s, away_s, *options
+        # Kernels are compiled for arrays that can be written.
+        return tuple(np.require(part, np.float64, ("C", "W")) for part in parts)
 
     def scalar(self, price: Price) -> FloatArray:
         """Least seconds + price x bytes of every pair of states."""
         weights = np.empty(self.time_s.shape)
         fates, prices = len(self.fates()), self._prices(price)
-        priced_pairs(self._time_s, *self._choices, fates, prices, weights)
+        priced_pairs(*self.choices, fates, prices, weights)
         return weights
 
     def choose(self, before: int, here: int, price: Price) -> tuple[int, int]:
         """The option and the fate that `scalar` takes at a pair of states."""
         fates, prices = len(self.fates()), self._prices(price)
-        option, fate = chosen(*self._choices, fates, prices, before, here)
+        option, fate = chosen(*self.choices[1:], fates, prices, before, here)
         return option, self.fates()[fate]
 
     def least_bytes(self, per_kept: float, per_state: float) -> FloatArray:
         """The fewest bytes here that the step can take."""
         found = np.empty(self.time_s.shape)
-        fewest_pairs(*self._choices, len(self.fates()), per_kept, per_state, found)
+        fewest_pairs(*self.choices[1:], len(self.fates()), per_kept, per_state, found)
         return found
 
 
@@ -257,6 +259,26 @@ class Paths:
                     found.options.append(option)
                 before = here
         return found
+
+    @cached_property
+    def packed(self) -> Steps:
+        """All steps as kernels take them."""
+        steps = [step for chain in self.chains for step in chain]
+        more = -len(steps) % PADDED
+        columns = zip(*(step.choices for step in steps), strict=True)
+        arrays = ((*column, *[np.zeros((0,) * column[0].ndim)] * more) for column in columns)
+        fates = np.array([len(step.fates()) for step in steps])
+        return Steps(*arrays, fates, np.cumsum([len(chain) for chain in self.chains]))
+
+    def unpacked(self, taken: IntArray) -> Way:
+        """The way by the state, option and fate (its place among a step's) of every step."""
+        way, rows = Way([], [], []), iter(taken.tolist())
+        for chain in self.chains:
+            found = list(zip(chain, rows, strict=False))
+            way.states.append([state for _, (state, _, _) in found[:-1]])
+            way.options.extend(option for _, (_, option, _) in found[:-1])
+            way.fates.extend(step.fates()[fate] for step, (_, _, fate) in found if step.droppable)
+        return way
 
     def fastest_bytes(self, stream: int) -> tuple[float, float]:
         """States, and bytes kept of a microbatch, of the fastest way with a stream layout."""
