@@ -100,7 +100,7 @@ class Exact:
         units = (node for chain in self.tables.nodes for node in chain)
         if max(len(node.index) for node in units) > PAIRED:
             return self._apart.bound_s
-        states = PassStates(self.tables, self.states.rules)
+        states = PassStates(self.tables, self.states.rules, free=True)
         return float(replace(self.paths, chains=states.chains).least(FREE)[0].min())
 
     @property

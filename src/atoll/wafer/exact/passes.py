@@ -38,8 +38,11 @@ class _States:
 class PassStates:
     """Steps between pairs of codes; options are pairs of a home and a weight-gradient code."""
 
-    def __init__(self, tables: Tables, rules: Rules) -> None:
-        self.tables, self.rules = tables, rules
+    def __init__(self, tables: Tables, rules: Rules, *, free: bool = False) -> None:
+        """`free`: for seconds where bytes cost nothing; options are then the fastest alone, without
+        bytes and meaning.
+        """
+        self.tables, self.rules, self._free = tables, rules, free
         self._states = [
             [_States.of(nodes) for nodes in tables.chain_nodes(i)]
             for i in range(len(tables.block.chains))
@@ -103,6 +106,7 @@ class PassStates:
         each, before = len(node.index), np.arange(len(a.nodes.index))
         inputs = gradient.inputs(unit, before, np.arange(each))
         outputs = gradient.output(unit)
+        wide = a.forward % len(before)
         seconds, bytes_, meaning = [], [], []
         for code in range(each):
             weight = b.forward // each * each + code
@@ -112,13 +116,18 @@ class PassStates:
             fetched = fetch_s(node, weight[None, :], streams, (come[0], come[1]), (go[0], go[1]))
             if self.rules.volume_only:
                 fetched = fetched - node.weight_s[weight][None, :]
-            for number, home in enumerate(self.rules.homes):
-                s, held = gradient.home(unit, home, b.forward, b.data, weight)
+            homes = [gradient.home(unit, h, b.forward, b.data, weight) for h in self.rules.homes]
+            if self._free:
+                seconds.append(fetched + np.min([s for s, _ in homes], axis=0)[None, :])
+                continue
+            for number, (s, held) in enumerate(homes):
                 seconds.append(fetched + s[None, :])
                 bytes_.append(np.broadcast_to(held[None, :], fetched.shape))
                 meaning.append(number * each + code)
+        if self._free:
+            fastest = np.min(seconds, axis=0)[None, wide]
+            return fastest, np.zeros_like(fastest), np.zeros(fastest.shape, np.int64)
         kept = _undominated(np.stack(seconds), np.stack(bytes_), np.array(meaning))
-        wide = a.forward % len(before)
         return kept[0][:, wide], kept[1][:, wide], kept[2][:, wide]
 
     def chains_with(self, away: Away) -> list[list[Step]]:
