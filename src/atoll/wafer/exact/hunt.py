@@ -17,7 +17,7 @@ import numpy as np
 
 from atoll.arrays import FloatArray, IntArray
 from atoll.wafer.encoding.genes import BlockCost
-from atoll.wafer.exact.path_kernels import Ahead, Labels, extended, undominated_sorted
+from atoll.wafer.exact.path_kernels import Ahead, Labels, extended, least_after, undominated_sorted
 from atoll.wafer.exact.paths import Paths, Price, Step, Way
 from atoll.wafer.exact.price_kernels import HOPELESS, Layouts, Outcome, Stage, bisected
 
@@ -70,21 +70,11 @@ def solve_labels(
     history: list[_Labels] = []
     for index, step in enumerate(steps):
         only = np.array([stream]) if index in ends else np.arange(step.time_s.shape[1])
-        seconds, bytes_, both = (f[only] for f in follow[index])
+        seconds, bytes_, both = follow[index][:, only]
         limit = limits.own, limits.away
         ahead = Ahead(only, seconds, bytes_, both, *limit, price.own, price.away, cap_s)
-        known = Labels(*labels[:4])
-        parts = []
-        for option, (option_s, state) in enumerate(zip(step.option_s, step.state, strict=True)):
-            for fate in step.fates():
-                more, *per_byte = step.fate(fate, price.per_kept)
-                found = extended(
-                    known, ahead, step.time_s, option_s, state, more, step.kept, *per_byte,
-                    price.per_state,
-                )  # fmt: skip
-                count = len(found[0])
-                parts.append((*found, np.full(count, option), np.full(count, fate)))
-        joined = _Labels(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+        known, per_byte = Labels(*labels[:4]), (price.per_kept, price.per_state)
+        joined = _Labels(*extended(known, ahead, *step.choices, len(step.fates()), *per_byte))
         labels = joined.pick(undominated(joined.time, joined.own, joined.away, joined.at))
         if not len(labels.time):
             return None
@@ -104,7 +94,7 @@ def _walk_back(
             states.append(int(labels.at[last]))
             options.append(int(labels.option[last]))
         if steps[index].droppable:
-            fates.append(int(labels.fate[last]))
+            fates.append(steps[index].fates()[int(labels.fate[last])])
         last = int(labels.parent[last])
     states.reverse()
     by_chain: list[list[int]] = []
@@ -115,28 +105,18 @@ def _walk_back(
     return Way(by_chain, options[::-1], fates[::-1])
 
 
-def _completions(
-    stream: int, steps: list[Step], ends: set[int], price: Price
-) -> list[tuple[FloatArray, FloatArray, FloatArray]]:
+def _completions(stream: int, steps: list[Step], ends: set[int], price: Price) -> list[FloatArray]:
     """After each step, for each state: the least seconds, the fewest bytes here, and the least
     seconds + price x bytes that must follow.
     """
-    free = Price(0.0, 0.0, price.per_kept, price.per_state)
-    zero = np.zeros(steps[-1].time_s.shape[1])
-    follow = [(zero, zero, zero)] * len(steps)
-    for index in range(len(steps) - 2, -1, -1):
-        step = steps[index + 1]
-        weights = (
-            step.scalar(free),
-            step.least_bytes(price.per_kept, price.per_state),
-            step.scalar(price),
-        )
-        last = index + 1 in ends
-        seconds, own, both = (
-            weight[:, stream] + later[stream] if last else (weight + later[None, :]).min(axis=1)
-            for weight, later in zip(weights, follow[index + 1], strict=True)
-        )
-        follow[index] = (seconds, own, both)
+    follow = [np.zeros((3, steps[-1].time_s.shape[1]))]
+    for index in range(len(steps) - 1, 0, -1):
+        step = steps[index]
+        found = least_after(
+            follow[0], *step.choices, len(step.fates()), step.prices(price), price.per_kept,
+            price.per_state, stream if index in ends else -1,
+        )  # fmt: skip
+        follow.insert(0, found)
     return follow
 
 
@@ -200,9 +180,7 @@ class Hunt:
 
     def price(self, stream: int) -> Price:
         """At which the bound of a stream layout holds."""
-        return Price(
-            float(self._found.own[stream]), float(self._found.away[stream]), *self.scale
-        )
+        return Price(float(self._found.own[stream]), float(self._found.away[stream]), *self.scale)
 
     def _offer(self, stream: int, way: Way, cost: BlockCost) -> None:
         least = self._cap_s if self.best is None else self.best.cost.time_s

@@ -68,36 +68,108 @@ class Ahead(NamedTuple):
     cap_s: float
 
 
+@kernel
+def _longer(column, size):
+    """The same with room for twice as many."""
+    found = np.empty(2 * size, column.dtype)
+    found[: len(column)] = column
+    return found
+
+
 @entry
-def extended(labels, ahead, time, option, state, more, kept, per_kept, per_away, per_state):
+def extended(labels, ahead, time, kept, again, away, options, state, fates, per_kept, per_state):
     """Labels after a step into the states `ahead.only` that may still lead to the best way, with
-    the label that each comes from: `more` seconds of its tensor's fate (or none: no rows), and
-    bytes here and elsewhere for each that is kept.
+    the label that each comes from, its option, and the place of its tensor's fate among the first
+    `fates`. Arrays as in `priced_rows`; bytes of the tensor count `per_kept` times where it is
+    kept, and so often elsewhere where it is left there.
     """
-    most = len(labels.at) * len(ahead.only)
-    found_time, found_own, found_away = np.empty(most), np.empty(most), np.empty(most)
-    at, parent = np.empty(most, np.int64), np.empty(most, np.int64)
+    room = max(256, 2 * len(ahead.only))
+    found_time, found_own, found_away = np.empty(room), np.empty(room), np.empty(room)
+    at, parent = np.empty(room, np.int64), np.empty(room, np.int64)
+    chosen_option, chosen_fate = np.empty(room, np.int64), np.empty(room, np.int64)
     size = 0
-    for i in range(len(labels.at)):
-        source = labels.at[i]
-        before = source if option.shape[0] > 1 else 0
-        for j in range(len(ahead.only)):
-            here = ahead.only[j]
-            t = time[source, here] + option[before, here]
-            if len(more):
-                t = t + more[source, here]
-            t = labels.time[i] + t
-            held = kept[source, here]
-            m = labels.own[i] + (per_kept * held + per_state * state[before, here])
-            a = labels.away[i] + per_away * held
-            if t + ahead.seconds[j] >= ahead.cap_s or m + ahead.bytes[j] > ahead.limit:
-                continue
-            dual = t + ahead.price * (m - ahead.limit) + ahead.away_price * (a - ahead.away_limit)
-            if a <= ahead.away_limit and dual + ahead.both[j] < ahead.cap_s:
-                found_time[size], found_own[size], found_away[size] = t, m, a
-                at[size], parent[size] = here, i
-                size += 1
-    return found_time[:size], found_own[:size], found_away[:size], at[:size], parent[:size]
+    for option in range(options.shape[0]):
+        for fate in range(fates):
+            here_each = 0.0
+            if fates > 1:
+                here_each = per_kept if fate == 0 else 1.0
+            there_each = per_kept if fate == 2 else 0.0
+            for i in range(len(labels.at)):
+                if size + len(ahead.only) > room:
+                    found_time, found_own = _longer(found_time, room), _longer(found_own, room)
+                    found_away, at = _longer(found_away, room), _longer(at, room)
+                    parent = _longer(parent, room)
+                    chosen_option = _longer(chosen_option, room)
+                    chosen_fate = _longer(chosen_fate, room)
+                    room *= 2
+                source = labels.at[i]
+                before = source if options.shape[1] > 1 else 0
+                for j in range(len(ahead.only)):
+                    here = ahead.only[j]
+                    t = time[source, here] + options[option, before, here]
+                    if fate == 1:
+                        t = t + again[source, here]
+                    elif fate == 2:
+                        t = t + away[source, here]
+                    t = labels.time[i] + t
+                    held = kept[source, here]
+                    m = labels.own[i] + (here_each * held + per_state * state[option, before, here])
+                    a = labels.away[i] + there_each * held
+                    if t + ahead.seconds[j] >= ahead.cap_s or m + ahead.bytes[j] > ahead.limit:
+                        continue
+                    dual = t + ahead.price * (m - ahead.limit)
+                    dual = dual + ahead.away_price * (a - ahead.away_limit)
+                    if a <= ahead.away_limit and dual + ahead.both[j] < ahead.cap_s:
+                        found_time[size], found_own[size], found_away[size] = t, m, a
+                        at[size], parent[size] = here, i
+                        chosen_option[size], chosen_fate[size] = option, fate
+                        size += 1
+    return (
+        found_time[:size], found_own[:size], found_away[:size], at[:size], parent[:size],
+        chosen_option[:size], chosen_fate[:size],
+    )  # fmt: skip
+
+
+@entry
+def least_after(
+    later, time, kept, again, away, options, state, fates, prices, per_kept, per_state, only
+):
+    """Before a step, for each state: the least seconds, the fewest bytes here and the least
+    seconds + price x bytes that must follow, where `later` are those after it and a step to one
+    state alone if `only` names it. Arrays and prices as in `priced_rows`.
+    """
+    found = np.full((3, time.shape[0]), np.inf)
+    columns = time.shape[1]
+    first, end = (0, columns) if only < 0 else (only, only + 1)
+    several = options.shape[1] > 1
+    node = np.empty((3, columns))
+    for i in range(time.shape[0]):
+        before = i if several else 0
+        if several or i == 0:
+            node[:] = np.inf
+            for option in range(options.shape[0]):
+                for j in range(first, end):
+                    seconds, held = options[option, before, j], state[option, before, j]
+                    node[0, j] = min(node[0, j], seconds)
+                    node[1, j] = min(node[1, j], held)
+                    node[2, j] = min(node[2, j], seconds + prices[0] * held)
+        for j in range(first, end):
+            seconds = bytes_ = both = 0.0
+            if fates > 1:
+                held, anew = kept[i, j], again[i, j]
+                seconds = min(0.0, anew)
+                both = min(prices[1] * held, anew + prices[2] * held)
+                if fates > 2:
+                    seconds = min(seconds, away[i, j])
+                    both = min(both, away[i, j] + prices[3] * held)
+                once = fates > 2 or np.isfinite(anew)
+                bytes_ = held if once else per_kept * held
+            value = ((time[i, j] + seconds) + node[0, j]) + later[0, j]
+            found[0, i] = min(found[0, i], value)
+            found[1, i] = min(found[1, i], (bytes_ + per_state * node[1, j]) + later[1, j])
+            value = ((time[i, j] + both) + node[2, j]) + later[2, j]
+            found[2, i] = min(found[2, i], value)
+    return found
 
 
 @kernel

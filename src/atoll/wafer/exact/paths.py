@@ -63,21 +63,7 @@ class Step:
             return (KEEP,)
         return (KEEP, AGAIN) if self.away_s is None else (KEEP, AGAIN, OFFLOAD)
 
-    def fate(self, fate: int, per_kept: float) -> tuple[FloatArray, float, float]:
-        """Seconds of what happens to the saved tensor (none: no rows); how often its bytes count
-        here and elsewhere.
-        """
-        nothing = np.zeros((0, 0))
-        if not self.droppable:
-            return nothing, 0.0, 0.0
-        if fate == KEEP:
-            return nothing, per_kept, 0.0
-        if fate == AGAIN:
-            return self.again_s, 1.0, 0.0
-        assert self.away_s is not None
-        return self.away_s, 1.0, per_kept
-
-    def _prices(self, price: Price) -> tuple[float, float, float, float]:
+    def prices(self, price: Price) -> tuple[float, float, float, float]:
         """Of a byte of state, and of the tensor if it is kept, made again or left elsewhere."""
         kept, own = price.own * price.per_kept, price.own
         return own * price.per_state, kept, own, own + price.away * price.per_kept
@@ -97,13 +83,13 @@ class Step:
     def scalar(self, price: Price) -> FloatArray:
         """Least seconds + price x bytes of every pair of states."""
         weights = np.empty(self.time_s.shape)
-        fates, prices = len(self.fates()), self._prices(price)
+        fates, prices = len(self.fates()), self.prices(price)
         priced_pairs(*self.choices, fates, prices, weights)
         return weights
 
     def choose(self, before: int, here: int, price: Price) -> tuple[int, int]:
         """The option and the fate that `scalar` takes at a pair of states."""
-        fates, prices = len(self.fates()), self._prices(price)
+        fates, prices = len(self.fates()), self.prices(price)
         option, fate = chosen(*self.choices[1:], fates, prices, before, here)
         return option, self.fates()[fate]
 

@@ -110,9 +110,7 @@ def _valued(steps, prices, streams, offsets, reaches, weights, values):
         if end == first + 1:
             for row in range(count):
                 at = streams[row]
-                values[row] += _pair(
-                    time, kept, again, away, options, state, fates, prices, at, at
-                )
+                values[row] += _pair(time, kept, again, away, options, state, fates, prices, at, at)
             first = end
             continue
         reach = _reached(reaches, offsets, first + 1, count, time.shape[1])
@@ -132,9 +130,7 @@ def _valued(steps, prices, streams, offsets, reaches, weights, values):
         for k in range(time.shape[0]):
             for row in range(count):
                 at = streams[row]
-                column[row] = _pair(
-                    time, kept, again, away, options, state, fates, prices, k, at
-                )
+                column[row] = _pair(time, kept, again, away, options, state, fates, prices, k, at)
             for row in range(count):
                 least[row] = min(least[row], reach[row, k] + column[row])
         for row in range(count):
@@ -162,9 +158,7 @@ def _recovered(steps, prices, stream, row, count, offsets, reaches, way):
                     )
                     if value < least:
                         before, least = k, value
-            option, fate = choice_at(
-                kept, again, away, options, state, fates, prices, before, here
-            )
+            option, fate = choice_at(kept, again, away, options, state, fates, prices, before, here)
             way[s, 1], way[s, 2] = option if s < end - 1 else 0, fate
             here = before
         first = end
