@@ -172,7 +172,7 @@ def least_after(
     return found
 
 
-@kernel
+@quick_kernel
 def priced_rows(time, kept, again, away, options, state, fates, prices, rows, weights):
     """Least seconds + price x bytes of pairs of states, the first ones `rows`: the best option of
     the second one (options, states before or one, states), and the cheapest of the tensor's first
@@ -294,8 +294,15 @@ def least_sums(left, right, product):
                 product[i + 1, j] = min(product[i + 1, j], b)
                 product[i + 2, j] = min(product[i + 2, j], c)
                 product[i + 3, j] = min(product[i + 3, j], d)
+    for i in range(some_rows, rows):
+        for k in range(0, some_terms, 4):
+            a0, a1, a2, a3 = left[i, k], left[i, k + 1], left[i, k + 2], left[i, k + 3]
+            for j in range(columns):
+                w0, w1, w2, w3 = right[k, j], right[k + 1, j], right[k + 2, j], right[k + 3, j]
+                a = min(min(a0 + w0, a1 + w1), min(a2 + w2, a3 + w3))
+                product[i, j] = min(product[i, j], a)
     for i in range(rows):
-        for k in range(some_terms if i < some_rows else 0, terms):
+        for k in range(some_terms, terms):
             head = left[i, k]
             for j in range(columns):
                 product[i, j] = min(product[i, j], head + right[k, j])

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from atoll.arrays import FloatArray, IntArray
-from atoll.jit import entry, kernel
+from atoll.jit import entry, kernel, quick_kernel
 from atoll.wafer.exact.path_kernels import choice_at, least_sums, priced_rows
 
 _ROUNDS = 40  # halvings of the Lagrangian multiplier
@@ -70,20 +70,25 @@ class Outcome(NamedTuple):
     """Its stream layout (-1: none), and the state, option and fate of every step."""
 
 
-@kernel
-def _pair(time, kept, again, away, options, state, fates, prices, i, j):
-    """`priced_rows` of one pair of states."""
-    before = i if options.shape[1] > 1 else 0
-    node = np.inf
+@quick_kernel
+def _node(options, state, price, before, j):
+    """The best option of a state, at the price of a byte of state."""
+    least = np.inf
     for option in range(options.shape[0]):
-        node = min(node, options[option, before, j] + prices[0] * state[option, before, j])
+        least = min(least, options[option, before, j] + price * state[option, before, j])
+    return least
+
+
+@quick_kernel
+def _edge(time, kept, again, away, fates, prices, i, j):
+    """Seconds + price x bytes of a pair of states without its option."""
     edge = time[i, j]
     if fates > 1:
         least = min(prices[1] * kept[i, j], again[i, j] + prices[2] * kept[i, j])
         if fates > 2:
             least = min(least, away[i, j] + prices[3] * kept[i, j])
         edge += least
-    return edge + node
+    return edge
 
 
 @kernel
@@ -104,13 +109,15 @@ def _reached(reaches, offsets, s, count, states):
 def _valued(steps, prices, streams, offsets, reaches, weights, values):
     """Add what chains take at least at these prices to the values of stream layouts."""
     count, first = len(streams), 0
-    column, least = np.empty(count), np.empty(count)
+    node, least = np.empty(count), np.empty(count)
     for end in steps.ends:
         time, kept, again, away, options, state, fates = _step(steps, first)
         if end == first + 1:
             for row in range(count):
                 at = streams[row]
-                values[row] += _pair(time, kept, again, away, options, state, fates, prices, at, at)
+                before = at if options.shape[1] > 1 else 0
+                edge = _edge(time, kept, again, away, fates, prices, at, at)
+                values[row] += edge + _node(options, state, prices[0], before, at)
             first = end
             continue
         reach = _reached(reaches, offsets, first + 1, count, time.shape[1])
@@ -127,12 +134,14 @@ def _valued(steps, prices, streams, offsets, reaches, weights, values):
         # A chain ends in the stream layout that it began with.
         time, kept, again, away, options, state, fates = _step(steps, end - 1)
         least[:] = np.inf
+        several = options.shape[1] > 1
         for k in range(time.shape[0]):
+            if several or k == 0:
+                for row in range(count):
+                    node[row] = _node(options, state, prices[0], k, streams[row])
             for row in range(count):
-                at = streams[row]
-                column[row] = _pair(time, kept, again, away, options, state, fates, prices, k, at)
-            for row in range(count):
-                least[row] = min(least[row], reach[row, k] + column[row])
+                edge = _edge(time, kept, again, away, fates, prices, k, streams[row])
+                least[row] = min(least[row], reach[row, k] + (edge + node[row]))
         for row in range(count):
             values[row] += least[row]
         first = end
@@ -150,12 +159,14 @@ def _recovered(steps, prices, stream, row, count, offsets, reaches, way):
             before = stream
             if s > first:
                 reach = _reached(reaches, offsets, s, count, time.shape[0])
-                least = np.inf
+                several, least = options.shape[1] > 1, np.inf
+                node = _node(options, state, prices[0], 0, here)
                 before = 0
                 for k in range(time.shape[0]):
-                    value = reach[row, k] + _pair(
-                        time, kept, again, away, options, state, fates, prices, k, here
-                    )
+                    if several:
+                        node = _node(options, state, prices[0], k, here)
+                    edge = _edge(time, kept, again, away, fates, prices, k, here)
+                    value = reach[row, k] + (edge + node)
                     if value < least:
                         before, least = k, value
             option, fate = choice_at(kept, again, away, options, state, fates, prices, before, here)
