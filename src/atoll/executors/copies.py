@@ -138,9 +138,10 @@ class Ahead:
         while self._sent and self._sent[0] == args:  # there: something else is made here meanwhile
             go_on(self._stop)
             others = self._left(args)
-            if others:
+            several = len(others) > 1  # the copy takes the next one: it would wait for more
+            if several:
                 self._known[repr(others[-1])] = self._call(*others[-1])
-            self._hear(0.0 if others else _WAKE_S)
+            self._hear(0.0 if several else _WAKE_S)
         if name in self._known:
             return self._known[name]
         self._soon = self._left(args)
