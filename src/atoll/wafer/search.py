@@ -237,6 +237,7 @@ class WaferSearch:
         for next_one in self._soon(later[: most - self._compared], limit, self._reach):
             soon += self._plans(next_one, limit, self._promising(next_one, limit))
             self.pieces.ahead(soon)
+        self.pieces.ahead([*soon, *self._polishing(kept)[:1]])
         for planner, fastest_s in promising.items():
             if fastest_s < limit:
                 self._solved += 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 from threading import Lock
 from typing import Any
@@ -26,7 +26,7 @@ from atoll.wafer.costs import block_kernels as kernels
 from atoll.wafer.costs.pricing import DiePricer, passes_of
 from atoll.wafer.encoding import role_kernels as roles
 from atoll.wafer.encoding.block_parts import KINDS, Block, Chain, Edge, Unit
-from atoll.wafer.encoding.codes import layouts, legal_codes, parts_of
+from atoll.wafer.encoding.codes import cuts_of, layouts, legal_codes, parts_of
 from atoll.wafer.encoding.genes import OPTIMIZER
 
 _WEIGHT = {"k": roles.SEQUENCE, "n": roles.COLUMNS, "e": roles.EXPERTS}
@@ -148,6 +148,13 @@ def distinct(layouts: IntArray) -> tuple[IntArray, IntArray]:
     """Layouts that differ, and which of them each one is: codes differ in more than their layouts
     of one tensor.
     """
+    return _distinct(layouts.shape, layouts.tobytes())
+
+
+@lru_cache(maxsize=1 << 9)
+def _distinct(shape: tuple[int, ...], content: bytes) -> tuple[IntArray, IntArray]:
+    """Tables of every microbatch and way of collectives ask for the same."""
+    layouts = np.frombuffer(content, np.int64).reshape(shape)
     flat = layouts.reshape(len(layouts), -1)
     _, first, which = np.unique(flat, axis=0, return_index=True, return_inverse=True)
     return layouts[first], which.reshape(-1)
@@ -346,9 +353,9 @@ class Tables:
         """Vector passes of the stream before a chain's first operator, or the others; worked out
         once for codes that cut alike.
         """
-        parts = parts_of(code, self.digits)
-        key = chain, entry, *sorted(parts.items())
+        key = chain, entry, cuts_of(code, self.digits)
         if key not in self._known_s:
+            parts = parts_of(code, self.digits)
             described = self.block.chains[chain]
             passes = described.entry_passes if entry else described.stream_passes
             self._known_s[key] = float(self.price.passes_s(passes, parts))

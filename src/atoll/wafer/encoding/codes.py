@@ -30,6 +30,12 @@ def parts_of(code: str, digits: Digits) -> Parts:
     return parts
 
 
+@lru_cache(maxsize=1 << 14)
+def cuts_of(code: str, digits: Digits) -> tuple[tuple[str, int], ...]:
+    """`parts_of` in one order: codes that cut alike have the same."""
+    return tuple(sorted(parts_of(code, digits).items()))
+
+
 def legal(code: str, sizes: dict[str, int], digits: Digits) -> bool:
     """No dimension is cut in more pieces than it has; samples are never cut unevenly."""
     if len(code) != digits.count:

@@ -175,7 +175,7 @@ class Exact:
     @cached_property
     def _unlimited(self) -> Found:
         fastest = int(self.fastest_s.argmin())
-        way = self.paths.recover(fastest, FREE, self.paths.least(FREE)[1])
+        way = self.paths.fastest(fastest)
         return Found(fastest, way, self.paths.cost(fastest, way))
 
     def _solved(self, found: Found, bound_s: float) -> Solved:

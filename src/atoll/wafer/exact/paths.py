@@ -223,22 +223,18 @@ class Paths:
             total += scalar_chain(bytes_, FREE)[0]
         return total
 
-    def recover(
-        self, stream: int, price: Price, ways: list[list[Reach]], row: int | None = None
-    ) -> Way:
-        """The way of the scalar optimum by the choices of `least`; `row`: the place of the stream
-        layout among those that it was asked for.
-        """
-        row = stream if row is None else row
+    def fastest(self, stream: int) -> Way:
+        """The fastest way with a stream layout, whatever memory it takes."""
+        _, ways = self.least(FREE, np.array([stream]))
         found = Way([], [], [])
         for steps, reaches in zip(self.chains, ways, strict=True):
             path = [stream]
             for reach in reversed(reaches):
-                path.insert(0, reach.choice(row, path[0]))
+                path.insert(0, reach.choice(0, path[0]))
             found.states.append(path[:-1])
             before = stream
             for step, here in zip(steps, path, strict=True):
-                option, fate = step.choose(before, here, price)
+                option, fate = step.choose(before, here, FREE)
                 if step.droppable:
                     found.fates.append(fate)
                 if step is not steps[-1]:
@@ -268,7 +264,7 @@ class Paths:
 
     def fastest_bytes(self, stream: int) -> tuple[float, float]:
         """States, and bytes kept of a microbatch, of the fastest way with a stream layout."""
-        cost = self.cost(stream, self.recover(stream, FREE, self.least(FREE)[1]))
+        cost = self.cost(stream, self.fastest(stream))
         return cost.state_bytes, cost.kept_bytes
 
     def cost(self, stream: int, way: Way) -> BlockCost:
