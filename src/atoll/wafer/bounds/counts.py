@@ -28,7 +28,7 @@ from atoll.fabric.digits import digit_systems, factors
 from atoll.fabric.mesh import ALGORITHMS, Mesh
 from atoll.fabric.mesh_collectives import wires
 from atoll.wafer.costs.pricing import DiePricer, passes_of
-from atoll.wafer.costs.tables import EdgeTable, Nodes, Setting, exposed
+from atoll.wafer.costs.tables import EdgeTable, Nodes, Setting, distinct, exposed
 from atoll.wafer.encoding import role_kernels as roles
 from atoll.wafer.encoding.block_parts import KINDS, Block, Edge, Roles, Unit
 from atoll.wafer.encoding.codes import Parts, by_tag, splits
@@ -177,7 +177,10 @@ class CountTables:
     def _moved(
         self, totals: Sequence[float], source: IntArray, target: IntArray
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Seconds of scatter, exchange and gather between all pairs of splits."""
+        """Seconds of scatter, exchange and gather between all pairs of splits: worked out for those
+        whose layouts differ. Ways of collectives do not change them.
+        """
+        (source, rows), (target, columns) = distinct(source), distinct(target)
         shape = len(source), len(target)
         scatter, exchange, gather = (np.zeros(shape) for _ in range(3))
         for t, total in enumerate(totals):
@@ -194,7 +197,8 @@ class CountTables:
             cut = have[:, _DIMENSIONS].sum(axis=1)[:, None]
             over = np.maximum(0, cut - kept - want[None, :, roles.WHOLE])
             exchange += self._exchange.seconds(self._dies(over), share)
-        return scatter, exchange, gather
+        pairs = np.ix_(rows, columns)
+        return scatter[pairs], exchange[pairs], gather[pairs]
 
     def _edge(self, edge: Edge, source: Nodes, target: Nodes) -> EdgeTable:
         scatter, exchange, gather = self._moved(edge.totals, source.writes, target.reads)
