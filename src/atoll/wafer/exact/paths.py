@@ -247,10 +247,13 @@ class Paths:
         """All steps as kernels take them."""
         steps = [step for chain in self.chains for step in chain]
         more = -len(steps) % PADDED
-        columns = zip(*(step.choices for step in steps), strict=True)
-        arrays = ((*column, *[np.zeros((0,) * column[0].ndim)] * more) for column in columns)
+        time, kept, again, away, options, state = (
+            (*column, *[np.zeros((0,) * column[0].ndim)] * more)
+            for column in zip(*(step.choices for step in steps), strict=True)
+        )
         fates = np.array([len(step.fates()) for step in steps])
-        return Steps(*arrays, fates, np.cumsum([len(chain) for chain in self.chains]))
+        ends = np.cumsum([len(chain) for chain in self.chains])
+        return Steps(time, kept, again, away, options, state, fates, ends)
 
     def unpacked(self, taken: IntArray) -> Way:
         """The way by the state, option and fate (its place among a step's) of every step."""
