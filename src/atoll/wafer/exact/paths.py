@@ -75,9 +75,12 @@ class Step:
         """
         away_s = self.again_s if self.away_s is None else self.away_s
         shape = (*self.option_s.shape[:2], self.time_s.shape[1])
-        options = (np.broadcast_to(part, shape) for part in (self.option_s, self.state))
+        options = (
+            part if part.shape == shape else np.broadcast_to(part, shape)
+            for part in (self.option_s, self.state)
+        )
         parts = self.time_s, self.kept, self.again_s, away_s, *options
-        # Kernels are compiled for arrays that can be written.
+        # Kernels are compiled for arrays that can be written; what can be is not copied.
         return tuple(np.require(part, np.float64, ("C", "W")) for part in parts)
 
     def scalar(self, price: Price) -> FloatArray:
