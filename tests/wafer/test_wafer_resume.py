@@ -115,7 +115,7 @@ def test_workers_change_nothing(tmp_path, space):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="copies are forked on Linux alone")
-@pytest.mark.parametrize("space", [False, True])
+@pytest.mark.parametrize("space", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_search_without_workers_has_a_copy_that_changes_nothing(tmp_path, monkeypatch, space):
     """With a folder and without one, for wafers of a space and baselines as well."""
     job = small_job(tmp_path, samples=0, explain=False)

@@ -70,7 +70,7 @@ def solve_labels(
     history: list[_Labels] = []
     for index, step in enumerate(steps):
         only = np.array([stream]) if index in ends else np.arange(step.time_s.shape[1])
-        seconds, bytes_, both = follow[index][:, only]
+        seconds, bytes_, both = np.take(follow[index], only, axis=1)
         limit = limits.own, limits.away
         ahead = Ahead(only, seconds, bytes_, both, *limit, price.own, price.away, cap_s)
         known, per_byte = Labels(*labels[:4]), (price.per_kept, price.per_state)
