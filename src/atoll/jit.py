@@ -15,13 +15,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from atoll.kernel_cache import CompilerLock, use_kernel_cache
 
 use_kernel_cache()
 
-from numba import jit, njit  # noqa: E402  (it reads its environment when it is imported)
+from numba import jit, njit, types  # noqa: E402  (it reads its environment then)
 from numba._dynfunc import make_function  # noqa: E402
-from numba.core import config, event, ir  # noqa: E402
+from numba.core import cgutils, config, event, ir  # noqa: E402
 from numba.core.caching import FunctionCache, IndexDataCacheFile  # noqa: E402
 from numba.core.codegen import JITCodeLibrary  # noqa: E402
 from numba.core.compiler import Compiler  # noqa: E402
@@ -30,6 +32,8 @@ from numba.core.serialize import dumps  # noqa: E402
 from numba.core.target_extension import CPU, jit_registry  # noqa: E402
 from numba.core.typed_passes import NativeLowering  # noqa: E402
 from numba.core.types import functions  # noqa: E402
+from numba.extending import intrinsic  # noqa: E402
+from numba.np.numpy_support import carray  # noqa: E402
 
 config.reload_config()  # somebody else may have imported it before
 
@@ -345,6 +349,24 @@ _kernels: set[int] = set()
 def _known(compiled: Kernel) -> Kernel:
     _kernels.add(id(compiled))
     return compiled
+
+
+def _pointer_to(context: Any, address: Any) -> Any:
+    def cast(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        return builder.inttoptr(given[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.int64), cast
+
+
+_pointer: Any = intrinsic(_pointer_to)
+
+
+@kernel
+def numbers_at(address, shape):  # type: ignore[no-untyped-def]
+    """The array of floats, C-contiguous, that lies somewhere: for kernels that choose among many
+    arrays, as tuples of them take long to compile. Whoever passes the address holds the array.
+    """
+    return carray(_pointer(address), shape, np.float64)
 
 
 class Compilation(event.Listener):

@@ -25,8 +25,6 @@ from atoll.wafer.encoding.genes import AGAIN, KEEP, OFFLOAD, BlockCost
 from atoll.wafer.exact.path_kernels import chosen, fewest_pairs, min_plus, priced_pairs
 from atoll.wafer.exact.price_kernels import Steps
 
-PADDED = 16  # steps of a block, or a multiple: kernels are compiled for as many
-
 
 @dataclass(frozen=True)
 class Price:
@@ -249,14 +247,10 @@ class Paths:
     def packed(self) -> Steps:
         """All steps as kernels take them."""
         steps = [step for chain in self.chains for step in chain]
-        more = -len(steps) % PADDED
-        time, kept, again, away, options, state = (
-            (*column, *[np.zeros((0,) * column[0].ndim)] * more)
-            for column in zip(*(step.choices for step in steps), strict=True)
-        )
+        arrays = np.array([[part.ctypes.data for part in step.choices] for step in steps])
+        shapes = np.array([(*s.time_s.shape, *s.choices[-1].shape[:2]) for s in steps])
         fates = np.array([len(step.fates()) for step in steps])
-        ends = np.cumsum([len(chain) for chain in self.chains])
-        return Steps(time, kept, again, away, options, state, fates, ends)
+        return Steps(arrays, shapes, fates, np.cumsum([len(chain) for chain in self.chains]))
 
     def unpacked(self, taken: IntArray) -> Way:
         """The way by the state, option and fate (its place among a step's) of every step."""

@@ -7,27 +7,21 @@ from typing import NamedTuple
 import numpy as np
 
 from atoll.arrays import FloatArray, IntArray
-from atoll.jit import entry, kernel, quick_kernel
+from atoll.jit import entry, kernel, numbers_at, quick_kernel
 from atoll.wafer.exact.path_kernels import choice_at, least_sums, priced_rows
 
 _ROUNDS = 40  # halvings of the Lagrangian multiplier
 _TRIED = 4  # of the best stream layouts at a price: their ways are looked at
 HOPELESS = 1e6  # times the fastest: where the price of memory ends the search for one that fits
 
-Arrays = tuple[FloatArray, ...]
-
 
 class Steps(NamedTuple):
-    """Of all chains, one after another, as `paths.Step` has them; tuples end in empty arrays, so
-    that one length serves all blocks.
-    """
+    """Of all chains, one after another."""
 
-    time: Arrays
-    kept: Arrays
-    again: Arrays
-    away: Arrays
-    options: Arrays
-    state: Arrays
+    arrays: IntArray
+    """(steps, 6): where the arrays of `paths.Step.choices` lie, which the steps hold."""
+    shapes: IntArray
+    """(steps, 4): states before and after, options, and states before that these differ in."""
     fates: IntArray
     """How many there are of a step's tensor: 1 where it is not dropped."""
     ends: IntArray
@@ -93,9 +87,12 @@ def _edge(time, kept, again, away, fates, prices, i, j):
 
 @kernel
 def _step(steps, s):
+    shape, where = steps.shapes[s], steps.arrays[s]
+    pairs, each = (shape[0], shape[1]), (shape[2], shape[3], shape[1])
     return (
-        steps.time[s], steps.kept[s], steps.again[s], steps.away[s], steps.options[s],
-        steps.state[s], steps.fates[s],
+        numbers_at(where[0], pairs), numbers_at(where[1], pairs), numbers_at(where[2], pairs),
+        numbers_at(where[3], pairs), numbers_at(where[4], each), numbers_at(where[5], each),
+        steps.fates[s],
     )  # fmt: skip
 
 
@@ -268,7 +265,7 @@ def bisected(steps, layouts, stage, streams, ratio, outcome):
     offsets = np.zeros(len(steps.fates) + 1, np.int64)
     most = 0
     for s in range(len(steps.fates)):
-        before, after = steps.time[s].shape
+        before, after = steps.shapes[s, 0], steps.shapes[s, 1]
         offsets[s + 1] = offsets[s] + len(streams) * before
         most = max(most, before * after)
     reaches, weights = np.empty(offsets[-1]), np.empty(most)
