@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -340,3 +341,11 @@ def test_less_memory_never_makes_a_block_faster():
         times.append(found.cost.time_s if found else np.inf)
     assert times == sorted(times)
     assert times[0] == roomy.cost.time_s
+
+
+def test_another_process_finds_the_arrays_where_it_has_them():
+    exact = Exact(make((2, 1)), HOMES)
+    ours = exact.paths.packed
+    theirs = pickle.loads(pickle.dumps(exact.paths)).packed
+    assert (theirs.shapes == ours.shapes).all()
+    assert not (theirs.arrays == ours.arrays).any()

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -242,6 +242,10 @@ class Paths:
                     found.options.append(option)
                 before = here
         return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without `packed`: its addresses are those of this object's arrays."""
+        return {name: value for name, value in vars(self).items() if name != "packed"}
 
     @cached_property
     def packed(self) -> Steps:
