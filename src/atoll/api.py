@@ -346,7 +346,7 @@ def estimate(
         True
     """
     from atoll.training.estimate import estimate as run
-    from atoll.training.request import checked_layout, run_of
+    from atoll.training.request import layout_of, run_of
 
     given = {"model": model, "device": device, "devices": devices, **fields}
     kinds: dict[str, type[EstimateQuestion | WaferQuestion]] = {
@@ -364,7 +364,7 @@ def estimate(
 
         check_messages_path(question.messages)
     asked = run_of(question)
-    result = replace(run(asked, checked_layout(asked, question)), launched=True)
+    result = replace(run(asked, layout_of(asked, question)), launched=True)
     if question.messages is not None:
         from atoll.export.messages import messages_of, write_messages
 

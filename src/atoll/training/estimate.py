@@ -143,10 +143,13 @@ class Estimate(Launched, Pictured["EstimateAnswer"]):
     @property
     def notes(self) -> tuple[str, ...]:
         """What to know before the figures are believed."""
-        if self.run.timed is None:
-            return self.run.notes
+        run, order, notes = self.run, self.layout.schedule, self.run.notes
+        if self.layout.pp > 1 and order not in run.stack.orders:
+            notes = (*notes, f"{run.stack.name} does not run {order}; timed as if it did")
+        if run.timed is None:
+            return notes
         parts = ", ".join(f"{part:.0%} {name}" for name, part in self.operator_origins.items())
-        return (*self.run.notes, f"time of operators, by {self.run.timed.source}: {parts}")
+        return (*notes, f"time of operators, by {run.timed.source}: {parts}")
 
     @property
     def whole_run(self) -> WholeRun | None:

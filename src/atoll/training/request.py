@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from atoll.errors import AtollError
 from atoll.hardware.catalog import load_network
 from atoll.hardware.device import Device, load_device
-from atoll.questions import EstimateQuestion, LayoutQuestion, PlanQuestion, RunQuestion
+from atoll.questions import LayoutQuestion, PlanQuestion, RunQuestion
 from atoll.questions.devices import FilesQuestion, LengthQuestion
 from atoll.registry import named
 from atoll.step.layout import Layout
@@ -225,14 +225,8 @@ def layout_of(run: Run, asked: LayoutQuestion) -> Layout:
     )
 
 
-def checked_layout(run: Run, asked: EstimateQuestion) -> Layout:
-    """`layout_of` a question, whose order the software has to run; a file of a tool is believed."""
-    check_orders(run, [asked.order] if asked.order and not asked.from_ else [])
-    return layout_of(run, asked)
-
-
-def check_orders(run: Run, orders: Iterable[str]) -> None:
-    """Refuse pipeline orders that the run's software does not run."""
+def _check_orders(run: Run, orders: Iterable[str]) -> None:
+    """Refuse to plan with pipeline orders that the run's software does not run."""
     runs = run.stack.orders
     for order in orders:
         if order not in runs:
@@ -245,6 +239,6 @@ def check_orders(run: Run, orders: Iterable[str]) -> None:
 
 def axes_of(asked: PlanQuestion, usual: Mapping[str, tuple[Any, ...]], run: Run) -> Axes:
     """The values that a plan tries: as `usual` on axes of which the question says nothing."""
-    check_orders(run, asked.order or ())
+    _check_orders(run, asked.order or ())
     said = {axis: values for axis, field in AXES.items() if (values := getattr(asked, field))}
     return Axes(**dict(usual) | said)
