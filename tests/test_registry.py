@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import numpy as np
@@ -185,3 +186,25 @@ def test_the_programs_of_the_page_run() -> None:
     assert len(programs) == 2
     for program in programs:
         exec(compile(program, str(page), "exec"), {})
+
+
+def test_the_standard_library_is_asked_wherever_a_package_may_bring_a_plug_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "meta_path", [PathFinder])
+    monkeypatch.setattr(sys, "path", [str(tmp_path), str(tmp_path / "nowhere")])
+    facts = tmp_path / "other-1.0.dist-info"
+    facts.mkdir()
+    (facts / "entry_points.txt").write_text("[console_scripts]\natoll.other = other:main\n")
+    assert not registry._any_offers()
+    archive = tmp_path / "packages.zip"
+    archive.write_bytes(b"")
+    monkeypatch.setattr(sys, "path", [str(archive)])
+    assert registry._any_offers()
+    monkeypatch.setattr(sys, "path", [])
+
+    class Finder:
+        find_distributions = find_spec = None
+
+    monkeypatch.setattr(sys, "meta_path", [PathFinder, Finder])
+    assert registry._any_offers()

@@ -29,7 +29,7 @@ from atoll.questions import (
     WaferQuestion,
 )
 from atoll.questions.ask import OldNameWarning, ask, load_job, old_names
-from atoll.questions.options import add_command
+from atoll.questions.options import _named_in, add_command
 from atoll.questions.question import about, allowed, option
 from atoll.questions.texts import fields_of, options_of, schema
 from atoll.step.orders import ORDERS
@@ -236,6 +236,21 @@ def test_questions_rest_on_units_and_files_alone() -> None:
     ours = [name for name in loaded.stdout.split() if name.startswith("atoll.")]
     assert not {name for name in ours if name.split(".")[1] in heavy}
     assert "atoll.questions.chips" in ours
+
+
+@pytest.mark.parametrize(
+    ("words", "made"),
+    [
+        (["--model", "gpt2-xl", "--devices=8", "-q", "--json"], {"model", "devices"}),
+        (["job.yaml", "--no-overlap"], {"overlap"}),
+        ([], {"model", "devices", "overlap", "batch"}),
+        (["--model", "gpt2-xl", "--help"], {"model", "devices", "overlap", "batch"}),
+        (["--modle", "gpt2-xl"], {"model", "devices", "overlap", "batch"}),
+        (["--batch", "-1"], {"model", "devices", "overlap", "batch"}),
+    ],
+)
+def test_options_are_made_that_are_said_or_all(words: list[str], made: set[str]) -> None:
+    assert _named_in(words, ("model", "devices", "overlap", "batch")) == made
 
 
 def test_a_field_is_all_that_an_option_needs(tmp_path: Path) -> None:

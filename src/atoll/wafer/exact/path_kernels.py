@@ -173,6 +173,18 @@ def least_after(
 
 
 @quick_kernel
+def priced_edge(time, kept, again, away, fates, prices, i, j):
+    """Least seconds + price x bytes of a pair of states without its option, as in `priced_rows`."""
+    edge = time[i, j]
+    if fates > 1:
+        least = min(prices[1] * kept[i, j], again[i, j] + prices[2] * kept[i, j])
+        if fates > 2:
+            least = min(least, away[i, j] + prices[3] * kept[i, j])
+        edge += least
+    return edge
+
+
+@quick_kernel
 def priced_rows(time, kept, again, away, options, state, fates, prices, rows, weights):
     """Least seconds + price x bytes of pairs of states, the first ones `rows`: the best option of
     the second one (options, states before or one, states), and the cheapest of the tensor's first
@@ -191,12 +203,7 @@ def priced_rows(time, kept, again, away, options, state, fates, prices, rows, we
                     value = options[option, before, j] + prices[0] * state[option, before, j]
                     node[j] = min(node[j], value)
         for j in range(time.shape[1]):
-            edge = time[i, j]
-            if fates > 1:
-                least = min(prices[1] * kept[i, j], again[i, j] + prices[2] * kept[i, j])
-                if fates > 2:
-                    least = min(least, away[i, j] + prices[3] * kept[i, j])
-                edge += least
+            edge = priced_edge(time, kept, again, away, fates, prices, i, j)
             weights[row, j] = edge + node[j]
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from atoll.arrays import FloatArray, IntArray
 from atoll.jit import entry, kernel, numbers_at, quick_kernel
-from atoll.wafer.exact.path_kernels import choice_at, least_sums, priced_rows
+from atoll.wafer.exact.path_kernels import choice_at, least_sums, priced_edge, priced_rows
 
 _ROUNDS = 40  # halvings of the Lagrangian multiplier
 _TRIED = 4  # of the best stream layouts at a price: their ways are looked at
@@ -73,18 +73,6 @@ def _node(options, state, price, before, j):
     return least
 
 
-@quick_kernel
-def _edge(time, kept, again, away, fates, prices, i, j):
-    """Seconds + price x bytes of a pair of states without its option."""
-    edge = time[i, j]
-    if fates > 1:
-        least = min(prices[1] * kept[i, j], again[i, j] + prices[2] * kept[i, j])
-        if fates > 2:
-            least = min(least, away[i, j] + prices[3] * kept[i, j])
-        edge += least
-    return edge
-
-
 @kernel
 def _step(steps, s):
     shape, where = steps.shapes[s], steps.arrays[s]
@@ -113,7 +101,7 @@ def _valued(steps, prices, streams, offsets, reaches, weights, values):
             for row in range(count):
                 at = streams[row]
                 before = at if options.shape[1] > 1 else 0
-                edge = _edge(time, kept, again, away, fates, prices, at, at)
+                edge = priced_edge(time, kept, again, away, fates, prices, at, at)
                 values[row] += edge + _node(options, state, prices[0], before, at)
             first = end
             continue
@@ -137,7 +125,7 @@ def _valued(steps, prices, streams, offsets, reaches, weights, values):
                 for row in range(count):
                     node[row] = _node(options, state, prices[0], k, streams[row])
             for row in range(count):
-                edge = _edge(time, kept, again, away, fates, prices, k, streams[row])
+                edge = priced_edge(time, kept, again, away, fates, prices, k, streams[row])
                 least[row] = min(least[row], reach[row, k] + (edge + node[row]))
         for row in range(count):
             values[row] += least[row]
@@ -162,7 +150,7 @@ def _recovered(steps, prices, stream, row, count, offsets, reaches, way):
                 for k in range(time.shape[0]):
                     if several:
                         node = _node(options, state, prices[0], k, here)
-                    edge = _edge(time, kept, again, away, fates, prices, k, here)
+                    edge = priced_edge(time, kept, again, away, fates, prices, k, here)
                     value = reach[row, k] + (edge + node)
                     if value < least:
                         before, least = k, value
