@@ -192,6 +192,8 @@ def test_the_standard_library_is_asked_wherever_a_package_may_bring_a_plug_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "meta_path", [PathFinder])
+    # importlib_metadata, once any test has imported it, takes this from the standard finder
+    monkeypatch.setattr(PathFinder, "find_distributions", lambda *_: (), raising=False)
     monkeypatch.setattr(sys, "path", [str(tmp_path), str(tmp_path / "nowhere")])
     facts = tmp_path / "other-1.0.dist-info"
     facts.mkdir()
