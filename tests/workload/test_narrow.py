@@ -52,6 +52,12 @@ def test_linear_layers_of_blocks_have_fewer_words_and_nothing_else_changes(
         assert narrow.parameters == wide.parameters
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_16_bits_of_either_kind_are_not_narrow(precision: str) -> None:
+    wide, same = both("llama2-7b", precision=precision)
+    assert same == wide
+
+
 @narrow_formats
 def test_operands_are_read_as_they_were_cast_and_each_is_cast_once(precision: str) -> None:
     size = {"fp8": 1, "nvfp4": 0.5625}[precision]  # 4 bits, and 8 for 16 of them

@@ -48,7 +48,7 @@ _ROUTER = "router"
 
 def narrowed(model: Model, precision: str) -> Model:
     """The model with products in this precision; its operators are not yet fused."""
-    if precision == "bf16":
+    if precision in ("bf16", "fp16"):
         return model
     form = FORMATS[precision]
     return model.map(lambda layer: layer if is_end(layer.name) else _narrowed(layer, form))
