@@ -181,6 +181,27 @@ def test_a_faster_site_shortens_all_parts() -> None:
     )
 
 
+def test_parts_add_up_where_several_nodes_wait_for_the_slowest_too() -> None:
+    job = {"model": "llama3-8b", "device": "h100", "devices": 16, "batch": 64, "tp": 2}
+    plain = atoll.estimate(**job, stack="megatron-2021")
+    assert plain.run.stack.straggling > 1
+    fast = Site(name="fast", slack=KnownFactor(value=0.9, low=0.9, high=0.9))
+    step = estimate(plain.run.at(fast), plain.layout).step
+    assert sum(step.breakdown().values()) == pytest.approx(step.time_s)
+
+
+def test_host_times_of_a_site_are_those_of_experts_too() -> None:
+    plain = atoll.estimate("qwen3-30b-a3b", "h100", 8, batch=64, ep=8, stack="megatron")
+    assert plain.run.stack.host_routed_s > 0
+    twice = Site(name="twice", host=KnownFactor(value=2, low=2, high=2))
+    slower = plain.run.at(twice).stack
+    assert slower.host_routed_s == 2 * plain.run.stack.host_routed_s
+    # All host time of a profiled step is spread over its launches: none is left beside them.
+    seen = Site(name="seen", host_kernel_s=KnownFactor(value=1e-5, low=1e-5, high=1e-5))
+    launched = plain.run.at(seen).stack
+    assert (launched.host_kernel_s, launched.host_layer_s, launched.host_routed_s) == (1e-5, 0, 0)
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -434,7 +434,7 @@ class Estimator(Priced):
             optimizer_s=optimizer_s,
             host_s=m * slowest.host_s + run.stack.step_s + max(0.0, time_s - parts_s),
         )
-        return step if time_s >= parts_s else step.shrunk(run.stack.slack)
+        return step if time_s >= parts_s else step.shrunk(run.slack)
 
 
 def _rerun(

@@ -19,7 +19,9 @@ from atoll.files.yamlfile import MOST, FileModel, load_yaml
 from atoll.training.stack import STACKS, Overlap, Stack
 
 Attention = Literal["flash", "flash2", "flash1", "unfused"]
-HOST_TIMES = ("host_layer_s", "host_kernel_s", "host_checkpoint_s", "host_expert_s")
+HOST_TIMES = (
+    "host_layer_s", "host_kernel_s", "host_checkpoint_s", "host_expert_s", "host_routed_s",
+)  # fmt: skip
 """Of a stack, beside what it does once a step."""
 KINDS = ("gradient", "gather", "tensor", "tensor_products", "pipeline", "experts")
 """Of overlaps that a site may change; rings are measured with the rest of attention."""
