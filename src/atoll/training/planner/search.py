@@ -229,8 +229,13 @@ class Space:
         )
 
     def nearest(self, rows: Bools, names: Bools) -> Estimate | None:
-        """The fastest layout that fits, of some rows and policies."""
-        best, *_, stopped = self._fastest(1, rows, names, whole=False)
+        """The fastest layout that fits, of some rows and policies; none where no tool's words can
+        say any of them.
+        """
+        try:
+            best, *_, stopped = self._fastest(1, rows, names, whole=False)
+        except UnusableError:
+            return None
         if stopped:
             raise StoppedError
         return best[0] if best else None
