@@ -45,3 +45,29 @@ def test_a_tool_that_can_run_none_says_why() -> None:
     with pytest.raises(UnusableError, match="has no model of the kind of gpt2-xl") as caught:
         atoll.plan("gpt2-xl", "h100", 8, batch=8, tp=[1], export="torchtitan")
     assert "(so it is with all " in str(caught.value)
+
+
+def test_a_value_that_a_tool_cannot_run_at_all_does_not_lose_the_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("atoll.training.planner.search.MOST_REFUSED", 3)
+    job = {"batch": 16, "sequence": 1000, "tp": [2], "pp": [1, 2]}
+    found = atoll.plan("mixtral-8x7b", "h200", 16, **job, export="nemo")
+    assert found.best.layout.sp
+    why = {reason.axis for reason in found.answer.reasons}
+    assert "pp" in why and "sp" not in why  # NeMo has no experts without sequence parallelism
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [({"cuda_graphs": "full_iteration"}, "CUDA graphs"), ({"attention": "unfused"}, "unfused")],
+)
+def test_a_launch_file_says_what_the_estimate_has_beyond_it(
+    told: dict[str, str], said: str
+) -> None:
+    job = {"batch": 32, "pp": 2}
+    plain = atoll.estimate("gpt2-xl", "h200", 8, **job).export("megatron")
+    other = atoll.estimate("gpt2-xl", "h200", 8, **job, **told).export("megatron")
+    assert other.text == plain.text
+    assert not any(said in note for note in plain.notes)
+    assert any(said in note for note in other.notes)

@@ -79,6 +79,41 @@ def test_faster_hardware_never_makes_a_step_longer(case: tuple[Run, Layout], wha
     assert after <= before * (1 + CLOSE)
 
 
+@pytest.mark.parametrize(
+    ("stack", "axes"),
+    [
+        ("megatron", {"cp": 2}),
+        ("nemo", {"cp": 4}),
+        ("xla", {"tp": 8, "cp": 2}),
+        ("fsdp", {"cp": 8}),
+    ],
+)
+def test_attention_does_not_hide_sends_of_a_ring_and_gathers_at_once(
+    stack: str, axes: dict[str, int]
+) -> None:
+    """Both outlast the computation: what one of them leaves of it is what the other hides behind,
+    so that faster computation neither helps nor harms.
+    """
+    run = small_run(grouped(), 32, 16, network=flat(2e9), stack=STACKS[stack])
+    layout = make_layout(run, zero=3, **axes)
+    found = estimate(run, layout).step
+    assert found.context_s > 0 < found.sharded_s
+    faster = replace(run, gpu=run.gpu.with_compute(1.2))
+    assert estimate(faster, layout).step.time_s <= found.time_s * (1 + CLOSE)
+
+
+def test_user_buffers_need_sequence_parallelism() -> None:
+    """All-reduces are not cut into pieces: launch files turn the overlap off with it."""
+    run = small_run(grouped(), 8, stack=STACKS["nemo"])
+    without = replace(run, stack=software("nemo", "grad_reduce p2p", None))
+    for sp in (True, False):
+        layout = make_layout(run, tp=4, sp=sp)
+        hidden_s = estimate(without, layout).step.tensor_s - estimate(run, layout).step.tensor_s
+        assert hidden_s > 0 if sp else hidden_s == 0
+    # Programs of XLA have no such setting.
+    assert STACKS["xla"].overlap.in_products(sp=False) == STACKS["xla"].overlap.in_products(sp=True)
+
+
 def _improved(run: Run, what: str) -> dict[str, object]:
     if what == "hbm":
         return {"gpu": replace(run.gpu, hbm_Bps=2 * run.gpu.hbm_Bps)}

@@ -7,7 +7,7 @@ the tests hand every file to the tools' own parsers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from atoll.answers.layout import LaunchFile
@@ -95,14 +95,28 @@ def export_run(target: str, run: Run, layout: Layout) -> LaunchFile:
         exchanges_heads=run.stack.gives_heads(run.model.kv_heads // layout.tp, layout.cp),
         hides_tensor=run.stack.overlap.tensor_products > 0,
     )
+    return replace(made, notes=(*made.notes, *_unsaid(target, run)))
+
+
+def _unsaid(target: str, run: Run) -> Iterator[str]:
+    """What the estimate has and the file does not say."""
     usual = EXPORTERS[target].runs_as(run.precision).get("optimizer", "mixed")
-    if run.states.name == usual:
-        return made
-    note = (
-        f"The estimate has {run.states.name} optimizer states, the file those that its tool keeps "
-        f"({usual}): memory and step differ; --optimizer {usual} says what the file takes."
-    )
-    return replace(made, notes=(*made.notes, note))
+    if run.states.name != usual:
+        yield (
+            f"The estimate has {run.states.name} optimizer states, the file those that its tool "
+            f"keeps ({usual}): memory and step differ; --optimizer {usual} says what the file "
+            "takes."
+        )
+    if run.stack.graphs:
+        yield (
+            f"The estimate has CUDA graphs ({run.stack.graphs}), of which the file says nothing: "
+            "without them steps take longer wherever launches bind."
+        )
+    if run.attention == "unfused":
+        yield (
+            "The estimate has unfused attention, of which the file says nothing: with the tool's "
+            "own kernel a step is shorter."
+        )
 
 
 def launch_files(run: Run, layout: Layout) -> tuple[LaunchFile, ...]:

@@ -428,8 +428,7 @@ def _layer_passes(stepper: Stepper, cost: LayerCost, choice: str) -> tuple[float
     return (
         forward.total_s,
         backward.total_s + again.total_s,
-        forward.compute_s,
-        backward.compute_s + again.compute_s,
+        *stepper.beside_gathers_s(cost, choice),
         host.beside_s,
         host.waiting_s,
         host.forward_s,

@@ -133,9 +133,9 @@ def overlapping(stack: Stack, words: str) -> tuple[Stack, tuple[str, ...]]:
     listed = [word for word in said if not word.startswith(DISPATCHER)]
     found, usual = stack.overlap, NEMO.overlap
     if listed:
-        found = replace(
-            found, tensor_products=usual.tensor_products if "tp_comm" in listed else 0.0
-        )
+        inside = usual.tensor_products if "tp_comm" in listed else 0.0
+        summed = found.summed if found.tensor_products else usual.summed
+        found = replace(found, tensor_products=inside, summed=summed)
     if "grad_reduce" in listed:
         found = replace(found, gradient=max(found.gradient, usual.gradient))
     if "zero_grad_reduce" in listed:
@@ -165,6 +165,7 @@ def graphed(stack: Stack, words: str) -> Stack:
     left = 0.5 if parts and "iteration" not in said else 0.0
     return replace(
         stack,
+        graphs=said,
         host_layer_s=left * stack.host_layer_s,
         host_kernel_s=left * stack.host_kernel_s,
         host_checkpoint_s=left * stack.host_checkpoint_s,

@@ -41,12 +41,21 @@ class Overlap:
     """Backward collectives of tensor parallelism, behind weight gradients."""
     tensor_products: float = 0.0
     """All collectives of tensor parallelism, chunk by chunk behind the products beside them."""
+    summed: bool = True
+    """Whether all-reduces hide so too; else gathers and scatters alone, which sequence parallelism
+    has (user buffers of Transformer Engine, torch's asynchronous tensor parallelism)."""
     pipeline: float = 0.0
     """Sends between stages, behind the next microbatch."""
     experts: float = 0.0
     """All-to-all of tokens, behind the dense part of a layer."""
     ring: float = 1.0
     """Keys and values of ring attention, behind the block being computed."""
+
+    def in_products(self, sp: bool) -> float:
+        """Share of tensor parallelism's collectives that hides inside products, with sequence
+        parallelism or without.
+        """
+        return self.tensor_products if sp or self.summed else 0.0
 
     def hidden_gradient(self, zero: int, pp: int) -> float:
         """Share of the gradient reduction that may hide, under a ZeRO stage in so many stages of a
@@ -138,6 +147,8 @@ class Stack:
     host_routed_s: float = 0.0
     """Host time of a layer with experts in one pass beside that of others: routing, permutation and
     exchange are many small kernels, launched one by one."""
+    graphs: str = ""
+    """CUDA graphs that its host times are those of; none where kernels are launched one by one."""
     routed_bytes: float = 0.0
     """Bytes per element of the rows that go to experts, in each pass: copied to and from buffers of
     the exchange, sorted by expert, padded."""

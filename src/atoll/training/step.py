@@ -185,6 +185,10 @@ class _Own(NamedTuple):
     waiting_s: float
     gather_s: float
     scatter_s: float
+    late_s: float
+    """Of messages that run beside the forward pass's computation, what outlasts it."""
+    late_back_s: float
+    """The same of the backward pass."""
 
 
 class Stepper:
@@ -226,15 +230,13 @@ class Stepper:
 
     def layer_passes(self, cost: LayerCost, recompute: str) -> tuple[Pass, Pass, Pass]:
         """Forward, backward and recomputation of one layer under a choice of the last."""
-        known = self._own.get(id(cost))
-        if known is None or known[0] is not cost:
-            known = self._own[id(cost)] = cost, self._without_choice(cost)
-        x = known[1]
-        kept = cost.kept(recompute if cost.is_block else "none")
+        x, kept = self._known(cost), cost.kept(recompute if cost.is_block else "none")
         again_s = kept.again.total_s + (x.waiting_s if kept.exchange else 0.0)
-        visible_b = self.exposed_s(x.gather_s + x.scatter_s, x.backward_s + again_s)
+        beside_f, beside_b = self.beside_gathers_s(cost, recompute)
+        visible_f = self.exposed_s(x.gather_s, beside_f)
+        visible_b = self.exposed_s(x.gather_s + x.scatter_s, beside_b)
         return (
-            x.forward,
+            x.forward._replace(sharded_s=visible_f),
             Pass(x.backward_s, x.backward_link_s, x.ring_back_s, x.exchange_s, visible_b),
             Pass(
                 again_s,
@@ -244,6 +246,23 @@ class Stepper:
                 0.0,
             ),
         )
+
+    def beside_gathers_s(self, cost: LayerCost, recompute: str) -> tuple[float, float]:
+        """Of a layer's forward and backward pass, what gathers of divided weights may hide behind:
+        computation, and the messages that run beside it and outlast it. (Were it computation alone,
+        slower attention would hide more of a ring's sends and of the gathers at once, and end a
+        step sooner.)
+        """
+        x, kept = self._known(cost), cost.kept(recompute if cost.is_block else "none")
+        again_s = kept.again.total_s + (x.waiting_s if kept.exchange else 0.0)
+        again_s += x.late_s if kept.attention else 0.0
+        return x.forward.compute_s + x.late_s, x.backward_s + x.late_back_s + again_s
+
+    def _known(self, cost: LayerCost) -> _Own:
+        known = self._own.get(id(cost))
+        if known is None or known[0] is not cost:
+            known = self._own[id(cost)] = cost, self._without_choice(cost)
+        return known[1]
 
     def _without_choice(self, cost: LayerCost) -> _Own:
         run, overlap = self.run, self.run.stack.overlap
@@ -256,19 +275,21 @@ class Stepper:
         forward_link_s = self._links_s(cost.forward_links)
         hidden_s = self._links_s(cost.hidden_links)
         backward_link_s = self._links_s(cost.backward_links)
-        visible = 1 - overlap.tensor_products
+        visible = 1 - overlap.in_products(self.layout.sp)
         forward_link_s *= visible
         backward_link_s *= visible
-        backward_link_s -= visible * min(overlap.tensor * hidden_s, own.matrix_s)
+        may_hide_s = visible * overlap.tensor * hidden_s
+        hides_s = min(may_hide_s, visible * own.matrix_s)
+        backward_link_s -= hides_s
 
         ring_s = self._context_s(cost, cost.forward.attention_s)
         # Backwards, the gradients of keys and values go round with them.
         ring_back_s = self._context_s(cost, own.attention_s, tensors=2)
         exchange_s = self._exchange_s(cost) * (1 - overlap.experts)
         gather_s, scatter_s = self.sharded_s(cost)
-        visible_f = self.exposed_s(gather_s, forward_s)
+        beside = not run.stack.gives_heads(cost.kv_heads, self.layout.cp)
         return _Own(
-            Pass(forward_s, forward_link_s, ring_s, exchange_s, visible_f),
+            Pass(forward_s, forward_link_s, ring_s, exchange_s),
             backward_s,
             backward_link_s,
             ring_back_s,
@@ -276,6 +297,8 @@ class Stepper:
             waiting_s,
             gather_s,
             scatter_s,
+            late_s=ring_s if beside else 0.0,
+            late_back_s=may_hide_s - hides_s + (ring_back_s if beside else 0.0),
         )
 
     def unhidden(self, cost: LayerCost) -> bool:

@@ -68,8 +68,9 @@ class Tables(NamedTuple):
     frozen ones."""
     passes: Floats
     """(sides, kinds, choices, 7), a side for where experts lie and whether weight gradients run
-    apart: forward and backward (recomputation with it), the compute of both, host time beside the
-    device, host time that all wait for, and of the former that of forward passes."""
+    apart: forward and backward (recomputation with it), what gathers may hide behind of both, host
+    time beside the device, host time that all wait for, and of the former that of forward passes.
+    """
     kept: Floats
     """(kinds, choices): bytes of one microbatch."""
     held: Floats

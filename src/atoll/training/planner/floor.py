@@ -194,7 +194,7 @@ class Floor:
             gather_s + reduce_s,
         )
         # Gathers hide behind computation, of which there may be less.
-        products_s = size * sample.compute_s + np.stack([more_f, more_b + more_w + again_s[2]])
+        products_s = size * sample.beside_s + np.stack([more_f, more_b + more_w + again_s[2]])
         seen_s = np.maximum((1 - hidden.gather) * wires_s, wires_s - products_s)
         # Weight passes that run apart may take longer, and backward passes as much less.
         seen_s[1, split] = (1 - hidden.gather) * wires_s[1, split]

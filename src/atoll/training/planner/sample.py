@@ -51,7 +51,7 @@ class Sample:
         self.forward_s = self.data_s = self.weight_s = self.host_s = self.waiting_s = 0.0
         self.outside_s = 0.0
         """What experts spread over data ranks alone are farther apart, in each pass."""
-        self.compute_s = np.zeros((2, 1))
+        self.beside_s = np.zeros((2, 1))
         """Of forward and backward passes, what gathers may hide behind."""
         self.ends_s = [0.0, 0.0]
         """In front of all blocks and behind them."""
@@ -69,7 +69,7 @@ class Sample:
             least = _least(priced, layer, cost, family.cp)
             forward, backward, _ = stepper.layer_passes(least, "none")
             both_s = forward.total_s + backward.total_s
-            self.compute_s += repeat * np.array([[forward.compute_s], [backward.compute_s]])
+            self.beside_s += repeat * np.array([stepper.beside_gathers_s(least, "none")]).T
             if far and cost.experts:
                 away_s = apart.layer_passes(least, "none")[0].expert_s
                 self.outside_s += repeat * (away_s - forward.expert_s)
@@ -85,7 +85,7 @@ class Sample:
                     ("beyond", id(layer), spread, *sizes.tolist()),
                     partial(_beyond_s, priced, layer, sizes.tolist(), spread),
                 )
-                beyond_s[:2] += _links_s(run, network, least, sizes)
+                beyond_s[:2] += _links_s(run, network, least, sizes, family.sp)
             self.beyond_s += repeat * beyond_s
             each_s = sizes * both_s + beyond_s.sum(axis=0)
             host = stepper.host(cost, "none")
@@ -151,7 +151,9 @@ def _beyond_s(priced: Priced, layer: Layer, sizes: list[int], ep: int) -> Floats
     return np.array([priced.pricer.beyond(layer, x, sizes, ep) for x in _parts(layer)])
 
 
-def _links_s(run: Run, ideal: Network, cost: LayerCost, sizes: NDArray[np.intp]) -> Floats:
+def _links_s(
+    run: Run, ideal: Network, cost: LayerCost, sizes: NDArray[np.intp], sp: bool
+) -> Floats:
     """Collectives of activations in forward and backward passes of microbatches of these sizes,
     beyond those of as many samples on an ideal network; all that may hide behind products does.
     """
@@ -165,7 +167,7 @@ def _links_s(run: Run, ideal: Network, cost: LayerCost, sizes: NDArray[np.intp])
         for some in (cost.forward_links, cost.backward_links, cost.hidden_links)
     )
     both = np.stack([forward, backward - overlap.tensor * hidden])
-    return np.asarray((1 - overlap.tensor_products) * both)
+    return np.asarray((1 - overlap.in_products(sp)) * both)
 
 
 def _least(priced: Priced, layer: Layer, cost: LayerCost, ring: int) -> LayerCost:
