@@ -380,6 +380,23 @@ def test_context_parallelism_is_never_faster_on_any_device_and_stack(
     assert estimate(run, divided).step.time_s >= alone
 
 
+@pytest.mark.parametrize("flags", ["cp_p2p", "cp_a2a"])
+@pytest.mark.parametrize("cp", [2, 8])
+def test_a_window_saves_as_much_under_context_parallelism(cp: int, flags: str) -> None:
+    """At equal tokens a device meets equally many keys, but for the first ones of a sequence."""
+    model = grouped(window=1024, kv_heads=8, max_sequence=65536)
+    software_ = software("megatron", None, None, flags)
+    run = small_run(model, 8, 8, sequence=8192, stack=software_)
+    alone = estimate(run, make_layout(run)).step
+    shared = replace(run, sequence=8192 * cp, global_batch=8 // cp)
+    found = estimate(shared, make_layout(shared, cp=cp)).step
+    assert 0.98 * alone.compute_s <= found.compute_s <= 1.3 * alone.compute_s
+    everywhere = estimate(
+        replace(shared, model=replace(model, window=0)), make_layout(shared, cp=cp)
+    )
+    assert everywhere.step.compute_s > (1 + cp / 10) * found.compute_s
+
+
 def test_a_ring_of_unfused_attention_is_refused() -> None:
     run = small_run(dense(), devices=8, attention="unfused")
     with pytest.raises(AtollError, match="cp is 2, but only flash attention goes round a ring"):

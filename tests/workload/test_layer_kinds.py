@@ -99,6 +99,34 @@ def test_sinks_are_learned_and_windows_alternate_with_full_attention() -> None:
     assert layer.tensors[local.reads[3]].shape == (4,)
 
 
+@pytest.mark.parametrize("window", [100, 512, 700])
+@pytest.mark.parametrize("name", ["gemma3_text", "gpt_oss", "llama4_text"])
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_windows_are_of_the_whole_sequence_that_several_devices_share(
+    name: str, window: int, devices: int
+) -> None:
+    """A device meets its keys in as many turns as a ring has devices: together they do the work of
+    the whole sequence's mask, also where a window is longer than their part of it.
+    """
+    config, length = small(name), 2048
+    config = replace(config, windows=tuple(x and window for x in config.windows))
+    assert 0 < sum(map(bool, config.windows)) < config.layers
+    whole = build_model(config, 1, length, whole_periods=False)
+    part = build_model(replace(config, context=devices), 1, length // devices, whole_periods=False)
+    assert [layer.name for layer, _ in part.layers] == [layer.name for layer, _ in whole.layers]
+    for (layer, _), (own, _) in zip(whole.layers, part.layers, strict=True):
+        work, share = (
+            sum(
+                p.flops * p.fraction
+                for op in x.forward
+                if op.kind == "attention"
+                for p in op.matmuls
+            )
+            for x in (layer, own)
+        )
+        assert share * devices**2 == pytest.approx(work, rel=devices / length)
+
+
 def test_norms_over_all_heads_are_cut_with_them() -> None:
     layer = layer_of(build_model(small("olmo2"), 1, 128), "block")
     assert layer.tensors["q_norm.weight"].shape == (64,)

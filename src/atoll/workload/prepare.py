@@ -59,3 +59,8 @@ def padded(config: ModelConfig, unit: int) -> ModelConfig:
     if unit == 1 or config.patch_inputs:
         return config
     return replace(config, vocab=-(-config.vocab // unit) * unit)
+
+
+def in_context(config: ModelConfig | StoredModel, devices: int) -> ModelConfig | StoredModel:
+    """The model where so many devices share each sequence; a stored one has whole sequences."""
+    return config if isinstance(config, StoredModel) else replace(config, context=devices)

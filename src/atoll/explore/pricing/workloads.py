@@ -30,6 +30,7 @@ from atoll.workload import ModelConfig, StoredModel, load_model, prepare, widths
 from atoll.workload.fuse import fuse
 from atoll.workload.graph.layer import Layer, Model
 from atoll.workload.narrow import check_precision, narrowed
+from atoll.workload.prepare import in_context
 
 LONG = 8192
 """Tokens of a sequence from which on wider context parallelism is tried."""
@@ -215,7 +216,7 @@ def make_variants(
             for tensor, cp, etp, sp in shares:
                 go_on(stop)
                 share = prepare(
-                    workload.config,
+                    in_context(workload.config, cp),
                     microbatch,
                     workload.sequence // cp,
                     tensor_parallel=tensor,

@@ -24,7 +24,7 @@ from atoll.workload.graph.layer import Layer, Model
 from atoll.workload.graph.operator import CollectiveKind, Operator
 from atoll.workload.joint import joined
 from atoll.workload.narrow import check_precision, narrowed
-from atoll.workload.prepare import prepare
+from atoll.workload.prepare import in_context, prepare
 
 T = TypeVar("T")
 VOCABULARY_UNIT = 128  # Megatron-LM pads to this many rows on every tensor rank
@@ -81,7 +81,7 @@ class Priced:
         key = layout.microbatch, layout.tp, layout.cp, layout.etp, sp
         if key not in self._models:
             share = prepare(
-                self.run.stored or self.run.model,
+                in_context(self.run.stored or self.run.model, layout.cp),
                 layout.microbatch,
                 self.run.sequence // layout.cp,
                 layout.tp,

@@ -95,7 +95,9 @@ def _flash(graph: Graph, q: str, k: str, v: str, more: tuple[str, ...]) -> str:
     """Attention that keeps its scores on chip and masked tiles out (Dao, arXiv:2307.08691)."""
     config, b, s = graph.config, graph.microbatch, graph.sequence
     keys = graph.tensors[k].shape[1]
-    fraction = attention_fraction(s, config.causal, config.window, chunked=config.chunked)
+    # Without a window every part of a sequence meets as much of each other as of itself.
+    whole = s * config.context if config.window else s
+    fraction = attention_fraction(whole, config.causal, config.window, chunked=config.chunked)
     positions = [name for name in more if graph.tensors[name].role is Role.ACTIVATION]
     scores = scores_product(b, s, config.heads, config.kv_heads, config.head_dim, fraction, keys)
     out = _context(graph)

@@ -65,7 +65,7 @@ def build_model(
     else:
         blocks = [
             (run.name, partial(_blocks, run=run, attention=attention), run.repeat)
-            for run in block_runs(config, length, whole=whole_periods)
+            for run in block_runs(config, length * config.context, whole=whole_periods)
         ]
     distinct = {name: layer(name, write) for name, write, _ in reversed(blocks)}
     chain = (

@@ -122,6 +122,9 @@ class ModelConfig:
     """Sliding attention window in tokens; 0 for none."""
     windows: tuple[int, ...] = ()
     """The window of each block, where they differ (Gemma 2)."""
+    context: int = 1
+    """Devices that share a sequence (context parallelism): each has a part of it, windows are of
+    the whole."""
     chunked: bool = False
     """Windows are chunks: tokens see those before them in their own chunk only (Llama 4)."""
     sinks: bool = False
