@@ -18,6 +18,7 @@ from training_cases import (
     network,
     random_runs,
     small_run,
+    with_memory,
 )
 
 from atoll.errors import AtollError
@@ -197,6 +198,12 @@ def test_optimal_recomputation_is_never_slower_than_a_named_policy_that_fits(sha
     assert best.rerun
     if share == 1.0:
         assert all(not operators for _, operators in best.rerun)
+
+
+def test_what_runs_again_is_told_once_for_each_kind_of_block() -> None:
+    run = small_run(grouped(6, windows=(256, 0) * 3))
+    found = estimate(with_memory(run, 1.2e9), make_layout(run, recompute="optimal"))
+    assert [name for name, _ in found.rerun] == ["local_block", "global_block"]
 
 
 def test_optimal_recomputation_without_room_needs_least() -> None:

@@ -64,6 +64,14 @@ def test_file_and_folder_give_the_same_model(tmp_path: Path) -> None:
     assert load_config(file).name == "tiny"
 
 
+def test_heads_of_qwen3_are_128_columns_unless_it_has_experts() -> None:
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    assert config_from_hf({**LLAMA, "model_type": "qwen3"}, "here").head_dim == 128
+    routed = {**LLAMA, **experts, "model_type": "qwen3_moe"}
+    assert config_from_hf(routed, "here").head_dim == 64 // 4
+    assert config_from_hf({**routed, "head_dim": 32}, "here").head_dim == 32
+
+
 def test_absent_and_null_fields_take_the_family_defaults() -> None:
     config = config_from_hf({**LLAMA, "num_key_value_heads": None}, "here")
     assert (config.kv_heads, config.head_dim) == (4, 16)

@@ -446,7 +446,7 @@ def _rerun(
         there = [stage for stage, other in enumerate(policies) if other == policy]
         where = "" if len(there) == len(policies) else f" of {ranges('stage', there)}"
         found += [(f"{c.name}{where}", c.kept(policy).rerun) for c in costs if c.optimal]
-    return tuple(found)
+    return tuple(dict.fromkeys(found))  # alternating blocks stand in several places
 
 
 def _behind_s(order: str, stages: Sequence[StageTime], passes: Sequence[PassTime]) -> float:
