@@ -10,6 +10,7 @@ from training_cases import dense, gpu, grouped, mixture, small_run
 import atoll
 from atoll.cost.pricer import Cost
 from atoll.errors import AtollError
+from atoll.export.messages import messages_of
 from atoll.step.layout import Layout, check_recompute
 from atoll.training.estimate import Estimator, estimate
 from atoll.training.operators.layers import LayerCost
@@ -94,6 +95,27 @@ def test_some_blocks_of_every_stage_run_again() -> None:
     assert held[1] == pytest.approx((held[0] + held[2]) / 2)
     with pytest.raises(AtollError, match="full@N or host@N for N blocks of a stage"):
         check_recompute("full@some")
+
+
+@pytest.mark.parametrize("imbalance", [1.0, 1.5])
+def test_what_some_blocks_send_again_the_others_do_not(imbalance: float) -> None:
+    """Collectives, turns of a ring, exchanges of tokens, and what the host launches of them."""
+    run = small_run(mixture(8, dense_layers=()), 32, 32, imbalance=imbalance)
+    run = replace(run, network=replace(run.network, levels=run.network.levels[1:]))
+    layout = Layout(dp=8, tp=2, cp=2, ep=4)
+    none, some, full = (
+        Estimator(run).estimate(replace(layout, recompute=policy))
+        for policy in ("none", "full@2", "full")
+    )
+    parts = [e.step.breakdown() for e in (none, some, full)]
+    for part in ("recompute", "tensor_parallel", "context_parallel", "expert_parallel"):
+        at = [x[part] for x in parts]
+        assert at[0] < at[2], part
+        assert at[1] == pytest.approx(at[0] + (at[2] - at[0]) / 4), part
+    launches = [e.stages[0].host.beside_s for e in (none, some, full)]
+    assert launches[1] == pytest.approx(launches[0] + (launches[2] - launches[0]) / 4)
+    sent = [sum(x.bytes * x.count for x in messages_of(e)) for e in (none, some, full)]
+    assert sent[1] == pytest.approx(sent[0] + (sent[2] - sent[0]) / 4)
 
 
 def test_modules_that_run_again_drop_the_bytes_that_they_kept() -> None:

@@ -98,7 +98,9 @@ def of_layer(stepper: Stepper, stage: int, cost: LayerCost, recompute: str) -> I
 
     yield from tensor(FORWARD, cost.forward_links)
     yield from tensor(BACKWARD, cost.backward_links)
-    yield from tensor(AGAIN, kept.links)
+    # Where some blocks of several run again, all of them send their share of it.
+    share = {AGAIN: kept.share}
+    yield from (replace(x, bytes=x.bytes * kept.share) for x in tensor(AGAIN, kept.links))
     turns = layout.cp - 1
     exchanged, apart = stepper.exchange(cost)
     # Backwards, the gradients of keys and values go round with them.
@@ -111,8 +113,9 @@ def of_layer(stepper: Stepper, stage: int, cost: LayerCost, recompute: str) -> I
             times, kind, moved = int(rings > 0), "all_to_all", cost.heads_bytes
         else:
             times, kind, moved = rings, "send", cost.ring_bytes
+        moved, tokens = (x * share.get(phase, 1.0) for x in (moved, exchanged))
         yield Message(stage, phase, "context", kind, layout.cp, layout.tp, moved, times)
-        yield Message(stage, phase, "expert", "all_to_all", layout.ep, apart, exchanged, exchanges)
+        yield Message(stage, phase, "expert", "all_to_all", layout.ep, apart, tokens, exchanges)
     if layout.zero < 3:
         return
     held = held_parameters(stepper.run, cost)  # gathered with the frozen ones

@@ -231,7 +231,7 @@ class Stepper:
     def layer_passes(self, cost: LayerCost, recompute: str) -> tuple[Pass, Pass, Pass]:
         """Forward, backward and recomputation of one layer under a choice of the last."""
         x, kept = self._known(cost), cost.kept(recompute if cost.is_block else "none")
-        again_s = kept.again.total_s + (x.waiting_s if kept.exchange else 0.0)
+        rings, exchanges = kept.share * kept.attention, kept.share * kept.exchange
         beside_f, beside_b = self.beside_gathers_s(cost, recompute)
         visible_f = self.exposed_s(x.gather_s, beside_f)
         visible_b = self.exposed_s(x.gather_s + x.scatter_s, beside_b)
@@ -239,10 +239,10 @@ class Stepper:
             x.forward._replace(sharded_s=visible_f),
             Pass(x.backward_s, x.backward_link_s, x.ring_back_s, x.exchange_s, visible_b),
             Pass(
-                again_s,
-                self._links_s(kept.links),
-                x.forward.context_s if kept.attention else 0.0,
-                x.exchange_s if kept.exchange else 0.0,
+                kept.again.total_s + exchanges * x.waiting_s,
+                kept.share * self._links_s(kept.links),
+                rings * x.forward.context_s,
+                exchanges * x.exchange_s,
                 0.0,
             ),
         )
@@ -254,8 +254,8 @@ class Stepper:
         step sooner.)
         """
         x, kept = self._known(cost), cost.kept(recompute if cost.is_block else "none")
-        again_s = kept.again.total_s + (x.waiting_s if kept.exchange else 0.0)
-        again_s += x.late_s if kept.attention else 0.0
+        waiting_s = kept.exchange * x.waiting_s + kept.attention * x.late_s
+        again_s = kept.again.total_s + kept.share * waiting_s
         return x.forward.compute_s + x.late_s, x.backward_s + x.late_back_s + again_s
 
     def _known(self, cost: LayerCost) -> _Own:
@@ -370,13 +370,13 @@ class Stepper:
         weights = min(cost.weight.kernels, cost.backward.kernels)
         forward_s = stack.host_kernel_s * cost.forward.kernels
         backward_s = stack.host_kernel_s * (cost.backward.kernels - weights + kept.again.kernels)
-        routed, again = stack.host_routed_s if cost.experts else 0.0, 0
+        routed, again = stack.host_routed_s if cost.experts else 0.0, 0.0
         if cost.is_block:
             forward_s += stack.host_layer_s / 2 + routed
             backward_s += stack.host_layer_s / 2 + routed
             if kept.rerun:
-                again = int(kept.exchange)
-                backward_s += stack.host_checkpoint_s + again * routed
+                again = kept.share * kept.exchange
+                backward_s += kept.share * stack.host_checkpoint_s + again * routed
         waiting_s = (2 + again) * cost.experts * stack.host_expert_s
         return HostTime(forward_s, backward_s, stack.host_kernel_s * weights, waiting_s)
 

@@ -70,6 +70,8 @@ class Kept:
     """Attention is among them, and with it the turns of a ring."""
     exchange: bool = False
     """The exchange of tokens with their experts is among them."""
+    share: float = 1.0
+    """Of the blocks that a layer stands for, those that run anything again; `again` is of all."""
 
 
 def kept_whole(layer: Layer, pricer: Pricer) -> Kept:
@@ -107,9 +109,8 @@ def some_blocks(name: str, blocks: int, known: Mapping[str, Kept]) -> tuple[str,
         away = min(1.0, max(0, int(number or 0) - 1) / blocks)
         return name, replace(none, bytes=none.bytes * (1 - away))
     share = min(1.0, int(number) / blocks)
-    links = tuple(link._replace(bytes=round(link.bytes * share)) for link in full.links)
     kept = none.bytes + share * (full.bytes - none.bytes)
-    return name, replace(full, bytes=kept, again=full.again.times(share), links=links)
+    return name, replace(full, bytes=kept, again=full.again.times(share), share=share)
 
 
 def module_policy(
