@@ -103,6 +103,20 @@ def test_attention_does_not_hide_sends_of_a_ring_and_gathers_at_once(
     assert estimate(faster, layout).step.time_s <= found.time_s * (1 + CLOSE)
 
 
+@pytest.mark.parametrize("stack", ["nemo", "xla"])
+def test_collectives_hide_inside_products_that_run_again_too(stack: str) -> None:
+    run = small_run(grouped(), 8, network=flat(20e9), stack=STACKS[stack])
+    overlap = run.stack.overlap
+    alone = replace(run, stack=replace(run.stack, overlap=replace(overlap, tensor_products=0.0)))
+    layout = make_layout(run, tp=8)
+    again_s, hidden_s = (
+        estimate(r, replace(layout, recompute="full")).step.tensor_s
+        - estimate(r, layout).step.tensor_s
+        for r in (alone, run)
+    )
+    assert hidden_s == pytest.approx((1 - overlap.tensor_products) * again_s)
+
+
 def test_user_buffers_need_sequence_parallelism() -> None:
     """All-reduces are not cut into pieces: launch files turn the overlap off with it."""
     run = small_run(grouped(), 8, stack=STACKS["nemo"])

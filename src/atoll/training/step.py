@@ -232,6 +232,7 @@ class Stepper:
         """Forward, backward and recomputation of one layer under a choice of the last."""
         x, kept = self._known(cost), cost.kept(recompute if cost.is_block else "none")
         rings, exchanges = kept.share * kept.attention, kept.share * kept.exchange
+        shown = kept.share * (1 - self.run.stack.overlap.in_products(self.layout.sp))
         beside_f, beside_b = self.beside_gathers_s(cost, recompute)
         visible_f = self.exposed_s(x.gather_s, beside_f)
         visible_b = self.exposed_s(x.gather_s + x.scatter_s, beside_b)
@@ -240,7 +241,7 @@ class Stepper:
             Pass(x.backward_s, x.backward_link_s, x.ring_back_s, x.exchange_s, visible_b),
             Pass(
                 kept.again.total_s + exchanges * x.waiting_s,
-                kept.share * self._links_s(kept.links),
+                shown * self._links_s(kept.links),
                 rings * x.forward.context_s,
                 exchanges * x.exchange_s,
                 0.0,

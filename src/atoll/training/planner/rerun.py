@@ -45,12 +45,13 @@ def on_the_curve(names: Iterable[str]) -> bool:
 
 
 def choices(
-    priced: Priced, ideal: Network, layer: Layer, cost: LayerCost, ring: int
+    priced: Priced, ideal: Network, layer: Layer, cost: LayerCost, ring: int, shown: float
 ) -> Mapping[str, Point]:
     """Choices of what a block keeps, with the bytes that it keeps of a sample and the seconds that
-    it then runs again of any sample of a microbatch, on an ideal network.
+    it then runs again of any sample of a microbatch, on an ideal network; of its collectives this
+    share is not hidden.
     """
-    least = {op.name: _least(priced, ideal, layer, op, ring) for op in layer.forward}
+    least = {op.name: _least(priced, ideal, layer, op, ring, shown) for op in layer.forward}
     chosen = by_operator(layer, priced.pricer, least)
     known = replace(
         cost, policies=policies(layer, priced.pricer, least), by_operator=lambda: chosen
@@ -61,11 +62,13 @@ def choices(
     }
 
 
-def _least(priced: Priced, ideal: Network, layer: Layer, op: Operator, ring: int) -> Cost:
+def _least(
+    priced: Priced, ideal: Network, layer: Layer, op: Operator, ring: int, shown: float
+) -> Cost:
     sent = op.collective
     if sent is None or priced.pricer.schedules_links:
         return priced.pricer.least(layer, [op], ring)
-    return Cost(vector_s=float(collective_s(ideal, str(sent.kind), sent.bytes, sent.group)))
+    return Cost(vector_s=shown * float(collective_s(ideal, str(sent.kind), sent.bytes, sent.group)))
 
 
 def _lower_hull(points: Iterable[Point]) -> tuple[Floats, Floats]:

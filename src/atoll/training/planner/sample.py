@@ -112,7 +112,8 @@ class Sample:
         self.again: Mapping[str, Point] = {}
         """Where all blocks are alike, what they keep and run again at least (`rerun.choices`)."""
         if len(there) == 1:
-            self.again = choices(priced, network, model.layers[at][0], there[0], family.cp)
+            shown = 1 - run.stack.overlap.in_products(family.sp)
+            self.again = choices(priced, network, model.layers[at][0], there[0], family.cp, shown)
         ends = [[cost for cost in of if not cost.is_block] for of in (costs[:at], costs[at:])]
         shares = [[(_of_experts(x, family.ep), 1)] for x in there]
         last = [*shares[-1], *((cost, 1) for cost in ends[1])]
