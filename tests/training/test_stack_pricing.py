@@ -97,6 +97,15 @@ def test_some_blocks_of_every_stage_run_again() -> None:
         check_recompute("full@some")
 
 
+@pytest.mark.parametrize("stack", STACKS)
+def test_all_blocks_of_some_are_all(stack: str) -> None:
+    run = small_run(grouped(8), 16, stack=STACKS[stack])
+    layout = Layout(dp=4, tp=2, pp=2)
+    some, full = (estimate(run, replace(layout, recompute=policy)) for policy in ("full@4", "full"))
+    assert some.memory == full.memory
+    assert some.step == full.step
+
+
 @pytest.mark.parametrize("imbalance", [1.0, 1.5])
 def test_what_some_blocks_send_again_the_others_do_not(imbalance: float) -> None:
     """Collectives, turns of a ring, exchanges of tokens, and what the host launches of them."""

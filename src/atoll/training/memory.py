@@ -191,9 +191,11 @@ def kept_bytes(run: Run, cost: LayerCost, recompute: str) -> float:
     if cost.name == "loss" and run.stack.loss_bytes:
         return 0.0
     policy = recompute if cost.is_block else "none"
-    kept = cost.kept(policy).bytes - cost.loss_bytes
-    if run.stack.keeps_gathered and policy != "full":
-        kept += sum(x.bytes for x in cost.forward_links if x.kind == "all_gather")
+    known = cost.kept(policy)
+    kept = known.bytes - cost.loss_bytes
+    if run.stack.keeps_gathered:
+        whole = 1 - known.share if policy.startswith("full") else 1.0
+        kept += whole * sum(x.bytes for x in cost.forward_links if x.kind == "all_gather")
     return kept
 
 
