@@ -87,9 +87,18 @@ def test_the_answer_says_what_was_searched(stacks: Path) -> None:
     assert shown["space"]["hbm_GiB"] == [32, 64]
     least, most = shown["space"]["area_mm2"]
     assert 30.0 < least < most < 900.0
-    assert [note.split(" ")[0] for note in shown["notes"]] == ["max_area", "microbatch"]
-    assert shown["notes"][1] == "microbatch 8 left out: not a divisor of bert-large's batch of 36"
+    limit, layouts, left_out = shown["notes"]
+    assert limit.startswith("max_area 900 mm2 excludes nothing")
+    tried = "microbatch other than 1, 4; tp other than 1, 2; cp other than 1, 2; sp off"
+    assert layouts == f"layouts not tried: {tried}"
+    assert left_out == "microbatch 8 left out: not a divisor of bert-large's batch of 36"
     assert all(note in str(result) for note in shown["notes"])
+
+
+def test_layouts_that_a_job_asks_for_are_not_said_to_be_left_out() -> None:
+    notes = run_search(some_job(sp=False, tp=(2,), cp=(1,), microbatch=(2,))).to_dict()["notes"]
+    said = "microbatch other than 2; tp other than 2; cp other than 1; sp on"
+    assert f"layouts not tried: {said}" in notes
 
 
 def test_a_space_outside_memory_has_the_same_limits_and_words(

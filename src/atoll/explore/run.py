@@ -38,6 +38,7 @@ from atoll.explore.pricing.price import price_of
 from atoll.explore.pricing.workloads import (
     Spreads,
     Variants,
+    left_out_notes,
     make_variants,
     make_workload,
     spreads_of,
@@ -125,7 +126,7 @@ def _on_network(
         setting, variants = prepare_search(job, stop=stop)
     else:
         setting, variants = replace(like.setting, network=network_of(job)), like.variants
-    scope = replace(scope, notes=(*scope.notes, *left_out_notes(job, variants)))
+    scope = replace(scope, notes=(*scope.notes, *left_out_notes(job, setting.profile, variants)))
     check_memory(job, scope, setting, variants, stop)
     return ChipProblem(job, space, scope, setting, variants, runs)
 
@@ -450,20 +451,6 @@ def network_of(job: SearchQuestion, profile: Profile | None = None) -> Network:
     """Between a job's devices."""
     name = job.network or (profile or profile_of(job)).network
     return load_network(name).cut(job.devices)
-
-
-def left_out_notes(job: SearchQuestion, variants: Variants) -> list[str]:
-    """The job's microbatches that some model's batch leaves no room for."""
-    notes = []
-    for index, workload in enumerate(variants.workloads):
-        tried = {variants.variants[v].microbatch for v in variants.of(index)}
-        left = [str(size) for size in sorted(set(job.microbatch) - tried)]
-        if left:
-            notes.append(
-                f"microbatch {', '.join(left)} left out: not a divisor of {workload.name}'s batch "
-                f"of {workload.global_batch:,}"
-            )
-    return notes
 
 
 def make_objective(

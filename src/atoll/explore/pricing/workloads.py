@@ -258,13 +258,8 @@ def _shares(
 ) -> Iterator[tuple[int, int, int, bool]]:
     """Tensor, context and expert tensor widths, and whether sequences are divided with tensors."""
     config, sequence = workload.config, workload.sequence
-    width = 0  # of experts
-    ring = profile.attention == "flash"  # whose blocks it passes on
-    if isinstance(config, StoredModel):
-        ring = False
-    else:
-        width = config.expert_width
-        ring &= not (config.encoder_layers or config.recurrent)
+    width = 0 if isinstance(config, StoredModel) else config.expert_width  # of experts
+    ring = _has_rings(config, profile)
     for tensor, cp in product(tensors, spreads.cp):
         if tensor * cp > devices or (cp > 1 and (not ring or sequence % (2 * cp))):
             continue
@@ -276,6 +271,42 @@ def _shares(
                 own = width > 0 and width % etp == 0 and (sp or tensor == 1)
                 if own or etp == tensor:
                     yield tensor, cp, etp, sp
+
+
+def _has_rings(config: ModelConfig | StoredModel, profile: Profile) -> bool:
+    """Whether context parallelism can be had: rings pass blocks of flash attention on."""
+    if isinstance(config, StoredModel) or profile.attention != "flash":
+        return False
+    return not (config.encoder_layers or config.recurrent)
+
+
+def left_out_notes(job: SearchQuestion, profile: Profile, variants: Variants) -> Iterator[str]:
+    """What the proof is not about: layouts that no model is tried with, and the job's microbatches
+    that a model's batch leaves no room for.
+    """
+    every = variants.variants
+    configs = [workload.config for workload in variants.workloads]
+    listed = {"microbatch": {v.microbatch for v in every}, "tp": {v.tensor for v in every}}
+    if any(_has_rings(config, profile) for config in configs):
+        listed["cp"] = {v.cp for v in every}
+    if any(isinstance(config, ModelConfig) and config.experts for config in configs):
+        listed["ep"] = {v.ep for v in every}
+    tried = {v.sp for v in every if v.tensor > 1 and isinstance(v.config, ModelConfig)}
+    others = [f"{axis} other than {_numbers(values)}" for axis, values in listed.items()]
+    if len(tried) == 1:
+        others.append("sp off" if tried == {True} else "sp on")
+    yield f"layouts not tried: {'; '.join(others)}"
+    for index, workload in enumerate(variants.workloads):
+        left = {*job.microbatch} - {every[v].microbatch for v in variants.of(index)}
+        if left:
+            yield (
+                f"microbatch {_numbers(left)} left out: not a divisor of {workload.name}'s batch "
+                f"of {workload.global_batch:,}"
+            )
+
+
+def _numbers(values: Iterable[int]) -> str:
+    return ", ".join(str(value) for value in sorted(values))
 
 
 def _expert_widths(
