@@ -9,6 +9,7 @@ import pytest
 from atoll.fabric.mesh import Rectangle
 from atoll.hardware.wafer import Wafer
 from atoll.hardware.wafer_files import load_wafer
+from atoll.wafer.encoding.genes import SEARCHED_HOMES
 from atoll.wafer.evaluate import Evaluation
 from atoll.wafer.measured import streamed
 from atoll.wafer.staging.stages import Options, Planner, rough
@@ -52,6 +53,25 @@ def test_memory_does_not_grow_with_layers_where_everything_is_recomputed():
     deep = replace(MODEL, layers=64)
     found = streamed(sram_wafer(), deep, 8, 256)
     assert found.fits
+
+
+def test_a_place_outside_never_takes_memory_from_what_stays_on_the_wafer():
+    """Weights may stream where they need not: no wafer gets slower by it, or too small."""
+    everywhere = (*SEARCHED_HOMES, "external")
+    speeds = []
+    for memory in (20, 48, 64, 66, 70, 128):
+        wafer = small_wafer(memory_bytes=memory * 2**20)
+        wafer = replace(wafer, parameter_store=True, io_Bps=1e9)
+        found = {}
+        for homes in (everywhere, SEARCHED_HOMES, ("external",)):
+            planner = Planner(wafer, MODEL, 8, 256, rough(Options(homes=homes)))
+            best = planner.best((Rectangle(0, 0, 2, 2),), 1)
+            assert best is None or best.fits
+            found[homes] = 0.0 if best is None else best.samples_per_s
+        assert found[everywhere] >= max(found.values()) * (1 - 1e-3)
+        speeds.append(found)
+    assert speeds[0][SEARCHED_HOMES] == 0.0 < speeds[0][everywhere]
+    assert speeds[-1][SEARCHED_HOMES] > speeds[-1]["external",]
 
 
 def test_a_layer_takes_at_least_what_the_ports_need():

@@ -156,6 +156,19 @@ def test_less_memory_never_helps_and_recomputation_does():
     assert faster <= slower
 
 
+def test_a_mapping_is_found_where_there_is_just_the_memory_that_it_takes(tmp_path):
+    """Of the head as it is, not of the largest one; its vocabulary is cut here."""
+    config = json.loads(Path(small_model(layers=2)).read_text()) | {"vocab_size": 4096}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    rectangles = snake(2, 2, 2, 2, 1)
+    roomy = Planner(small_wafer(memory_bytes=64 * MIB), str(path), 4, 64).best(rectangles, 1)
+    assert roomy.mapping.stages[0].head == "nn"
+    scarce = small_wafer(memory_bytes=int(roomy.memory_bytes) + 1)
+    found = Planner(scarce, str(path), 4, 64).best(rectangles, 1)
+    assert found.step_s == pytest.approx(roomy.step_s, rel=1e-3)
+
+
 def test_a_model_larger_than_the_wafer_is_one_sentence():
     wafer = small_wafer(2, 2, memory_bytes=64 * 1024)
     with pytest.raises(InfeasibleError, match="even with full recomputation it does not fit"):

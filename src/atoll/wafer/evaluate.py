@@ -294,12 +294,12 @@ def head_codes(block: Block, digits: Digits, stream: str) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=512)
-def fastest_ends(
+def ends_by_time(
     block: Block, digits: Digits, setting: Setting, stream: str, ends: tuple[bool, bool],
     external: bool, ways: tuple[bool, ...],
-) -> tuple[Ends, str, bool]:  # fmt: skip
-    """Embedding or head: what they cost, the head's code, and whether its collectives run beside
-    it (`ways` that may be tried).
+) -> tuple[tuple[Ends, str, bool], ...]:  # fmt: skip
+    """Embedding or head, the fastest first: what they cost, the head's code, and whether its
+    collectives run beside it (`ways` that may be tried).
     """
     codes = head_codes(block, digits, stream)
     options = [
@@ -308,4 +308,4 @@ def fastest_ends(
         for code in (codes if ends[1] else codes[:1])
         for streams in ways
     ]  # fmt: skip
-    return min(options, key=lambda option: (option[0].time_s, option[1], not option[2]))
+    return tuple(sorted(options, key=lambda option: (option[0].time_s, option[1], not option[2])))

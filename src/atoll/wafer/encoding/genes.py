@@ -11,7 +11,8 @@ FATES = ("again", "keep", "offload")
 ONE_F_ONE_B = "1f1b"
 SCHEDULES = (ONE_F_ONE_B, "zb-h1")
 """Pipeline orders that a mapping may have."""
-HOMES = ("replicated", "optimizer", "gradients", "weights", "external")
+EXTERNAL = "external"
+HOMES = ("replicated", "optimizer", "gradients", "weights", EXTERNAL)
 """Where a weight's copies live (`costs.homes`)."""
 SEARCHED_HOMES = ("optimizer", "gradients", "weights")
 OPTIMIZER = "mixed"

@@ -35,7 +35,7 @@ from atoll.wafer.encoding.block_parts import Block
 from atoll.wafer.encoding.codes import legal
 from atoll.wafer.encoding.genes import OPTIMIZER, BlockMapping
 from atoll.wafer.encoding.mapping import StageMapping, WaferMapping
-from atoll.wafer.evaluate import Evaluation, evaluate, fastest_ends, head_codes, setting_of
+from atoll.wafer.evaluate import Evaluation, ends_by_time, evaluate, head_codes, setting_of
 from atoll.wafer.exact.exact import Exact
 from atoll.wafer.others.accpar import accpar_codes
 
@@ -142,9 +142,8 @@ class _Task(NamedTuple):
         )  # fmt: skip
         setting, ends = setting_of(self.wafer, mapping), (len(stages) == 1, True)
         external = "external" in genes.homes
-        _, head, _ = fastest_ends(
-            block, digits, setting, genes.stream, ends, external, (streaming,)
-        )
+        where = block, digits, setting, genes.stream
+        _, head, _ = ends_by_time(*where, ends, external, (streaming,))[0]
         return replace(mapping, stages=tuple(replace(stage, head=head) for stage in stages))
 
 

@@ -25,6 +25,7 @@ from atoll.wafer.encoding.block import make_block
 from atoll.wafer.encoding.block_parts import Block
 from atoll.wafer.encoding.codes import Parts, code_sets, codes_among, most_codes
 from atoll.wafer.encoding.genes import (
+    EXTERNAL,
     OFFLOAD,
     ONE_F_ONE_B,
     OPTIMIZER,
@@ -39,9 +40,9 @@ from atoll.wafer.evaluate import (
     Evaluation,
     away_paths,
     delayed_bytes,
+    ends_by_time,
     ends_cost,
     evaluate,
-    fastest_ends,
     head_codes,
     streamed_bytes,
 )
@@ -94,6 +95,13 @@ def rough(options: Options) -> Options:
 class _Choice:
     digits: Digits
     solved: Solved
+    buffer_bytes: float
+    """Beside what the block costs."""
+
+    @property
+    def external(self) -> bool:
+        """Whether weights are streamed from outside the wafer."""
+        return EXTERNAL in self.solved.mapping.homes
 
 
 class Planner:
@@ -110,7 +118,7 @@ class Planner:
         self.options = options or Options()
         self.most_codes = most_codes
         self._among: Mapping[str, Sequence[Parts]] | None = None
-        self._exacts: dict[tuple[int, int, int], list[tuple[Digits, Exact]]] = {}
+        self._exacts: dict[tuple[object, ...], list[tuple[Digits, Exact]]] = {}
         """The solvers of the shapes that were asked for last: they are large."""
         self._fastest: dict[tuple[int, int, int], float] = {}
         self._solved: dict[tuple[object, ...], tuple[_Choice | None, float]] = {}
@@ -139,12 +147,15 @@ class Planner:
             states=self.options.states,
         )  # fmt: skip
 
-    def exacts(self, width: int, height: int, microbatch: int) -> list[tuple[Digits, Exact]]:
-        """Solvers for a shape, one a digit system."""
-        key = width, height, microbatch
+    def exacts(
+        self, width: int, height: int, microbatch: int, homes: tuple[str, ...] = ()
+    ) -> list[tuple[Digits, Exact]]:
+        """Solvers for a shape, one a digit system; with these homes of weights, or any."""
+        shape, homes = (width, height, microbatch), homes or self.options.homes
+        key = *shape, homes
         found = self._exacts.pop(key, None)
         if found is None:
-            found = list(self.made(*key))
+            found = [(tables.digits, self._exact(tables, homes)) for tables in self.tables(*shape)]
             while len(self._exacts) >= MOST_SHAPES:
                 del self._exacts[next(iter(self._exacts))]
         self._exacts[key] = found
@@ -153,7 +164,7 @@ class Planner:
     def made(self, width: int, height: int, microbatch: int) -> Iterator[tuple[Digits, Exact]]:
         """The solvers of a shape, one after the other; not kept."""
         for tables in self.tables(width, height, microbatch):
-            yield tables.digits, self._exact(tables)
+            yield tables.digits, self._exact(tables, self.options.homes)
 
     def tables(self, width: int, height: int, microbatch: int) -> Iterator[Tables]:
         """What they solve."""
@@ -190,9 +201,9 @@ class Planner:
         other._exacts, other._fastest, other._solved = {}, {}, {}
         return other
 
-    def _exact(self, tables: Tables) -> Exact:
+    def _exact(self, tables: Tables, homes: tuple[str, ...]) -> Exact:
         return Exact(
-            tables, self.options.homes, recompute=self.options.recompute,
+            tables, homes, recompute=self.options.recompute,
             volume_only=self.options.volume_only, tolerance=self.tolerance,
             passes=self.options.passes,
         )  # fmt: skip
@@ -210,18 +221,19 @@ class Planner:
     def block(
         self, shape: tuple[int, int], microbatch: int, layers: int, in_flight: int, limit: float,
         away: Away | None = None, room: float = 0.0, cap_s: float = INFINITY,
+        homes: tuple[str, ...] = (),
     ) -> _Choice | None:  # fmt: skip
         """The best block of a stage with so much memory, and `room` with a helper; None if there is
-        none whose layer takes less than `cap_s`.
+        none whose layer takes less than `cap_s`. Weights have any home, or one of `homes`.
         """
         # What better gradient codes bring is not known beforehand.
         cap_s = INFINITY if self.options.passes else cap_s
-        key = (*shape, microbatch, layers, in_flight, limit, away, room)
+        key = (*shape, microbatch, layers, in_flight, limit, away, room, homes)
         best, below_s = self._solved.get(key, (None, 0.0))
         if best is not None or cap_s <= below_s:
             return best
         left_s = cap_s
-        for digits, exact in self.exacts(*shape, microbatch):
+        for digits, exact in self.exacts(*shape, microbatch, homes):
             go_on(self.stop)
             # So many codes take too long to solve within a limit.
             if self._among is not None and not exact.roomy(layers, in_flight, limit):
@@ -231,7 +243,7 @@ class Planner:
             solver = exact if away is None else exact.with_away(away)
             found = solver.solve(layers, in_flight, limit, room, left_s)
             if found and (not best or found.cost.time_s < best.solved.cost.time_s):
-                best = _Choice(digits, found)
+                best = _Choice(digits, found, exact.tables.buffer_bytes(found.mapping.stream))
                 left_s = min(left_s, INFINITY if self.options.passes else found.cost.time_s)
         self._solved[key] = best, cap_s
         return best
@@ -304,7 +316,7 @@ class Planner:
             if choice is not None:
                 in_flight, late_bytes = self._held(line, stage)
                 used = choice.solved.cost.memory_bytes(layers, in_flight) + layers * late_bytes
-                used += self._end_bytes(line, stage)
+                used += self._end_bytes(line, stage, choice.external)[0]
             found.append(1.0 - used / self.wafer.memory_bytes)
         return found
 
@@ -324,7 +336,7 @@ class Planner:
             choice = self._stage(line, stage, layers, most_s / layers)
             if choice is None:
                 return INFINITY
-            ends = self._ends(line, stage, choice)[0]
+            ends = self._ends(line, stage, layers, choice)[0]
             return layers * choice.solved.cost.time_s + ends.time_s + 2 * crossing.into_s[stage]
 
         if count == 1:
@@ -365,18 +377,49 @@ class Planner:
     def _stage(
         self, line: Line, stage: int, layers: int, cap_s: float = INFINITY
     ) -> _Choice | None:
-        r, helpers = line.rectangles[stage], line.helpers
-        in_flight, late_bytes = self._held(line, stage)
-        limit = self.wafer.memory_bytes - self._end_bytes(line, stage) - layers * late_bytes
-        if "external" in self.options.homes:
-            limit -= streamed_bytes(self._block(line), self.options.states, r.size)
+        """The best block of a stage, over all places of its weights."""
+        found = [self._placed(line, stage, layers, cap_s, homes) for homes in self._places()]
+        load_s = {
+            choice: layers * choice.solved.cost.time_s
+            + self._ends(line, stage, layers, choice)[0].time_s
+            for choice in found
+            if choice is not None
+        }
+        return min(load_s, key=load_s.__getitem__, default=None)
+
+    def _places(self) -> tuple[tuple[str, ...], ...]:
+        """Homes of weights in groups that take different memory beside a stage's layers: where any
+        weight is streamed, embedding and head are outside too, but a buffer is needed.
+        """
+        homes = self.options.homes
+        inside = tuple(home for home in homes if home != EXTERNAL)
+        return (inside, homes, (EXTERNAL,)) if inside and inside != homes else (homes,)
+
+    def _placed(
+        self, line: Line, stage: int, layers: int, cap_s: float, homes: tuple[str, ...]
+    ) -> _Choice | None:
+        r, helpers, external = line.rectangles[stage], line.helpers, EXTERNAL in homes
+        in_flight = self._held(line, stage)[0]
+        limit = self._room(line, stage, layers, external)
         away, room = None, 0.0
         if helpers is not None:
-            limit -= helpers.reserved[stage]
             away, room = helpers.away[stage], helpers.room_bytes(stage, line.rectangles)
-        return self.block(
-            (r.width, r.height), line.microbatch, layers, in_flight, limit, away, room, cap_s
+        where = (r.width, r.height), line.microbatch, layers, in_flight
+        tried = (
+            self.block(*where, limit - end_bytes, away, room, cap_s, homes)
+            for end_bytes in self._end_bytes(line, stage, external)
         )
+        choice = next((found for found in tried if found is not None), None)
+        # One that streams nothing has its ends on the wafer: it is found without `EXTERNAL`.
+        return None if choice is None or choice.external != external else choice
+
+    def _room(self, line: Line, stage: int, layers: int, external: bool) -> float:
+        """Memory for a stage's layers and ends."""
+        room = self.wafer.memory_bytes - layers * self._held(line, stage)[1]
+        if external:
+            dies = line.rectangles[stage].size
+            room -= streamed_bytes(self._block(line), self.options.states, dies)
+        return room - (line.helpers.reserved[stage] if line.helpers is not None else 0.0)
 
     def _held(self, line: Line, stage: int) -> tuple[int, float]:
         """Microbatches whose activations a stage holds where it needs most, and bytes of a layer
@@ -386,33 +429,40 @@ class Planner:
         most, late = max((peak for peak in peaks(*where) if peak[0]), key=lambda peak: peak[1])
         return int(most), late * delayed_bytes(self._block(line), line.rectangles[stage].size)
 
-    def _end_bytes(self, line: Line, stage: int) -> float:
-        """What embedding or head will take, before the stream's layout is known: the most."""
+    def _end_bytes(self, line: Line, stage: int, external: bool) -> tuple[float, ...]:
+        """What embedding or head will take, before the stream's layout is known: the most, and the
+        least, where the head's vocabulary is cut on all digits.
+        """
         r = line.rectangles[stage]
         if not any(line.ends(stage)):
-            return 0.0
+            return (0.0,)
         exacts = self.exacts(r.width, r.height, line.microbatch)
         if not exacts:
-            return 0.0
+            return (0.0,)
         block, (digits, exact) = self._block(line), exacts[0]
         stream = exact.tables.stream.codes[0]
-        setting, external = self.setting(line.microbatch), self.options.homes == ("external",)
+        setting = self.setting(line.microbatch)
         codes = head_codes(block, digits, stream)
-        return max(
+        found = [
             ends_cost(block, digits, setting, stream, code, *line.ends(stage), external).bytes
             for code in (codes[0], codes[-1])
-        )
+        ]
+        return (found[0],) if found[0] >= found[1] else (found[1], found[0])
 
-    def _ends(self, line: Line, stage: int, choice: _Choice) -> tuple[Ends, str, bool]:
-        """Embedding or head: what they cost, the head's code, and whether its collectives run
-        beside it.
+    def _ends(self, line: Line, stage: int, layers: int, choice: _Choice) -> tuple[Ends, str, bool]:
+        """Embedding or head, the fastest that fit beside the layers: what they cost, the head's
+        code, and whether its collectives run beside it.
         """
-        block, genes = self._block(line), choice.solved.mapping
-        setting, external = self.setting(line.microbatch), "external" in genes.homes
+        block, genes, cost = self._block(line), choice.solved.mapping, choice.solved.cost
+        in_flight = self._held(line, stage)[0]
+        left = self._room(line, stage, layers, choice.external)
+        left -= cost.memory_bytes(layers, in_flight) + choice.buffer_bytes
         ways = (True, False) if self.options.streaming else (False,)
-        return fastest_ends(
-            block, choice.digits, setting, genes.stream, line.ends(stage), external, ways
-        )
+        found = ends_by_time(
+            block, choice.digits, self.setting(line.microbatch), genes.stream, line.ends(stage),
+            choice.external, ways,
+        )  # fmt: skip
+        return next((ends for ends in found if ends[0].bytes <= left), found[0])
 
     def _mapping(self, line: Line, counts: Sequence[int]) -> WaferMapping:
         stages = []
@@ -420,7 +470,7 @@ class Planner:
         for number, (rectangle, layers) in enumerate(zip(line.rectangles, counts, strict=True)):
             choice = self._stage(line, number, layers)
             assert choice is not None
-            _, head, streaming = self._ends(line, number, choice)
+            _, head, streaming = self._ends(line, number, layers, choice)
             genes = choice.solved.mapping
             # The mapping's way is the head's: operators name their own.
             way = (self.options.streaming, self.options.algorithm)
