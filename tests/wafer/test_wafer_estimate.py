@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -42,6 +44,30 @@ def test_a_layout_is_priced_with_the_best_block_on_its_stages(job):
     assert mapping.microbatch == 2
     assert problems(mapping, 2, 4) == []
     assert found.evaluation.fits
+
+
+def test_weights_of_a_layout_live_where_those_of_a_search_do(job, tmp_path):
+    """Not in SRAM, where a wafer has no DRAM."""
+    text = (tmp_path / "wafer.yaml").read_text() + "sram_memory: true\nparameter_store: true\n"
+    lines = [line for line in text.splitlines() if not line.startswith("dram")]
+    (tmp_path / "wafer.yaml").write_text("\n".join(lines))
+    layout = "layout: { rectangle: [4, 2], stages: 1, microbatch: 2 }"
+    found = estimate_wafer(job(layout)).evaluation
+    assert {home for stage in found.mapping.stages for home in stage.block.homes} == {"external"}
+    assert search_wafer(job(layout)).throughput_samples_per_s >= found.samples_per_s
+
+
+def test_dies_are_busy_at_least_as_long_as_the_model_keeps_them(job, tmp_path):
+    """Whatever a head takes of a step: watts do not fall where it is most of it."""
+    text = Path(small_model(hidden=256, ffn=512, layers=2)).read_text()
+    for vocabulary in (128, 32000):
+        (tmp_path / "config.json").write_text(text.replace("128,", f"{vocabulary},"))
+        path = job("layout: { rectangle: [4, 2], stages: 1, microbatch: 8 }")
+        path.write_text(re.sub("model: .*", "model: config.json", path.read_text()))
+        found = estimate_wafer(path)
+        static_W = found.wafer.power_parts_W["static"]
+        busy = (found.power_W - static_W) / (found.wafer.peak_power_W - static_W)
+        assert found.mfu < busy <= 1.0
 
 
 def test_no_layout_beats_the_search_and_the_search_starts_from_it(job):

@@ -262,6 +262,28 @@ def test_baselines_are_legal_mappings_of_the_same_encoding():
         assert found[name].samples_per_s <= best.samples_per_s * 1.001
 
 
+def test_known_mappings_are_answers_only_of_the_space_that_is_asked_for(tmp_path):
+    """DeepSpeed's many samples at once are faster; who asks for single ones does not get them."""
+    asked = {"wafer": str(small_file(tmp_path)), "model": small_model(), "batch": 16}
+    job = WaferQuestion.of(sequence=256, microbatch=(1,), **asked)
+    found, alone = search_wafer(job), search_wafer(job, baselines=False)
+    assert found.baselines["deepspeed"].samples_per_s > found.certificate.bound
+    assert found.best.mapping.microbatch == 1
+    assert found.best.step_s == alone.best.step_s
+    assert found.certificate.subject == "all mappings with microbatches of 1 on this wafer"
+    with pytest.raises(AtollError, match="microbatch: 32 is larger than the batch of 16"):
+        search_wafer(job, microbatch=(32,))
+
+
+def test_microbatches_that_only_a_known_mapping_has_are_searched_and_bounded():
+    seed = Planner(small_wafer(2, 4), small_model(), 16, 24).best(snake(2, 4, 1, 2, 4), 5)
+    found = search(microbatches=(1,)).run([seed])
+    alone = search(microbatches=(5,)).run()
+    assert alone.best.step_s < seed.step_s
+    assert found.best.step_s <= alone.best.step_s * (1 + 1e-3)
+    assert found.bound_s <= alone.best.step_s
+
+
 def test_a_head_cuts_vocabulary_on_some_digits_and_samples_on_others():
     block, digits = small_block(2), digit_systems(2, 2)[0]
     assert head_codes(block, digits, "bc") == ("nn", "bn")  # vocabulary first, samples last

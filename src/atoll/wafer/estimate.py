@@ -6,17 +6,15 @@ exact part then finds the best block mapping of each stage.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from atoll.errors import AtollError, InfeasibleError
 from atoll.fabric.mesh import snake
 from atoll.hardware.wafer import Wafer
 from atoll.hardware.wafer_files import load_wafers
 from atoll.questions import WaferQuestion
 from atoll.step.states import load_states
+from atoll.units import counted
 from atoll.wafer.answer.result import WaferEstimate
 from atoll.wafer.detailed import replay_mapping
-from atoll.wafer.encoding.genes import SEARCHED_HOMES
 from atoll.wafer.encoding.mapping import WaferMapping, read_mapping, validate
 from atoll.wafer.evaluate import evaluate
 from atoll.wafer.job import options_of, tokens_of
@@ -55,14 +53,13 @@ def given_mapping(job: WaferQuestion, wafer: Wafer) -> WaferMapping | None:
         raise AtollError(
             f"job: layout: microbatch {microbatch} is larger than the batch of {job.batch}."
         )
-    options = replace(options_of(job, wafer), homes=SEARCHED_HOMES)
-    planner = Planner(wafer, job.model, job.batch, tokens_of(job), options)
+    planner = Planner(wafer, job.model, job.batch, tokens_of(job), options_of(job, wafer))
     planned = planner.best(rectangles, microbatch)
     if planned is None:
         raise InfeasibleError(
-            f"job: layout: {job.model} on {stages} stages of {width} x {height} dies does not fit "
-            "their memory, even with everything recomputed; use larger rectangles, more stages or "
-            "a smaller microbatch."
+            f"job: layout: {job.model} on {counted(stages, 'stage')} of {width} x {height} dies "
+            "does not fit their memory, even with everything recomputed; use larger rectangles, "
+            "more stages or a smaller microbatch."
         )
     return planned.mapping
 

@@ -34,7 +34,6 @@ from atoll.wafer.staging.stages import MANY_CODES
 from atoll.workload import load_model
 
 TOLERANCE = 0.01
-STREAMED = "weight-streaming"
 
 
 def run_wafer_search(
@@ -248,11 +247,15 @@ class _Road:
 
 
 def _subject(job: WaferQuestion, wafers: int) -> str:
-    """What the bound is about."""
-    if wafers > 1:
-        return f"all mappings on {counted(wafers, 'wafer')}"
-    faults = job.dead_dies or job.dead_links
-    return f"all mappings on this wafer{' without its faults' if faults else ''}"
+    """What the bound is about: not what the job leaves out."""
+    where = "this wafer" if wafers == 1 else counted(wafers, "wafer")
+    if wafers == 1 and (job.dead_dies or job.dead_links):
+        where += " without its faults"
+    sizes = ""
+    if "microbatch" in job.model_fields_set:
+        sizes = f" with microbatches of {' or '.join(map(str, job.microbatch))}"
+    left_out = f" ({', '.join(job.ablations)})" if job.ablations else ""
+    return f"all mappings{sizes}{left_out} on {where}"
 
 
 def _healthy(job: WaferQuestion, found: Evaluation, best: Evaluation) -> float:
@@ -273,18 +276,25 @@ def _accept(job: WaferQuestion) -> Callable[[Candidate], bool]:
 def _seeds(
     job: WaferQuestion, wafer: Wafer, baselines: Mapping[str, Baseline | None]
 ) -> Sequence[Evaluation]:
-    """Baselines are points of the same space. Ablations ask what a part of it is worth: then
-    nothing from outside may help.
+    """Baselines and a given mapping, as far as they are points of the space that is asked for: its
+    microbatches, where the job names them, and its homes of weights. Ablations ask what a part of
+    the space is worth: then nothing from outside may help.
     """
     if job.ablations or job.restricted:
         return ()
-    known = [
-        baseline.evaluation
-        for name, baseline in baselines.items()
-        if baseline is not None and (name != STREAMED or wafer.parameter_store)
-    ]
+    known = [baseline.evaluation for baseline in baselines.values() if baseline is not None]
     start = given_mapping(job, wafer)
-    return known if start is None else [*known, estimate_mapping(wafer, start).evaluation]
+    if start is not None:
+        known.append(estimate_mapping(wafer, start).evaluation)
+    homes = {*options_of(job, wafer).homes}
+    if "optimizer" in homes:
+        homes.add("replicated")  # which takes no less time
+    return [
+        found
+        for found in known
+        if {home for stage in found.mapping.stages for home in stage.block.homes} <= homes
+        and (found.mapping.microbatch in job.microbatch or "microbatch" not in job.model_fields_set)
+    ]
 
 
 def design_row(wafer: Wafer, found: Evaluation) -> WaferDesign:
@@ -305,6 +315,11 @@ def _front(explored: Explored) -> dict[str, WaferFront]:
 
 
 def _check_places(job: WaferQuestion, wafer: Wafer) -> None:
+    if min(job.microbatch) > job.batch:
+        raise AtollError(
+            f"job: microbatch: {min(job.microbatch)} is larger than the batch of {job.batch}; "
+            "name one that is not."
+        )
     for x, y in (*job.dead_dies, *(die for link in job.dead_links for die in link)):
         if x >= wafer.columns or y >= wafer.rows:
             raise AtollError(

@@ -134,7 +134,12 @@ class WaferSearch:
         return min(self.planner.rounds(b) * self.bounds.work_s(b) for b in self.microbatches)
 
     def run(self, seeds: Sequence[Evaluation] = ()) -> Found:
-        """`seeds` are mappings known already (baselines are points of the same space)."""
+        """`seeds` are mappings known already (baselines are points of the same space); microbatches
+        that only they have are looked at too, so that the bound is one on them.
+        """
+        more = {seed.mapping.microbatch for seed in seeds if seed.fits} - {*self.microbatches}
+        self.microbatches = (*self.microbatches, *sorted(more))
+        self.bounds.microbatches = self._reach.microbatches = self.microbatches
         with self.pieces.beside():
             return self._found(seeds)
 

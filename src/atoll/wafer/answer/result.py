@@ -53,16 +53,17 @@ MAPPING = "mapping.json"
 
 
 def running_power_W(wafer: Wafer, found: Evaluation) -> float:
-    """Average over a step, all dies on: static watts always, dynamic ones as far as units are busy.
-    Links count with the bytes between stages only.
+    """Average over a step, all dies on: static watts always, dynamic ones as far as units are busy,
+    with layers or with embedding and head.
     """
     static = wafer.power_parts_W["static"]
     dynamic_peak = wafer.peak_power_W - static
     rounds = found.mapping.microbatches
     busy = 0.0
     for stage, cost in zip(found.mapping.stages, found.stages, strict=True):
-        work = cost.parts_s["compute"] + cost.parts_s["recompute"]
-        busy += stage.rectangle.size * stage.layers * rounds * work / found.step_s
+        layer_s = cost.parts_s["compute"] + cost.parts_s["recompute"]
+        work_s = stage.layers * layer_s + cost.ends.time_s
+        busy += stage.rectangle.size * rounds * work_s / found.step_s
     return static + dynamic_peak * busy / wafer.dies
 
 
