@@ -37,7 +37,7 @@ from atoll.wafer.evaluate import evaluate, head_codes
 from atoll.wafer.others.accpar import TYPES, _inside, _one_cut, between
 from atoll.wafer.others.baselines import NAMES, SOURCES, run_baseline
 from atoll.wafer.search import WaferSearch
-from atoll.wafer.staging.faults import Faults, map_around, sample_faults
+from atoll.wafer.staging.faults import Faults, map_around, sample_faults, unharmed
 from atoll.wafer.staging.stages import Options, Planner, rough
 from atoll.wafer.staging.tiling import guillotine
 
@@ -401,6 +401,38 @@ def test_mapping_around_dead_dies_keeps_most_of_the_throughput():
         assert problems(found.mapping, 4, 4, faults.dies) == []
         kept.append(found.samples_per_s / healthy.samples_per_s)
     assert np.median(kept) > 0.7
+
+
+def test_dies_that_are_cut_off_are_left_out_like_dead_ones():
+    """Two dead neighbours take a corner with them, dead links a row: no wafer is lost by that."""
+    wafer = small_wafer(3, 3)
+    assert {*Faults(((0, 1), (1, 0))).unusable(wafer)} == {(0, 1), (1, 0), (0, 0)}
+    row = Faults((), tuple(((x, 0), (x, 1)) for x in range(3)))
+    assert {*row.unusable(wafer)} == {(0, 0), (1, 0), (2, 0)}
+    for faults in (Faults(((0, 1), (1, 0))), row):
+        found = map_around(search(wafer).planner, faults, [1])
+        assert not {*found.mapping.dies} & {*faults.unusable(wafer)}
+
+
+def test_a_dead_link_between_stages_is_no_reason_for_another_mapping():
+    wafer = small_wafer(2, 4)
+    healthy = Planner(wafer, small_model(), 16, 24).best(snake(2, 4, 2, 2, 2), 1)
+    between, inside = ((1, 0), (2, 0)), ((0, 0), (1, 0))
+    kept = unharmed(wafer, healthy, Faults((), (between,)))
+    assert kept.mapping == healthy.mapping and kept.step_s >= healthy.step_s
+    assert unharmed(wafer, healthy, Faults((), (inside,))) is None
+    assert unharmed(wafer, healthy, Faults(((3, 1),))) is None
+
+
+def test_microbatches_around_faults_are_those_of_the_job(tmp_path):
+    """And as large as pays: with slow links single samples on the dies that are left do not."""
+    asked = {"wafer": str(small_file(tmp_path)), "model": small_model(), "batch": 16}
+    job = WaferQuestion.of(sequence=256, baselines=False, dead_dies=((1, 1),), **asked)
+    found = search_wafer(job)
+    alone = {size: search_wafer(job, microbatch=(size,)) for size in (1, 2)}
+    assert all(each.best.mapping.microbatch == size for size, each in alone.items())
+    assert found.best.samples_per_s >= max(e.best.samples_per_s for e in alone.values()) * 0.99
+    assert found.faults.kept == found.best.samples_per_s / found.certificate.score
 
 
 def test_routes_avoid_what_is_dead():

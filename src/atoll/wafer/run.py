@@ -29,7 +29,7 @@ from atoll.wafer.evaluate import Evaluation
 from atoll.wafer.job import options_of, tokens_of
 from atoll.wafer.others.baselines import NAMES, Baseline
 from atoll.wafer.search import QUICK_CODES, Candidate, WaferSearch
-from atoll.wafer.staging.faults import SMALL, Faults, degraded
+from atoll.wafer.staging.faults import Faults, degraded, unharmed
 from atoll.wafer.staging.stages import MANY_CODES
 from atoll.workload import load_model
 
@@ -140,6 +140,8 @@ class _Road:
         if not job.ablations:
             with self._optional("annealing"):
                 best = search.pieces.annealed(best, job.seed, broken)
+        if faults.kept is not None:
+            faults = replace(faults, kept=best.samples_per_s / found.best.samples_per_s)
         with self._timed("replay"):
             detailed = replay_mapping(wafer, best, broken)
         worth: tuple[Worth, ...] = ()
@@ -224,7 +226,10 @@ class _Road:
         job, shown, best = self.problem.job, FaultsAnswer(), healthy
 
         def around(faults: Faults) -> Evaluation | None:
-            return search.pieces.around(faults, SMALL)
+            found = unharmed(search.wafer, healthy, faults)
+            mapped = search.pieces.around(faults, search.microbatches)
+            both = [each for each in (found, mapped) if each is not None]
+            return min(both, key=lambda each: each.step_s, default=None)
 
         if job.dead_dies or job.dead_links:
             given = Faults(job.dead_dies, job.dead_links)
