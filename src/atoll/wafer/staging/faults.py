@@ -61,7 +61,7 @@ def map_around(
 ) -> Evaluation | None:
     """The best mapping found that leaves the dead out; None if nothing fits.
 
-    Microbatches are tried in their order until one brings nothing: large ones have many codes.
+    Microbatches are tried in their order until two bring nothing: large ones have many codes.
     """
     wafer = planner.wafer
     broken, dead = faults.all_links(wafer), faults.unusable(wafer)
@@ -72,6 +72,7 @@ def map_around(
         == pieces
     ]
     best: Evaluation | None = None
+    in_vain = 0
     for microbatch in microbatches:
         before = best
         for rectangles in tilings:
@@ -79,7 +80,8 @@ def map_around(
             found = planner.best(rectangles, microbatch, stop, broken)
             if found is not None and found.step_s < stop:
                 best = found
-        if best is not None and best is before:
+        in_vain = in_vain + 1 if best is before else 0
+        if best is not None and in_vain == 2:
             break
     if best is not None and problems(best.mapping, wafer.rows, wafer.columns, dead):
         raise AssertionError("a mapping around faults uses what is dead")

@@ -378,12 +378,11 @@ class Planner:
         self, line: Line, stage: int, layers: int, cap_s: float = INFINITY
     ) -> _Choice | None:
         """The best block of a stage, over all places of its weights."""
-        found = [self._placed(line, stage, layers, cap_s, homes) for homes in self._places()]
         load_s = {
             choice: layers * choice.solved.cost.time_s
             + self._ends(line, stage, layers, choice)[0].time_s
-            for choice in found
-            if choice is not None
+            for homes in self._places()
+            for choice in self._placed(line, stage, layers, cap_s, homes)
         }
         return min(load_s, key=load_s.__getitem__, default=None)
 
@@ -397,7 +396,7 @@ class Planner:
 
     def _placed(
         self, line: Line, stage: int, layers: int, cap_s: float, homes: tuple[str, ...]
-    ) -> _Choice | None:
+    ) -> Iterator[_Choice]:
         r, helpers, external = line.rectangles[stage], line.helpers, EXTERNAL in homes
         in_flight = self._held(line, stage)[0]
         limit = self._room(line, stage, layers, external)
@@ -405,13 +404,14 @@ class Planner:
         if helpers is not None:
             away, room = helpers.away[stage], helpers.room_bytes(stage, line.rectangles)
         where = (r.width, r.height), line.microbatch, layers, in_flight
-        tried = (
-            self.block(*where, limit - end_bytes, away, room, cap_s, homes)
-            for end_bytes in self._end_bytes(line, stage, external)
-        )
-        choice = next((found for found in tried if found is not None), None)
-        # One that streams nothing has its ends on the wafer: it is found without `EXTERNAL`.
-        return None if choice is None or choice.external != external else choice
+        roomy_s = self.fastest_s(r.width, r.height, line.microbatch) * (1.0 + PRESSED)
+        for end_bytes in self._end_bytes(line, stage, external):
+            choice = self.block(*where, limit - end_bytes, away, room, cap_s, homes)
+            # One that streams nothing has its ends on the wafer: it is found without `EXTERNAL`.
+            if choice is not None and choice.external == external:
+                yield choice
+            if choice is not None and choice.solved.cost.time_s <= roomy_s:
+                return
 
     def _room(self, line: Line, stage: int, layers: int, external: bool) -> float:
         """Memory for a stage's layers and ends."""
