@@ -31,7 +31,7 @@ from atoll.placement.plan import Placement, Stage
 from atoll.placement.replay import replay_placement
 from atoll.questions import WaferQuestion
 from atoll.step.certificate import Certificate
-from atoll.units import counted, format_mfu
+from atoll.units import counted, format_bytes, format_mfu
 from atoll.wafer.answer.draw import text_map, wafer_picture
 from atoll.wafer.encoding.codes import parts_of
 from atoll.wafer.encoding.genes import AGAIN
@@ -387,7 +387,7 @@ def baseline_words(baseline: Baseline | None, ours: float) -> str:
     if baseline.fixed is not None and baseline.fixed.setting != baseline.setting:
         fixed = f"; as its paper fixes it {baseline_words(baseline.fixed, ours)}"
     if baseline.samples_per_s is None:
-        return f"out of memory ({baseline.needed_bytes / 2**30:.0f} GiB per die){fixed}"
+        return f"out of memory ({format_bytes(baseline.needed_bytes)} per die){fixed}"
     note = "" if baseline.fits_as_published else " (out of memory as published)"
     ratio = ours / baseline.samples_per_s
     return f"{baseline.samples_per_s:,.2f} samples/s ({ratio:.2f}x){note}{fixed}"
