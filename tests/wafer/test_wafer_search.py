@@ -357,6 +357,20 @@ def test_accpar_types_have_the_least_volume(sizes):
     assert volume(types, weights, x, y) == pytest.approx(least)
 
 
+def test_a_stage_whose_head_is_heavy_may_have_a_single_layer(tmp_path):
+    """However layers are handed out: no other division of them is faster."""
+    config = json.loads(Path(small_model(layers=6)).read_text()) | {"vocab_size": 4096}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    wafer, stages = small_wafer(2, 4), snake(2, 4, 2, 2, 2)
+    found = Planner(wafer, str(path), 8, 64, rough(Options(zero_bubble=False))).best(stages, 1)
+    assert [stage.layers for stage in found.mapping.stages] == [5, 1]
+    for first in range(1, 6):
+        sizes = zip(found.mapping.stages, (first, 6 - first), strict=True)
+        other = tuple(replace(stage, layers=layers) for stage, layers in sizes)
+        assert evaluate(wafer, replace(found.mapping, stages=other)).step_s >= found.step_s
+
+
 def test_stages_follow_each_other_as_neighbours():
     rectangles = snake(6, 8, 2, 3, 8)
     for a, b in pairwise(rectangles):

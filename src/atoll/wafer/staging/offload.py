@@ -31,6 +31,14 @@ class Line(NamedTuple):
         """Whether a stage is the first, and the last."""
         return stage == 0, stage == len(self.rectangles) - 1
 
+    def shares(self, layers: int, share: float) -> tuple[int, ...]:
+        """So much of the layers of each stage by its dies, at least one."""
+        sizes = [r.size for r in self.rectangles]
+        counts = [max(1, int(share * layers * size / sum(sizes))) for size in sizes]
+        while sum(counts) > layers:
+            counts[counts.index(max(counts))] -= 1
+        return tuple(counts)
+
 
 @dataclass(frozen=True)
 class Helpers:

@@ -329,7 +329,9 @@ class Planner:
             return None
         rounds = self.rounds(line.microbatch)
         crossing = boundaries(self.wafer.mesh, line.rectangles, block.stream_bytes, dead_links)
-        few, most = (_shares(line, block.layers, share) for share in (FEW, MOST))
+        few, most = (line.shares(block.layers, share) for share in (FEW, MOST))
+        # Where ends weigh as much as layers, or memory is short, a stage may have the fewest.
+        ones = (1,) * count
 
         def load(stage: int, layers: int) -> float:
             most_s = stop_s / rounds - 2 * crossing.into_s[stage]
@@ -342,22 +344,28 @@ class Planner:
         if count == 1:
             fits = rounds * load(0, block.layers) < stop_s
             return self._mapping(line, [block.layers]) if fits else None
-        largest = max(load(s, few[s]) for s in range(count))
-        if largest == INFINITY:
+
+        def largest(counts: Sequence[int]) -> float:
+            return max(map(load, range(count), counts))
+
+        least = next((c for c in (few, ones) if rounds * largest(c) < stop_s), None)
+        if least is None:
             return None
         # A layer takes no less time in a fuller stage (as blocks are solved here): however the rest
         # is handed out, some stage carries at least its share.
         rates = 0.0
         for number in range(count):
-            choice = self._stage(line, number, few[number])
+            choice = self._stage(line, number, least[number])
             assert choice is not None
             rates += 1.0 / (choice.solved.cost.time_s * (1.0 - self.tolerance))
-        if rounds * max(largest, block.layers / rates) >= stop_s:
+        if rounds * block.layers / rates >= stop_s:
             return None
-        for counts in (most, few):
-            first = max(load(s, counts[s]) for s in range(count))
+        counts: list[int] = []
+        for start in dict.fromkeys((most, few, ones)):
+            first = largest(start)
             if rounds * first >= stop_s:
                 continue
+            counts = list(start)
             heap = [(load(s, counts[s] + 1), s) for s in range(count)]
             heapq.heapify(heap)
             last = 0.0
@@ -481,15 +489,6 @@ class Planner:
             self.model, self.batch, line.microbatch, self.sequence, tuple(stages),
             streaming, self.options.algorithm, line.schedule, self.options.states.name,
         )  # fmt: skip
-
-
-def _shares(line: Line, layers: int, share: float) -> list[int]:
-    """So much of the layers of each stage by its dies, at least one."""
-    sizes = [r.size for r in line.rectangles]
-    counts = [max(1, int(share * layers * size / sum(sizes))) for size in sizes]
-    while sum(counts) > layers:
-        counts[counts.index(max(counts))] -= 1
-    return counts
 
 
 def plan_with_helpers(
