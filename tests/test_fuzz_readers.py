@@ -13,7 +13,7 @@ import pytest
 from serve.serve_runs import random_designs, write_designs, write_plan
 
 ROOT = Path(__file__).parent.parent
-EACH = 16
+EACH = 10
 SLOW = ("calibrate", "chip")
 
 

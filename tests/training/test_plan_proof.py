@@ -226,7 +226,7 @@ def test_recomputation_by_operator_that_comes_to_a_named_policy_is_that() -> Non
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(random_runs(), st.randoms(use_true_random=False))
 def test_no_part_of_a_space_beats_the_whole(run: Run, random: Random) -> None:
     """Fewer values on any axis, also on those that all take their default: schedules of pipelines
