@@ -21,6 +21,22 @@ from atoll import kernel_cache
 NAME = f"kernels-{kernel_cache.kernels_digest()}"
 
 
+def test_every_installation_has_a_cache_of_its_own(tmp_path: Path) -> None:
+    """Numba compiles for each anew, which a first run does on all cores."""
+    found = []
+    for name in ("one", "other"):
+        package = tmp_path / name
+        package.mkdir()
+        for source in ("jit.py", "some_kernels.py"):
+            (package / source).write_text("same")
+            os.utime(package / source, (1e9, 1e9))
+        found += [kernel_cache.kernels_digest(package), kernel_cache.kernels_digest(package)]
+    os.utime(package / "some_kernels.py", (2e9, 2e9))  # installed again
+    found.append(kernel_cache.kernels_digest(package))
+    assert found[0] == found[1] and found[2] == found[3]
+    assert len(set(found)) == 3
+
+
 def mode(folder: Path) -> int:
     return stat.S_IMODE(folder.stat().st_mode)
 

@@ -2,8 +2,8 @@
 
 Numba looks only at the file of the kernel itself when it decides whether a cached binary is still
 good, so that an edit of a callee elsewhere goes unnoticed. Here the directory's name carries a hash
-of all kernel sources: any edit starts a fresh cache. It also works where the package itself is
-installed read-only.
+of all kernel sources: any edit starts a fresh cache, and so does every installation. It also works
+where the package itself is installed read-only.
 
 A cache is code: its index is a pickle, its entries are machine code. A folder is used only if
 nobody else can have written to it or can put another in its place.
@@ -50,12 +50,14 @@ class Helper(Protocol):
 _helpers: dict[str, Helper] = {}
 
 
-def kernels_digest() -> str:
-    """A hash of all kernel sources."""
+def kernels_digest(package: Path = Path(__file__).parent) -> str:
+    """A hash of all kernel sources, where they lie and since when: numba takes binaries of another
+    place or time for none, and a first run of these must be known for one.
+    """
     digest = hashlib.blake2b(digest_size=8)
-    package = Path(__file__).parent
     # How kernels are compiled counts as well.
     for source in (package / "jit.py", *sorted(package.rglob("*_kernels.py"))):
+        digest.update(f"{source} {source.stat().st_mtime_ns}".encode())
         digest.update(source.read_bytes())
     return digest.hexdigest()
 
