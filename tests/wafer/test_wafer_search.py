@@ -1,4 +1,4 @@
-"""The search, its baselines, faults and jobs on small wafers, and the command line."""
+"""The search, its baselines and jobs on small wafers, and the command line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from atoll.errors import AtollError, InfeasibleError
 from atoll.executors import copies
 from atoll.fabric.digits import digit_systems
 from atoll.fabric.mesh import snake
-from atoll.fabric.routes import route
 from atoll.hardware.accelerator import MIB
 from atoll.hardware.wafer_files import load_wafer
 from atoll.questions import JOBS, WaferQuestion
@@ -37,9 +36,7 @@ from atoll.wafer.evaluate import evaluate, head_codes
 from atoll.wafer.others.accpar import TYPES, _inside, _one_cut, between
 from atoll.wafer.others.baselines import NAMES, SOURCES, run_baseline
 from atoll.wafer.search import WaferSearch
-from atoll.wafer.staging.faults import Faults, map_around, sample_faults, unharmed
 from atoll.wafer.staging.stages import Options, Planner, rough
-from atoll.wafer.staging.tiling import guillotine
 
 from .wafer_cases import small_block, small_file, small_model, small_wafer
 
@@ -376,92 +373,6 @@ def test_stages_follow_each_other_as_neighbours():
     for a, b in pairwise(rectangles):
         assert abs(a.x - b.x) // 2 + abs(a.y - b.y) // 3 == 1
     assert snake(6, 8, 4, 4, 3) is None
-
-
-# --- faults ---------------------------------------------------------------------------------------
-
-
-@settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, 1000), pieces=st.integers(1, 6), share=st.floats(0, 0.3))
-def test_tilings_cover_working_dies_only_once(seed, pieces, share):
-    random = np.random.default_rng(seed)
-    dead = [(x, y) for x in range(6) for y in range(4) if random.random() < share]
-    rectangles = guillotine(4, 6, pieces, dead)
-    dies = [die for r in rectangles for die in r.dies()]
-    assert len(dies) == len(set(dies))
-    assert not set(dies) & set(dead)
-    assert len(rectangles) <= pieces
-    more = guillotine(4, 6, pieces + 1, dead)
-    assert sum(r.size for r in more) >= len(dies)
-
-
-def test_a_dead_link_is_never_inside_a_rectangle():
-    link = ((1, 0), (2, 0))
-    for pieces in (1, 2, 3):
-        for r in guillotine(2, 4, pieces, (), [link]):
-            assert not set(link) <= set(r.dies())
-
-
-@pytest.mark.slow
-def test_mapping_around_dead_dies_keeps_most_of_the_throughput():
-    wafer = small_wafer(4, 4, memory_bytes=64 * MIB)
-    whole = search(wafer, model=small_model(layers=16))
-    healthy = whole.run().best
-    kept = []
-    for seed in range(6):
-        faults = sample_faults(wafer, 0.05, np.random.default_rng(seed))
-        found = map_around(whole.planner, faults, [1, 2])
-        assert found is not None
-        assert problems(found.mapping, 4, 4, faults.dies) == []
-        kept.append(found.samples_per_s / healthy.samples_per_s)
-    assert np.median(kept) > 0.7
-
-
-def test_dies_that_are_cut_off_are_left_out_like_dead_ones():
-    """Two dead neighbours take a corner with them, dead links a row: no wafer is lost by that."""
-    wafer = small_wafer(3, 3)
-    assert {*Faults(((0, 1), (1, 0))).unusable(wafer)} == {(0, 1), (1, 0), (0, 0)}
-    row = Faults((), tuple(((x, 0), (x, 1)) for x in range(3)))
-    assert {*row.unusable(wafer)} == {(0, 0), (1, 0), (2, 0)}
-    for faults in (Faults(((0, 1), (1, 0))), row):
-        found = map_around(search(wafer).planner, faults, [1])
-        assert not {*found.mapping.dies} & {*faults.unusable(wafer)}
-
-
-def test_a_dead_link_between_stages_is_no_reason_for_another_mapping():
-    wafer = small_wafer(2, 4)
-    healthy = Planner(wafer, small_model(), 16, 24).best(snake(2, 4, 2, 2, 2), 1)
-    between, inside = ((1, 0), (2, 0)), ((0, 0), (1, 0))
-    kept = unharmed(wafer, healthy, Faults((), (between,)))
-    assert kept.mapping == healthy.mapping and kept.step_s >= healthy.step_s
-    assert unharmed(wafer, healthy, Faults((), (inside,))) is None
-    assert unharmed(wafer, healthy, Faults(((3, 1),))) is None
-
-
-def test_microbatches_around_faults_are_those_of_the_job(tmp_path):
-    """And as large as pays: with slow links single samples on the dies that are left do not."""
-    asked = {"wafer": str(small_file(tmp_path)), "model": small_model(), "batch": 16}
-    job = WaferQuestion.of(sequence=256, baselines=False, dead_dies=((1, 1),), **asked)
-    found = search_wafer(job)
-    alone = {size: search_wafer(job, microbatch=(size,)) for size in (1, 2)}
-    assert all(each.best.mapping.microbatch == size for size, each in alone.items())
-    assert found.best.samples_per_s >= max(e.best.samples_per_s for e in alone.values()) * 0.99
-    assert found.faults.kept == found.best.samples_per_s / found.certificate.score
-
-
-def test_routes_avoid_what_is_dead():
-    wafer = small_wafer(3, 3)
-    broken = {((0, 0), (1, 0))}
-    path = route((0, 0), (2, 0), wafer.mesh, broken)
-    assert not broken & set(path)
-    assert path[0][0] == (0, 0) and path[-1][1] == (2, 0)
-    faults = Faults(((1, 0),))
-    links = faults.all_links(wafer)
-    both = {link for a, b in links for link in ((a, b), (b, a))}
-    assert not both & set(route((0, 0), (2, 0), wafer.mesh, both))
-    corner = {((0, 0), (1, 0)), ((0, 0), (0, 1))}
-    with pytest.raises(AtollError, match="cut die"):
-        route((0, 0), (2, 2), wafer.mesh, corner)
 
 
 # --- annealing, architectures ---------------------------------------------------------------------
