@@ -21,6 +21,7 @@ from training_cases import (
     with_memory,
 )
 
+import atoll
 from atoll.errors import AtollError
 from atoll.fabric.nested import all_to_all_s
 from atoll.fabric.network import Network
@@ -218,6 +219,23 @@ def test_what_runs_again_is_told_once_for_each_kind_of_block() -> None:
     run = small_run(grouped(6, windows=(256, 0) * 3))
     found = estimate(with_memory(run, 1.2e9), make_layout(run, recompute="optimal"))
     assert [name for name, _ in found.rerun] == ["local_block", "global_block"]
+
+
+def test_what_runs_again_names_only_stages_that_hold_such_blocks() -> None:
+    """DeepSeek-V3's three dense blocks lie on the first stages, which recompute other operators
+    than the stages behind them."""
+    answer = atoll.estimate(
+        "deepseek-v3", "h800", 2048, batch=15360, pp=32, ep=64, recompute="optimal"
+    ).answer
+    kinds = [{layer.partition(" x")[0] for layer in stage.layers} for stage in answer.stages]
+    named: dict[str, set[int]] = {}
+    for words in answer.recomputed:
+        kind, _, stages = words.partition(" of ")
+        for run in stages.removeprefix("stages ").removeprefix("stage ").split(", "):
+            first, _, last = run.partition(" to ")
+            named.setdefault(kind, set()).update(range(int(first), int(last or first) + 1))
+    assert named == {k: {i for i, stage in enumerate(kinds) if k in stage} for k in named}
+    assert named["dense_block"] == {0, 1}
 
 
 def test_optimal_recomputation_without_room_needs_least() -> None:

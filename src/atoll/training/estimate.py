@@ -327,13 +327,12 @@ class Estimator(Priced):
 
     def _estimate(self, layout: Layout, policies: tuple[str, ...] = ()) -> Estimate:
         """With a policy for each stage, or the layout's for all."""
-        run, costs = self.run, self.costs(layout)
-        policies = policies or (layout.recompute,) * layout.pp
+        run, policies = self.run, policies or (layout.recompute,) * layout.pp
         stepper, shares = self.shares(layout)
         stages = tuple(map(stepper.stage_time, shares, policies))
         step = self.step_of([stepper] * layout.pp, shares, stages)
         memory = tuple(map(partial(self.memory_of, stepper), range(layout.pp), shares, policies))
-        rerun = _rerun(costs, policies) if layout.recompute == "optimal" else ()
+        rerun = _rerun(shares, policies) if layout.recompute == "optimal" else ()
         return Estimate(run, layout, step, memory, stages, policies, rerun)
 
     def memory_of(
@@ -438,15 +437,22 @@ class Estimator(Priced):
 
 
 def _rerun(
-    costs: Sequence[LayerCost], policies: Sequence[str]
+    shares: Sequence[Sequence[Share]], policies: Sequence[str]
 ) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """The operators that run again, by kind of block, and by stages where these differ."""
-    found = []
-    for policy in dict.fromkeys(policies):
-        there = [stage for stage, other in enumerate(policies) if other == policy]
-        where = "" if len(there) == len(policies) else f" of {ranges('stage', there)}"
-        found += [(f"{c.name}{where}", c.kept(policy).rerun) for c in costs if c.optimal]
-    return tuple(dict.fromkeys(found))  # alternating blocks stand in several places
+    """The operators that run again, by kind of block, and by stages where those that hold such
+    blocks differ.
+    """
+    by_kind: dict[str, dict[int, tuple[str, ...]]] = {}
+    for stage, (chunks, policy) in enumerate(zip(shares, policies, strict=True)):
+        for cost, count in (pair for chunk in chunks for pair in chunk):
+            if cost.optimal and count:
+                by_kind.setdefault(cost.name, {})[stage] = cost.kept(policy).rerun
+    return tuple(
+        (name if len(set(by_stage.values())) == 1 else f"{name} of {ranges('stage', stages)}", ops)
+        for name, by_stage in by_kind.items()
+        for ops in dict.fromkeys(by_stage.values())
+        for stages in ([stage for stage, again in by_stage.items() if again == ops],)
+    )
 
 
 def _behind_s(order: str, stages: Sequence[StageTime], passes: Sequence[PassTime]) -> float:
