@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import pkgutil
 import re
 import shlex
 from pathlib import Path
@@ -55,6 +56,14 @@ def test_commands_and_their_options_exist(page: Path) -> None:
         for word in words[2:]:
             if word.startswith("-") and not re.match(r"-\d", word):
                 assert word.split("=")[0] in known, (command, word)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_names_of_modules_and_functions_exist(page: Path) -> None:
+    extending = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    groups = re.findall(r"^\| [^|]+ \| `(atoll\.\w+)` \|", extending, re.MULTILINE)
+    for name in re.findall(r"`(atoll(?:\.\w+)+)", page.read_text(encoding="utf-8")):
+        assert name in groups or pkgutil.resolve_name(name) is not None, name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
