@@ -205,6 +205,34 @@ context_parallel_degree = 2
 """
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "switch"),
+    [
+        ("a.sh", SCRIPT.replace("--bf16", "--bf16 --optimizer-cpu-offload"), "optimizer_cpu_off"),
+        (
+            "a.yaml",
+            "model: {tensor_model_parallel_size: 2}\noptimizer: {optimizer_cpu_offload: true}\n",
+            "optimizer_cpu_offload",
+        ),
+        ("a.toml", TITAN.format(sharded=4) + "[training]\nenable_cpu_offload = true\n", "training"),
+    ],
+)
+def test_an_optimizer_on_the_host_is_refused_instead_of_given_an_interval(
+    name: str, content: str, switch: str, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    path.write_text(content)
+    with pytest.raises(AtollError, match=rf"offloads to the host \({switch}.*take it out"):
+        atoll.check(path, device="h100", devices=32, model="llama3-8b", set=["GPUS=8"])
+
+
+def test_an_optimizer_of_which_nothing_is_offloaded_is_priced(script: Path) -> None:
+    kept = "--optimizer-cpu-offload --optimizer-offload-fraction 0.0"
+    script.write_text(SCRIPT.replace("--bf16", f"--bf16 {kept}"))
+    checked = atoll.check(script, device="h100", set=["GPUS=8"], time_limit=1e-6)
+    assert not checked.launch.arguments.not_understood
+
+
 def test_a_job_file_names_chip_and_launch_file_beside_it(tmp_path: Path) -> None:
     chip = Path(atoll.__file__).parent / "hardware/catalog/accelerators/physical-tpuv4.yaml"
     (tmp_path / "chip.yaml").write_text(chip.read_text())

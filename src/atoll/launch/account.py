@@ -102,6 +102,15 @@ class Arguments:
         """Whether one of these switches is on."""
         return sum(self._switch(name) for name in names) > 0
 
+    def refuse_offload(self, *names: str) -> None:
+        """Refuse a run in which one of these puts weights or states in the host's memory."""
+        for name in names:
+            if self.has(name) and str(self.given[name] or "cpu").lower() != "none":
+                raise AtollError(
+                    f"{self.file}: offloads to the host ({name}), which is not modelled; take it "
+                    "out to see the run without it"
+                )
+
     def _switch(self, name: str) -> bool:
         if name not in self.given:
             return False

@@ -191,10 +191,11 @@ def _zero(given: Arguments) -> int:
     fsdp = given.has(*FSDP)
     optimizer = given.has("use_distributed_optimizer")
     stage = given.count("zero_stage")  # DeepSpeed's, which its JSON repeats
+    if given.has("optimizer_cpu_offload") and given.number("optimizer_offload_fraction") != 0:
+        given.refuse_offload("optimizer_cpu_offload")
     if given.has("deepspeed"):
         given.has("deepspeed_config")
-        if given.has("cpu_optimizer"):
-            raise AtollError(f"{given.file}: offloads the optimizer to cpu, which is not modelled")
+        given.refuse_offload("cpu_optimizer")
         return stage or 0
     if fsdp:
         names = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}

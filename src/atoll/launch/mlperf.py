@@ -41,8 +41,7 @@ def read_mlperf(file: str, script: Script, model: ModelConfig | None) -> Launch:
     given = Arguments(file, {n: v for n, v in values.items() if v.lower() not in ("null", "none")})
     given.unknown = UNKNOWN
     adapters = any(name.startswith(("LORA_", "NEMO_LORA_")) for name in values)
-    if given.has("CPU_OFFLOADING"):
-        raise AtollError(f"{file}: offloads to the host (CPU_OFFLOADING), which is not modelled")
+    given.refuse_offload("CPU_OFFLOADING")
     given.has("CPU_OFFLOADING_NUM_LAYERS")  # of what is off
     described = model or _model(given, adapters)
     fields = layout_fields(given, described.layers)

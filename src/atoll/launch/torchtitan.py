@@ -33,6 +33,7 @@ def read_torchtitan(file: str, content: Mapping[str, Any], model: ModelConfig | 
     what, _ = given.one_of(WORDS.trains_else)
     if what:
         raise AtollError(f"{file}: trains a model of {what}, which is not modelled")
+    given.refuse_offload("training.enable_cpu_offload")
     name = given.text("model.name")
     flavor = given.text("model.flavor")
     found = model or _model(file, name, flavor)

@@ -94,9 +94,7 @@ def _launch(file: str, values: Mapping[str, Any], model: ModelConfig | None) -> 
     if model is None:
         raise AtollError(f"{file}: names a model without its shape; say it with --model")
     given = Arguments(file, values, UNKNOWN)
-    for name in OFFLOADS:
-        if given.has(name) and str(values[name] or "cpu").lower() != "none":
-            raise AtollError(f"{file}: offloads to the host ({name}), which is not modelled")
+    given.refuse_offload(*OFFLOADS)
     _check_method(given)
     deepspeed = _deepspeed(file, given, model)
     fields = dict(deepspeed.fields) if deepspeed else _sharding(given)

@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from atoll.errors import AtollError
 from atoll.fabric.network import Network
 from atoll.hardware.catalog import entry_names, load_network
 from atoll.hardware.gpu import Gpu
@@ -61,6 +62,7 @@ class Facts:
 def facts_of(row: RunRow, gpu: Gpu, zero: int) -> Facts:
     """Everything beside model and layout."""
     unread: list[str] = []
+    _check_offload(row, unread)
     stack = _stack(row, gpu, zero, unread)
     return Facts(
         stack=stack,
@@ -72,6 +74,19 @@ def facts_of(row: RunRow, gpu: Gpu, zero: int) -> Facts:
         selective=_selective(row, stack, unread),
         unread=tuple(unread),
     )
+
+
+HOST_OPTIMIZER = re.compile(r"\boptimi[sz]er\b.*\bhost\b|\bpaged", re.IGNORECASE)
+"""Optimizer states on the host, or paged to it (bitsandbytes)."""
+
+
+def _check_offload(row: RunRow, unread: list[str]) -> None:
+    """Refuse rows whose optimizer runs on the host; other tensors there are priced without it."""
+    given = row.text("offload")
+    if HOST_OPTIMIZER.search(given):
+        raise AtollError(f"offload {given!r}: an optimizer on the host is not modelled")
+    if given and not row.text("activation_offload"):
+        unread.append(f"offload {given!r}")
 
 
 BEFORE_HOPPER = ("v100", "a100")
@@ -189,8 +204,6 @@ def _selective(row: RunRow, stack: Stack, unread: list[str]) -> str:
     if words and all(word in MODULES for word in words) and set(hosted) <= set(HOSTED):
         told = (*words, *(f"{module}@host" for module in hosted))
         return "selective" if told == ("core_attn",) else "+".join(told)
-    if row.text("offload"):
-        unread.append(f"offload {row.text('offload')!r}")
     if given and "sac" not in words and not SOME_BLOCKS.search(given):
         unread.append(f"recompute_modules {given!r}")
     return SELECTIVE.get(stack.name, "selective")
