@@ -229,14 +229,22 @@ def test_of_a_model_with_images_the_language_part_is_read() -> None:
              "tie_word_embeddings": True}  # fmt: skip
     config = config_from_hf(whole, "here")
     assert (config.part, config.tied_embeddings) == ("language part", True)
-    assert replace(config, part="", name="") == replace(small("gemma3_text"), name="")
+    assert config.not_modelled == (
+        "only the language part is planned; vision_config is left out, with its weights, memory "
+        "and time",
+    )
+    bare = replace(config, part="", name="", not_modelled=())
+    assert bare == replace(small("gemma3_text"), name="")
     del inner["vocab_size"]  # Gemma's own files leave out even sizes
     assert config_from_hf(whole, "here").vocab == 262_208
 
 
-def test_how_a_checkpoint_is_quantised_says_nothing_about_training() -> None:
+def test_how_a_checkpoint_is_quantised_changes_no_operator_and_is_told() -> None:
     packed = given("olmo2", quantization_config={"quant_method": "fp8", "fmt": "e4m3"})
-    assert config_from_hf(packed, "olmo2") == small("olmo2")
+    config = config_from_hf(packed, "olmo2")
+    assert replace(config, not_modelled=()) == small("olmo2")
+    (words,) = config.not_modelled
+    assert "(quantization_config: fp8)" in words
 
 
 def test_a_misspelt_field_is_named_with_its_near_miss() -> None:

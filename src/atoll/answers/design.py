@@ -260,6 +260,8 @@ class MixedAnswer(Answer):
 
     kind: Literal["mixed-plan"] = "mixed-plan"
     format: Literal[1] = 1
+    notes: tuple[str, ...] = ()
+    """What to know before the figures are believed."""
     model: str
     sequence: Count
     global_batch: Count

@@ -142,6 +142,8 @@ class RunAnswer(Launched, Picture):
     """A training run under one layout."""
 
     format: Literal[3] = 3
+    notes: tuple[str, ...] = ()
+    """What to know before the figures are believed."""
     model: str
     device: str
     network: str
@@ -170,7 +172,6 @@ class RunAnswer(Launched, Picture):
     fits: bool
     memory_bytes: PlanMemory
     breakdown_s: Mapping[str, Number]
-    notes: tuple[str, ...] = ()
     expected_error: Expected
     """How far such estimates were off."""
     interval: Interval

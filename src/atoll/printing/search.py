@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 def print_result(result: SearchResult) -> None:
     console = Output()
     best = result.best
+    for words in result.warnings:
+        console.print(f"Warning      {words}")
     console.print(f"Given        {result.given}")
     console.print(f"Best chip    {best.accelerator.describe()}")
     console.print(
@@ -57,8 +59,6 @@ def print_result(result: SearchResult) -> None:
         _print_beside(console, result)
     for against, front in result.pareto.items():
         _print_front(console, against, front)
-    for words in result.warnings:
-        console.print(f"Warning      {words}")
     if result.scope is not None:
         console.print(f"Space        {result.scope.sentence()}")
         for note in result.scope.notes:

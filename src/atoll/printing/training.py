@@ -32,6 +32,8 @@ def print_estimate(result: Estimate) -> None:
         f"{run.model.name} on {run.devices} {run.gpu.name} ({run.network.name}, {run.stack.name}): "
         f"{result.layout}"
     )
+    for note in result.notes:
+        console.print(f"note: {note}")
     console.print(f"given: {run.given}")
     time, throughput, mfu = result.figures()
     console.print(f"step {time}, {throughput}, MFU {mfu}")
@@ -41,8 +43,6 @@ def print_estimate(result: Estimate) -> None:
     if whole is not None:
         for words in whole.sentences():
             console.print(words)
-    for note in result.notes:
-        console.print(f"note: {note}")
     seconds = partial(format_seconds, digits=result.digits)
     _print_parts(console, step.breakdown(), step.time_s, seconds)
     console.print(
@@ -96,6 +96,8 @@ def print_mixed(result: MixedPlan) -> None:
     console, best = Output(), result.best
     run, digits = result.pods.runs[0], FEW_DIGITS
     console.print(f"{run.model.name} on {result.pods}: {best.placed}")
+    for note in result.notes:
+        console.print(f"note: {note}")
     console.print(f"given: {result.pods.given}")
     console.print(
         f"step {format_seconds(best.time_s, digits)}, {run.tokens / best.time_s:,.0f} tokens/s; "

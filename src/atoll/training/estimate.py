@@ -256,6 +256,7 @@ class Estimate(Launched, Pictured["EstimateAnswer"]):
         run = self.run
         step, throughput, mfu = self.figures()
         facts = [
+            *(("note", note) for note in self.notes),
             ("layout", str(self.layout)),
             ("step", step),
             ("throughput", throughput),

@@ -125,7 +125,7 @@ class Run:
     def notes(self) -> tuple[str, ...]:
         """What to know before the figures are believed."""
         if self.stored is None:
-            return ()
+            return warnings_of(self.model)
         return (*warnings_of(self.stored), *self._kernel_notes(self.stored))
 
     def _kernel_notes(self, stored: StoredModel) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from atoll.errors import AtollError, check_count
 from atoll.files.wholefile import check_place, whole_files
 from atoll.files.yamlfile import validate_dict
 from atoll.workload.attention_pattern import with_fused_attention
+from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.graph.layer import Layer, Model
 from atoll.workload.graph.operator import (
     Collective,
@@ -88,11 +89,12 @@ class StoredModel:
         return sum(layer.repeat for layer in self.file.layers)
 
 
-def warnings_of(model: object) -> tuple[str, ...]:
-    """What a captured model may have counted wrongly, each a clause behind its name."""
-    if not isinstance(model, StoredModel):
-        return ()
-    return tuple(f"{model.name}: {words}" for words in model.file.warnings)
+def warnings_of(model: ModelConfig | StoredModel) -> tuple[str, ...]:
+    """What a captured model may have counted wrongly, or a configuration says that is not modelled,
+    each a clause behind the model's name.
+    """
+    said = model.file.warnings if isinstance(model, StoredModel) else model.not_modelled
+    return tuple(f"{model.name}: {words}" for words in said)
 
 
 def is_stored(given: object) -> bool:

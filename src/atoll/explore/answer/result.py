@@ -345,7 +345,8 @@ class SearchResult(Pictured[SearchAnswer]):
         return lines
 
     def __str__(self) -> str:
-        lines = [f"{self.best.accelerator.describe()}, {self.best.area_mm2:.1f} mm2"]
+        lines = [f"warning: {words}" for words in self.warnings]
+        lines.append(f"{self.best.accelerator.describe()}, {self.best.area_mm2:.1f} mm2")
         for plan in self.best.plans:
             lines.append(f"{plan.model}: {plan.words()}")
             lines.append(f"  {bar_text(plan.placement.time_parts_s)}")
@@ -354,7 +355,6 @@ class SearchResult(Pictured[SearchAnswer]):
         lines += self.plateau_lines()
         lines += [] if self.robustness is None else [self.robustness.words()]
         lines += [f"  {name}: {words}" for name, words in self._beside()]
-        lines += [f"warning: {words}" for words in self.warnings]
         lines += self.ending_lines()
         lines.append(self.certificate.sentence())
         if self.scope is not None:
@@ -376,6 +376,7 @@ class SearchResult(Pictured[SearchAnswer]):
     def _repr_html_(self) -> str:
         best = self.best
         facts = [
+            *(("warning", words) for words in self.warnings),
             ("area, peak", f"{best.area_mm2:.1f} mm2, {best.accelerator.peak_flops / 1e12:.0f} "
              f"TFLOP/s, {best.peak_power_W:.0f} W"),
             *((plan.model, plan.words()) for plan in best.plans),
@@ -383,7 +384,6 @@ class SearchResult(Pictured[SearchAnswer]):
         if self.scope is not None:
             facts.append(("searched", "; ".join([self.scope.sentence(), *self.scope.notes])))
         facts.append(("beside it", "; ".join(self.plateau_lines())))
-        facts += [("warning", words) for words in self.warnings]
         return answer_html(
             best.accelerator.describe(),
             facts,

@@ -71,6 +71,11 @@ class MixedPlan(Launched, Answered[MixedAnswer]):
         note = f"ranks are numbered through the pods in this order: {where}"
         return replace(made, notes=(*made.notes, note)) if len(runs) > 1 else made
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What to know before the figures are believed."""
+        return tuple(dict.fromkeys(note for run in self.pods.runs for note in run.notes))
+
     def proof(self) -> str:
         """What is proven, and what was done with the layouts of the space.
 
@@ -230,6 +235,7 @@ def mixed_answer(found: MixedPlan) -> MixedAnswer:
     placed = best.placed
     shares = dict(zip(placed.pods, placed.microbatches, strict=False))
     return MixedAnswer(
+        notes=found.notes,
         model=run.model.name,
         sequence=run.sequence,
         global_batch=run.global_batch,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from atoll.errors import AtollError
@@ -11,12 +12,17 @@ from atoll.workload.families.family import FAMILIES
 from atoll.workload.families.known import REFUSED
 from atoll.workload.families.model_config import ModelConfig
 
+QUANTIZED = ("quantization_config", "compression_config")
+READ = ("text_config", *QUANTIZED)
+DEPTHS = ("depth", "num_hidden_layers", "num_layers", "encoder_layers")
+"""Names of the number of blocks in parts for images and sound."""
+
 
 def config_from_hf(given: dict[str, object], where: str) -> ModelConfig:
     """Read a Hugging Face style configuration; `where` names its file in error messages.
 
-    Of a model with several parts (images and language) the language part is read. How a checkpoint
-    is stored (quantization_config) says nothing about how it is trained, and is not read.
+    Of a model with several parts (images and language) the language part is read. Other parts and
+    quantized weights are named in `not_modelled`.
     """
     fields = Fields(given, where)
     atoll = fields.block("atoll")
@@ -27,6 +33,40 @@ def config_from_hf(given: dict[str, object], where: str) -> ModelConfig:
         published_parameters=atoll.size("parameters", 0, most=10**15),
         approximate=atoll.flag("approximate", False),
         source=atoll.text("source", ""),
+        not_modelled=(*_quantized(given), *_other_parts(given, config.part)),
+    )
+
+
+def _quantized(given: Mapping[str, object]) -> Iterator[str]:
+    """What is said of weights in fewer bits than they are planned with."""
+    parts = (given, given.get("text_config"))
+    for part in (part for part in parts if isinstance(part, Mapping)):
+        for name in QUANTIZED:
+            said = part.get(name)
+            if not isinstance(said, Mapping):
+                continue
+            bits = next((n for n in (4, 8) if said.get(f"load_in_{n}bit") is True), None)
+            bits = bits or said.get("bits")
+            words = str(said.get("quant_method") or "a method that it does not name")
+            words += f", {bits} bits" if isinstance(bits, int) else ""
+            yield (
+                f"quantized weights ({name}: {words}) are not modelled; weights are planned in 16 "
+                "bits, or in the precision that is asked for"
+            )
+
+
+def _other_parts(given: Mapping[str, object], part: str) -> Iterator[str]:
+    """What is left out of a model of which one part is read."""
+    if not part:
+        return
+    others = []
+    for name, sizes in given.items():
+        if name.endswith("_config") and name not in READ and isinstance(sizes, Mapping):
+            depth = next((sizes[n] for n in DEPTHS if isinstance(sizes.get(n), int)), None)
+            others.append(name if depth is None else f"{name} ({depth} blocks)")
+    yield (
+        f"only the {part} is planned; {', '.join(others) or 'every other part'} is left out, with "
+        "its weights, memory and time"
     )
 
 

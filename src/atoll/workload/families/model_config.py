@@ -191,6 +191,8 @@ class ModelConfig:
     source: str = ""
     part: str = ""
     """Which part of a larger model this is."""
+    not_modelled: tuple[str, ...] = ()
+    """What the configuration says and no builder reads, each a sentence."""
     rotary_base: float | None = None
     """Of rotary positions, and `norm_epsilon` of norms, where they are told: no operator depends on
     them, but a launch file must say them."""

@@ -1,0 +1,104 @@
+"""What an answer does not model, or takes for granted, is said before its figures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import atoll
+from atoll.cli import app
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8,
+    "num_attention_heads": 8, "vocab_size": 32000, "max_position_embeddings": 2048,
+}  # fmt: skip
+FOUR_BITS = {
+    "quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False,
+    "bnb_4bit_quant_type": "nf4",
+}  # fmt: skip
+VISION = {"depth": 32, "hidden_size": 1280, "num_heads": 16}
+PODS = """
+pods:
+  - {device: h100, devices: 8}
+  - {device: a100-80, devices: 8}
+link: {bandwidth: 25 GB/s, latency: 10 us}
+"""
+
+
+def config(folder: Path, **more: Any) -> Path:
+    path = folder / "mine.json"
+    path.write_text(json.dumps({**LLAMA, **more}))
+    return path
+
+
+def printed(*arguments: str) -> str:
+    """What a command prints, without the breaks between its lines."""
+    shown = CliRunner().invoke(app, arguments)
+    assert shown.exit_code == 0, shown.output
+    return " ".join(shown.output.split())
+
+
+def test_a_quantized_configuration_is_told_before_the_figures(tmp_path: Path) -> None:
+    """A 4-bit configuration was planned in bf16 without a word."""
+    model = config(tmp_path, quantization_config=FOUR_BITS)
+    words = (
+        "mine: quantized weights (quantization_config: bitsandbytes, 4 bits) are not modelled; "
+        "weights are planned in 16 bits, or in the precision that is asked for"
+    )
+    estimate = atoll.estimate(str(model), "h100", 8, batch=8, method="lora")
+    assert estimate.answer.notes == (words,)
+    assert [*estimate.to_dict()][:2] == ["format", "notes"]
+    assert str(estimate).index(words) < str(estimate).index("MFU")
+    text = printed("estimate", "--model", str(model), "--device", "h100")
+    assert text.index(f"note: {words}") < text.index("given:") < text.index("step")
+    assert words in printed("models", str(model))
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, "quantization_config: gptq, 4 bits"),
+        ({"quant_method": "fp8"}, "quantization_config: fp8"),
+        ({"load_in_8bit": True}, "quantization_config: a method that it does not name, 8 bits"),
+    ],
+)
+def test_every_method_of_quantization_is_named(
+    said: dict[str, object], words: str, tmp_path: Path
+) -> None:
+    (note,) = atoll.describe_model(str(config(tmp_path, quantization_config=said))).warnings
+    assert f"({words})" in note
+
+
+def test_a_vision_tower_that_is_left_out_is_told(tmp_path: Path) -> None:
+    """Of Qwen2.5-VL only the name said "(language part)"."""
+    qwen = {**LLAMA, "num_key_value_heads": 8, "vision_config": VISION}
+    old = config(tmp_path, **{**qwen, "model_type": "qwen2_5_vl"})
+    (note,) = atoll.plan(str(old), "h100", 8, batch=8).answer.notes
+    assert note == (
+        "mine (language part): only the language part is planned; vision_config (32 blocks) is "
+        "left out, with its weights, memory and time"
+    )
+    nested = {"model_type": "gemma3", "text_config": LLAMA, "vision_config": VISION}
+    (tmp_path / "nested.json").write_text(json.dumps(nested))
+    (note,) = atoll.estimate(str(tmp_path / "nested.json"), "h100").notes
+    assert "vision_config (32 blocks) is left out" in note
+
+
+def test_pods_and_searches_tell_it_too(tmp_path: Path) -> None:
+    model = config(tmp_path, quantization_config=FOUR_BITS)
+    (tmp_path / "pods.yaml").write_text(PODS)
+    given = ("--model", str(model), "--batch", "64")
+    layout = ("--tp", "1", "--pp", "1", "--zero", "1", "--microbatch", "1")
+    text = printed("plan", *given, *layout, "--pods", str(tmp_path / "pods.yaml"))
+    assert 0 < text.index("note: mine: quantized weights") < text.index("given:")
+    space = Path(atoll.__file__).parents[2] / "examples" / "spaces" / "tiny.yaml"
+    found = atoll.search(model=str(model), devices=8, batch=64, space=str(space))
+    assert str(found).startswith("warning: mine: quantized weights")
+
+
+def test_models_that_are_read_in_full_have_no_notes() -> None:
+    assert atoll.estimate("llama3-8b", "h100", 8, batch=8).notes == ()
