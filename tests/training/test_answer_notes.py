@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import atoll
 from atoll.cli import app
+from workload.small_families import given as family_fields
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8,
@@ -98,6 +99,46 @@ def test_pods_and_searches_tell_it_too(tmp_path: Path) -> None:
     space = Path(atoll.__file__).parents[2] / "examples" / "spaces" / "tiny.yaml"
     found = atoll.search(model=str(model), devices=8, batch=64, space=str(space))
     assert str(found).startswith("warning: mine: quantized weights")
+
+
+MAMBA = {
+    "model_type": "mamba2", "hidden_size": 1024, "num_hidden_layers": 24, "state_size": 128,
+    "expand": 2, "head_dim": 64, "num_heads": 32, "n_groups": 1, "vocab_size": 50288,
+}  # fmt: skip
+
+
+def test_fused_kernels_of_state_spaces_are_an_assumption_that_is_told(tmp_path: Path) -> None:
+    """57 ms were predicted of a step that took 3,174 without them, and nothing was said."""
+    path = tmp_path / "mamba.json"
+    path.write_text(json.dumps(MAMBA))
+    given = ("--model", str(path), "--batch", "2", "--microbatch", "2", "--sequence", "2048")
+    text = printed("estimate", *given, "--device", "h200", "--stack", "eager")
+    assumed = "note: assumed: fused Mamba-2 kernels (mamba-ssm, causal-conv1d); without them"
+    assert 0 < text.index(assumed) < text.index("given:")
+    shown = printed("plan", *given, "--device", "h200", "--devices", "1", "--json")
+    (note,) = json.loads(shown)["notes"]
+    assert note.startswith("assumed: fused Mamba-2 kernels")
+    chip = atoll.estimate(str(path), "physical-tpuv4", 1, batch=2, sequence=2048)
+    assert chip.notes == ()  # its schedule is the kernel
+
+
+@pytest.mark.parametrize(
+    ("family", "kernels"),
+    [
+        ("bamba", "fused Mamba-2 kernels"),
+        ("falcon_h1", "fused Mamba-2 kernels"),
+        ("jamba", "fused Mamba-1 kernels"),
+        ("qwen3_next", "flash-linear-attention, causal-conv1d"),
+        ("minimax", "fused lightning attention"),
+        ("lfm2", "fused short convolutions"),
+    ],
+)
+def test_every_mixer_names_its_kernels(family: str, kernels: str, tmp_path: Path) -> None:
+    path = tmp_path / "model.json"
+    path.write_text(json.dumps(family_fields(family)))
+    (note,) = atoll.estimate(str(path), "h100", batch=1).notes
+    assert note.startswith("assumed: ") and kernels in note
+    assert ("3.17 s were measured" in note) == ("Mamba-2" in kernels)
 
 
 def test_models_that_are_read_in_full_have_no_notes() -> None:
