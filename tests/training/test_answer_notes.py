@@ -11,6 +11,9 @@ from typer.testing import CliRunner
 
 import atoll
 from atoll.cli import app
+from atoll.files.yamlfile import load_yaml
+from atoll.hardware.gpu import PRECISIONS, gpu_names
+from atoll.training.accuracy import PUBLISHED_MFU, PublishedMfus
 from workload.small_families import given as family_fields
 
 LLAMA = {
@@ -139,6 +142,61 @@ def test_every_mixer_names_its_kernels(family: str, kernels: str, tmp_path: Path
     (note,) = atoll.estimate(str(path), "h100", batch=1).notes
     assert note.startswith("assumed: ") and kernels in note
     assert ("3.17 s were measured" in note) == ("Mamba-2" in kernels)
+
+
+GEMMA = {
+    "model_type": "gemma3_text", "head_dim": 128, "hidden_size": 5376, "intermediate_size": 21504,
+    "num_attention_heads": 32, "num_hidden_layers": 62, "num_key_value_heads": 16,
+    "sliding_window": 1024,
+}  # fmt: skip
+
+
+def test_an_mfu_above_all_published_runs_of_the_device_is_not_credible(tmp_path: Path) -> None:
+    """Gemma-3 27B on 128 TPU v5p: an MFU of 80 % stood without a word."""
+    path = tmp_path / "gemma.json"
+    path.write_text(json.dumps(GEMMA))
+    given = ("--model", str(path), "--device", "tpu-v5p", "--devices", "128", "--batch", "512")
+    layout = ("--sequence", "4096", "--zero", "3")
+    shown = json.loads(printed("estimate", *given, *layout, "--json"))
+    (note,) = shown["notes"]
+    assert shown["mfu"] > 0.75
+    assert note.startswith(
+        f"not credible: MFU {shown['mfu']:.1%} is above 67.7%, the highest of 6 "
+    )
+    assert "(MaxText-128B on 256 tpu-v5p; MaxText " in note
+    text = printed("estimate", *given, *layout)
+    assert 0 < text.index("note: not credible: MFU") < text.index("given:")
+
+
+def test_an_mfu_that_was_reached_is_not_flagged() -> None:
+    """A100s have reached 65.4 %."""
+    reached = atoll.estimate("llama2-7b", "a100-80", 16, batch=64, pp=2)
+    assert 0.5 < reached.mfu < 0.654 and reached.notes == ()
+
+
+def test_devices_without_enough_published_runs_are_compared_with_all_others() -> None:
+    fast = atoll.estimate("llama2-7b", "tpu-v4", 16, batch=64, zero=3)
+    assert fast.mfu > 0.677
+    (note,) = fast.notes
+    assert "published dense runs on all devices (too few on tpu-v4 are on record)" in note
+
+
+def test_a_narrow_format_is_compared_with_runs_of_that_format() -> None:
+    """MFU counts the 16-bit peak: in fp8 more of it was reached than in bf16."""
+    assert atoll.estimate("llama3-8b", "h100", 8, batch=64, precision="fp8").mfu > 0.566
+    assert atoll.estimate("llama3-8b", "h100", 8, batch=64, precision="fp8").notes == ()
+
+
+def test_a_chip_that_does_not_exist_is_not_compared_with_published_runs() -> None:
+    assert atoll.estimate("llama2-7b", "physical-tpuv4", 16, batch=64).notes == ()
+
+
+def test_published_figures_are_of_devices_of_the_catalogue_and_name_their_source() -> None:
+    entries = load_yaml(Path(str(PUBLISHED_MFU)), PublishedMfus).highest
+    named = [(device, p) for e in entries for device in e.devices for p in e.precisions]
+    assert len(set(named)) == len(named) and {device for device, _ in named} <= {*gpu_names()}
+    assert all(entry.source and entry.run and 0.3 < entry.mfu < 1.5 for entry in entries)
+    assert {p for e in entries if not e.devices for p in e.precisions} == {*PRECISIONS}
 
 
 def test_models_that_are_read_in_full_have_no_notes() -> None:

@@ -16,10 +16,13 @@ from pydantic import Field
 
 from atoll.answers.layout import Expected, Interval, Range
 from atoll.files.yamlfile import Count, Factor, FileModel, Share, read_shipped
+from atoll.hardware.gpu import Gpu
 from atoll.step.layout import Layout
 from atoll.training.run import Run
+from atoll.units import format_seconds
 
 ERRORS = files("atoll") / "data" / "errors.yaml"
+PUBLISHED_MFU = files("atoll") / "data" / "published_mfu.yaml"
 LONG = 65536  # tokens from which rings were measured to be slower than estimated
 DIGITS, FEW_DIGITS = 4, 2
 UNSURE = 0.15  # mean error from which times are shown to few digits
@@ -70,6 +73,23 @@ class ErrorClasses(FileModel):
     between_layouts: BetweenLayouts
 
 
+class PublishedMfu(FileModel):
+    """The highest MFU of published runs on devices of one silicon."""
+
+    devices: tuple[str, ...]
+    """None: all devices without an entry of their own."""
+    precisions: tuple[str, ...] = Field(min_length=1)
+    mfu: Factor
+    runs: Count
+    run: str
+    """Which one: model, devices."""
+    source: str
+
+
+class PublishedMfus(FileModel):
+    highest: tuple[PublishedMfu, ...] = Field(min_length=1)
+
+
 @dataclass(frozen=True, slots=True)
 class Accuracy:
     """Mean error of a kind of run, and measured over predicted values of 90 % of them."""
@@ -98,6 +118,31 @@ def _times(value: float, ratios: tuple[float, float]) -> Range:
 @lru_cache(maxsize=1)
 def error_classes() -> ErrorClasses:
     return read_shipped(ERRORS.read_text(encoding="utf-8"), ErrorClasses, ERRORS.name)
+
+
+@lru_cache(maxsize=1)
+def _published() -> tuple[PublishedMfu, ...]:
+    text = PUBLISHED_MFU.read_text(encoding="utf-8")
+    return read_shipped(text, PublishedMfus, PUBLISHED_MFU.name).highest
+
+
+def beyond_published(run: Run, mfu: float, step_s: float) -> tuple[str, ...]:
+    """What is said of an MFU above all published runs of the device, or of any where too few are on
+    record; nothing of a chip that does not exist.
+    """
+    if not isinstance(run.gpu, Gpu):
+        return ()
+    alike = [entry for entry in _published() if run.precision in entry.precisions]
+    own = (entry for entry in alike if run.gpu.name in entry.devices)
+    best = next(own, None) or next(entry for entry in alike if not entry.devices)
+    if mfu <= best.mfu:
+        return ()
+    few = f"all devices (too few on {run.gpu.name} are on record)"
+    which = f"{best.runs} published dense runs on {', '.join(best.devices) or few}"
+    return (
+        f"not credible: MFU {mfu:.1%} is above {best.mfu:.1%}, the highest of {which} ({best.run}; "
+        f"{best.source}); at that MFU a step takes {format_seconds(step_s * mfu / best.mfu, 3)}",
+    )
 
 
 def kind_of(run: Run) -> Kind:

@@ -22,7 +22,14 @@ from atoll.step.parts import Origin
 from atoll.step.replay import PassTime
 from atoll.step.stages import stage_counts, stage_shares
 from atoll.step.turns import takes_turns, uneven
-from atoll.training.accuracy import DIGITS, FEW_DIGITS, UNSURE, Accuracy, accuracy
+from atoll.training.accuracy import (
+    DIGITS,
+    FEW_DIGITS,
+    UNSURE,
+    Accuracy,
+    accuracy,
+    beyond_published,
+)
 from atoll.training.batch import stage_choices
 from atoll.training.memory import Memory, stage_memory, stage_parameters
 from atoll.training.operators.layers import LayerCost, Share, choices_of
@@ -143,7 +150,8 @@ class Estimate(Launched, Pictured["EstimateAnswer"]):
     @property
     def notes(self) -> tuple[str, ...]:
         """What to know before the figures are believed."""
-        run, order, notes = self.run, self.layout.schedule, self.run.notes
+        run, order = self.run, self.layout.schedule
+        notes = (*beyond_published(run, self.mfu, self.step.time_s), *run.notes)
         if self.layout.pp > 1 and order not in run.stack.orders:
             notes = (*notes, f"{run.stack.name} does not run {order}; timed as if it did")
         if run.timed is None:
