@@ -9,6 +9,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -291,6 +292,34 @@ def test_help_has_every_option_in_a_group_with_its_default_uncut(run: Run, comma
     examples = [line for line in out.splitlines() if line.startswith(f"    atoll {command}")]
     assert examples
     assert all(len(example) <= 80 for example in examples)
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("model", "required, unless --from is given"),
+        ("devices", "required, unless --from or --pods is given"),
+        ("batch", "required, unless --from is given"),
+        ("device", "required, unless --pods is given"),
+        ("pods", "default: none"),
+    ],
+)
+def test_help_of_a_plan_says_what_is_needed_of_devices_and_of_pods(
+    run: Run, option: str, words: str
+) -> None:
+    """`--pods`, `--device` and `--devices` were all marked as required."""
+    _, out, _ = run("plan", "--help")
+    shown = " ".join(out.split())
+    assert re.findall(rf" --{option} (?:N|TEXT) [^\[]*\[([^\]]*)\]", shown) == [words]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_help_calls_required_is_missed_when_it_is_left_out(run: Run, command: str) -> None:
+    _, out, _ = run(command, "--help")
+    shown, needed = " ".join(out.split()), COMMANDS[command][0].needed(())
+    assert shown.count("[required") == len(needed)
+    with pytest.raises(AtollError, match="missing") if needed else nullcontext():
+        ask({command: COMMANDS[command][0]}, None, {})
 
 
 def test_the_list_of_commands_is_not_cut(run: Run) -> None:

@@ -110,7 +110,7 @@ def table(*asked: type[Question]) -> str:
             value = "" if scalars(info) == {bool} else f" {metavar(info)}"
             shown = name.upper() if positional else f"{spelled(name)}{value}"
             shown = f"`{name}:` *file*" if about(info, "file_only") else f"`{shown}`"
-            rows.append(f"| {shown} | {help_words(name, info, asked[1:])} |")
+            rows.append(f"| {shown} | {help_words(name, info, asked)} |")
     return "\n".join(rows) + "\n"
 
 

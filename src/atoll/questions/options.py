@@ -32,7 +32,7 @@ class GroupedCommand(TyperCommand):
     """A command whose help lists options by group, and is worded when it is asked for."""
 
     fields: Mapping[str, FieldInfo] = {}
-    others: tuple[type[Question], ...] = ()
+    asked: tuple[type[Question], ...] = ()
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         groups: dict[str, list[tuple[str, str]]] = {"Arguments": []}
@@ -41,7 +41,7 @@ class GroupedCommand(TyperCommand):
             record, info = parameter.get_help_record(ctx), self.fields.get(parameter.name)
             if record is None:
                 continue
-            words = help_words(parameter.name, info, self.others) if info else record[1]
+            words = help_words(parameter.name, info, self.asked) if info else record[1]
             if parameter.param_type_name == "argument":
                 groups["Arguments"].append((parameter.name.upper(), words))
             else:
@@ -106,7 +106,7 @@ def add_command(
     examples = "\n".join(f"  {q.example}" for q in asked if q.example.startswith(f"atoll {name}"))
     app.command(
         name,
-        cls=type("Command", (GroupedCommand,), {"fields": fields, "others": asked[1:]}),
+        cls=type("Command", (GroupedCommand,), {"fields": fields, "asked": asked}),
         help=words,
         short_help=words.partition("\n\n")[0].replace("\n", " "),
         epilog=f"\b\nExample:\n{examples}",

@@ -57,15 +57,36 @@ def grouped(fields: Mapping[str, FieldInfo]) -> dict[str, dict[str, FieldInfo]]:
     return dict(sorted(groups.items(), key=lambda group: group[0] == OUTPUT))
 
 
-def help_words(name: str, info: FieldInfo, others: Sequence[type[Question]] = ()) -> str:
+def help_words(name: str, info: FieldInfo, asked: Sequence[type[Question]] = ()) -> str:
     """What an option is for, its values, its default, and that of other kinds where it differs."""
     values = ", ".join(map(str, allowed(info)))
-    default = "required" if info.is_required() else f"default: {default_words(info)}"
-    for other in others:
+    default = _default(name, info, asked, spelled)
+    for other in asked[1:]:
         known = fields_of(other).get(name, info)
         if (words := default_words(known)) != default_words(info):
             default += f"; {other.model_fields['kind'].default}: {words}"
     return f"{info.description} {f'Values: {values}. ' if values else ''}[{default}]"
+
+
+def _default(
+    name: str,
+    info: FieldInfo,
+    asked: Sequence[type[Question]],
+    written: Callable[[str], str] = str,
+) -> str:
+    """The default of a field in words; where the first kind of question needs it, the fields that
+    make up for it. A field named as another kind asks that kind.
+    """
+    first, *others = asked or (Question,)
+    if name not in first.needed(()):
+        return f"default: {default_words(info) or 'none'}"
+    instead = [other for other in fields_of(first) if name not in first.needed((other,))]
+    for question in others:
+        kind = question.model_fields["kind"].default
+        if kind in question.model_fields and name not in question.needed((kind,)):
+            instead.append(kind)
+    words = " or ".join(map(written, instead))
+    return f"required, unless {words} is given" if words else "required"
 
 
 def metavar(info: FieldInfo) -> str:
@@ -110,13 +131,14 @@ def described(function: F) -> F:
     command = _COMMANDS.pop(function, None)
     if command is None:
         return function
-    fields = fields_of(*questions.COMMANDS[command])
+    asked = questions.COMMANDS[command]
+    fields = fields_of(*asked)
     own = signature(function).parameters
     head, returns, rest = cleandoc(function.__doc__ or "").partition("\n\nReturns:")
     lines = [
-        f"    {name}: {info.description} "
-        + ("Required." if info.is_required() else f"Default: {default_words(info)}.")
+        f"    {name}: {info.description} {words[0].upper()}{words[1:]}."
         for name, info in fields.items()
+        for words in (_default(name, info, asked),)
     ]
     section = () if "\nArgs:" in head else ("", "Args:")
     function.__doc__ = "\n".join([head, *section, *lines]) + returns + rest
