@@ -72,6 +72,15 @@ def catalogue() -> CatalogueAnswer:
     )
 
 
+def hardware_names() -> tuple[str, ...]:
+    """Every name that can be described."""
+    known = catalogue()
+    return (
+        *known.devices, *known.accelerators, *known.networks, *known.spaces, *known.wafers,
+        *known.chip_templates,
+    )  # fmt: skip
+
+
 def describe(name: str) -> HardwareAnswer:
     """A name of the catalogue, a device as people write it, or a file."""
     if is_file(name):

@@ -274,6 +274,33 @@ def test_a_field_is_all_that_an_option_needs(tmp_path: Path) -> None:
     assert "| `--mood TEXT` | How it is asked." in table(WiderQuestion)
 
 
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("plan --model llama3-", {"llama3-405b", "llama3-70b", "llama3-8b"}),
+        ("plan --device tpu-v5", {"tpu-v5e", "tpu-v5p"}),
+        ("plan --method ", {"pretrain", "sft", "lora"}),
+        ("plan --order 1f1b,zb-h", {"1f1b,zb-h1", "1f1b,zb-h2"}),
+        ("search --model gpt2", {"gpt2-xl"}),
+        ("search --wafer def", {"default"}),
+        ("estimate --network dgx-", {"dgx-1v", "dgx-a100", "dgx-h100"}),
+        ("models gemma", {"gemma-7b", "gemma2-9b"}),
+        ("hardware h100", {"h100", "h100-96", "h100-800g"}),
+        ("schema pla", {"plan", "place"}),
+    ],
+)
+def test_shells_complete_values(
+    run: Run, line: str, offered: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`atoll --install-completion`: models, devices and listed values, of several the last."""
+    words = ["atoll", *line.split(" ")]
+    monkeypatch.setenv("_ATOLL_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", " ".join(words))
+    monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
+    code, out, _ = run()
+    assert (code, set(out.split())) == (0, offered)
+
+
 # --- What is written from them --------------------------------------------------------------------
 
 

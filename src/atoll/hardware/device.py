@@ -17,7 +17,7 @@ from atoll.errors import AtollError
 from atoll.files.yamlfile import fields_of
 from atoll.hardware.accelerator import Accelerator
 from atoll.hardware.catalog import accelerator_names, load_accelerator_file
-from atoll.hardware.gpu import Gpu, load_gpu
+from atoll.hardware.gpu import Gpu, gpu_names, load_gpu
 
 CLOCK_STEPS = 1000
 CELL_PRODUCTS = {"bf16": 1, "fp16": 1, "fp8": 2, "nvfp4": 4}
@@ -103,6 +103,11 @@ class Chip:
 Device = Gpu | Chip
 """Both say the same of themselves: peaks, memory, the network and the software that such devices
 usually have, how fast streams of bytes run, and what an optimizer's step moves of them."""
+
+
+def device_names() -> tuple[str, ...]:
+    """Devices and chips of the catalogue."""
+    return (*gpu_names(), *accelerator_names())
 
 
 def load_device(name_or_path: str | Path) -> Device:

@@ -18,9 +18,25 @@ WHOLE = "The whole run"
 Counts = Annotated[tuple[Count, ...], Several]
 Whole = Annotated[int, Field(strict=True, ge=0)]
 
-ModelName = Annotated[str, Named(loader="atoll.workload:load_model", file=True)]
-NetworkName = Annotated[str, Named(loader="atoll.hardware.catalog:load_network", file=True)]
-DeviceName = Annotated[str, Named(loader="atoll.hardware.device:load_device", file=True)]
+ModelName = Annotated[
+    str, Named(loader="atoll.workload:load_model", file=True, offers="atoll.workload:zoo_names")
+]
+NetworkName = Annotated[
+    str,
+    Named(
+        loader="atoll.hardware.catalog:load_network",
+        file=True,
+        offers="atoll.hardware.catalog:network_names",
+    ),
+]
+DeviceName = Annotated[
+    str,
+    Named(
+        loader="atoll.hardware.device:load_device",
+        file=True,
+        offers="atoll.hardware.device:device_names",
+    ),
+]
 OptimizerName = Annotated[str, Named("atoll.step.states:STATES", "atoll.step.states:load_states")]
 ProfileName = Annotated[str, Named("atoll.profiles:PROFILES")]
 ZeroStage = Annotated[int, Named("atoll.step.layout:ZERO_STAGES")]

@@ -16,7 +16,7 @@ from typer.core import TyperCommand
 
 from atoll.questions.ask import ask, old_names
 from atoll.questions.fields import OUTPUT
-from atoll.questions.question import Question, about, is_tuple, scalars
+from atoll.questions.question import Question, about, completions, is_tuple, scalars
 from atoll.questions.texts import grouped, help_words, metavar, options_of, spelled
 
 _LISTED = re.compile(r",(?![^\[]*\])")  # "int64[1,4096]" is one value
@@ -141,13 +141,28 @@ def _parameter(
     annotation: Any = list[str] if is_tuple(info) else str
     if positional:
         needed = Parameter.empty if info.is_required() else None
-        return _named(name, annotation if info.is_required() else annotation | None,
-                      typer.Argument(metavar=name.upper()), needed)  # fmt: skip
+        argument = typer.Argument(metavar=name.upper(), autocompletion=_completed(info))
+        return _named(
+            name, annotation if info.is_required() else annotation | None, argument, needed
+        )
     if found == {bool}:
         flags = f"{spelled(name)}/{spelled('no_' + name)}"
         return _named(name, bool | None, typer.Option(flags, hidden=hidden))
-    option = typer.Option(spelled(name), metavar=metavar(info), hidden=hidden)
+    option = typer.Option(
+        spelled(name), metavar=metavar(info), hidden=hidden, autocompletion=_completed(info)
+    )
     return _named(name, annotation | None, option)
+
+
+def _completed(info: FieldInfo) -> Callable[[str], list[str]]:
+    """What a shell offers for a value that is begun; of several with commas, for the last."""
+
+    def offered(incomplete: str) -> list[str]:
+        cut = incomplete.rfind(",") + 1 if is_tuple(info) else 0
+        before, last = incomplete[:cut], incomplete[cut:]
+        return [f"{before}{value}" for value in completions(info) if value.startswith(last)]
+
+    return offered
 
 
 def read_text(info: FieldInfo, text: str) -> Any:

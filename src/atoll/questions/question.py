@@ -196,6 +196,8 @@ class Named:
     loader: str = ""
     file: bool = False
     """Whether it may be a file; that of a job file lies beside it."""
+    offers: str = ""
+    """A function whose names shells complete, where too many to list or other values go too."""
 
     @property
     def listed(self) -> Any:
@@ -303,6 +305,18 @@ def allowed(info: FieldInfo) -> tuple[Any, ...]:
     parts = (*info.metadata, *inside(info.annotation))
     listed = (get_args(part) for part in parts if get_origin(part) is Literal)
     return next((part.names() for part in parts if isinstance(part, Named)), next(listed, ()))
+
+
+def completions(info: FieldInfo) -> tuple[str, ...]:
+    """The values that a shell offers for a field: those that it lists, else names that it knows."""
+    if listed := allowed(info):
+        return tuple(map(str, listed))
+    for part in (*info.metadata, *inside(info.annotation)):
+        if isinstance(part, Named) and part.offers:
+            return tuple(named(part.offers)())
+        if isinstance(part, type) and issubclass(part, BaseModel) and "name" in part.model_fields:
+            return completions(part.model_fields["name"])
+    return ()
 
 
 def default_words(info: FieldInfo) -> str:

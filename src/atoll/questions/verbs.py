@@ -34,7 +34,7 @@ class PlaceQuestion(Question):
 class ModelsQuestion(Question):
     """List the models, or show one: parameters, layers, operators."""
 
-    name: str | None = option(
+    name: Annotated[str, Named(offers="atoll.workload:zoo_names")] | None = option(
         "Zoo name, config.json or model file.", TRAINED, None, shown="the zoo"
     )
     microbatch: Count = option("Sequences in a microbatch.", LAYOUT, 1)
@@ -47,7 +47,7 @@ class ModelsQuestion(Question):
 class HardwareQuestion(Question):
     """List devices, chips, networks, spaces and wafers, or show one: area, power, peak rates."""
 
-    name: str | None = option(
+    name: Annotated[str, Named(offers="atoll.catalogue:hardware_names")] | None = option(
         "Device, accelerator, network, space or wafer, or a file of one (YAML).", SYSTEM, None,
         shown="the catalogue",
     )  # fmt: skip

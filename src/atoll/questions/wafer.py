@@ -14,7 +14,14 @@ from atoll.questions.question import Named, Question, Several, option
 
 Size = Annotated[int, Field(ge=1)]
 Place = tuple[Whole, Whole]
-WaferName = Annotated[str, Named(loader="atoll.hardware.wafer_files:load_wafers", file=True)]
+WaferName = Annotated[
+    str,
+    Named(
+        loader="atoll.hardware.wafer_files:load_wafers",
+        file=True,
+        offers="atoll.hardware.wafer_files:wafer_names",
+    ),
+]
 Ablation = Literal[
     "no-recompute", "one-axis", "volume-only", "no-streaming", "no-zero-bubble", "no-offload",
     "shared-codes",
