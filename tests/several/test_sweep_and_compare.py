@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -44,6 +45,41 @@ def test_a_field_that_only_some_values_hear_is_left_out_of_the_others() -> None:
     question = EstimateQuestion.of(**asked, sweep=["method=pretrain", "lora", "tokens=1B"])
     found = atoll.sweep(question)
     assert [row.asked["method"] for row in found.rows if row.figures] == ["pretrain", "lora"]
+
+
+def test_a_swept_field_needs_no_other_value() -> None:
+    """A plan had to be given one number of devices to be asked for several."""
+    shared = {"model": "gpt2-xl", "device": "h100", "batch": 64}
+    found = atoll.sweep(atoll.PlanQuestion, **shared, devices=[8, 16], zero=1)
+    assert [row.asked for row in found.rows] == [{"devices": 8}, {"devices": 16}]
+    assert found.given == "batch 64, device h100, model gpt2-xl, zero [1]"
+    whole = atoll.PlanQuestion.of(**shared, devices=1, zero=1)
+    assert atoll.sweep(whole, devices=[8, 16]) == found
+    told = atoll.PlanQuestion.of(**shared, zero=1, sweep=["devices=8", "16"])
+    assert atoll.sweep(told) == found
+    words = ["--model", "gpt2-xl", "--batch", "64", "--sweep", "devices=8,16"]
+    shown = CliRunner().invoke(app, ["plan", *words, "--device", "h100", "--zero", "1", "--json"])
+    assert json.loads(shown.stdout) == found.to_dict()
+    other = CliRunner().invoke(app, ["plan", *words])
+    assert str(other.exception) == "--device: missing, and there is no default."
+
+
+@pytest.mark.parametrize(
+    ("asked", "fields", "sentence"),
+    [
+        (
+            "gpt2-xl",
+            {"devices": [8]},
+            "expected one of PlanQuestion, .* or its class, got 'gpt2-xl'",
+        ),
+        (atoll.EstimateQuestion, {"device": "h100", "devices": [8]}, "model: missing"),
+    ],
+)
+def test_what_is_no_question_is_one_sentence(
+    asked: Any, fields: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(AtollError, match=sentence):
+        atoll.sweep(asked, **fields)
 
 
 def test_values_without_an_answer_keep_the_reason() -> None:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from atoll.errors import AtollError
 from atoll.files.yamlfile import load_yaml
 from atoll.questions.question import Question, about
+from atoll.questions.sweeps import first_swept
 from atoll.questions.texts import fields_of
 
 
@@ -44,7 +45,8 @@ def ask(
                 f"{question.model_fields['kind'].default} takes "
                 f"{', '.join(map(spelled, fields_of(question)))}."
             )
-    missing = [spelled(n) for n in question.needed(fields) if job is None and n not in fields]
+    said = {*fields, *first_swept(question, fields)}
+    missing = [spelled(n) for n in question.needed(fields) if job is None and n not in said]
     if missing:
         raise AtollError(f"{', '.join(missing)}: missing, and there is no default.")
     if job is None:

@@ -23,6 +23,7 @@ from atoll.questions.question import (
     beside,
     option,
 )
+from atoll.questions.sweeps import first_swept
 from atoll.registry import named
 
 StackName = Annotated[
@@ -227,6 +228,12 @@ class FilesQuestion(Question):
     sweep: f.Sweep = ()
     out: f.Out = None
     trace: f.Trace = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _swept(cls, given: Any) -> Any:
+        """A field that is swept needs no other value: its first one stands for it."""
+        return given | first_swept(cls, given) if isinstance(given, dict) else given
 
 
 class EstimateQuestion(FilesQuestion, LayoutQuestion, RunQuestion):

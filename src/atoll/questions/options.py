@@ -17,6 +17,7 @@ from typer.core import TyperCommand
 from atoll.questions.ask import ask, old_names
 from atoll.questions.fields import OUTPUT
 from atoll.questions.question import Question, about, completions, is_tuple, scalars
+from atoll.questions.sweeps import read_text
 from atoll.questions.texts import grouped, help_words, metavar, options_of, spelled
 
 _LISTED = re.compile(r",(?![^\[]*\])")  # "int64[1,4096]" is one value
@@ -163,18 +164,6 @@ def _completed(info: FieldInfo) -> Callable[[str], list[str]]:
         return [f"{before}{value}" for value in completions(info) if value.startswith(last)]
 
     return offered
-
-
-def read_text(info: FieldInfo, text: str) -> Any:
-    """One value of a field; what cannot be read is left to the question."""
-    found = scalars(info)
-    for kind in (int, float):
-        if kind in found:
-            try:
-                return kind(text)
-            except ValueError:
-                continue
-    return text
 
 
 def _read(info: FieldInfo, value: Any, split: bool) -> Any:

@@ -17,15 +17,17 @@ if TYPE_CHECKING:
     from atoll.answers.validation import BenchAnswer
     from atoll.questions import EstimateQuestion, PlanQuestion, SearchQuestion, keywords
 
+    Swept = PlanQuestion | EstimateQuestion | SearchQuestion
 
-def sweep(
-    question: PlanQuestion | EstimateQuestion | SearchQuestion, **axes: Sequence[Any]
-) -> SweepAnswer:
+
+def sweep(question: Swept | type[Swept], **fields: Any) -> SweepAnswer:
     """Ask a question for every value of some of its fields, of several for all combinations.
 
     Args:
-        question: What all of them share; with `out` the answer and its table are kept there.
-        axes: Values by the names of fields. Default: what the question has under `sweep`.
+        question: What all of them share; with `out` the answer and its table are kept there. Or its
+            class: fields without a list of values are then what all of them share.
+        fields: Lists of values by the names of fields. Default: what the question has under
+            `sweep`.
 
     Returns:
         A row for each combination, with the figures or the reason why there are none; it has
@@ -39,10 +41,14 @@ def sweep(
         >>> asked = atoll.EstimateQuestion.of(model="gpt2-xl", device="h100", batch=64)
         >>> [row.figures["fits"] for row in atoll.sweep(asked, devices=[8, 16]).rows]
         [True, True]
+        >>> shared = {"model": "gpt2-xl", "device": "h100", "batch": 64}
+        >>> [row.asked for row in atoll.sweep(atoll.PlanQuestion, **shared, devices=[8, 16]).rows]
+        [{'devices': 8}, {'devices': 16}]
     """
-    from atoll.several.axes import axes_of, keep, swept
+    from atoll.several.axes import asked_once, keep, swept
 
-    found = swept(question, axes or axes_of(question, question.sweep))
+    question, axes = asked_once(question, fields)
+    found = swept(question, axes)
     if question.out is not None:
         keep(found, question.out)
     return found

@@ -12,41 +12,44 @@ from atoll.answers.answer import Answer
 from atoll.answers.designs import SweepAnswer, SweptRow
 from atoll.errors import AtollError
 from atoll.files.wholefile import check_folder, write_folder
-from atoll.files.yamlfile import suggestion
 from atoll.questions import EstimateQuestion, PlanQuestion, Question, SearchQuestion
+from atoll.questions.ask import ask
 from atoll.questions.devices import SAID_OF
-from atoll.questions.options import read_text
+from atoll.questions.sweeps import ONCE, axes_of
 from atoll.report.folder import SWEEP
 from atoll.several.figures import figures_of
 
+Swept = PlanQuestion | EstimateQuestion | SearchQuestion
+KINDS = (PlanQuestion, EstimateQuestion, SearchQuestion)
 TABLE = "sweep.csv"
 MOST = 10_000
 """Questions of one sweep."""
-_ONCE = ("out", "trace", "export_to", "messages", "sweep", "layouts")
-"""Fields that say where one answer goes."""
 
 
-def axes_of(question: Question, texts: Sequence[str]) -> dict[str, tuple[Any, ...]]:
-    """Fields and their values from "devices=64", "128", "tp=1": a text without a name belongs to
-    the field before it.
+def asked_once(
+    question: Swept | type[Swept], fields: Mapping[str, Any]
+) -> tuple[Swept, dict[str, Sequence[Any]]]:
+    """What all questions of a sweep share, and the values of its axes. Of a class the first value
+    of every axis stands for it.
     """
-    found: dict[str, list[str]] = {}
-    name = ""
-    for text in texts:
-        before, equals, value = text.partition("=")
-        name = before.strip().replace("-", "_") if equals else name
-        if not name:
-            raise AtollError(f"sweep: expected NAME=VALUE,..., got {text!r}")
-        found.setdefault(name, []).append((value if equals else text).strip())
-    fields = type(question).model_fields
-    for name in found:
-        if name not in fields or fields[name].exclude or name in _ONCE:
-            raise AtollError(
-                f"sweep: {name!r} is no field that could differ{suggestion(name, fields)}"
-            )
-    return {
-        name: tuple(read_text(fields[name], v) for v in values) for name, values in found.items()
-    }
+    axes: dict[str, Sequence[Any]]
+    if isinstance(question, type) and issubclass(question, KINDS):
+        axes = {n: v for n, v in fields.items() if isinstance(v, list | tuple | range) and v}
+        shared = {n: v for n, v in fields.items() if n not in axes}
+        first = {n: axes[n][0] for n in question.needed(shared) if n in axes}
+        question = ask({question.__name__: question}, None, shared | first)
+    else:
+        axes = {n: _values(n, v) for n, v in fields.items()}
+    if not isinstance(question, KINDS):
+        kinds = ", ".join(kind.__name__ for kind in KINDS)
+        raise AtollError(f"sweep: expected one of {kinds}, or its class, got {question!r:.80}")
+    return question, axes or dict(axes_of(type(question), question.sweep))
+
+
+def _values(name: str, values: Any) -> Sequence[Any]:
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        raise AtollError(f"sweep: {name}: expected a list of values, got {values!r:.80}")
+    return values
 
 
 def _answered(question: Question) -> Answer:
@@ -62,7 +65,7 @@ def _answered(question: Question) -> Answer:
 def swept(question: Question, axes: Mapping[str, Sequence[Any]]) -> SweepAnswer:
     """Answers for every combination of values; one that has none keeps the reason."""
     alone = {
-        **{name: None for name in _ONCE if getattr(question, name, None) and name != "sweep"},
+        **{name: None for name in ONCE if getattr(question, name, None) and name != "sweep"},
         **({"sweep": ()} if getattr(question, "sweep", ()) else {}),
     }
     combinations = list(product(*axes.values()))
