@@ -210,3 +210,30 @@ def test_no_package_takes_the_name_of_a_function() -> None:
     """An import of `atoll.calibrate` once put the package where the function was."""
     inside = {path.stem for path in (ROOT / "src/atoll").iterdir()}
     assert inside & set(atoll.__all__) == {"answers"}
+
+
+ASKED = {"model": "gpt2-xl", "device": "h100", "devices": 8, "batch": 64}
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: atoll.search(5), "job: expected a job file, or a question about chips or wafer"),
+        (lambda: atoll.search({"model": "bert-large"}), "job: expected a job file, or a question"),
+        (lambda: atoll.search(atoll.PlanQuestion.of(**ASKED)), "job: expected a job file, or a"),
+        (lambda: atoll.plan(job=3), "job: expected .* about devices or pods, got 3"),
+        (lambda: atoll.plan(atoll.PlanQuestion.of(**ASKED)), "model: .*give a question as job="),
+        (lambda: atoll.estimate(job=atoll.PlanQuestion.of(**ASKED)), "job: expected a job file"),
+        (lambda: atoll.sweep(None, devices=[8]), "sweep: expected one of PlanQuestion"),
+        (lambda: atoll.load(None), "path: expected text or a path, got None"),
+        (lambda: atoll.compare(3, 4), "runs: expected text or a path, got 3"),
+        (lambda: atoll.describe_model(None), "model: expected text or a path, got None"),
+        (lambda: atoll.describe_hardware(3), "name: expected text or a path, got 3"),
+        (lambda: atoll.check(3, device="h100"), "file: expected text or a path, got 3"),
+        (lambda: atoll.validate(3), "data: expected text or a path, got 3"),
+    ],
+)
+def test_a_wrong_first_argument_is_one_sentence(call: Any, sentence: str) -> None:
+    with pytest.raises(atoll.AtollError, match=sentence) as raised:
+        call()
+    assert "\n" not in str(raised.value)

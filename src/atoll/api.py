@@ -463,7 +463,7 @@ def load(path: str | Path) -> Answer:
     """
     from atoll.answers.kinds import ANSWERS
 
-    return read_answer(Path(path), *(kind for kinds in ANSWERS.values() for kind in kinds))
+    return read_answer(path, *(kind for kinds in ANSWERS.values() for kind in kinds))
 
 
 @described_by("check")

@@ -27,7 +27,7 @@ from atoll.answers.hardware import (
     WaferEntry,
 )
 from atoll.cost.model import COST_MODELS
-from atoll.errors import AtollError
+from atoll.errors import AtollError, path_of
 from atoll.fabric.network import Network
 from atoll.files.yamlfile import load_yaml, suggestion
 from atoll.hardware.accelerator import Hbm
@@ -83,6 +83,7 @@ def hardware_names() -> tuple[str, ...]:
 
 def describe(name: str) -> HardwareAnswer:
     """A name of the catalogue, a device as people write it, or a file."""
+    name = str(path_of("name", name))
     if is_file(name):
         return _FILES[_kind(name)][1](name)
     names: dict[Callable[[str], HardwareAnswer], tuple[str, ...]] = {

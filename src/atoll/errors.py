@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from os import PathLike
+from pathlib import Path
+
 
 class AtollError(Exception):
     """A mistake in the user's input, or a job that cannot be done.
@@ -23,6 +26,13 @@ def check_count(name: str, value: object) -> None:
     """Refuse what is not a positive integer."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise AtollError(f"{name} is {value!r}, but must be a positive integer")
+
+
+def path_of(name: str, value: object) -> Path:
+    """Return a path that was given as text or as a path, and refuse anything else."""
+    if not isinstance(value, str | PathLike):
+        raise AtollError(f"{name}: expected text or a path, got {value!r:.80}")
+    return Path(value)
 
 
 class InfeasibleError(AtollError):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Self, TypeV
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from atoll.errors import AtollError
+from atoll.errors import AtollError, path_of
 from atoll.files.jsonfile import read_object
 from atoll.files.wholefile import whole_files
 from atoll.registry import named
@@ -301,9 +301,9 @@ def dumped(value: object) -> Any:
     return adapter(type(value)).dump_python(value, mode="json", by_alias=True, warnings="error")
 
 
-def read_answer(path: Path, *kinds: type[A]) -> A:
+def read_answer(path: str | Path, *kinds: type[A]) -> A:
     """The answer in a file, which may be one of these kinds."""
-    return parse_answer(read_object(path), str(path), *kinds)
+    return parse_answer(read_object(path_of("path", path)), str(path), *kinds)
 
 
 def parse_answer(content: Mapping[str, Any], where: str, *kinds: type[A]) -> A:

@@ -295,6 +295,7 @@ _EXPECTED = {
     "float_parsing": "a number",
     "finite_number": "a finite number",
     "string_type": "text",
+    "path_type": "text or a path",
     "bool_type": "true or false",
     "bool_parsing": "true or false",
     "list_type": "a list",

@@ -33,8 +33,16 @@ def ask(
     `kinds`: the questions that it may be, the first where nothing says which.
     """
     fields = {name: value for name, value in given.items() if value is not None}
+    if wrong := next((n for n, value in fields.items() if isinstance(value, Question)), ""):
+        raise AtollError(f"{wrong}: expected a value, got a question; give a question as job=")
     if isinstance(job, str | Path):
         job = load_job(job, kinds)
+    elif job is not None and not any(
+        isinstance(job, kind) or issubclass(kind, type(job)) for kind in kinds.values()
+    ):
+        raise AtollError(
+            f"job: expected a job file, or a question about {' or '.join(kinds)}, got {job!r:.80}"
+        )
     question = kinds[_kind(kinds, fields)] if job is None else type(job)
     fields = current_names(question, fields, spelled)
     for name in fields:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from atoll import questions
+from atoll.errors import path_of
 from atoll.questions.ask import ask
 from atoll.questions.texts import described_by
 
@@ -75,7 +76,7 @@ def compare(*runs: str | Path) -> CompareAnswer:
     """
     from atoll.several.compared import compared
 
-    return compared([Path(one) for one in runs])
+    return compared([path_of("runs", one) for one in runs])
 
 
 @described_by("bench")

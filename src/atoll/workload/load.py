@@ -9,7 +9,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from atoll.errors import AtollError
+from atoll.errors import AtollError, path_of
 from atoll.files.jsonfile import parse_object, read_object
 from atoll.workload.families.config import config_from_hf
 from atoll.workload.families.hub import cached_config, cached_models, is_model_id
@@ -37,7 +37,7 @@ def load_model(name_or_path: str | Path) -> ModelConfig | StoredModel:
     folder that holds a config.json, or the id of a model whose config.json lies in the local
     Hugging Face cache.
     """
-    text = str(name_or_path)
+    path, text = path_of("model", name_or_path), str(name_or_path)
     if not text:
         raise AtollError("model: an empty name; give a zoo name (atoll models) or a file")
     if text in zoo_names():
@@ -45,7 +45,6 @@ def load_model(name_or_path: str | Path) -> ModelConfig | StoredModel:
         given = parse_object(entry.read_text(encoding="utf-8"), f"{text} (zoo)")
         config = config_from_hf(given, f"{text} (zoo)")
         return replace(config, name=text)
-    path = Path(name_or_path)
     try:
         folder = path.is_dir()
     except OSError as error:  # such as a name longer than the file system allows
