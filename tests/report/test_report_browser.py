@@ -145,6 +145,24 @@ def test_a_plan_shows_its_layout_pipeline_and_launch_file(
         page.screenshot("report-plan")
 
 
+def test_tools_that_cannot_run_a_layout_say_why_where_their_file_would_be(
+    browser: Browser, tmp_path: Path
+) -> None:
+    tuned = atoll.estimate(
+        "llama2-7b", "h100", 8, batch=64, zero=3, method="lora", out=tmp_path / "lora"
+    )
+    with opened(browser, tmp_path / "lora", tmp_path, 1400) as page:
+        shown = []
+        for number in range(page.count("#launch-tool option")):
+            page.set_value("#launch-tool", str(number))
+            shown.append(page.eval("document.querySelector('#launch').innerText"))
+        for file, words in zip(tuned.answer.launch, shown, strict=True):
+            assert file.refused and file.refused in words
+        assert page.eval("document.querySelector('#launch-copy').disabled")
+        page.box("#launch")
+        page.screenshot("report-no-launch-file", whole=False)
+
+
 def test_a_wafer_shows_its_dies(browser: Browser, wafer_run: Path, tmp_path: Path) -> None:
     with opened(browser, wafer_run, tmp_path) as page:
         assert sections(page) == {

@@ -65,9 +65,10 @@ export function clusterView({ cluster }) {
 
 export function launchView({ launch }) {
   const good = Math.max(0, launch.findIndex((file) => file.text));
-  const tool = choice("launch-tool", launch.map((file, i) => [i, file.target]), good);
+  const tool = choice("launch-tool", launch.map((file, i) => [i, file.text ? file.target : `${file.target} (no file)`]), good);
   const said = h("span", { class: "muted", "aria-live": "polite" });
   const notes = h("ul", { class: "muted" }), text = h("pre", { id: "launch-text", tabindex: 0 });
+  const refusal = h("p", { class: "warn", id: "launch-refusal" });
   const copy = h("button", { type: "button", id: "launch-copy", onclick: async () => {
     try {
       await navigator.clipboard.writeText(text.textContent);
@@ -79,13 +80,14 @@ export function launchView({ launch }) {
   } }, "copy");
   function show() {
     const chosen = launch[Number(tool.value)];
-    said.textContent = chosen.file ?? "";
-    notes.replaceChildren(...(chosen.notes ?? []).map((note) => h("li", {}, note)));
-    text.textContent = chosen.text ?? chosen.refused;
-    copy.disabled = !chosen.text;
+    said.textContent = chosen.file;
+    notes.replaceChildren(...chosen.notes.map((note) => h("li", {}, note)));
+    text.textContent = chosen.text;
+    refusal.textContent = chosen.refused;
+    copy.disabled = text.hidden = !chosen.text;
   }
   tool.addEventListener("input", show);
   show();
   return section("launch", "The launch file", "The same layout in the words of a training tool. Copy it, or let atoll plan --export write it.",
-    h("div", { class: "row controls" }, h("label", {}, "tool ", tool), copy, said), notes, text);
+    h("div", { class: "row controls" }, h("label", {}, "tool ", tool), copy, said), refusal, notes, text);
 }
