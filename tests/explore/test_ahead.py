@@ -3,6 +3,7 @@ again on both sides."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import atoll
 from atoll.errors import AtollError
 from atoll.explore.ahead import ENDS, run_of
 from atoll.explore.answer.result import SearchResult
+from atoll.workload.load import load_model
 
 TINY = Path(__file__).parents[2] / "examples" / "spaces" / "tiny.yaml"
 
@@ -86,3 +88,20 @@ def test_what_a_run_does_not_say_is_refused(planned: Path, tmp_path: Path) -> No
     other.write_text('{"kind": "hardware", "format": 1}')
     with pytest.raises(AtollError, match="not plan or estimate or check"):
         atoll.SearchQuestion.of(from_=str(other))
+
+
+def test_a_run_of_a_configuration_file_is_followed_without_the_file(tmp_path: Path) -> None:
+    shape = {
+        "model_type": "llama", "hidden_size": 1024, "intermediate_size": 4096,
+        "num_hidden_layers": 4, "num_attention_heads": 16, "vocab_size": 32_000,
+        "max_position_embeddings": 2048,
+    }  # fmt: skip
+    file = tmp_path / "llama2-7b" / "config.json"  # a zoo name, but another model
+    file.parent.mkdir()
+    file.write_text(json.dumps(shape))
+    own = atoll.estimate(str(file), "a100-40", 8, batch=64, out=tmp_path / "run")
+    asked = atoll.SearchQuestion.of(from_=str(tmp_path / "run"))
+    assert asked.models[0].name == str(file)
+    file.unlink()
+    kept = atoll.SearchQuestion.of(from_=str(tmp_path / "run")).models[0].name
+    assert load_model(kept) == own.run.model

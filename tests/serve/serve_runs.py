@@ -51,6 +51,19 @@ def write_plan(folder: Path) -> Path:
     return plan_file.write_plan(found, folder).parent
 
 
+def own_model(folder: Path, layers: int) -> Path:
+    """A configuration of the user's own, named after its folder."""
+    folder.mkdir(parents=True)
+    configuration = {
+        "model_type": "llama", "hidden_size": 1024, "intermediate_size": 4096,
+        "num_hidden_layers": layers, "num_attention_heads": 16, "vocab_size": 32_000,
+        "max_position_embeddings": 2048,
+    }  # fmt: skip
+    path = folder / "config.json"
+    path.write_text(json.dumps(configuration), encoding="utf-8")
+    return path
+
+
 def design(chip: int, score: float | None, area: float, width: int = 64) -> DesignRow:
     plan = {
         "model": "synthetic", "samples_per_s": score, "step_time_s": 1.0 + chip, "microbatch": 1,

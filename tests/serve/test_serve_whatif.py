@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from serve_runs import TINY, ask_json, make_app
+from serve_runs import TINY, ask_json, make_app, own_model
 
 import atoll
 from atoll.answers.answer import checked, dumped
@@ -151,8 +151,36 @@ def test_a_plan_is_estimated_as_it_was_planned(plan_run: Path) -> None:
         found = whatif.estimate(number, Change())
         assert found.step_time_s == pytest.approx(other.step_time_s, rel=1e-12)
     assert whatif.options(0).note == ""
-    changed = PlanWhatIf(replace(content, states="bf16"))
+    changed = PlanWhatIf(replace(content, question={**content.question, "optimizer": "bf16"}))
     assert "something it depends on has changed" in changed.options(0).note
+    without = PlanWhatIf(replace(content, question={}))
+    with pytest.raises(AtollError, match="keeps no question: plan it again"):
+        without.options(0)
+
+
+def test_a_plan_of_a_configuration_file_is_estimated_again_without_the_file(tmp_path: Path) -> None:
+    model = own_model(tmp_path / "llama2-7b", layers=4)  # a zoo name, but another model
+    atoll.plan(
+        str(model), "h100", 8, batch=64, cp=1, pp=1, flags="te_loss", headroom=0.1,
+        export="megatron", out=tmp_path / "run",
+    )  # fmt: skip
+    model.unlink()
+    app = make_app(tmp_path / "run")
+    planned = json.loads((tmp_path / "run" / "plan.json").read_text())
+    again = ask_json(app, "/api/runs/run/whatif")
+    assert again["step_time_s"] == pytest.approx(planned["step_time_s"], rel=1e-12)
+    assert ask_json(app, "/api/runs/run/whatif/options")["note"] == ""
+    assert "problem" not in ask_json(app, "/api/runs/run/whatif/plan?hbm_GiB=160")
+
+
+def test_a_checked_launch_file_is_estimated_again_without_the_file(tmp_path: Path) -> None:
+    asked = {"batch": 64, "zero": 3, "out": tmp_path / "run"}
+    script = atoll.estimate("llama3-8b", "h100", 8, batch=64, zero=3).export("megatron")
+    file = script.save(tmp_path / "train.sh")
+    found = atoll.estimate(from_=file, device="h100", **asked)
+    file.unlink()
+    again = ask_json(make_app(tmp_path / "run"), "/api/runs/run/whatif")
+    assert again["step_time_s"] == pytest.approx(found.step.time_s, rel=1e-12)
 
 
 def test_a_plans_sliders(plan_run: Path) -> None:

@@ -183,3 +183,50 @@ def test_what_questions_return_can_be_compared_and_tabled() -> None:
     assert both.to_dataframe().loc["devices"].tolist() == [8, 16]
     with pytest.raises(AtollError, match="two or more"):
         found.compare()
+
+
+@pytest.mark.parametrize(
+    ("changed", "shown"),
+    [
+        ({"headroom": 0.2}, ("headroom", (0.0, 0.2))),
+        ({"flags": "te_loss"}, ("flags", (None, "te_loss"))),
+        ({"zero": 3}, ("zero", (1, 3))),
+        ({"method": "lora", "lora_rank": 8}, ("lora_rank", (16, 8))),
+    ],
+)
+def test_the_field_that_differs_is_shown(
+    changed: dict[str, Any], shown: tuple[str, tuple[Any, ...]]
+) -> None:
+    found = atoll.estimate(**ASKED, devices=8).compare(
+        atoll.estimate(**ASKED, devices=8, **changed)
+    )
+    assert isinstance(found, CompareAnswer)
+    assert shown in [(row.name, row.values) for row in found.asked if row.differs]
+    assert {row.name for row in found.asked if row.differs} == changed.keys()
+
+
+def test_models_of_one_name_are_compared_by_their_shape(tmp_path: Path) -> None:
+    shape = {
+        "model_type": "llama", "hidden_size": 1024, "intermediate_size": 4096,
+        "num_attention_heads": 16, "vocab_size": 32_000, "max_position_embeddings": 2048,
+    }  # fmt: skip
+    runs = []
+    for layers in (4, 8):
+        file = tmp_path / str(layers) / "mine" / "config.json"
+        file.parent.mkdir(parents=True)
+        file.write_text(json.dumps({**shape, "num_hidden_layers": layers}))
+        runs.append(
+            atoll.estimate(str(file), "h100", 8, batch=64).save(tmp_path / f"{layers}.json")
+        )
+    found = atoll.compare(*runs)
+    differing = {row.name: row.values for row in found.asked if row.differs}
+    assert differing == {"model.layers": (4, 8)}
+
+
+def test_a_run_keeps_its_question_and_the_version_that_answered_it(tmp_path: Path) -> None:
+    given = {**ASKED, "devices": 8, "cp": [1], "pp": [1], "recompute": ["none"]}
+    atoll.plan(**given, out=tmp_path)  # type: ignore[arg-type]
+    kept = json.loads((tmp_path / "plan.json").read_text())
+    assert kept["question"] == given and kept["version"] == atoll.__version__
+    again = atoll.plan(job=PlanQuestion.of(**kept["question"]))
+    assert again.answer.step_time_s == kept["step_time_s"]

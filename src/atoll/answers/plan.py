@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from atoll.answers.answer import (
     Amount,
@@ -144,6 +144,12 @@ class RunAnswer(Launched, Picture):
     format: Literal[3] = 3
     notes: tuple[str, ...] = ()
     """What to know before the figures are believed."""
+    version: str = ""
+    """Of the atoll that wrote it."""
+    question: Mapping[str, JsonValue] = field(default_factory=dict)
+    """The fields that were given, by their names; files by their absolute paths."""
+    configuration: Mapping[str, JsonValue] = field(default_factory=dict)
+    """The model's shape; empty where it was captured: the question names its file."""
     model: str
     device: str
     network: str

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from atoll.answers.answer import read_answer
+from atoll.answers.answer import dumped, read_answer
 from atoll.answers.plan import EstimateAnswer, PlanAnswer
 from atoll.answers.search import Ahead, ShadowPrice
 from atoll.answers.validation import CheckAnswer
@@ -39,6 +39,7 @@ from atoll.hardware.physical.price import device_usd
 from atoll.hardware.silicon.chip import template_of
 from atoll.stopping import Stop, StoppedError
 from atoll.training.planner.problem import PLAN
+from atoll.workload.load import load_config
 
 TARGET = 2.0
 ENDS = (0.9, 1.1)
@@ -50,6 +51,7 @@ GIGA = 1e9
 class Followed:
     """A run that exists, with what its software loses."""
 
+    file: Path
     run: PlanAnswer | EstimateAnswer
     measured_s: float | None = None
 
@@ -69,6 +71,18 @@ class Followed:
         stretched_s = run.step_time_s * (1 - 1 / run.pipeline.slack)
         return max(0.0, run.breakdown_s.get("host", 0.0) - max(0.0, stretched_s))
 
+    @property
+    def model(self) -> str:
+        """What the search takes for its model: the name that the run was asked with, or the run's
+        file where that name is now another model or none.
+        """
+        name, shape = str(self.run.question.get("model") or self.run.model), self.run.configuration
+        try:
+            same = not shape or dumped(load_config(name)) == shape
+        except AtollError:
+            same = False
+        return name if same else str(self.file)
+
     def on(self, device_s: float) -> float:
         """A step whose devices take so long."""
         return (device_s + self.host_s) * self.slack
@@ -81,9 +95,9 @@ def run_of(path: str | Path) -> Followed:
     found = read_answer(file, PlanAnswer, EstimateAnswer, CheckAnswer)
     if isinstance(found, CheckAnswer):
         measured = found.measured
-        return Followed(found.estimate, None if measured is None else measured.step_time_s)
+        return Followed(file, found.estimate, None if measured is None else measured.step_time_s)
     assert isinstance(found, PlanAnswer | EstimateAnswer)
-    return Followed(found)
+    return Followed(file, found)
 
 
 def completed(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,14 +105,15 @@ def completed(given: Mapping[str, Any]) -> dict[str, Any]:
     for name, why in (("per", "prices are of throughput"), ("objective", "a run has one model")):
         if given.get(name) is not None:
             raise AtollError(f"{name}: does not go with from_ (--from): {why}")
-    run = run_of(given["from_"]).run
+    followed = run_of(given["from_"])
+    run = followed.run
     said = {
-        "model": run.model,
+        "model": followed.model,
         "devices": run.devices,
         "batch": run.global_batch,
         "sequence": run.sequence,
         "optimizer": run.states,
-        "network": run.network,
+        "network": run.question.get("network", run.network),
         "precision": {"bf16": "bf16", "fp16": "bf16", "nvfp4": "nvfp4"}.get(run.precision, "fp8"),
     }
     return said | {name: value for name, value in given.items() if value is not None}

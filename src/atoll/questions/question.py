@@ -147,6 +147,19 @@ class Question(FileModel):
         return cls.of(**given)
 
 
+def given_fields(question: Question) -> dict[str, JsonValue]:
+    """The fields that were given, as JSON; files that they name have their absolute paths."""
+    told: dict[str, JsonValue] = question.model_dump(mode="json", exclude_unset=True)
+    for name, value in told.items():
+        info = type(question).model_fields[name]
+        parts = (*info.metadata, *inside(info.annotation))
+        if isinstance(value, str) and any(isinstance(p, Named) and p.file for p in parts):
+            path = Path(value)
+            if (path.suffix or len(path.parts) > 1) and _exists(path):
+                told[name] = str(path.absolute())
+    return {name: value for name, value in told.items() if value is not None}
+
+
 def option(
     help: str,
     group: str,

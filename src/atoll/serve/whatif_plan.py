@@ -7,9 +7,11 @@ import threading
 from dataclasses import replace
 from typing import Any
 
+from atoll.answers.answer import checked
 from atoll.answers.plan import EstimateAnswer, PlanAnswer
 from atoll.errors import AtollError
-from atoll.questions import RunQuestion
+from atoll.questions import EstimateQuestion, PlanQuestion
+from atoll.questions.devices import LaunchQuestion
 from atoll.serve.whatif import (
     CAPACITIES_GIB,
     GIB,
@@ -31,14 +33,14 @@ from atoll.training.planner.plan import plan
 from atoll.training.planner.space import Axes
 from atoll.training.request import run_of
 from atoll.training.run import Run
+from atoll.workload.families.model_config import ModelConfig
 
 KEPT = 32
 AGAIN_S = 30.0
 """Within which a plan is made again."""
 SAME = 1e-9  # relative, of two step times
-_SAME = ("model", "device", "devices", "sequence", "network", "stack", "precision", "attention",
-         "imbalance")  # fmt: skip
-"""Fields of a question that answers have under their names."""
+_OF_THE_MODEL = ("model", "from_", *LaunchQuestion.model_fields)
+"""Fields of a question that name files which describe the model."""
 
 
 class PlanWhatIf:
@@ -135,15 +137,14 @@ class PlanWhatIf:
 
     def _open(self) -> Run:
         if self._run is None:
-            told = self._answer
-            asked = RunQuestion.of(
-                **{name: getattr(told, name) for name in _SAME},
-                batch=told.global_batch,
-                optimizer=told.states,
-                headroom=told.memory_bytes.headroom,
-                power_cap=told.power_cap_W,
-            )
-            self._run = run_of(asked)
+            told, shape = self._answer, self._answer.configuration
+            if not told.question:
+                raise AtollError("plan.json keeps no question: plan it again with this atoll.")
+            model = checked(shape, ModelConfig, "plan.json") if shape else None
+            kept = _OF_THE_MODEL if model else ()
+            given = {name: value for name, value in told.question.items() if name not in kept}
+            kind = PlanQuestion if isinstance(told, PlanAnswer) else EstimateQuestion
+            self._run = run_of(kind.of(**given), model)
         return self._run
 
     def _estimator(self, base: Run, devices: int, change: Change) -> Estimator:

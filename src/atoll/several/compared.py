@@ -14,7 +14,7 @@ from atoll.answers.search import SearchAnswer
 from atoll.answers.wafer import MappingAnswer, WaferAnswer
 from atoll.errors import AtollError
 from atoll.report.folder import open_folder
-from atoll.several.figures import Figures, asked_of, figures_of
+from atoll.several.figures import Figures, asked_of, figures_of, shape_of, unasked_of
 
 KINDS = (PlanAnswer, EstimateAnswer, SearchAnswer, WaferAnswer, MappingAnswer)
 
@@ -34,16 +34,31 @@ def beside(names: Sequence[str], runs: Sequence[Answer]) -> CompareAnswer:
     """The same of answers."""
     if len(runs) < 2:
         raise AtollError("runs: give two or more folders or files to compare")
+    asked = _rows(list(map(asked_of, runs)), list(map(unasked_of, runs)))
     return CompareAnswer(
         runs=tuple(names),
-        asked=_rows([asked_of(one) for one in runs]),
-        figures=_rows([figures_of(one) for one in runs]),
+        asked=(*asked, *_shapes(asked, runs)),
+        figures=_rows(list(map(figures_of, runs))),
     )
 
 
-def _rows(columns: Sequence[Figures]) -> tuple[ComparedRow, ...]:
+def _rows(
+    columns: Sequence[Figures], otherwise: Sequence[Figures] | None = None
+) -> tuple[ComparedRow, ...]:
+    """A row for each name of a column; `otherwise` has the values of columns without it."""
     names = dict.fromkeys(name for column in columns for name in column)
-    return tuple(_row(name, [column.get(name) for column in columns]) for name in names)
+    full = (
+        columns if otherwise is None else [u | c for u, c in zip(otherwise, columns, strict=True)]
+    )
+    return tuple(_row(name, [column.get(name) for column in full]) for name in names)
+
+
+def _shapes(asked: Sequence[ComparedRow], runs: Sequence[Answer]) -> list[ComparedRow]:
+    """Where models of one name have several shapes, what they differ in."""
+    shapes = list(map(shape_of, runs))
+    if not all(shapes) or any(row.name == "model" and row.differs for row in asked):
+        return []
+    return [row for row in _rows(shapes) if row.differs]
 
 
 def _row(name: str, values: Sequence[JsonValue]) -> ComparedRow:

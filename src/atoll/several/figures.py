@@ -11,6 +11,7 @@ from atoll.answers.plan import EstimateAnswer, PlanAnswer
 from atoll.answers.search import SearchAnswer
 from atoll.answers.wafer import MappingAnswer, WaferAnswer
 from atoll.errors import AtollError
+from atoll.questions import EstimateQuestion, PlanQuestion
 
 Figures = dict[str, JsonValue]
 GIB = 2**30
@@ -18,6 +19,8 @@ _ASKED = (
     "model", "device", "devices", "network", "sequence", "global_batch", "stack", "states",
     "precision", "attention", "imbalance", "power_cap_W", "site",
 )  # fmt: skip
+_ASKED_AS = {*_ASKED, "batch", "optimizer", "power_cap", "kind"}
+"""The same as fields of a question."""
 
 
 def figures_of(found: Answer) -> Figures:
@@ -69,7 +72,8 @@ def figures_of(found: Answer) -> Figures:
 def asked_of(found: Answer) -> Figures:
     """What was asked, by name."""
     if isinstance(found, PlanAnswer | EstimateAnswer):
-        return {name: getattr(found, name) for name in _ASKED}
+        given = {n: _plain(value) for n, value in found.question.items() if n not in _ASKED_AS}
+        return {name: getattr(found, name) for name in _ASKED} | given
     if isinstance(found, SearchAnswer | WaferAnswer):
         return {name: _plain(value) for name, value in found.job.items()}
     if isinstance(found, MappingAnswer):
@@ -77,8 +81,28 @@ def asked_of(found: Answer) -> Figures:
     raise AtollError(f"an answer of kind {getattr(found, 'kind', '?')} has nothing to compare")
 
 
+def unasked_of(found: Answer) -> Figures:
+    """What holds where nothing was asked, by name."""
+    if not isinstance(found, PlanAnswer | EstimateAnswer):
+        return {}
+    kind = PlanQuestion if isinstance(found, PlanAnswer) else EstimateQuestion
+    return {
+        name: _plain(list(info.default) if isinstance(info.default, tuple) else info.default)
+        for name, info in kind.model_fields.items()
+        if not info.is_required()
+    }
+
+
+def shape_of(found: Answer) -> Figures:
+    """The configuration of the model, by name; nothing where the answer does not keep it."""
+    shape = found.configuration if isinstance(found, PlanAnswer | EstimateAnswer) else {}
+    return {f"model.{name}": value for name, value in shape.items()}
+
+
 def _plain(value: JsonValue) -> JsonValue:
-    """A list of models by their names."""
+    """A list of models by their names, of one value by itself."""
+    if isinstance(value, list) and len(value) == 1 and not isinstance(value[0], Mapping):
+        return value[0]
     if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
         return ", ".join(str(item.get("name", item)) for item in value if isinstance(item, Mapping))
     return value

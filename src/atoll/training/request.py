@@ -100,6 +100,7 @@ def run_of(asked: RunQuestion, model: ModelConfig | None = None) -> Run:
         stored=given if isinstance(given, StoredModel) else None,
         headroom=asked.headroom,
         length=_length(asked),
+        question=asked,
     )
     return run if site is None else run.at(site)
 

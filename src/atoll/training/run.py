@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from atoll.fabric.network import Network
@@ -17,6 +17,7 @@ from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.stored import StoredModel, warnings_of
 
 if TYPE_CHECKING:
+    from atoll.questions import RunQuestion
     from atoll.training.site import Site
 
 FUSED_MIXERS = {
@@ -71,6 +72,8 @@ class Run:
     """Whose timings of operators are used; none: the model's."""
     headroom: float = 0.0
     """Share of each device's memory that is to stay free."""
+    question: RunQuestion | None = field(default=None, compare=False, repr=False)
+    """What was asked, where the run comes from a question."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "network", self.network.cut(self.devices))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from atoll.errors import AtollError, path_of
 from atoll.files.jsonfile import parse_object, read_object
@@ -33,9 +36,9 @@ def load_config(name_or_path: str | Path) -> ModelConfig:
 
 
 def load_model(name_or_path: str | Path) -> ModelConfig | StoredModel:
-    """Whatever `--model` takes: a zoo name, the path of a config.json or of an atoll-model file, a
-    folder that holds a config.json, or the id of a model whose config.json lies in the local
-    Hugging Face cache.
+    """Whatever `--model` takes: a zoo name, the path of a config.json, of an atoll-model file or of
+    a run that plan, estimate or check wrote, a folder that holds a config.json, or the id of a
+    model whose config.json lies in the local Hugging Face cache.
     """
     path, text = path_of("model", name_or_path), str(name_or_path)
     if not text:
@@ -61,6 +64,8 @@ def load_model(name_or_path: str | Path) -> ModelConfig | StoredModel:
         given = read_json(path)
         # A folder is the better name for a file that everyone calls config.json.
         stem = path.resolve().parent.name if path.name == "config.json" else path.stem
+        if (kept := _kept(given, str(path))) is not None:
+            return kept
         if is_stored(given):
             return read_stored(given, str(path))
         return _named(config_from_hf(given, str(path)), stem)
@@ -77,6 +82,20 @@ def load_model(name_or_path: str | Path) -> ModelConfig | StoredModel:
     close = difflib.get_close_matches(text.lower(), zoo_names(), n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(close)}" if close else f"known: {', '.join(zoo_names())}"
     raise AtollError(f"no model is called {text!r} in the zoo, nor is there such a file; {hint}")
+
+
+def _kept(answer: Mapping[str, Any], where: str) -> ModelConfig | None:
+    """The model of a run that plan, estimate or check wrote; none where it is no such file."""
+    run = answer.get("estimate", answer)
+    if not isinstance(run, dict) or run.get("kind") not in ("plan", "estimate"):
+        return None
+    try:
+        return TypeAdapter(ModelConfig).validate_python(run.get("configuration"))
+    except ValidationError:
+        raise AtollError(
+            f"{where}: an answer that does not keep its model: it was captured, or the file is "
+            "damaged or of an older atoll"
+        ) from None
 
 
 def _named(config: ModelConfig, name: str) -> ModelConfig:

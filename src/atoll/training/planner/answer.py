@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from atoll.answers.answer import made_of
+from atoll.answers.answer import dumped, made_of
 from atoll.answers.certificate import LayoutProof
 from atoll.answers.plan import (
     BestLayout,
@@ -27,6 +27,8 @@ from atoll.answers.plan import (
 )
 from atoll.fabric.nested import collective_s
 from atoll.files.csvfile import write_csv
+from atoll.identity import VERSION
+from atoll.questions.question import given_fields
 from atoll.step.layout import Layout
 from atoll.step.stages import stage_shares
 from atoll.training.estimate import Estimate, Estimator
@@ -44,6 +46,9 @@ def estimate_answer(found: Estimate) -> EstimateAnswer:
     pipeline = step_passes(found)
     replayed = replay_step(pipeline)
     return EstimateAnswer(
+        version=VERSION,
+        question={} if run.question is None else given_fields(run.question),
+        configuration=dumped(run.model) if run.stored is None else {},
         model=run.model.name,
         device=run.gpu.name,
         network=run.network.name,
