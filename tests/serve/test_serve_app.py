@@ -298,6 +298,38 @@ def test_one_broken_run_keeps_none_of_the_others(tmp_path: Path) -> None:
     assert "device is missing" in listed["left_out"][0]["reason"]
 
 
+def test_a_folder_that_holds_no_run_keeps_none_of_the_others(tmp_path: Path) -> None:
+    good = write_designs(tmp_path / "good", random_designs(3))
+    app = make_app(tmp_path / "gone", empty(tmp_path / "empty"), good)
+    listed = ask_json(app, "/api/runs")
+    assert [run["id"] for run in listed["runs"]] == ["good"]
+    assert [other["id"] for other in listed["left_out"]] == ["gone", "empty"]
+    assert "no such folder" in ask_json(app, "/api/runs/gone", 404)["error"]
+
+
+def test_a_sweep_is_served(tmp_path: Path) -> None:
+    asked = atoll.EstimateQuestion.of(
+        model="gpt2-xl", device="h100", batch=64, out=tmp_path / "sizes"
+    )
+    found = atoll.sweep(asked, devices=[8, 16], zero=[0, 1])
+    good = write_designs(tmp_path / "good", random_designs(3))
+    broken = empty(tmp_path / "broken")
+    (broken / "sweep.json").write_text('{"kind": "sweep", "format": 1}')
+    app = make_app(tmp_path / "sizes", good, broken)
+    listed = ask_json(app, "/api/runs")
+    sweep, search = listed["runs"]
+    assert (sweep["kind"], sweep["axes"], sweep["questions"]) == ("sweep", ["devices", "zero"], 4)
+    assert search["id"] == "good"
+    assert [other["id"] for other in listed["left_out"]] == ["broken"]
+    view = ask_json(app, "/api/runs/sizes/view")
+    assert len(view["tables"][0]["rows"]) == 4 and view["plot"]["x"] == "devices"
+    assert ask_json(app, "/api/runs/sizes/sweep.json") == found.to_dict()
+    assert b"devices, zero swept" in ask(app, "/api/runs/sizes/report.html").body
+    assert "has no whatif" in ask_json(app, "/api/runs/sizes/whatif", 404)["error"]
+    refused = ask_json(app, "/api/compare?run=sizes&run=good", 400)["error"]
+    assert "holds a sweep" in refused and "one answer" in refused
+
+
 def newer(folder: Path) -> Path:
     write_designs(folder, random_designs(3))
     with sqlite3.connect(folder / FILE) as connection:
@@ -332,7 +364,7 @@ def empty(folder: Path) -> Path:
     ("make", "words"),
     [
         (lambda folder: folder, "no such folder"),
-        (empty, "neither search.sqlite nor plan.json in it"),
+        (empty, "none of search.sqlite, plan.json and sweep.json in it"),
         (write_wafer, "holds the answer of a wafer search without its records"),
         (lambda folder: write_wafer(folder / "w").parent, "/w` draws it"),
         (newer, "written by a newer atoll"),

@@ -383,6 +383,28 @@ def test_a_plan_is_followed_until_it_is_there(browser: Browser, tmp_path: Path) 
         assert_clean(page)
 
 
+def test_a_sweep_is_drawn_among_the_runs(browser: Browser, tmp_path: Path) -> None:
+    asked = atoll.EstimateQuestion.of(
+        model="gpt2-xl", device="h100", batch=64, out=tmp_path / "sizes"
+    )
+    atoll.sweep(asked, devices=[8, 16, 32], zero=[0, 1])
+    write_designs(tmp_path / "one", random_designs(30))
+    with serving(tmp_path) as explorer, browser.page(1400, 900) as page:
+        page.goto(f"{explorer.address}?run=sizes")
+        page.wait_for("document.querySelectorAll('#report table tbody tr').length === 6")
+        page.wait_for("document.querySelector('#sweep-plot')?.clientWidth > 0")
+        assert page.text("#badge") == "sweep"
+        assert "sizes: sweep of devices, zero" in page.text("#run")
+        page.screenshot("explorer-sweep", whole=False)
+        page.click("#runs")
+        page.wait_for("!!document.querySelector('#compared')")
+        boxes = "[...document.querySelectorAll('#view input[type=checkbox][value]')]"
+        assert "sizes" not in page.eval(f"{boxes}.map((box) => box.value)")
+        page.set_value("#run", "one")
+        page.wait_for("document.querySelector('#view').dataset.view === 'run'")
+        assert page.foreign_requests() == [] and page.overflow() == 0
+
+
 def test_a_run_that_is_not_here_is_said_and_no_other_shown_for_it(
     browser: Browser, tmp_path: Path
 ) -> None:
@@ -395,7 +417,12 @@ def test_a_run_that_is_not_here_is_said_and_no_other_shown_for_it(
             page.wait_for(f"({said}).includes('{words}')")
             assert page.eval("document.querySelectorAll('tr[data-chip]').length") == 0
         choices = "[...document.querySelectorAll('#run option')]"
-        assert page.eval(f"{choices}.map(choice => choice.disabled)") == [False, True]
+        assert page.eval(f"{choices}.map(choice => choice.textContent)") == [
+            "one: synthetic",
+            "wafer: cannot be shown",
+        ]
+        page.set_value("#run", "wafer")
+        page.wait_for(f"({said}).includes('atoll report')")
         page.eval(
             "(() => {const s = document.querySelector('#run'); s.value = 'one';"
             "s.dispatchEvent(new Event('change'))})()"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.answers.answer import read_answer
+from atoll.answers.designs import SweepAnswer
 from atoll.answers.plan import EstimateAnswer, PlanAnswer
 from atoll.answers.search import SearchAnswer
 from atoll.answers.wafer import WaferAnswer
@@ -72,6 +73,12 @@ def read_plan(path: Path) -> PlanAnswer | EstimateAnswer:
     return found
 
 
+def read_sweep(folder: Path) -> SweepAnswer:
+    """The sweep in a folder; a sentence where it cannot be read."""
+    as_written(folder / SWEEP)
+    return read_answer(folder / SWEEP, SweepAnswer)
+
+
 def _status(folder: Path) -> StatusAnswer | None:
     if not (folder / FILE).exists():
         return None
@@ -80,6 +87,8 @@ def _status(folder: Path) -> StatusAnswer | None:
 
 
 def _no_result(folder: Path, status: StatusAnswer | None) -> str:
+    if (folder / SWEEP).exists():
+        return f"{folder}: holds a sweep, which atoll report draws; give the folder of one answer."
     if status is None:
         return (
             f"{folder}: neither {RESULT} nor {PLAN} in it; give a folder that atoll search --out "

@@ -6,14 +6,14 @@ import html
 import json
 from pathlib import Path
 
-from atoll.answers.answer import dumped, read_answer
+from atoll.answers.answer import dumped
 from atoll.answers.designs import CompareAnswer, SweepAnswer
 from atoll.answers.search import SearchAnswer
 from atoll.answers.wafer import WaferAnswer
 from atoll.files.wholefile import check_place, whole_files
 from atoll.front import bundle, text
 from atoll.identity import VERSION
-from atoll.report.folder import SWEEP, Shown, open_folder
+from atoll.report.folder import SWEEP, Shown, open_folder, read_sweep
 from atoll.report.plan_view import plan_view
 from atoll.report.search_view import search_view
 from atoll.report.table_view import table_view
@@ -67,7 +67,7 @@ def render(view: View) -> str:
 def write_report(folder: Path, out: Path | None = None) -> Path:
     """Read a folder, draw it, and write the page."""
     if (folder / SWEEP).exists():
-        return write_page(read_answer(folder / SWEEP, SweepAnswer), out or folder / REPORT)
+        return write_page(read_sweep(folder), out or folder / REPORT)
     source = open_folder(folder)
     return write_page(source.answer, out or folder / REPORT, folder, source.status)
 

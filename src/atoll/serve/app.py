@@ -32,7 +32,7 @@ from atoll.serve.query import (
     parse_filters,
     scatter,
 )
-from atoll.serve.runs import LeftOut, PlanRun, Reports, Run, SearchRun
+from atoll.serve.runs import LeftOut, PlanRun, Reports, Run, SearchRun, SweepRun
 from atoll.serve.whatif import Change, parse_change
 from atoll.store import StoredDesign
 
@@ -178,10 +178,11 @@ class App:
             page = render(self._reports.of(run.folder)).encode()
             return Response(200, KINDS[".html"], page, _attachment(run, "report.html"))
         if rest[0] == "whatif" and len(rest) <= 2 and run.kind in ("search", "plan"):
+            assert not isinstance(run, SweepRun)
             return _whatif(run, rest[1:], query)
-        if isinstance(run, PlanRun):
-            if rest == ["plan.json"]:
-                return _json(run.content, _attachment(run, "plan.json"))
+        if isinstance(run, PlanRun | SweepRun):
+            if rest == [f"{run.kind}.json"]:
+                return _json(run.content, _attachment(run, rest[0]))
         elif len(rest) == 1 and rest[0] in self._search:
             return self._search[rest[0]](run, query)
         elif len(rest) == 2 and rest[0] == "design":
@@ -245,7 +246,7 @@ def _design(run: SearchRun, chip: str) -> StoredDesign:
 # --- What if --------------------------------------------------------------------------------------
 
 
-def _whatif(run: Run, rest: list[str], query: Query) -> Response:
+def _whatif(run: SearchRun | PlanRun, rest: list[str], query: Query) -> Response:
     planned = isinstance(run, PlanRun)
     if rest not in ([], ["options"], *([["plan"]] if planned else [])):
         raise RefusedError(404, f"Nothing at whatif/{'/'.join(rest)}.")

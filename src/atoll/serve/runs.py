@@ -19,7 +19,7 @@ from atoll.answers.search import SearchAnswer
 from atoll.answers.wafer import WaferAnswer
 from atoll.errors import AtollError
 from atoll.files.wholefile import as_written
-from atoll.report.folder import Source, open_folder, read_plan
+from atoll.report.folder import SWEEP, Source, open_folder, read_plan, read_sweep
 from atoll.report.page import view_of
 from atoll.report.view import View
 from atoll.serve.columns import Columns, Gatherer
@@ -31,6 +31,7 @@ from atoll.serve.told import (
     PlanSummary,
     SearchDetails,
     SearchSummary,
+    SweepSummary,
     ToldResult,
 )
 from atoll.serve.whatif import Change
@@ -236,7 +237,38 @@ class PlanRun:
         return made_of(PlanDetails, self.summary(), plan=self.content)
 
 
-Run = SearchRun | PlanRun
+class SweepRun:
+    """A folder with a sweep.json."""
+
+    kind = "sweep"
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name, self.folder = name, folder
+        self.content = read_sweep(folder)
+
+    def shown(self) -> Run:
+        return self
+
+    def start(self) -> None:
+        """A sweep does not change."""
+
+    def stop(self) -> None:
+        """Nothing to stop."""
+
+    def summary(self) -> SweepSummary:
+        return SweepSummary(
+            id=self.name,
+            kind=self.kind,
+            folder=str(self.folder),
+            state="finished",
+            axes=self.content.axes,
+            questions=len(self.content.rows),
+        )
+
+    details = summary
+
+
+Run = SearchRun | PlanRun | SweepRun
 
 
 class Reports:
@@ -248,6 +280,8 @@ class Reports:
 
     def of(self, folder: Path) -> View:
         """What is drawn of the answer that a folder holds now."""
+        if (folder / SWEEP).exists():
+            return view_of(read_sweep(folder), None, None)
         source = open_folder(folder)
         with self._making:
             kept = self._kept.get(folder)
@@ -274,27 +308,37 @@ class LeftOut:
 def open_runs(folders: Sequence[Path]) -> tuple[dict[str, Run], list[LeftOut]]:
     """The runs in these folders, or in the folders right inside them, by their names.
 
-    One that cannot be read is left out and keeps none of the others; without any run, the first
-    reason is raised.
+    A folder that cannot be read is left out and keeps none of the others; without any run, the
+    first reason is raised.
     """
     runs: dict[str, Run] = {}
     others: list[LeftOut] = []
-    found = (path.resolve() for folder in folders for path in _inside(folder))
-    for folder in dict.fromkeys(found):
+    holding: dict[Path, None] = {}
+    for given in folders:
+        try:
+            holding |= dict.fromkeys(path.resolve() for path in _inside(given))
+        except AtollError as error:
+            others.append(LeftOut(given, str(error)))
+    for folder in holding:
         if not _is_run(folder):
             words = "a wafer search without its records, which the explorer needs"
             draws = f"`atoll report {folder}` draws it."
             others.append(LeftOut(folder, f"{folder} holds the answer of {words}; {draws}"))
             continue
         name = _free_name(folder, runs)
-        kind = SearchRun if (folder / FILE).exists() else PlanRun
         try:
-            runs[name] = kind(name, folder)
+            runs[name] = _opened(name, folder)
         except AtollError as error:
             others.append(LeftOut(folder, str(error)))
     if not runs:
         raise AtollError(others[0].reason)
     return runs, others
+
+
+def _opened(name: str, folder: Path) -> Run:
+    if _is_file(folder / SWEEP):
+        return SweepRun(name, folder)
+    return SearchRun(name, folder) if _is_file(folder / FILE) else PlanRun(name, folder)
 
 
 def _inside(folder: Path) -> list[Path]:
@@ -309,7 +353,7 @@ def _inside(folder: Path) -> list[Path]:
         raise AtollError(f"{folder}: cannot be read ({error.strerror}).") from None
     if not inside:
         raise AtollError(
-            f"{folder}: neither {FILE} nor {PLAN} in it, nor in a folder inside it; give "
+            f"{folder}: none of {FILE}, {PLAN} and {SWEEP} in it, nor in a folder inside it; give "
             "a folder that atoll search --out or atoll plan --out wrote."
         )
     return inside
@@ -320,7 +364,7 @@ def _holds(folder: Path) -> bool:
 
 
 def _is_run(folder: Path) -> bool:
-    return any(map(_is_file, (folder / FILE, folder / PLAN)))
+    return any(_is_file(folder / name) for name in (FILE, PLAN, SWEEP))
 
 
 def _is_file(path: Path) -> bool:

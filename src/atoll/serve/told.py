@@ -97,5 +97,18 @@ class PlanSummary(RunSummary):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SweepSummary:
+    """One line of the list of runs: a sweep, of which models and devices may be fields."""
+
+    id: str
+    kind: str
+    folder: str
+    state: str
+    axes: tuple[str, ...]
+    """Fields that were swept."""
+    questions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanDetails(PlanSummary):
     plan: PlanAnswer | EstimateAnswer

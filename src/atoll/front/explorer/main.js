@@ -18,6 +18,7 @@ const VIEWS = {
   search: { run: "Run", designs: "Designs", compare: "Compare", whatif: "What if", report: "Report" },
   wafer: { run: "Run", report: "Report" },
   planning: { run: "Run" },
+  sweep: { report: "Report" },
   plan: { layouts: "Layouts", compare: "Compare", whatif: "What if", report: "Report" },
 };
 const byId = (id) => document.getElementById(id);
@@ -36,7 +37,7 @@ function show() {
   if (present === `${run.id} ${name}`) return;
   present = `${run.id} ${name}`;
   nameParameters(run.parameters ?? []);
-  const single = nameScore(run.models);
+  const single = nameScore(run.models ?? []);
   const made = {
     run: () => new RunView(run.id, single), designs: () => new Designs(run.id, single), layouts: () => new Layouts(run.id),
     compare: () => new Compare(run.id, run.kind), report: () => new Report(run.id), whatif: () => new WhatIf(run.id, run.kind, run.models),
@@ -50,7 +51,7 @@ function show() {
 /** Views that belong to no run. */
 const DOORS = {
   check: ["launch file", "Check a launch file", async () => new Check((await known("/api/check")).devices)],
-  runs: ["runs", "Compare runs", async () => new Runs(runs.filter((run) => run.state !== "running"))],
+  runs: ["runs", "Compare runs", async () => new Runs(runs.filter((run) => run.state !== "running" && run.kind !== "sweep"))],
 };
 
 async function showDoor(name) {
@@ -72,7 +73,7 @@ async function showDoor(name) {
 function showMissing(name) {
   const reason = leftOut.find((other) => other.id === name)?.reason ?? `No run ${name} here; choose one of the list.`;
   drawList();
-  byId("run").selectedIndex = -1;
+  byId("run").value = name; // none of the list, where it has no such name
   byId("badge").textContent = "not here";
   byId("badge").className = "badge";
   byId("tabs").replaceChildren();
@@ -87,8 +88,8 @@ function drawList() {
   const select = byId("run");
   if (select.options.length === runs.length + leftOut.length) return;
   select.replaceChildren(
-    ...runs.map((r) => h("option", { value: r.id }, `${r.id}: ${r.models.join(", ")}`)),
-    ...leftOut.map((r) => h("option", { disabled: true, title: r.reason }, `${r.id}: wafer, see atoll report`)),
+    ...runs.map((r) => h("option", { value: r.id }, `${r.id}: ${r.axes ? `sweep of ${r.axes.join(", ")}` : r.models.join(", ")}`)),
+    ...leftOut.map((r) => h("option", { value: r.id, title: r.reason }, `${r.id}: cannot be shown`)),
   );
 }
 
@@ -96,7 +97,7 @@ function drawHead(run, name) {
   drawList();
   byId("run").value = run.id;
   const badge = byId("badge");
-  const done = run.kind === "plan" ? "plan" : run.state;
+  const done = ["plan", "sweep"].includes(run.kind) ? run.kind : run.state;
   const reading = run.reading && !run.loaded ? `, reading ${counted(run.reading, "design")}` : "";
   const text = run.state === "running" ? `running: ${number(run.left)} of ${counted(run.total, NOUNS[run.kind])} left${reading}` : `${done}${reading}`;
   if (badge.textContent !== text) badge.textContent = text;
