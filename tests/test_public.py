@@ -68,7 +68,7 @@ def test_everything_public_is_described(name: str, found: Any) -> None:
     assert set(taken) <= set(described), "Args"
     if signature.return_annotation not in (None, "None"):
         assert "\nReturns:\n" in text
-    assert "\nExample:\n    >>> " in text
+    assert "\nExamples:\n    >>> " in text
 
 
 @pytest.mark.parametrize("command", ["search", "plan", "estimate", "check", "place", "validate"])

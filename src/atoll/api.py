@@ -1,9 +1,4 @@
-"""The public functions: the same jobs as on the command line, from Python.
-
->>> import atoll
->>> atoll.describe_model("gpt2-xl").parameters
-1557611200
-"""
+"""The public functions: the same jobs as on the command line, from Python."""
 
 from __future__ import annotations
 
@@ -79,7 +74,7 @@ def search(
         AtollError: A field is wrong; the message names it, what was given and what is allowed.
         InfeasibleError: Nothing in the space satisfies the question.
 
-    Example:
+    Examples:
         >>> import atoll
         >>> result = atoll.search(model="bert-large", space="tiny.yaml", devices=8)
         >>> print(result.certificate.sentence())  # doctest: +ELLIPSIS
@@ -119,7 +114,7 @@ def place(file: str | Path | None = None, **fields: Unpack[keywords.PlaceFields]
     Raises:
         AtollError: The table cannot be read, or the profile does not price tables.
 
-    Example:
+    Examples:
         >>> import atoll
         >>> atoll.place("layers.json").data_parallel
         15
@@ -142,7 +137,7 @@ def list_models() -> ModelsAnswer:
     Returns:
         One row per model: its name, family and sizes.
 
-    Example:
+    Examples:
         >>> import atoll
         >>> "llama3-70b" in [model.name for model in atoll.list_models().models]
         True
@@ -169,7 +164,7 @@ def describe_model(name: str, **fields: Unpack[keywords.ModelsFields]) -> ModelA
     Raises:
         AtollError: No model has that name, or its file cannot be read.
 
-    Example:
+    Examples:
         >>> import atoll
         >>> atoll.describe_model("gpt2-xl").parameters
         1557611200
@@ -227,7 +222,7 @@ def capture(
     Raises:
         AtollError: PyTorch is missing, or the module cannot be captured.
 
-    Example:
+    Examples:
         >>> import atoll, torch
         >>> module = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Linear(256, 64))
         >>> model = atoll.capture(module, torch.empty(1, 64), name="two-layers")
@@ -254,7 +249,7 @@ def describe_hardware(name: str | None = None) -> CatalogueAnswer | HardwareAnsw
     Raises:
         AtollError: Nothing has that name, or the file cannot be read.
 
-    Example:
+    Examples:
         >>> import atoll
         >>> atoll.describe_hardware("h100").kind
         'hardware-device'
@@ -278,7 +273,7 @@ def calibrate(
     Raises:
         AtollError: The file cannot be read, or has columns of both kinds.
 
-    Example:
+    Examples:
         >>> import atoll
         >>> atoll.calibrate("runs.csv", out="site.yaml").out
         'site.yaml'
@@ -307,7 +302,7 @@ def validate(
     Raises:
         AtollError: The file cannot be read, or a keyword is not for its kind.
 
-    Example:
+    Examples:
         >>> import atoll
         >>> atoll.validate("runs.csv").predicted
         6
@@ -339,7 +334,7 @@ def estimate(
     Raises:
         AtollError: A field is wrong, or the layout does not divide the run.
 
-    Example:
+    Examples:
         >>> import atoll
         >>> found = atoll.estimate("llama3-70b", "h100", 512, tp=8, pp=4, batch=1024)
         >>> found.fits
@@ -405,7 +400,7 @@ def plan(
         AtollError: A field is wrong, or no layout that fits can be run by the tool of `export`.
         InfeasibleError: No layout fits; the message says what would.
 
-    Example:
+    Examples:
         >>> import atoll
         >>> plan = atoll.plan("llama3-8b", "h100", 64, batch=256, cp=[1], export="megatron")
         >>> print(plan.best.layout)
@@ -455,7 +450,7 @@ def load(path: str | Path) -> Answer:
     Raises:
         AtollError: It holds no answer, was damaged, or was written by another version.
 
-    Example:
+    Examples:
         >>> import atoll
         >>> file = atoll.estimate("gpt2-xl", "h100", 8, batch=64).save("estimate.json")
         >>> type(atoll.load(file)).__name__
@@ -477,7 +472,7 @@ def check(file: str | Path, **fields: Unpack[keywords.CheckFields]) -> Checked:
     Raises:
         AtollError: The file cannot be read, or starts no training program that is known.
 
-    Example:
+    Examples:
         >>> import atoll
         >>> checked = atoll.check("pretrain.sh", device="h100", price=2.0)
         >>> checked.better.saved_percent > 10

@@ -12,7 +12,7 @@ class AtollError(Exception):
     The message is one sentence naming the file and field concerned, what was given and what is
     allowed. The command line prints it without a traceback and exits with code 2.
 
-    Example:
+    Examples:
         >>> import atoll
         >>> try:
         ...     atoll.describe_model("lama2-7b")
@@ -38,7 +38,7 @@ def path_of(name: str, value: object) -> Path:
 class InfeasibleError(AtollError):
     """The input is well formed, but nothing in the stated space satisfies it.
 
-    Example:
+    Examples:
         >>> import atoll
         >>> try:
         ...     atoll.plan("llama3-70b", "h100", 8, batch=8)

@@ -47,7 +47,7 @@ class Written:
         Returns:
             Plain JSON data; `atoll schema COMMAND` prints its schema.
 
-        Example:
+        Examples:
             >>> import atoll
             >>> atoll.describe_model("gpt2-xl").to_dict()["parameters"]
             1557611200
@@ -67,7 +67,7 @@ class Written:
         Raises:
             AtollError: It cannot be written there.
 
-        Example:
+        Examples:
             >>> import atoll
             >>> file = atoll.estimate("gpt2-xl", "h100", 8, batch=64).save("estimate.json")
             >>> atoll.load(file).fits
@@ -97,7 +97,7 @@ class Answer(Written):
         Returns:
             One JSON object and a line feed.
 
-        Example:
+        Examples:
             >>> import atoll
             >>> atoll.describe_hardware("h100").to_json()[:26]
             '{"kind": "hardware-device"'
@@ -117,7 +117,7 @@ class Answer(Written):
         Raises:
             AtollError: It holds none, or it was damaged or written by another version.
 
-        Example:
+        Examples:
             >>> import atoll
             >>> file = atoll.describe_model("gpt2-xl").save("gpt2-xl.json")
             >>> atoll.answers.ModelAnswer.load(file).parameters
@@ -143,7 +143,7 @@ class Drawn(Written):
         Raises:
             AtollError: It cannot be written there.
 
-        Example:
+        Examples:
             >>> import atoll
             >>> atoll.estimate("gpt2-xl", "h100", 8, batch=64).report("report.html").name
             'report.html'
@@ -163,7 +163,7 @@ class Drawn(Written):
         Raises:
             AtollError: It cannot be written there, or no step is on record.
 
-        Example:
+        Examples:
             >>> import atoll
             >>> atoll.estimate("gpt2-xl", "h100", 8, batch=64).trace("trace.json").name
             'trace.json'
@@ -187,7 +187,7 @@ class Explanation(Answer):
     def show(self) -> None:
         """Print it as wide as the terminal.
 
-        Example:
+        Examples:
             >>> import atoll
             >>> plan = atoll.plan("gpt2-xl", "h100", 8, batch=64, tp=[1, 2], pp=[1])
             >>> plan.explain().show()  # doctest: +ELLIPSIS
@@ -247,7 +247,7 @@ class Pictured(Drawn, Answered[P]):
         Raises:
             AtollError: None is given.
 
-        Example:
+        Examples:
             >>> import atoll
             >>> small = atoll.estimate("gpt2-xl", "h100", 8, batch=64)
             >>> large = atoll.estimate("gpt2-xl", "h100", 16, batch=64)
@@ -265,7 +265,7 @@ class Pictured(Drawn, Answered[P]):
         Returns:
             One row; of plans, searches and sweeps one for all that was evaluated.
 
-        Example:
+        Examples:
             >>> import atoll
             >>> found = atoll.estimate("gpt2-xl", "h100", 8, batch=64)
             >>> int(found.to_dataframe()["devices"].iloc[0])

@@ -192,7 +192,7 @@ class SweepAnswer(Picture):
         Returns:
             A dictionary a row, by the names of `columns`.
 
-        Example:
+        Examples:
             >>> import atoll
             >>> asked = atoll.EstimateQuestion.of(model="gpt2-xl", device="h100", batch=64)
             >>> atoll.sweep(asked, devices=[8, 16]).lines()[1]["devices"]
@@ -207,7 +207,7 @@ class SweepAnswer(Picture):
         Returns:
             The content of a CSV file, with a header.
 
-        Example:
+        Examples:
             >>> import atoll
             >>> asked = atoll.EstimateQuestion.of(model="gpt2-xl", device="h100", batch=64)
             >>> atoll.sweep(asked, devices=[8, 16]).to_csv().splitlines()[0][:26]
@@ -225,7 +225,7 @@ class SweepAnswer(Picture):
         Returns:
             One row for each combination of values.
 
-        Example:
+        Examples:
             >>> import atoll
             >>> asked = atoll.EstimateQuestion.of(model="gpt2-xl", device="h100", batch=64)
             >>> len(atoll.sweep(asked, devices=[8, 16]).to_dataframe())
@@ -271,7 +271,7 @@ class CompareAnswer(Picture):
         Returns:
             One row for each thing, one column for each run.
 
-        Example:
+        Examples:
             >>> import atoll
             >>> small = atoll.estimate("gpt2-xl", "h100", 8, batch=64).save("small.json")
             >>> large = atoll.estimate("gpt2-xl", "h100", 16, batch=64).save("large.json")

@@ -135,7 +135,7 @@ class LaunchFile:
         Raises:
             AtollError: It cannot be written there.
 
-        Example:
+        Examples:
             >>> import atoll
             >>> found = atoll.estimate("llama2-7b", "h100", 8, batch=64, tp=2, zero=3)
             >>> found.export("torchtitan").save("mine.toml").name
@@ -168,7 +168,7 @@ class Launched:
         Raises:
             AtollError: The tool cannot run the layout, or is not known.
 
-        Example:
+        Examples:
             >>> import atoll
             >>> found = atoll.estimate("llama2-7b", "h100", 8, batch=64, tp=2)
             >>> found.export("megatron").save("megatron.sh").name

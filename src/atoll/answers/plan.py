@@ -263,7 +263,7 @@ class PlanAnswer(RunAnswer):
         Returns:
             The reasons as data; printed, they read as those of `atoll explain`.
 
-        Example:
+        Examples:
             >>> import atoll
             >>> plan = atoll.plan("gpt2-xl", "h100", 8, batch=64, tp=[1, 2], pp=[1])
             >>> plan.answer.explain().layout == str(plan.best.layout)

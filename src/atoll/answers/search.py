@@ -291,7 +291,7 @@ class SearchAnswer(Picture):
         Returns:
             The reasons as data; printed, they read as those of `atoll explain`.
 
-        Example:
+        Examples:
             >>> import atoll
             >>> result = atoll.search(model="bert-large", space="tiny.yaml", devices=8)
             >>> result.answer.explain().models[0].model

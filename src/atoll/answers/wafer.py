@@ -359,7 +359,7 @@ class WaferAnswer(Picture):
         Raises:
             AtollError: The wafer or model that the question names is gone.
 
-        Example:
+        Examples:
             >>> import atoll
             >>> result = atoll.search("wafer-job.yaml")
             >>> result.answer.explain().stages

@@ -38,7 +38,7 @@ SLOWING = ("no_grad_fusion", "local")
 class Checked(Answered[CheckAnswer]):
     """What is said of a launch file: the estimate of its layout, and the plan of a better one.
 
-    Example:
+    Examples:
         >>> import atoll
         >>> checked = atoll.check("pretrain.sh", device="h100")
         >>> checked.estimate.fits, checked.plan.export("megatron").save("better.sh").name

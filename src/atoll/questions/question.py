@@ -51,7 +51,7 @@ class Question(FileModel):
         Raises:
             AtollError: A sentence for every field that is wrong.
 
-        Example:
+        Examples:
             >>> import atoll
             >>> atoll.PlanQuestion.of(model="gpt2-xl", device="h100", devices=8, batch=8).attention
             'flash'
@@ -68,7 +68,7 @@ class Question(FileModel):
         Returns:
             The names of those without a default.
 
-        Example:
+        Examples:
             >>> import atoll
             >>> atoll.SearchQuestion.needed([])
             []
@@ -81,7 +81,7 @@ class Question(FileModel):
         Returns:
             Their values by name.
 
-        Example:
+        Examples:
             >>> import atoll
             >>> atoll.SearchQuestion.of(devices=8).asked()
             {'devices': 8}
@@ -100,7 +100,7 @@ class Question(FileModel):
         Raises:
             AtollError: A sentence for every field that is wrong.
 
-        Example:
+        Examples:
             >>> import atoll
             >>> atoll.SearchQuestion.of(devices=8).changed(devices=16).devices
             16
@@ -113,7 +113,7 @@ class Question(FileModel):
         Returns:
             Plain JSON data.
 
-        Example:
+        Examples:
             >>> import atoll
             >>> atoll.SearchQuestion.of(batch=64).to_dict()["global_batch"]
             64
@@ -134,7 +134,7 @@ class Question(FileModel):
         Raises:
             AtollError: It was written by another version.
 
-        Example:
+        Examples:
             >>> import atoll
             >>> asked = atoll.SearchQuestion.of(devices=8)
             >>> atoll.SearchQuestion.from_dict(asked.to_dict()).devices

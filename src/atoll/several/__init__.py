@@ -37,7 +37,7 @@ def sweep(question: Swept | type[Swept], **fields: Any) -> SweepAnswer:
     Raises:
         AtollError: A name is no field, or no combination has an answer.
 
-    Example:
+    Examples:
         >>> import atoll
         >>> asked = atoll.EstimateQuestion.of(model="gpt2-xl", device="h100", batch=64)
         >>> [row.figures["fits"] for row in atoll.sweep(asked, devices=[8, 16]).rows]
@@ -67,7 +67,7 @@ def compare(*runs: str | Path) -> CompareAnswer:
     Raises:
         AtollError: One of them holds no answer.
 
-    Example:
+    Examples:
         >>> import atoll
         >>> small = atoll.estimate("gpt2-xl", "h100", 8, batch=64).save("small.json")
         >>> large = atoll.estimate("gpt2-xl", "h100", 16, batch=64).save("large.json")
@@ -94,7 +94,7 @@ def bench(
     Raises:
         AtollError: A file cannot be read, or a named predictor cannot be asked.
 
-    Example:
+    Examples:
         >>> import atoll
         >>> found = atoll.bench("runs.csv", predictors=["atoll", "rule-of-thumb"])
         >>> [one.name for one in found.predictors], found.shared

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 class Estimate(Launched, Pictured["EstimateAnswer"]):
     """What a layout costs: step time and memory by part.
 
-    Example:
+    Examples:
         >>> import atoll
         >>> found = atoll.estimate("llama3-70b", "h100", 512, tp=8, pp=4, batch=1024)
         >>> found.fits, found.layout.dp
@@ -110,7 +110,7 @@ class Estimate(Launched, Pictured["EstimateAnswer"]):
         Returns:
             A sentence.
 
-        Example:
+        Examples:
             >>> import atoll
             >>> atoll.estimate("llama2-7b", "h100", 8, batch=64).sureness()  # doctest: +ELLIPSIS
             '90% of runs of this kind lie between ... and ...'
@@ -123,7 +123,7 @@ class Estimate(Launched, Pictured["EstimateAnswer"]):
         Returns:
             Three texts.
 
-        Example:
+        Examples:
             >>> import atoll
             >>> atoll.estimate("llama2-7b", "h100", 8, batch=64).figures()[1]  # doctest: +ELLIPSIS
             '... tokens/s per device'
@@ -205,7 +205,7 @@ class Estimate(Launched, Pictured["EstimateAnswer"]):
         Returns:
             Words, such as "70 GiB needed of 80 GiB: fits".
 
-        Example:
+        Examples:
             >>> import atoll
             >>> atoll.estimate("gpt2-xl", "h100", 8, batch=64).verdict()  # doctest: +ELLIPSIS
             '... needed of 80 GiB: fits'
@@ -256,7 +256,7 @@ class Estimate(Launched, Pictured["EstimateAnswer"]):
         Returns:
             Title, facts by name, and the parts of the step in seconds.
 
-        Example:
+        Examples:
             >>> import atoll
             >>> atoll.estimate("gpt2-xl", "h100", 8, batch=64).summary()[0]
             'gpt2-xl on 8 h100'

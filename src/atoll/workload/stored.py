@@ -68,7 +68,7 @@ class StoredModel:
         Raises:
             AtollError: It cannot be written there.
 
-        Example:
+        Examples:
             >>> import atoll, torch
             >>> module = torch.nn.Linear(64, 64)
             >>> file = atoll.capture(module, torch.empty(1, 64)).save("linear.json")

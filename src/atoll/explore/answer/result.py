@@ -156,7 +156,7 @@ class Near:
 class SearchResult(Pictured[SearchAnswer]):
     """The best chip with its placement, its proof and its baselines.
 
-    Example:
+    Examples:
         >>> import atoll
         >>> result = atoll.search(model="bert-large", space="tiny.yaml", devices=8)
         >>> result.best.accelerator.tensor_cores, result.certificate.proven
@@ -210,7 +210,7 @@ class SearchResult(Pictured[SearchAnswer]):
         Returns:
             The reasons as data; printed, they read as those of `atoll explain`.
 
-        Example:
+        Examples:
             >>> import atoll
             >>> result = atoll.search(model="bert-large", space="tiny.yaml", devices=8)
             >>> result.explain().models[0].model
@@ -277,7 +277,7 @@ class SearchResult(Pictured[SearchAnswer]):
         Returns:
             One row per design: its parameters, area, power, and what each model reaches on it.
 
-        Example:
+        Examples:
             >>> import atoll
             >>> result = atoll.search(model="bert-large", space="tiny.yaml", devices=8)
             >>> int(result.to_dataframe()["tensor_cores"].iloc[0])
@@ -293,7 +293,7 @@ class SearchResult(Pictured[SearchAnswer]):
         Returns:
             One line of text; nothing where the score is throughput alone.
 
-        Example:
+        Examples:
             >>> import atoll
             >>> atoll.search(model="bert-large", space="tiny.yaml", devices=8).price_words()
             ''
@@ -310,7 +310,7 @@ class SearchResult(Pictured[SearchAnswer]):
         Returns:
             Lines of text; none where nothing was counted.
 
-        Example:
+        Examples:
             >>> import atoll
             >>> result = atoll.search(model="bert-large", space="tiny.yaml", devices=8)
             >>> result.plateau_lines()[0]
@@ -333,7 +333,7 @@ class SearchResult(Pictured[SearchAnswer]):
         Returns:
             Lines of text; none where it came to its end.
 
-        Example:
+        Examples:
             >>> import atoll
             >>> atoll.search(model="bert-large", space="tiny.yaml", devices=8).ending_lines()
             []

@@ -28,7 +28,7 @@ from atoll.units import counted
 class MixedPlan(Launched, Answered[MixedAnswer]):
     """The fastest layout on pods, with its runners-up and the proof.
 
-    Example:
+    Examples:
         >>> import atoll
         >>> plan = atoll.plan("gpt2-xl", pods="pods.yaml", batch=64, tp=[1], pp=[1], zero=[1])
         >>> plan.certificate.proven
@@ -82,7 +82,7 @@ class MixedPlan(Launched, Answered[MixedAnswer]):
         Returns:
             One sentence.
 
-        Example:
+        Examples:
             >>> import atoll
             >>> plan = atoll.plan("gpt2-xl", pods="pods.yaml", batch=64, tp=[1], pp=[1], zero=[1])
             >>> plan.proof()  # doctest: +ELLIPSIS
@@ -102,7 +102,7 @@ class MixedPlan(Launched, Answered[MixedAnswer]):
         Returns:
             One line.
 
-        Example:
+        Examples:
             >>> import atoll
             >>> plan = atoll.plan("gpt2-xl", pods="pods.yaml", batch=64, tp=[1], pp=[1], zero=[1])
             >>> plan.left_out()  # doctest: +ELLIPSIS

@@ -39,7 +39,7 @@ MOST_DOUBLINGS = 8  # of the devices, in search of a number that would do
 class Plan(Launched, Pictured["PlanAnswer"]):
     """The best layout with its runners-up and the proof.
 
-    Example:
+    Examples:
         >>> import atoll
         >>> plan = atoll.plan("gpt2-xl", "h100", 8, batch=64, tp=[1, 2], pp=[1])
         >>> plan.best.layout.tp, plan.certificate.proven
@@ -73,7 +73,7 @@ class Plan(Launched, Pictured["PlanAnswer"]):
         Returns:
             The reasons as data; printed, they read as those of `atoll explain`.
 
-        Example:
+        Examples:
             >>> import atoll
             >>> plan = atoll.plan("gpt2-xl", "h100", 8, batch=64, tp=[1, 2], pp=[1])
             >>> print(plan.explain())  # doctest: +ELLIPSIS
@@ -87,7 +87,7 @@ class Plan(Launched, Pictured["PlanAnswer"]):
         Returns:
             One row per layout: its step, how much slower it is, its axes.
 
-        Example:
+        Examples:
             >>> import atoll
             >>> plan = atoll.plan("gpt2-xl", "h100", 8, batch=64, tp=[1, 5], pp=[1])
             >>> float(plan.to_dataframe()["slower"].iloc[0])
@@ -106,7 +106,7 @@ class Plan(Launched, Pictured["PlanAnswer"]):
         Returns:
             One sentence; empty where it is the fastest.
 
-        Example:
+        Examples:
             >>> import atoll
             >>> plan = atoll.plan("gpt2-xl", "h100", 8, batch=64, tp=[1, 2], pp=[1], ties=0)
             >>> plan.choice()
@@ -142,7 +142,7 @@ class Plan(Launched, Pictured["PlanAnswer"]):
         Returns:
             One sentence; empty where no other layout is near.
 
-        Example:
+        Examples:
             >>> import atoll
             >>> plan = atoll.plan("gpt2-xl", "h100", 8, batch=64, tp=[1, 2], pp=[1])
             >>> plan.to_try()  # doctest: +ELLIPSIS
@@ -156,7 +156,7 @@ class Plan(Launched, Pictured["PlanAnswer"]):
         Returns:
             One sentence.
 
-        Example:
+        Examples:
             >>> import atoll
             >>> plan = atoll.plan("gpt2-xl", "h100", 8, batch=64, tp=[1, 2], pp=[1])
             >>> plan.proof()  # doctest: +ELLIPSIS
@@ -179,7 +179,7 @@ class Plan(Launched, Pictured["PlanAnswer"]):
         Returns:
             One line; empty where all values of all axes were tried.
 
-        Example:
+        Examples:
             >>> import atoll
             >>> plan = atoll.plan("gpt2-xl", "h100", 8, batch=64, tp=[1, 2], pp=[1])
             >>> plan.left_out()  # doctest: +ELLIPSIS

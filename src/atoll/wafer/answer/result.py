@@ -128,7 +128,7 @@ def time_parts_s(found: Evaluation) -> dict[str, float]:
 class WaferEstimate(Answered[MappingAnswer]):
     """What one mapping on a wafer costs.
 
-    Example:
+    Examples:
         >>> import atoll
         >>> result = atoll.search("wafer-job.yaml", out="run")
         >>> found = atoll.estimate(wafer="small.yaml", mapping="run/mapping.json")
@@ -190,7 +190,7 @@ class WaferEstimate(Answered[MappingAnswer]):
         Returns:
             A line per row of dies.
 
-        Example:
+        Examples:
             >>> import atoll
             >>> result = atoll.search("wafer-job.yaml", out="run")
             >>> found = atoll.estimate(wafer="small.yaml", mapping="run/mapping.json")
@@ -204,7 +204,7 @@ class WaferEstimate(Answered[MappingAnswer]):
 class WaferResult(Pictured[WaferAnswer]):
     """The best mapping on a wafer, or on the best wafer of a space, with its bound.
 
-    Example:
+    Examples:
         >>> import atoll
         >>> result = atoll.search("wafer-job.yaml")
         >>> result.throughput_samples_per_s > 0
@@ -241,7 +241,7 @@ class WaferResult(Pictured[WaferAnswer]):
         Raises:
             AtollError: The wafer or model that the question names is gone.
 
-        Example:
+        Examples:
             >>> import atoll
             >>> result = atoll.search("wafer-job.yaml")
             >>> result.explain().stages
@@ -331,7 +331,7 @@ class WaferResult(Pictured[WaferAnswer]):
         Returns:
             One row per wafer of the space.
 
-        Example:
+        Examples:
             >>> import atoll
             >>> result = atoll.search("wafer-job.yaml")
             >>> len(result.to_dataframe())
@@ -347,7 +347,7 @@ class WaferResult(Pictured[WaferAnswer]):
         Returns:
             A line per row of dies.
 
-        Example:
+        Examples:
             >>> import atoll
             >>> result = atoll.search("wafer-job.yaml")
             >>> len(result.text_map().splitlines()) > 1
