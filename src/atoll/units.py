@@ -229,6 +229,13 @@ def format_mfu(mfu: float, decimals: int = 1) -> str:
     return f"{mfu:.{decimals}%} ({peak}{NOT_COUNTED})"
 
 
+def format_slower(slower_by: float) -> str:
+    """Write how much longer something takes, as a share; below 0 it is faster."""
+    if abs(slower_by) < 5e-5:
+        return "as fast"
+    return f"{abs(slower_by):.2%} {'slower' if slower_by > 0 else 'faster'}"
+
+
 def counted(number: int, noun: str) -> str:
     """ "1 design", "1,024 designs"."""
     plural = f"{noun}es" if noun.endswith(("ch", "x")) else f"{noun}s"

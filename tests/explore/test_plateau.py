@@ -1,4 +1,4 @@
-"""The answer among designs as good: the proof covers it, power breaks ties, the others are told."""
+"""The answer among designs as good: the proof covers it, area, power and cost break ties."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from some_job import answer, some_job, undisturbed
 from tiny import random_space, tiny_config, tiny_setting
 
 import atoll
-from atoll.explore.answer.plateau import SHARES, choose, evaluate_plateau, plateau
+from atoll.explore.answer.plateau import SHARES, ChipSize, choose, evaluate_plateau, plateau
 from atoll.explore.pricing.workloads import Workload, make_variants
 from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.proof.exact import exact_search
@@ -39,30 +39,34 @@ def all_scores(search: Search) -> Any:
     return search.evaluate_all(np.arange(len(search.frontier.chips)))
 
 
-def power_of(search: Search) -> Callable[[int], float]:
-    """Peak power of each chip, so that there is something to break ties by."""
+def sizes_of(search: Search) -> Callable[[int], ChipSize]:
+    """Size of each chip, so that there is something to break ties by: a few areas, many powers."""
     chips, space = search.frontier.chips, search.space
-    watts = space.peak_power_with(space.hbm_options[0])
-    return lambda chip: float(watts[chips.design[chip]])
+    hbm = space.hbm_options[0]
+    areas, watts = space.area_with(hbm), space.peak_power_with(hbm)
+
+    def size(chip: int) -> ChipSize:
+        design = chips.design[chip]
+        return ChipSize(round(float(areas[design]), -1), float(watts[design]), 0.0)
+
+    return size
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("tolerance", [0.0, 1e-3, 0.05])
-def test_the_answer_takes_the_least_power_that_its_proof_allows(
-    seed: int, tolerance: float
-) -> None:
+def test_the_answer_is_the_smallest_chip_that_its_proof_allows(seed: int, tolerance: float) -> None:
     search = make_search(seed, tolerance=tolerance / 2.0)
     exact_search(search)
     evaluate_plateau(search, tolerance)
-    power_W = power_of(search)
-    chosen = choose(search, search.bound(), tolerance, power_W)
+    size_of = sizes_of(search)
+    chosen = choose(search, search.bound(), tolerance, size_of)
     score = search.found_score(chosen)
     truth = all_scores(make_search(seed))
     # The statement: no design is better by more than the tolerance.
     assert search.bound() <= score * (1.0 + tolerance) * (1 + 1e-9)
     assert truth.max() <= score * (1.0 + tolerance) * (1 + 1e-9)
     covered = [c for c in search.frontier.found if search.found_score(c) >= score]
-    assert power_W(chosen) <= min(power_W(c) for c in covered)
+    assert size_of(chosen) == min(size_of(c) for c in covered)
     if tolerance == 0.0:
         assert score >= max(search.found_score(c) for c in search.frontier.found)
 
@@ -72,19 +76,21 @@ def test_the_plateau_counts_every_design_of_the_space_that_is_as_near(seed: int)
     search = make_search(seed, tolerance=5e-4)
     exact_search(search)
     above = evaluate_plateau(search, 1e-3)
-    power_W = power_of(search)
-    chosen = choose(search, search.bound(), 1e-3, power_W)
-    rows = plateau(search, chosen, above, power_W, lambda chip: _Named(chip))  # type: ignore[arg-type, return-value]
+    size_of = sizes_of(search)
+    chosen = choose(search, search.bound(), 1e-3, size_of)
+    rows = plateau(search, chosen, above, size_of, lambda chip: _Named(chip))  # type: ignore[arg-type, return-value]
     score, truth = search.found_score(chosen), all_scores(make_search(seed))
     for row, share in zip(rows, SHARES, strict=True):
         near = set(np.flatnonzero(truth >= score / (1.0 + share)).tolist()) - {chosen}
         assert row.complete and row.others == len(near)
-        watts = {chip: power_W(chip) for chip in near}
+        watts = [size_of(chip).peak_power_W for chip in near]
         if row.least_power is not None:
-            assert power_W(row.least_power.chip) == min(watts.values()) < power_W(chosen)  # type: ignore[attr-defined]
-            assert 0.0 < row.slower_by <= share
+            least = size_of(row.least_power.chip)  # type: ignore[attr-defined]
+            assert least.peak_power_W == min(watts) < size_of(chosen).peak_power_W
+            assert -1e-3 <= row.slower_by <= share
+            assert row.slower_by > 0.0 or least > size_of(chosen), "else it were the answer"
         else:
-            assert min(watts.values(), default=np.inf) >= power_W(chosen)
+            assert min(watts, default=np.inf) >= size_of(chosen).peak_power_W
 
 
 class _Named:
@@ -110,6 +116,29 @@ def test_the_answer_says_what_else_comes_close(capsys: pytest.CaptureFixture[str
     scores = [row["bert-large: samples_per_s"] for row in result.designs]
     near = [score for score in scores if score >= result.score / 1.01]
     assert shown[1]["others"] <= len(near) - 1 and shown[1]["complete"]
+
+
+@pytest.mark.slow
+def test_no_design_is_both_faster_and_smaller_than_the_answer() -> None:
+    """With a wide tolerance many are as good; the one of least power may be a large slow one."""
+    for tolerance in (1e-3, 0.02, 0.2):
+        result = undisturbed(some_job(tolerance=tolerance))
+        area_mm2, score = result.best.area_mm2, result.score
+        for row in result.designs:
+            faster = row["bert-large: samples_per_s"] > score * (1 + 1e-9)
+            assert not (faster and row["area_mm2"] < area_mm2 - 1e-6), row
+        assert result.certificate.bound <= score * (1 + tolerance) * (1 + 1e-9)
+
+
+@pytest.mark.slow
+def test_a_faster_runner_up_is_not_called_slower() -> None:
+    """Within the tolerance a larger chip may be faster than the answer."""
+    asked = {"model": "bert-large", "devices": 16, "batch": 256, "microbatch": [16], "tp": [1]}
+    found = atoll.search(**asked, max_area="858 mm2", tolerance=0.05, baselines=False)
+    text, explained = str(found.explain()), found.explain()
+    shares = [reason.slower_by for other in explained.runners_up for reason in other.reasons]
+    assert min(shares) < -5e-5
+    assert "% faster" in text and not re.search(r"-\d+\.\d+% (slower|faster)", text)
 
 
 class Recorder:

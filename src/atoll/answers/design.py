@@ -86,8 +86,8 @@ class SizedChip(Chip):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowerChip(SizedChip):
-    slower_by: Amount
-    """Than the answer."""
+    slower_by: Number
+    """Than the answer; below 0 it is faster, by less than the proof's tolerance."""
 
 
 Record = Mapping[str, int | float]

@@ -336,12 +336,13 @@ class ExplainedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slower:
-    """Why one model is slower on a runner-up."""
+    """Why one model is slower, or a little faster, on a runner-up."""
 
     model: str
     slower_by: Number
+    """Below 0 it is faster, by less than the proof's tolerance."""
     part: str
-    """Of the step: the one that grows most."""
+    """Of the step: the one that grows most; of a faster one, that shrinks most."""
     part_s: tuple[Number, Number]
     """On the answer, and on the runner-up."""
     layout: tuple[str, str]

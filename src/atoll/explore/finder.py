@@ -9,6 +9,7 @@ import numpy as np
 from atoll.answers.design import LayerPass, Record
 from atoll.arrays import FloatArray
 from atoll.explore.answer.explain import layer_report
+from atoll.explore.answer.plateau import ChipSize
 from atoll.explore.answer.result import Design, ModelPlan
 from atoll.explore.pricing.energy import energy_per_token_J, step_energy
 from atoll.explore.pricing.evaluate import Priced
@@ -17,6 +18,7 @@ from atoll.explore.proof.exact import EFFORTS
 from atoll.explore.proof.journal import Found, Key
 from atoll.explore.proof.tasks import Schedules
 from atoll.hardware.accelerator import Hbm
+from atoll.hardware.physical.price import device_usd
 from atoll.hardware.silicon.chip import peak_power_W
 from atoll.hardware.space import Space
 from atoll.schedule.solve import Effort
@@ -83,12 +85,16 @@ class Finder:
             found.append(known)
         return layer_report(priced, 0, variant, _tightest(found))
 
-    def peak_power_W(self, chip: int) -> float:
-        """Peak power of a chip with the smallest HBM of its bandwidth."""
+    def size(self, chip: int) -> ChipSize:
+        """Return area, peak power and cost of a chip with the smallest HBM of its bandwidth."""
         chips = self.search.frontier.chips
         space, design = self._place_of(int(chips.design[chip]))
-        options = self._hbm_options(space, design, int(chips.memory[chip]))
-        return peak_power_W(space.accelerator(design, options[0]))
+        hbm = self._hbm_options(space, design, int(chips.memory[chip]))[0]
+        area_mm2 = float(space.area_with(hbm)[design])
+        process_nm = space.values(design).get("process_nm", space.template.process_nm)
+        usd = 0.0 if process_nm is None else device_usd(area_mm2, process_nm, hbm.capacity_bytes)
+        power_W = peak_power_W(space.accelerator(design, hbm))
+        return ChipSize(*(round(float(value), 6) for value in (area_mm2, power_W, usd)))
 
     def _place_of(self, design: int) -> tuple[Space, int]:
         """A space in memory that holds the design, and its index there."""

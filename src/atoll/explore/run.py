@@ -302,16 +302,16 @@ class _Road:
             left_out |= dict.fromkeys(missing if baselines else ["baselines"], self.stop.reason)
         outcome = replace(search.outcome(), stopped=outcome.stopped)
         assert outcome.best is not None
-        power_W = cache(finder.peak_power_W)
+        size_of = cache(finder.size)
         chosen = outcome.best
         if exact:
-            chosen = choose(search, outcome.bound, job.tolerance, power_W)
+            chosen = choose(search, outcome.bound, job.tolerance, size_of)
         ranked = _ranked(search, chosen)
         best = finder.design(chosen, with_layers=True)
         if not all(plan.layers for plan in best.plans):
             left_out["layer schedules"] = self.stop.reason
         runners_up = tuple(finder.design(chip) for chip in ranked[1 : 1 + RUNNERS_UP])
-        near = plateau(search, chosen, complete_above, power_W, finder.design)
+        near = plateau(search, chosen, complete_above, size_of, finder.design)
         score = search.found_score(chosen)
         robust = None
         if job.robust and not outcome.stopped:

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, cast
 
 from atoll.printing.console import Output, plain_table, print_bars, short
 from atoll.step.certificate import times
-from atoll.units import counted, format_bandwidth, format_bytes, format_mfu, format_seconds
+from atoll.units import (
+    counted,
+    format_bandwidth,
+    format_bytes,
+    format_mfu,
+    format_seconds,
+    format_slower,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -307,9 +314,9 @@ def print_explanation(shown: SearchExplanation) -> None:
         for reason in other.reasons:
             before, after = (format_seconds(value) for value in reason.part_s)
             part = reason.part.replace("_", " ")
+            mostly = f", mostly {part} ({before} -> {after})" if before != after else ""
             console.print(
-                f"  {reason.model}: {reason.slower_by:.2%} slower, mostly {part} "
-                f"({before} -> {after}); {reason.layout[1]}"
+                f"  {reason.model}: {format_slower(reason.slower_by)}{mostly}; {reason.layout[1]}"
             )
     console.print(f"\nProof: {shown.certificate.sentence}")
 

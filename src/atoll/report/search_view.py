@@ -31,7 +31,7 @@ from atoll.report.view import (
 )
 from atoll.step.parts import in_words
 from atoll.store import StatusAnswer
-from atoll.units import NOT_COUNTED, counted, format_seconds
+from atoll.units import NOT_COUNTED, counted, format_seconds, format_slower
 
 PARTS = {
     "tensor_arrays_mm2": "tensor arrays",
@@ -191,7 +191,7 @@ def _near(near: NearAnswer, chip: SizedChip) -> str:
         f"{count}; with the least power {least.tensor_cores} TC "
         f"{least.width}×{least.depth}: {least.peak_power_W:,.0f} W "
         f"({least.peak_power_W / chip.peak_power_W - 1.0:+.0%}), "
-        f"{least.slower_by:.2%} slower"
+        f"{least.area_mm2:.1f} mm², {format_slower(least.slower_by)}"
     )
 
 

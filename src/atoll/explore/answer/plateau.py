@@ -1,13 +1,14 @@
 """Designs as good as the best, to within little: which of them is the answer, and the others.
 
 A proof within a tolerance does not say which of the designs inside it is the best. Among those that
-it covers the answer is the one of least peak power; how many others come close, and what power they
-would save, is said beside it.
+it covers the answer is the smallest; equal areas are told apart by peak power, then by cost. How
+many others come close, and what power they would save, is said with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,6 +20,19 @@ SHARES = (0.005, 0.01)
 MOST_CHIPS = 1000
 """Chips that are evaluated for the plateau alone, the highest bounds first."""
 _ROUNDING = 1e-12
+
+
+class ChipSize(NamedTuple):
+    """What tells chips of equal score apart, the first that differs; rounded, so that the last bits
+    of a sum decide nothing."""
+
+    area_mm2: float
+    peak_power_W: float
+    cost_usd: float
+    """Of making the device; 0 for templates without a process, whose area has no price."""
+
+
+SizeOf = Callable[[int], ChipSize]
 
 
 def evaluate_plateau(search: Search, tolerance: float) -> float:
@@ -38,25 +52,25 @@ def evaluate_plateau(search: Search, tolerance: float) -> float:
     return float(search.scores[left_out[0]]) if len(left_out) else least
 
 
-def choose(search: Search, bound: float, tolerance: float, power_W: Callable[[int], float]) -> int:
-    """The chip that is the answer: of least peak power among those that the proof covers.
+def choose(search: Search, bound: float, tolerance: float, size_of: SizeOf) -> int:
+    """Return the chip that is the answer: the smallest of those that the proof covers.
 
-    Covered are the designs that no other beats by more than the tolerance; where the search was
-    not that good, the fastest.
+    Covered are the evaluated designs that no design of the space beats by more than the tolerance:
+    score >= bound / (1 + tolerance). Where the search ended before its proof, the fastest.
     """
     scores = _found_scores(search)
     best = max(scores.values())
     floor = min(best, bound / (1.0 + tolerance)) * (1.0 - _ROUNDING)
     covered = [chip for chip, score in scores.items() if score >= floor]
     ids = search.frontier.ids
-    return min(covered, key=lambda chip: (power_W(chip), -scores[chip], int(ids[chip])))
+    return min(covered, key=lambda chip: (size_of(chip), -scores[chip], int(ids[chip])))
 
 
 def plateau(
     search: Search,
     chosen: int,
     complete_above: float,
-    power_W: Callable[[int], float],
+    size_of: SizeOf,
     design: Callable[[int], Design],
 ) -> tuple[Near, ...]:
     """What else comes close to the answer; other bandwidths of the same design are not counted."""
@@ -72,8 +86,8 @@ def plateau(
     for share in SHARES:
         least = score / (1.0 + share)
         inside = [chip for chip in fastest.values() if scores[chip] >= least]
-        frugal = min(inside, key=lambda c: (power_W(c), -scores[c]), default=chosen)
-        saves = power_W(frugal) < power_W(chosen)
+        frugal = min(inside, key=lambda c: (size_of(c).peak_power_W, -scores[c]), default=chosen)
+        saves = size_of(frugal).peak_power_W < size_of(chosen).peak_power_W
         if saves and frugal not in described:
             described[frugal] = design(frugal)
         rows.append(

@@ -33,7 +33,14 @@ from atoll.placement.replay import replay_placement
 from atoll.profiles import profile_of
 from atoll.questions import SearchQuestion
 from atoll.step.certificate import Certificate, times
-from atoll.units import FREQUENCY, counted, format_mfu, format_quantity, format_seconds
+from atoll.units import (
+    FREQUENCY,
+    counted,
+    format_mfu,
+    format_quantity,
+    format_seconds,
+    format_slower,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -143,12 +150,13 @@ class Near:
         return f"{words} within {100 * self.share:g}%"
 
     def power_words(self, answer_W: float) -> str:
-        """What the design of least power is, and costs."""
+        """Describe the design of least power against the answer."""
         least = self.least_power
         assert least is not None
         return (
-            f"{least.accelerator.describe()}: {self.slower_by:.2%} slower, "
-            f"{least.peak_power_W:.0f} W at peak ({least.peak_power_W / answer_W - 1.0:+.0%})"
+            f"{least.accelerator.describe()}: {format_slower(self.slower_by)}, "
+            f"{least.area_mm2:.1f} mm2, {least.peak_power_W:.0f} W at peak "
+            f"({least.peak_power_W / answer_W - 1.0:+.0%})"
         )
 
 

@@ -59,7 +59,7 @@ def _slowest(entries: Iterable[LayerPass], count: int = 8) -> tuple[SlowOperator
 
 
 def _compare(best: DesignAnswer, other: DesignAnswer) -> Comparison:
-    """How a runner-up differs, and which part of its step is longer."""
+    """How a runner-up differs, and which part of its step differs most in the direction of all."""
     values = [
         (name, (getattr(best.accelerator, name), getattr(other.accelerator, name)))
         for name in _CHIP_FIELDS
@@ -69,13 +69,15 @@ def _compare(best: DesignAnswer, other: DesignAnswer) -> Comparison:
     reasons = []
     for ours, theirs in zip(best.models, other.models, strict=False):
         a, b = ours.placement.time_parts_s, theirs.placement.time_parts_s
-        part = max(b, key=lambda name: b[name] - a.get(name, 0.0))
+        slower_by = ours.samples_per_s / theirs.samples_per_s - 1.0
+        longer_s = {name: b.get(name, 0.0) - a.get(name, 0.0) for name in {**b, **a}}
+        part = (max if slower_by >= 0.0 else min)(longer_s, key=lambda name: longer_s[name])
         reasons.append(
             Slower(
                 model=ours.model,
-                slower_by=ours.samples_per_s / theirs.samples_per_s - 1.0,
+                slower_by=slower_by,
                 part=part,
-                part_s=(a.get(part, 0.0), b[part]),
+                part_s=(a.get(part, 0.0), b.get(part, 0.0)),
                 layout=(_layout(ours), _layout(theirs)),
             )
         )
