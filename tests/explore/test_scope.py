@@ -78,6 +78,20 @@ def test_a_limit_that_excludes_nothing_is_said() -> None:
     assert len(open_space(some_job(max_area=50.0, max_power=400.0))[1].notes) == 1
 
 
+@pytest.mark.parametrize("constraints", ["", "constraints: {max_area: 1200 mm2}"])
+def test_no_die_of_a_space_file_is_larger_than_a_reticle(tmp_path: Path, constraints: str) -> None:
+    file = tmp_path / "large.yaml"
+    lists = STACKS.replace("tensor_cores: [4, 8, 16]", "tensor_cores: [16, 64]")
+    file.write_text(f"{lists}template: physical-7nm\nvector_width: [128]\n{constraints}")
+    asked = {"space": str(file), "model": "bert-large", "devices": 8, "batch": 64}
+    result = atoll.search(**asked, microbatch=(8,), tp=(1,), baselines=False)
+    assert 500.0 < result.best.area_mm2 <= RETICLE_MM2
+    left_out = "chips of space stacks above 858 mm2 are left out: a reticle holds no larger die"
+    assert any(note.startswith(left_out) for note in result.answer.notes)
+    small = atoll.search(**asked, microbatch=(8,), tp=(1,), baselines=False, max_area="600 mm2")
+    assert not any("reticle" in note for note in small.answer.notes)
+
+
 def test_the_answer_says_what_was_searched(stacks: Path) -> None:
     changes: dict[str, Any] = {"space": str(stacks), "max_area": 900.0, "batch": 36}
     result = run_search(some_job(microbatch=(1, 4, 8), **changes))

@@ -10,7 +10,7 @@ links: [300 GB/s, 600 GB/s]                # of template physical-links: one way
 topology: [torus, switch-64]               # that they are tried in
 banks: [32, 64]                            # of template physical-banks: of the shared buffer
 ports: [1, 2]                              # of each bank
-constraints: {max_area: 400 mm2}
+constraints: {max_area: 400 mm2}           # at most a reticle, 858 mm2, whatever is stated
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class ConstraintsFile(FileModel):
 
     def limits(self) -> Limits:
         return Limits(
-            max_area_mm2=self.max_area,
+            max_area_mm2=min(self.max_area or RETICLE_MM2, RETICLE_MM2),
             min_area_mm2=self.min_area,
             single_cores_may_be_smaller=self.single_cores_may_be_smaller,
             max_power_W=self.max_power,

@@ -107,9 +107,10 @@ def open_space(job: SearchQuestion) -> tuple[Space | ProductSpace, Scope]:
         if job.robust and described.template not in PHYSICAL:
             raise _no_ranges(described.name)
         max_area_mm2, max_power_W = _budget(job, described)
+        notes += _reticle_notes(max_area_mm2, described)
         if not described.resident:
             _refuse_whole(job, described)
-            return _awake(*_large(job, described), sustained(job))
+            return _awake(*_large(job, described, notes), sustained(job))
         try:
             space = described.build()
         except AtollError as error:
@@ -332,15 +333,16 @@ def _restricted(
     return space if designs.all() else space.subset(designs), scope
 
 
-def _large(job: SearchQuestion, space: ProductSpace) -> tuple[ProductSpace, Scope]:
+def _large(
+    job: SearchQuestion, space: ProductSpace, notes: list[str]
+) -> tuple[ProductSpace, Scope]:
     """The same for a space outside memory."""
     limits, (max_area_mm2, max_power_W) = limits_of(job, space), _budget(job, space)
     least, most = space.corner(min), space.corner(max)
     smallest_mm2 = min(float(least.area_with(option)[0]) for option in space.hbm_options)
-    largest_mm2 = max(float(most.area_with(option)[0]) for option in space.hbm_options)
+    largest_mm2 = _largest_mm2(space)
     largest_W = max(float(most.peak_power_with(option)[0]) for option in space.hbm_options)
-    notes: list[str] = []
-    if max_area_mm2 is not None:
+    if max_area_mm2 is not None and not notes:
         reached = _tighter(largest_mm2, space.limits.max_area_mm2)
         if reached is not None and reached <= max_area_mm2:
             notes.append(_idle_area_note(space.name, max_area_mm2, reached))
@@ -359,6 +361,23 @@ def _large(job: SearchQuestion, space: ProductSpace) -> tuple[ProductSpace, Scop
         notes=tuple(notes),
     )
     return replace(space, limits=limits), scope
+
+
+def _reticle_notes(max_area_mm2: float | None, space: ProductSpace) -> list[str]:
+    """State that a reticle, and no limit of the job or the space, ends the areas, if it does."""
+    ends = space.limits.max_area_mm2 == RETICLE_MM2 and (max_area_mm2 or np.inf) > RETICLE_MM2
+    if not ends or _largest_mm2(space) <= RETICLE_MM2:
+        return []
+    return [
+        f"chips of space {space.name} above {RETICLE_MM2:g} mm2 are left out: a reticle holds no "
+        "larger die (26 mm x 33 mm)"
+    ]
+
+
+def _largest_mm2(space: ProductSpace) -> float:
+    """Area with the most of every parameter, before the limits."""
+    most = space.corner(max)
+    return max(float(most.area_with(option)[0]) for option in space.hbm_options)
 
 
 def _tighter(first: float | None, second: float | None) -> float | None:
