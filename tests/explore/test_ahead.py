@@ -81,6 +81,46 @@ def test_prices_are_proven_answers_of_neighbouring_budgets(found: SearchResult) 
     assert any(word.startswith("peak power of a chip at 200 W") for word in found.ahead.words())
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("stated", ["by the job", "by the space"])
+def test_lists_too_coarse_for_a_tenth_more_have_an_interpolated_price(
+    planned: Path, tmp_path: Path, stated: str
+) -> None:
+    """Of tiny chips none between 101.6 and 153.3 mm2 is faster than the one of 101.6."""
+    space, limit = TINY, {"max_area": "120 mm2"}
+    if stated == "by the space":
+        space, limit = tmp_path / "tiny.yaml", {}
+        space.write_text(TINY.read_text().replace("280 mm2", "120 mm2"))
+    asked = {"from_": planned, "space": space, "microbatch": (8,), "tp": (1, 2)}
+    result = atoll.search(**asked, **limit, baselines=False)
+    assert result.ahead is not None
+    area, power = result.ahead.prices[:2]
+    assert (area.what, area.at) == ("area of a chip", 120.0)
+    assert result.best.area_mm2 == pytest.approx(101.6, abs=0.1)
+    assert area.high == pytest.approx(153.3, abs=0.1) and area.more is not None
+    assert area.more > 0.1 and area.per_unit_above == pytest.approx(area.more / (area.high - 120))
+    assert area.remark == "interpolated: no chip of the lists is faster up to 150"
+    assert f"{area.more:+.1%}; {area.remark})" in area.words()
+    assert power.more == 0.0 and power.remark == "nothing limits it"
+
+
+def test_a_budget_that_buys_nothing_was_doubled_before_it_is_said(found: SearchResult) -> None:
+    assert found.ahead is not None
+    area = found.ahead.prices[0]
+    assert (area.at, area.high, area.more) == (280, 560, 0.0)
+    assert area.remark == "no chip of the space is faster"
+
+
+@pytest.mark.slow
+def test_no_budget_of_area_grows_beyond_a_reticle(planned: Path) -> None:
+    asked = {"from_": planned, "microbatch": (8,), "tp": (1,), "max_area": "858 mm2"}
+    result = atoll.search(**asked, template="physical-28nm", baselines=False)
+    assert result.ahead is not None
+    area = result.ahead.prices[0]
+    assert (area.at, area.high, area.more, area.per_unit_above) == (858, 858, None, None)
+    assert area.words().endswith(", a reticle holds no larger die")
+
+
 def test_what_a_run_does_not_say_is_refused(planned: Path, tmp_path: Path) -> None:
     with pytest.raises(AtollError, match=r"per: does not go with from_"):
         atoll.SearchQuestion.of(from_=str(planned), per="watt")

@@ -189,6 +189,8 @@ class ShadowPrice:
     """Whether each end has its own proven best chip; else it is the answer with that one rate."""
     to_target: Amount | None
     """Units more with which the run is as fast as it is to be; none: not within `high`."""
+    remark: str = ""
+    """Of the upper end: that the price is interpolated over a gap of the lists, or why it is 0."""
 
     def cells(self) -> tuple[str, str, str, str]:
         """What, at what, a unit less and a unit more, each with the end up to which that holds."""
@@ -202,6 +204,8 @@ class ShadowPrice:
             else f"{sign}{100 * per:.3g}% per {self.unit} to {end:,.4g} ({gain:+.1%})"
             for sign, (gain, per, end) in zip("-+", ends, strict=True)
         )
+        if self.remark:
+            more = f"{more[:-1]}; {self.remark})" if self.high > self.at else self.remark
         return self.what, f"{self.at:,.4g} {self.unit}", less, more
 
     def words(self) -> str:

@@ -10,16 +10,20 @@ for every chip, and growing with T: the chip that is proven best without them is
 
 A shadow price is what one unit more of a budget brings the run, by finite differences: the search
 is solved again, with proof, a tenth below and above the budget on area or power; of rates that no
-search chooses (HBM, links) the answer is evaluated with a tenth less and more. The price holds
-between these two ends, which are told with it.
+search chooses (HBM, links) the answer is evaluated with a tenth less and more. Where lists are too
+coarse for a tenth more to buy a faster chip, larger budgets are tried, up to twice as much, and the
+price is interpolated up to the first chip that is faster. The price holds between these two ends,
+which are told with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from atoll.answers.answer import dumped, read_answer
 from atoll.answers.plan import EstimateAnswer, PlanAnswer
@@ -27,7 +31,7 @@ from atoll.answers.search import Ahead, ShadowPrice
 from atoll.answers.validation import CheckAnswer
 from atoll.errors import AtollError
 from atoll.explore.answer.result import Design, SearchResult
-from atoll.explore.answer.scope import open_space, sustained
+from atoll.explore.answer.scope import Lifted, open_space, sustained
 from atoll.explore.baselines import score_of
 from atoll.explore.finder import Finder
 from atoll.explore.pricing.layouts import Setting
@@ -35,6 +39,7 @@ from atoll.explore.pricing.workloads import Variants
 from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.objective import Objective
+from atoll.hardware.physical.nodes import RETICLE_MM2
 from atoll.hardware.physical.price import device_usd
 from atoll.hardware.silicon.chip import template_of
 from atoll.stopping import Stop, StoppedError
@@ -44,6 +49,8 @@ from atoll.workload.load import load_config
 TARGET = 2.0
 ENDS = (0.9, 1.1)
 """Of what the answer has, between which prices are taken."""
+FURTHER = (1.25, 1.5, 2.0)
+"""Tried one after the other where the upper end buys nothing."""
 GIGA = 1e9
 
 
@@ -145,6 +152,18 @@ def _reaching(price: ShadowPrice, lacking: float) -> ShadowPrice:
     return replace(price, to_target=(price.high - price.at) * lacking / price.more)
 
 
+class _Raised(NamedTuple):
+    """The best chip under a larger budget; none where the budget cannot grow."""
+
+    design: Design | None
+    budget: float
+    remark: str = ""
+
+
+def _peak_W(design: Design) -> float:
+    return design.peak_power_W
+
+
 @dataclass(frozen=True)
 class _Prices:
     result: SearchResult
@@ -156,17 +175,22 @@ class _Prices:
     def all(self) -> Iterator[ShadowPrice]:
         scope, best = self.result.scope, self.result.best
         assert scope is not None
-        area_mm2 = scope.max_area_mm2 or best.area_mm2
+        area_mm2 = scope.max_area_mm2 or scope.area_mm2[1]
         power_W, drawn_W, what = scope.max_power_W, best.peak_power_W, "peak power of a chip"
         if scope.sustained is not None:  # which a chip above it meets by waiting
             limit = scope.sustained
             power_W = drawn_W = min(limit.W, limit.W_per_mm2 * best.area_mm2)
             what = "power of a chip in passes"
-        wide = self._under("max_area", scope.max_area_mm2, best.area_mm2)
-        yield self._price("area of a chip", "mm2", area_mm2, *map(self._design_gain, wide))
-        hot = self._under("max_power", power_W, drawn_W)
-        yield self._price(what, "W", power_W or drawn_W, *map(self._design_gain, hot))
-        yield from self._dollars(best, *wide)
+        small = self._below("max_area", area_mm2, best.area_mm2)
+        large = self._above("max_area", area_mm2, lambda chip: chip.area_mm2)
+        yield self._budget("area of a chip", "mm2", area_mm2, small, large)
+        cool = self._below("max_power", power_W or drawn_W, drawn_W)
+        hot = _Raised(best, drawn_W * ENDS[1], "nothing limits it")
+        if power_W is not None:
+            rated = scope.sustained is None
+            hot = self._above("max_power", power_W, _peak_W if rated else None)
+        yield self._budget(what, "W", power_W or drawn_W, cool, hot)
+        yield from self._dollars(best, small, large.design)
         chip, setting = best.accelerator, self.setting
         if setting.profile.hbm_bandwidth_Bps is None:
             own_Bps = chip.hbm.bandwidth_Bps
@@ -187,9 +211,16 @@ class _Prices:
                  for chip, where in changed)  # fmt: skip
         return self._price(what, "GB/s", at, *gains, chosen_anew=False)
 
+    def _budget(
+        self, what: str, unit: str, at: float, less: Design | None, more: _Raised
+    ) -> ShadowPrice:
+        gains = (self._design_gain(design) for design in (less, more.design))
+        ends = at * ENDS[0], more.budget
+        return self._price(what, unit, at, *gains, ends=ends, remark=more.remark)
+
     def _price(
         self, what: str, unit: str, at: float, less: float | None, more: float | None,
-        *, ends: tuple[float, float] | None = None, chosen_anew: bool = True,
+        *, ends: tuple[float, float] | None = None, chosen_anew: bool = True, remark: str = "",
     ) -> ShadowPrice:  # fmt: skip
         low, high = ends or (at * ENDS[0], at * ENDS[1])
         return ShadowPrice(
@@ -204,30 +235,49 @@ class _Prices:
             per_unit_above=None if more is None else max(0.0, more / (high - at)),
             chosen_anew=chosen_anew,
             to_target=None,
+            remark=remark,
         )
 
     @property
     def _objective(self) -> Objective:
         return Objective.single(self.variants.workloads[0].global_batch)
 
-    def _under(self, limit: str, at: float | None, own: float) -> list[Design | None]:
-        """The proven best chips a tenth below and above a budget: the answer itself where it keeps
-        to the lower one, or where nothing limits it.
-        """
-        low, high = (end * (at or own) for end in ENDS)
-        return [
-            self.result.best if own <= low else self._best(limit, low),
-            self.result.best if at is None else self._best(limit, high),
-        ]
+    def _below(self, limit: Lifted, at: float, taken: float) -> Design | None:
+        """The proven best chip a tenth below a budget: the answer itself where it keeps to it."""
+        low = at * ENDS[0]
+        return self.result.best if taken <= low else self._best(limit, low)
 
-    def _best(self, limit: str, value: float) -> Design | None:
+    def _above(self, limit: Lifted, at: float, taken: Callable[[Design], float] | None) -> _Raised:
+        """The proven best chip a tenth above a budget, or at the first larger one that buys more
+        than the tolerance; `taken` says what a chip takes of the budget (none: all of it).
+        """
+        most = RETICLE_MM2 if limit == "max_area" else np.inf
+        if at >= most:
+            return _Raised(None, at, "a reticle holds no larger die")
+        searched = at
+        for factor in (ENDS[1], *FURTHER):
+            budget = min(at * factor, most)
+            if budget <= searched:
+                break
+            design = self._best(limit, budget)
+            if (self._design_gain(design) or 0.0) > self.result.job.tolerance:
+                assert design is not None
+                if factor == ENDS[1]:
+                    return _Raised(design, budget)
+                end = budget if taken is None else max(taken(design), searched)
+                lacking = f"no chip of the lists is faster up to {searched:,.4g}"
+                return _Raised(design, end, f"interpolated: {lacking}")
+            searched = budget
+        return _Raised(self.result.best, searched, "no chip of the space is faster")
+
+    def _best(self, limit: Lifted, value: float) -> Design | None:
         """None where nothing fits."""
-        job = self.result.job.changed(from_=None, **{limit: value})
+        job = self.result.job.changed(from_=None, **{str(limit): value})
         try:
-            space, _ = open_space(job)
+            space, _ = open_space(job, limit)
         except AtollError:
             return None
-        setting = replace(self.setting, limit=sustained(job))
+        setting = replace(self.setting, limit=sustained(job, limit))
         search = Search(
             space, self.variants, setting, self._objective, job.tolerance / 2, stop=self.stop
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
@@ -25,6 +26,8 @@ from atoll.questions import SearchQuestion
 from atoll.units import format_bandwidth, format_bytes
 
 PHAZE_SPACE = "phaze"
+Lifted = Literal["max_area", "max_power"] | None
+"""A limit of a space that a job's own replaces, as what more of it is worth is asked."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +79,10 @@ class Scope:
         )
 
 
-def open_space(job: SearchQuestion) -> tuple[Space | ProductSpace, Scope]:
-    """The space of a job under its limits, and what it covers; a large one is not built."""
+def open_space(job: SearchQuestion, lifted: Lifted = None) -> tuple[Space | ProductSpace, Scope]:
+    """The space of a job under its limits, and what it covers; a large one is not built. Of what is
+    `lifted`, the job's limit counts instead of the space's own.
+    """
     if job.per and job.pareto:
         raise AtollError("job: pareto: fronts are of throughput; ask for them without per.")
     profile, name = profile_of(job), _name_of(job)
@@ -103,14 +108,14 @@ def open_space(job: SearchQuestion) -> tuple[Space | ProductSpace, Scope]:
         if job.robust:
             raise _no_ranges(space.name)
     else:
-        described = described_space(job)
+        described = described_space(job, lifted)
         if job.robust and described.template not in PHYSICAL:
             raise _no_ranges(described.name)
         max_area_mm2, max_power_W = _budget(job, described)
         notes += _reticle_notes(max_area_mm2, described)
         if not described.resident:
             _refuse_whole(job, described)
-            return _awake(*_large(job, described, notes), sustained(job))
+            return _awake(*_large(job, described, notes), sustained(job, lifted))
         try:
             space = described.build()
         except AtollError as error:
@@ -119,7 +124,7 @@ def open_space(job: SearchQuestion) -> tuple[Space | ProductSpace, Scope]:
     cooled = None if job.power == "sustained" else job.cooling
     space, scope = _restricted(_cooled(space, cooled), max_area_mm2, max_power_W, notes)
     scope = replace(scope, max_W_per_mm2=cooled).within(limits)
-    return _awake(space, scope, sustained(job))
+    return _awake(space, scope, sustained(job, lifted))
 
 
 def _cooled(space: Space, W_per_mm2: float | None) -> Space:
@@ -139,14 +144,14 @@ def _cooled(space: Space, W_per_mm2: float | None) -> Space:
     return replace(space, hbm_allowed=allowed).subset(np.flatnonzero(allowed.any(axis=1)))
 
 
-def sustained(job: SearchQuestion) -> PowerLimit | None:
+def sustained(job: SearchQuestion, lifted: Lifted = None) -> PowerLimit | None:
     """What a device may draw in a pass, where it is that which is limited."""
     if job.power != "sustained":
         return None
     power_W, dense = job.max_power, job.cooling
     if _name_of(job) != PHAZE_SPACE:
         rated = job.changed(power="rated")
-        limits = limits_of(rated, described_space(rated))
+        limits = limits_of(rated, described_space(rated, lifted))
         power_W, dense = limits.max_power_W, limits.max_W_per_mm2
     return PowerLimit(power_W or np.inf, dense or np.inf) if power_W or dense else None
 
@@ -179,7 +184,7 @@ def _name_of(job: SearchQuestion) -> str:
     return job.space or (PHAZE_SPACE if template == SYSTOLIC.name else template)
 
 
-def described_space(job: SearchQuestion) -> ProductSpace:
+def described_space(job: SearchQuestion, lifted: Lifted = None) -> ProductSpace:
     """The lists of a space file or of a template, with the job's memories; not its limits."""
     name = _name_of(job)
     described = template_space(name) if job.space is None else read_space(name, job.template)
@@ -187,6 +192,10 @@ def described_space(job: SearchQuestion) -> ProductSpace:
     limits = described.limits
     if job.power == "sustained":  # which is no limit on chips
         limits = replace(limits, max_power_W=None, max_W_per_mm2=None)
+    if lifted == "max_area":
+        limits = replace(limits, max_area_mm2=RETICLE_MM2)
+    if lifted == "max_power":
+        limits = replace(limits, max_power_W=None)
     described = replace(described, hbm_options=options, limits=limits)
     if described.template.edge_mm is None or job.network is None:
         return described
