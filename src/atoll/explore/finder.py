@@ -141,7 +141,7 @@ class Finder:
         plans = self.search.frontier.found[chip]
         row: dict[str, int | float] = {
             "design": number,
-            **{name: value for name, value in space.values(design).items() if name != "clock_Hz"},
+            **space.values(design),
             "hbm_capacity_bytes": int(chips.hbm_capacity_bytes[chip]),
             "hbm_bandwidth_Bps": float(chips.hbm_Bps[chip]),
             "area_mm2": float(chips.area_mm2[chip]),  # with the interfaces of this HBM

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
+from atoll.answers.designs import ShownParameter
 from atoll.printing.console import Output, plain_table, print_bars, short
 from atoll.step.certificate import times
 from atoll.units import (
@@ -21,10 +22,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from atoll.answers.design import TablePlan
-    from atoll.answers.designs import DesignsAnswer, Row, ShownParameter, StoredDesign
+    from atoll.answers.designs import DesignsAnswer, Row, StoredDesign
     from atoll.answers.search import FrontAnswer, SearchExplanation
     from atoll.explore.answer.result import Design, SearchResult
     from atoll.explore.answer.scope import Scope
+    from atoll.hardware.accelerator import Accelerator
     from atoll.placement.plan import Placement
 
 
@@ -65,7 +67,7 @@ def print_result(result: SearchResult) -> None:
     if result.beside:
         _print_beside(console, result)
     for against, front in result.pareto.items():
-        _print_front(console, against, front)
+        _print_front(console, against, front, best.accelerator)
     if result.scope is not None:
         console.print(f"Space        {result.scope.sentence()}")
         for note in result.scope.notes:
@@ -171,23 +173,58 @@ def _print_beside(console: Output, result: SearchResult) -> None:
     console.print(table)
 
 
-def _print_front(console: Output, against: str, front: FrontAnswer) -> None:
+def _print_front(console: Output, against: str, front: FrontAnswer, like: Accelerator) -> None:
+    from atoll.hardware.silicon.chip import template_of
+    from atoll.hardware.silicon.systolic import HBM_PARAMETERS
+
     rows, proof = front.designs, front.proven_within
     words = "among evaluated designs" if proof is None else f"proven within {proof:.0%}"
     size = counted(len(rows), "chip")
     console.print(f"Front        {size} of throughput against {against}, {words}")
     speed = next(name for name in rows[0] if name.endswith("samples_per_s"))
     cost = next(name for name in rows[0] if name.endswith(against))
-    table = plain_table(against, "tensor cores", "vector cores", "GLB MiB", speed)
+    every = (*template_of(like).parameters, *HBM_PARAMETERS)
+    more = _differing(rows, [ShownParameter(**p.to_dict()) for p in every], _IN_FRONT)
+    also = map(_title, more)
+    table = plain_table(against, "tensor cores", "vector cores", "GLB MiB", *also, speed)
     for row in rows[:: max(1, len(rows) // 12)]:
         table.add_row(
             f"{row[cost]:.4g}",
             f"{row['tensor_cores']} x {row['width']}x{row['depth']}",
             f"{row['vector_cores']} x {row['vector_width']}",
             f"{row['glb_bytes'] / 2**20:g}",
+            *(_shown(row, parameter) for parameter in more),
             f"{row[speed]:,.1f}",
         )
     console.print(table)
+
+
+_IN_FRONT = ("tensor_cores", "width", "depth", "vector_cores", "vector_width", "glb_bytes")
+"""Parameters that have a column in every table of chips."""
+
+
+def _differing(
+    rows: Sequence[Row], parameters: Sequence[ShownParameter], shown: Sequence[str]
+) -> list[ShownParameter]:
+    """Return the parameters that differ between the rows of a table and have no column yet; the
+    bandwidth of HBM only where its capacity does not imply it.
+    """
+
+    def values(*names: str) -> int:
+        return len({tuple(row[name] for name in names) for row in rows})
+
+    implied = values("hbm_capacity_bytes") == values("hbm_capacity_bytes", "hbm_bandwidth_Bps")
+    hidden = (*shown, "hbm_bandwidth_Bps") if implied else shown
+    return [p for p in parameters if p.name not in hidden and values(p.name) > 1]
+
+
+def _title(parameter: ShownParameter) -> str:
+    label = parameter.label
+    return label if label[:2].isupper() else label.lower()
+
+
+def _shown(row: Row, parameter: ShownParameter) -> str:
+    return f"{float(str(row[parameter.name])) / parameter.per:g} {parameter.unit}".strip()
 
 
 def print_designs(shown: DesignsAnswer) -> None:
@@ -219,8 +256,10 @@ def _chips(rows: Sequence[Row], parameters: Sequence[ShownParameter]) -> Table:
     # What another template has beside ours has columns of its own.
     usual = {parameter.name for parameter in (*SYSTOLIC.parameters, *HBM_PARAMETERS)}
     own = [parameter for parameter in parameters if parameter.name not in usual]
+    columns = (*_IN_FRONT, "hbm_capacity_bytes", *(parameter.name for parameter in own))
+    own += _differing(rows, parameters, columns)
     cores = ("tensor cores", "vector cores")
-    also = (parameter.label.lower() for parameter in own)
+    also = map(_title, own)
     table = plain_table("score", "mm2", "W", "mJ/token", *cores, "GLB", "HBM", *also, "layout")
     for row in cast("Sequence[StoredDesign]", rows):
         table.add_row(
@@ -232,7 +271,7 @@ def _chips(rows: Sequence[Row], parameters: Sequence[ShownParameter]) -> Table:
             f"{row['vector_cores']} x {row['vector_width']}",
             format_bytes(row["glb_bytes"]),
             format_bytes(row["hbm_capacity_bytes"]),
-            *(f"{float(str(dict(row)[p.name])) / p.per:g} {p.unit}".strip() for p in own),
+            *(_shown(cast("Row", row), parameter) for parameter in own),
             f"p{row['pipeline']} t{row['tensor']} d{row['data']} b{row['microbatch']}",
         )
     return table

@@ -149,14 +149,17 @@ class Near:
             words = "no other"
         return f"{words} within {100 * self.share:g}%"
 
-    def power_words(self, answer_W: float) -> str:
+    def power_words(self, answer: Design) -> str:
         """Describe the design of least power against the answer."""
         least = self.least_power
         assert least is not None
+        clock_Hz = least.accelerator.clock_Hz
+        differs = clock_Hz != answer.accelerator.clock_Hz
+        clock = f" at {format_quantity(clock_Hz, FREQUENCY, 3)}" if differs else ""
         return (
-            f"{least.accelerator.describe()}: {format_slower(self.slower_by)}, "
+            f"{least.accelerator.describe()}{clock}: {format_slower(self.slower_by)}, "
             f"{least.area_mm2:.1f} mm2, {least.peak_power_W:.0f} W at peak "
-            f"({least.peak_power_W / answer_W - 1.0:+.0%})"
+            f"({least.peak_power_W / answer.peak_power_W - 1.0:+.0%})"
         )
 
 
@@ -332,7 +335,7 @@ class SearchResult(Pictured[SearchAnswer]):
             least = near.least_power
             if least is not None and shown_W - least.peak_power_W > _WORTH_SAYING * own_W:
                 shown_W = least.peak_power_W
-                lines.append(near.power_words(own_W))
+                lines.append(near.power_words(self.best))
         return lines
 
     def ending_lines(self) -> list[str]:

@@ -19,8 +19,8 @@ from atoll.answers.search import (
 from atoll.explore.answer.explain import shares
 
 _CHIP_FIELDS = (
-    "tensor_cores", "width", "depth", "vector_cores", "vector_width", "glb_MiB", "hbm_GiB",
-    "area_mm2",
+    "tensor_cores", "width", "depth", "vector_cores", "vector_width", "glb_MiB", "clock_GHz",
+    "hbm_GiB", "area_mm2",
 )  # fmt: skip
 
 
