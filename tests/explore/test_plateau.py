@@ -155,6 +155,18 @@ class Recorder:
             self._stop.limit(0.0)
 
 
+@pytest.mark.parametrize("pareto", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_progress_counts_the_chips_that_the_certificate_counts(pareto: bool) -> None:
+    """Not each of them once for every HBM."""
+    seen: list[tuple[str, int, int]] = []
+    job = some_job(pareto=pareto, few=True)
+    result = run_search(job, lambda phase, left, total, *_: seen.append((phase, left, total)))
+    phase, left, total = seen[0]
+    assert (phase, left, total) == ("bounding", result.certificate.items, result.certificate.items)
+    assert all(total == result.certificate.items >= left > 0 for _, left, total in seen)
+    assert {"front"} <= {phase for phase, _, _ in seen} or not pareto
+
+
 @pytest.mark.slow
 def test_a_limit_that_stops_the_front_leaves_the_proof_whole(
     capsys: pytest.CaptureFixture[str],

@@ -117,8 +117,9 @@ class StatusAnswer:
     executor: str
     phase: str
     left: int
-    """Chips that may still beat the incumbent."""
+    """Chips that may still beat the incumbent, whatever their HBM."""
     total: int
+    """Chips of the space, as the certificate counts them."""
     bounded: int
     """Chips with a schedule bound on record."""
     evaluated: int

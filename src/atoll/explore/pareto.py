@@ -83,7 +83,7 @@ def area_front(search: Search, tolerance: float = 0.01) -> list[int] | None:
         chosen = _spread(wanted, chips.area_mm2, promise)
         if search.stop():
             return None
-        known[chosen] = search.evaluate_all(chosen, waiting=len(wanted))
+        known[chosen] = search.evaluate_all(chosen, waiting=wanted)
         if search.stop():
             return None  # some of them were not evaluated
         evaluated[chosen] = True

@@ -17,6 +17,7 @@ its results are taken in the order of one process alone, so that the answer is t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -90,7 +91,7 @@ class _Mode:
     sparing: bool = False
     floor: float | None = None
     """A score that chips are held against instead of the incumbent's."""
-    waiting: int = 0
+    waiting: IntArray | None = None
     """Chips that wait for this phase, those at hand included."""
 
 
@@ -162,24 +163,24 @@ class Search:
         waiting = 0.0 if self.reserve is None else self.reserve.waiting()
         return max(float(self.scores[self.frontier.stage == 0].max(initial=0.0)), waiting)
 
-    def evaluate_all(self, order: IntArray, waiting: int | None = None) -> FloatArray:
+    def evaluate_all(self, order: IntArray, waiting: IntArray | None = None) -> FloatArray:
         """Scores of these chips, each with its own best layouts, whatever the incumbent is.
 
-        Only what exists is computed; bounds stay those of the schedules. `waiting`: how many chips
-        are to be evaluated in all, for the report.
+        Only what exists is computed; bounds stay those of the schedules. `waiting`: all chips that
+        are to be evaluated, for the report.
         """
-        self._aside(order, _Mode("front", True, 0.0, len(order) if waiting is None else waiting))
+        self._aside(order, _Mode("front", True, 0.0, order if waiting is None else waiting))
         return np.array([self.found_score(int(chip)) for chip in order])
 
     def evaluate_near(self, order: IntArray, least: float) -> None:
         """Evaluate those of these chips whose bounds allow a score above `least`."""
-        self._aside(order, _Mode("near", True, least, len(order)))
+        self._aside(order, _Mode("near", True, least, order))
 
     def bound_near(self, order: IntArray, least: float) -> None:
         """The same, with bounds: of chips that turn out to score no more than `least`, they say it.
         A chip that scores more may become the incumbent.
         """
-        self._aside(order, _Mode("near", False, least, len(order)))
+        self._aside(order, _Mode("near", False, least, order))
 
     def _aside(self, order: IntArray, mode: _Mode) -> None:
         """A batch that is not held against the incumbent."""
@@ -326,9 +327,14 @@ class Search:
     def _place(self, ranked: IntArray, nodes: dict[int, ChipNodes]) -> None:
         """Placements of these chips, one after the other, each against the incumbent then."""
         ahead = Speculation(self.crew, self._worth_placing, lambda chip: self._task(chip, nodes))
-        for done, chip in enumerate(ranked.tolist()):
-            if self.mode.waiting:
-                self.report(_SHOWN[self.mode.phase], self.mode.waiting - done)
+        design, waiting = self.frontier.chips.design, self.mode.waiting
+        left = Counter([] if waiting is None else design[waiting].tolist())
+        for chip in ranked.tolist():
+            if waiting is not None:
+                self.report(_SHOWN[self.mode.phase], len(left))
+                left[design[chip]] -= 1
+                if not left[design[chip]]:
+                    del left[design[chip]]
             if self.scores[chip] <= self.threshold():
                 continue
             key = Key(self.mode.phase, int(self.frontier.ids[chip]))
@@ -431,10 +437,13 @@ class Search:
         self.frontier.stage[chip] = max(stage, self.frontier.stage[chip])
         self.scores[chip] = self.rule.scores(row[None, :])[0] / self.frontier.price[chip]
 
+    def designs_of(self, chips: IntArray | NDArray[np.bool_]) -> int:
+        """Count the designs of these chips, each of which is a design with one HBM."""
+        return len(np.unique(self.frontier.chips.design[chips]))
+
     def report(self, phase: str, left: int) -> None:
-        total, bound = len(self.frontier.chips), self.bound()
-        if self.reserve is not None:
-            total = self.reserve.points
+        """Report that so many designs are left of all that the certificate counts."""
+        total, bound = len(self.space), self.bound()
         best = None if self.best is None else int(self.frontier.ids[self.best])
         self.journal.progress(phase, left, total, best, self.score, bound)
         if self.progress is not None:

@@ -54,7 +54,7 @@ def bound_all(search: Search) -> None:
         fresh = (search.frontier.stage == 0) & (search.scores > search.threshold())
         if not fresh.any():
             break
-        search.report("bounding", int(fresh.sum()))
+        search.report("bounding", search.designs_of(fresh))
         ranked = np.flatnonzero(fresh)
         search.batch(ranked[np.argsort(-search.scores[ranked], kind="stable")][:size])
         size = min(4 * size, LARGEST_BATCH)
@@ -129,12 +129,12 @@ def tighten(search: Search, until: float) -> None:
         chip = int(np.argmax(search.scores))
         if search.scores[chip] <= max(search.threshold(), until):
             break
-        left = int((search.scores > search.threshold()).sum())
-        search.report("tightening", left)
+        left = search.scores > search.threshold()
+        search.report("tightening", search.designs_of(left))
         target = _loosest(search, chip)
         if target is None:
             break
-        if target[0].effort == "bounded" and left > MANY and search.best is not None:
+        if target[0].effort == "bounded" and left.sum() > MANY and search.best is not None:
             own = _loosest(search, search.best)
             if own is not None and own[0].effort == "exact":
                 chip, target = search.best, own
