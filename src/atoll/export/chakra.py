@@ -54,7 +54,7 @@ def write_chakra(found: Estimate, folder: Path) -> None:
             f"chakra: {count:,} nodes on {devices:,} devices, but at most {MOST_NODES:,} are "
             "written; ask for fewer microbatches (--batch) or replicas (--devices)"
         )
-    check_folder(folder)
+    check_folder(folder, ())
     folder.mkdir(parents=True, exist_ok=True)
     groups: dict[tuple[int, ...], str] = {}
     per_stage = devices // layout.pp
@@ -64,7 +64,8 @@ def write_chakra(found: Estimate, folder: Path) -> None:
         with whole_files(_unwritten(path), path) as (part,):
             part.write_bytes(data)
     told = {name: list(ranks) for ranks, name in groups.items()}
-    (folder / GROUPS).write_text(json.dumps(told) + "\n", encoding="utf-8")
+    with whole_files(_unwritten(folder / GROUPS), folder / GROUPS) as (part,):
+        part.write_text(json.dumps(told) + "\n", encoding="utf-8")
 
 
 def _unwritten(path: Path) -> Callable[[str], str]:

@@ -1,12 +1,18 @@
-"""CSV tables: those of others, plain or packed (.gz), and ours, there whole or not at all."""
+"""CSV tables: those of others, plain or packed (.gz), and ours, there whole or not at all; and one
+line added to a table of either kind.
+"""
 
 from __future__ import annotations
 
 import csv
 import gzip
 import io
+import os
+import stat
+import time
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -14,8 +20,13 @@ from pathlib import Path
 from atoll.errors import AtollError
 from atoll.files.wholefile import whole_files
 
+with suppress(ImportError):  # POSIX
+    import fcntl
+
 MOST_BYTES = 2**28
 """Of a table, unpacked."""
+LOCK_WAIT_S = 60.0
+"""Until an append gives up on a table that another process keeps locked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +51,10 @@ def read_csv(path: str | Path | Traversable) -> tuple[list[str], list[Line]]:
         raise AtollError(f"{path}: no such file") from None
     except (OSError, EOFError, zlib.error) as error:
         raise AtollError(f"{path}: cannot be read as CSV ({error})") from None
+    return _parsed(path, content)
+
+
+def _parsed(path: object, content: bytes) -> tuple[list[str], list[Line]]:
     if len(content) > MOST_BYTES:
         raise AtollError(f"{path}: more than {MOST_BYTES:,} bytes of table")
     text = content.decode("utf-8-sig", errors="replace")
@@ -82,3 +97,76 @@ def write_csv(path: str | Path, header: Sequence[str], rows: Iterable[Sequence[o
     writer.writerows(rows)
     with whole_files(lambda why: f"{path}: cannot be written ({why})", Path(path)) as (part,):
         part.write_text(text.getvalue(), encoding="utf-8", newline="")
+
+
+def append_csv(
+    path: Path, header: Sequence[str], align: Callable[[Sequence[str]], Mapping[str, str]]
+) -> None:
+    """Add one line to a table, in place and under an exclusive lock; a new table gets `header`.
+
+    `align` returns the cells of the new line for the columns of the table, or refuses the table.
+    After a refusal or an error the file holds the bytes that it held before.
+    """
+    with _locked(path) as file:
+        content = b"".join(iter(lambda: os.read(file, 2**20), b""))
+        columns, lines = _parsed(path, content) if content else (list(header), [])
+        cells = align(columns)
+        text = io.StringIO(newline="")
+        crlf = b"\r\n" in content or not content
+        writer = csv.writer(text, lineterminator="\r\n" if crlf else "\n")
+        if not content:
+            writer.writerow(columns)
+        elif not content.endswith((b"\n", b"\r")):
+            text.write("\r\n" if crlf else "\n")
+        writer.writerow([cells.get(column, "") for column in columns])
+        added = text.getvalue().encode()
+        if [line.cells for line in _parsed(path, content + added)[1]] != [
+            *(line.cells for line in lines),
+            {column: cells.get(column, "").strip() for column in columns},
+        ]:
+            raise AtollError(f"{path}: a line added to it would not read back; give another file")
+        try:
+            if os.write(file, added) < len(added):
+                raise OSError("no space is left")
+        except OSError:
+            os.ftruncate(file, len(content))
+            raise
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[int]:
+    """Open a regular file for reading and appending, and hold its exclusive lock."""
+    if "fcntl" not in globals():
+        raise AtollError(f"{path}: appending needs file locks of POSIX, which this system lacks")
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o666)
+        try:
+            if not stat.S_ISREG(os.fstat(file).st_mode):
+                raise AtollError(f"{path}: not a regular file; give a table (CSV)")
+            _lock(file, path)
+            yield file
+        finally:
+            os.close(file)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise AtollError(f"{path}: cannot be appended to ({why}); give another file") from None
+
+
+def _lock(file: int, path: Path) -> None:
+    until_s = time.monotonic() + LOCK_WAIT_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > until_s:
+                raise AtollError(
+                    f"{path}: another process has kept it locked for {LOCK_WAIT_S:g} s; end that "
+                    "process, or give another file"
+                ) from None
+            time.sleep(0.02)
+        except OSError as error:
+            raise AtollError(
+                f"{path}: its file system has no locks ({error.strerror}), without which rows of "
+                "concurrent appends are lost; give a file on a local disk"
+            ) from None

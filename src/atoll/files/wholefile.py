@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
+from secrets import token_hex
 
 from atoll.errors import AtollError
 
@@ -16,24 +18,37 @@ from atoll.errors import AtollError
 def whole_files(refusal: Callable[[str], str], *paths: Path) -> Iterator[list[Path]]:
     """Files to write in place of `paths`, whose names they take in the end.
 
-    After an error of the file system none of them is left, and `refusal` makes the sentence from
-    what the system says. A pipe or a terminal takes what comes: only a file can be replaced.
+    A file that is replaced keeps its permissions, and a symbolic link its target's name. After an
+    error none of the new files is left, and `refusal` makes the sentence from what the system says.
+    A pipe or a terminal takes what comes: only a file can be replaced.
     """
-    written: dict[Path, Path] = {}
+    written: list[tuple[Path, Path]] = []
     try:
         for path in paths:
-            special = path.exists() and not path.is_file()
-            written[path] = path if special else path.with_name(f".{path.name}.part")
-        yield list(written.values())
-        for path, part in written.items():
-            if part != path:
-                part.replace(path)
-    except OSError as error:
-        for path, part in written.items():
+            place = path.resolve() if path.is_symlink() else path
+            special = place.exists() and not place.is_file()
+            if place.exists() and not os.access(place, os.W_OK):
+                raise PermissionError(errno.EACCES, "it is write-protected")
+            written.append((place, place if special else _part_of(place)))
+        yield [part for _, part in written]
+        for place, part in written:
+            if part != place:
+                if place.exists():
+                    part.chmod(part.stat().st_mode & 0o111 | place.stat().st_mode & 0o7777)
+                part.replace(place)
+    except BaseException as error:
+        for place, part in written:
             with suppress(OSError):
-                if part != path:
+                if part != place:
                     part.unlink(missing_ok=True)
-        raise AtollError(refusal(error.strerror or str(error))) from None
+        if isinstance(error, OSError):
+            raise AtollError(refusal(error.strerror or str(error))) from None
+        raise
+
+
+def _part_of(path: Path) -> Path:
+    """Return the name of a new file in the same folder, which no other process takes."""
+    return path.with_name(f".{path.name[:200]}.{os.getpid()}-{token_hex(4)}.part")
 
 
 def check_place(refusal: Callable[[str], str], path: Path) -> None:
@@ -47,10 +62,29 @@ def check_place(refusal: Callable[[str], str], path: Path) -> None:
         raise AtollError(refusal(f"no permission in {parent}"))
 
 
-def check_folder(folder: Path) -> None:
-    """Refuse, before any work, a folder that could not be written in the end."""
+ANSWERS = (
+    "plan.json", "result.json", "sweep.json", "sweep.csv", "designs.csv", "chip.yaml",
+    "mapping.json",
+)  # fmt: skip
+"""Files that folders of answers hold."""
+STORE = "search.sqlite"
+
+
+def check_folder(folder: Path, names: Sequence[str] = ANSWERS) -> None:
+    """Refuse, before any work, a folder that could not be written in the end, or in which a file
+    of these names would be overwritten that is no answer of ours: neither noted in SHA256SUMS nor
+    in a folder with a store.
+    """
     if folder.exists() and not folder.is_dir():
         raise AtollError(f"out: {folder} is a file; give a folder.")
+    if not (folder / STORE).exists():
+        noted = _recorded(folder)
+        for name in names:
+            if name not in noted and (folder / name).exists():
+                raise AtollError(
+                    f"out: {folder / name} was not written by atoll and would be overwritten; "
+                    "give another folder."
+                )
     parent = folder
     while not parent.exists():
         parent = parent.parent
@@ -60,6 +94,7 @@ def check_folder(folder: Path) -> None:
 
 def write_folder(folder: Path, contents: Mapping[str, str]) -> None:
     """Write texts by file name, all or none, and what they hold into SHA256SUMS."""
+    assert set(contents) <= set(ANSWERS)
     paths = [folder / name for name in contents]
     with whole_files(lambda why: f"out: {folder} cannot be written ({why}).", *paths) as parts:
         folder.mkdir(parents=True, exist_ok=True)
@@ -83,13 +118,19 @@ def record_file(path: Path) -> None:
 
 
 def record_sums(folder: Path, sums: Mapping[str, str | None]) -> None:
-    """Note checksums by file name; None forgets one, as before a file is written to."""
-    known = _recorded(folder)
-    found = {name: sum_ for name, sum_ in {**known, **sums}.items() if sum_ is not None}
-    if found != known:
-        part = folder / f".{SUMS}.part"
-        part.write_text("".join(f"{sum_}  {name}\n" for name, sum_ in found.items()), "utf-8")
-        part.replace(folder / SUMS)
+    """Note checksums by file name; None forgets one, as before a file is written to. Lines of other
+    files stay as they are.
+    """
+    lines = _lines(folder)
+    told = [line for line in lines if _named(line)[0] not in sums]
+    told += [f"{sum_}  {name}" for name, sum_ in sums.items() if sum_ is not None]
+    if sorted(told) != sorted(lines):
+        part = _part_of(folder / SUMS)
+        try:
+            part.write_bytes("".join(f"{line}\n" for line in told).encode(*TEXT))
+            part.replace(folder / SUMS)
+        finally:
+            part.unlink(missing_ok=True)
 
 
 def as_written(path: Path) -> bool:
@@ -111,12 +152,24 @@ def as_written(path: Path) -> bool:
     return same
 
 
+TEXT = "utf-8", "surrogateescape"
+
+
 def _recorded(folder: Path) -> dict[str, str]:
+    return dict(map(_named, _lines(folder)))
+
+
+def _named(line: str) -> tuple[str, str]:
+    """File name and checksum of a line; no name where the line has another form."""
+    sum_, _, name = line.partition("  ")
+    return name, sum_
+
+
+def _lines(folder: Path) -> list[str]:
     try:
-        lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
-        return {}
-    return {name: sum_ for sum_, _, name in (line.partition("  ") for line in lines)}
+        return (folder / SUMS).read_bytes().decode(*TEXT).splitlines()
+    except OSError:
+        return []
 
 
 def _digest(path: Path) -> str:

@@ -56,11 +56,12 @@ def measured_run(found: Estimate, log: Path | None, trace: Path | None) -> Measu
 
 def columns_of(measured: MeasuredRun) -> dict[str, Any]:
     """As a table of measured runs has them."""
-    cells: dict[str, Any] = {"measured_iter_time_s": measured.step_time_s}
-    if measured.memory_bytes is not None:
-        cells["measured_peak_mem_GB"] = measured.memory_bytes / 1e9
-        cells["peak_counts"] = measured.memory_counts
-    return cells
+    peak_bytes = measured.memory_bytes
+    return {
+        "measured_iter_time_s": measured.step_time_s,
+        "measured_peak_mem_GB": "" if peak_bytes is None else peak_bytes / 1e9,
+        "peak_counts": "" if peak_bytes is None else measured.memory_counts,
+    }
 
 
 def _expected(found: Estimate, told: Log, rank: int | None) -> float:

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from atoll.errors import AtollError
 from atoll.printing.console import Output, print_error_table, print_skipped
 from atoll.units import format_bytes, format_seconds
 
@@ -199,7 +200,13 @@ def print_runs(shown: RunsValidation) -> None:
 
 def write_launch_file(made: LaunchFile, path: Path | None) -> None:
     """Write a launch file, and on standard error what its user must know."""
-    print(f"atoll: wrote {made.save(path or made.file)}", file=sys.stderr)
+    usual = Path(made.file)
+    if path is None and usual.exists() and usual.read_bytes() != made.text.encode():
+        raise AtollError(
+            f"export: {usual} exists and is left as it is; name the file with --export-to, "
+            f"{usual} to overwrite it."
+        )
+    print(f"atoll: wrote {made.save(path or usual)}", file=sys.stderr)
     for note in made.notes:
         print(f"atoll: {note}", file=sys.stderr)
 

@@ -11,8 +11,9 @@ from pydantic import Field, ValidationInfo, model_validator
 from atoll.errors import AtollError
 from atoll.files.yamlfile import Count
 from atoll.questions import fields as f
-from atoll.questions.fields import LAUNCH, LAYOUT, OUTPUT, SYSTEM, TRAINED, WHOLE, Counts
+from atoll.questions.fields import LAUNCH, LAYOUT, SYSTEM, TRAINED, WHOLE, Counts
 from atoll.questions.question import (
+    OUTPUT,
     Named,
     Price,
     Question,

@@ -8,10 +8,10 @@ from typing import Annotated
 from pydantic import Field
 
 from atoll.files.yamlfile import Count
-from atoll.questions.question import Named, Power, Seconds, Several, Share, option
+from atoll.questions.question import OUTPUT, Named, Power, Seconds, Several, Share, option
 
 TRAINED, LAYOUT, SYSTEM = "What is trained", "Layout", "Devices and software"
-CHIPS, WAFER, SEARCH, OUTPUT = "Chips", "Wafer", "Search", "Output"
+CHIPS, WAFER, SEARCH = "Chips", "Wafer", "Search"
 LAUNCH = "Launch file"
 WHOLE = "The whole run"
 

@@ -15,8 +15,7 @@ from pydantic.fields import FieldInfo
 from typer.core import TyperCommand
 
 from atoll.questions.ask import ask, old_names
-from atoll.questions.fields import OUTPUT
-from atoll.questions.question import Question, about, completions, is_tuple, scalars
+from atoll.questions.question import OUTPUT, Question, about, completions, is_tuple, scalars
 from atoll.questions.sweeps import read_text
 from atoll.questions.texts import grouped, help_words, metavar, options_of, spelled
 

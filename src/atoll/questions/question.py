@@ -14,7 +14,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, Field, JsonValue, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, Field, JsonValue, WithJsonSchema, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticUndefined, core_schema
 
@@ -22,6 +22,9 @@ from atoll import units
 from atoll.errors import AtollError
 from atoll.files.yamlfile import FileModel, quantity, suggestion, validate_dict
 from atoll.registry import Registry, named
+
+OUTPUT = "Output"
+"""Group of the options that say what is written."""
 
 
 class Question(FileModel):
@@ -74,6 +77,24 @@ class Question(FileModel):
             []
         """
         return [name for name, info in cls.model_fields.items() if info.is_required()]
+
+    @model_validator(mode="after")
+    def _outputs_are_no_inputs(self) -> Self:
+        """Refuse to write over a file that another field names."""
+        values = {name: getattr(self, name) for name in self.model_fields_set}
+        for name, path in values.items():
+            info = type(self).model_fields[name]
+            output = about(info, "writes", False) or about(info, "group") == OUTPUT
+            if not (output and isinstance(path, Path) and path.is_file()):
+                continue
+            for reader, given in values.items():
+                read = (v for v in _listed(given) if isinstance(v, str | Path) and _exists(v))
+                if reader != name and any(path.samefile(file) for file in read):
+                    raise ValueError(
+                        f"{name}: {path} is also given as {reader} and would be overwritten; "
+                        "give another file"
+                    )
+        return self
 
     def asked(self) -> dict[str, Any]:
         """The fields that were given.

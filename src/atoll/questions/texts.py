@@ -12,8 +12,8 @@ from pydantic import BaseModel, Field, TypeAdapter
 from pydantic.fields import FieldInfo
 
 from atoll import questions
-from atoll.questions.fields import OUTPUT
 from atoll.questions.question import (
+    OUTPUT,
     Question,
     about,
     allowed,

@@ -10,8 +10,8 @@ from pydantic import Field
 from atoll.files.yamlfile import Count
 from atoll.questions import fields as f
 from atoll.questions.devices import LaunchQuestion, LengthQuestion, SiteFile
-from atoll.questions.fields import LAYOUT, OUTPUT, SYSTEM, TRAINED, WHOLE, Whole
-from atoll.questions.question import Named, Question, Several, option
+from atoll.questions.fields import LAYOUT, SYSTEM, TRAINED, WHOLE, Whole
+from atoll.questions.question import OUTPUT, Named, Question, Several, option
 
 MEASURED, MODEL, ROWS, SERVER = "Measurements", "Model", "Rows", "Server"
 Folder = Annotated[

@@ -19,8 +19,9 @@ from typing import Any
 from atoll.answers.answer import checked
 from atoll.answers.designs import ChipJob, Identity, ShownParameter
 from atoll.errors import AtollError
+from atoll.files.wholefile import STORE
 
-FILE = "search.sqlite"
+FILE = STORE
 APPLICATION = 0x61746F6C  # "atol"
 SCHEMA_VERSION = 2
 

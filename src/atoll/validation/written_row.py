@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from atoll.errors import AtollError
-from atoll.files.csvfile import read_csv, write_csv
+from atoll.files.csvfile import append_csv
 from atoll.step.layout import Layout
 from atoll.training.estimate import Estimate, estimate
 from atoll.training.run import Run
 from atoll.validation.row_model import ACTIVATIONS, NORMS, POSITIONS
 from atoll.validation.rows import run_of
-from atoll.validation.run_table import RunRow
+from atoll.validation.run_table import REQUIRED, RunRow
 from atoll.workload.adapters import TARGETS
 from atoll.workload.families.model_config import ModelConfig
 
@@ -21,17 +22,39 @@ CLOSE = 1e-3
 
 
 def append_run(path: Path, name: str, found: Estimate, measured: dict[str, Any]) -> None:
-    """Add a run and what was measured of it to a table, which is made where there is none."""
+    """Add a run and what was measured of it to a table of runs, which is created if needed.
+
+    Cells stand under the columns of the table; one that lacks columns which this run needs is
+    refused, as is a file that is no table of runs.
+    """
     cells = {"id": name, **_model(found.run.model), **_run(found.run), **_layout(found.layout)}
-    row = {column: _text(value) for column, value in (cells | measured).items() if value != ""}
+    row = {column: _text(value) for column, value in (cells | measured).items()}
     _check(row, found)
-    header, lines = read_csv(path) if path.exists() else ([], [])
-    header = list(dict.fromkeys((*header, *row)))
-    rows = [*(line.cells for line in lines), row]
-    write_csv(path, header, ([cells.get(column, "") for column in header] for cells in rows))
+
+    def aligned(header: Sequence[str]) -> Mapping[str, str]:
+        missing = [column for column in REQUIRED if column not in header]
+        if missing:
+            raise AtollError(
+                f"{path}: not a table of runs (no column {', '.join(missing)}), and left as it "
+                "is; give another file"
+            )
+        kept = {column: row[column] for column in header if column in row}
+        lost = [column for column, text in row.items() if text and column not in kept]
+        try:
+            if set(measured) & set(lost):
+                raise AtollError("measurements would be lost")
+            _check(kept, found)
+        except AtollError:
+            raise AtollError(
+                f"{path}: the table has no column {', '.join(lost)}, which this run needs; add "
+                "them to its header and its rows, or give another file"
+            ) from None
+        return kept
+
+    append_csv(path, list(row), aligned)
 
 
-def _check(row: dict[str, str], found: Estimate) -> None:
+def _check(row: Mapping[str, str], found: Estimate) -> None:
     """Refuse a run that a row cannot describe: read back, it must be the same."""
     try:
         again = estimate(*run_of(RunRow(1, row["id"], "", row["device"], "", row)))
@@ -85,8 +108,8 @@ def _model(model: ModelConfig) -> dict[str, Any]:
         "dropout": model.dropout,
         "window": model.window,
         "mtp_layers": model.mtp_layers,
-        **(experts if model.experts else {}),
-        **(latent if model.latent_kv else {}),
+        **(experts if model.experts else dict.fromkeys(experts, "")),
+        **(latent if model.latent_kv else dict.fromkeys(latent, "")),
     }
 
 
@@ -95,7 +118,7 @@ def _word(known: dict[str, str], meant: str) -> str:
 
 
 def _run(run: Run) -> dict[str, Any]:
-    tuned: dict[str, Any] = {}
+    tuned: dict[str, Any] = dict.fromkeys(("method", "lora_rank", "lora_targets"), "")
     if run.adapters:
         words = {names[0]: word for word, names in TARGETS.items() if len(names) == 1}
         targets = "+".join(words[name] for name in run.adapters.targets)
