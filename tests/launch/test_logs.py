@@ -26,11 +26,11 @@ iteration (ms): {ms:.1f} | throughput per GPU (TFLOP/s/GPU): 401.0 | global batc
 MEMORY = "[Rank {rank}] (after 5 iterations) memory (MB) | allocated: 9.0 | max allocated: 20000.0 \
 | reserved: 1.0 | max reserved: {mib}\n"
 LINES = {
-    "megatron": (MEGATRON.format(n=4, ms=2500), 2.5),
-    "nemo": ("iteration 3/9 | lr: 1e-4 | train_step_timing in s: 2.5 | consumed_samples: 9\n", 2.5),
-    "torchtitan": ("step:  4  loss:  9.1  memory: 80.00GiB(57.2%)  tps: 1,024  mfu: 40%\n", 2.0),
-    "deepspeed": ("global_step=4, RunningAvgSamplesPerSec=1, CurrSamplesPerSec=2.0, MemAll\n", 4.0),
-    "mlperf": (':::MLLOG {"key": "tracked_stats", "value": {"train_step_time": 2.5}}\n', 2.5),
+    "megatron": (MEGATRON.replace("{ms:.1f}", "2500.0"), 2.5),
+    "nemo": ("iteration {n}/9 | lr: 1e-4 | train_step_timing in s: 2.5 | reduced_loss: 9\n", 2.5),
+    "torchtitan": ("step:  {n}  loss:  9.1  memory: 80.00GiB(57.2%)  tps: 1,024  mfu: 40%\n", 2.0),
+    "deepspeed": ("global_step={n}, RunningAvgSamplesPerSec=1, CurrSamplesPerSec=2.0, Mem\n", 4.0),
+    "mlperf": (':::MLLOG {{"key": "tracked_stats", "value": {{"train_step_time": 2.5}}}}\n', 2.5),
 }
 
 
@@ -38,10 +38,85 @@ LINES = {
 def test_each_framework_is_known_by_its_words(software: str, tmp_path: Path) -> None:
     line, time_s = LINES[software]
     log = tmp_path / "run.log"
-    log.write_text("".join(["starting\n", *[f"\x1b[32m0: {line}\x1b[0m\n"] * 4]))
+    lines = (f"\x1b[32m0: {line.format(n=n)}\x1b[0m\n" for n in range(4))
+    log.write_text("".join(["starting\n", *lines]))
     found = read_run_log(log)
     assert found.software == software
     assert found.step_times_s(batch=8, sequence=2048, devices=8) == pytest.approx([time_s] * 4)
+
+
+@pytest.mark.parametrize("software", LINES)
+@pytest.mark.parametrize("together", [True, False], ids=["interleaved", "one log after another"])
+def test_lines_of_several_ranks_about_one_step_are_one_step(
+    software: str, together: bool, tmp_path: Path
+) -> None:
+    """MLPerf's lines have no number: the nth of every rank is about the same step."""
+    line, time_s = LINES[software]
+    log = tmp_path / "run.log"
+    order = [(rank, n) for n in range(6) for rank in range(4)]
+    lines = [
+        f"[rank{rank}]:{line.format(n=n)}" for rank, n in (order if together else sorted(order))
+    ]
+    log.write_text("".join(lines))
+    found = read_run_log(log)
+    assert found.step_times_s(batch=8, sequence=2048, devices=8) == pytest.approx([time_s] * 6)
+
+
+def test_the_time_of_a_step_is_the_median_of_its_ranks(tmp_path: Path) -> None:
+    log = tmp_path / "run.log"
+    times_ms = {1: (900, 910, 1300), 2: (800, 800, 830)}
+    log.write_text("".join(MEGATRON.format(n=n, ms=ms) for n in times_ms for ms in times_ms[n]))
+    assert read_run_log(log).times_s == (0.91, 0.8)
+
+
+def test_a_rank_before_the_line_says_whose_peak_it_is(tmp_path: Path) -> None:
+    log = tmp_path / "run.log"
+    log.write_text("".join(f"[rank{r}]:{LINES['torchtitan'][0].format(n=1)}" for r in (0, 6)))
+    assert [rank for rank, _ in read_run_log(log).peaks] == [0, 6]
+
+
+BATCHES = {
+    "on the line of a step": MEGATRON.format(n=1, ms=900),
+    "NeMo": "iteration 0/9 | global_batch_size: 256 | global_step: 0 | train_step_timing in s: 7\n",
+    "arguments": "  global_batch_size ............... 256\n" + LINES["torchtitan"][0].format(n=1),
+    "torchtitan": "local batch size 8, global batch size 256, gradient accumulation steps 1\n"
+    + LINES["torchtitan"][0].format(n=1),
+    "DeepSpeed": "[INFO] [config.py:1003:print]   train_batch_size ............. 256\n"
+    + LINES["deepspeed"][0].format(n=1),
+    "MLPerf": ':::MLLOG {"key": "global_batch_size", "value": 256, "metadata": {}}\n'
+    + LINES["mlperf"][0].format(),
+    "as samples add up": "".join(
+        f"global_step={n}.00, consumed_samples={256 * (n + 1)}.0, train_step_timing in s=3.1\n"
+        for n in range(8, 12)
+    ),
+}
+
+
+@pytest.mark.parametrize("said", BATCHES)
+def test_a_log_says_its_batch(said: str, tmp_path: Path) -> None:
+    log = tmp_path / "run.log"
+    log.write_text(BATCHES[said])
+    assert read_run_log(log).batch == 256
+
+
+def test_steps_of_a_batch_that_still_grows_are_left_out(tmp_path: Path) -> None:
+    log = tmp_path / "run.log"
+    small = MEGATRON.format(n=1, ms=500).replace("global batch size: 256", "global batch size: 128")
+    log.write_text(small + MEGATRON.format(n=2, ms=900))
+    assert (read_run_log(log).batch, read_run_log(log).times_s) == (256, (0.9,))
+
+
+def test_a_log_of_another_batch_is_compared_with_a_warning(tmp_path: Path) -> None:
+    """The file's is of 8 sequences; to a table of runs it cannot be added."""
+    log = tmp_path / "run.log"
+    for batch in (8, 16):
+        said = f"Trainer is initialized with local batch size 4, global batch size {batch}\n"
+        log.write_text(said + LOG.read_text())
+        notes = atoll.check(JOB, device="h200", devices=1, log=log).answer.notes
+        assert any("16 sequences" in note and "--batch 16" in note for note in notes) == (batch > 8)
+    with pytest.raises(AtollError, match=r"append: .*16 sequences"):
+        atoll.check(JOB, device="h200", devices=1, log=log, append=tmp_path / "mine.csv")
+    assert not (tmp_path / "mine.csv").exists()
 
 
 def test_ranks_of_a_pipeline_report_their_own_stage(tmp_path: Path) -> None:

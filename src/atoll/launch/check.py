@@ -95,11 +95,15 @@ def check(asked: CheckQuestion) -> Checked:
     question = _question(asked, launch)
     run = run_of(question, launch.model)
     found = estimate(run, layout_of(run, question))
-    measured = measured_run(found, asked.log, asked.trace)
+    measured, other_batch = measured_run(found, asked.log, asked.trace)
     if asked.append is not None:
         if measured is None:
             raise AtollError("append: nothing was measured; add --log or --trace")
+        if other_batch:
+            raise AtollError(f"append: {other_batch}")
         append_run(asked.append, Path(measured.file).name, found, columns_of(measured))
+    if other_batch:
+        launch = replace(launch, notes=(*launch.notes, other_batch))
     stop = Stop(asked.time_limit)
     better = _better(asked, launch, found, stop)
     freed = _freed(asked, launch, question, found, better[0], stop)

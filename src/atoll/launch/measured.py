@@ -20,15 +20,20 @@ KINDS = {"matrix": "products", "attention": "attention", "vector": "streaming"}
 """Units of operators, as kinds of a profile's kernels."""
 
 
-def measured_run(found: Estimate, log: Path | None, trace: Path | None) -> MeasuredRun | None:
-    """The steps of a log, or of a profile, and the slack that they tell; None without either."""
+def measured_run(
+    found: Estimate, log: Path | None, trace: Path | None
+) -> tuple[MeasuredRun | None, str]:
+    """The steps of a log, or of a profile, and the slack that they tell; None without either.
+
+    With it a sentence, where the log says that its steps are of another batch.
+    """
     profile = read_trace(trace) if trace else ()
     if log is not None:
         told = read_run_log(log)
     elif profile:
         told = Log(str(trace), "PyTorch profiler", tuple(step.time_s for step in profile))
     else:
-        return None
+        return None, ""
     run = found.run
     times_s = told.step_times_s(run.global_batch, run.sequence, run.devices)
     kept = steady(times_s) if log is not None else times_s
@@ -36,7 +41,13 @@ def measured_run(found: Estimate, log: Path | None, trace: Path | None) -> Measu
     slack = fit_one(run, found.layout, time_s, Path(told.file).name).slack
     peak = max(told.peaks, key=lambda peak: peak[1], default=None)
     expected = None if peak is None else _expected(found, told, peak[0])
-    return MeasuredRun(
+    other = ""
+    if told.batch not in (None, run.global_batch):
+        other = (
+            f"{told.file}: its steps are of {told.batch:,} sequences, the estimate's of "
+            f"{run.global_batch:,}: two different jobs are compared; add --batch {told.batch}"
+        )
+    measured = MeasuredRun(
         file=told.file,
         software=told.software,
         steps=len(kept),
@@ -52,6 +63,7 @@ def measured_run(found: Estimate, log: Path | None, trace: Path | None) -> Measu
         slack=None if slack is None else (slack.value, slack.low, slack.high),
         parts=_parts(found, profile),
     )
+    return measured, other
 
 
 def columns_of(measured: MeasuredRun) -> dict[str, Any]:

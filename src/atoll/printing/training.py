@@ -248,6 +248,8 @@ def print_checked(result: Checked) -> None:
     print_estimate(result.estimate)
     if result.measured is not None:
         _print_measured(console, result.measured)
+    for note in result.launch.notes:
+        console.print(f"note: {note}")
     if better is None:
         console.print(f"better: {result.why_not}")
     else:

@@ -10,9 +10,11 @@ import gzip
 import io
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import IO, cast
 
 import numpy as np
@@ -23,6 +25,22 @@ NUMBER = r"([0-9][0-9,]*\.?[0-9]*(?:[eE][-+]?[0-9]+)?)"
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 LONGEST_LINE = 2**16
 MOST_STEPS = 10**6
+COUNT = r"\s*([0-9]{1,12})"
+STEPS = (
+    re.compile(rf"\bglobal_step[\"=:]+{COUNT}"),
+    re.compile(
+        rf"\biteration\s{COUNT}\s*/|\bstep[\"=:]+{COUNT}|\bsteps:{COUNT}|"
+        r"[0-9]{1,9}/([0-9]{1,9}), RunningAvg"
+    ),
+)
+"""The number of a step, in the words that come first in this list."""
+BATCH = re.compile(
+    r"(?<![A-Za-z_])(?:global[ _]batch[ _]size|train_batch_size)(?:\", \"value)?"
+    r"[\"=:.\s]+([0-9]{1,12})"
+)
+CONSUMED = re.compile(rf"\bconsumed[ _]samples[\"=:]+{COUNT}")
+RANK = re.compile(r"^\s*([0-9]{1,9}):|\[(?:rank|default)\s*([0-9]{1,9})\]", re.IGNORECASE)
+"""Before a line of one of several processes: `srun --label`, PyTorch, torchrun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +56,7 @@ class Format:
     """Words before samples per second of all devices."""
     memory: tuple[str, float, str] | None = None
     """Words, bytes in a unit of the figure, and what it counts (allocated or reserved)."""
-    rank: str = r"(?!)"
+    rank: str = r"\[rank"
     """Words before the rank that reports its memory."""
     stage: str = "first"
     """The pipeline stage of the rank that writes, where the line names none."""
@@ -75,7 +93,10 @@ FORMATS = (
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """What a log says of its steps; one of the three tuples is filled."""
+    """What a log says of its steps; one of the three tuples is filled.
+
+    Lines of several ranks about one step count as that step, with the median of their figures.
+    """
 
     file: str
     software: str
@@ -88,6 +109,9 @@ class Log:
     counts: str = ""
     """What a peak counts: allocated or reserved."""
     stage: str = "first"
+    batch: int | None = None
+    """Sequences in a step; where they change in the log, those of its last step, and only steps of
+    as many are listed."""
 
     def step_times_s(self, batch: int, sequence: int, devices: int) -> tuple[float, ...]:
         """Times of its steps, from rates where these are what it has."""
@@ -98,37 +122,80 @@ class Log:
         return tuple(batch / rate for rate in self.samples_per_s)
 
 
+@dataclass(slots=True)
+class _Lines:
+    """What the lines of one format say, by step."""
+
+    values: dict[object, list[float]] = field(default_factory=dict)
+    batches: dict[object, int] = field(default_factory=dict)
+    consumed: dict[int, int] = field(default_factory=dict)
+    """Sequences since the beginning of the run, by number of the step."""
+    peaks: list[tuple[int | None, float]] = field(default_factory=list)
+    lines: Counter[str] = field(default_factory=Counter)
+    """By the ranks that stand before them."""
+
+    def add(self, line: str, value: float) -> None:
+        ranks = str(RANK.findall(line))
+        self.lines[ranks] += 1
+        matches = (pattern.search(line) for pattern in STEPS)
+        found = next((int(m[m.lastindex or 1]) for m in matches if m), None)
+        # Without a number the nth line of every rank is about the same step.
+        step: object = f"line {self.lines[ranks]}" if found is None else found
+        self.values.setdefault(step, []).append(value)
+        if batch := BATCH.search(line):
+            self.batches[step] = int(batch[1])
+        if found is not None and (samples := CONSUMED.search(line)):
+            self.consumed[found] = int(samples[1])
+
+    def batch(self, told: int | None) -> int | None:
+        """Sequences in a step: of the last one, as the log says elsewhere, or as they add up."""
+        if self.batches:
+            return self.batches[next(reversed(self.batches))]
+        if told or len(self.consumed) < 2:
+            return told
+        (first, before), *_, (last, after) = sorted(self.consumed.items())
+        return round((after - before) / (last - first)) or None
+
+
 def read_run_log(path: Path) -> Log:
     """The steps of a log (plain or .gz), by the words of the framework that it matches most."""
     patterns = [_patterns(known) for known in FORMATS]
-    steps: list[list[float]] = [[] for _ in FORMATS]
-    peaks: list[list[tuple[int | None, float]]] = [[] for _ in FORMATS]
+    told = [_Lines() for _ in FORMATS]
+    batch = None
     for line in _lines(path):
+        if "batch" in line and (said := BATCH.search(line)):
+            batch = int(said[1])
         for k, (step, memory, rank) in enumerate(patterns):
             if (found := step.search(line)) and (value := _value(found)):
-                steps[k].append(value)
+                told[k].add(line, value)
             if memory and (found := memory.search(line)) and (value := _value(found)):
                 who = rank.search(line)
-                peaks[k].append((int(who[1]) if who else None, value))
-        if max(map(len, steps)) > MOST_STEPS:
+                told[k].peaks.append((int(who[1]) if who else None, value))
+        if max(len(lines.values) for lines in told) > MOST_STEPS:
             raise AtollError(f"{path}: more than {MOST_STEPS:,} steps; give a part of the log")
-    best = max(range(len(FORMATS)), key=lambda k: len(steps[k]))
-    if not steps[best]:
+    best = max(range(len(FORMATS)), key=lambda k: sum(map(len, told[k].values.values())))
+    if not told[best].values:
         raise AtollError(
             f"{path}: no line has a step's time or throughput as Megatron-LM, NeMo, torchtitan, "
             "DeepSpeed or MLPerf logs write it"
         )
-    known = FORMATS[best]
+    known, lines = FORMATS[best], told[best]
     scale, quantity = _quantity(known)
-    values = tuple(value * scale for value in steps[best])
+    batch = lines.batch(batch)
+    values = tuple(
+        median(figures) * scale
+        for step, figures in lines.values.items()
+        if lines.batches.get(step, batch) == batch
+    )
     unit, counts = known.memory[1:] if known.memory else (1.0, "")
-    found_peaks = tuple((rank, value * unit) for rank, value in peaks[best])
+    found_peaks = tuple((rank, value * unit) for rank, value in lines.peaks)
     return Log(
         file=str(path),
         software=known.software,
         peaks=found_peaks,
         counts=counts if found_peaks else "",
         stage=known.stage,
+        batch=batch,
         **{quantity: values},
     )
 
