@@ -21,10 +21,10 @@ from random import Random
 import numpy as np
 
 from atoll.step.layout import Layout
-from atoll.training.batch import Given, batch_estimates
+from atoll.training.batch.estimates import Given, batch_estimates
 from atoll.training.estimate import Estimator
 from atoll.training.operators.layers import choices_of
-from atoll.training.planner.floor import Floor
+from atoll.training.planner.bounds.floor import Floor
 from atoll.training.planner.space import Axes, block_of, families
 from atoll.training.request import make_run
 from record import figure, recorded

@@ -142,7 +142,8 @@ def test_a_pipeline_with_slow_transfers_is_replayed_and_drawn_alike():
     times = ((PassTime(1.0, 1.0, 1.0),),) * 3
     record = StepPasses(
         schedule="1f1b", passes=times, microbatches=microbatches, after=(),
-        replayed=microbatches, send_s=send_s, step_time_s=searched_s,
+        replayed=microbatches, send_s=send_s, waits_s=((send_s, send_s),) * 3,
+        step_time_s=searched_s,
     )  # fmt: skip
     drawn = (
         plan_timeline(record),

@@ -26,7 +26,7 @@ from atoll.schedule.chip import EFFORT
 from atoll.step.layout import ZERO_STAGES
 from atoll.step.orders import ORDERS
 from atoll.step.states import load_states
-from atoll.training.batch_sums import Sums
+from atoll.training.batch.sums import Sums
 from atoll.training.estimate import Estimator
 from atoll.training.request import make_run
 from contract.questions import SPACE

@@ -42,7 +42,8 @@ class Timeline:
         microbatches: int,
     ) -> None:
         times = [[PassTime(f, b, 0.0)] for f, b in zip(forward_s, backward_s, strict=True)]
-        found = replay("1f1b", times, microbatches, transfer_s)
+        delays_s = list(zip([0.0, *transfer_s], [*transfer_s, 0.0], strict=True))
+        found = replay("1f1b", times, microbatches, (), delays_s)
         self.makespan_s = found.time_s
         self.bubble_s = [found.idle_s(stage) for stage in range(len(times))]
         self.start_s, self.end_s = (np.zeros((len(times), microbatches, 2)) for _ in range(2))
@@ -283,7 +284,7 @@ def test_a_replay_has_the_placements_stages_and_tail() -> None:
     again = replay_placement(placement)
     for number, stage in enumerate(placement.stages):
         busy_s = again.pipeline.time_s - again.pipeline.idle_s(number)
-        load_s = stage.compute_s + stage.recompute_s
+        load_s = stage.compute_s + stage.recompute_s + stage.transfer_s
         assert busy_s == pytest.approx(placement.microbatches * load_s)
     tail_s = placement.time_parts_s["gradient_reduction"] + placement.time_parts_s["optimizer"]
     assert again.step_time_s == pytest.approx(again.pipeline.time_s + tail_s)

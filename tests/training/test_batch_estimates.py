@@ -21,7 +21,7 @@ from training_cases import (
 )
 
 from atoll.step.layout import Layout
-from atoll.training.batch import LEAST, Given, batch_estimates
+from atoll.training.batch.estimates import LEAST, Given, batch_estimates
 from atoll.training.estimate import Estimate, Estimator
 from atoll.training.operators.layers import choices_of
 from atoll.training.planner.space import Axes, block_of, families

@@ -26,12 +26,12 @@ from training_cases import (
 from atoll.errors import AtollError, InfeasibleError
 from atoll.step.layout import RECOMPUTE, Layout
 from atoll.step.orders import ORDERS
-from atoll.training.batch import Given, batch_estimates
+from atoll.training.batch.estimates import Given, batch_estimates
 from atoll.training.estimate import Estimate, Estimator, estimate
 from atoll.training.operators.layers import choices_of
-from atoll.training.planner.floor import Floor
+from atoll.training.planner.bounds.floor import Floor
+from atoll.training.planner.bounds.rerun import among
 from atoll.training.planner.plan import plan
-from atoll.training.planner.rerun import among
 from atoll.training.planner.space import Axes, Block, block_of, families
 from atoll.training.replay import replay_estimate
 from atoll.training.request import make_run

@@ -86,7 +86,7 @@ def test_plan_prints_proof_runners_up_reasons_and_replay(atoll: Run) -> None:
     assert abs(shown["replay"]["difference"]) < 0.05
     code, out, _ = atoll(*PLAN, "--batch", "32", *QUICK)
     assert code == 0
-    for words in ("proven optimal over", "replayed pass by pass", "runners-up:", "why:"):
+    for words in ("proven optimal over", "runners-up:", "why:"):
         assert words in out
 
 

@@ -282,7 +282,7 @@ class MixedAnswer(Answer):
     breakdown_s: Mapping[str, Number]
     """Of replicas in several pods, of those that take longest."""
     replay_difference: Number
-    """Closed form over the replay of all passes, less one."""
+    """The step over the replay of its passes, less one."""
     crossing: str
     """Where what joins the pods is crossed."""
     bottleneck: str

@@ -12,7 +12,6 @@ from pydantic import AfterValidator, Field
 from atoll.answers.answer import Amount, Count, Number, Positive
 from atoll.files.wholefile import whole_files
 from atoll.step.layout import Layout
-from atoll.step.orders import copies_of
 from atoll.step.replay import PassTime
 from atoll.units import format_seconds
 
@@ -90,6 +89,11 @@ class StepPasses:
     replayed: Annotated[int, Field(gt=0)]
     """Of the microbatches, those run one by one; the others are more of the same steady state."""
     send_s: Amount
+    """One message between stages, on average."""
+    waits_s: tuple[tuple[Amount, Amount], ...] = ()
+    delays_s: tuple[tuple[Amount, Amount], ...] = ()
+    """Of one activation and of one gradient into each stage, the seconds for which its device waits
+    and those on the link; none given: `send_s` on every link."""
     after: tuple[tuple[str, Amount], ...]
     """What follows the pipeline, or is added to it by every microbatch on all stages alike."""
     slack: Positive = 1.0
@@ -104,11 +108,11 @@ class StepPasses:
             raise ValueError(f"{self.replayed} microbatches on {len(self.passes)} stages")
 
     @property
-    def rest_s(self) -> float:
-        """The microbatches that are not replayed one by one."""
-        slowest_s = max(sum(p.total_s for p in row) for row in self.passes)
-        slowest_s /= copies_of(self.schedule)
-        return (self.microbatches - self.replayed) * slowest_s
+    def messages_s(self) -> tuple[tuple[tuple[float, float], ...], ...]:
+        """Of one message into each stage, what its device waits for, and what the link takes."""
+        none = ((0.0, 0.0),) * len(self.passes)
+        sent = ((self.send_s, self.send_s),) * len(self.passes)
+        return self.waits_s or none, self.delays_s or (none if self.waits_s else sent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -76,7 +76,7 @@ class Replayed:
 
     time_s: Positive
     difference: Number
-    """Closed form over replay, less one."""
+    """The step over this time, less one: by what is left of steps that are replayed in part."""
     microbatches: Count
 
 

@@ -1,34 +1,24 @@
-"""A placement's pipeline replayed event by event: what the step formula leaves out, measured.
+"""The pipeline of a placement, replayed event by event (`step.replay`): devices wait for what they
+receive, as plans of chips do.
 
-Transfers run beside the computation (`step.replay`). Under 1F1B the placement estimates the same
-pipeline as
+A placement of measured layers (`chain`) is chosen by the formula
 
-    estimate = (M - 1) max load + sum load,    load = forward + backward + incoming transfers.
+    estimate = (M - 1) max load + sum load,    load = forward + backward + incoming transfers,
 
-With p stages, M microbatches, and F, B and C the longest forward pass, backward pass and transfer,
-
-    estimate - (sum load after the slowest stage) - (transfers of the slowest stage) M
-        <= simulated
-        <= estimate + max(0, min(p - 2, M - 1)) max(0, max(F, C) + max(B, C) - max load).
-
-So the estimate is an upper bound with up to two stages, and wherever one stage has both the longest
-forward and the longest backward pass and no transfer is longer than those: always when stages
-differ in size but not in kind. It is none in general: with three stages, three microbatches, free
-transfers, forward passes of (1, 0, 0) s and backward passes of (0, 1, 0) s, the second stage runs
-two forward passes before its first backward pass, which waits until 2 s for it and then needs 3 s:
-5 s against an estimate of 4 s.
-
-Why: follow the chain of events that each waited for, from the last backward pass to the first
-forward pass. Every detour into later stages and back visits as many forward as backward passes of
-each stage; what is left over are steps from forward to forward pass in the warm-up and from
-backward to backward pass in the cool-down (or along a busy link), at most min(p - 2, M - 1) of each
-that are not already paid by a stage's full load.
+which is the replay where the last stage is the slowest. It is above it by at most the loads after
+the slowest stage. With p stages, M microbatches, and F and B the longest forward and backward pass
+with their transfers, it is below it by at most max(0, min(p - 2, M - 1)) max(0, F + B - max load):
+not at all with up to two stages, or where one stage has both of the longest passes. With three
+stages, three microbatches, forward passes of (1, 0, 0) s and backward passes of (0, 1, 0) s, the
+second stage runs two forward passes before its first backward pass, which waits until 2 s for it
+and then needs 3 s: 5 s against an estimate of 4 s.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from atoll.errors import AtollError
 from atoll.placement.plan import Placement, Stage
@@ -58,6 +48,15 @@ class ReplayedPlacement:
         return self.step_time_s / self.estimate_s - 1.0
 
 
+class Received(Protocol):
+    """A stage, as far as its messages are concerned."""
+
+    @property
+    def receive_s(self) -> float: ...
+    @property
+    def chunks(self) -> Sequence[object]: ...
+
+
 def stage_times(stages: Sequence[Stage]) -> list[list[PassTime]]:
     """Passes of one microbatch without transfers. Recomputation runs before the data gradients;
     weight gradients are told apart where the placement knows them.
@@ -78,14 +77,18 @@ def stage_times(stages: Sequence[Stage]) -> list[list[PassTime]]:
     return found
 
 
+def messages_s(stages: Sequence[Received]) -> list[tuple[float, float]]:
+    """Seconds of one activation and of one gradient into each stage."""
+    received = [stage.receive_s for stage in stages]
+    if stages[0].chunks:  # which may come from any stage
+        return [(own_s, own_s) for own_s in received]
+    return list(zip(received, [*received[1:], 0.0], strict=True))
+
+
 def replay_placement(placement: Placement) -> ReplayedPlacement:
     """Simulate a placement."""
-    transfer_s: float | list[float] = [stage.receive_s for stage in placement.stages[1:]]
-    if placement.stages[0].chunks:  # which may come from any stage
-        transfer_s = placement.stages[0].receive_s
-    found = replay(
-        placement.schedule, stage_times(placement.stages), placement.microbatches, transfer_s
-    )
+    times, messages = stage_times(placement.stages), messages_s(placement.stages)
+    found = replay(placement.schedule, times, placement.microbatches, messages)
     parts_s = placement.time_parts_s
     tail_s = sum(parts_s.get(name, 0.0) for name in TAIL)
     return ReplayedPlacement(found, tail_s, placement.step_time_s)

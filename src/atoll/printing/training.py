@@ -69,19 +69,12 @@ def _print_parts(
 
 
 def print_plan(result: Plan) -> None:
-    from atoll.training.replay import replay_estimate
-
     console, best_s = Output(), result.best.step.time_s
     print_estimate(result.best)
     for words in filter(None, (result.choice(), result.proof(), result.to_try())):
         console.print(f"\n{words}")
     if result.excluded:
         console.print(result.left_out())
-    replay = replay_estimate(result.best)
-    console.print(
-        f"replayed pass by pass: {format_seconds(replay.time_s, result.best.digits)} "
-        f"({replay.difference:+.1%})"
-    )
     console.print("runners-up:")
     for other in result.runners_up:
         console.print(f"  {other.step.time_s / best_s - 1:+6.1%}  {other.layout}")

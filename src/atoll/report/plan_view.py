@@ -148,5 +148,4 @@ def _facts(found: PlanAnswer | EstimateAnswer) -> tuple[tuple[str, str], ...]:
         *_power(found),
         ("Memory", f"{format_bytes(found.memory_bytes.needed)} on the fullest device"),
         *(() if found.whole_run is None else _whole_run(found.whole_run)),
-        ("Replayed pass by pass", f"{found.replay.difference:+.2%} from the closed form"),
     )

@@ -3,9 +3,9 @@
 Placements and layouts are replayed alike (`step.replay`). Idle time is a slice of its own, so that
 the slices of a stage add up to the step.
 
-The replay and the closed form by which an answer was chosen differ a little (the answer says by how
-much). The clock of the replay is stretched so that the step takes what the answer says; `stretch`
-is that factor.
+A wafer's mapping is chosen by a closed form, which differs a little from its replay (the answer
+says by how much). The clock of the replay is stretched so that the step takes what the answer says;
+`stretch` is that factor.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from atoll.answers.design import Placed
 from atoll.answers.layout import MOST_PASSES, StepPasses
-from atoll.placement.replay import TAIL
+from atoll.placement.replay import TAIL, messages_s
 from atoll.step.replay import PassTime, Replay, replay
 from atoll.training.replay import replay_step
 
@@ -87,9 +87,7 @@ def placement_timeline(placement: Placed) -> Timeline | None:
         weight_s = stage.weight_s or 0.0
         data_s = stage.compute_s + stage.recompute_s - stage.forward_s - weight_s
         times.append([PassTime(stage.forward_s, data_s, weight_s)])
-    transfers = [stage.receive_s for stage in stages[1:]]
-    between = stages[0].receive_s if stages[0].chunks else transfers
-    found = replay(placement.schedule, times, count, between)
+    found = replay(placement.schedule, times, count, messages_s(stages))
     parts = placement.time_parts_s
     after = [(name.replace("_", " "), parts.get(name, 0.0)) for name in TAIL]
     return _whole(
@@ -98,7 +96,7 @@ def placement_timeline(placement: Placed) -> Timeline | None:
         found.time_s,
         after,
         placement.step_time_s,
-        max(transfers, default=0.0),
+        max((stage.receive_s for stage in stages[1:]), default=0.0),
         count,
         count,
     )
@@ -106,11 +104,11 @@ def placement_timeline(placement: Placed) -> Timeline | None:
 
 def plan_timeline(step: StepPasses) -> Timeline:
     """The step of a planned layout."""
-    found = replay_step(step).pipeline
-    after = list(step.after)
+    replayed = replay_step(step)
+    found, after = replayed.pipeline, list(step.after)
     if step.microbatches > step.replayed:
         more = f"{step.microbatches - step.replayed:,} more microbatches of the steady state"
-        after.insert(0, (more, step.rest_s))
+        after.insert(0, (more, replayed.rest_s))
     return _whole(
         _slices(found), len(step.passes), found.time_s, after, step.step_time_s, step.send_s,
         step.replayed, step.microbatches, step.slack,
@@ -136,7 +134,7 @@ def _whole(
     slack: float = 1.0,
 ) -> Timeline:
     """Fill holes, put what follows the pipeline behind it, and stretch to the step's time: by the
-    slack that lengthens all parts alike, and by what closed form and replay differ in.
+    slack that lengthens all parts alike, and by what the answer and the replay differ in.
     """
     whole_s = pipeline_s + sum(seconds for _, seconds in after)
     scale = step_time_s / whole_s

@@ -28,58 +28,15 @@ from numpy.typing import NDArray
 
 from atoll.step.orders import LATE, SPLIT, chunks_of, copies_of, first_group
 from atoll.step.replay import PassTime
-from atoll.step.turns import turns_s
 
 N = TypeVar("N", float, NDArray[np.float64])
 Peaks = tuple[tuple[float, float], ...]
 
 
-def step_s(
-    order: str,
-    stages: Sequence[PassTime],
-    microbatches: int,
-    vpp: int = 1,
-    ends_s: Sequence[tuple[float, float]] = (),
-) -> float:
-    """Seconds of all microbatches; `stages` are the passes of one through all chunks of a stage.
-    Where interleaved chunks are unequal, with the seconds of every stage's first and last chunk.
-    """
+def step_s(order: str, stages: Sequence[PassTime], microbatches: int, vpp: int = 1) -> float:
+    """Seconds of all microbatches; `stages` are the passes of one through all chunks of a stage."""
     slowest_s = max(stage.total_s for stage in stages)
-    found_s = microbatches * slowest_s + bubble_s(order, stages, microbatches, vpp)
-    if not ends_s:
-        return found_s
-    stage_s, (first_s, last_s) = np.array([s.total_s for s in stages]), np.array(ends_s).T
-    one, m = np.array([0]), np.array([microbatches])
-    turned_s = turns_s(stage_s[:, None], first_s[:, None], last_s[:, None], one, m)
-    return max(found_s, float(turned_s[0, 0]))
-
-
-def step_with_transfers_s(
-    order: str,
-    stages: Sequence[PassTime],
-    microbatches: int,
-    vpp: int,
-    arriving_s: Sequence[tuple[float, float]],
-    shown: float = 1.0,
-    ends_s: Sequence[tuple[float, float]] = (),
-) -> float:
-    """The same where a stage's pass begins with the transfer of what it needs from another stage:
-    so many seconds of activations and of gradients into each stage. Of a transfer the part `shown`
-    is waited for, but of the first microbatch's, which have nothing to hide behind, all.
-    """
-    longer = [
-        PassTime(
-            stage.forward_s + shown * activations_s,
-            stage.backward_s + shown * gradients_s,
-            stage.weight_s,
-        )
-        for stage, (activations_s, gradients_s) in zip(stages, arriving_s, strict=True)
-    ]
-    slowest = max(range(len(stages)), key=lambda i: longer[i].total_s)
-    first_s = sum(sum(both_s) for i, both_s in enumerate(arriving_s) if i != slowest)
-    each_s = [shown * sum(both_s) / vpp for both_s in arriving_s]
-    ends_s = [(a + more, z + more) for (a, z), more in zip(ends_s, each_s, strict=False)]
-    return step_s(order, longer, microbatches, vpp, ends_s) + (1.0 - shown) * first_s
+    return microbatches * slowest_s + bubble_s(order, stages, microbatches, vpp)
 
 
 def bubble_s(order: str, stages: Sequence[PassTime], microbatches: int, vpp: int = 1) -> float:

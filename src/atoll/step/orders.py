@@ -17,9 +17,14 @@ missing are left out of the order for the least number that fills the pipeline.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import chain, pairwise, repeat
-from typing import Literal, NamedTuple, get_args
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+Codes = NDArray[np.integer[Any]]
 
 OrderName = Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zb-h2", "zb-v", "dualpipe"]
 ORDERS: tuple[str, ...] = get_args(OrderName)
@@ -28,7 +33,9 @@ SPLIT = ("zb-h1", "zb-h2", "zb-v", "dualpipe")
 TWO_CHUNKS = ("zb-v", "dualpipe")
 """Orders in which a stage holds two chunks of the model."""
 LATE = {"zb-h1": 1, "zb-h2": 2}
-"""Weight passes that a stage puts off, for every stage before it."""
+"""Weight passes that a stage delays, for every stage before it."""
+KINDS = ("F", "B", "W")
+FORWARD, BACKWARD, WEIGHT = range(3)
 
 
 class Pass(NamedTuple):
@@ -79,10 +86,28 @@ def arrivals(
 
 def passes(order: str, stage: int, stages: int, chunks: int, microbatches: int) -> list[Pass]:
     """The passes of a stage in the order in which it runs them."""
+    codes = stage_codes(order, stage, stages, chunks, microbatches)
+    places, kinds = np.divmod(codes, len(KINDS))
+    numbers, chunk = np.divmod(places, chunks)
+    rows = zip(kinds.tolist(), chunk.tolist(), numbers.tolist(), strict=True)
+    return [Pass(KINDS[kind], c, m) for kind, c, m in rows]
+
+
+@lru_cache(maxsize=256)
+def pass_codes(order: str, stages: int, chunks: int, microbatches: int) -> Codes:
+    """(stages, passes): what every stage runs, each pass as one number,
+    (microbatch * chunks + chunk) * 3 + kind, with the kinds numbered as in `KINDS`.
+    """
+    rows = [stage_codes(order, s, stages, chunks, microbatches) for s in range(stages)]
+    return np.stack(rows).astype(np.int32)
+
+
+def stage_codes(order: str, stage: int, stages: int, chunks: int, microbatches: int) -> Codes:
+    """One row of `pass_codes`."""
     if order == "zb-v":
-        return _left(_zb_v(stage, stages, max(microbatches, 2 * stages - 1)), microbatches)
+        return _first_of(_zb_v(stage, stages, max(microbatches, 2 * stages - 1)), microbatches, 2)
     if order == "dualpipe":
-        return _left(_dualpipe(stage, stages, max(microbatches, 2 * stages)), microbatches)
+        return _first_of(_dualpipe(stage, stages, max(microbatches, 2 * stages)), microbatches, 2)
     if order in LATE:
         return _delayed(order, stage, stages, microbatches)
     return _fused(order, stage, stages, chunks, microbatches)
@@ -102,7 +127,7 @@ def first_group(stages: int, microbatches: int) -> int:
     return -(-microbatches // max(1, microbatches // stages))
 
 
-def _fused(order: str, stage: int, stages: int, chunks: int, microbatches: int) -> list[Pass]:
+def _fused(order: str, stage: int, stages: int, chunks: int, microbatches: int) -> Codes:
     total = microbatches * chunks
     if order == "gpipe":
         ahead = total
@@ -111,114 +136,111 @@ def _fused(order: str, stage: int, stages: int, chunks: int, microbatches: int) 
         ahead = min(total, 2 * (stages - stage - 1) + first)
     else:
         ahead = min(total, stages - stage - 1)
-    turns = list(_turns(stages, chunks, microbatches))
-    forward = [Pass("F", c, m) for c, m in turns]
-    backward = [Pass("B", chunks - 1 - c, m) for c, m in turns]
-    steady = chain.from_iterable(zip(forward[ahead:], backward, strict=False))
-    return [*forward[:ahead], *steady, *backward[total - ahead :]]
+    chunk, microbatch = _turns(stages, chunks, microbatches)
+    forward = 3 * (microbatch * chunks + chunk)
+    backward = 3 * (microbatch * chunks + chunks - 1 - chunk) + BACKWARD
+    steady = np.stack([forward[ahead:], backward[: total - ahead]], axis=1).reshape(-1)
+    return np.concatenate([forward[:ahead], steady, backward[total - ahead :]])
 
 
-def _turns(stages: int, chunks: int, microbatches: int) -> Iterator[tuple[int, int]]:
-    """(chunk, microbatch) of a stage's forward passes: group by group, chunk by chunk."""
+def _turns(stages: int, chunks: int, microbatches: int) -> tuple[Codes, Codes]:
+    """Chunks and microbatches of a stage's forward passes: group by group, chunk by chunk."""
     if chunks == 1:
-        yield from ((0, m) for m in range(microbatches))
-        return
-    first = 0
-    for size in groups(stages, microbatches):
-        yield from ((c, first + m) for c in range(chunks) for m in range(size))
-        first += size
+        return np.zeros(microbatches, dtype=np.int64), np.arange(microbatches)
+    sizes = groups(stages, microbatches)
+    chunk = [np.repeat(np.arange(chunks), size) for size in sizes]
+    starts = np.cumsum([0, *sizes[:-1]])
+    microbatch = [
+        np.tile(np.arange(first, first + size), chunks)
+        for first, size in zip(starts, sizes, strict=True)
+    ]
+    return np.concatenate(chunk), np.concatenate(microbatch)
 
 
-def _delayed(order: str, stage: int, stages: int, microbatches: int) -> list[Pass]:
-    """Weight passes put off by as many microbatches as there are stages before (H1), or by two for
+def _delayed(order: str, stage: int, stages: int, microbatches: int) -> Codes:
+    """Weight passes delayed by as many microbatches as there are stages before (H1), or by two for
     each (H2), which also runs that many more forward passes ahead.
     """
-    late = LATE[order]
-    ahead = min(late * (stages - stage - 1) + 1, microbatches)
-    lag = min(late * stage, microbatches)
-    found = [Pass("F", 0, m) for m in range(ahead)]
-    for m in range(microbatches):
-        found.append(Pass("B", 0, m))
-        if m >= lag:
-            found.append(Pass("W", 0, m - lag))
-        if m + ahead < microbatches:
-            found.append(Pass("F", 0, m + ahead))
-    return found + [Pass("W", 0, m) for m in range(microbatches - lag, microbatches)]
+    ahead = min(LATE[order] * (stages - stage - 1) + 1, microbatches)
+    lag = min(LATE[order] * stage, microbatches)
+    m = np.arange(microbatches)
+    steady = np.stack(
+        [
+            3 * m + BACKWARD,
+            np.where(m >= lag, 3 * (m - lag) + WEIGHT, -1),
+            np.where(m + ahead < microbatches, 3 * (m + ahead), -1),
+        ],
+        axis=1,
+    ).reshape(-1)
+    return np.concatenate(
+        [3 * m[:ahead], steady[steady >= 0], 3 * m[microbatches - lag :] + WEIGHT]
+    )
 
 
-class _Counter:
-    """Numbers the passes of each kind and chunk as they are put down."""
-
-    def __init__(self) -> None:
-        self.found: list[Pass] = []
-        self.next: dict[tuple[str, int], int] = {}
-
-    def run(self, *what: tuple[str, int]) -> None:
-        for kind, chunk in what:
-            m = self.next.get((kind, chunk), 0)
-            self.next[kind, chunk] = m + 1
-            self.found.append(Pass(kind, chunk, m))
-
-    def count(self, kind: str, chunk: int) -> int:
-        return self.next.get((kind, chunk), 0)
+F0, B0, W0, F1, B1, W1 = range(6)
+"""Passes of the orders with two chunks per stage, of chunk 0 and of chunk 1."""
 
 
-def _zb_v(stage: int, stages: int, microbatches: int) -> list[Pass]:
+def _numbered(kinds: Codes) -> Codes:
+    """Codes of passes of two chunks; the passes of each kind and chunk run in the order of their
+    microbatches.
+    """
+    codes = np.empty(len(kinds), dtype=np.int64)
+    for kind in range(6):
+        places = np.flatnonzero(kinds == kind)
+        chunk, base = divmod(kind, 3)
+        codes[places] = 3 * (2 * np.arange(len(places)) + chunk) + base
+    return codes
+
+
+def _zb_v(stage: int, stages: int, microbatches: int) -> Codes:
     """Warm-up through both arms of the V, then one pass of each kind and chunk in turn."""
-    line = _Counter()
-    after = stages - stage
-    f0, f1, b0, b1, w0, w1 = (("F", 0), ("F", 1), ("B", 0), ("B", 1), ("W", 0), ("W", 1))
-    line.run(*repeat(f0, 2 * after - 1))
-    for _ in range(stage):
-        line.run(f1, f0)
-    for _ in range(after):
-        line.run(f1, b1, w1)
-    while line.count("F", 1) < microbatches:
-        if line.count("F", 0) < microbatches:
-            line.run(f0)
-        line.run(b0, w0, f1, b1, w1)
-    for _ in range(stage):
-        line.run(b0, b1)
-    for _ in range(after):
-        line.run(b0, w0)
-    line.run(*repeat(w1, microbatches - line.count("W", 1)))
-    line.run(*repeat(w0, microbatches - line.count("W", 0)))
-    return line.found
+    after, steady = stages - stage, microbatches - stages
+    cycle = np.tile([F0, B0, W0, F1, B1, W1], (steady, 1))
+    started = 2 * after - 1 + stage + np.arange(steady)  # forward passes of chunk 0 so far
+    cycle[started >= microbatches, 0] = -1
+    kinds = np.concatenate(
+        [
+            [F0] * (2 * after - 1),
+            [F1, F0] * stage,
+            [F1, B1, W1] * after,
+            cycle.reshape(-1),
+            [B0, B1] * stage,
+            [B0, W0] * after,
+        ]
+    )
+    kinds = kinds[kinds >= 0]
+    left = [microbatches - int((kinds == kind).sum()) for kind in (W1, W0)]
+    return _numbered(np.concatenate([kinds, [W1] * left[0], [W0] * left[1]]))
 
 
-def _dualpipe(stage: int, stages: int, microbatches: int) -> list[Pass]:
+def _dualpipe(stage: int, stages: int, microbatches: int) -> Codes:
     """Both directions in turn. A stage of the far half sees the directions exchanged."""
-    line = _Counter()
     near = min(stage, stages - 1 - stage)
-    half, own = stages // 2, microbatches // 2
-    one, two = (0, 1) if stage < half else (1, 0)  # chunk of the direction that begins near by
+    half, each = stages // 2, microbatches // 2
     rest = half - near - 1
-    line.run(*repeat(("F", one), 2 * rest))
-    for _ in range(near + 1):
-        line.run(("F", one), ("F", two))
-    for _ in range(rest):
-        line.run(("B", two), ("W", two), ("F", two))
-    for _ in range(own - stages + near + 1):
-        line.run(("F", one), ("B", two), ("W", two), ("F", two), ("B", one), ("W", one))
-    for _ in range(rest):
-        line.run(("B", two), ("W", two), ("F", two), ("B", one), ("W", one))
-    late: list[tuple[str, int]] = []
+    # Those of the direction that begins near by, and of the other.
+    f, b, w, g, c, x = (F0, B0, W0, F1, B1, W1) if stage < half else (F1, B1, W1, F0, B0, W0)
+    kinds = [f] * (2 * rest) + [f, g] * (near + 1) + [c, x, g] * rest
+    kinds += [f, c, x, g, b, w] * (each - stages + near + 1)
+    kinds += [c, x, g, b, w] * rest
+    delayed: list[int] = []
     for i in range(near + 1):
         # Weight passes of the last part wait; those before run at once.
-        for chunk in (two, one):
-            line.run(("B", chunk))
-            if 2 * i + (chunk == one) >= near + 1:
-                late.append(("W", chunk))
-            else:
-                line.run(("W", chunk))
+        for later, (backward, weight) in enumerate(((c, x), (b, w))):
+            late = 2 * i + later >= near + 1
+            kinds += [backward] if late else [backward, weight]
+            delayed += [weight] * late
     for _ in range(rest):
-        line.run(late.pop(0))
-        line.run(("B", one))
-        late.append(("W", one))
-    line.run(*late)
+        kinds += [delayed.pop(0), b]
+        delayed.append(w)
+    codes = _numbered(np.array(kinds + delayed))
     # Directions number their microbatches apart: even ones one way, odd ones the other.
-    return [Pass(p.kind, p.chunk, 2 * p.microbatch + p.chunk) for p in line.found]
+    places, kind = np.divmod(codes, 3)
+    number, chunk = np.divmod(places, 2)
+    return np.asarray(3 * (2 * (2 * number + chunk) + chunk) + kind)
 
 
-def _left(found: list[Pass], microbatches: int) -> list[Pass]:
-    return [p for p in found if p.microbatch < microbatches]
+def _first_of(codes: Codes, microbatches: int, chunks: int) -> Codes:
+    """Without the passes of further microbatches."""
+    return codes[codes < 3 * chunks * microbatches]

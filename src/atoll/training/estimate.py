@@ -8,20 +8,20 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from atoll.answers.answer import Pictured, answer_of
 from atoll.answers.layout import Expected, Interval, Launched, LaunchFile
 from atoll.cost.pricer import total
 from atoll.errors import AtollError
 from atoll.notebook import answer_html, bar_text
 from atoll.registry import named
-from atoll.step.bubbles import step_s, step_with_transfers_s
 from atoll.step.layout import HOST, Layout, check_layout
 from atoll.step.length import WholeRun, whole_run
 from atoll.step.orders import SPLIT, arrivals
 from atoll.step.parts import Origin
-from atoll.step.replay import PassTime
-from atoll.step.stages import stage_counts, stage_shares
-from atoll.step.turns import takes_turns, uneven
+from atoll.step.replay import PassTime, pipeline_s
+from atoll.step.stages import stage_shares
 from atoll.training.accuracy import (
     DIGITS,
     FEW_DIGITS,
@@ -30,10 +30,11 @@ from atoll.training.accuracy import (
     accuracy,
     beyond_published,
 )
-from atoll.training.batch import stage_choices
+from atoll.training.batch.estimates import stage_choices
 from atoll.training.memory import Memory, stage_memory, stage_parameters
 from atoll.training.operators.layers import LayerCost, Share, choices_of
 from atoll.training.operators.priced import Priced
+from atoll.training.operators.tables import Floats
 from atoll.training.run import Run
 from atoll.training.step import StageTime, Step, Stepper, accumulation_s, update_s
 from atoll.units import format_bytes, format_mfu, format_seconds, ranges
@@ -367,15 +368,6 @@ class Estimator(Priced):
         layers = [pair for chunk in chunks for pair in chunk]
         return stage_parameters(self.run, layers, self.shared(layout, _costs(chunks)))[0]
 
-    def _takes_turns(self, layout: Layout, microbatches: int) -> bool:
-        """Whether unequal chunks wait for one another."""
-        where = layout.schedule, layout.pp, layout.vpp
-        if not takes_turns(*where, microbatches):
-            return False
-        structure = [(cost.is_block, cost.repeat) for cost in self.costs(layout)]
-        blocks = [is_block for is_block, _ in structure]
-        return uneven(stage_counts(structure, *where, layout.blocks)[:, :, blocks])
-
     def step_of(
         self,
         steppers: Sequence[Stepper],
@@ -409,17 +401,15 @@ class Estimator(Priced):
             )
 
         paces = list(zip(*(s.paces(order) for s in stages), strict=True))
-        ends_s = [s.ends_s for s in stages] if self._takes_turns(layout, m) else []
+        message_s = messages_s(order, len(shares[0]), arriving_s)
+        parts = np.array([shown * message_s, (1.0 - shown) * message_s])
         every_s = [
-            (
-                step_with_transfers_s(order, passes, m, layout.vpp, arriving_s, shown, ends_s),
-                reduced_s(_behind_s(order, stages, passes)),
-            )
-            for passes in paces
+            (seconds, reduced_s(_behind_s(order, stages, passes)))
+            for seconds, passes in zip(pipelines_s(order, stages, m, *parts), paces, strict=True)
         ]
         passes_s = max(passes_s for passes_s, _ in every_s)
         gradient_s = max(map(sum, every_s)) - passes_s
-        alone_s = max(step_s(order, passes, m, layout.vpp, ends_s) for passes in paces)
+        alone_s = max(pipelines_s(order, stages, m, *(0.0 * parts)))
         idle_s = max(0.0, alone_s - m * slowest.total_s)
         send_total_s = max(0.0, passes_s - m * slowest.total_s - idle_s)
         optimizer_s = max(update_s(on, layout, *p) for on, *p in placed)
@@ -473,6 +463,29 @@ def _behind_s(order: str, stages: Sequence[StageTime], passes: Sequence[PassTime
         return one.backward_s + one.weight_s
     slowest = max(stages, key=lambda s: s.total_s)
     return slowest.total_s - slowest.forward.total_s
+
+
+def messages_s(order: str, chunks: int, arriving_s: Sequence[tuple[float, float]]) -> Floats:
+    """(stages, 2): one activation and one gradient into every stage, of which the seconds of all
+    that a microbatch brings are given.
+    """
+    came = np.array(arrivals(order, len(arriving_s), chunks))
+    return np.asarray(np.array(arriving_s) / np.where(came > 0, came, 1.0))
+
+
+def pipelines_s(
+    order: str, stages: Sequence[StageTime], microbatches: int, waits_s: Floats, delays_s: Floats
+) -> list[float]:
+    """All microbatches through the stages, at the device's pace and, where weight passes run apart,
+    at the host's; with messages of which devices wait for a part (`step.replay`).
+    """
+    if len(stages) == 1:
+        return [microbatches * pace.total_s for pace in stages[0].paces(order)]
+    chunks = [[chunk.paces(order) for chunk in stage.chunks or (stage,)] for stage in stages]
+    passes_s = np.moveaxis(np.array(chunks), 2, 0)
+    rows = len(passes_s)
+    messages = (np.repeat(x[None], rows, axis=0) for x in (waits_s, delays_s))
+    return list(map(float, pipeline_s(order, passes_s, microbatches, *messages)))
 
 
 def boundary_bytes(shares: Sequence[Sequence[Share]]) -> float:

@@ -1,92 +1,95 @@
-"""A planned step replayed pass by pass, and how far the closed form is from it."""
+"""The pipeline of a planned step, replayed pass by pass for those who draw it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from atoll.answers.layout import PassParts, StepPasses
-from atoll.step.bubbles import step_s
-from atoll.step.layout import Layout
-from atoll.step.replay import PassTime, Replay, replay
-from atoll.step.stages import stage_shares
-from atoll.training.estimate import Estimate, Estimator
-from atoll.training.operators.layers import Share
-from atoll.training.run import Run
-from atoll.training.step import Pass, StageTime, Step, Stepper
+import numpy as np
 
-MOST_PASSES = 60_000  # of all stages; more microbatches only repeat the steady state
+from atoll.answers.layout import PassParts, StepPasses
+from atoll.step.layout import Layout
+from atoll.step.orders import arrivals
+from atoll.step.replay import Replay, pipeline_s, replay
+from atoll.training.estimate import (
+    Estimate,
+    Estimator,
+    boundary_bytes,
+    messages_s,
+    pipelines_s,
+)
+from atoll.training.operators.tables import Floats
+from atoll.training.run import Run
+from atoll.training.step import Pass, StageTime, Step
+
+MOST_PASSES = 60_000  # of all stages that are drawn; more only repeat the steady state
 
 
 @dataclass(frozen=True)
 class ReplayedStep:
-    """What the event-driven replay says of a step."""
+    """A step with its passes one by one."""
 
     step: StepPasses
     pipeline: Replay
 
     @property
+    def rest_s(self) -> float:
+        """Seconds of the microbatches that are not replayed one by one."""
+        step = self.step
+        if step.replayed == step.microbatches:
+            return 0.0
+        given = (np.array([x]) for x in (step.passes, *step.messages_s))
+        passes_s, *messages = given
+        (all_s,) = pipeline_s(step.schedule, passes_s, step.microbatches, *messages)
+        return max(0.0, float(all_s) - self.pipeline.time_s)
+
+    @property
     def time_s(self) -> float:
         after_s = sum(seconds for _, seconds in self.step.after)
-        return (self.pipeline.time_s + self.step.rest_s + after_s) * self.step.slack
+        return (self.pipeline.time_s + self.rest_s + after_s) * self.step.slack
 
     @property
     def difference(self) -> float:
-        """Closed form over replay, less one."""
+        """The step as it was estimated over the replay, less one."""
         return self.step.step_time_s / self.time_s - 1
-
-
-def stage_passes(estimate: Estimate) -> list[list[PassTime]]:
-    """Seconds of every chunk of every stage on one microbatch, at the pace that counts."""
-    run, layout = estimate.run, estimate.layout
-    costs = Estimator(run).costs(layout)
-    stepper = Stepper(run, layout)
-    shares = stage_shares(costs, layout.schedule, layout.pp, layout.vpp, layout.blocks)
-    return chunk_passes([stepper] * layout.pp, shares, estimate.policies, estimate.stages)
-
-
-def chunk_passes(
-    steppers: Sequence[Stepper],
-    shares: Sequence[Sequence[Share]],
-    policies: Sequence[str],
-    stages: Sequence[StageTime],
-) -> list[list[PassTime]]:
-    """The same of stages that each run on the devices of their stepper."""
-    layout, m = steppers[0].layout, steppers[0].microbatches
-    order = layout.schedule
-    paces = list(zip(*(s.paces(order) for s in stages), strict=True))
-    at = max(range(len(paces)), key=lambda i: step_s(order, paces[i], m, layout.vpp))
-    return [
-        [stepper.stage_time([chunk], policy).paces(order)[at] for chunk in chunks]
-        for stepper, chunks, policy in zip(steppers, shares, policies, strict=True)
-    ]
 
 
 def step_passes(estimate: Estimate) -> StepPasses:
     """An estimate's step as it is replayed: what follows the pipeline (gradients, optimizer) and
     what each microbatch adds to all stages alike (accumulation) are as estimated.
     """
-    return passes_of(
-        estimate.run, estimate.layout, estimate.step, stage_passes(estimate), estimate.stages
-    )
+    run, layout = estimate.run, estimate.layout
+    stepper, shares = Estimator(run).shares(layout)
+    one_way_s = stepper.send_s(boundary_bytes(shares))
+    came = arrivals(layout.schedule, layout.pp, len(shares[0]))
+    arriving_s = [(n * one_way_s, k * one_way_s) for n, k in came]
+    return passes_of(run, layout, estimate.step, estimate.stages, arriving_s)
 
 
 def passes_of(
     run: Run,
     layout: Layout,
     step: Step,
-    passes: Sequence[Sequence[PassTime]],
     stages: Sequence[StageTime],
+    arriving_s: Sequence[tuple[float, float]],
 ) -> StepPasses:
-    """The same from the passes of all stages."""
-    total = layout.microbatches(run.global_batch)
+    """The same of stages with so many seconds of activations and gradients into each."""
+    order, total = layout.schedule, layout.microbatches(run.global_batch)
     most = max(4 * layout.pp, MOST_PASSES // (3 * layout.pp * layout.rounds))
+    chunks = [stage.chunks or (stage,) for stage in stages]
+    message_s = messages_s(order, len(chunks[0]), arriving_s)
+    shown = 1.0 - run.stack.overlap.pipeline
+    waits_s, delays_s = shown * message_s, (1.0 - shown) * message_s
+    paces_s = pipelines_s(order, stages, total, waits_s, delays_s)
+    slower = paces_s.index(max(paces_s))
     return StepPasses(
-        schedule=layout.schedule,
-        passes=tuple(tuple(row) for row in passes),
+        schedule=order,
+        passes=tuple(tuple(chunk.paces(order)[slower] for chunk in row) for row in chunks),
         microbatches=total,
         replayed=total if total <= most else most - most % layout.pp,
-        send_s=step.send_s / max(1, 2 * layout.rounds * total),
+        send_s=float(message_s.max()),
+        waits_s=_pairs(waits_s),
+        delays_s=_pairs(delays_s),
         after=(
             ("gradient accumulation", step.accumulate_s),
             ("gradient reduction", step.gradient_s),
@@ -106,6 +109,10 @@ def passes_of(
     )
 
 
+def _pairs(values: Floats) -> tuple[tuple[float, float], ...]:
+    return tuple((activation, gradient) for activation, gradient in values.tolist())
+
+
 def _parts(spent: Pass) -> dict[str, float]:
     named = {
         "compute": spent.compute_s,
@@ -118,7 +125,7 @@ def _parts(spent: Pass) -> dict[str, float]:
 
 
 def replay_step(step: StepPasses) -> ReplayedStep:
-    return ReplayedStep(step, replay(step.schedule, step.passes, step.replayed, step.send_s))
+    return ReplayedStep(step, replay(step.schedule, step.passes, step.replayed, *step.messages_s))
 
 
 def replay_estimate(estimate: Estimate) -> ReplayedStep:

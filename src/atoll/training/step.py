@@ -80,8 +80,8 @@ class StageTime:
     weight_s: float
     """Of the backward pass, the weight gradients, which a zero-bubble schedule may delay."""
     host: HostTime = NO_HOST
-    ends_s: tuple[float, float] = (0.0, 0.0)
-    """Of interleaved chunks, all that a microbatch takes in the first and in the last."""
+    chunks: tuple[StageTime, ...] = ()
+    """Its chunks one by one, where there are several."""
 
     @property
     def device_s(self) -> float:
@@ -222,11 +222,9 @@ class Stepper:
                 weight_s += cost.weight.total_s * n
                 for i, more_s in enumerate(self.host(cost, recompute)):
                     host_s[i] += more_s * n
-        found = StageTime(forward, backward, again, weight_s, HostTime(*host_s))
-        if self.layout.vpp == 1 or len(chunks) == 1:
-            return found
-        first, last = (self.stage_time([chunk], recompute) for chunk in (chunks[0], chunks[-1]))
-        return replace(found, ends_s=(first.total_s, last.total_s))
+        apart = chunks if len(chunks) > 1 else ()
+        each = tuple(self.stage_time([chunk], recompute) for chunk in apart)
+        return StageTime(forward, backward, again, weight_s, HostTime(*host_s), each)
 
     def layer_passes(self, cost: LayerCost, recompute: str) -> tuple[Pass, Pass, Pass]:
         """Forward, backward and recomputation of one layer under a choice of the last."""

@@ -28,8 +28,9 @@ from atoll.placement.recompute import KeepChoice, hull_choices, rerun_table
 from atoll.step.layout import Layout
 from atoll.step.orders import SPLIT, arrivals
 from atoll.step.stages import stage_shares
-from atoll.training.batch import Given, tables_of
-from atoll.training.batch_sums import Held, States, Sums
+from atoll.training.batch.estimates import Given, tables_of
+from atoll.training.batch.parts import Held, States
+from atoll.training.batch.sums import Sums
 from atoll.training.estimate import Estimate, Estimator
 from atoll.training.operators.layers import LayerCost, Share, layer_costs
 from atoll.training.operators.policies import kept_of
@@ -158,7 +159,7 @@ class PlannedLayouts:
             rows = order[first : first + AT_ONCE]
             sums = Sums(tables, tables.rows[rows])
             own = self._held(sums, rows, problem)
-            step_s, chosen = sums.best(own, bound=times.weight_s is not None)
+            step_s, chosen = sums.best(best_s, own)
             least = int(step_s.argmin())
             if step_s[least] < best_s:
                 best_s, best = float(step_s[least]), int(rows[least])
@@ -199,9 +200,7 @@ class PlannedLayouts:
         return Held(states, self.held.bytes[at])
 
     def timed(self, problem: PlacementProblem, times: Times) -> Tables:
-        """The tables with a chip's times. Of bounds, orders that put weight gradients off count the
-        longest of these where they shorten a step and the shortest where they are a part of it.
-        """
+        """The tables with a chip's times."""
         passes, kinds = self.tables.passes.copy(), self.tables.kinds.copy()
         passes[..., 0] += times.pass_s[:, 0, None]
         for side, apart in enumerate(self.apart):
@@ -209,7 +208,7 @@ class PlannedLayouts:
             passes[side, :, :, 1] += back_s[:, None]
         passes[:, self.block_kind, :, 1] += self.rerun @ times.forward_s
         if len(times.halves_s):
-            kinds[:, 4] = times.halves_s[:, 1] if times.weight_s is None else times.weight_s
+            kinds[:, 4] = times.halves_s[:, 1]
         parameters = self.tables.parameters.copy()
         parameters[:, 3:] /= problem.hbm_Bps
         return self.tables._replace(
@@ -460,7 +459,7 @@ def _steps(sums: Sums, states: States, repeats: NDArray[np.int64]) -> Floors:
         copies=rows[:, COPIES].copy(),
         loads=np.asarray(rows[:, MICROBATCHES] - bubble, np.float64),
         passes=bubble,
-        transfer_s=sums.total(sums.sent_s())
+        transfer_s=sums.total(sums.arriving_s.sum(axis=1))
         + np.where(rows[:, ZERO] == 3, gathers_s, 0.0)
         + links_s[side],
         fixed_s=states.last_s + (rows[:, MICROBATCHES] - 1) * states.before_s,

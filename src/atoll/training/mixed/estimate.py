@@ -18,7 +18,6 @@ from atoll.training.mixed.pods import Pods
 from atoll.training.operators.layers import Share, choices_of
 from atoll.training.replay import (
     ReplayedStep,
-    chunk_passes,
     passes_of,
     replay_estimate,
     replay_step,
@@ -207,7 +206,8 @@ class Placer:
             for pod, all_, far in zip(where, came, over, strict=True)
         ]
         main = max(own, key=lambda one: one.run.slack)
-        step = main.step_of(steppers, shares, times, [(a, g) for a, g in arriving_s])
+        pairs_s = [(a, g) for a, g in arriving_s]
+        step = main.step_of(steppers, shares, times, pairs_s)
         stages = [
             PlacedStage(
                 placed.pods[pod],
@@ -219,8 +219,7 @@ class Placer:
             )
             for stage, pod in enumerate(where)
         ]
-        passes = chunk_passes(steppers, shares, policies, times)
-        replayed = replay_step(passes_of(main.run, layout, step, passes, times))
+        replayed = replay_step(passes_of(main.run, layout, step, times, pairs_s))
         return MixedEstimate(self.pods, placed, step.time_s, step, tuple(stages), replayed)
 
     def link_s(self, stepper: Stepper, bytes_: float) -> float:

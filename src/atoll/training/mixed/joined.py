@@ -1,7 +1,7 @@
 """Estimates of many layouts whose stages lie in several pods, at once.
 
 Every pod has the tables that `batch` makes of its own devices; a stage takes its figures from
-those of its pod, and `batch_sums` adds them up as ever.
+those of its pod, and `sums` adds them up as ever.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import numpy as np
 
 from atoll.step.layout import Layout
 from atoll.step.orders import arrivals, chunks_of, route
-from atoll.training.batch import Given, in_parts, tables_of
-from atoll.training.batch_sums import Held, Owned, Passes, States, Sums
+from atoll.training.batch.estimates import Given, in_parts, tables_of
+from atoll.training.batch.parts import Held, Owned, Paces, Passes, States
+from atoll.training.batch.sums import Sums
 from atoll.training.operators.priced import Priced
-from atoll.training.operators.tables import GROUP, STAGES, Floats, Ints, Tables
+from atoll.training.operators.tables import GROUP, PIPE, STAGES, Floats, Ints, Tables
 
 
 class Joined(Sums):
@@ -47,17 +48,15 @@ class Joined(Sums):
         self.arriving_s = (tables[0].came[self.stage] - over) * own_s[:, None] + over * over_s[
             :, None
         ]
-        for part in self.parts:
-            part.arriving_s = self.arriving_s
+        came = tables[0].came[self.stage]
+        self.message_s = self.arriving_s / np.where(came > 0, came, 1.0)
 
-    def _mine(self, of: Iterable[Floats]) -> Floats:
-        """Of every stage the figures of its pod."""
+    def _mine(self, of: Iterable[Floats], pods: Ints | None = None) -> Floats:
+        """Of every stage (or of chunks in these pods) the figures of its pod."""
         first, *others = of
-        found = first.copy()
+        found, pods = first.copy(), self.pod if pods is None else pods
         for number, other in enumerate(others, start=1):
-            there = self.pod == number
-            if len(found) < len(there):  # of those alone whose chunks take turns, or of none
-                there = there[self.turned[: len(found)]]
+            there = pods[: len(found)] == number
             found[there] = other[there]
         return found
 
@@ -71,7 +70,11 @@ class Joined(Sums):
 
     def passes(self, held: Held) -> Passes:
         each = [part.passes(held) for part in self.parts]
-        return Passes(*(self._mine(of) for of in zip(*each, strict=True)))
+        pods = self.pod[self.chunk_stage]
+        stages = (self._mine(of) for of in zip(*(x.stages for x in each), strict=True))
+        chunks = (self._mine(of, pods) for of in zip(*(x.chunks for x in each), strict=True))
+        rest = (self._mine(of) for of in zip(*(x[2:] for x in each), strict=True))
+        return Passes(Paces(*stages), Paces(*chunks), *rest)
 
 
 class Before(Sums):
@@ -142,7 +145,7 @@ def _sums(
     link_s: float,
 ) -> partial[Joined]:
     tables = [tables_of(one, Given(layouts), choices) for one in priced]
-    first = dict(zip(tables[0].rows[:, 6].tolist(), layouts, strict=True))
+    first = dict(zip(tables[0].rows[:, PIPE].tolist(), layouts, strict=True))
     crossing = [
         _crossing(x.schedule, x.pp, x.vpp, pods_of_stages(x.pp, tuple(sizes)))
         for _, x in sorted(first.items())

@@ -4,13 +4,13 @@ Ways to use pods: one alone (`planner`); the stages of one pipeline, in every or
 each pod with any number of the blocks, as even as can be among its stages; replicas of the model in
 each pod, with any microbatches for each that make up the batch in as many microbatches. Pods with
 the same devices have no reason to differ, and are given as much each. With f seconds of one
-sequence in a block at least (`planner.sample`), X blocks on n stages of a pod and M microbatches of
-b sequences, a step takes at least
+sequence in a block at least (`planner.bounds.sample`), X blocks on n stages of a pod and M
+microbatches of b sequences, a step takes at least
 
-    M s + c (S - s),  s = max over pods of b ceil(X / n) f,  S = sum over pods of b X f
+    max(M s, S + (M - 1) e),  s = max over pods of b ceil(X / n) f,  S = sum over pods of b X f
 
-where c is the share of the other stages' passes that stands in the bubble (0 where weight passes
-fill it), and of replicas M s with all blocks. What may be faster than the fastest known is
+with e of the last stage (the second where neither chunks nor weight passes are apart), and of
+replicas M s with all blocks. What may be faster than the fastest known is
 estimated, all that no bound rules out.
 """
 
@@ -28,7 +28,7 @@ from atoll.driver import Progress
 from atoll.step.layout import Layout, divisors
 from atoll.step.orders import ORDERS, SPLIT, chunks_of
 from atoll.stopping import Stop, StoppedError, go_on
-from atoll.training.batch import LEAST, per_parameter
+from atoll.training.batch.estimates import LEAST, per_parameter
 from atoll.training.estimate import Estimator, boundary_bytes
 from atoll.training.mixed.estimate import Placed, Placer
 from atoll.training.mixed.joined import (
@@ -40,9 +40,9 @@ from atoll.training.mixed.joined import (
 from atoll.training.mixed.pods import Pods
 from atoll.training.operators.layers import choices_of
 from atoll.training.operators.tables import Floats
-from atoll.training.planner.floor import OPTIMAL, Floor
+from atoll.training.planner.bounds.floor import OPTIMAL, Floor
+from atoll.training.planner.bounds.sample import Sample
 from atoll.training.planner.pieces import ROUNDING
-from atoll.training.planner.sample import Sample
 from atoll.training.planner.space import (
     Axes,
     Block,
@@ -263,9 +263,10 @@ class Stages(Way):
         if priced:
             slow_s = slow_s + (2 * v - 1) * self._sent_s(block)[:, None]
         split = np.array([name in SPLIT for name in block.schedules])[block.schedule]
-        times = (pp - 1 + (v - 1) * np.maximum(0.0, pp - m)) / (v * (pp - 1))
-        times = np.where(split[:, None], 0.0, times)
-        found = m * slow_s + times * np.maximum(0.0, all_s - slow_s)
+        last = run.model.layers // pp if self.alike else shares[:, -1] // stages[:, -1:]
+        last = np.where(block.split[:, None] > 0, 1, last)  # balanced, it may have few
+        path_s = all_s + (m - 1) * (last * each_s[-1] + back_s[-1])
+        found = np.maximum(m * slow_s, np.where(split[:, None] | (v > 1), 0.0, path_s))
         added_s, update_s = (most * x[:, None] for x in self.states(block)[1:])
         found += np.where(m > 1, m, 0) * added_s.max(axis=-1) + update_s.max(axis=-1)
         found *= self.slack

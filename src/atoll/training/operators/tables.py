@@ -1,4 +1,4 @@
-"""What estimates of many layouts are summed up from: `batch` makes it, `batch_sums` adds it up."""
+"""What estimates of many layouts are summed up from: `batch` makes it, `sums` adds it up."""
 
 from __future__ import annotations
 
@@ -13,26 +13,29 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 # Columns of `Tables.rows`.
-STAGES, MICROBATCHES, COPIES, ZERO, SPLIT, LATE, PIPE, DIVISION, GROUP, SIDE, LOSS = range(11)
+STAGES, MICROBATCHES, COPIES, ZERO, SPLIT, PIPE, DIVISION, GROUP, SIDE, LOSS = range(10)
 
 
 class Tables(NamedTuple):
     """What is summed up."""
 
     rows: Ints
-    """(layouts, 11): stages, microbatches, copies, ZeRO stage, 1 where weight passes run apart,
-    weight passes put off; rows of pipelines, divisions, groups, sides and losses."""
+    """(layouts, 10): stages, microbatches, copies, ZeRO stage, 1 where weight passes run apart;
+    rows of pipelines, divisions, groups, sides and losses."""
     starts: Ints
     """(pipelines,): their first stages."""
+    order: Ints
+    """(pipelines,): number of the order in `ORDERS`."""
     bubbles: Floats
-    """(pipelines, 2, 3): `bubble_terms`."""
-    turning: Ints
-    """(pipelines,): where unequal chunks take turns (`takes_turns`) how many a stage has, else 0.
-    """
-    ends: Ints
-    """(stages, 2): which mixes of layers its first and its last chunk hold, where they do."""
-    end_counts: Floats
-    """(mixes, kinds): how many layers of each kind."""
+    """(pipelines, 2, 3): `step.bubbles.bubble_terms`."""
+    chunks: Ints
+    """(pipelines,): chunks per stage."""
+    chunk_starts: Ints
+    """(pipelines,): where their chunks begin in `chunk_mix`, of those with several per stage."""
+    chunk_mix: Ints
+    """(chunks of all stages,): which mix of `chunk_counts` it holds."""
+    chunk_counts: Floats
+    """(mixes, kinds): how many layers of each kind a chunk holds."""
     mix: Ints
     """(stages,): which mix of layers it holds."""
     counts: Floats

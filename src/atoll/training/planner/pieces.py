@@ -9,17 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from atoll.step.layout import Layout
-from atoll.training.batch import LEAST, NUMBERS, Listed, batch_estimates
+from atoll.training.batch.estimates import LEAST, NUMBERS, Listed, batch_estimates
+from atoll.training.batch.sums import Sums
 from atoll.training.estimate import Estimator
 from atoll.training.operators.layers import choices_of
 from atoll.training.operators.tables import Floats, Ints
-from atoll.training.planner.floor import OPTIMAL, Floor
+from atoll.training.planner.bounds.floor import OPTIMAL, Floor
 from atoll.training.planner.space import Axes, Block, Family, block_of, order_of
 from atoll.training.run import Run
 
@@ -81,9 +83,9 @@ class Pieces:
         return tuple(map(_down, self._floor.bounds(self.block(Family(*family)), capacity)))
 
     def least_s(self, block: Block, names: Sequence[str]) -> Floats:
-        """(layouts, names): seconds of layouts of one variant under recomputation policies, under
-        "optimal" at the least, as if they ran nothing again and kept least; rounded down, infinite
-        where they do not fit.
+        """(layouts, names): lower bounds on the seconds of layouts of one variant under
+        recomputation policies, under "optimal" as if they ran nothing again and kept least; those
+        of one stage under others are exact. Rounded down, infinite where they do not fit.
         """
         if self.alone:
             return self._least_s(_Every(block), names)
@@ -94,38 +96,46 @@ class Pieces:
 
     def _least_s(self, layouts: Listed, names: Sequence[str]) -> Floats:
         choices = [LEAST if name == OPTIMAL else name for name in names]
-        return self._figures(layouts, choices)[0]
+        return self._figures(layouts, choices, Sums.bounds)[0]
 
-    def times_s(self, block: Block, names: Sequence[str]) -> Floats:
+    def times_s(self, block: Block, names: Sequence[str], limit_s: float) -> Floats:
         """(layouts, names): seconds of layouts of one variant under recomputation policies, rounded
-        down, infinite where they do not fit.
+        down, infinite where they do not fit; minus a lower bound where they take no less than the
+        limit.
         """
         if self.alone:
-            return self._times_s(_Every(block), names)
-        return _read(self.ask(*times_call(block, names))["times_s"])
+            return self._times_s(_Every(block), names, limit_s)
+        return _read(self.ask(*times_call(block, names, limit_s))["times_s"])
 
-    def _times(self, names: Sequence[str], *block: Any) -> dict[str, Any]:
-        found = self._times_s(_layouts(*block), names)
+    def _times(self, limit_s: float | None, names: Sequence[str], *block: Any) -> dict[str, Any]:
+        found = self._times_s(_layouts(*block), names, np.inf if limit_s is None else limit_s)
         return {"layouts": block, "policies": list(names), "times_s": _told(found)}
 
-    def _times_s(self, layouts: Listed, names: Sequence[str]) -> Floats:
-        choices = tuple(names)
+    def _times_s(self, layouts: Listed, names: Sequence[str], limit_s: float) -> Floats:
+        choices = named = tuple(name for name in names if name != OPTIMAL)
         if OPTIMAL in names:
             costs = self.estimator.costs(replace(layouts.layout(0), recompute=OPTIMAL))
-            choices = choices_of(costs, OPTIMAL)
-        step_s, by_stage_s = self._figures(layouts, choices)
+            others = (x for x in choices_of(costs, OPTIMAL) if x not in named)
+            choices = (*named, *others)
+        figures = partial(Sums.figures, limit_s=limit_s, named=len(named))
+        step_s, by_stage_s = self._figures(layouts, choices, figures)
         found = np.stack(
             [by_stage_s if x == OPTIMAL else step_s[:, choices.index(x)] for x in names], axis=1
         )
         if OPTIMAL in names:
             at = list(names).index(OPTIMAL)
-            others_s = np.delete(found, at, axis=1).min(axis=1, initial=np.inf)
-            found[others_s <= by_stage_s * (1 + SAME), at] = np.inf
+            others_s = np.abs(np.delete(found, at, axis=1)).min(axis=1, initial=np.inf)
+            found[others_s <= np.abs(by_stage_s) * (1 + SAME), at] = np.inf
         return found
 
-    def _figures(self, layouts: Listed, choices: Sequence[str]) -> tuple[Floats, Floats]:
+    def _figures(
+        self,
+        layouts: Listed,
+        choices: Sequence[str],
+        figures: Callable[[Sums], tuple[Floats, Floats, Ints]],
+    ) -> tuple[Floats, Floats]:
         """Seconds under each choice of recomputation, and under the best of them stage by stage."""
-        step_s, bytes_ = batch_estimates(self.estimator, layouts, choices)
+        step_s, bytes_ = batch_estimates(self.estimator, layouts, choices, figures)
         step_s[bytes_ * (1 - ROUNDING) > self.run.capacity_bytes] = np.inf
         step_s *= 1 - ROUNDING
         return step_s[:, :-1], step_s[:, -1]
@@ -145,8 +155,8 @@ def least_call(block: Block, names: Sequence[str]) -> Call:
     return "least", tuple(names), astuple(block.family), block.schedules, block.chain, columns
 
 
-def times_call(block: Block, names: Sequence[str]) -> Call:
-    return "times", *least_call(block, names)[1:]
+def times_call(block: Block, names: Sequence[str], limit_s: float) -> Call:
+    return "times", limit_s if limit_s < np.inf else None, *least_call(block, names)[1:]
 
 
 def _layouts(
@@ -202,7 +212,7 @@ def estimated_layouts(notes: Iterable[Any], global_batch: int) -> Iterator[Row]:
             continue  # bounds
         for layout, row_s in zip(_layouts(*told["layouts"]).every(), told["times_s"], strict=True):
             for policy, step_s in zip(told["policies"], row_s, strict=True):
-                if step_s is not None:
+                if step_s is not None and step_s >= 0:
                     found = replace(layout, recompute=policy)
                     yield {
                         "score": global_batch / step_s,

@@ -1,9 +1,10 @@
 """Branch and bound over the layouts of a run.
 
-Bounds on all layouts come first (`floor`). Those that may be among the fastest are estimated, a
-variant at a time, under the named recomputation policies; "optimal", whose choices by operator take
-longer to price than all else, is bounded first, as if it kept least and ran nothing again
-(`batch.LEAST`), and estimated where it still may be. The fastest are written out in full. The
+Bounds on all layouts come first (`floor`). Those that may be among the fastest are bounded again, a
+variant at a time and by its own costs: pipelines by paths through their replay
+(`batch.paths`), "optimal" recomputation, whose choices by operator take longer to price than
+all else, as if it kept least and ran nothing again (`batch.LEAST`). Those that still may be are
+estimated, pipelines by their replay. The fastest are estimated in full. The
 lowest bound goes first, but one below all that is known at once: what it finds rules others out.
 Parts of the space can be searched again: what was priced and estimated is kept.
 """
@@ -27,7 +28,7 @@ from atoll.step.layout import Layout
 from atoll.stopping import Stop, StoppedError, go_on
 from atoll.training.estimate import Estimate
 from atoll.training.operators.tables import Floats
-from atoll.training.planner.floor import OPTIMAL
+from atoll.training.planner.bounds.floor import OPTIMAL
 from atoll.training.planner.pieces import (
     ROUNDING,
     SINGLE,
@@ -43,7 +44,8 @@ from atoll.training.run import Run
 
 Usable = Callable[[Layout], str | None]
 """Why a layout cannot be used, or nothing if it can."""
-AHEAD = 0.07  # rows of a variant with bounds so much above what is asked for are looked at together
+AHEAD = 0.07  # rows of a variant with bounds so much above what is asked for are bounded together
+NEAR = 0.01  # those with bounds so much above the lowest are estimated together
 MOST_REFUSED = 1000  # of the fastest layouts: if none of so many can be used, none is sought
 TELL_S = 0.2  # between two reports of progress
 MANY = 50_000  # rows that are worth a second process
@@ -123,8 +125,8 @@ class Space:
         self.time_s = np.empty((0, len(self.names)))
         """(slots, names): infinite where it does not fit."""
         self.optimal = np.array([name == OPTIMAL for name in self.names])
-        self.loose = np.empty(0, dtype=np.bool_)
-        """Slots whose time under "optimal" is a bound."""
+        self.loose = np.empty((0, len(self.names)), dtype=np.bool_)
+        """(slots, names): where `time_s` is a lower bound: under "optimal", and of pipelines."""
         self._usable = usable
         self._pairs = Pairs(self._figures, self._variant, self._spread)
         self._next_told = 0.0
@@ -326,8 +328,8 @@ class Space:
                 self.pieces.ahead(self._call(*of) for of in chain(pair, soon))
             if whole and self.progress is not None and time.monotonic() > self._next_told:
                 self._tell(self.progress, rest, loose_s[loose_s < limit_s])
-            for (known, rows), times_s in zip(pair, self._pairs.results(pair), strict=True):
-                self._add(known, rows, times_s)
+            for (limit, rows), times_s in zip(pair, self._pairs.results(pair), strict=True):
+                self._add(limit is not None, rows, times_s)
             limit_s, best_s = self._limit_s(count, among, named, limit_s)
             limit_s = max(limit_s, within_s)
 
@@ -347,9 +349,9 @@ class Space:
 
     def _soon(
         self, least_s: Singles, rest: Ints, loose_s: Floats, limit_s: float, best_s: float
-    ) -> Iterator[tuple[bool, Ints]]:
-        """What is bounded or (then True) estimated next, as long as nothing faster is found: rows
-        of one variant, that with the lowest bound.
+    ) -> Iterator[tuple[float | None, Ints]]:
+        """What is bounded, or (then with a limit above which bounds are enough) estimated next, as
+        long as nothing faster is found: rows of one variant, that with the lowest bound.
         """
         free = self.slot < 0
         while True:
@@ -357,15 +359,14 @@ class Space:
             lowest_s = float(loose_s.min(initial=np.inf))
             if lowest_s < limit_s and lowest_s <= max(first_s, best_s):
                 slots = np.flatnonzero((self.variant == self.variant[loose_s.argmin()]).all(axis=1))
-                most_s = (1 + AHEAD) * min(limit_s, (1 + AHEAD) * lowest_s)
-                slots = slots[loose_s[slots] < most_s]
+                slots = slots[loose_s[slots] < min(limit_s, (1 + NEAR) * lowest_s)]
                 loose_s[slots] = np.inf
-                yield True, self.rows[slots]
+                yield self._rounded_s(limit_s), self.rows[slots]
             elif rest.size:
                 rows = self._alike(free, least_s, int(rest[least_s[rest].argmin()]), limit_s)
                 free[rows] = False
                 rest = rest[free[rest]]
-                yield False, rows
+                yield None, rows
             else:
                 return
 
@@ -381,26 +382,35 @@ class Space:
         there &= self.may_fit[start:end] & (sizes == sizes[first - start])
         return np.asarray(start + np.flatnonzero(there))
 
-    def _call(self, known: bool, rows: Ints) -> Call:
-        """The same for workers."""
-        return (times_call if known else least_call)(self._part(rows), self.names)
+    def _rounded_s(self, limit_s: float) -> float:
+        """A limit, not below the one given, that many rows share: workers begin before it is known
+        to the last digit.
+        """
+        if limit_s == np.inf:
+            return limit_s
+        return float((1 + NEAR) ** np.ceil(np.log(limit_s) / np.log(1 + NEAR)))
 
-    def _variant(self, known: bool, rows: Ints) -> tuple[int, int]:
+    def _call(self, limit_s: float | None, rows: Ints) -> Call:
+        """The same for workers."""
+        if limit_s is None:
+            return least_call(self._part(rows), self.names)
+        return times_call(self._part(rows), self.names, limit_s)
+
+    def _variant(self, limit_s: float | None, rows: Ints) -> tuple[int, int]:
         """Family and microbatch of rows of one variant."""
         owner = self._owner(rows[0])
         return owner, int(self.blocks[owner].microbatch[rows[0] - self.starts[owner]])
 
-    def _figures(self, known: bool, rows: Ints) -> Floats:
+    def _figures(self, limit_s: float | None, rows: Ints) -> Floats:
         """Seconds of rows of one variant, estimated or bounded by its own costs."""
-        asked = self.pieces.times_s if known else self.pieces.least_s
-        return asked(self._part(rows), self.names)
+        if limit_s is None:
+            return self.pieces.least_s(self._part(rows), self.names)
+        return self.pieces.times_s(self._part(rows), self.names, limit_s)
 
     def _loose_s(self, among: Bools, named: Bools) -> Floats:
-        """Of every slot the bound, infinite where it is estimated or "optimal" not asked for."""
-        if not (self.optimal & named).any():
-            return np.full(len(self.rows), np.inf)
-        bound_s = self.time_s[:, self.optimal][:, 0]
-        return np.where(self.loose & among[self.rows], bound_s, np.inf)
+        """Of every slot the lowest bound under these policies, infinite where all is estimated."""
+        asked = self.loose & named & among[self.rows, None]
+        return np.asarray(np.where(asked, self.time_s, np.inf).min(axis=1))
 
     def _rest_s(self, among: Bools, named: Bools) -> Singles:
         """Bounds of rows without figures."""
@@ -439,7 +449,7 @@ class Space:
         slots, names = np.divmod(listed, len(self.names))
         there = among[self.rows[slots]] & named[names]
         if exact:
-            there &= ~(self.loose[slots] & self.optimal[names])
+            there &= ~self.loose[slots, names]
         listed = listed[there]
         time_s = every_s[listed]
         length = done = 0
@@ -454,18 +464,18 @@ class Space:
     def _add(self, known: bool, rows: Ints, times_s: Floats) -> None:
         """What was found of rows of one variant."""
         if known:
-            self.time_s[self.slot[rows]] = times_s
-            self.loose[self.slot[rows]] = False
+            self.time_s[self.slot[rows]] = np.abs(times_s)
+            self.loose[self.slot[rows]] = times_s < 0
             return
         # "Optimal" is bounded by its own costs as if it ran nothing again; the first bound knows
         # what it must, and may be closer.
         times_s = np.maximum(times_s, np.where(self.optimal, self.least_s[rows, None], 0.0))
-        variant = np.array([self._variant(known, rows)])
+        variant = np.array([self._variant(None, rows)])
         self.slot[rows] = np.arange(len(self.rows), len(self.rows) + len(rows))
         self.rows = np.concatenate([self.rows, rows])
         self.variant = np.concatenate([self.variant, np.repeat(variant, len(rows), axis=0)])
         self.time_s = np.concatenate([self.time_s, times_s])
-        loose = (np.isfinite(times_s) & self.optimal).any(axis=1)
+        loose = np.isfinite(times_s) & (self.optimal | (self._part(rows).pp[:, None] > 1))
         self.loose = np.concatenate([self.loose, loose])
 
     def _refusal(self, row: int, name: int) -> str | None:

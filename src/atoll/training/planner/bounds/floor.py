@@ -3,10 +3,18 @@
 Everything that one sample takes at least (`Pricer.least`; networks without latencies, at the best
 share of their bandwidth) grows with the samples of a microbatch, so that one sequence on one device
 bounds every microbatch. With S seconds of a sample through all p stages, the slowest stage takes at
-least S / p, and never less than its whole blocks; every order then takes at least
+least S / p, and never less than its whole blocks. A replay is the longest path through its passes,
+and no path is longer than all; so that every order takes at least M slowest, and
 
-    M slowest + k (S - slowest)         1f1b, interleaved: k of the others' passes are the bubble
-    max(M slowest, M slowest + bubble)  others, by `step.bubbles`, at the least of all weight passes
+    S + (M - 1) last        1f1b, gpipe: all passes of the last stage, and those of the first
+                            microbatch before them and of the last one behind
+    M last + first chunks   interleaved: the same, of the other stages the first chunks
+    S + (M - 1) last chunk  interleaved: all passes of the model's last chunk
+    F + B + (M - 1) (f + b) + (M - 1 - lag) w    zb-h1, zb-h2: the same without the weight passes
+                            that the last stage, with f, b and w of its own, delays
+    F + B + (M - 1) (f + b) zero-bubble orders: the same of the model's last chunk, in one direction
+    M (f + b + w) + bubble  zero-bubble orders: as if all stages took as little as the least of them
+                            (`step.bubbles`; passes that take longer end no step sooner)
 
 The fullest stage needs no less than the mean of all, of their states and of the microbatches that
 the order holds. Where all blocks are alike, what the first or the last stage cannot keep of them it
@@ -18,7 +26,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,12 +34,12 @@ from atoll.fabric.nested import neighbours_s
 from atoll.fabric.network import Network
 from atoll.step.bubbles import bubble_terms, peaks
 from atoll.step.layout import RECOMPUTE, ZERO_STAGES
-from atoll.step.orders import SPLIT, TWO_CHUNKS, chunks_of, copies_of, route
-from atoll.step.stages import even_sizes
-from atoll.training.batch import per_parameter, shared_terms
+from atoll.step.orders import LATE, SPLIT, copies_of
+from atoll.training.batch.estimates import per_parameter, shared_terms
 from atoll.training.operators.priced import Priced
-from atoll.training.planner.rerun import among, on_the_curve
-from atoll.training.planner.sample import Sample
+from atoll.training.planner.bounds.rerun import among, on_the_curve
+from atoll.training.planner.bounds.sample import Sample
+from atoll.training.planner.bounds.stage_blocks import keys, numbered, stage_blocks
 from atoll.training.planner.space import Block, Family
 
 Floats = NDArray[np.float64]
@@ -119,7 +126,7 @@ class Floor:
         held, trained = sample.parameters
         states, gradients = per[:, :2] @ held + per[:, 4:] @ trained, per[:, 2:4] @ trained
         first, run, some, key, copies = shape.first, shape.run, shape.some, shape.key, shape.copies
-        blocks = shape.held[:4]
+        blocks = np.stack(shape.blocks[:4])
         most, waiting = shape.activations(sample)
         held_there = np.maximum(most, waiting)
         # Whatever is recomputed, one block's tensors are there when its backward pass runs.
@@ -137,7 +144,7 @@ class Floor:
             each[3] = np.where(some.pp == 1, each[1], each[3])
         counts = np.take((blocks * copies[first])[:3], run, axis=1)
         with_blocks = np.take(blocks.min(axis=0) > 0, run)
-        at_last = np.take(shape.held[-1], run).astype(np.intp)
+        at_last = np.take(shape.blocks.final > 0, run).astype(np.intp)
         turned = shape.turned
         kept, above = (np.take(x, run, axis=1) for x in (kept, later[0]))
         whole, one, front, back = np.take((states + gradients).T, key, axis=1)
@@ -206,7 +213,7 @@ class Floor:
             size * sample.data_s + more_b + seen_s[1] + outside + sent_s + again_s[2],
             size * sample.weight_s + more_w,
             sample,
-            shape.longest_s(sample, again_s[:2], shape.run[rows]),
+            shape.stages_s(sample, again_s[:2], shape.run[rows]),
             sample.apart_s[:, which],
             shape,
             shape.run[rows],
@@ -226,44 +233,43 @@ class Floor:
         b: Floats,
         w: Floats,
         sample: Sample,
-        longest_s: Floats,
+        stages_s: Floats,
         block_s: Floats,
         shape: Shape,
         run: NDArray[np.intp],
     ) -> Floats:
         """All microbatches through all stages, which together take f forward, b backward and w for
-        weight gradients, at least, and no less than the host does; one stage takes so long, and a
-        block forward and backward.
+        weight gradients, at least, and no less than the host does. `stages_s` has the slowest
+        stage, the last one, the first chunks of those before it and the model's last chunk,
+        `block_s` the three passes of a block.
         """
         pp, vpp = block.pp.astype(np.float64), block.vpp.astype(np.float64)
-        others = np.maximum(1.0, pp - 1)
+        longest_s, last_s, heads_s, final_s = stages_s
         all_s = np.maximum(f + b + w, sample.host_s) + sample.waiting_s
         slowest_s = np.maximum(all_s / pp, longest_s)
-        share = (pp - 1 + (vpp - 1) * np.maximum(0.0, pp - m)) / (vpp * others)
-        fused_s = m * slowest_s + share * np.maximum(0.0, all_s - slowest_s)
+        through_s = all_s + (m - 1) * np.where(vpp > 1, final_s, last_s)
+        path_s = np.maximum(through_s, np.where(vpp > 1, m * last_s + heads_s, 0.0))
+        fused_s = np.maximum(m * slowest_s, np.where(pp > 1, path_s, 0.0))
         split = shape.apart[run]
         if not split.any():
             return np.asarray(fused_s)
-        found = m * slowest_s
-        ways = np.take(shape.ways.T, shape.way[run[split]], axis=1)
-        p, n, f, b, w, m = (x[split] for x in (pp, others, f, b, w, m))
-        fewest_s = shape.held[9][run[split]] * block_s[:, split]
-        # Bubbles are the device's, behind what it runs itself (`step.StageTime.paces`).
-        slowest_s = m * np.maximum((f + b + w) / p, longest_s[split])
+        at = run[split]
+        p, f, b, w, m = (x[split] for x in (pp, f, b, w, m))
+        found = np.maximum(m * slowest_s[split], m * (f + b + w) / p)
+        forward, backward, weight = block_s[:, split]
+        last, late = shape.blocks.last_run[at], shape.late[at]
+        delayed_s = np.maximum(0.0, m - 1 - late * (p - 1)) * last * weight
+        ends_s = f + b + (m - 1) * last * (forward + backward) + delayed_s
+        found = np.maximum(found, np.where(late > 0, ends_s, 0.0))
+        passed = m / shape.copies[shape.first[at]] - 1
+        found = np.maximum(found, f + b + passed * shape.blocks.final[at] * (forward + backward))
+        # As if every stage had the fewest blocks.
+        least = shape.blocks.fewest_apart[at] * np.stack([forward, backward, weight])
+        ways = np.take(shape.ways.T, shape.way[at], axis=1)
         for way in (ways[:3], ways[3:]):
-            # Each of the others has at least the fewest blocks.
-            idle_s = np.where(way.min(axis=0) < 0, 0.0, (way[:2] * fewest_s).sum(axis=0))
-            found[split] = np.maximum(found[split], slowest_s + idle_s)
-            forward, backward, late = way / n
-            most = np.maximum(0.0, np.maximum(forward, backward))
-            # The step as it grows with weight passes w: A + M / p w, and C + (less if < 0) w.
-            steady_s = m * (f + b) / p
-            bubble_s = (m - most) * (f + b) / p + forward * f + backward * b
-            less = (m - most) / p + late
-            even = np.where(less < 0, (bubble_s - steady_s) / (m / p - np.minimum(less, 0.0)), 0.0)
-            weight_s = np.maximum(w, even)
-            found[split] = np.maximum(found[split], bubble_s + less * weight_s)
-        return np.asarray(np.where(split, found, fused_s))
+            found = np.maximum(found, ((m + way) * least).sum(axis=0))
+        fused_s[split] = found
+        return np.asarray(fused_s)
 
     def _divided(self, sample: Sample, shape: Shape) -> Floats:
         """(keys, 15): `per_parameter`, and at the network's best gathers and sums of all
@@ -315,24 +321,27 @@ class Shape:
 
     def __init__(self, block: Block, batch: int) -> None:
         self.columns = block.columns
-        self.sizes, self.which = _numbered(block.microbatch)
+        self.sizes, self.which = numbered(block.microbatch)
         """Of microbatches, without repeats."""
         self.first, self.run = _runs(block)
         """The first row of each run, and the run of every row."""
         self.some = some = block.part(self.first)
-        self.held = _sizes(some)
+        self.blocks = stage_blocks(some)
         self.turned = _ordered(block, ("zb-v",))
         """Where the last chunk is on the first stage."""
         self.split = _ordered(block, SPLIT)
         """Where weight passes run apart."""
         twice = tuple(order for order in block.schedules if copies_of(order) > 1)
         self.copies = np.where(_ordered(block, twice), 2, 1)
-        self.keys, self.key = _keys(block.dp, block.zero, block.hsdp, self.copies)
+        self.keys, self.key = keys(block.dp, block.zero, block.hsdp, self.copies)
         self.divided: dict[tuple[int, ...], Floats] = {}
         """By family, figures for each key."""
         self.m = batch / (some.dp * some.microbatch.astype(np.float64))
         self.apart = apart = self.split[self.first]
-        orders, order = _keys(some.schedule[apart], some.pp[apart], self.m[apart].astype(np.int64))
+        delays = np.array([LATE.get(order, 0) for order in block.schedules])
+        self.late = np.where(apart, delays[some.schedule], 0)
+        """Weight passes that a stage delays, for every stage before it."""
+        orders, order = keys(some.schedule[apart], some.pp[apart], self.m[apart].astype(np.int64))
         named = [(block.schedules[schedule], pp, m) for schedule, pp, m in orders]
         self.way = np.zeros(len(apart), dtype=np.intp)
         self.way[apart] = order
@@ -342,10 +351,13 @@ class Shape:
         self.counts = self._counts()
         """(3, runs): microbatches that the first, the last and the second stage hold."""
         fewest = np.where(some.pp == 1, self.counts[1], self.counts.min(axis=0))
-        self.waiting = np.stack([*self.counts[:2], fewest]) * self.held[[0, 1, 3]]
+        self.waiting = np.stack([*self.counts[:2], fewest]) * np.stack(
+            [self.blocks.first, self.blocks.last, self.blocks.fewest]
+        )
         """(3, runs): the same of the first, the last and the stage with the fewest, times their
         blocks."""
-        self.passed = self.held[[5, 8, 9]] * np.stack([some.pp**0, some.pp**0, some.pp])
+        run = self.blocks.first_run, self.blocks.last_run, self.blocks.fewest_run * some.pp
+        self.passed = np.stack(run)
         """(3, runs): blocks that each microbatch passes of the first, the last and all stages, of
         all as if they had the fewest."""
 
@@ -365,7 +377,8 @@ class Shape:
         any, those of the stage that holds least: where they hold most, and where weight gradients
         wait.
         """
-        blocks, size, split = self.held[:4], self.some.microbatch.astype(np.float64), self.apart
+        blocks, split = np.stack(self.blocks[:4]), self.apart
+        size = self.some.microbatch.astype(np.float64)
         held = self.counts * sample.kept_bytes
         late = np.zeros_like(held)
         each = np.array([sample.kept_bytes, sample.waiting_bytes])
@@ -374,16 +387,23 @@ class Shape:
         held, late = (np.concatenate([x, x.min(axis=0, keepdims=True)]) for x in (held, late))
         return held * blocks * size, late * blocks * size
 
-    def longest_s(self, sample: Sample, again_s: Floats, run: NDArray[np.intp]) -> Floats:
-        """Of rows of these runs, a microbatch in the stage with most blocks, and in those with what
-        stands before and behind them, which run so much again: of a V these are one.
+    def stages_s(self, sample: Sample, again_s: Floats, run: NDArray[np.intp]) -> Floats:
+        """(4, rows): of rows of these runs, lower bounds on the seconds of a microbatch in the
+        slowest stage (the one with the most blocks, or the first or last one with its embedding or
+        output head, of a V both), in the last stage, in the first chunks of the stages before it,
+        and in the model's last chunk. The first and the last stage run so much again.
         """
-        most, first, _, joined, last = self.held[4:9]
+        x = self.blocks
         block_s, front_s, back_s = sample.parts_s[:, self.which[self.first]]
-        first_s = first * block_s + np.where(joined > 0, joined * (front_s + back_s), front_s)
-        last_s = last * block_s + np.where(joined > 0, 0.0, back_s)
+        first_s = x.first_run * block_s + np.where(
+            x.joined > 0, x.joined * (front_s + back_s), front_s
+        )
+        last_s = x.last_run * block_s + np.where(x.joined > 0, 0.0, back_s)
         ends_s = np.take(np.stack([first_s, last_s]), run, axis=1) + again_s
-        return np.asarray(np.maximum((most * block_s)[run], ends_s.max(axis=0)))
+        longest_s = np.maximum((x.most_run * block_s)[run], ends_s.max(axis=0))
+        heads_s = x.before_last * block_s + front_s
+        final_s = x.final * block_s + back_s
+        return np.stack([longest_s, ends_s[1], heads_s[run], final_s[run]])
 
 
 @lru_cache(maxsize=4096)
@@ -400,51 +420,6 @@ def _runs(block: Block) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     new = np.ones(len(block), dtype=np.bool_)
     new[1:] = (columns[:, 1:] != columns[:, :-1]).any(axis=0)
     return np.flatnonzero(new), np.cumsum(new) - 1
-
-
-def _sizes(block: Block) -> Floats:
-    """(11, layouts): `_held_sizes`."""
-
-    def sizes(schedule: int, pp: int, vpp: int, split: int) -> tuple[float, ...]:
-        order = block.order(schedule, pp, vpp)
-        return _held_sizes(block.chain[0], order, pp, vpp, block.blocks(order, pp, vpp, split))
-
-    found, which = _keys(block.schedule, block.pp, block.vpp, block.split)
-    return np.array([sizes(*key) for key in found]).reshape(-1, 11)[which].T
-
-
-@lru_cache(maxsize=8192)
-def _held_sizes(
-    layers: int, order: str, pp: int, vpp: int, given: tuple[int, ...]
-) -> tuple[float, ...]:
-    """Blocks of the first, the last and the second stage, and the fewest of any, where chunks that
-    hold different numbers of microbatches count as the smallest of them. And what stages have to
-    run, the mean of both where the model is held twice: the most of any, the first, the one with
-    the last chunk, where these are one what it has of all that stands before and behind, the last,
-    the fewest of any, and whether the last chunk has blocks.
-    """
-    chunks, copies = chunks_of(order, vpp), copies_of(order)
-    ways = [route(order, pp, chunks, microbatch) for microbatch in range(copies)]
-    sizes = given or even_sizes(layers, len(ways[0]))
-    held: list[list[int]] = [[] for _ in range(pp)]
-    for way in ways:
-        for (stage, _), size in zip(way, sizes, strict=True):
-            held[stage].append(size)
-    whole = [sum(of) / copies for of in held]
-    turned = pp > 1 and order in TWO_CHUNKS
-    counted = [min(of) * chunks / copies for of in held] if turned else whole
-    last = ways[-1][-1][0]
-    return (
-        *(counted[stage] for stage in (0, pp - 1, min(1, pp - 1))),
-        min(counted),
-        max(whole),
-        whole[0],
-        whole[last],
-        1 / copies if last == 0 else 0.0,
-        whole[-1],
-        min(whole),
-        float(sizes[-1] > 0),
-    )
 
 
 @lru_cache(maxsize=4096)
@@ -464,24 +439,6 @@ def _ordered(block: Block, orders: Sequence[str]) -> NDArray[np.bool_]:
         if name in orders:
             there |= block.schedule == number
     return np.asarray(there & (block.pp > 1))
-
-
-def _keys(*columns: NDArray[Any]) -> tuple[list[tuple[int, ...]], NDArray[np.intp]]:
-    """Entries of some columns without repeats, and which of them each one is."""
-    parts = [_numbered(column) for column in columns]
-    shape = [max(1, len(values)) for values, _ in parts]
-    numbers, which = _numbered(np.ravel_multi_index([number for _, number in parts], shape))
-    at = zip(parts, np.unravel_index(numbers, shape), strict=True)
-    return list(zip(*(values[some].tolist() for (values, _), some in at), strict=True)), which
-
-
-def _numbered(values: NDArray[Any]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Small numbers without repeats, and which of them each entry is; marked, as sorting takes
-    longer.
-    """
-    marks = np.zeros(int(values.max(initial=0)) + 1, dtype=np.bool_)
-    marks[values] = True
-    return np.flatnonzero(marks), (np.cumsum(marks) - 1)[values]
 
 
 def _ideal(network: Network) -> Network:

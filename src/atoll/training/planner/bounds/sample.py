@@ -23,7 +23,7 @@ from atoll.training.memory import (
 from atoll.training.operators.layers import LayerCost
 from atoll.training.operators.policies import links
 from atoll.training.operators.priced import Priced
-from atoll.training.planner.rerun import Point, choices
+from atoll.training.planner.bounds.rerun import Point, choices
 from atoll.training.planner.space import Family
 from atoll.training.run import Run
 from atoll.training.step import Stepper
@@ -61,9 +61,9 @@ class Sample:
         self.parts_s = np.zeros((3, len(sizes)))
         """All passes of such microbatches through the least block, in front of all and behind."""
         self.parts_s[0] = np.inf
-        self.apart_s = np.full((2, len(sizes)), np.inf)
-        """The least forward pass of such microbatches through a block, and backward pass without
-        weight gradients."""
+        self.apart_s = np.full((3, len(sizes)), np.inf)
+        """The least forward pass of such microbatches through a block, backward pass without
+        weight gradients, and weight pass."""
         blocks = []
         for (layer, repeat), cost in zip(model.layers, costs, strict=True):
             least = _least(priced, layer, cost, family.cp)
@@ -97,7 +97,8 @@ class Sample:
                 blocks.append((both_s, kept, max(0.0, whole - kept), cost.waiting_bytes))
                 self.parts_s[0] = np.minimum(self.parts_s[0], each_s)
                 data_s = backward.total_s - least.weight.total_s
-                apart_s = np.outer([forward.total_s, data_s], sizes) + beyond_s[:2]
+                each = forward.total_s, data_s, least.weight.total_s
+                apart_s = np.outer(each, sizes) + beyond_s
                 self.apart_s = np.minimum(self.apart_s, apart_s)
             else:
                 self.ends_s[bool(blocks)] += repeat * both_s

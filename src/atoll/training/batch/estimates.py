@@ -1,8 +1,8 @@
 """Exact estimates of many layouts of one variant at once: their tables.
 
-Every rule stands in the readable estimate (`step`, `memory`, `step.bubbles`). Its functions are
+Every rule stands in the readable estimate (`step`, `memory`, `step.replay`). Its functions are
 called here for each kind of layer, each content of a stage and each way to divide parameters, of
-which there are few; `batch_sums` adds their results up for every layout and choice of
+which there are few; `sums` adds their results up for every layout and choice of
 recomputation.
 """
 
@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 from atoll.fabric.nested import curves, terms
 from atoll.step.bubbles import bubble_terms, chunk_weights, peaks
 from atoll.step.layout import ZERO_STAGES, Layout
-from atoll.step.orders import LATE, ORDERS, SPLIT, TWO_CHUNKS, arrivals, copies_of
+from atoll.step.orders import ORDERS, SPLIT, TWO_CHUNKS, arrivals, copies_of
 from atoll.step.stages import stage_counts
-from atoll.step.turns import takes_turns, uneven
-from atoll.training.batch_sums import Sums
+from atoll.training.batch.sums import Sums
 from atoll.training.memory import (
     buffers_bytes,
     fp8_bytes,
@@ -42,7 +41,7 @@ LEAST = "least"
 AT_ONCE = 400_000  # stages times choices: the length of arrays
 UNITS = ((1.0, 0.0), (0.0, 1.0))  # one dense parameter, one expert parameter
 NUMBERS = {order: number for number, order in enumerate(ORDERS)}
-_BY_ORDER = np.array([(copies_of(x), x in SPLIT, LATE.get(x, 0)) for x in ORDERS])
+_BY_ORDER = np.array([(copies_of(x), x in SPLIT) for x in ORDERS])
 
 Structure = tuple[tuple[bool, int], ...]
 """Of every kind of layer: whether it is a block, how often it stands there."""
@@ -98,9 +97,6 @@ class Stages(NamedTuple):
     mixes: tuple[tuple[int, ...], ...]
     """The same of all chunks together, without repeats."""
     which: Ints
-    end_counts: Floats
-    """(mixes, kinds): layers of the first and the last chunks, without repeats, if uneven."""
-    which_end: Ints
 
 
 class Pipe(NamedTuple):
@@ -109,25 +105,31 @@ class Pipe(NamedTuple):
     weighed: Floats
     peaks: Floats
     bubble: Floats
-    turning: int
 
 
 def batch_estimates(
-    priced: Priced, layouts: Listed, choices: Sequence[str]
+    priced: Priced,
+    layouts: Listed,
+    choices: Sequence[str],
+    figures: Callable[[Sums], tuple[Floats, Floats, Ints]] = Sums.figures,
 ) -> tuple[Floats, Floats]:
     """Seconds of a step and bytes that the fullest device needs: (layouts, choices + 1) of layouts
     of one variant, under each choice of recomputation and under the best of them stage by stage.
     """
     tables = tables_of(priced, layouts, choices)
-    return in_parts(tables, partial(Sums, tables))
+    return in_parts(tables, partial(Sums, tables), figures)
 
 
-def in_parts(tables: Tables, made: Callable[[Ints], Sums]) -> tuple[Floats, Floats]:
+def in_parts(
+    tables: Tables,
+    made: Callable[[Ints], Sums],
+    figures: Callable[[Sums], tuple[Floats, Floats, Ints]] = Sums.figures,
+) -> tuple[Floats, Floats]:
     """The same from sums that are made of some rows at a time."""
     stages = np.cumsum(tables.rows[:, 0])
     most = max(1, AT_ONCE // tables.bounds.size)
     cuts = np.searchsorted(stages, np.arange(0, stages[-1], most))
-    parts = [made(rows).figures() for rows in np.split(tables.rows, cuts[1:]) if len(rows)]
+    parts = [figures(made(rows)) for rows in np.split(tables.rows, cuts[1:]) if len(rows)]
     return np.concatenate([x for x, _, _ in parts]), np.concatenate([x for _, x, _ in parts])
 
 
@@ -146,7 +148,7 @@ def tables_of(priced: Priced, layouts: Listed, choices: Sequence[str], batch: in
     costs = priced.costs(of)
     structure = tuple((c.is_block, c.repeat) for c in costs)
     order, dp, pp, vpp, zero, hsdp, given = columns = layouts.columns()
-    copies, split, late = _BY_ORDER[order].T
+    copies, split = _BY_ORDER[order].T
     m = (batch or run.global_batch) // (dp * of.microbatch)
     outside = (dp % of.ep == 0) & (of.etp == of.tp)
     pipes, pipe = _numbered(order, pp, vpp, given, m)
@@ -161,8 +163,9 @@ def tables_of(priced: Priced, layouts: Listed, choices: Sequence[str], batch: in
     stages = [_stages(structure, *shape) for shape in shapes]
     counts = m[pipes].tolist()
     held_by = [_pipe(structure, *shape, n) for shape, n in zip(shapes, counts, strict=True)]
-    mixes, contents = _Numbers(), _Numbers()
-    ended = np.cumsum([0, *(len(x.end_counts) for x in stages)])[:-1]
+    mixes, contents, chunk_mixes = _Numbers(), _Numbers(), _Numbers()
+    apart = [x.chunks if x.chunks.shape[1] > 1 else x.chunks[:0] for x in stages]
+    chunk_mix = [[chunk_mixes.of(tuple(one)) for row in x.tolist() for one in row] for x in apart]
     mix = [
         np.array([mixes.of((len(x.which) == 1, one)) for one in x.mixes])[x.which] for x in stages
     ]
@@ -176,12 +179,14 @@ def tables_of(priced: Priced, layouts: Listed, choices: Sequence[str], batch: in
     heads = [any(n and head for n, head in zip(x, headed, strict=True)) for _, x in contents]
     family = of.tp, of.cp, of.ep, of.etp
     return Tables(
-        rows=np.stack([pp, m, copies, zero, split, late, pipe, division, group, side, loss], 1),
+        rows=np.stack([pp, m, copies, zero, split, pipe, division, group, side, loss], 1),
         starts=np.cumsum([0, *pp[pipes]])[:-1],
+        order=order[pipes],
         bubbles=np.array([pipe.bubble for pipe in held_by]),
-        turning=np.array([pipe.turning for pipe in held_by]),
-        ends=np.concatenate([x.which_end for x in stages]) + np.repeat(ended, pp[pipes])[:, None],
-        end_counts=np.concatenate([x.end_counts for x in stages]),
+        chunks=np.array([x.chunks.shape[1] for x in stages]),
+        chunk_starts=np.cumsum([0, *map(len, chunk_mix)])[:-1],
+        chunk_mix=np.array([one for row in chunk_mix for one in row], dtype=np.int64),
+        chunk_counts=np.array(list(chunk_mixes), dtype=np.float64).reshape(-1, len(costs)),
         mix=np.concatenate(mix),
         counts=np.array([n for _, n in mixes], dtype=np.float64),
         content=np.array(content),
@@ -269,13 +274,7 @@ def _stages(structure: Structure, order: str, pp: int, vpp: int, given: tuple[in
     counts = chunks.sum(axis=1).tolist()
     which = [mixes.setdefault(tuple(of), len(mixes)) for of in counts]
     came = np.array(arrivals(order, pp, chunks.shape[1]))
-    ends: dict[tuple[int, ...], int] = {}
-    which_end = np.zeros((pp, 2), dtype=np.int64)
-    if vpp > 1 and uneven(chunks[:, :, [is_block for is_block, _ in structure]]):
-        both = chunks[:, [0, -1]].tolist()
-        which_end[:] = [[ends.setdefault(tuple(x), len(ends)) for x in of] for of in both]
-    end_counts = np.array(list(ends), dtype=np.float64).reshape(-1, len(structure))
-    return Stages(chunks, came, tuple(mixes), np.array(which), end_counts, which_end)
+    return Stages(chunks, came, tuple(mixes), np.array(which))
 
 
 @lru_cache(maxsize=16384)
@@ -283,7 +282,6 @@ def _pipe(
     structure: Structure, order: str, pp: int, vpp: int, given: tuple[int, ...], m: int
 ) -> Pipe:
     stages = _stages(structure, order, pp, vpp, given)
-    turned = len(stages.end_counts) > 0 and takes_turns(order, pp, vpp, m)
     places = [(order, pp, stage, m, vpp) for stage in range(pp)]
     chunks = stages.chunks
     if order in TWO_CHUNKS:  # those of others hold as many microbatches each
@@ -292,7 +290,6 @@ def _pipe(
         chunks.sum(axis=1, dtype=np.float64),
         np.array([_filled(peaks(*place), 3) for place in places]),
         np.array(_filled(bubble_terms(order, pp, m, vpp), 2)),
-        vpp * turned,
     )
 
 

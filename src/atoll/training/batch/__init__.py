@@ -1,0 +1,1 @@
+"""Estimates of many layouts at once, in arrays."""

@@ -1,0 +1,1 @@
+"""Lower bounds on all layouts of a family, before any is estimated."""
