@@ -19,8 +19,9 @@ from atoll.fabric.mesh import Rectangle
 from atoll.fabric.nested import collective_s
 from atoll.hardware.catalog import load_network
 from atoll.hardware.wafer_files import load_wafer
-from atoll.placement.chain import PlacementProblem, chain_facts, even_starts
+from atoll.placement.chain import PlacementProblem, even_starts
 from atoll.placement.chain_kernels import reduction_s
+from atoll.placement.facts import chain_facts
 from atoll.placement.plan import Placement, Stage
 from atoll.placement.replay import replay_placement
 from atoll.profiles import DEFAULT

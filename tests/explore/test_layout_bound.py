@@ -47,7 +47,7 @@ class Rows:
         pass_s = (shares[:, None] * both_s[:, None]).reshape(1, 4, 2)
         layout_bounds(
             0, 1, pass_s, np.zeros(1, np.int64), np.array([0, 4]), np.array([2]),
-            np.array([1, blocks, 0, 0]), np.array([1]), np.array([0, len(rows)]),
+            np.array([1, blocks, 0, 0]), np.arange(4) == 1, np.array([0, len(rows)]),
             Floors(stages, copies, *parts, *way), best,
         )  # fmt: skip
         return float(best[0])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,6 +32,7 @@ from atoll.training.batch.sums import Sums
 from atoll.training.estimate import Estimator
 from atoll.training.request import make_run
 from contract.questions import SPACE
+from workload.small_families import given as given_family
 
 REL = 1e-9
 CHIP, NETWORK, DEVICES, BATCH, SEQUENCE = "phaze-tpuv4", "dgx-a100", 16, 16, 256
@@ -66,8 +69,37 @@ def node(
 
 def steps(one: Node, times: Times, memory_bytes: float = 1e15) -> np.ndarray:
     """Seconds of every layout with the best recomputation of its stages that fits."""
-    tables = one.others.timed(replace(one.problem, memory_bytes=memory_bytes), times)
+    problem = replace(one.problem, memory_bytes=memory_bytes)
+    tables = one.others.timed(problem, times, one.others.chosen(times))
     return Sums(tables, tables.rows).best(bound=times.weight_s is not None)[0]
+
+
+def small_model(folder: Path, name: str, **changes: object) -> str:
+    """The file of a small model with attention heads for two devices and more."""
+    wide = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8}
+    path = folder / "config.json"
+    fields = given_family(name, **{**wide, "num_key_value_heads": 4, **changes})
+    path.write_text(json.dumps(fields), encoding="utf-8")
+    return str(path)
+
+
+def compare_with_planner(one: Node, model: str) -> None:
+    """Every layout takes the planner's step and needs the planner's bytes, stage by stage."""
+    run = make_run(
+        model, CHIP, DEVICES, batch=BATCH, sequence=SEQUENCE, network=NETWORK, optimizer="mixed"
+    )
+    planner, time_s = Estimator(run), steps(one, one.times)
+    for layout, step_s in zip(one.others.layouts, time_s, strict=True):
+        found = planner._estimate(layout, ("none",) * layout.pp)
+        assert found.step.time_s == pytest.approx(step_s, rel=REL), layout
+        division = Division(
+            step_s, layout.pp, layout.dp, (), layout=layout, choices=(0,) * layout.pp
+        )
+        described = one.others.describe(one.problem, one.times, division)
+        assert described.step_time_s == pytest.approx(step_s, rel=REL)
+        assert sum(described.time_parts_s.values()) == pytest.approx(step_s, rel=REL)
+        for stage, memory in zip(described.stages, found.memory, strict=True):
+            assert stage.total_memory_bytes == pytest.approx(memory.allocated, rel=REL)
 
 
 @pytest.mark.parametrize(
@@ -83,25 +115,64 @@ def steps(one: Node, times: Times, memory_bytes: float = 1e15) -> np.ndarray:
 )
 def test_every_layout_of_a_search_is_the_planners(model: str, spread) -> None:
     one = node(model, hsdp=(1, 2), **spread)
-    run = make_run(
-        model, CHIP, DEVICES, batch=BATCH, sequence=SEQUENCE, network=NETWORK, optimizer="mixed"
-    )
-    planner, time_s = Estimator(run), steps(one, one.times)
     assert {x.schedule for x in one.others.layouts} == set(ORDERS)
     assert {x.zero for x in one.others.layouts} == set(ZERO_STAGES)
     assert {x.hsdp for x in one.others.layouts} == {1, 2}
     assert any(x.blocks for x in one.others.layouts) == ("mixtral" not in model)
-    for layout, step_s in zip(one.others.layouts, time_s, strict=True):
-        found = planner._estimate(layout, ("none",) * layout.pp)
-        assert found.step.time_s == pytest.approx(step_s, rel=REL), layout
-        division = Division(
-            step_s, layout.pp, layout.dp, (), layout=layout, choices=(0,) * layout.pp
-        )
-        described = one.others.describe(one.problem, one.times, division)
-        assert described.step_time_s == pytest.approx(step_s, rel=REL)
-        assert sum(described.time_parts_s.values()) == pytest.approx(step_s, rel=REL)
-        for stage, memory in zip(described.stages, found.memory, strict=True):
-            assert stage.total_memory_bytes == pytest.approx(memory.allocated, rel=REL)
+    compare_with_planner(one, model)
+
+
+@pytest.mark.parametrize(
+    "family, spread, changes",
+    [
+        ("modernbert", {"cp": (2,)}, {"num_hidden_layers": 6}),
+        ("gpt_oss", {"ep": (8,)}, {"head_dim": 32}),
+        pytest.param("gemma3_text", {}, {"head_dim": 32}, marks=pytest.mark.slow),
+        pytest.param("llama4_text", {"ep": (2,)}, {"head_dim": 32}, marks=pytest.mark.slow),
+        pytest.param(
+            "qwen3_next",
+            {},
+            {"num_hidden_layers": 8, "head_dim": 32, "linear_num_value_heads": 8},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "bamba",
+            {},
+            {"num_hidden_layers": 6, "attn_layer_indices": [1, 4], "mamba_d_head": 64},
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_blocks_that_alternate_are_cut_and_priced_as_the_planner_does(
+    family: str, spread, changes, tmp_path: Path
+) -> None:
+    model = small_model(tmp_path, family, **changes)
+    one = node(model, **spread)
+    assert len(one.others.facts.blocks) > 1
+    compare_with_planner(one, model)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gpt_oss", "olmo2"])
+def test_stages_recompute_what_a_plan_would(family: str, tmp_path: Path) -> None:
+    """Under every memory the same layouts fit, and take the same step."""
+    model = small_model(tmp_path, family, head_dim=32)
+    one = node(model, "optimal")
+    run = make_run(
+        model, CHIP, DEVICES, batch=BATCH, sequence=SEQUENCE, network=NETWORK, optimizer="mixed"
+    )
+    needed, recomputing = one.others.needed, 0
+    for memory_bytes in np.quantile(needed, (0.1, 0.3, 0.5, 0.9)).astype(int).tolist():
+        planner = Estimator(replace(run, gpu=run.gpu.with_hbm(memory_bytes)))
+        time_s = steps(one, one.times, memory_bytes)
+        nearly = np.argsort(np.abs(needed - 0.9 * memory_bytes))[:30]
+        for layout, step_s in ((one.others.layouts[i], time_s[i]) for i in nearly.tolist()):
+            found = planner.estimate(replace(layout, recompute="optimal"))
+            assert found.fits == np.isfinite(step_s), (layout, memory_bytes)
+            if found.fits:
+                assert found.step.time_s == pytest.approx(step_s, rel=REL), layout
+                recomputing += found.step.recompute_s > 0
+    assert recomputing > 10
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +241,7 @@ def test_floors_lie_below_the_steps(recomputing: Node) -> None:
     floor_s = np.empty(len(one.others.layouts))
     pass_s = np.concatenate([one.times.pass_s, one.times.halves_s])
     others = one.others
-    floors_s(others._steps(one.problem), pass_s, others.repeats, others.block_kind, floor_s)
+    floors_s(others._steps(one.problem), pass_s, others.facts.repeats, others.is_block, floor_s)
     assert (floor_s <= steps(one, one.times) * (1 + REL)).all()
 
 

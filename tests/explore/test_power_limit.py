@@ -61,7 +61,7 @@ def limited_times(
     most_W = min(limit.W, limit.W_per_mm2 * float(free.chips.area_mm2[chip]))
     left_W = most_W - float(resting_W(free.chips)[chip])
     if left_W <= 0:
-        return np.full(variant.layers, np.inf), np.full(variant.facts.rerun.shape[1], np.inf)
+        return np.full(variant.layers, np.inf), np.full(variant.facts.operator_count, np.inf)
     _, upper = free.schedule_bounds(np.array([chip]), np.array([number]))
     ptr, op = free.passes.arrays.ptr, free.passes.arrays.op
 
@@ -73,7 +73,7 @@ def limited_times(
         sum(max(upper[0, k, p], sum(energies(first + 2 * k + p)) / left_W) for p in range(2))
         for k in range(variant.layers)
     ]
-    each = np.array(energies(first + 2 * variant.facts.block_kind)) / left_W
+    each = np.array(energies(first + 2 * variant.facts.blocks[0].layer)) / left_W
     return np.array(layer_s), np.maximum(free.operators_s(chip, variant), each)
 
 

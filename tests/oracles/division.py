@@ -55,36 +55,47 @@ def _least_recompute_s(
 ) -> float:
     """Least seconds of recomputation over all mixtures that fit; infinite if none does."""
     own = range(first, last)
-    blocks = sum(bool(chain.block[i]) for i in own)
+    blocks = [int(chain.block[i]) for i in own if chain.block[i] >= 0]
     resident_bytes = (
         system.state_bytes[data] * _parameters(chain, first, last)
-        + in_flight * sum(chain.saved_bytes[i] for i in own if not chain.block[i])
+        + in_flight * sum(chain.saved_bytes[i] for i in own if chain.block[i] < 0)
         + 2.0 * chain.boundary_bytes[first]
     )
     fitting_s = [
-        sum(chain.extra_s[choice] for choice in mixture)
-        for mixture in _mixtures(blocks, len(chain.kept_bytes))
+        sum(chain.extra_s[level, kind] for kind, level in mixture)
+        for mixture in _mixtures(chain, blocks)
         if resident_bytes
-        + in_flight * sum(chain.kept_bytes[choice] for choice in mixture)
+        + in_flight * sum(chain.kept_bytes[level, kind] for kind, level in mixture)
         + _rebuilt_bytes(chain, mixture)
         <= system.memory_bytes
     ]
     return min(fitting_s, default=math.inf)
 
 
-def _mixtures(blocks: int, choices: int) -> Iterator[list[int]]:
-    """A choice for each of the blocks: all the same, or two neighbouring ones."""
-    for choice in range(choices):
-        yield [choice] * blocks
-        if choice + 1 < choices:
-            for more in range(1, blocks):
-                yield [choice] * (blocks - more) + [choice + 1] * more
+def _mixtures(chain: Chain, blocks: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
+    """A level for each of the blocks, given by their kinds: the same for all, or the next one for
+    some of those that keep more there.
+    """
+    levels = len(chain.kept_bytes)
+    for level in range(levels):
+        yield [(kind, level) for kind in blocks]
+        if level + 1 == levels:
+            break
+        raised = chain.raised[level + 1]
+        for more in range(1, blocks.count(raised)):
+            left = more
+            mixture = []
+            for kind in blocks:
+                higher = kind == raised and left > 0
+                left -= higher
+                mixture.append((kind, level + higher))
+            yield mixture
 
 
-def _rebuilt_bytes(chain: Chain, mixture: Sequence[int]) -> float:
+def _rebuilt_bytes(chain: Chain, mixture: Sequence[tuple[int, int]]) -> float:
     """Dropped activations of one block, the one that drops the most: blocks take turns."""
     all_bytes = chain.kept_bytes[-1] + chain.rebuilt_bytes
-    return max((float(all_bytes - chain.kept_bytes[choice]) for choice in mixture), default=0.0)
+    return max((float(all_bytes[k] - chain.kept_bytes[i, k]) for k, i in mixture), default=0.0)
 
 
 def _transfers_s(chain: Chain, cut_s: FloatArray, first: int, last: int) -> float:

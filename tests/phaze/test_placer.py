@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from atoll.fabric.network import Level, Network
 from atoll.phaze.placer import PhazePlacer, layer_table
 from atoll.phaze.table_dp import solve_table
-from atoll.placement.chain import ChainFacts, PlacementProblem, Times, chain_facts
+from atoll.placement.chain import PlacementProblem, Times
+from atoll.placement.facts import ChainFacts, chain_facts
 from atoll.placement.replay import replay_placement
 from atoll.profiles import PHAZE
 from atoll.step.states import load_states

@@ -22,9 +22,7 @@ from atoll.fabric.network import Level, Network
 from atoll.hardware.catalog import load_network
 from atoll.placement.chain import (
     ZERO,
-    ChainFacts,
     PlacementProblem,
-    chain_facts,
     describe,
     divide,
     even_starts,
@@ -38,6 +36,7 @@ from atoll.placement.chain_kernels import (
     feasible_depths,
     reduction_s,
 )
+from atoll.placement.facts import ChainFacts, chain_facts
 from atoll.step.states import STATES, load_states
 from atoll.workload import load_config, prepare
 from oracles.division import step_time_of
@@ -77,25 +76,48 @@ def chains(draw: st.DrawFn, most_layers: int = 7) -> Chain:
     def numbers(count: int) -> np.ndarray:
         return np.array(draw(st.lists(small, min_size=count, max_size=count)))
 
-    # Bytes grow in steps and seconds fall ever less steeply: a convex set of choices.
-    steps = draw(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 5)), max_size=3))
-    slopes = sorted((slope for _, slope in steps), reverse=True)
-    widths = [width for width, _ in steps]
-    kept = np.cumsum([draw(st.integers(0, 3)), *widths]).astype(float)
-    gains = [slope * width for slope, width in zip(slopes, widths, strict=True)]
-    extra = draw(st.integers(0, 2)) + np.cumsum([0, *reversed(gains)])[::-1].astype(float)
+    kinds = draw(st.integers(1, 2))
+    levels = draw(levels_of(kinds))
     return Chain(
         time_s=numbers(layers),
         saved_bytes=numbers(layers),
         parameters=numbers(layers),
-        block=np.array(draw(st.lists(st.booleans(), min_size=layers, max_size=layers))),
-        kept_bytes=kept,
-        extra_s=extra,
-        choice=np.arange(len(kept)),
-        rebuilt_bytes=float(draw(st.integers(0, 2))),
+        block=np.array(
+            draw(st.lists(st.integers(-1, kinds - 1), min_size=layers, max_size=layers)), np.int64
+        ),
+        **levels,
+        rebuilt_bytes=np.array(
+            draw(st.lists(st.integers(0, 2).map(float), min_size=kinds, max_size=kinds))
+        ),
         boundary_bytes=np.array([0.0, *numbers(layers - 1), 0.0]),
         shared=0.0,
     )
+
+
+@st.composite
+def levels_of(draw: st.DrawFn, kinds: int) -> dict[str, np.ndarray]:
+    """What blocks keep, level by level: of each kind bytes grow in steps and seconds fall ever less
+    steeply, and levels take the steps of all kinds, the steepest first.
+    """
+    steps = draw(
+        st.lists(
+            st.tuples(st.integers(1, 5), st.integers(0, kinds - 1), st.integers(1, 4)), max_size=3
+        )
+    )
+    steps.sort(reverse=True)
+    kept = [[float(draw(st.integers(0, 3))) for _ in range(kinds)]]
+    saved = [[0.0] * kinds]
+    for slope, kind, width in steps:
+        kept.append([b + width * (k == kind) for k, b in enumerate(kept[-1])])
+        saved.append([s + slope * width * (k == kind) for k, s in enumerate(saved[-1])])
+    least = np.array([float(draw(st.integers(0, 2))) for _ in range(kinds)])
+    levels = np.arange(len(kept))
+    return {
+        "kept_bytes": np.array(kept),
+        "extra_s": least + np.array(saved[-1]) - np.array(saved),
+        "raised": np.array([0, *(kind for _, kind, _ in steps)], np.int64),
+        "choice": np.repeat(levels[:, None], kinds, axis=1),
+    }
 
 
 @st.composite
@@ -150,12 +172,13 @@ def needed_bytes(
 ) -> float:
     """Memory of the largest stage if all blocks take the same recomputation choice."""
     rounds = -(-system.microbatches // data)
-    kept = np.where(chain.block, chain.kept_bytes[choice], chain.saved_bytes)
-    rebuilt = chain.rebuilt_bytes + chain.kept_bytes[-1] - chain.kept_bytes[choice]
+    kept = np.where(chain.block >= 0, chain.kept_bytes[choice][chain.block], chain.saved_bytes)
+    dropped = chain.rebuilt_bytes + chain.kept_bytes[-1] - chain.kept_bytes[choice]
+    rebuilt = np.where(chain.block >= 0, dropped[chain.block], 0.0)
     return max(
         system.state_bytes[min(data, system.devices)] * chain.parameters[first:last].sum()
         + min(len(starts) - number, rounds) * kept[first:last].sum()
-        + rebuilt * chain.block[first:last].any()
+        + rebuilt[first:last].max()
         + 2.0 * chain.boundary_bytes[first]
         for number, (first, last) in enumerate(zip(starts, (*starts[1:], len(kept)), strict=True))
     )
@@ -285,11 +308,12 @@ def plain_chain(**given: list[float]) -> Chain:
         time_s=np.array(given.get("time_s", ones)),
         saved_bytes=np.array(given.get("saved_bytes", zeros)),
         parameters=np.array(given.get("parameters", zeros)),
-        block=np.array(given.get("block", ones)).astype(bool),
-        kept_bytes=np.array(given.get("kept_bytes", [0.0])),
-        extra_s=np.array(given.get("extra_s", [0.0])),
-        choice=np.arange(len(given.get("kept_bytes", [0.0]))),
-        rebuilt_bytes=0.0,
+        block=np.array(given.get("block", zeros)).astype(int),
+        kept_bytes=np.array(given.get("kept_bytes", [0.0]))[:, None],
+        extra_s=np.array(given.get("extra_s", [0.0]))[:, None],
+        raised=np.zeros(len(given.get("kept_bytes", [0.0])), np.int64),
+        choice=np.arange(len(given.get("kept_bytes", [0.0])))[:, None],
+        rebuilt_bytes=np.zeros(1),
         boundary_bytes=np.array(given.get("boundary_bytes", [*zeros, 0.0])),
         shared=0.0,
     )
@@ -368,7 +392,7 @@ def test_blocks_rerun_only_as_far_as_memory_forces_them(
     memory_bytes: float, extra_s: float
 ) -> None:
     chain = plain_chain(
-        time_s=[1.0] * 4, block=[1, 1, 1, 0], kept_bytes=[1.0, 4.0], extra_s=[3.0, 0.0]
+        time_s=[1.0] * 4, block=[0, 0, 0, -1], kept_bytes=[1.0, 4.0], extra_s=[3.0, 0.0]
     )
     system = plain_system(devices=2, microbatches=2, memory_bytes=memory_bytes)
     # Two stages and two microbatches: the first stage holds both.
@@ -402,7 +426,7 @@ def test_fewer_microbatches_than_stages_hold_fewer_activations() -> None:
 def test_blocks_are_spread_evenly_with_the_ends_where_they_belong(
     block: list[int], pipeline: int, starts: tuple[int, ...] | None
 ) -> None:
-    assert even_starts(np.array(block, bool), pipeline) == starts
+    assert even_starts(np.array(block) - 1, pipeline) == starts
 
 
 @settings(max_examples=100, deadline=None)
@@ -436,7 +460,7 @@ def facts_of(recompute: str = "optimal") -> ChainFacts:
 def case_of(
     facts: ChainFacts, devices: int, microbatches: int, memory_bytes: float
 ) -> tuple[Chain, PlacementProblem]:
-    layer, _ = facts.model.layers[facts.block_kind]
+    layer, _ = facts.layers[facts.blocks[0].layer]
     # Durations that make some of the choices with equal bytes cheaper than others.
     forward_s = 1e-5 * (1.0 + np.arange(len(layer.forward)) % 3)
     problem = PlacementProblem(
@@ -494,19 +518,20 @@ def test_the_words_name_the_operators_whose_time_is_paid() -> None:
     # Many choices keep equally many bytes and rerun different operators.
     facts = facts_of()
     chain, problem = case_of(facts, 16, 64, 6.5e9)
-    layer, _ = facts.model.layers[facts.block_kind]
+    (block,) = facts.blocks
+    layer, _ = facts.layers[block.layer]
     seconds = {op.name: 1e-5 * (1 + i % 3) for i, op in enumerate(layer.forward)}
-    for index, choice in enumerate(facts.choices[i] for i in chain.choice):
-        assert choice.kept_bytes == chain.kept_bytes[index]
+    for index, choice in enumerate(block.choices[i] for i in chain.choice[:, 0]):
+        assert choice.kept_bytes == chain.kept_bytes[index, 0]
         paid_s = sum(seconds[layer.forward[i].name] for i in choice.rerun)
-        assert paid_s == pytest.approx(chain.extra_s[index])
+        assert paid_s == pytest.approx(chain.extra_s[index, 0])
     division = divide(chain, problem.system())
     assert division is not None
     placement = describe(problem, chain, division)
     alone = [stage for stage in placement.stages if "blocks:" not in stage.recompute]
     assert any(stage.recompute_s > 0 for stage in placement.stages) and alone
     for stage in placement.stages:
-        phrases = [(facts.block[stage.first : stage.last].sum(), stage.recompute)]
+        phrases = [((facts.block[stage.first : stage.last] >= 0).sum(), stage.recompute)]
         if "blocks:" in stage.recompute:
             parts = [part.split(" blocks: ") for part in stage.recompute.split(", ")]
             phrases = [(int(count), phrase) for count, phrase in parts]
@@ -557,9 +582,12 @@ def test_compiled_reductions_are_those_of_the_measured_network(name: str) -> Non
 
 
 def test_policies_differ_only_in_the_choices_they_allow() -> None:
-    assert [len(facts_of(policy).choices) for policy in ("none", "full")] == [1, 1]
-    assert facts_of("none").choices[0].rerun == ()
-    assert facts_of("full").choices[0] == facts_of().choices[0]
+    none, full, optimal = (
+        facts_of(policy).blocks[0].choices for policy in ("none", "full", "optimal")
+    )
+    assert [len(none), len(full)] == [1, 1]
+    assert none[0].rerun == ()
+    assert full[0] == optimal[0]
     with pytest.raises(AtollError, match="unknown policy 'some'; allowed are optimal, none, full"):
         chain_facts(facts_of().model, "some")
 
@@ -567,8 +595,8 @@ def test_policies_differ_only_in_the_choices_they_allow() -> None:
 def test_the_block_of_a_one_block_model_is_not_its_embedding() -> None:
     model = prepare(replace(load_config("gpt2-xl"), layers=1), 1, 128)
     facts = chain_facts(model, "optimal")
-    assert model.layers[facts.block_kind][0].name == "block"
-    assert facts.block.tolist() == [False, True, False, False]
+    assert [facts.layers[kind.layer][0].name for kind in facts.blocks] == ["block"]
+    assert facts.block.tolist() == [-1, 0, -1, -1]
 
 
 def test_an_unknown_optimizer_is_refused_with_the_known_ones() -> None:

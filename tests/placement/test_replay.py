@@ -14,14 +14,8 @@ from hypothesis import strategies as st
 
 from atoll.errors import AtollError
 from atoll.fabric.network import Level, Network
-from atoll.placement.chain import (
-    PlacementProblem,
-    chain_facts,
-    describe,
-    divide,
-    fixed_division,
-    make_chain,
-)
+from atoll.placement.chain import PlacementProblem, describe, divide, fixed_division, make_chain
+from atoll.placement.facts import chain_facts
 from atoll.placement.plan import Placement
 from atoll.placement.replay import replay_placement
 from atoll.step.replay import Event, PassTime, replay
@@ -246,7 +240,7 @@ def placements(name: str, recompute: str) -> Iterator[Placement]:
     layers = [layer for layer, _ in model.layers]
     forward_s = np.array([layer.flops_forward for layer in layers]) / FLOPS
     backward_s = np.array([layer.flops_backward for layer in layers]) / FLOPS
-    operators_s = np.array([op.flops for op in layers[facts.block_kind].forward]) / FLOPS
+    operators_s = np.array([op.flops for op in layers[facts.blocks[0].layer].forward]) / FLOPS
     chain = make_chain(facts, forward_s + backward_s, operators_s)
     for memory_bytes, microbatches in product((16e9, 24e9, 40e9, 80e9), (32, 128, 512)):
         problem = PlacementProblem(

@@ -21,5 +21,6 @@ def test_every_family_makes_variants(name: str, profile: Profile) -> None:
     one, two = (variant.model for variant in made.variants)
     assert one.parameters > two.parameters >= one.parameters // 2
     for variant in made.variants:
-        layer, repeat = variant.model.layers[variant.facts.block_kind]
-        assert layer.name in ("block", "decoder_block") and repeat > 1
+        blocks = [variant.facts.layers[kind.layer] for kind in variant.facts.blocks]
+        layer, repeat = max(blocks, key=lambda block: block[1])
+        assert layer.name in ("block", "encoder_block", "decoder_block") and repeat > 1

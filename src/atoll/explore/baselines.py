@@ -234,7 +234,7 @@ def _expert_step(
     own = [v for v in own if variants[v].plain]
     choices = [] if wanted is None else [wanted]
     if wanted is None:
-        depth = max(repeat for _, repeat in variants[own[0]].model.layers)
+        depth = int(np.count_nonzero(variants[own[0]].facts.block >= 0))
         widths = sorted({variants[v].tensor for v in own})
         choices = [(p, t) for t in widths for p in range(1, depth + 1) if depth % p == 0]
     for pipeline, tensor in choices:

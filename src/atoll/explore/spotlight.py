@@ -75,8 +75,7 @@ def _device_log_s(
     for v, variant in enumerate(single.variants):
         nodes = np.arange(len(designs))
         _, upper = priced.schedule_bounds(nodes, np.full(len(designs), v))
-        repeats = np.array([repeat for _, repeat in variant.model.layers])
-        step = (upper.sum(axis=2)[:, : variant.layers] * repeats).sum(axis=1)
+        step = (upper.sum(axis=2)[:, : variant.layers] * variant.facts.repeats).sum(axis=1)
         logs += np.log(step)
     return logs / len(single.variants)
 

@@ -7,7 +7,7 @@ Devices are ordered tensor-parallel innermost, then data-parallel, then pipeline
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -17,86 +17,53 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.arrays import FloatArray
-from atoll.errors import AtollError
 from atoll.fabric.nested import curves, level_of, neighbours_s, terms
 from atoll.fabric.network import Network
 from atoll.placement import chain_kernels as kernels
 from atoll.placement.chain_kernels import Chain, System
+from atoll.placement.facts import ChainFacts
 from atoll.placement.plan import Placement, Stage
-from atoll.placement.recompute import KeepChoice, frontier, keep_choices, rerun_table
 from atoll.step.layout import Layout
 from atoll.step.stages import even_sizes
 from atoll.step.states import States
-from atoll.workload.graph.layer import Model
 
 _NONE = np.zeros((0, 2))
 
 
-RECOMPUTE = ("optimal", "none", "full")
-"""Recomputation policies: per operator, nothing, everything but layer inputs."""
 ZERO = (0, 1)
 """ZeRO stages of divisions: with 1 the replicas divide the optimizer's states."""
 
 
-@dataclass(frozen=True, eq=False)
-class ChainFacts:
-    """What a placement needs of a sharded model apart from times: its layers one by one."""
-
-    model: Model
-    kind: NDArray[np.int64]  # index into model.layers
-    saved_bytes: FloatArray
-    parameters: FloatArray
-    block: NDArray[np.bool_]
-    boundary_bytes: FloatArray  # (layers + 1,): activation entering each layer
-    block_kind: int
-    choices: tuple[KeepChoice, ...]  # of the block, as the policy allows
-    kept_bytes: FloatArray  # of each choice
-    rerun: FloatArray  # (choices, forward operators of the block): 1 where it runs again
-
-
-def chain_facts(model: Model, recompute: str) -> ChainFacts:
-    """Lay the model out as a chain; the most repeated layer is the block, which may recompute."""
-    if recompute not in RECOMPUTE:
-        raise AtollError(
-            f"recompute: unknown policy {recompute!r}; allowed are {', '.join(RECOMPUTE)}."
-        )
-    repeats = [repeat for _, repeat in model.layers]
-    layers = [layer for layer, _ in model.layers]
-    # In a model of one block only its size tells it from the embedding and the head.
-    block_kind = max(range(len(layers)), key=lambda k: (repeats[k], len(layers[k].forward)))
-    kind = np.repeat(np.arange(len(repeats)), repeats)
-    choices = keep_choices(layers[block_kind])
-    if recompute == "none":
-        choices = choices[-1:]
-    elif recompute == "full":
-        choices = choices[:1]
-    return ChainFacts(
-        model=model,
-        kind=kind,
-        saved_bytes=np.array([float(layers[k].saved_bytes) for k in kind]),
-        parameters=np.array([float(layers[k].parameters) for k in kind]),
-        block=kind == block_kind,
-        # Nothing enters the first layer from another stage, and nothing leaves the last.
-        boundary_bytes=np.array([0.0, *(float(layers[k].boundary_bytes) for k in kind[:-1]), 0.0]),
-        block_kind=block_kind,
-        choices=choices,
-        kept_bytes=np.array([float(choice.kept_bytes) for choice in choices]),
-        rerun=rerun_table(choices, len(layers[block_kind].forward)),
-    )
-
-
 def make_chain(facts: ChainFacts, layer_s: FloatArray, forward_s: FloatArray) -> Chain:
-    """Add times: `layer_s` per kind of layer, `forward_s` per forward operator of the block."""
-    kept, extra, choice = frontier(facts.kept_bytes, facts.rerun @ forward_s)
+    """Add times: `layer_s` per kind of layer, `forward_s` per forward operator of the blocks.
+
+    Levels begin where all blocks keep least; each lets one kind keep more, the one that saves most
+    seconds for its bytes.
+    """
+    fronts = facts.frontiers(forward_s)
+    steps = sorted(
+        ((extra[i + 1] - extra[i]) / (kept[i + 1] - kept[i]), k, i)
+        for k, (kept, extra, _) in enumerate(fronts)
+        for i in range(len(kept) - 1)
+    )
+    raised = np.array([0, *(k for _, k, _ in steps)], np.int64)
+    at = np.zeros((len(raised), len(fronts)), np.int64)
+    for k in range(len(fronts)):
+        at[1:, k] = np.cumsum(raised[1:] == k)
+    kept, extra, choice = (
+        np.column_stack([front[i][at[:, k]] for k, front in enumerate(fronts)]) for i in range(3)
+    )
+    saved = np.array([float(facts.layers[kind.layer][0].saved_bytes) for kind in facts.blocks])
     return Chain(
         time_s=layer_s[facts.kind],
         saved_bytes=facts.saved_bytes,
         parameters=facts.parameters,
         block=facts.block,
-        kept_bytes=kept,
-        extra_s=extra,
-        choice=choice,
-        rebuilt_bytes=float(facts.saved_bytes[facts.block].max(initial=0.0) - kept[-1]),
+        kept_bytes=kept.astype(np.float64),
+        extra_s=extra.astype(np.float64),
+        raised=raised,
+        choice=choice.astype(np.int64),
+        rebuilt_bytes=saved - kept[-1],
         boundary_bytes=facts.boundary_bytes,
         shared=float(facts.model.shared_parameters),
     )
@@ -106,12 +73,10 @@ class Times(NamedTuple):
     """Seconds of one microbatch."""
 
     pass_s: FloatArray  # (kinds of layers, forward and backward)
-    forward_s: FloatArray  # of the block's forward operators, which may run again
+    forward_s: FloatArray  # of the blocks' forward operators, which may run again
     halves_s: FloatArray = _NONE
     """(kinds, 2): the backward pass without weight gradients, and these by themselves; none where
     nobody asks."""
-    weight_s: FloatArray | None = None
-    """Where the others are bounds from below: no weight gradients of a kind take longer."""
 
     def chain(self, problem: PlacementProblem) -> Chain:
         return make_chain(problem.facts, self.pass_s.sum(axis=1), self.forward_s)
@@ -131,10 +96,10 @@ class OtherLayouts(Protocol):
 
 
 class Floors(NamedTuple):
-    """Layouts as a bound sees them, an entry each: so often the largest load is paid and so often
-    a whole pass, transfers belong to the pass, the rest no chip changes. Where weight gradients are
-    put off, the way of one microbatch bounds the step as well: so often the largest load, and so
-    often all forward passes and all data gradients.
+    """Layouts as a bound sees them, an entry each. A step pays so often the largest load and so
+    often a whole pass, of which transfers are a part, and what no chip changes; and no less than
+    any path through the passes of its pipeline (`training.planner.bounds.floor`). The last stage
+    and the model's last chunk are so many blocks, the shortest there are, and what stands behind.
     """
 
     stages: NDArray[np.int64]
@@ -144,10 +109,26 @@ class Floors(NamedTuple):
     passes: FloatArray
     transfer_s: FloatArray
     fixed_s: FloatArray
-    late: FloatArray
-    """Loads on that way."""
-    forward: FloatArray
-    data: FloatArray
+    through: FloatArray
+    """A whole pass, and so often the end of the model:"""
+    through_ends: FloatArray
+    end_blocks: FloatArray
+    stage_ends: FloatArray
+    """So often the last stage, and blocks of the stages before it."""
+    stage_blocks: FloatArray
+    head_blocks: FloatArray
+    apart: FloatArray
+    """Where weight gradients run apart: all forward passes and data gradients, and blocks of these
+    and of weight gradients."""
+    apart_blocks: FloatArray
+    apart_weights: FloatArray
+    forward_blocks: FloatArray
+    data_blocks: FloatArray
+    weight_blocks: FloatArray
+    """As if all stages were as the least of them, in two ways."""
+    other_forward_blocks: FloatArray
+    other_data_blocks: FloatArray
+    other_weight_blocks: FloatArray
 
     def of(self, rows: NDArray[np.bool_]) -> Floors:
         """Some of them."""
@@ -171,8 +152,6 @@ class PlacementProblem:
     """ZeRO stages to try, of `ZERO`."""
     others: OtherLayouts | None = None
     """Layouts beside the divisions of a one-forward-one-backward pipeline."""
-    divides: bool = True
-    """Whether such divisions are tried."""
 
     def system(self, zero: int = 0) -> System:
         return _system(self, zero)
@@ -296,7 +275,7 @@ def _division_s(
     chain: Chain, system: System, starts: Sequence[int], data: int
 ) -> tuple[float, float]:
     """Seconds of a step, and of one microbatch's recomputation, of stages that begin there."""
-    ends = np.array((*starts, len(chain.block)), np.int64)
+    ends = np.array((*starts, len(chain.time_s)), np.int64)
     step_s, again_s = kernels.division_s(chain, system, ends, data)
     return float(step_s), float(again_s)
 
@@ -317,14 +296,14 @@ def fixed_division(chain: Chain, system: System, *, pipeline: int, data: int) ->
     return Division(step_s, pipeline, data, starts) if np.isfinite(step_s) else None
 
 
-def even_starts(block: NDArray[np.bool_], pipeline: int) -> tuple[int, ...] | None:
+def even_starts(block: NDArray[np.int64], pipeline: int) -> tuple[int, ...] | None:
     """First layer of each stage with the blocks spread evenly; None with fewer blocks than stages.
 
     Layers between blocks stay with the block before them.
     """
     if pipeline == 1:
         return (0,)
-    blocks = np.flatnonzero(block)
+    blocks = np.flatnonzero(block >= 0)
     if not 1 <= pipeline <= len(blocks):
         return None
     before = accumulate(even_sizes(len(blocks), pipeline)[:-1])
@@ -391,26 +370,30 @@ def _stage(
 ) -> Stage:
     facts = problem.facts
     block = facts.block[first:last]
-    blocks = int(block.sum())
+    blocks = np.array([np.count_nonzero(block == kind) for kind in range(len(facts.blocks))])
     parameters = _parameters(facts, first, last)
     weights, gradients, optimizer = problem.states.parts(
         parameters, parameters / division.data, division.zero
     )
-    others = float(facts.saved_bytes[first:last][~block].sum())
+    others = float(facts.saved_bytes[first:last][block < 0].sum())
     buffers = 2.0 * float(facts.boundary_bytes[first])
     recompute_s = kept = transient = 0.0
     words = "none"
-    if blocks:
+    if blocks.any():
         held = weights + gradients + optimizer
         room = problem.memory_bytes - held - buffers - others * in_flight
+        none = np.zeros_like(blocks)
         recompute_s, more, index = kernels.recompute_choice(
-            blocks, room - chain.rebuilt_bytes, float(in_flight), chain.kept_bytes, chain.extra_s
+            none, blocks, room, float(in_flight), chain
         )
-        counts = {index: more, index - 1: blocks - more}
-        used = sorted(choice for choice, count in counts.items() if count)
-        kept = sum(count * float(chain.kept_bytes[choice]) for choice, count in counts.items())
-        transient = chain.rebuilt_bytes + float(chain.kept_bytes[-1] - chain.kept_bytes[used[0]])
-        words = _words(facts, chain, {choice: counts[choice] for choice in used})
+        shares = _mixed(chain, blocks, int(more), int(index))
+        kept = sum(n * float(chain.kept_bytes[level, kind]) for kind, level, n in shares)
+        transient = max(
+            float(chain.rebuilt_bytes[kind] + chain.kept_bytes[-1, kind])
+            - float(chain.kept_bytes[level, kind])
+            for kind, level, _ in shares
+        )
+        words = _words(facts, chain, shares)
     receive_s, return_s = (
         float(cut_s[edge]) if 0 < edge < len(facts.kind) else 0.0 for edge in (first, last)
     )
@@ -436,22 +419,46 @@ def _stage(
     )
 
 
+def _mixed(
+    chain: Chain, blocks: NDArray[np.int64], more: int, index: int
+) -> list[tuple[int, int, int]]:
+    """Kinds of blocks, the levels of what they keep and how many blocks have each; so many of the
+    kind that `index` raises have that level, and all others the one before.
+    """
+    raised, below = int(chain.raised[index]), max(0, index - 1)
+    shares = []
+    for kind, count in enumerate(blocks.tolist()):
+        higher = more if kind == raised else 0
+        shares += [(kind, index, higher), (kind, below, count - higher)]
+    return [share for share in shares if share[2]]
+
+
 def layer_names(facts: ChainFacts, first: int, last: int) -> tuple[str, ...]:
     names = []
-    for kind, (layer, _) in enumerate(facts.model.layers):
+    for kind, (layer, _) in enumerate(facts.layers):
         count = int((facts.kind[first:last] == kind).sum())
         if count:
             names.append(layer.name if count == 1 else f"{layer.name} x{count}")
     return tuple(names)
 
 
-def _words(facts: ChainFacts, chain: Chain, counts: Mapping[int, int]) -> str:
-    """What is rerun, for numbers of blocks by choice."""
-    layer = facts.model.layers[facts.block_kind][0]
-    phrases = {}
-    for choice, count in counts.items():
-        rerun = facts.choices[chain.choice[choice]].rerun
-        phrases["+".join(layer.forward[i].name for i in rerun) or "none"] = count
-    if len(phrases) == 1:
-        return next(iter(phrases))
-    return ", ".join(f"{count} blocks: {phrase}" for phrase, count in phrases.items())
+def _words(facts: ChainFacts, chain: Chain, shares: Sequence[tuple[int, int, int]]) -> str:
+    """What is rerun, for numbers of blocks by kind and level."""
+    phrases: dict[tuple[int, str], int] = {}
+    for kind, level, count in shares:
+        own = facts.blocks[kind]
+        layer, _ = facts.layers[own.layer]
+        rerun = own.choices[chain.choice[level, kind]].rerun
+        phrase = "+".join(layer.forward[i].name for i in rerun) or "none"
+        phrases[kind, phrase] = phrases.get((kind, phrase), 0) + count
+    if len({phrase for _, phrase in phrases}) == 1:
+        return next(iter(phrases))[1]
+    several = len({kind for kind, _ in phrases}) > 1
+    return ", ".join(
+        f"{count} {_named(facts, kind) if several else 'blocks'}: {phrase}"
+        for (kind, phrase), count in phrases.items()
+    )
+
+
+def _named(facts: ChainFacts, kind: int) -> str:
+    return facts.layers[facts.blocks[kind].layer][0].name

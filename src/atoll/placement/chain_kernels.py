@@ -31,11 +31,12 @@ class Chain(NamedTuple):
     time_s: NDArray[np.float64]  # forward and backward
     saved_bytes: NDArray[np.float64]  # kept for backward by layers that do not recompute
     parameters: NDArray[np.float64]
-    block: NDArray[np.bool_]  # layers that may recompute, with the same choices
-    kept_bytes: NDArray[np.float64]  # recomputation choices of a block, ascending
-    extra_s: NDArray[np.float64]  # and the time each adds, descending (convex)
-    choice: NDArray[np.int64]  # and where each stands in the list of all choices
-    rebuilt_bytes: float  # activations that even the largest choice rebuilds, a block at a time
+    block: NDArray[np.int64]  # which kind of block a layer is; -1: none, which keeps all
+    kept_bytes: NDArray[np.float64]  # (levels, kinds): what a block keeps, ascending
+    extra_s: NDArray[np.float64]  # (levels, kinds): and the time that this adds, descending
+    raised: NDArray[np.int64]  # (levels,): the kind that keeps more than at the level before
+    choice: NDArray[np.int64]  # (levels, kinds): where it stands in the list of all choices
+    rebuilt_bytes: NDArray[np.float64]  # (kinds,): that the last level rebuilds, a block at a time
     boundary_bytes: NDArray[np.float64]  # (layers + 1,): entering each layer; 0 at both ends
     shared: float  # parameters of tied tables, which a stage of all layers holds once
 
@@ -60,26 +61,53 @@ class System(NamedTuple):
 
 
 @entry
-def recompute_choice(blocks, room, in_flight, kept, extra):
-    """Least recomputation for a stage of `blocks` alike blocks with `room` bytes for activations.
+def recompute_choice(before, after, room, in_flight, chain):
+    """Least recomputation for a stage with `after[k] - before[k]` blocks of each kind and `room`
+    bytes for activations.
 
     Kept activations are held once per microbatch in flight, rebuilt ones exist for one block at a
-    time. A stage mixes two neighbouring choices. Returns (seconds, blocks with the larger choice,
-    index of that choice); infinite seconds if nothing fits.
+    time. A stage mixes two neighbouring levels, which differ in what one kind of block keeps.
+    Returns (seconds, blocks of that kind at the higher level, index of this level); infinite
+    seconds if nothing fits.
     """
+    kept = chain.kept_bytes
+    extra = chain.extra_s
+    kinds = kept.shape[1]
     top = kept.shape[0] - 1
-    if blocks * kept[top] * in_flight <= room:
-        return extra[top] * blocks, blocks, top
+    held = 0.0
+    seconds = 0.0
+    rebuilt = 0.0
+    for k in range(kinds):
+        n = after[k] - before[k]
+        if n > 0:
+            held += n * kept[top, k]
+            seconds += extra[top, k] * n
+            rebuilt = max(rebuilt, chain.rebuilt_bytes[k])
+    if held * in_flight <= room - rebuilt:
+        raised = chain.raised[top]
+        return seconds, after[raised] - before[raised], top
     best = np.inf
-    best_more = 0
+    best_more = np.int64(0)
     best_index = 0
     for index in range(top, 0, -1):
-        rebuilt = kept[top] - kept[index - 1]
-        spare = room - rebuilt - blocks * kept[index - 1] * in_flight
+        held = 0.0
+        seconds = 0.0
+        rebuilt = 0.0
+        raised = chain.raised[index]
+        for k in range(kinds):
+            n = after[k] - before[k]
+            if n > 0:
+                held += n * kept[index - 1, k]
+                rebuilt = max(rebuilt, chain.rebuilt_bytes[k] + kept[top, k] - kept[index - 1, k])
+                if k != raised:
+                    seconds += extra[index - 1, k] * n
+        spare = room - rebuilt - held * in_flight
         if spare < 0.0:
             continue
-        more = min(blocks, int(spare / ((kept[index] - kept[index - 1]) * in_flight)))
-        seconds = more * extra[index] + (blocks - more) * extra[index - 1]
+        n = after[raised] - before[raised]
+        step = kept[index, raised] - kept[index - 1, raised]
+        more = min(n, np.int64(spare / (step * in_flight)))
+        seconds += more * extra[index, raised] + (n - more) * extra[index - 1, raised]
         if seconds < best:
             best = seconds
             best_more = more
@@ -89,17 +117,21 @@ def recompute_choice(blocks, room, in_flight, kept, extra):
 
 @kernel
 def prefix_sums(chain):
-    """Over the layers before each: seconds, saved bytes outside blocks, parameters, blocks."""
+    """Over the layers before each: seconds, saved bytes outside blocks, parameters, blocks by
+    kind."""
     n = chain.time_s.shape[0]
     time_sum = np.zeros(n + 1)
     saved_sum = np.zeros(n + 1)
     parameter_sum = np.zeros(n + 1)
-    block_sum = np.zeros(n + 1, np.int64)
+    block_sum = np.zeros((n + 1, chain.kept_bytes.shape[1]), np.int64)
     for i in range(n):
+        kind = chain.block[i]
         time_sum[i + 1] = time_sum[i] + chain.time_s[i]
-        saved_sum[i + 1] = saved_sum[i] + (0.0 if chain.block[i] else chain.saved_bytes[i])
+        saved_sum[i + 1] = saved_sum[i] + (0.0 if kind >= 0 else chain.saved_bytes[i])
         parameter_sum[i + 1] = parameter_sum[i] + chain.parameters[i]
-        block_sum[i + 1] = block_sum[i] + (1 if chain.block[i] else 0)
+        block_sum[i + 1] = block_sum[i]
+        if kind >= 0:
+            block_sum[i + 1, kind] += 1
     return time_sum, saved_sum, parameter_sum, block_sum
 
 
@@ -111,17 +143,14 @@ def stage_cost(chain, sums, first, last, in_flight, cut_s, memory_bytes, state_b
     parameters = parameter_sum[last] - parameter_sum[first]
     if first == 0 and last == n:
         parameters -= chain.shared
-    blocks = block_sum[last] - block_sum[first]
     fixed = saved_sum[last] - saved_sum[first]
     entering = chain.boundary_bytes[first]
     room = memory_bytes - state_bytes * parameters - 2.0 * entering - fixed * in_flight
     load = time_sum[last] - time_sum[first]
     if room < 0.0:
         return np.inf, parameters
-    if blocks > 0:
-        seconds, _, _ = recompute_choice(
-            blocks, room - chain.rebuilt_bytes, in_flight, chain.kept_bytes, chain.extra_s
-        )
+    if block_sum.shape[1] > 0:
+        seconds, _, _ = recompute_choice(block_sum[first], block_sum[last], room, in_flight, chain)
         load += seconds
     if first > 0:
         load += cut_s[first]
@@ -267,12 +296,13 @@ def best_plan(chain, system, cutoff, capacity):
     n = chain.time_s.shape[0]
     sums = prefix_sums(chain)
     total_s = sums[0][n]
-    blocks = sums[3][n]
+    blocks = 0
     largest = 0.0
     block_s = np.inf
     for i in range(n):
         largest = max(largest, chain.time_s[i])
-        if chain.block[i]:
+        if chain.block[i] >= 0:
+            blocks += 1
             block_s = min(block_s, chain.time_s[i])
     if blocks == 0:
         block_s = 0.0

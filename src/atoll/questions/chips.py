@@ -125,7 +125,7 @@ class SearchQuestion(Question):
     order: Annotated[tuple[f.OrderName, ...], Several] = option(
         "Pipeline orders.", LAYOUT, (), shown="all but gpipe"
     )
-    recompute: Annotated[str, Named("atoll.placement.chain:RECOMPUTE")] = option(
+    recompute: Annotated[str, Named("atoll.placement.facts:RECOMPUTE")] = option(
         "What is computed again; optimal: by operator.", LAYOUT, "optimal"
     )
     space: Annotated[str, Named(file=True)] | None = option(

@@ -15,13 +15,14 @@ from atoll.registry import named
 from atoll.step.layout import Layout
 from atoll.step.length import MTBF_S, RESTART_S, Length
 from atoll.step.states import load_states
-from atoll.training.operators.layers import block_names, experts_of
+from atoll.training.operators.layers import experts_of
 from atoll.training.planner.space import Axes
 from atoll.training.run import Run, Timed
 from atoll.training.software import software
 from atoll.training.stack import CHIP, STACKS, XLA, with_adapters
 from atoll.workload.adapters import Adapters, targets_named
 from atoll.workload.families.model_config import ModelConfig
+from atoll.workload.graph.layer import block_names
 from atoll.workload.load import load_model
 from atoll.workload.prepare import prepare
 from atoll.workload.shard import widths

@@ -20,7 +20,7 @@ def layer_report(
     levels = priced.chips.template.levels
     further = levels.names if levels else ()
     report = []
-    for position, (layer, repeat) in enumerate(variant.model.layers):
+    for position, (layer, repeat) in enumerate(variant.facts.layers):
         for direction, name in enumerate(("forward", "backward")):
             schedule = solved[position][direction]
             index = 2 * (variant.first_layer + position) + direction

@@ -35,7 +35,7 @@ def check_memory(
             times = times_of(
                 variant,
                 np.ones((len(variant.passes), 2)),
-                np.ones(variant.facts.rerun.shape[1]),
+                np.ones(variant.facts.operator_count),
             )
             if setting.place(setting.problem(variant, memory_bytes, 1.0), times) is not None:
                 break

@@ -78,8 +78,8 @@ def roofline(
 
 @entry
 def layout_bounds(
-    start, stop, pass_s, node_variant, first_layer, layers, repeats, block_layer, layout_ptr,
-    floors, best,
+    start, stop, pass_s, node_variant, first_layer, layers, repeats, block, layout_ptr, floors,
+    best,
 ):  # fmt: skip
     """Least step time of nodes start..stop-1 over their variants' layouts: fills `best`.
 
@@ -87,8 +87,8 @@ def layout_bounds(
     """
     for node in range(start, stop):
         v = node_variant[node]
-        own = repeats[first_layer[v] : first_layer[v] + layers[v]]
-        work = work_of(pass_s[node], own, block_layer[v])
+        own = slice(first_layer[v], first_layer[v] + layers[v])
+        work = work_of(pass_s[node], repeats[own], block[own])
         least = np.inf
         for a in range(layout_ptr[v], layout_ptr[v + 1]):
             least = min(least, floor_of(floors, a, work))
@@ -96,52 +96,91 @@ def layout_bounds(
 
 
 @kernel
-def work_of(pass_s, repeats, block_layer):
+def work_of(pass_s, repeats, block):
     """Of a model whose priced layers take this long, and behind them the halves of their backward
-    passes: seconds of all layers, of the longest, of a block, of all forward passes and of all data
-    gradients; and the number of blocks.
+    passes: seconds of all layers, of the longest, of those behind the last block, of the shortest
+    block, of one of the blocks that occur most, of all forward passes and of all data gradients, of
+    the shortest forward pass, data gradient and weight gradient of a block; the number of all
+    blocks, and of those that occur most.
     """
     layers = repeats.shape[0]
     total = 0.0
     largest = 0.0
+    behind = 0.0
+    shortest = np.inf
+    usual = 0.0
     forward = 0.0
     data = 0.0
+    block_f = np.inf
+    block_d = np.inf
+    block_w = np.inf
+    blocks = 0
+    most = 0
+    halves = pass_s.shape[0] >= 2 * layers
     for k in range(layers):
         layer_s = pass_s[k, 0] + pass_s[k, 1]
         total += layer_s * repeats[k]
         largest = max(largest, layer_s)
+        behind += layer_s * repeats[k]
         forward += pass_s[k, 0] * repeats[k]
-        if layers + k < pass_s.shape[0]:
+        if halves:
             data += pass_s[layers + k, 0] * repeats[k]
-    block_s = pass_s[block_layer, 0] + pass_s[block_layer, 1]
-    return total, largest, block_s, forward, data, repeats[block_layer]
+        if block[k]:
+            behind = 0.0
+            shortest = min(shortest, layer_s)
+            block_f = min(block_f, pass_s[k, 0])
+            if halves:
+                block_d = min(block_d, pass_s[layers + k, 0])
+                block_w = min(block_w, pass_s[layers + k, 1])
+            blocks += repeats[k]
+            if repeats[k] > most:
+                most = repeats[k]
+                usual = layer_s
+    if blocks == 0:
+        shortest = behind = block_f = 0.0
+    if blocks == 0 or not halves:
+        block_d = block_w = 0.0
+    return (
+        total, largest, behind, shortest, usual, forward, data, block_f, block_d, block_w, blocks,
+        most,
+    )  # fmt: skip
 
 
 @kernel
 def floor_of(floors, a, work):
-    """No less than a step takes under a layout.
-
-    It pays so many times the largest load, so many times a whole pass, and what does not depend on
-    the chip; the largest load is no less than the average, than any layer, or than the blocks that
-    some stage must hold (where a pipeline holds copies of the model, a part of each). Transfers are
-    on the way of a microbatch, forward or back.
+    """No less than a step takes under a layout: the longest of the paths that `Floors` tells, and
+    what does not depend on the chip. The largest load is no less than the average, than any layer,
+    or than the blocks that some stage must hold (where a pipeline holds copies of the model, a part
+    of each).
     """
-    total, largest, block_s, forward, data, blocks = work
+    (
+        total, largest, behind, shortest, usual, forward, data, block_f, block_d, block_w, blocks,
+        most,
+    ) = work  # fmt: skip
     p = floors.stages[a]
     c = floors.copies[a]
     transfer_s = floors.transfer_s[a]
     whole = total + transfer_s
-    load = max(whole / p, max(largest, -(-c * blocks // p) * block_s) / c)
-    f = floors.forward[a]
-    d = floors.data[a]
-    way = floors.late[a] * load + f * forward + d * data + min(f, d) * transfer_s
-    return max(floors.loads[a] * load + floors.passes[a] * whole, way) + floors.fixed_s[a]
+    held = max(-(-c * blocks // p) * shortest, -(-c * most // p) * usual)
+    load = max(whole / p, max(largest, held) / c)
+    found = floors.loads[a] * load + floors.passes[a] * whole
+    end = floors.end_blocks[a] * shortest + behind
+    found = max(found, floors.through[a] * whole + floors.through_ends[a] * end)
+    stage = floors.stage_blocks[a] * shortest + behind
+    found = max(found, floors.stage_ends[a] * stage + floors.head_blocks[a] * shortest)
+    apart = floors.apart_blocks[a] * (block_f + block_d) + floors.apart_weights[a] * block_w
+    found = max(found, floors.apart[a] * (forward + data + transfer_s) + apart)
+    least = floors.forward_blocks[a] * block_f + floors.data_blocks[a] * block_d
+    found = max(found, least + floors.weight_blocks[a] * block_w)
+    least = floors.other_forward_blocks[a] * block_f + floors.other_data_blocks[a] * block_d
+    found = max(found, least + floors.other_weight_blocks[a] * block_w)
+    return found + floors.fixed_s[a]
 
 
 @entry
-def floors_s(floors, pass_s, repeats, block_layer, found):
+def floors_s(floors, pass_s, repeats, block, found):
     """The same of every layout of one node."""
-    work = work_of(pass_s, repeats, block_layer)
+    work = work_of(pass_s, repeats, block)
     for a in range(found.shape[0]):
         found[a] = floor_of(floors, a, work)
 

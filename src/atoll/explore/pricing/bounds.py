@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from atoll.arrays import FloatArray, IntArray
 from atoll.cost.chips import Chips, distinct_rows
@@ -92,18 +94,21 @@ class LayoutBounds:
         return result
 
     @cached_property
-    def _layers(self) -> tuple[IntArray, ...]:
-        """Of every variant its first layer, how many the model has, how often each of those that
-        are priced stands there (halves of a backward pass: nowhere), and which is the block."""
+    def _layers(self) -> tuple[NDArray[Any], ...]:
+        """Of every variant its first layer and how many kinds the model has; of every layer that is
+        priced how often it stands there (halves of a backward pass: nowhere), and whether it is a
+        block."""
         variants = self.variants.variants
         repeats = np.zeros(self.variants.layer_ranges[-1], np.int64)
+        block = np.zeros(len(repeats), np.bool_)
         for v in variants:
-            repeats[v.first_layer : v.first_layer + v.layers] = [n for _, n in v.model.layers]
+            repeats[v.first_layer : v.first_layer + v.layers] = v.facts.repeats
+            block[[v.first_layer + own.layer for own in v.facts.blocks]] = True
         return (
             self.variants.layer_ranges,
             np.array([v.layers for v in variants], np.int64),
             repeats,
-            np.array([v.facts.block_kind for v in variants], np.int64),
+            block,
         )
 
     def some_variants_s(self, pass_s: FloatArray, row: IntArray, variant: IntArray) -> FloatArray:

@@ -135,7 +135,7 @@ def operator_repeats(variants: Variants) -> FloatArray:
     arrays = variants.passes.arrays
     repeats = np.zeros((len(variants.variants), len(variants.passes.keys)))
     for number, variant in enumerate(variants.variants):
-        for position, (_, repeat) in enumerate(variant.model.layers):
+        for position, (_, repeat) in enumerate(variant.facts.layers):
             first = 2 * (variant.first_layer + position)
             rows = arrays.op[arrays.ptr[first] : arrays.ptr[first + 2]]
             np.add.at(repeats[number], rows, float(repeat))

@@ -151,27 +151,41 @@ class Priced:
         return tuple(bounds)
 
     def forward_s(self, node_chip: IntArray, node_variant: IntArray) -> FloatArray:
-        """Shortest durations of the forward operators of each node's block: (nodes, operators)."""
+        """Shortest durations of the forward operators of each node's kinds of blocks, one kind
+        after the other: (nodes, operators).
+        """
         variants = self.variants.variants
-        block = np.array([2 * (v.first_layer + v.facts.block_kind) for v in variants], np.int64)
-        most = max(len(v.passes[v.facts.block_kind].forward) for v in variants)
+        most = max(sum(len(v.passes[b.layer].forward) for b in v.facts.blocks) for v in variants)
         result = np.zeros((len(node_chip), most))
-        passes = block[node_variant]
-        for start in range(0, len(node_chip), BLOCK):
-            part = slice(start, start + BLOCK)
-            ptr, duration, _ = pass_problems(
-                self.costs, self.passes.arrays, passes[part], node_chip[part]
-            )
-            own = np.arange(most) < np.diff(ptr)[:, None]
-            result[part][own] = duration.min(axis=1)
-        if self.setting.limit is not None:
-            self._limit_operators(passes, node_chip, result)
         for number in np.unique(node_variant):
-            if variants[number].cp > 1:  # the turns of a ring together
-                rows, turns = node_variant == number, variants[number].turns
-                own = np.add.reduceat(result[rows], turns, axis=1)
-                result[rows, : len(turns)] = own
+            variant, rows = variants[number], np.flatnonzero(node_variant == number)
+            first = variant.first_layer
+            own_s = np.concatenate(
+                [
+                    self._alone_s(2 * (first + b.layer), node_chip[rows])
+                    for b in variant.facts.blocks
+                ],
+                axis=1,
+            )
+            if variant.cp > 1:  # the turns of a ring together
+                own_s = np.add.reduceat(own_s, variant.turns, axis=1)
+            result[rows, : own_s.shape[1]] = own_s
         return result
+
+    def _alone_s(self, number: int, chips: IntArray) -> FloatArray:
+        """Shortest durations of the operators of a pass on some chips: (chips, operators)."""
+        parts = [np.zeros((0, int(np.diff(self.passes.arrays.ptr)[number])))]
+        for start in range(0, len(chips), BLOCK):
+            part = chips[start : start + BLOCK]
+            passes = np.full(len(part), number)
+            _, duration, _ = pass_problems(self.costs, self.passes.arrays, passes, part)
+            parts.append(duration.min(axis=1).reshape(len(part), -1))
+        found = np.concatenate(parts)
+        if self.setting.limit is None:
+            return found
+        ptr, op = self.passes.arrays.ptr, self.passes.arrays.op
+        joules = self._operator_J[op[ptr[number] : ptr[number + 1]]][:, chips]
+        return np.maximum(found, shortest_s(joules, self._left_W[chips]).T)
 
     @cached_property
     def _operator_J(self) -> FloatArray:
@@ -187,15 +201,6 @@ class Priced:
         """What passes of these layers take at least under the limit: (layers, 2, chips)."""
         return shortest_s(pass_J(self.passes, self._operator_J, layers), self._left_W)
 
-    def _limit_operators(self, passes: IntArray, chips: IntArray, result: FloatArray) -> None:
-        """Raise times of the operators of nodes' passes to what they take under the limit."""
-        ptr, op = self.passes.arrays.ptr, self.passes.arrays.op
-        for number in np.unique(passes):
-            nodes, rows = np.flatnonzero(passes == number), op[ptr[number] : ptr[number + 1]]
-            own = chips[nodes]
-            least_s = shortest_s(self._operator_J[rows][:, own], self._left_W[own]).T
-            result[nodes, : len(rows)] = np.maximum(result[nodes, : len(rows)], least_s)
-
     def pass_bounds(
         self, chip: int, variant: Variant, known: Sequence[Schedule]
     ) -> tuple[FloatArray, FloatArray]:
@@ -210,17 +215,15 @@ class Priced:
         return lower, upper
 
     def operators_s(self, chip: int, variant: Variant) -> FloatArray:
-        """Shortest durations of the block's forward operators."""
+        """Shortest durations of the blocks' forward operators."""
         number = self.variants.variants.index(variant)
         row = self.forward_s(np.array([chip]), np.array([number]))[0]
-        own: FloatArray = row[: variant.facts.rerun.shape[1]].copy()
+        own: FloatArray = row[: variant.facts.operator_count].copy()
         return own
 
-    def times(
-        self, chip: int, variant: Variant, pass_s: FloatArray, most_s: FloatArray | None = None
-    ) -> Times:
+    def times(self, chip: int, variant: Variant, pass_s: FloatArray) -> Times:
         """These times of a variant's passes, with the operators' own; see `times_of`."""
-        return times_of(variant, pass_s, self.operators_s(chip, variant), most_s)
+        return times_of(variant, pass_s, self.operators_s(chip, variant))
 
     def place(
         self,
@@ -229,12 +232,11 @@ class Priced:
         pass_s: FloatArray,
         cutoff_s: float = np.inf,
         memory_bytes: float | None = None,
-        most_s: FloatArray | None = None,
     ) -> Division | None:
-        """The best placement with these times (layers, forward and backward), below the cutoff; a
-        bound where `most_s` has times that are no shorter."""
+        """The best placement with these times (layers, forward and backward), below the cutoff; of
+        lower bounds a lower bound, as passes that take longer end no step sooner."""
         problem = self.placement_problem(chip, variant, memory_bytes)
-        return self.setting.place(problem, self.times(chip, variant, pass_s, most_s), cutoff_s)
+        return self.setting.place(problem, self.times(chip, variant, pass_s), cutoff_s)
 
     def describe(
         self,
@@ -289,7 +291,7 @@ class Priced:
         problems = [self.problem(chip, first + i) for i in range(2 * len(variant.passes))]
         found = [solve(problem, effort="quick") for problem in problems]
         repeats = np.zeros(len(variant.passes))
-        repeats[: variant.layers] = [repeat for _, repeat in variant.model.layers]
+        repeats[: variant.layers] = variant.facts.repeats
         repeats = np.repeat(np.where(repeats > 0, repeats, np.roll(repeats, variant.layers)), 2)
         gaps_s = repeats * [one.makespan_s - one.lower_bound_s for one in found]
         for number in np.argsort(-gaps_s, kind="stable").tolist():
@@ -301,10 +303,8 @@ class Priced:
             found[number] = solve(
                 problems[number], effort=effort, tolerance=tolerance, enough_s=enough_s, stop=stop
             )
-            lower, upper = self.pass_bounds(chip, variant, found)
-            if np.isfinite(limit_s) and (
-                self.place(chip, variant, lower, limit_s, most_s=upper) is None
-            ):
+            lower, _ = self.pass_bounds(chip, variant, found)
+            if np.isfinite(limit_s) and (self.place(chip, variant, lower, limit_s) is None):
                 break
         return list(zip(found[0::2], found[1::2], strict=True))
 
@@ -314,11 +314,11 @@ class Priced:
         """How long one of the passes has to be for all steps to reach the limit, the others being
         as they are; infinite where none of its schedules is that long.
         """
-        lower, upper = self.pass_bounds(chip, variant, known)
+        lower, _ = self.pass_bounds(chip, variant, known)
 
         def rules_out(seconds: float) -> bool:
             lower.reshape(-1)[number] = seconds
-            return self.place(chip, variant, lower, limit_s, most_s=upper) is None
+            return self.place(chip, variant, lower, limit_s) is None
 
         low, high = known[number].lower_bound_s, known[number].makespan_s
         if not np.isfinite(limit_s) or not rules_out(high):
@@ -329,13 +329,8 @@ class Priced:
         return high
 
 
-def times_of(
-    variant: Variant, pass_s: FloatArray, forward_s: FloatArray, most_s: FloatArray | None = None
-) -> Times:
-    """Times of a variant's passes as a placement takes them; with `most_s` they are bounds, and
-    those the times of schedules that exist.
-    """
+def times_of(variant: Variant, pass_s: FloatArray, forward_s: FloatArray) -> Times:
+    """Times of a variant's passes as a placement takes them."""
     layers = variant.layers
     end = len(variant.passes)
-    weight_s = None if most_s is None else most_s[layers:end, 1]
-    return Times(pass_s[:layers], forward_s, pass_s[layers:end], weight_s)
+    return Times(pass_s[:layers], forward_s, pass_s[layers:end])

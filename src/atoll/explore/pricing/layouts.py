@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +18,8 @@ from numpy.typing import NDArray
 from atoll.explore.pricing.planned import PlannedLayouts, planned_layouts
 from atoll.explore.pricing.workloads import Variant
 from atoll.fabric.network import Network
-from atoll.placement.chain import ZERO, ChainFacts, Division, Floors, PlacementProblem, Times
+from atoll.placement.chain import ZERO, Division, Floors, PlacementProblem, Times
+from atoll.placement.facts import ChainFacts
 from atoll.placement.placer import StepTerms
 from atoll.profile import Profile
 from atoll.step.states import States
@@ -65,12 +65,10 @@ class Setting:
 
     def problem(self, variant: Variant, memory_bytes: float, hbm_Bps: float) -> PlacementProblem:
         zero = tuple(stage for stage in self.zero if stage in ZERO)
-        divides = variant.plain and "1f1b" in self.orders and bool(zero)
-        divides &= not self.hsdp or 1 in self.hsdp
         return PlacementProblem(
             self.network, self.states, variant.facts, self.devices, variant.tensor,
             variant.microbatches, memory_bytes, hbm_Bps, self.recompute, zero,
-            self._others(variant), divides,
+            self._others(variant),
         )  # fmt: skip
 
     def _others(self, variant: Variant) -> PlannedLayouts | None:
@@ -118,7 +116,7 @@ def list_layouts(
         for stages in placer.depths(problem):
             rows.extend(_rows(stages, placer.terms(problem, stages), total_s / stages))
         if problem.others is not None:
-            rows.extend(_others(problem.others.floors(problem), total_s))
+            rows.extend(_others(problem.others.floors(problem)))
         ptr.append(len(rows))
     table = np.array(rows, np.float64).reshape(len(rows), len(Floors._fields)).T
     stages, copies = (column.astype(np.int64) for column in table[:2])
@@ -132,36 +130,33 @@ def _rows(stages: int, terms: StepTerms, load_s: float) -> list[Row]:
     loads, transfer_s, fixed_s = (
         part[::-1] for part in (terms.loads, terms.transfer_s, terms.fixed_s)
     )
-    forms = [(loads, terms.passes)]
-    rest = 0.0, 0.0, 0.0
+    rest = (0.0,) * (len(Floors._fields) - 6)
     return [
         (stages, 1, float(loads[i]), terms.passes, float(transfer_s[i]), float(fixed_s[i]), *rest)
-        for i in undominated(stages, forms, transfer_s, fixed_s, load_s)
+        for i in undominated(stages, loads, terms.passes, transfer_s, fixed_s, load_s)
     ]
 
 
-def _others(floors: Floors, total_s: float) -> list[Row]:
-    """The same of other layouts, among those of as many stages, copies and passes."""
-    rows = sorted(zip(*(column.tolist() for column in floors), strict=True), key=_alike)
+def _others(floors: Floors) -> list[Row]:
+    """Other layouts without those that another of as many stages beats on every chip: it pays no
+    more of anything.
+    """
+    rows = np.unique(np.stack([column.astype(np.float64) for column in floors], axis=1), axis=0)
     found: list[Row] = []
-    for (stages, _, passes, forward, data), group in groupby(rows, key=_alike):
-        own = sorted(group, key=lambda row: row[2])
-        loads, transfer_s, fixed_s, late = (np.array([row[i] for row in own]) for i in (2, 4, 5, 6))
-        forms = [(loads, passes), (late, min(forward, data))]
-        if not (forward or data):
-            forms.pop()
-        kept = undominated(stages, forms, transfer_s, fixed_s, total_s / stages)
-        found += [own[i] for i in kept]
+    for stages in np.unique(rows[:, :2], axis=0):
+        own = rows[(rows[:, :2] == stages).all(axis=1)]
+        own = own[np.argsort(own.sum(axis=1), kind="stable")]
+        kept = np.zeros(len(own), np.bool_)
+        for i, row in enumerate(own):
+            kept[i] = not (own[:i][kept[:i]] <= row).all(axis=1).any()
+        found += [tuple(row) for row in own[kept].tolist()]
     return found
-
-
-def _alike(row: Row) -> Row:
-    return row[0], row[1], row[3], row[7], row[8]
 
 
 def undominated(
     stages: float,
-    forms: Sequence[tuple[FloatArray, float]],
+    loads: FloatArray,
+    passes: float,
     transfer_s: FloatArray,
     fixed_s: FloatArray,
     load_s: float,
@@ -169,10 +164,9 @@ def undominated(
     """Indices of layouts, in the order of their loads, without those that an earlier one beats on
     every chip whose mean stage takes `load_s` or more.
 
-    Each pays the larger one of its forms, loads x the largest load and passes x the whole, and its
-    fixed part; an earlier one beats it form by form. Transfers belong to the whole and, divided
-    over the stages, to the largest load: a later layout's is shorter than an earlier one's by no
-    more than its transfers are.
+    Each pays loads x the largest load, passes x the whole, and its fixed part. Transfers belong to
+    the whole and, divided over the stages, to the largest load: a later layout's is shorter than an
+    earlier one's by no more than its transfers are.
     """
     left = np.arange(len(fixed_s))
     kept = []
@@ -180,11 +174,8 @@ def undominated(
         one, left = left[0], left[1:]
         kept.append(int(one))
         shorter_s = np.maximum(0.0, transfer_s[one] - transfer_s[left]) / stages
-        may_win = np.zeros(len(left), np.bool_)
-        for loads, passes in forms:
-            more = loads[left] - loads[one]
-            dearer_s = more * (load_s + transfer_s[one] / stages) + fixed_s[left] - fixed_s[one]
-            dearer_s += passes * (transfer_s[left] - transfer_s[one])
-            may_win |= (more < 0.0) | (dearer_s < loads[left] * shorter_s)
-        left = left[may_win]
+        more = loads[left] - loads[one]
+        dearer_s = more * (load_s + transfer_s[one] / stages) + fixed_s[left] - fixed_s[one]
+        dearer_s += passes * (transfer_s[left] - transfer_s[one])
+        left = left[(more < 0.0) | (dearer_s < loads[left] * shorter_s)]
     return np.array(kept, np.int64)

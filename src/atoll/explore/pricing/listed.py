@@ -1,4 +1,4 @@
-"""Which layouts a searched chip has beside divisions of one-forward-one-backward pipelines."""
+"""Which layouts a searched chip is tried with."""
 
 from __future__ import annotations
 
@@ -44,11 +44,9 @@ def listed(
 ) -> Iterator[Layout]:
     """Layouts of degrees that divide the devices and the batch, with as many replicas as there is
     room for. Their stages hold as many blocks each, and where that is more even in time other
-    numbers, with what stands behind the blocks worth so many. Of a plain variant those that are
-    divisions of a one-forward-one-backward pipeline are placed exactly elsewhere.
+    numbers, with what stands behind the blocks worth so many.
     """
     batch, folded = variant.microbatches, variant.ep * variant.etp
-    divided = variant.plain and "1f1b" in allowed.orders
     for pp in range(1, blocks + 1):
         most, rest = divmod(allowed.devices, variant.width * pp)
         degrees = [
@@ -62,8 +60,6 @@ def listed(
         for order, vpp in _orders(allowed, pp, blocks, ends, batch // dp):
             ways = splits(blocks, order, pp, vpp, behind)
             for split, (zero, hsdp) in product(ways, _divided(allowed, variant, pp, dp)):
-                if divided and order == "1f1b" and zero <= 1 and hsdp == 1:
-                    continue
                 yield replace(
                     variant.layout, dp=dp, pp=pp, zero=zero, hsdp=hsdp, vpp=vpp, schedule=order,
                     blocks=split,

@@ -1,17 +1,16 @@
-"""Layouts of a searched chip beside divisions of one-forward-one-backward pipelines: interleaved
-and zero-bubble orders, ZeRO 2 and 3, replicas of what ZeRO divides, context and expert parallelism,
-with even or balanced stages.
+"""The planner's layouts of a searched chip: all pipeline orders, ZeRO stages, replicas of what ZeRO
+divides, context and expert parallelism, with even or balanced stages.
 
 They are priced by the planner's own estimate (`training.batch`), so that a chip takes the same step
-in a search and in a plan. Of its tables only the times of layers differ from chip to chip; the
-recomputation choices are those of one set for all chips.
+in a search and in a plan. Of its tables the times of layers differ from chip to chip, and with them
+which tensors of a block are worth keeping.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,20 +19,21 @@ from numpy.typing import NDArray
 from atoll.cost.pricer import Cost, LayerTimes
 from atoll.explore.pricing.bound_kernels import floors_s
 from atoll.explore.pricing.listed import Allowed, listed
+from atoll.explore.pricing.menus import Chosen, Menu, chosen, menu_of
 from atoll.hardware.catalog import load_accelerator
 from atoll.hardware.device import Chip
 from atoll.placement.chain import Division, Floors, PlacementProblem, Times
+from atoll.placement.facts import ChainFacts
 from atoll.placement.plan import Placement, Stage
-from atoll.placement.recompute import KeepChoice, hull_choices, rerun_table
 from atoll.step.layout import Layout
-from atoll.step.orders import SPLIT, arrivals
+from atoll.step.orders import LATE, ORDERS, SPLIT, arrivals
 from atoll.step.stages import stage_shares
 from atoll.training.batch.estimates import Given, tables_of
 from atoll.training.batch.parts import Held, States
 from atoll.training.batch.sums import Sums
 from atoll.training.estimate import Estimate, Estimator
 from atoll.training.operators.layers import LayerCost, Share, layer_costs
-from atoll.training.operators.policies import kept_of
+from atoll.training.operators.policies import Kept
 from atoll.training.operators.priced import work_behind
 from atoll.training.operators.tables import (
     COPIES,
@@ -59,10 +59,13 @@ if TYPE_CHECKING:
 
 FloatArray = NDArray[np.float64]
 
-BALANCE = 200.0
-"""Operations for each byte of memory traffic of a device whose times decide which recomputation
-choices are tried: about those of an A100 or an H100."""
 AT_ONCE = 32  # layouts: few, as the first ones often rule the others out
+STATIC = ("none", "ring", "exchange", "fewest")
+"""Choices of tables without a chip: all is kept; attention, or the exchange with experts, runs
+again and all is kept; no block keeps less."""
+TURNED = ORDERS.index("zb-v")  # whose model ends on the first stage
+LATE_BY_ORDER = np.array([LATE.get(order, 0) for order in ORDERS])
+WAYS = Floors._fields[-6:]
 _NAMES = ("compute", "recompute", "pipeline_sends", "pipeline_bubble", "gradient_reduction")
 
 
@@ -114,23 +117,22 @@ class PlannedLayouts:
     """`placement.chain.OtherLayouts` of one variant, priced as the planner does."""
 
     run: Run
-    model: Model
-    block_kind: int
+    facts: ChainFacts
     layouts: tuple[Layout, ...]
-    choices: tuple[KeepChoice, ...]
-    """Of recomputation, of which every stage has one."""
-    rerun: FloatArray
-    """(choices, forward operators of the block)."""
+    menus: tuple[Menu, ...]
+    """Of the kinds of blocks."""
     costs: tuple[LayerCost, ...]
-    """Of layers that take no time."""
+    """Of the runs of equal layers in the chain, which take no time."""
+    kind: NDArray[np.int64]
+    """Of each of these, which of the distinct layers it is; and which kind of block, or -1."""
+    block: NDArray[np.int64]
     tables: Tables
     """The planner's, of layers that take no time on a memory of one byte a second."""
     apart: NDArray[np.bool_]
     """(sides,): whether weight gradients run apart."""
-    repeats: NDArray[np.int64]
     steps: Floors
     """Their fixed seconds without those on memory."""
-    held: Held
+    states: States
     """Of all layouts, on such a memory."""
     first: NDArray[np.int64]
     """(layouts,): their first stages there."""
@@ -141,16 +143,19 @@ class PlannedLayouts:
         return self._steps(problem).of(self.needed <= problem.memory_bytes)
 
     def _steps(self, problem: PlacementProblem) -> Floors:
-        moved_s = self.held.states.beside_s / problem.hbm_Bps
+        moved_s = self.states.beside_s / problem.hbm_Bps
         return self.steps._replace(fixed_s=self.steps.fixed_s + moved_s)
 
     def fastest(self, problem: PlacementProblem, times: Times, cutoff_s: float) -> Division | None:
         floor_s = np.empty(len(self.layouts))
-        layer_s, both_s = times.pass_s.sum(axis=1), np.concatenate([times.pass_s, times.halves_s])
-        floors_s(self._steps(problem), both_s, self.repeats, self.block_kind, floor_s)
+        both_s = np.concatenate([times.pass_s, times.halves_s])
+        floors_s(self._steps(problem), both_s, self.facts.repeats, self.is_block, floor_s)
         hopeful = np.flatnonzero((floor_s < cutoff_s) & (self.needed <= problem.memory_bytes))
         order = hopeful[np.argsort(floor_s[hopeful], kind="stable")]
-        tables = self.timed(problem, times) if len(order) else self.tables
+        if not len(order):
+            return None
+        choices = self.chosen(times)
+        tables = self.timed(problem, times, choices)
         best_s, best = cutoff_s, -1
         picks = np.zeros(0, np.int64)
         for first in range(0, len(order), AT_ONCE):
@@ -159,25 +164,26 @@ class PlannedLayouts:
             rows = order[first : first + AT_ONCE]
             sums = Sums(tables, tables.rows[rows])
             own = self._held(sums, rows, problem)
-            step_s, chosen = sums.best(best_s, own)
+            step_s, taken = sums.best(best_s, own)
             least = int(step_s.argmin())
             if step_s[least] < best_s:
                 best_s, best = float(step_s[least]), int(rows[least])
-                picks = chosen[sums.row == least]
+                picks = taken[sums.row == least]
         if best < 0:
             return None
         layout = self.layouts[best]
-        again_s = (self.rerun @ times.forward_s)[picks]
         first = tables.starts[tables.rows[best, PIPE]]
         mixes = tables.mix[first : first + layout.pp]
-        held = tables.counts[mixes, self.block_kind] / layout.copies
-        busy_s = float(layer_s @ self.repeats)
+        blocks = np.flatnonzero(self.block >= 0)
+        held = tables.counts[mixes][:, blocks] / layout.copies
+        again_s = float((held * choices.again_s[self.block[blocks]][:, picks].T).sum())
+        busy_s = float(times.pass_s.sum(axis=1) @ self.facts.repeats)
         return Division(
             step_time_s=best_s,
             pipeline=layout.pp,
             data=layout.dp,
             starts=(),
-            recompute_share=float(held @ again_s) / busy_s if busy_s else 0.0,
+            recompute_share=again_s / busy_s if busy_s else 0.0,
             zero=layout.zero,
             layout=layout,
             choices=tuple(picks.tolist()),
@@ -185,7 +191,7 @@ class PlannedLayouts:
 
     def _held(self, sums: Sums, rows: NDArray[np.int64], problem: PlacementProblem) -> Held:
         """What some of the layouts hold, beside a chip's times."""
-        at, known = self.first[rows][sums.row] + sums.place, self.held.states
+        at, known = self.first[rows][sums.row] + sums.place, self.states
         weight_s = (sums.t.counts @ sums.t.kinds[:, 4])[sums.mix]
         states = States(
             known.beside_s[rows] / problem.hbm_Bps,
@@ -197,22 +203,55 @@ class PlannedLayouts:
             weight_s / sums.rows[sums.row, COPIES],
             known.launch_s[at],
         )
-        return Held(states, self.held.bytes[at])
+        return Held(states, sums.memory(states))
 
-    def timed(self, problem: PlacementProblem, times: Times) -> Tables:
-        """The tables with a chip's times."""
-        passes, kinds = self.tables.passes.copy(), self.tables.kinds.copy()
-        passes[..., 0] += times.pass_s[:, 0, None]
+    @cached_property
+    def is_block(self) -> NDArray[np.bool_]:
+        """Of the distinct layers."""
+        found = np.zeros(len(self.facts.layers), np.bool_)
+        found[[own.layer for own in self.facts.blocks]] = True
+        return found
+
+    def chosen(self, times: Times) -> Chosen:
+        """The choices of a plan on a chip with these times."""
+        return chosen(self.menus, self.facts, times.forward_s)
+
+    def timed(self, problem: PlacementProblem, times: Times, chosen: Chosen) -> Tables:
+        """The tables with a chip's times and choices."""
+        t, count = self.tables, chosen.choice.shape[1]
+        none, ring, exchange, _ = range(len(STATIC))
+        passes = np.repeat(t.passes[:, :, [none]], count, axis=2)
+        passes[..., 0] += times.pass_s[self.kind, 0, None]
         for side, apart in enumerate(self.apart):
             back_s = times.halves_s.sum(axis=1) if apart else times.pass_s[:, 1]
-            passes[side, :, :, 1] += back_s[:, None]
-        passes[:, self.block_kind, :, 1] += self.rerun @ times.forward_s
+            passes[side, :, :, 1] += back_s[self.kind, None]
+        blocks = np.flatnonzero(self.block >= 0)
+        of = self.block[blocks]
+        rings_s, exchanges_s = (
+            (t.passes[:, blocks, i, 1] - t.passes[:, blocks, none, 1])[:, :, None]
+            for i in (ring, exchange)
+        )
+        passes[..., 1][:, blocks] += chosen.again_s[of] + (
+            rings_s * chosen.attention[of] + exchanges_s * chosen.exchange[of]
+        )
+        kept = np.repeat(t.kept[:, [none]], count, axis=1)
+        kept[blocks] = chosen.bytes[of]
+        dropped = t.kept[:, [none]] - kept
+        held = np.zeros((len(t.transient), len(kept)), np.bool_)
+        np.logical_or.at(held, t.content, t.counts > 0)
+        transient = np.array([dropped[own].max(axis=0, initial=0.0) for own in held])
+        kinds, parameters = t.kinds.copy(), t.parameters.copy()
         if len(times.halves_s):
-            kinds[:, 4] = times.halves_s[:, 1]
-        parameters = self.tables.parameters.copy()
+            kinds[:, 4] = times.halves_s[self.kind, 1]
         parameters[:, 3:] /= problem.hbm_Bps
-        return self.tables._replace(
-            passes=passes, kinds=kinds, parameters=parameters, run=self._on(problem)
+        return t._replace(
+            passes=passes,
+            kinds=kinds,
+            parameters=parameters,
+            kept=kept,
+            transient=transient,
+            bounds=np.zeros(count, np.bool_),
+            run=self._on(problem),
         )
 
     def _on(self, problem: PlacementProblem) -> Run:
@@ -225,9 +264,9 @@ class PlannedLayouts:
 
     def describe(self, problem: PlacementProblem, times: Times, division: Division) -> Placement:
         assert division.layout is not None
-        layout, costs = division.layout, self._timed_costs(times)
+        layout, costs = division.layout, self._timed_costs(times, self.chosen(times))
         names = tuple(_name(choice) for choice in division.choices)
-        found = _Known(self._on(problem), self.model, costs).full(layout, names)
+        found = _Known(self._on(problem), self.facts.model, costs).full(layout, names)
         parts = found.step.breakdown()
         return Placement(
             pipeline=layout.pp,
@@ -247,34 +286,38 @@ class PlannedLayouts:
             hsdp=layout.hsdp,
         )
 
-    def _timed_costs(self, times: Times) -> tuple[LayerCost, ...]:
-        """The layers with a chip's times."""
-        again_s = self.rerun @ times.forward_s
+    def _timed_costs(self, times: Times, chosen: Chosen) -> tuple[LayerCost, ...]:
+        """The layers with a chip's times and choices."""
         found = []
-        for kind, cost in enumerate(self.costs):
+        for cost, kind, block in zip(self.costs, self.kind, self.block, strict=True):
             halves = times.halves_s[kind] if len(times.halves_s) else np.zeros(2)
             seconds = (*times.pass_s[kind], *halves)
             forward, backward, data, weight = (Cost(matrix_s=float(s)) for s in seconds)
-            policies = cost.policies
-            if kind == self.block_kind:
-                policies = tuple(
-                    (name, replace(kept, again=Cost(matrix_s=float(s))))
-                    for (name, kept), s in zip(policies, (0.0, *again_s), strict=True)
-                )
-            found.append(
-                replace(
-                    cost,
-                    forward=forward,
-                    backward=backward,
-                    data=data,
-                    weight=weight,
-                    policies=policies,
-                )
-            )
+            timed = replace(cost, forward=forward, backward=backward, data=data, weight=weight)
+            if block >= 0:
+                timed = replace(timed, policies=(*cost.policies[:1], *self._kept(chosen, block)))
+            found.append(timed)
         return tuple(found)
 
+    def _kept(self, chosen: Chosen, block: int) -> Iterator[tuple[str, Kept]]:
+        """The choices of a kind of block as policies."""
+        for i, choice in enumerate(chosen.choice[block].tolist()):
+            yield (
+                _name(i),
+                Kept(
+                    float(chosen.bytes[block, i]),
+                    Cost(matrix_s=float(chosen.again_s[block, i])),
+                    rerun=self.menus[block].names(choice),
+                    attention=bool(chosen.attention[block, i]),
+                    exchange=bool(chosen.exchange[block, i]),
+                ),
+            )
+
     def _stages(
-        self, found: Estimate, choices: Sequence[int], costs: tuple[LayerCost, ...]
+        self,
+        found: Estimate,
+        choices: Sequence[int],
+        costs: tuple[LayerCost, ...],
     ) -> tuple[Stage, ...]:
         layout = found.layout
         stepper = Stepper(found.run, layout)
@@ -282,15 +325,21 @@ class PlannedLayouts:
         send_s = stepper.send_s(boundary)
         shares = stage_shares(costs, layout.schedule, layout.pp, layout.vpp, layout.blocks)
         came = arrivals(layout.schedule, layout.pp, len(shares[0]))
-        block = self.model.layers[self.block_kind][0]
         stages = []
         for own, time, memory, chunks, choice in zip(
             came, found.stages, found.memory, shares, choices, strict=True
         ):
             timed = [stepper.stage_time([chunk], _name(choice)) for chunk in chunks]
             each = [one.paces(layout.schedule)[0] for one in timed]  # a chip waits for no host
-            holds = any(cost.name == block.name for chunk in chunks for cost, _ in chunk)
-            again = [block.forward[i].name for i in self.choices[choice].rerun] if holds else []
+            again = {
+                cost.name: "+".join(cost.kept(_name(choice)).rerun) or "none"
+                for chunk in chunks
+                for cost, _ in chunk
+                if cost.is_block
+            }
+            words = ", ".join(f"{name}: {rerun}" for name, rerun in again.items())
+            if len(set(again.values())) <= 1:
+                words = next(iter(again.values()), "none")
             stages.append(
                 Stage(
                     layers=_layer_names(chunks),
@@ -301,7 +350,7 @@ class PlannedLayouts:
                     recompute_s=time.recompute.total_s,
                     transfer_s=sum(own) * send_s,
                     receive_s=send_s,
-                    recompute="+".join(again) or "none",
+                    recompute=words,
                     memory_bytes={n: b for n, b in memory.parts().items() if n != "logits"},
                     forward_s=time.forward.total_s,
                     weight_s=time.weight_s if layout.schedule in SPLIT else None,
@@ -328,41 +377,43 @@ def _name(choice: int) -> str:
 
 def planned_layouts(allowed: Allowed, variant: Variant) -> PlannedLayouts | None:
     """Those that the setting allows a variant; None where there are none."""
-    run, kind = _run(allowed, variant), variant.facts.block_kind
+    run, facts = _run(allowed, variant), variant.facts
     free = layer_costs(variant.model, _Free(), variant.cp, variant.ep, stored=bool(run.stored))
     blocks = sum(cost.repeat for cost in free if cost.is_block)
     both = not (free[0].is_block or free[-1].is_block)
     layouts = tuple(listed(allowed, variant, blocks, 2 if both else 0, work_behind(run)))
     if not layouts:
         return None
-    block = variant.model.layers[kind][0]
-    choices = hull_choices(block, _balanced_s(block))
-    if allowed.recompute != "optimal":
-        choices = choices[:1] if allowed.recompute == "full" else choices[-1:]
-    costs = tuple(_with(cost, block if i == kind else None, choices) for i, cost in enumerate(free))
-    names = [_name(choice) for choice in range(len(choices))]
-    every = tables_of(_Known(run, variant.model, costs), Given(layouts), names)
+    menus = tuple(menu_of(facts, own, allowed.recompute == "optimal") for own in facts.blocks)
+    number = {id(layer): i for i, (layer, _) in enumerate(facts.layers)}
+    kind = np.array([number[id(layer)] for layer, _ in variant.model.layers])
+    block_of = {own.layer: i for i, own in enumerate(facts.blocks)}
+    block = np.array([block_of.get(k, -1) for k in kind.tolist()])
+    costs = tuple(
+        _with(cost, menus[own] if own >= 0 else None)
+        for cost, own in zip(free, block.tolist(), strict=True)
+    )
+    every = tables_of(_Known(run, variant.model, costs), Given(layouts), STATIC)
     kept = _sooner(every, layouts)
     tables, layouts = every._replace(rows=every.rows[kept]), tuple(layouts[i] for i in kept)
     _, sides = np.unique(tables.rows[:, SIDE], return_index=True)
-    repeats = np.array([cost.repeat for cost in costs], np.int64)
     sums = Sums(tables, tables.rows)
-    held = sums.held()
+    states = sums.states()
     return PlannedLayouts(
         run=run,
-        model=variant.model,
-        block_kind=kind,
+        facts=facts,
         layouts=layouts,
-        choices=choices,
-        rerun=rerun_table(choices, len(block.forward)),
+        menus=menus,
         costs=costs,
+        kind=kind,
+        block=block,
         tables=tables,
         apart=np.array([layouts[i].schedule in SPLIT for i in sides]),
-        repeats=repeats,
-        steps=_steps(sums, held.states, repeats),
-        held=held,
+        steps=_steps(sums, states, costs),
+        states=states,
         first=sums.starts,
-        needed=sums.most(held.bytes.min(axis=1)),
+        # Bytes kept are held for a microbatch or more, those rebuilt for one block at a time.
+        needed=sums.most(sums.memory(states)[:, STATIC.index("fewest")]),
     )
 
 
@@ -390,18 +441,14 @@ def _sooner(tables: Tables, layouts: Sequence[Layout]) -> list[int]:
     return kept
 
 
-def _with(cost: LayerCost, block: Layer | None, choices: Sequence[KeepChoice]) -> LayerCost:
-    """A layer with the choices as policies: of the block what they say, of others nothing."""
+def _with(cost: LayerCost, menu: Menu | None) -> LayerCost:
+    """A layer with the static choices as policies; what is no block keeps all."""
     none = cost.kept("none")
-    kept = [none] * len(choices)
-    if block is not None:
-        nothing = dict.fromkeys((op.name for op in block.forward), Cost())
-        kept = [
-            kept_of(block, float(c.kept_bytes), again, _Free(), nothing)
-            for c, again in ((c, [block.forward[i] for i in c.rerun]) for c in choices)
-        ]
-    named = ((_name(i), one) for i, one in enumerate(kept))
-    policies = (("none", none), *named)
+    policies: tuple[tuple[str, Kept], ...] = (("none", none),)
+    if menu is not None:
+        ring, exchange = replace(none, attention=True), replace(none, exchange=True)
+        fewest = replace(none, bytes=float(menu.bytes.min()))
+        policies = tuple(zip(STATIC, (none, ring, exchange, fewest), strict=True))
     return replace(cost, policies=policies, loss_bytes=0.0, by_operator=tuple)
 
 
@@ -427,25 +474,11 @@ def _chip() -> Chip:
     return Chip(load_accelerator("phaze-tpuv4")).with_hbm(hbm_Bps=1.0)
 
 
-def _balanced_s(layer: Layer) -> FloatArray:
-    """Forward operators on a device of the usual balance, in units of its own."""
-    return np.array([max(op.flops, BALANCE * layer.traffic_bytes(op)) for op in layer.forward])
-
-
-def _steps(sums: Sums, states: States, repeats: NDArray[np.int64]) -> Floors:
-    """From a step's formula: M loads, and of a pass through all stages what the bubble has of it.
-
-    Orders that put weight gradients off may have none. But with s the slowest stage and L its load,
-    M L + f mean(F) + d mean(D) - w mean(W) over the others, whose W counts at most as W_s, is no
-    less than (M - max(f', d', w)) L + f' sum(F) + d' sum(D), f' = f / (p - 1): F_s + D_s + W_s = L.
-    """
+def _steps(sums: Sums, states: States, costs: Sequence[LayerCost]) -> Floors:
+    """What steps of the layouts are made of, from below."""
     tables, rows = sums.t, sums.rows
+    repeats = np.array([cost.repeat for cost in costs])
     stages, pipe, side = rows[:, STAGES], rows[:, PIPE], rows[:, SIDE]
-    first = tables.bubbles[pipe, 0]
-    forward, data = first[:, :2].T / np.maximum(1, stages - 1)
-    split = rows[:, LATER] > 0
-    bubble = np.where(split, 0.0, forward)
-    paid = np.max([forward, data, -first[:, 2]], axis=0)
     dense, expert = tables.kinds[:, :2].T
     gathers_s = np.zeros(len(rows))
     for n, own, others in zip(repeats, dense, expert, strict=True):
@@ -454,16 +487,47 @@ def _steps(sums: Sums, states: States, repeats: NDArray[np.int64]) -> Floors:
         )
         gathers_s += n * (2.0 * gather_s + reduce_s)
     links_s = (tables.passes[:, :, :, :2].sum(axis=3).min(axis=2) * repeats).sum(axis=1)
+    blocks = np.array([cost.is_block for cost in costs])
+    held = tables.counts[:, blocks].sum(axis=1)[sums.mix]
+    last, all_, least = held[sums.starts + stages - 1], sums.total(held), held.copy()
+    end, heads = last.copy(), all_ - last
+    chunked = tables.chunks[pipe] > 1
+    if len(sums.chunk_stage):
+        chunk = tables.chunk_counts[:, blocks].sum(axis=1)[sums.chunk_mix]
+        first = sums.chunk_starts[chunked]
+        per_stage, p = tables.chunks[pipe[chunked]], stages[chunked]
+        final = np.where(sums.order[chunked] == TURNED, 1, per_stage * p - 1)
+        end[chunked] = chunk[first + final - (rows[chunked, COPIES] - 1)]
+        heads[chunked] = [
+            chunk[at : at + n * (q - 1) : n].sum()
+            for at, n, q in zip(first.tolist(), per_stage.tolist(), p.tolist(), strict=True)
+        ]
+        smallest = np.minimum.reduceat(chunk, first) * per_stage
+        least[sums.starts[chunked]] = smallest
+    fewest = np.minimum.reduceat(least, sums.starts) / rows[:, COPIES]
+    m, split = rows[:, MICROBATCHES].astype(np.float64), rows[:, LATER] > 0
+    pipes, late = stages > 1, LATE_BY_ORDER[sums.order]
+    fused = (pipes & ~split).astype(np.float64)
+    apart = (pipes & split).astype(np.float64)
+    inner = np.where(late > 0, (m - 1) * last, (m / rows[:, COPIES] - 1) * end)
+    ways = (m[:, None, None] + tables.bubbles[pipe]) * (apart * fewest)[:, None, None]
     return Floors(
         stages=stages.copy(),
         copies=rows[:, COPIES].copy(),
-        loads=np.asarray(rows[:, MICROBATCHES] - bubble, np.float64),
-        passes=bubble,
+        loads=m,
+        passes=np.zeros(len(rows)),
         transfer_s=sums.total(sums.arriving_s.sum(axis=1))
         + np.where(rows[:, ZERO] == 3, gathers_s, 0.0)
         + links_s[side],
-        fixed_s=states.last_s + (rows[:, MICROBATCHES] - 1) * states.before_s,
-        late=np.where(split, rows[:, MICROBATCHES] - paid, 0.0),
-        forward=np.where(split, forward, 0.0),
-        data=np.where(split, data, 0.0),
+        fixed_s=states.last_s + (m - 1) * states.before_s,
+        through=fused,
+        through_ends=fused * (m - 1),
+        end_blocks=end,
+        stage_ends=fused * m,
+        stage_blocks=last,
+        head_blocks=fused * heads,
+        apart=apart,
+        apart_blocks=apart * inner,
+        apart_weights=apart * (late > 0) * np.maximum(0.0, m - 1 - late * (stages - 1)) * last,
+        **dict(zip(WAYS, ways.reshape(len(rows), 6).T, strict=True)),
     )

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from atoll.cost.table import PassSet, flatten
 from atoll.errors import AtollError
-from atoll.placement.chain import ChainFacts, chain_facts
+from atoll.placement.facts import ChainFacts, chain_facts
 from atoll.profile import Profile
 from atoll.questions import SearchQuestion
 from atoll.schedule.chip import TURN, in_turns
@@ -83,8 +83,9 @@ class Variant:
     microbatches: int
     """Microbatches in the whole batch."""
     passes: tuple[Layer, ...]
-    """The model's layers as they are priced; where weight gradients are priced by themselves, each
-    once more, with the rest of the backward pass and them in the place of the two passes."""
+    """The model's kinds of layers as they are priced; where weight gradients are priced by
+    themselves, each once more, with the rest of the backward pass and them in the place of the two
+    passes."""
     cp: int = 1
     ep: int = 1
     etp: int = 1
@@ -92,7 +93,8 @@ class Variant:
 
     @property
     def layers(self) -> int:
-        return len(self.model.layers)
+        """Kinds of layers."""
+        return len(self.facts.layers)
 
     @property
     def width(self) -> int:
@@ -106,8 +108,8 @@ class Variant:
 
     @property
     def turns(self) -> NDArray[np.int64]:
-        """Of the block's forward operators as they are priced, the first of each of the model's."""
-        priced = self.passes[self.facts.block_kind].forward
+        """Of the blocks' forward operators as they are priced, the first of each of the model's."""
+        priced = [op for own in self.facts.blocks for op in self.passes[own.layer].forward]
         return np.array([i for i, op in enumerate(priced) if not op.name.endswith(TURN)], np.int64)
 
     @property
@@ -224,6 +226,7 @@ def make_variants(
                     attention=profile.attention,
                     fusion="none",
                     expert_tensor=etp,
+                    whole_periods=False,
                 )
                 model = fuse(narrowed(share, workload.precision), profile.fusion)
                 facts = chain_facts(model, recompute)
@@ -337,7 +340,7 @@ def priced_layers(model: Model, cp: int, ep: int, apart: bool) -> tuple[Layer, .
     """The layers of a share as a chip runs them: attention turn by turn of a ring, this device's
     part of the experts; and the halves of each backward pass.
     """
-    whole = [in_turns(spread_experts(layer, ep), cp) for layer, _ in model.layers]
+    whole = [in_turns(spread_experts(layer, ep), cp) for layer, _ in model.kinds]
     return (*whole, *(_halves(layer) for layer in whole if apart))
 
 

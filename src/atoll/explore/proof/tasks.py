@@ -55,7 +55,7 @@ class ChipNodes:
     variant: IntArray
     lower_s: FloatArray  # (nodes, layers, forward and backward): no schedule is faster
     upper_s: FloatArray  # the same: a schedule that exists
-    forward_s: FloatArray  # (nodes, operators of the block's forward pass)
+    forward_s: FloatArray  # (nodes, operators of the blocks' forward passes)
     hbm_bytes: FloatArray  # (nodes,): of a microbatch on one device
     glb_bytes: FloatArray
 
@@ -203,12 +203,8 @@ def place_node(
     """The fastest placement below the limit, with the node's lower or upper times."""
     position = nodes.position(variant)
     own = context.variants.variants[variant]
-    lower, upper = nodes.lower_s[position], nodes.upper_s[position]
-    forward_s = nodes.forward_s[position, : own.facts.rerun.shape[1]]
-    if kind == "lower":
-        times = times_of(own, lower, forward_s, upper)
-    else:
-        times = times_of(own, upper, forward_s)
+    pass_s = (nodes.lower_s if kind == "lower" else nodes.upper_s)[position]
+    times = times_of(own, pass_s, nodes.forward_s[position, : own.facts.operator_count])
     problem = context.setting.problem(own, nodes.memory_bytes, nodes.hbm_Bps)
     return context.setting.place(problem, times, limit)
 
@@ -240,7 +236,7 @@ def solve_node(
     own = alone.variants[0]
     solved = priced.schedules(0, own, effort, context.rule.tolerance / 4.0, limit_s, context.stop)
     lower, upper = priced.pass_bounds(0, own, [one for pair in solved for one in pair])
-    least, most = priced.place(0, own, lower, most_s=upper), priced.place(0, own, upper)
+    least, most = priced.place(0, own, lower), priced.place(0, own, upper)
     hbm, glb = variant_traffic(priced, repeats)
     return Solved(
         least_s=np.inf if least is None else least.step_time_s,

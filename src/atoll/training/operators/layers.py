@@ -25,7 +25,7 @@ from atoll.training.operators.policies import (
     some_blocks,
 )
 from atoll.workload.adapters import trained_weights
-from atoll.workload.graph.layer import ENDS, Layer, Model, is_end
+from atoll.workload.graph.layer import Layer, Model, block_names
 from atoll.workload.graph.operator import Operator, Role, Tensor
 
 HALF = 2  # bytes
@@ -154,25 +154,6 @@ def layer_costs(
         priced[id(layer)] if repeat == 1 else replace(priced[id(layer)], repeat=repeat)
         for layer, repeat in model.layers
     )
-
-
-def block_names(model: Model) -> frozenset[str]:
-    """The layers that a pipeline divides: of a captured model, those that repeat and the others of
-    the same lists of modules, or where none does all but the first and the last.
-    """
-    names = [layer.name for layer, _ in model.layers]
-    if ENDS & set(names):
-        return frozenset(n for n in names if not is_end(n))
-    repeated = frozenset(layer.name for layer, repeat in model.layers if repeat > 1)
-    lists = {_list_of(name) for name in repeated} - {""}
-    beside = frozenset(name for name in names if _list_of(name) in lists)
-    return repeated | beside or frozenset(names[1:-1] or names)
-
-
-def _list_of(name: str) -> str:
-    """The list of an item such as "decoder.layers.0" ("layers.0-1" for a period of two)."""
-    path, _, item = name.rpartition(".")
-    return path if item.partition("-")[0].isdigit() else ""
 
 
 def _layer_cost(

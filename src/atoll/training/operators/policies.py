@@ -83,20 +83,40 @@ def policies(
     layer: Layer, pricer: Pricer, costs: Mapping[str, Cost]
 ) -> tuple[tuple[str, Kept], ...]:
     """The named policies of a block, given what each of its operators costs."""
-    saved = {name: float(layer.tensors[name].bytes) for name in layer.saved}
     none = kept_whole(layer, pricer)
-    everything = none.bytes
-    core = [op for op in layer.forward if op.kind in CORE_ATTENTION or _inside_core(op)]
-    made = {name for op in core for name in op.writes}
-    leaving = {n for op in layer.forward if op not in core for n in op.reads}
-    dropped = sum(size for name, size in saved.items() if name in made and name not in leaving)
+    core, dropped = _core(layer)
     entry = _entry(layer)
     return (
         ("none", none),
-        ("selective", kept_of(layer, everything - dropped, core, pricer, costs)),
-        ("alternate", _alternate(layer, costs, saved)),
+        ("selective", kept_of(layer, none.bytes - dropped, core, pricer, costs)),
+        ("alternate", _alternate(layer, costs)),
         ("full", kept_of(layer, entry, layer.forward, pricer, costs)),
     )
+
+
+def rerun_shares(layer: Layer) -> dict[str, tuple[float, tuple[float, ...]]]:
+    """Of the named policies that run anything again: the bytes that they keep of a layer's saved
+    ones, and the share of each forward operator that runs again.
+    """
+    core, dropped = _core(layer)
+    kept, shares = _alternate_shares(layer)
+    return {
+        "selective": (
+            layer.saved_bytes - dropped,
+            tuple(float(op in core) for op in layer.forward),
+        ),
+        "alternate": (kept, tuple(shares.get(op.name, 0.0) for op in layer.forward)),
+        "full": (_entry(layer), (1.0,) * len(layer.forward)),
+    }
+
+
+def _core(layer: Layer) -> tuple[list[Operator], float]:
+    """The operators of attention's core, and the bytes saved inside it."""
+    core = [op for op in layer.forward if op.kind in CORE_ATTENTION or _inside_core(op)]
+    made = {name for op in core for name in op.writes}
+    leaving = {n for op in layer.forward if op not in core for n in op.reads}
+    inside = (name for name in layer.saved if name in made and name not in leaving)
+    return core, float(sum(layer.tensors[name].bytes for name in inside))
 
 
 def some_blocks(name: str, blocks: int, known: Mapping[str, Kept]) -> tuple[str, Kept]:
@@ -194,23 +214,38 @@ def kept_of(
 
 
 def _exchanged(layer: Layer, rerun: Sequence[Operator]) -> bool:
-    """Whether tokens go to their experts again: by a dispatch, or, where a captured layer has
-    none, with the experts' products.
+    """Whether tokens go to their experts again."""
+    return any(op in rerun for op in exchanging(layer))
+
+
+def exchanging(layer: Layer) -> list[Operator]:
+    """The operators with which tokens go to their experts: a dispatch, or, where a captured layer
+    has none, the experts' products.
     """
-    if any(op.kind == "dispatch" for op in layer.forward):
-        return any(op.kind == "dispatch" for op in rerun)
-    return any(op.kind == "linear" and op.matmuls[0].batch > 1 for op in rerun)
+    found = [op for op in layer.forward if op.kind == "dispatch"]
+    return found or [op for op in layer.forward if op.kind == "linear" and op.matmuls[0].batch > 1]
 
 
 def _inside_core(op: Operator) -> bool:
     return op.kind == "dropout" and ".probabilities." in f".{op.name}."
 
 
-def _alternate(layer: Layer, costs: Mapping[str, Cost], saved: Mapping[str, float]) -> Kept:
+def _alternate(layer: Layer, costs: Mapping[str, Cost]) -> Kept:
     """Every second product's output and attention's are kept; all else is run again."""
-    kept = _entry(layer)
+    kept, shares = _alternate_shares(layer)
     again = Cost()
-    rerun = []
+    for name, share in shares.items():
+        again += costs[name].times(share)
+    rerun = [op for op in layer.forward if shares.get(op.name, 0.0) > 0.0]
+    exchange = _exchanged(layer, rerun)
+    return Kept(kept, again, (), tuple(op.name for op in rerun), exchange=exchange)
+
+
+def _alternate_shares(layer: Layer) -> tuple[float, dict[str, float]]:
+    """Bytes kept, and by operator the share that runs again; collectives do not."""
+    saved = {name: float(layer.tensors[name].bytes) for name in layer.saved}
+    kept = _entry(layer)
+    shares: dict[str, float] = {}
     count = 0
     for op in layer.forward:
         if op.kind == "attention":
@@ -228,11 +263,8 @@ def _alternate(layer: Layer, costs: Mapping[str, Cost], saved: Mapping[str, floa
             outputs = sum(saved.get(name, 0.0) for name in op.writes)
             rotated = sum(saved.get(f"{name}.rotated", 0.0) for name in op.writes)
             kept += share * (outputs + rotated)
-        again += costs[op.name].times(1 - share)
-        if share < 1:
-            rerun.append(op)
-    exchange = _exchanged(layer, rerun)
-    return Kept(kept, again, (), tuple(op.name for op in rerun), exchange=exchange)
+        shares[op.name] = 1 - share
+    return kept, shares
 
 
 def _output_widths(layer: Layer, op: Operator) -> list[int]:

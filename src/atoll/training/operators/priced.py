@@ -12,7 +12,7 @@ from atoll.hardware.device import Chip
 from atoll.hardware.gpu import ELEMENT_BYTES, SCALED
 from atoll.registry import named
 from atoll.step.layout import HOST, RECOMPUTE, SOME, Layout
-from atoll.training.operators.layers import HALF, LayerCost, block_names, layer_costs
+from atoll.training.operators.layers import HALF, LayerCost, layer_costs
 from atoll.training.operators.pricing import GpuPricer
 from atoll.training.operators.timings import Timings
 from atoll.training.run import Run
@@ -20,7 +20,7 @@ from atoll.workload.adapters import with_adapters
 from atoll.workload.builders.model import shared_parameters
 from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.fuse import fuse
-from atoll.workload.graph.layer import Layer, Model
+from atoll.workload.graph.layer import Layer, Model, block_names
 from atoll.workload.graph.operator import CollectiveKind, Operator
 from atoll.workload.joint import joined
 from atoll.workload.narrow import check_precision, narrowed

@@ -6,7 +6,7 @@ backward pass reads of the forward pass, parameters from the weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -119,10 +119,6 @@ def predecessors(operators: tuple[Operator, ...]) -> tuple[tuple[int, ...], ...]
     return tuple(result)
 
 
-def _distinct(layers: tuple[tuple[Layer, int], ...]) -> Iterable[tuple[Layer, int]]:
-    return {id(layer): (layer, repeat) for layer, repeat in layers}.values()
-
-
 @final
 @dataclass(frozen=True)
 class Model:
@@ -154,8 +150,17 @@ class Model:
 
     def map(self, change: Callable[[Layer], Layer]) -> Model:
         """The same chain with every layer changed, one that occurs several times once."""
-        changed = {id(layer): change(layer) for layer, _ in _distinct(self.layers)}
+        changed = {id(layer): change(layer) for layer, _ in self.kinds}
         return replace(self, layers=tuple((changed[id(layer)], n) for layer, n in self.layers))
+
+    @property
+    def kinds(self) -> tuple[tuple[Layer, int], ...]:
+        """The distinct layers, each with how often it stands in the chain."""
+        counts: dict[int, int] = {}
+        for layer, repeat in self.layers:
+            counts[id(layer)] = counts.get(id(layer), 0) + repeat
+        distinct = {id(layer): layer for layer, _ in self.layers}
+        return tuple((layer, counts[key]) for key, layer in distinct.items())
 
     @property
     def depth(self) -> int:
@@ -165,6 +170,25 @@ class Model:
     def tokens(self) -> int:
         """Tokens in one microbatch."""
         return self.microbatch * self.sequence
+
+
+def block_names(model: Model) -> frozenset[str]:
+    """The layers that a pipeline divides: of a captured model, those that repeat and the others of
+    the same lists of modules, or where none does all but the first and the last.
+    """
+    names = [layer.name for layer, _ in model.layers]
+    if ENDS & set(names):
+        return frozenset(n for n in names if not is_end(n))
+    repeated = frozenset(layer.name for layer, repeat in model.layers if repeat > 1)
+    lists = {_list_of(name) for name in repeated} - {""}
+    beside = frozenset(name for name in names if _list_of(name) in lists)
+    return repeated | beside or frozenset(names[1:-1] or names)
+
+
+def _list_of(name: str) -> str:
+    """The list of an item such as "decoder.layers.0" ("layers.0-1" for a period of two)."""
+    path, _, item = name.rpartition(".")
+    return path if item.partition("-")[0].isdigit() else ""
 
 
 Whole = TypeVar("Whole", Layer, Model)

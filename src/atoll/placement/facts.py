@@ -1,0 +1,115 @@
+"""A sharded model as a chain: what a placement needs of its layers, whatever their times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.arrays import FloatArray
+from atoll.errors import AtollError
+from atoll.placement.recompute import KeepChoice, frontier, keep_choices, rerun_table
+from atoll.workload.graph.layer import Layer, Model, block_names
+
+RECOMPUTE = ("optimal", "none", "full")
+"""Recomputation policies: per operator, nothing, everything but layer inputs."""
+
+
+@dataclass(frozen=True, eq=False)
+class BlockKind:
+    """A kind of block: which of its tensors it may keep."""
+
+    layer: int
+    """Index into `ChainFacts.layers`."""
+    choices: tuple[KeepChoice, ...]
+    """As the policy allows."""
+    kept_bytes: FloatArray
+    """Of each choice."""
+    rerun: FloatArray
+    """(choices, forward operators of the block): 1 where it runs again."""
+
+
+@dataclass(frozen=True, eq=False)
+class ChainFacts:
+    """What a placement needs of a sharded model apart from times: its layers one by one."""
+
+    model: Model
+    layers: tuple[tuple[Layer, int], ...]
+    """The distinct ones, each with how often it stands in the chain."""
+    kind: NDArray[np.int64]  # index into layers
+    saved_bytes: FloatArray
+    parameters: FloatArray
+    block: NDArray[np.int64]  # index into blocks; -1 of other layers
+    boundary_bytes: FloatArray  # (layers + 1,): activation entering each layer
+    blocks: tuple[BlockKind, ...]
+
+    @property
+    def repeats(self) -> NDArray[np.int64]:
+        """How often each distinct layer stands in the chain."""
+        return np.array([repeat for _, repeat in self.layers], np.int64)
+
+    @cached_property
+    def operators(self) -> tuple[slice, ...]:
+        """Of each kind of block, where its forward operators stand among those of all kinds."""
+        ends = [0, *accumulate(kind.rerun.shape[1] for kind in self.blocks)]
+        return tuple(slice(*span) for span in pairwise(ends))
+
+    @property
+    def operator_count(self) -> int:
+        """Forward operators of all kinds of blocks."""
+        return sum(kind.rerun.shape[1] for kind in self.blocks)
+
+    def frontiers(
+        self, forward_s: FloatArray
+    ) -> list[tuple[FloatArray, FloatArray, NDArray[np.int64]]]:
+        """`frontier` of each kind of block, whose forward operators take so long."""
+        return [
+            frontier(kind.kept_bytes, kind.rerun @ forward_s[span])
+            for kind, span in zip(self.blocks, self.operators, strict=True)
+        ]
+
+
+def chain_facts(model: Model, recompute: str) -> ChainFacts:
+    """Lay the model out as a chain; its blocks may recompute."""
+    if recompute not in RECOMPUTE:
+        raise AtollError(
+            f"recompute: unknown policy {recompute!r}; allowed are {', '.join(RECOMPUTE)}."
+        )
+    kinds, names = model.kinds, block_names(model)
+    layers = [layer for layer, _ in kinds]
+    number = {id(layer): k for k, layer in enumerate(layers)}
+    kind = np.repeat(
+        [number[id(layer)] for layer, _ in model.layers], [repeat for _, repeat in model.layers]
+    )
+    blocks = tuple(
+        _block_kind(k, layer, recompute) for k, layer in enumerate(layers) if layer.name in names
+    )
+    numbers = {own.layer: i for i, own in enumerate(blocks)}
+    return ChainFacts(
+        model=model,
+        layers=kinds,
+        kind=kind,
+        saved_bytes=np.array([float(layers[k].saved_bytes) for k in kind]),
+        parameters=np.array([float(layers[k].parameters) for k in kind]),
+        block=np.array([numbers.get(k, -1) for k in kind.tolist()], np.int64),
+        # Nothing enters the first layer from another stage, and nothing leaves the last.
+        boundary_bytes=np.array([0.0, *(float(layers[k].boundary_bytes) for k in kind[:-1]), 0.0]),
+        blocks=blocks,
+    )
+
+
+def _block_kind(number: int, layer: Layer, recompute: str) -> BlockKind:
+    choices = keep_choices(layer)
+    if recompute == "none":
+        choices = choices[-1:]
+    elif recompute == "full":
+        choices = choices[:1]
+    return BlockKind(
+        layer=number,
+        choices=choices,
+        kept_bytes=np.array([float(choice.kept_bytes) for choice in choices]),
+        rerun=rerun_table(choices, len(layer.forward)),
+    )
