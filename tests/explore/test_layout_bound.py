@@ -25,14 +25,10 @@ class Rows:
     loads: NDArray[np.float64]
     transfer_s: NDArray[np.float64]
     fixed_s: NDArray[np.float64]
-    late: NDArray[np.float64]
-    forward: float = 0.0
-    data: float = 0.0
 
     def kept(self, load_s: float) -> list[int]:
-        forms = (self.loads, self.passes), (self.late, min(self.forward, self.data))
-        forms = forms if self.forward or self.data else forms[:1]
-        return list(undominated(self.stages, forms, self.transfer_s, self.fixed_s, load_s))
+        paid = self.loads, self.passes, self.transfer_s, self.fixed_s
+        return list(undominated(self.stages, *paid, load_s))
 
     def least_step_s(self, rows: list[int], first_s: float, block_s: float, blocks: int) -> float:
         """The search's own bound, for a chip on which an end and a block take so long."""
@@ -40,7 +36,7 @@ class Rows:
         same = np.ones(len(rows))
         stages, copies = (np.full(len(rows), n) for n in (self.stages, 1))
         parts = self.loads[rows], self.passes * same, self.transfer_s[rows], self.fixed_s[rows]
-        way = self.late[rows], self.forward * same, self.data * same
+        paths = [0.0 * same] * (len(Floors._fields) - 6)
         both_s = np.array([first_s, block_s])
         # Forward and backward, and behind them data and weight gradients.
         shares = np.array([(0.4, 0.6), (0.3, 0.3)])
@@ -48,7 +44,7 @@ class Rows:
         layout_bounds(
             0, 1, pass_s, np.zeros(1, np.int64), np.array([0, 4]), np.array([2]),
             np.array([1, blocks, 0, 0]), np.arange(4) == 1, np.array([0, len(rows)]),
-            Floors(stages, copies, *parts, *way), best,
+            Floors(stages, copies, *parts, *paths), best,
         )  # fmt: skip
         return float(best[0])
 
@@ -56,7 +52,7 @@ class Rows:
 def rows_of(*given: tuple[float, float, float]) -> Rows:
     """Two stages, and so many loads, transfers and fixed seconds."""
     loads, transfer_s, fixed_s = (np.array(column) for column in zip(*given, strict=True))
-    return Rows(2, 1.0, loads, transfer_s, fixed_s, np.zeros(len(loads)))
+    return Rows(2, 1.0, loads, transfer_s, fixed_s)
 
 
 @st.composite
@@ -69,9 +65,6 @@ def random_rows(draw: st.DrawFn) -> Rows:
         np.array(loads, np.float64),
         np.array(draw(seconds)),
         np.array(draw(seconds)),
-        np.array([draw(st.floats(0.0, load)) for load in loads]),
-        draw(SECONDS),
-        draw(SECONDS),
     )
 
 

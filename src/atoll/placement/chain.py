@@ -151,7 +151,10 @@ class PlacementProblem:
     zero: tuple[int, ...] = (0,)
     """ZeRO stages to try, of `ZERO`."""
     others: OtherLayouts | None = None
-    """Layouts beside the divisions of a one-forward-one-backward pipeline."""
+    """Layouts that are priced one by one."""
+    divides: bool = True
+    """Whether all divisions of a one-forward-one-backward pipeline are tried too, by a formula that
+    is no less than their replay where stages differ in size alone."""
 
     def system(self, zero: int = 0) -> System:
         return _system(self, zero)

@@ -13,9 +13,11 @@ from atoll.placement.chain import (
     PlacementProblem,
     Times,
     describe,
+    divide,
     fixed_division,
+    make_chain,
 )
-from atoll.placement.chain_kernels import equal_replicas
+from atoll.placement.chain_kernels import equal_replicas, feasible_depths, reduction_s
 from atoll.placement.plan import Placement
 from atoll.step.states import States
 
@@ -63,8 +65,8 @@ class Placer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ExactPlacer:
-    """The default: recomputation by operator, nested networks, equal replicas, with the layouts
-    that the problem lists.
+    """The default: recomputation by operator, nested networks, equal replicas; and the layouts that
+    the problem has beside such divisions.
     """
 
     plain: ClassVar[bool] = False
@@ -72,9 +74,16 @@ class ExactPlacer:
     def place(
         self, problem: PlacementProblem, times: Times, cutoff_s: float = np.inf
     ) -> Division | None:
-        if problem.others is None:
-            return None
-        return problem.others.fastest(problem, times, cutoff_s)
+        best: Division | None = None
+        if problem.divides:
+            chain = times.chain(problem)
+            for zero, system in problem.systems:
+                found = divide(chain, system, cutoff_s)
+                if found is not None:
+                    best, cutoff_s = replace(found, zero=zero), found.step_time_s
+        if problem.others is not None:
+            best = problem.others.fastest(problem, times, cutoff_s) or best
+        return best
 
     def even(self, problem: PlacementProblem, times: Times, stages: int) -> Division | None:
         most = problem.most_replicas(stages)
@@ -93,11 +102,35 @@ class ExactPlacer:
         return describe(problem, times.chain(problem), division, times.pass_s[:, 0])
 
     def depths(self, problem: PlacementProblem) -> list[int]:
-        """None: all its layouts are priced one by one."""
-        return []
+        """Those that fit with full recomputation."""
+        if not problem.divides:
+            return []
+        facts, widest = problem.facts, problem.devices // problem.tensor
+        chain = make_chain(facts, np.zeros(len(facts.layers)), np.ones(facts.operator_count))
+        fits = np.any([feasible_depths(chain, system) for _, system in problem.systems], axis=0)
+        replicas = equal_replicas(problem.microbatches, widest)
+        # With fewer microbatches than stages less is in flight: those depths are never ruled out.
+        return [
+            p
+            for p in range(1, min(len(facts.kind), widest) + 1)
+            if fits[p] or problem.microbatches // int(replicas[widest // p]) < p
+        ]
 
     def terms(self, problem: PlacementProblem, stages: int) -> StepTerms:
-        raise NotImplementedError
+        facts = problem.facts
+        data = np.arange(1, problem.most_replicas(stages) + 1)
+        data = data[problem.microbatches % data == 0]
+        per_stage = (facts.parameters.sum() - facts.model.shared_parameters) / stages
+        fixed_s = np.full(len(data), np.inf)
+        for _, system in problem.systems:
+            reduce_s = np.array([reduction_s(system, d, per_stage) for d in data.tolist()])
+            fixed_s = np.minimum(fixed_s, reduce_s + system.optimizer_s[data] * per_stage)
+        transfer_s = np.zeros(len(data))
+        if stages > 1:
+            least_s = system.cut_s[:, 1:-1].min(axis=1)
+            transfer_s = 2.0 * (stages - 1) * least_s[system.cut_kind[data, stages]]
+        rounds = problem.microbatches // data
+        return StepTerms(rounds - 1.0, 1.0, transfer_s, fixed_s)
 
     def state_bytes(self, states: States) -> float:
         return states.held

@@ -65,10 +65,12 @@ class Setting:
 
     def problem(self, variant: Variant, memory_bytes: float, hbm_Bps: float) -> PlacementProblem:
         zero = tuple(stage for stage in self.zero if stage in ZERO)
+        divides = variant.plain and "1f1b" in self.orders and bool(zero)
+        divides &= not self.hsdp or 1 in self.hsdp
         return PlacementProblem(
             self.network, self.states, variant.facts, self.devices, variant.tensor,
             variant.microbatches, memory_bytes, hbm_Bps, self.recompute, zero,
-            self._others(variant),
+            self._others(variant), divides,
         )  # fmt: skip
 
     def _others(self, variant: Variant) -> PlannedLayouts | None:
