@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 
 import pytest
@@ -158,3 +159,48 @@ def test_tables_that_are_none_and_rows_that_cannot_be_read_say_so(tmp_path: Path
     assert list(answer.skipped) == ["line 2: silicon_mm2: expected a number, got 'large'"]
     with pytest.raises(AtollError, match="judged alone"):
         validate(CHIPS, chips=CHIPS)
+
+
+def told(tmp_path: Path, **changes: str) -> tuple[list[ChipRow], dict[str, int]]:
+    """The table with H100's cells changed."""
+    with CHIPS.open() as file:
+        table = list(csv.DictReader(file))
+    next(row for row in table if row["chip"] == "H100 SXM").update(changes)
+    path = tmp_path / "changed.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, table[0])
+        writer.writeheader()
+        writer.writerows(table)
+    return read_chips(path)
+
+
+def test_a_product_with_its_result_behind_it_counts_once(tmp_path: Path) -> None:
+    """20,480 lanes, not 160 x 128 x 20,480, which were 8,754,021 mm2."""
+    words = "160 SM x 128 fp32 = 20,480 (full implementation)"
+    rows, skipped = told(tmp_path, vector_units=words)
+    chip = next(row.chip for row in rows if row.name == "H100 SXM")
+    assert not skipped and (chip.lanes, chip.cores) == (20480, 160)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"vector_units": "160 SM x 128 fp32 = 40,960"}, "the product is 20,480, not 40,960"),
+        ({"vector_units": "132 SM x 128 x 20,480 fp32"}, r"look at vector_units"),
+        ({"hbm_gen": "DDR5 (pool)", "hbm_TBps": "110"}, "are 2,500 channels of 64 bits, and no"),
+        (
+            {"hbm_gen": "HBM3", "hbm_TBps": "900"},
+            "18 W/mm2 would be .* most are dram: look at hbm_gen",
+        ),
+        ({"onchip_sram_MiB": "116000"}, "look at onchip_sram_MiB"),
+        ({"clock_GHz": "1830"}, r"clock_GHz: expected 0.01 to 10 GHz, got 1830"),
+        ({"process_nm": "28", "bf16_TFLOPs": "9890"}, r"more than 1 die can have \(858\)"),
+    ],
+)
+def test_cells_that_no_chip_can_have_are_refused(
+    tmp_path: Path, changes: dict[str, str], reason: str
+) -> None:
+    rows, skipped = told(tmp_path, **changes)
+    assert len(rows) == 9 and "H100 SXM" not in {row.name for row in rows}
+    (why,) = skipped
+    assert why.startswith("line 3: ") and re.search(reason, why), why

@@ -3,9 +3,10 @@
 Columns (others are left alone): chip, vendor, year, process_nm, dies, tdp_W, clock_GHz,
 matrix_units, vector_units, bf16_TFLOPs, fp8_TFLOPs, fp4_TFLOPs, onchip_sram_MiB, l2_MiB, hbm_gen,
 hbm_stacks, hbm_TBps, link_GBps_total, packaging, silicon_mm2, die_q, tdp_q. Units are words such as
-"432 TC x 256 FMA/clk (8x4x8)" or "108 SM (128 on die) x 64 fp32 + 32 fp64": a count, then what each
-has, as a product of numbers. Peak rates over the clock say how many multiply-adds there are; words
-say how they are grouped. What a row leaves out is taken as usual (`_USUAL_*`).
+"432 TC x 256 FMA/clk (8x4x8)", "108 SM (128 on die) x 64 fp32 + 32 fp64" or "160 SM x 128 fp32 =
+20,480": a count, then what each has, as a product of numbers. Peak rates over the clock say how
+many multiply-adds there are; words say how they are grouped. What a row leaves out is taken as
+usual (`_USUAL_*`). A row whose numbers no chip can have is refused, with the cells to look at.
 """
 
 from __future__ import annotations
@@ -17,11 +18,17 @@ from importlib.resources.abc import Traversable
 from math import prod
 from pathlib import Path
 
+import numpy as np
+
 from atoll.errors import AtollError
 from atoll.files.csvfile import read_csv
 from atoll.hardware.accelerator import MIB
-from atoll.hardware.physical.chips import USUAL_YEAR, Chip
+from atoll.hardware.physical.area import area_parts_mm2, total
+from atoll.hardware.physical.chips import USUAL_YEAR, Chip, columns
 from atoll.hardware.physical.memories import dram_of
+from atoll.hardware.physical.nodes import RETICLE_MM2
+from atoll.hardware.physical.power import power_parts_W
+from atoll.units import counted
 
 NEEDED = ("chip", "vendor", "process_nm", "bf16_TFLOPs", "silicon_mm2", "tdp_W")
 _USUAL_CLOCK_HZ = 1.2e9
@@ -29,8 +36,33 @@ _USUAL_LANES_PER_CELL = 1 / 32  # TPU v4 has 1/32, Ascend 910 1/64, D1 1/16
 _USUAL_BYTES_PER_CELL = 1024.0  # A100 has 830, TPU v4 1,360, Ascend 910 510
 _INT8_PER_BF16 = 4.0  # where a chip has no bf16: cells that its usual lanes go by
 _TERA, _GIGA = 1e12, 1e9
+_ROUNDED = 0.01
+"""That a product may differ by from what is stated behind it."""
 _MOST = 1e9
 """Of any number in a table: a million times what a wafer has stays finite in all that follows."""
+
+_CLOCKS_GHZ = 0.01, 10.0
+_MOST_CHANNELS = 64
+"""Of 64 bits: 4,096 data pins. A host's memory, or a pool's, is not the chip's own interface."""
+_WAFER_MM2 = np.pi / 4 * 300.0**2
+_MARGIN = 1.5
+"""That the model may be too large by: its worst published chip is 43 % off."""
+_MOST_W_PER_MM2 = 5.0
+"""All parts busy, before a module's limit; chips of the table draw up to 1.3."""
+_CELLS_OF = {
+    "cells": "bf16_TFLOPs, fp8_TFLOPs, fp4_TFLOPs, clock_GHz",
+    "lanes": "vector_units",
+    "control": "matrix_units, vector_units",
+    "buffers": "onchip_sram_MiB",
+    "cache": "l2_MiB",
+    "network": "matrix_units, vector_units, onchip_sram_MiB",
+    "dram": "hbm_gen, hbm_stacks, hbm_TBps",
+    "links": "link_GBps_total",
+    "uncore": "dies",
+    "operands": "matrix_units, clock_GHz",
+    "static": "process_nm",
+}
+"""Columns that a part of area or power follows from."""
 
 _NUMBER = re.compile(
     r"(?<![\w.,-])~?(\d[\d,]*(?:\.\d+)?)(k|M)?(B\b|-bit|)(?![\w])\s*([A-Za-z][\w-]*)?"
@@ -83,6 +115,7 @@ def _row(number: int, cells: Mapping[str, str]) -> ChipRow:
     if not node:
         raise ValueError("process_nm: a chip needs it, got nothing")
     chip, constructed = _chip(cells, node)
+    _check_limits(chip)
     wide, narrow = (_number(cells, name) for name in ("bf16_TFLOPs", "fp8_TFLOPs"))
     known = [value * _TERA for value in (wide, narrow) if value]
     # words may count cells of either precision: "4 x 320x320 int8 (fp16 at 1/4)"
@@ -110,7 +143,7 @@ def _is(words: str, *grades: str) -> bool:
 
 def _chip(cells: Mapping[str, str], node: float) -> tuple[Chip, float | None]:
     matrix, vector = cells.get("matrix_units", ""), cells.get("vector_units", "")
-    clock = (_number(cells, "clock_GHz") or 0.0) * _GIGA or _USUAL_CLOCK_HZ
+    clock = _clock_Hz(cells)
     per_clock = {
         name: (_number(cells, f"{name}_TFLOPs") or 0.0) * _TERA / 2 / clock
         for name in ("bf16", "fp8", "fp4")
@@ -132,6 +165,12 @@ def _chip(cells: Mapping[str, str], node: float) -> tuple[Chip, float | None]:
     dram_Bps = (_number(cells, "hbm_TBps") or 0.0) * _TERA if dram else 0.0
     units = 0.0 if dram is None else dram_Bps / dram.bandwidth_Bps
     stacked = dram is not None and dram.stacked
+    if units > _MOST_CHANNELS and not stacked:
+        raise ValueError(
+            f"hbm_TBps: {dram_Bps / _TERA:g} TB/s of {cells['hbm_gen']} are {units:,.0f} channels "
+            f"of 64 bits, and no package has more than {_MOST_CHANNELS}; state what the chip's own "
+            "interface has"
+        )
     words = cells.get("hbm_stacks", "").strip()
     told_stacks = (_factors(words) or [0.0])[0] if words != "0" else 0.0
     package = cells.get("packaging", "").lower()
@@ -169,11 +208,21 @@ def _plain(words: str) -> str:
 
 
 def _factors(words: str) -> list[float]:
-    """The numbers of a product in words, up to a `+` or `;`."""
-    found = _NUMBER.findall(re.split(r"[+;]", _plain(words))[0])
+    """The numbers of a product in words, up to a `+` or `;`; what is behind a `=` has to be it."""
+    product, *stated = re.split(r"[+;]", _plain(words))[0].split("=")
+    factors = _numbers(product)
+    totals = _numbers(stated[0]) if stated else []
+    if factors and totals and abs(prod(factors) / totals[0] - 1) > _ROUNDED:
+        raise ValueError(
+            f"{words[:60]!r}: the product is {prod(factors):,.0f}, not {totals[0]:,.0f}"
+        )
+    return factors
+
+
+def _numbers(words: str) -> list[float]:
     scale = {"k": 1e3, "M": 1e6, "": 1.0}
     width = {"B": 1 / 4, "-bit": 1 / 32, "": 1.0}
-    return [_count(n) * scale[k] * width[unit] for n, k, unit, _ in found]
+    return [_count(n) * scale[k] * width[unit] for n, k, unit, _ in _NUMBER.findall(words)]
 
 
 def _unit(words: str, factors: list[float]) -> float:
@@ -191,7 +240,7 @@ def _counted(words: str) -> bool:
 
 def _lanes(words: str) -> float | None:
     """Lanes of 32 bits of vector units; none: the words do not say."""
-    found = _NUMBER.findall(re.split(r"[+;]", _plain(words))[0])
+    found = _NUMBER.findall(re.split(r"[+;=]", _plain(words))[0])
     factors = _factors(words)
     if not found:
         return None
@@ -229,6 +278,35 @@ def _count(text: str) -> float:
     if not 0 < value < _MOST:
         raise ValueError(f"expected a count from 1 up to {_MOST:.0e}, got {text[:40]!r}")
     return value
+
+
+def _clock_Hz(cells: Mapping[str, str]) -> float:
+    clock_GHz = _number(cells, "clock_GHz") or _USUAL_CLOCK_HZ / _GIGA
+    low, high = _CLOCKS_GHZ
+    if not low <= clock_GHz <= high:
+        raise ValueError(f"clock_GHz: expected {low:g} to {high:g} GHz, got {clock_GHz:g}")
+    return clock_GHz * _GIGA
+
+
+def _check_limits(chip: Chip) -> None:
+    """Refuse a chip that would be larger than its dies can be, or hotter than any can."""
+    column = columns([chip])
+    areas, powers = area_parts_mm2(column), power_parts_W(column)
+    area_mm2, power_W = (float(total(parts.values())[0]) for parts in (areas, powers))
+    most_mm2 = _WAFER_MM2 if chip.on_wafer else RETICLE_MM2 * chip.dies
+    what = "a wafer" if chip.on_wafer else counted(round(chip.dies), "die")
+    if area_mm2 > _MARGIN * most_mm2:
+        part = max(areas, key=lambda name: float(areas[name][0]))
+        raise ValueError(
+            f"{area_mm2:,.0f} mm2 would be predicted, more than {what} can have ({most_mm2:,.0f}); "
+            f"most are {part} ({float(areas[part][0]):,.0f}): look at {_CELLS_OF[part]}"
+        )
+    if power_W > _MOST_W_PER_MM2 * area_mm2:
+        part = max(powers, key=lambda name: float(powers[name][0]))
+        raise ValueError(
+            f"{power_W / area_mm2:,.0f} W/mm2 would be predicted, and no chip is cooled above "
+            f"{_MOST_W_PER_MM2:g}; most are {part}: look at {_CELLS_OF[part]}"
+        )
 
 
 def _year(cells: Mapping[str, str]) -> float:
