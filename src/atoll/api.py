@@ -18,14 +18,7 @@ if TYPE_CHECKING:
     from atoll.answers.design import TablePlan
     from atoll.answers.hardware import CatalogueAnswer, HardwareAnswer
     from atoll.answers.models import ModelAnswer, ModelsAnswer
-    from atoll.answers.validation import (
-        CalibrationAnswer,
-        ChipsValidation,
-        NodesValidation,
-        OperatorsValidation,
-        RunsValidation,
-        SiteCalibration,
-    )
+    from atoll.answers.validation import CalibrationAnswer, SiteCalibration, Validation
     from atoll.driver import Progress
     from atoll.explore.answer.result import SearchResult
     from atoll.launch.check import Checked
@@ -288,8 +281,9 @@ def calibrate(
 @described_by("validate")
 def validate(
     data: str | Path | None = None, **fields: Unpack[keywords.ValidateFields]
-) -> OperatorsValidation | RunsValidation | ChipsValidation | NodesValidation:
-    """Predicted against measured: operators, steps of one device, training runs, powers of nodes.
+) -> Validation:
+    """Predicted against measured: operators, steps of one device, training runs, powers of nodes
+    and devices, figures of process nodes.
 
     The file's columns say which; of `wafer`, rows of wafers and of TPUs are priced. Without either:
     our H200 operators, on the rows that the shipped calibration did not see, and under `steps` our

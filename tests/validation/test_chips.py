@@ -161,7 +161,7 @@ def test_tables_that_are_none_and_rows_that_cannot_be_read_say_so(tmp_path: Path
         validate(CHIPS, chips=CHIPS)
 
 
-def told(tmp_path: Path, **changes: str) -> tuple[list[ChipRow], dict[str, int]]:
+def changed_table(tmp_path: Path, **changes: str) -> tuple[list[ChipRow], dict[str, int]]:
     """The table with H100's cells changed."""
     with CHIPS.open() as file:
         table = list(csv.DictReader(file))
@@ -177,7 +177,7 @@ def told(tmp_path: Path, **changes: str) -> tuple[list[ChipRow], dict[str, int]]
 def test_a_product_with_its_result_behind_it_counts_once(tmp_path: Path) -> None:
     """20,480 lanes, not 160 x 128 x 20,480, which were 8,754,021 mm2."""
     words = "160 SM x 128 fp32 = 20,480 (full implementation)"
-    rows, skipped = told(tmp_path, vector_units=words)
+    rows, skipped = changed_table(tmp_path, vector_units=words)
     chip = next(row.chip for row in rows if row.name == "H100 SXM")
     assert not skipped and (chip.lanes, chip.cores) == (20480, 160)
 
@@ -200,7 +200,7 @@ def test_a_product_with_its_result_behind_it_counts_once(tmp_path: Path) -> None
 def test_cells_that_no_chip_can_have_are_refused(
     tmp_path: Path, changes: dict[str, str], reason: str
 ) -> None:
-    rows, skipped = told(tmp_path, **changes)
+    rows, skipped = changed_table(tmp_path, **changes)
     assert len(rows) == 9 and "H100 SXM" not in {row.name for row in rows}
     (why,) = skipped
     assert why.startswith("line 3: ") and re.search(reason, why), why

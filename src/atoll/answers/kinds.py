@@ -19,6 +19,7 @@ from atoll.answers.validation import (
     CalibrationAnswer,
     CheckAnswer,
     ChipsValidation,
+    FiguresValidation,
     NodesValidation,
     OperatorsValidation,
     RunsValidation,
@@ -37,6 +38,7 @@ __all__ = [
     "CompareAnswer",
     "DesignsAnswer",
     "EstimateAnswer",
+    "FiguresValidation",
     "HardwareAnswer",
     "LaunchFile",
     "MappingAnswer",
@@ -71,7 +73,13 @@ ANSWERS: dict[str, tuple[type[Answer], ...]] = {
     "calibrate": (CalibrationAnswer, SiteCalibration),
     "check": (CheckAnswer,),
     "bench": (BenchAnswer,),
-    "validate": (OperatorsValidation, RunsValidation, ChipsValidation, NodesValidation),
+    "validate": (
+        OperatorsValidation,
+        RunsValidation,
+        ChipsValidation,
+        NodesValidation,
+        FiguresValidation,
+    ),
 }
 """By command; each answer says its `kind`."""
 

@@ -464,3 +464,35 @@ class NodesValidation(Answer):
     skipped: Mapping[str, int]
     power: Errors
     nodes: tuple[NodeLine, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FigureLine:
+    """One figure of a table."""
+
+    id: str
+    group: str
+    unit: str
+    reference: float
+    """As measured or published."""
+    predicted: float
+    error: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FiguresValidation(Answer):
+    """Single figures: measured powers and clocks, or densities and prices of process nodes."""
+
+    kind: Literal["figures-validation"] = "figures-validation"
+    format: Literal[1] = 1
+    rows: int
+    predicted: int
+    skipped: Mapping[str, int]
+    groups: Mapping[str, Errors]
+    figures: tuple[FigureLine, ...]
+
+
+Validation = (
+    OperatorsValidation | RunsValidation | ChipsValidation | NodesValidation | FiguresValidation
+)
+"""Whatever the columns of a table ask for."""

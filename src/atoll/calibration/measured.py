@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from atoll.answers.validation import (
-    CalibrationAnswer,
-    ChipsValidation,
-    NodesValidation,
-    OperatorsValidation,
-    RunsValidation,
-    SiteCalibration,
-)
+from atoll.answers.validation import CalibrationAnswer, SiteCalibration, Validation
 from atoll.calibration.energies import is_energy_file, validate_energies
 from atoll.calibration.fit import calibrate
 from atoll.calibration.many_devices import is_device_table, validate_devices
@@ -23,6 +16,7 @@ from atoll.files.csvfile import read_csv
 from atoll.questions.verbs import CalibrateQuestion, ValidateQuestion
 from atoll.training.site import load_site
 from atoll.validation.chips import validate_chips
+from atoll.validation.figures import reader_of, validate_figures
 from atoll.validation.nodes import is_node_file, validate_nodes
 from atoll.validation.step_rows import H200_STEPS, H200_STEPS_LATER, is_step_file
 from atoll.validation.validate import validate_runs, validate_steps
@@ -42,14 +36,14 @@ def fit(asked: CalibrateQuestion) -> CalibrationAnswer | SiteCalibration:
     return calibrate(asked.data or H200_OPERATORS, gpu=asked.device, out=asked.out)
 
 
-def judge(
-    asked: ValidateQuestion,
-) -> OperatorsValidation | RunsValidation | ChipsValidation | NodesValidation:
-    """Predictions of operators, steps, runs or chips against what is known of them."""
+def judge(asked: ValidateQuestion) -> Validation:
+    """Predictions of operators, steps, runs, chips or figures against what is known of them."""
     data, gpu, expect, out = asked.data, asked.device, asked.expect, asked.out
     if asked.chips is not None:
         if data is not None or expect is not None or asked.site is not None:
             raise AtollError("chips: a table of chips is judged alone, without data, expect, site")
+        if reader_of(read_csv(asked.chips)[0]) is not None:
+            return validate_figures(asked.chips, out)
         return validate_chips(asked.chips, out)
     site = None if asked.site is None else load_site(asked.site)
     header = [] if data is None else read_csv(data)[0]
@@ -66,6 +60,8 @@ def judge(
         return replace(validate_operators(gpu=gpu, held_out=True, out=out), steps=steps)
     if is_node_file(header):
         return validate_nodes(data, out)
+    if reader_of(header) is not None:
+        return validate_figures(data, out)
     if is_energy_file(header):
         return validate_energies(data, gpu, out=out)
     if operators:

@@ -75,6 +75,7 @@ _BY_KIND: dict[str, Callable[[Any], None]] = {
     "site-calibration": tables.print_site,
     "chips-validation": tables.print_chips,
     "nodes-validation": tables.print_nodes,
+    "figures-validation": tables.print_figures,
     "runs-validation": training.print_runs,
     "operators-validation": _print_operators,
 }

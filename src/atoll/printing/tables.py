@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         BenchAnswer,
         CalibrationAnswer,
         ChipsValidation,
+        FiguresValidation,
         NodesValidation,
         OperatorsValidation,
         RunsFit,
@@ -215,6 +216,23 @@ def print_nodes(shown: NodesValidation) -> None:
     for node in shown.nodes:
         watts = (f"{node.measured_W:.0f}", f"{node.predicted_W:.0f}", f"{node.error:+.1%}")
         table.add_row(node.id, node.device, str(node.devices), node.workload, *watts)
+    console.print()
+    console.print(table)
+
+
+def print_figures(shown: FiguresValidation) -> None:
+    """Single figures beside those of the models, by group."""
+    console = Output()
+    console.print(f"{shown.predicted} of {shown.rows} rows predicted")
+    print_skipped(console, shown.skipped)
+    print_error_table(console, "errors", shown.groups)
+    table = plain_table("figure", "group", "reference", "model", "unit", "error", left="figure")
+    for line in shown.figures:
+        figures = (
+            f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+            for value in (line.reference, line.predicted)
+        )
+        table.add_row(line.id, line.group, *figures, line.unit, f"{line.error:+.1%}")
     console.print()
     console.print(table)
 

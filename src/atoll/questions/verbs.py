@@ -83,7 +83,10 @@ class ValidateQuestion(Question):
     """
 
     data: Path | None = option(
-        "Operators, steps or training runs (CSV).", MEASURED, None, shown="our H200's"
+        "Operators, steps, training runs, powers or process nodes (CSV).",
+        MEASURED,
+        None,
+        shown="our H200's",
     )
     chips: Path | None = option("Published chips (CSV).", MEASURED, None, shown="none")
     wafer: Path | None = option(

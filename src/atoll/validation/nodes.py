@@ -20,8 +20,8 @@ from atoll.validation.errors import error_summary
 
 COLUMNS = ("device", "devices", "workload", "measured_W", "scope")
 PER_NODE = 8
-_FIXED_BATCH = re.compile(r"\b(lora|sft|fine-?tun\w*)\b", re.IGNORECASE)
-_LIQUID = re.compile(r"immersion|liquid|water|no fans", re.IGNORECASE)
+FIXED_BATCH = re.compile(r"\b(lora|sft|fine-?tun\w*)\b", re.IGNORECASE)
+LIQUID = re.compile(r"immersion|liquid|water|no fans", re.IGNORECASE)
 
 
 def is_node_file(header: list[str]) -> bool:
@@ -62,9 +62,9 @@ def _node(number: int, cells: Mapping[str, str]) -> NodeLine:
         devices=round(devices),
         per_node=min(round(devices), PER_NODE),
         limit_W=gpu.power_W,
-        fixed_batch=bool(_FIXED_BATCH.search(cells["workload"])),
+        fixed_batch=bool(FIXED_BATCH.search(cells["workload"])),
         at_wall="AC" in cells["scope"],
-        in_liquid=bool(_LIQUID.search(cells.get("notes", ""))),
+        in_liquid=bool(LIQUID.search(cells.get("notes", ""))),
     )
     predicted = node_W(load)
     return NodeLine(

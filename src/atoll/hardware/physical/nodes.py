@@ -45,6 +45,8 @@ class Nodes:
 
     logic: Floats
     """Area of the same logic over that of 7 nm."""
+    logic_MTr_per_mm2: Floats
+    bit_cell_um2: Floats
     macro_bytes_per_mm2: Floats
     energy: Floats
     """Of the same operation over that of 7 nm."""
@@ -64,6 +66,8 @@ def nodes(process_nm: ArrayLike) -> Nodes:
     macro_Mb = _MACRO_N5_MB_PER_MM2 * _CELL_N5_UM2 / cell
     return Nodes(
         logic=reference / density,
+        logic_MTr_per_mm2=density,
+        bit_cell_um2=cell,
         macro_bytes_per_mm2=macro_Mb * 1e6 / 8,
         energy=energy,
         voltage_V=voltage,
