@@ -11,7 +11,7 @@ import numpy as np
 from atoll.arrays import BoolArray, FloatArray
 from atoll.fabric import mesh_kernels as kernels
 from atoll.fabric.digits import Digits
-from atoll.fabric.events import simulate
+from atoll.fabric.events import Message, simulate
 from atoll.fabric.mesh import ALGORITHMS, Mesh, Rectangle, ring_of
 from atoll.fabric.messages import Schedule
 
@@ -48,22 +48,28 @@ def simulate_pass(
     digits: Digits, member: Sequence[bool], volume: float, mesh: Mesh, algorithm: str = "auto"
 ) -> float:
     """An all-gather over the member digits by the algorithm that the fast model takes."""
+    halves = pass_messages(digits, member, volume, mesh, algorithm)
+    return max((simulate(messages, mesh).end_s for messages in halves), default=0.0)
+
+
+def pass_messages(
+    digits: Digits, member: Sequence[bool], volume: float, mesh: Mesh, algorithm: str = "auto"
+) -> list[list[Message]]:
+    """The messages of that all-gather, in parts that share no link at any moment."""
     if not any(member) or volume <= 0.0:
-        return 0.0
+        return []
     fast = gather_s(digits, member, volume, mesh, algorithm)
     if fast == gather_s(digits, member, volume, mesh, "line"):
-        return _simulate_lines(digits, member, volume, mesh, 1.0, False)
+        return [_line_messages(digits, member, volume, 1.0, False)]
     if fast == gather_s(digits, member, volume, mesh, "ring"):
         schedule = Schedule()
         for group in digits.groups(member):
             columns, rows = {x for x, _ in group}, {y for _, y in group}
             whole = Rectangle(min(columns), min(rows), len(columns), len(rows))
             schedule.gather_ring(ring_of(whole), volume)
-        return simulate(schedule.messages, mesh).end_s
-    # Two halves with the axes swapped, on disjoint links at every moment.
-    return max(
-        _simulate_lines(digits, member, volume, mesh, 0.5, swapped) for swapped in (False, True)
-    )
+        return [schedule.messages]
+    # Two halves with the axes swapped.
+    return [_line_messages(digits, member, volume, 0.5, swapped) for swapped in (False, True)]
 
 
 def _lines(digits: Digits, member: Sequence[bool]) -> list[list[int]]:
@@ -79,10 +85,9 @@ def _lines(digits: Digits, member: Sequence[bool]) -> list[list[int]]:
     return sorted(runs, key=lambda run: -int(digits.stride[run[-1]]))
 
 
-def _simulate_lines(
-    digits: Digits, member: Sequence[bool], volume: float, mesh: Mesh, share: float,
-    swapped: bool,
-) -> float:  # fmt: skip
+def _line_messages(
+    digits: Digits, member: Sequence[bool], volume: float, share: float, swapped: bool
+) -> list[Message]:
     """Line after line; all groups at once; a die goes on when it has all of its pieces."""
     schedule = Schedule()
     runs = _lines(digits, member)
@@ -95,11 +100,16 @@ def _simulate_lines(
         size *= length
         for line in digits.groups([d in run for d in range(digits.count)]):
             schedule.gather_line(sorted(line), size, began)
-    return simulate(schedule.messages, mesh).end_s
+    return schedule.messages
 
 
 def simulate_exchange(digits: Digits, member: Sequence[bool], volume: float, mesh: Mesh) -> float:
+    return simulate(exchange_messages(digits, member, volume), mesh).end_s
+
+
+def exchange_messages(digits: Digits, member: Sequence[bool], volume: float) -> list[Message]:
+    """The messages of an all-to-all over the member digits."""
     schedule = Schedule()
     for group in digits.groups(member):
         schedule.exchange(group, volume)
-    return simulate(schedule.messages, mesh).end_s
+    return schedule.messages

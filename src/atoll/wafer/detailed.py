@@ -14,10 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from math import prod
 from typing import Any
-
-import numpy as np
 
 from atoll.answers.wafer import Detailed
 from atoll.arrays import IntArray
@@ -30,7 +27,7 @@ from atoll.hardware.wafer import Wafer
 from atoll.placement.replay import replay_placement
 from atoll.wafer.costs import block_kernels as kernels
 from atoll.wafer.costs.layer import Crossing, Moved, tables_of, walk
-from atoll.wafer.encoding import role_kernels as roles
+from atoll.wafer.costs.transition import passes_between, stored_layout
 from atoll.wafer.encoding.genes import AGAIN, OFFLOAD
 from atoll.wafer.evaluate import Evaluation, setting_of
 
@@ -69,7 +66,9 @@ def _layer_s(wafer: Wafer, found: Evaluation, number: int, journey_Bps: float) -
     def move(
         total: float, source: IntArray, via: IntArray, target: IntArray, scatter: str, gather: str
     ) -> Moved:
-        return transition(total, _stored(source, via), tuple(target.tolist()), scatter, gather)
+        return transition(
+            total, stored_layout(source, via), tuple(target.tolist()), scatter, gather
+        )
 
     total = tables.stream_s(stage.block.stream) + found.stages[number].parts_s["sharded_weights"]
     for chain in walk(tables, stage.block, move):
@@ -109,34 +108,13 @@ def _transition(
     scatter_way: str, gather_way: str,
 ) -> Moved:  # fmt: skip
     """Simulated seconds of scatter, exchange and gather."""
-    radix = [int(r) for r in digits.radix]
-    whole, partial = (roles.WHOLE, roles.SUMMED), roles.PARTIAL
-    held = total
-    for r, h, w in zip(radix, have, want, strict=True):
-        if h not in (*whole, partial) or (h in whole and w != roles.WHOLE):
-            held /= r
-    pairs = list(zip(have, want, strict=True))
-    scatter = [h == partial and w != roles.WHOLE for h, w in pairs]
-    summed = [h == partial and w == roles.WHOLE for h, w in pairs]
-    again = [h == roles.SUMMED and w == roles.WHOLE for h, w in pairs]
-    cut = [h not in (*whole, partial) for h in have]
-    moved = [c and w not in (roles.WHOLE, h) for c, (h, w) in zip(cut, pairs, strict=True)]
-    gather = [c and w == roles.WHOLE for c, (_, w) in zip(cut, pairs, strict=True)]
-    scatter_s = simulate_pass(digits, scatter, held, mesh, scatter_way)
-    held /= prod(r for r, m in zip(radix, scatter, strict=True) if m)
-    exchange_s = simulate_exchange(digits, moved, held, mesh) if any(moved) else 0.0
-    scatter_s += simulate_pass(digits, summed, held, mesh, scatter_way)
-    gather_s = simulate_pass(digits, summed, held, mesh, gather_way)
-    gather_s += simulate_pass(digits, again, held, mesh, gather_way)
-    gathered = held * prod(r for r, m in zip(radix, gather, strict=True) if m)
-    gather_s += simulate_pass(digits, gather, gathered, mesh, gather_way)
-    return Moved(scatter_s, exchange_s, gather_s, held)
-
-
-def _stored(source: IntArray, target: IntArray) -> tuple[int, ...]:
-    """The layout between a tensor's reduction and its gather."""
-    summed = np.where(source == roles.PARTIAL, roles.SUMMED, source)
-    return tuple(np.where(target != roles.WHOLE, target, summed).tolist())
+    passes = passes_between(digits, total, have, want)
+    return Moved(
+        sum(simulate_pass(digits, *one, mesh, scatter_way) for one in passes.scatter),
+        sum(simulate_exchange(digits, *one, mesh) for one in passes.exchange),
+        sum(simulate_pass(digits, *one, mesh, gather_way) for one in passes.gather),
+        passes.held_bytes,
+    )
 
 
 def journey_rates_Bps(

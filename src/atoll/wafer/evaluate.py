@@ -98,8 +98,6 @@ class Evaluation:
     """What a step takes whatever the mapping, a part of `step_s`."""
     samples_per_s: float
     fits: bool
-    links: Mapping[Link, float]
-    """Bytes over each link between neighbouring dies, a microbatch, from stage to stage."""
 
     @property
     def memory_bytes(self) -> float:
@@ -127,7 +125,6 @@ def evaluate(wafer: Wafer, mapping: WaferMapping, dead_links: Sequence[Link] = (
         fixed_s=wafer.step_s,
         samples_per_s=mapping.batch / step,
         fits=all(stage.total_bytes <= wafer.memory_bytes for stage in stages),
-        links=_link_loads(mapping, stages, crossing, ways),
     )
 
 
@@ -164,19 +161,6 @@ def _with_guests(mapping: WaferMapping, stages: tuple[StageCost, ...]) -> tuple[
         replace(cost, memory_bytes={**cost.memory_bytes, "guests": held}) if held else cost
         for cost, held in zip(stages, guests, strict=True)
     )
-
-
-def _link_loads(
-    mapping: WaferMapping, stages: Sequence[StageCost], crossing: Boundary,
-    ways: Sequence[Journey | None],
-) -> dict[Link, float]:  # fmt: skip
-    loads = dict(crossing.loads)
-    for stage, cost, way in zip(mapping.stages, stages, ways, strict=True):
-        if way is not None and cost.block.away_bytes:
-            for link, share in way.loads.items():
-                moved = share * stage.layers * cost.block.away_bytes
-                loads[link] = loads.get(link, 0.0) + moved
-    return loads
 
 
 def in_flight(mapping: WaferMapping, stage: int) -> int:
@@ -259,7 +243,7 @@ def ends_cost(
             share = block.embedding_parameters / digits.size
             states += setting.states.parts(share, share, 0)
     if last and block.head is not None:
-        tables = _head_tables(block, digits, setting, head_code)
+        tables = head_tables(block, digits, setting, head_code)
         nodes = tables.unit_nodes(block.head)
         whole = np.where(nodes.reads[0, 0] == roles.COLUMNS, roles.WHOLE, nodes.reads[0, 0])
         moved = kernels.transition_one(block.stream_bytes, layout, layout, whole, *mesh)
@@ -277,7 +261,7 @@ def ends_cost(
 
 
 @lru_cache(maxsize=512)
-def _head_tables(block: Block, digits: Digits, setting: Setting, code: str) -> Tables:
+def head_tables(block: Block, digits: Digits, setting: Setting, code: str) -> Tables:
     assert block.head is not None
     only = {block.head.name: (code,), "stream": ("r" * digits.count,)}
     return Tables(block, digits, setting, pricer(setting.wafer.chip), only, units=False)

@@ -10,6 +10,8 @@ from atoll.fabric.mesh import Die, Link
 from atoll.hardware.wafer import Wafer
 from atoll.wafer.encoding.genes import OFFLOAD
 from atoll.wafer.evaluate import Evaluation
+from atoll.wafer.link_loads import link_loads
+from atoll.wafer.staging.faults import Faults
 
 _LABELS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -26,6 +28,7 @@ def wafer_picture(
         die: number for number, (stage, _) in enumerate(stages) for die in stage.rectangle.dies()
     }
     most_s = max(cost.load_s for cost in found.stages)
+    broken = Faults(tuple(dead), tuple(dead_links)).all_links(wafer)
     dies = []
     for y in range(wafer.rows):
         for x in range(wafer.columns):
@@ -61,8 +64,8 @@ def wafer_picture(
             for number, (stage, cost) in enumerate(stages)
         ),
         links=tuple(
-            LinkLoad(from_=a, to=b, bytes_per_microbatch=load)
-            for (a, b), load in sorted(found.links.items())
+            LinkLoad(from_=a, to=b, bytes_per_microbatch=size)
+            for (a, b), size in sorted(link_loads(wafer, found, broken).items())
         ),
         dead_dies=tuple(sorted(dead)),
         dead_links=tuple(sorted(dead_links)),
@@ -86,13 +89,13 @@ def text_map(picture: WaferPicture) -> str:
             if die.y != y:
                 continue
             if die.dead:
-                cells.append("  #  ")
+                cells.append("  #   ")
             elif die.stage is None:
-                cells.append("  .  ")
+                cells.append("  .   ")
             else:
                 used = die.memory_total_bytes / picture.memory_bytes_per_die
-                cells.append(f"{_label(die.stage)}{used:4.0%}")
-        rows.append(" ".join(cells))
+                cells.append(f"{_label(die.stage)}:{used:<4.0%}")
+        rows.append(" ".join(cells).rstrip())
     for stage in picture.stages:
         if stage.offloaded and stage.offload_target is not None:
             label, target = _label(stage.stage), _label(stage.offload_target)
