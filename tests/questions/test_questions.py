@@ -176,6 +176,10 @@ def test_what_another_kind_asks_is_refused_by_name(run: Run) -> None:
     code, _, err = run("search", "--wafer", "default", "--max-area", "300 mm2")
     assert code == 2
     assert "--max-area: this is for chips; a question about wafer takes --model" in err
+    named = set(re.findall(r"--[a-z-]+", err.partition("takes")[2]))
+    shown = set(re.findall(r"--[a-z-]+", run("search", "--help")[1]))
+    assert {"--wafer", "--dead-share"} <= named <= shown, "options that there are"
+    assert "job files and Python also stage_shapes, layout, dead_dies, dead_links" in err
     with pytest.raises(AtollError, match="device: unknown field, did you mean devices"):
         ask(SEARCHED, None, {"device": "h100"})
     code, _, err = run("search", str(ROOT / "examples/jobs/gpt3-on-h100.yaml"))

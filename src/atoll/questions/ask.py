@@ -48,10 +48,13 @@ def ask(
     for name in fields:
         others = [k for k, other in kinds.items() if name in other.model_fields]
         if others and name not in question.model_fields:
+            taken = {n: about(info, "file_only") for n, info in fields_of(question).items()}
+            deep = [n for n, file_only in taken.items() if file_only]
             raise AtollError(
                 f"{spelled(name)}: this is for {' or '.join(others)}; a question about "
                 f"{question.model_fields['kind'].default} takes "
-                f"{', '.join(map(spelled, fields_of(question)))}."
+                f"{', '.join(spelled(n) for n in taken if n not in deep)}"
+                f"{'; job files and Python also ' if deep else ''}{', '.join(deep)}."
             )
     said = {*fields, *first_swept(question, fields)}
     missing = [spelled(n) for n in question.needed(fields) if job is None and n not in said]
