@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -15,9 +16,13 @@ from atoll.cost.table import build_costs, flatten, pass_problem
 from atoll.hardware.accelerator import GIB, MIB, Accelerator, Hbm
 from atoll.hardware.catalog import load_accelerator, load_network
 from atoll.hardware.device import Chip, chip_yaml, load_device
+from atoll.hardware.silicon.chip import stalls_of
 from atoll.hardware.silicon.systolic import TEMPLATES
 from atoll.hardware.template.stalls import CACHED, NO_STALLS, SCRATCHPAD, STALLS, Stalls
+from atoll.hardware.wafer_files import load_wafer
 from atoll.profiles import DEFAULT, PHAZE
+from atoll.questions import WaferQuestion
+from atoll.questions.chips import Precision
 from atoll.workload import load_config, prepare
 from atoll.workload.graph.operator import Matmul
 
@@ -142,3 +147,18 @@ def test_the_template_as_half_a_tpu7x_meets_its_published_products(
     chip = Accelerator(4, 1, 256, 256, 4096, 64 * MIB, 8192.0, 2.2e9, memory, stalls=SCRATCHPAD)
     taken_s = map_matmul(Matmul(1, size, size, size), chip).time_s + SCRATCHPAD.start_s
     assert taken_s == pytest.approx(2 * size**3 / (measured_TFLOPs * 1e12), rel=0.15)
+
+
+def test_the_page_says_what_is_lost_and_in_which_precisions() -> None:
+    """Its limits once denied what its sections have."""
+    pages = Path(__file__).parents[2] / "docs"
+    limits = (pages / "cost-model.md").read_text(encoding="utf-8").split("## Limits")[1]
+    for kind, stalls in STALLS.items():
+        assert f"{1e6 * stalls.start_s:g} us {kind}" in limits
+    for precision in get_args(Precision):
+        assert precision in limits
+    assert stalls_of(load_wafer("default").chip) == NO_STALLS
+    assert "dies of wafers have none" in limits
+    wafers = (pages / "wafer.md").read_text(encoding="utf-8").split("## Limits")[1]
+    assert "Of captured modules blocks of attention and an MLP" in wafers
+    assert "precision" not in WaferQuestion.model_fields
