@@ -126,6 +126,18 @@ def test_one_is_not_many(browser: Browser, explorer: Explorer) -> None:
         assert words == ["0 designs", "1 design", "2 designs"]
 
 
+def test_marks_of_an_axis_say_where_they_stand(browser: Browser, explorer: Explorer) -> None:
+    with browser.page() as page:
+        page.goto(explorer.address)
+        page.wait_for("!!document.querySelector('#badge')")
+        marks = (
+            "import('/static/base/units.js').then((m) => [[7.5, 2.5], [12.5, 2.5], [0.25, 0.25],"
+            " [0.3, 0.1], [1.0, 0.1 + 0.2 - 0.2], [2e9, 5e8], [1500, 250]]"
+            ".map(([value, step]) => m.tickText(value, step)))"
+        )
+        assert page.eval(marks) == ["7.5", "12.5", "0.25", "0.3", "1", "2,000,000,000", "1,500"]
+
+
 def test_filters_change_the_counts_and_live_in_the_address(
     browser: Browser, explorer: Explorer
 ) -> None:

@@ -61,6 +61,8 @@ export function logTicks(low, high, most) {
 
 /** An axis label with as many digits as neighbouring ticks need. */
 export function tickText(value, step) {
-  const digits = Math.max(0, Math.min(8, Math.ceil(-Math.log10(step || 1) - 1e-9) + (step && String(step).includes("25") ? 1 : 0)));
+  let digits = 0;
+  const off = () => { const scaled = (step || 1) * 10 ** digits; return Math.abs(scaled - Math.round(scaled)) > 1e-6 * scaled; };
+  while (digits < 8 && off()) digits++;
   return value.toLocaleString("en", { minimumFractionDigits: 0, maximumFractionDigits: digits });
 }
