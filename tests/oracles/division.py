@@ -106,8 +106,11 @@ def _transfers_s(chain: Chain, cut_s: FloatArray, first: int, last: int) -> floa
 def _tail_s(system: System, parameters: float, data: int) -> float:
     """Gradients summed at the pace of the slowest level, the optimizer, weights gathered."""
     total_s = float(system.optimizer_s[data]) * parameters
-    wires = system.reduce_bytes, system.reduce_s, system.reduce_s_per_byte, system.reduce_steps
-    for each, fixed_s, slopes, steps in zip(*wires, strict=True):
+    wires = (
+        system.reduce_bytes, system.reduce_s, system.reduce_tree_s, system.reduce_s_per_byte,
+        system.reduce_steps,
+    )  # fmt: skip
+    for each, fixed_s, tree_s, slopes, steps in zip(*wires, strict=True):
         full_s = slopes[data] * each * parameters
         wires_s = (
             full / np.interp(np.log(max(full, 1e-9) / n), np.log(known_s), shares)
@@ -115,5 +118,6 @@ def _tail_s(system: System, parameters: float, data: int) -> float:
                 full_s, steps[data], system.share_s, system.share, strict=True
             )
         )
-        total_s += float(fixed_s[data] + max(wires_s))
+        sent_s = max(wires_s)
+        total_s += float(min(fixed_s[data] + sent_s, tree_s[data] + sent_s / 0.75))
     return total_s

@@ -3,10 +3,14 @@
 The members of a group lie `stride` ranks apart. Inside one level they form a ring; across levels
 the library runs one ring (or tree) per member of a node, through all nodes and their members, so
 that inner and outer links work at the same time and the slower sets the pace. Ring terms: Thakur,
-Rabenseifner, Gropp (IJHPCA 2005); small messages take the shorter of a ring's and a tree's number
-of steps. On a torus a group spans some axes, whole or in part, and its collective is divided over
-all of them, so that the links of all work at the same time (Chan et al., "Collective communication
-on architectures that support simultaneous communication over multiple links", PPoPP 2006).
+Rabenseifner, Gropp (IJHPCA 2005). Gathers and scatters are rings, whose n members take n - 1 steps,
+those between nodes with the latency between nodes, all others with that inside (NCCL's
+src/graph/tuning.cc). Groups with one device per node have a tree too, NCCL's PAT (from 2.23 on;
+arXiv:2506.20252), at a part of the bandwidth; all-reduces take the shorter of a ring's and a tree's
+number of steps. On a torus a group spans some axes, whole
+or in part, and its collective is divided over all of them, so that the links of all work at the
+same time (Chan et al., "Collective communication on architectures that support simultaneous
+communication over multiple links", PPoPP 2006).
 
 `terms` states a collective as numbers, which compiled loops take too (`nested_kernels`).
 """
@@ -15,7 +19,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import accumulate, permutations
-from math import ceil, log2
+from math import ceil, inf, log2
 from operator import mul
 from typing import NamedTuple
 
@@ -25,13 +29,14 @@ from numpy.typing import NDArray
 from atoll.errors import AtollError
 from atoll.fabric.network import Level, Network, share_of
 
-LONGEST_RING = 8  # of members; more are joined by trees, in fewer steps
+LONGEST_RING = 8  # members of an all-reduce; more are joined by trees, in fewer steps
+TREE_SHARE = 0.75  # of the bandwidth, that PAT reaches in NCCL's own model
 PASSES = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}
 
 
 class Terms(NamedTuple):
-    """A collective of b bytes takes fixed_s + max over levels of s / share of what is sent in
-    s / steps, where s = s_per_byte b.
+    """A collective of b bytes takes min(fixed_s + x, tree_s + x / TREE_SHARE), where x is the max
+    over levels of s / share of what is sent in s / steps, and s = s_per_byte b.
     """
 
     fixed_s: float
@@ -39,6 +44,8 @@ class Terms(NamedTuple):
     """At the full bandwidth of each level of the network; 0 where it is not crossed."""
     steps: tuple[float, ...]
     """Into which it is divided for the share of the bandwidth that is reached."""
+    tree_s: float
+    """As `fixed_s`, by PAT; infinite where it does not run."""
 
 
 @lru_cache(maxsize=8192)
@@ -52,18 +59,23 @@ def terms(network: Network, kind: str, group: int, stride: int = 1) -> Terms:
 
 
 def _terms(network: Network, kind: str, group: int, stride: int) -> Terms:
-    fixed_s = start_s = 0.0
+    fixed_s = start_s = tree_s = 0.0
     inside = 1
     slopes, steps = [], []
-    for level in network.levels:
+    for number, level in enumerate(network.levels):
         here = members(level, group, stride)
         inside = _inside(level, group, stride, inside)
         slopes.append(0.0)
         steps.append(1.0)
         if here <= inside:
             continue
-        rings, axes_Bps = ceil(here / inside), level.bandwidth_Bps
-        hops = min(rings - 1, 2 * ceil(log2(rings)))
+        units, axes_Bps = ceil(here / inside), level.bandwidth_Bps
+        if kind == "all_reduce":
+            hops = min(units - 1, 2 * ceil(log2(units)))
+        else:
+            hops = ceil(group / inside) - ceil(group / here)
+        trees = kind != "all_reduce" and number > 0 and not level.torus
+        tree_s += ceil(log2(units)) * level.latency_s if trees else inf
         if level.torus:
             spans = torus_spans(level, here, stride)
             axes_Bps *= sum(span.share for span in spans)
@@ -76,14 +88,14 @@ def _terms(network: Network, kind: str, group: int, stride: int) -> Terms:
             reached_Bps *= level.sums
         slopes[-1] = passes * (here - 1) / here / inside / reached_Bps
         if level.ring:  # messages of as many bytes, however fast they are
-            messages = passes * max(hops, min(rings - 1, LONGEST_RING - 1))
+            messages = passes * max(hops, min(units - 1, LONGEST_RING - 1))
             steps[-1] = messages * level.bandwidth_Bps / reached_Bps
         start_s = max(start_s, level.start_s)
         fixed_s += PASSES[kind] * hops * level.latency_s
         inside = here
     if inside < group:
         raise _too_large(network, group * stride)
-    return Terms(start_s + fixed_s, tuple(slopes), tuple(steps))
+    return Terms(start_s + fixed_s, tuple(slopes), tuple(steps), start_s + tree_s)
 
 
 class Span(NamedTuple):
@@ -141,9 +153,10 @@ def collective_s(network: Network, kind: str, bytes_: float, group: int, stride:
     """Seconds of a collective over `group` devices; `bytes_` is the whole (gathered) tensor."""
     if group <= 1 or bytes_ <= 0:
         return 0.0
-    fixed_s, slopes, steps = terms(network, kind, group, stride)
+    fixed_s, slopes, steps, tree_s = terms(network, kind, group, stride)
     wires = zip(slopes, steps, network.levels, strict=True)
-    return fixed_s + max(_sent_s(level, slope * bytes_, n) for slope, n, level in wires)
+    sent_s = max(_sent_s(level, slope * bytes_, n) for slope, n, level in wires)
+    return min(fixed_s + sent_s, tree_s + sent_s / TREE_SHARE)
 
 
 def collective_times_s(
@@ -152,14 +165,14 @@ def collective_times_s(
     """The same of neighbouring devices for positive numbers of bytes."""
     if group <= 1:
         return np.zeros(len(bytes_))
-    fixed_s, slopes, steps = terms(network, kind, group)
+    fixed_s, slopes, steps, tree_s = terms(network, kind, group)
     longest_s = np.zeros(len(bytes_))
     for slope, n, durations_s, shares in zip(slopes, steps, *curves(network), strict=True):
         if slope:
             full_s = slope * bytes_
             share = np.interp(np.log(full_s / n), np.log(durations_s), shares)
             longest_s = np.maximum(longest_s, full_s / share)
-    return fixed_s + longest_s
+    return np.minimum(fixed_s + longest_s, tree_s + longest_s / TREE_SHARE)
 
 
 def _sent_s(level: Level, full_s: float, steps: float = 0.0) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from atoll.fabric.nested import TREE_SHARE
 from atoll.jit import kernel
 
 
@@ -23,7 +24,7 @@ def measured_share(durations_s, shares, full_s):
 
 
 @kernel
-def terms_s(fixed_s, s_per_byte, steps, durations_s, shares, bytes_):
+def terms_s(fixed_s, tree_s, s_per_byte, steps, durations_s, shares, bytes_):
     """Seconds of a collective of `bytes_` with these terms (`nested.Terms`), a row a level."""
     slowest = 0.0
     for level in range(s_per_byte.shape[0]):
@@ -31,4 +32,4 @@ def terms_s(fixed_s, s_per_byte, steps, durations_s, shares, bytes_):
             full_s = s_per_byte[level] * bytes_
             share = measured_share(durations_s[level], shares[level], full_s / steps[level])
             slowest = max(slowest, full_s / share)
-    return fixed_s + slowest
+    return min(fixed_s + slowest, tree_s + slowest / TREE_SHARE)

@@ -189,9 +189,10 @@ def _system(problem: PlacementProblem, zero: int) -> System:
         state_bytes=np.add.reduce(states.parts(np.ones(devices + 1), 1.0 / copies, zero)),
         optimizer_s=states.update / problem.hbm_Bps / (copies if zero else np.ones(devices + 1)),
         reduce_bytes=np.array(list(collectives.values())),
-        reduce_s=np.array([fixed_s for fixed_s, _, _ in wires]),
-        reduce_s_per_byte=np.array([slopes for _, slopes, _ in wires]),
-        reduce_steps=np.array([steps for _, _, steps in wires]),
+        reduce_s=np.array([fixed_s for fixed_s, _, _, _ in wires]),
+        reduce_tree_s=np.array([tree_s for _, _, _, tree_s in wires]),
+        reduce_s_per_byte=np.array([slopes for _, slopes, _, _ in wires]),
+        reduce_steps=np.array([steps for _, _, steps, _ in wires]),
         share_s=share_s,
         share=share,
         cut_kind=cut_kind,
@@ -202,14 +203,15 @@ def _system(problem: PlacementProblem, zero: int) -> System:
 @lru_cache(maxsize=64)
 def _reductions(
     network: Network, kind: str, devices: int, tensor: int
-) -> tuple[FloatArray, FloatArray, FloatArray]:
+) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
     """Terms of a collective by number of replicas."""
-    fixed_s = np.zeros(devices + 1)
+    fixed_s, tree_s = np.zeros((2, devices + 1))
     slopes = np.zeros((devices + 1, len(network.levels)))
     steps = np.ones_like(slopes)
     for data in range(2, devices // tensor + 1):
-        fixed_s[data], slopes[data], steps[data] = terms(network, kind, data, stride=tensor)
-    return fixed_s, slopes, steps
+        found = terms(network, kind, data, stride=tensor)
+        fixed_s[data], slopes[data], steps[data], tree_s[data] = found
+    return fixed_s, slopes, steps, tree_s
 
 
 @lru_cache(maxsize=512)

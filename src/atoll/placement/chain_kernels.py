@@ -52,6 +52,7 @@ class System(NamedTuple):
     optimizer_s: NDArray[np.float64]  # (devices + 1,): of the optimizer step per parameter
     reduce_bytes: NDArray[np.float64]  # (collectives,): of one parameter, summed or gathered
     reduce_s: NDArray[np.float64]  # (collectives, devices + 1): fixed part
+    reduce_tree_s: NDArray[np.float64]  # the same, by trees
     reduce_s_per_byte: NDArray[np.float64]  # (collectives, devices + 1, levels of the network)
     reduce_steps: NDArray[np.float64]  # the same
     share_s: NDArray[np.float64]  # (levels, points): what messages reach of each level
@@ -195,6 +196,7 @@ def reduction_s(system, data, parameters):
     for i in range(system.reduce_bytes.shape[0]):
         seconds += terms_s(
             system.reduce_s[i, data],
+            system.reduce_tree_s[i, data],
             system.reduce_s_per_byte[i, data],
             system.reduce_steps[i, data],
             system.share_s,

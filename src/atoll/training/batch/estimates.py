@@ -324,18 +324,19 @@ def _divided(priced: Priced, layouts: Listed, at: int, accumulates: bool) -> Flo
 
 
 def shared_terms(run: Run, layout: Layout) -> tuple[Floats, Floats, Floats]:
-    """Collectives of weights and gradients: (collectives, 4) and twice (collectives, levels) of
+    """Collectives of weights and gradients: (collectives, 5) and twice (collectives, levels) of
     `Tables.collective`, `Tables.s_per_byte` and `Tables.steps`.
     """
     listed = Stepper(run, layout).shared()
     known = [terms(run.network, x.kind, x.group, x.stride) for x in listed]
     found = [
-        (x.gathers, x.dense, x.expert, term.fixed_s) for x, term in zip(listed, known, strict=True)
+        (x.gathers, x.dense, x.expert, term.fixed_s, term.tree_s)
+        for x, term in zip(listed, known, strict=True)
     ]
     levels = len(run.network.levels)
     slopes = np.array([term.s_per_byte for term in known]).reshape(-1, levels)
     steps = np.array([term.steps for term in known]).reshape(-1, levels)
-    return np.array(found, dtype=np.float64).reshape(-1, 4), slopes, steps
+    return np.array(found, dtype=np.float64).reshape(-1, 5), slopes, steps
 
 
 def _collectives(

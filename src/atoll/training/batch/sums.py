@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.fabric.nested import TREE_SHARE
 from atoll.step.layout import ZERO_STAGES
 from atoll.step.orders import ORDERS
 from atoll.step.replay import pipeline_s
@@ -220,7 +221,7 @@ class Sums:
         for i in range(int((end - begin).max(initial=0))):
             there = np.flatnonzero(begin + i < end)
             one = begin[there] + i
-            gathers, per_dense, per_expert, fixed_s = t.collective[one].T
+            gathers, per_dense, per_expert, fixed_s, tree_s = t.collective[one].T
             bytes_ = per_dense * dense[there] + per_expert * expert[there]
             longest_s = np.zeros(len(there))
             for level, (known, shares) in enumerate(zip(logs, t.shares, strict=True)):
@@ -228,7 +229,8 @@ class Sums:
                 message_s = np.maximum(full_s, 1e-300) / t.steps[one, level]
                 share = np.interp(np.log(message_s), known, shares)
                 longest_s = np.maximum(longest_s, full_s / share)
-            wire_s = np.where(bytes_ > 0, fixed_s + longest_s, 0.0)
+            taken_s = np.minimum(fixed_s + longest_s, tree_s + longest_s / TREE_SHARE)
+            wire_s = np.where(bytes_ > 0, taken_s, 0.0)
             wires_s[np.where(gathers > 0, 0, 1), there] += wire_s
         return wires_s[0], wires_s[1]
 

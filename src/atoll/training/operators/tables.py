@@ -56,7 +56,8 @@ class Tables(NamedTuple):
     sends_s: Floats
     """(groups,): one activation to the next stage."""
     collective: Floats
-    """(collectives, 4): 1 where it gathers, bytes per dense and per expert parameter, fixed time.
+    """(collectives, 5): 1 where it gathers, bytes per dense and per expert parameter, fixed time of
+    a ring and of a tree.
     """
     s_per_byte: Floats
     """(collectives, levels)."""
