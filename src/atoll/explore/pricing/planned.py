@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from atoll.cost.pricer import Cost, LayerTimes
 from atoll.explore.pricing.bound_kernels import floors_s
+from atoll.explore.pricing.layout_paths import path_floors
 from atoll.explore.pricing.listed import Allowed, listed
 from atoll.explore.pricing.menus import Chosen, Menu, chosen, menu_of
 from atoll.hardware.catalog import load_accelerator
@@ -26,7 +27,7 @@ from atoll.placement.chain import Division, Floors, PlacementProblem, Times
 from atoll.placement.facts import ChainFacts
 from atoll.placement.plan import Placement, Stage
 from atoll.step.layout import Layout
-from atoll.step.orders import LATE, ORDERS, SPLIT, arrivals
+from atoll.step.orders import SPLIT, arrivals
 from atoll.step.stages import stage_shares
 from atoll.training.batch.estimates import Given, tables_of
 from atoll.training.batch.parts import Held, States
@@ -38,14 +39,11 @@ from atoll.training.operators.priced import work_behind
 from atoll.training.operators.tables import (
     COPIES,
     GROUP,
-    MICROBATCHES,
     PIPE,
     SIDE,
-    STAGES,
     ZERO,
     Tables,
 )
-from atoll.training.operators.tables import SPLIT as LATER
 from atoll.training.request import stand_in
 from atoll.training.run import Run
 from atoll.training.stack import CHIP
@@ -63,9 +61,6 @@ AT_ONCE = 32  # layouts: few, as the first ones often rule the others out
 STATIC = ("none", "ring", "exchange", "fewest")
 """Choices of tables without a chip: all is kept; attention, or the exchange with experts, runs
 again and all is kept; no block keeps less."""
-TURNED = ORDERS.index("zb-v")  # whose model ends on the first stage
-LATE_BY_ORDER = np.array([LATE.get(order, 0) for order in ORDERS])
-WAYS = Floors._fields[-6:]
 _NAMES = ("compute", "recompute", "pipeline_sends", "pipeline_bubble", "gradient_reduction")
 
 
@@ -409,7 +404,7 @@ def planned_layouts(allowed: Allowed, variant: Variant) -> PlannedLayouts | None
         block=block,
         tables=tables,
         apart=np.array([layouts[i].schedule in SPLIT for i in sides]),
-        steps=_steps(sums, states, costs),
+        steps=path_floors(sums, states, costs),
         states=states,
         first=sums.starts,
         # Bytes kept are held for a microbatch or more, those rebuilt for one block at a time.
@@ -472,62 +467,3 @@ def _run(allowed: Allowed, variant: Variant) -> Run:
 @cache
 def _chip() -> Chip:
     return Chip(load_accelerator("phaze-tpuv4")).with_hbm(hbm_Bps=1.0)
-
-
-def _steps(sums: Sums, states: States, costs: Sequence[LayerCost]) -> Floors:
-    """What steps of the layouts are made of, from below."""
-    tables, rows = sums.t, sums.rows
-    repeats = np.array([cost.repeat for cost in costs])
-    stages, pipe, side = rows[:, STAGES], rows[:, PIPE], rows[:, SIDE]
-    dense, expert = tables.kinds[:, :2].T
-    gathers_s = np.zeros(len(rows))
-    for n, own, others in zip(repeats, dense, expert, strict=True):
-        gather_s, reduce_s = sums.shared_s(
-            rows[:, GROUP], np.full(len(rows), own), np.full(len(rows), others)
-        )
-        gathers_s += n * (2.0 * gather_s + reduce_s)
-    links_s = (tables.passes[:, :, :, :2].sum(axis=3).min(axis=2) * repeats).sum(axis=1)
-    blocks = np.array([cost.is_block for cost in costs])
-    held = tables.counts[:, blocks].sum(axis=1)[sums.mix]
-    last, all_, least = held[sums.starts + stages - 1], sums.total(held), held.copy()
-    end, heads = last.copy(), all_ - last
-    chunked = tables.chunks[pipe] > 1
-    if len(sums.chunk_stage):
-        chunk = tables.chunk_counts[:, blocks].sum(axis=1)[sums.chunk_mix]
-        first = sums.chunk_starts[chunked]
-        per_stage, p = tables.chunks[pipe[chunked]], stages[chunked]
-        final = np.where(sums.order[chunked] == TURNED, 1, per_stage * p - 1)
-        end[chunked] = chunk[first + final - (rows[chunked, COPIES] - 1)]
-        heads[chunked] = [
-            chunk[at : at + n * (q - 1) : n].sum()
-            for at, n, q in zip(first.tolist(), per_stage.tolist(), p.tolist(), strict=True)
-        ]
-        smallest = np.minimum.reduceat(chunk, first) * per_stage
-        least[sums.starts[chunked]] = smallest
-    fewest = np.minimum.reduceat(least, sums.starts) / rows[:, COPIES]
-    m, split = rows[:, MICROBATCHES].astype(np.float64), rows[:, LATER] > 0
-    pipes, late = stages > 1, LATE_BY_ORDER[sums.order]
-    fused = (pipes & ~split).astype(np.float64)
-    apart = (pipes & split).astype(np.float64)
-    inner = np.where(late > 0, (m - 1) * last, (m / rows[:, COPIES] - 1) * end)
-    ways = (m[:, None, None] + tables.bubbles[pipe]) * (apart * fewest)[:, None, None]
-    return Floors(
-        stages=stages.copy(),
-        copies=rows[:, COPIES].copy(),
-        loads=m,
-        passes=np.zeros(len(rows)),
-        transfer_s=sums.total(sums.arriving_s.sum(axis=1))
-        + np.where(rows[:, ZERO] == 3, gathers_s, 0.0)
-        + links_s[side],
-        fixed_s=states.last_s + (m - 1) * states.before_s,
-        through=fused,
-        through_ends=fused * (m - 1),
-        end_blocks=end,
-        stage_ends=fused * m,
-        stage_blocks=last,
-        head_blocks=fused * heads,
-        apart=apart,
-        apart_blocks=apart * inner,
-        apart_weights=apart * (late > 0) * np.maximum(0.0, m - 1 - late * (stages - 1)) * last,
-        **dict(zip(WAYS, ways.reshape(len(rows), 6).T, strict=True)),
-    )
