@@ -112,13 +112,15 @@ class SearchQuestion(Question):
         "Tensor parallel degrees.", LAYOUT, (1, 2, 4, 8), old=("tensor_widths", "tensor")
     )
     cp: Counts = option("Context parallel degrees.", LAYOUT, (), shown="1, 2; long sequences: to 8")
-    ep: Counts = option("Expert parallel degrees.", LAYOUT, (), shown="powers of 4, all experts")
+    ep: Counts = option("Expert parallel degrees.", LAYOUT, (), shown="powers of 2, all experts")
     etp: Counts = option("Tensor-parallel degrees of the experts.", LAYOUT, (), shown="tp")
     vpp: Counts = option("Model chunks per stage.", LAYOUT, (), shown="those of equal size")
     hsdp: Counts = option(
         "Replicas of the group that ZeRO divides over.", LAYOUT, (), shown="1; of whole nodes"
     )
-    sp: bool | None = option("Sequence parallelism.", LAYOUT, None, shown="where tp is above 1")
+    sp: bool | None = option(
+        "Sequence parallelism.", LAYOUT, None, shown="both where tp is above 1"
+    )
     zero: Annotated[tuple[f.ZeroStage, ...], Several] = option(
         "ZeRO stages.", LAYOUT, (), shown="0, 1, 2, 3"
     )

@@ -175,8 +175,7 @@ def spreads_of(
     experts = max(
         (w.config.experts for w in workloads if isinstance(w.config, ModelConfig)), default=0
     )
-    # Every degree is a variant to price: of the powers of two, those of four and all experts.
-    powers = tuple(4**i for i in range(max(1, experts).bit_length()) if 4**i < experts)
+    powers = tuple(2**i for i in range(max(1, experts).bit_length()) if 2**i < experts)
     return Spreads(
         cp=asked.cp or ((1, 2, 4, 8) if long else (1, 2)),
         ep=asked.ep or tuple(dict.fromkeys((*powers, max(1, experts)))),
@@ -266,7 +265,7 @@ def _shares(
     for tensor, cp in product(tensors, spreads.cp):
         if tensor * cp > devices or (cp > 1 and (not ring or sequence % (2 * cp))):
             continue
-        divided = spreads.sp or (profile.sequence_parallel,)
+        divided = spreads.sp or ((True, False) if profile.sequence_parallel else (False,))
         for sp in dict.fromkeys(wanted and tensor > 1 for wanted in divided):
             if cp > 1 and sp and (sequence // cp) % tensor:
                 continue

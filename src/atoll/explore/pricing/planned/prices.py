@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from atoll.cost.pricer import Cost, LayerTimes
 from atoll.explore.pricing.bound_kernels import floors_s
-from atoll.explore.pricing.layout_paths import path_floors
-from atoll.explore.pricing.listed import Allowed, listed
-from atoll.explore.pricing.menus import Chosen, Menu, chosen, menu_of
+from atoll.explore.pricing.planned.listed import Allowed, listed
+from atoll.explore.pricing.planned.menus import Chosen, Menu, chosen, menu_of
+from atoll.explore.pricing.planned.paths import path_floors
 from atoll.hardware.catalog import load_accelerator
 from atoll.hardware.device import Chip
 from atoll.placement.chain import Division, Floors, PlacementProblem, Times

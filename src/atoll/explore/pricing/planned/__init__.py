@@ -1,0 +1,1 @@
+"""The planner's layouts of a searched chip."""
