@@ -1,4 +1,4 @@
-"""Random searches of one chip, and plans on that chip: half of the models have alternating blocks."""
+"""Random searches of one chip, and plans on it; half of the models have alternating blocks."""
 
 from __future__ import annotations
 

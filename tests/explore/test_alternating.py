@@ -40,7 +40,7 @@ def searched(folder: Path, model: str, **asked: Any) -> atoll.SearchResult:
     (folder / "network.yaml").write_text(SLOW, encoding="utf-8")
     return atoll.search(
         model=model, space=str(folder / "space.yaml"), network=str(folder / "network.yaml"),
-        devices=8, baselines=False, out=folder / "out", **asked,
+        devices=8, baselines=False, tolerance=0.01, out=folder / "out", **asked,
     )  # fmt: skip
 
 
@@ -54,14 +54,14 @@ def test_a_pipeline_is_cut_between_blocks_of_a_period(tmp_path: Path) -> None:
     placement = searched(tmp_path, model, **asked).best.plans[0].placement
     plan = atoll.plan(model, str(tmp_path / "out" / "chip.yaml"), 8, **asked)
     assert placement.pipeline == plan.best.layout.pp == 8
-    assert placement.step_time_s == pytest.approx(plan.best.step.time_s, rel=1e-3)
+    assert placement.step_time_s == pytest.approx(plan.best.step.time_s, rel=0.01)
 
 
 @pytest.mark.parametrize(
     "family, fields, layout",
     [
         ("modernbert", {"num_hidden_layers": 6}, {"cp": 2, "ep": 1}),
-        ("gpt_oss", {}, {"cp": 1, "ep": 8}),
+        pytest.param("gpt_oss", {}, {"cp": 1, "ep": 8}, marks=pytest.mark.slow),
     ],
     ids=["a context ring", "experts"],
 )
@@ -76,7 +76,7 @@ def test_every_block_of_a_period_sends_its_own_messages(
     step = atoll.estimate(
         model, str(tmp_path / "out" / "chip.yaml"), 8, pp=placement.pipeline, **asked
     ).step
-    assert placement.step_time_s == pytest.approx(step.time_s, rel=1e-3)
+    assert placement.step_time_s == pytest.approx(step.time_s, rel=0.01)
     for part, seconds in step.breakdown().items():
         if part in ("context_parallel", "expert_parallel"):
             assert placement.time_parts_s.get(part, 0.0) == pytest.approx(seconds, rel=1e-9)
