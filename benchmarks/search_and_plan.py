@@ -16,8 +16,11 @@ sys.path[:0] = [str(TESTS), str(TESTS / "explore")]
 
 from plan_draws import compare  # noqa: E402
 
+from record import recorded  # noqa: E402
 
-def main(draws: int) -> None:
+
+def main() -> None:
+    draws = int(sys.argv[1]) if len(sys.argv) > 1 else 100
     compared, below, least = 0, 0, float("inf")
     for seed in range(draws):
         with tempfile.TemporaryDirectory() as folder:
@@ -33,4 +36,4 @@ def main(draws: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 100)
+    sys.exit(recorded(main))

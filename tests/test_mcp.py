@@ -45,6 +45,7 @@ def test_answers_are_those_of_python_and_a_launch_file_comes_as_text(
     monkeypatch.chdir(tmp_path)
     found, files = called("estimate", {**ASKED, "export": "megatron"})
     alone = atoll.estimate(**ASKED)  # type: ignore[arg-type]
+    assert found["question"].pop("export") == "megatron"
     assert found == alone.to_dict()
     assert files == [alone.export("megatron").text]
     assert called("models", {"name": "gpt2-xl"})[0]["parameters"] == 1557611200

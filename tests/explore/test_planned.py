@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 import atoll
 from atoll.cost.chips import chips_of_accelerator
 from atoll.errors import AtollError
-from atoll.explore.pricing import planned
 from atoll.explore.pricing.bound_kernels import floors_s
 from atoll.explore.pricing.evaluate import Priced
 from atoll.explore.pricing.layouts import Setting
+from atoll.explore.pricing.planned import prices as planned
 from atoll.explore.pricing.planned.prices import PlannedLayouts
 from atoll.explore.pricing.workloads import Spreads, make_variants, make_workload
 from atoll.hardware.catalog import load_accelerator, load_network

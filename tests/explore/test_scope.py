@@ -103,7 +103,7 @@ def test_the_answer_says_what_was_searched(stacks: Path) -> None:
     assert 30.0 < least < most < 900.0
     limit, layouts, left_out = shown["notes"]
     assert limit.startswith("max_area 900 mm2 excludes nothing")
-    tried = "microbatch other than 1, 4; tp other than 1, 2; cp other than 1, 2; sp off"
+    tried = "microbatch other than 1, 4; tp other than 1, 2; cp other than 1, 2"
     assert layouts == f"layouts not tried: {tried}"
     assert left_out == "microbatch 8 left out: not a divisor of bert-large's batch of 36"
     assert all(note in str(result) for note in shown["notes"])

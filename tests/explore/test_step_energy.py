@@ -69,11 +69,11 @@ def test_core_buffers_move_an_operand_a_row_and_a_sum_a_column_each_clock() -> N
 @pytest.mark.parametrize("profile", ["default", "phaze"])
 def test_the_list_of_designs_has_the_same_energy_as_the_answer(profile: str) -> None:
     # Stages recompute, and some devices stay idle.
-    changes = {"devices": 15, "batch": 4, "recompute": "full", "space": str(TINY)}
+    changes = {"devices": 31, "batch": 4, "recompute": "full", "space": str(TINY)}
     result = run_search(some_job(profile=profile, **changes))
     plan, row = result.best.plans[0], result.designs[0]
     assert plan.placement.recompute_share > 0.0
-    assert plan.placement.devices < 15
+    assert plan.placement.devices < 31
     assert row["power_W"] == row["bert-large: power_W"] == pytest.approx(plan.power_W)
     assert row["energy_per_token_J"] == pytest.approx(plan.energy_per_token_J)
 
