@@ -47,7 +47,7 @@ def listed(
     numbers, with what stands behind the blocks worth so many.
     """
     batch, folded = variant.microbatches, variant.ep * variant.etp
-    for pp in range(1, blocks + 1):
+    for pp in range(1, blocks + ends + 1):  # what stands before and behind may have stages alone
         most, rest = divmod(allowed.devices, variant.width * pp)
         degrees = [
             d
