@@ -110,7 +110,7 @@ def test_a_whole_job_gives_the_same_answer_on_two_processes() -> None:
 def test_a_time_limit_gives_the_best_so_far_with_its_gap(tmp_path: Path) -> None:
     job = some_job()
     whole = undisturbed(job)
-    part = run_search(job, out=tmp_path / "run", stop=After(24))
+    part = run_search(job, out=tmp_path / "run", stop=After(40))
     assert part.stopped == "time limit"
     assert part.certificate.gap > 0.0
     assert part.score <= whole.score <= part.score / (1.0 - part.certificate.gap) * (1 + 1e-12)
