@@ -42,7 +42,8 @@ class Pieces:
     def __init__(self, run: Run, axes: Axes) -> None:
         self.run, self.axes = run, axes
         self.estimator = Estimator(run)
-        self._floor = Floor(self.estimator, axes.recompute)
+        self._lower_bounds = self.estimator.lower_bounds()
+        self._floor = Floor(self._lower_bounds, axes.recompute)
         self._blocks: dict[Family, Block] = {}
         self.kinds: dict[str, Callable[..., Any]] = {
             "bounds": self._bounds,
@@ -85,18 +86,24 @@ class Pieces:
     def least_s(self, block: Block, names: Sequence[str]) -> Floats:
         """(layouts, names): lower bounds on the seconds of layouts of one variant under
         recomputation policies, under "optimal" as if they ran nothing again and kept least; those
-        of one stage under others are exact. Rounded down, infinite where they do not fit.
+        of one stage under others are exact (`exact_without_pipeline`). Rounded down, infinite where
+        they do not fit.
         """
         if self.alone:
             return self._least_s(_Every(block), names)
         return _read(self.ask(*least_call(block, names)))
+
+    @property
+    def exact_without_pipeline(self) -> bool:
+        """Whether `least_s` prices layouts of one stage exactly: not on chips (schedules)."""
+        return self._lower_bounds is self.estimator
 
     def _least(self, names: Sequence[str], *block: Any) -> list[Any]:
         return _told(self._least_s(_layouts(*block), names))
 
     def _least_s(self, layouts: Listed, names: Sequence[str]) -> Floats:
         choices = [LEAST if name == OPTIMAL else name for name in names]
-        return self._figures(layouts, choices, Sums.bounds)[0]
+        return self._figures(self._lower_bounds, layouts, choices, Sums.bounds)[0]
 
     def times_s(self, block: Block, names: Sequence[str], limit_s: float) -> Floats:
         """(layouts, names): seconds of layouts of one variant under recomputation policies, rounded
@@ -118,7 +125,7 @@ class Pieces:
             others = (x for x in choices_of(costs, OPTIMAL) if x not in named)
             choices = (*named, *others)
         figures = partial(Sums.figures, limit_s=limit_s, named=len(named))
-        step_s, by_stage_s = self._figures(layouts, choices, figures)
+        step_s, by_stage_s = self._figures(self.estimator, layouts, choices, figures)
         found = np.stack(
             [by_stage_s if x == OPTIMAL else step_s[:, choices.index(x)] for x in names], axis=1
         )
@@ -130,12 +137,13 @@ class Pieces:
 
     def _figures(
         self,
+        costs: Estimator,
         layouts: Listed,
         choices: Sequence[str],
         figures: Callable[[Sums], tuple[Floats, Floats, Ints]],
     ) -> tuple[Floats, Floats]:
         """Seconds under each choice of recomputation, and under the best of them stage by stage."""
-        step_s, bytes_ = batch_estimates(self.estimator, layouts, choices, figures)
+        step_s, bytes_ = batch_estimates(costs, layouts, choices, figures)
         step_s[bytes_ * (1 - ROUNDING) > self.run.capacity_bytes] = np.inf
         step_s *= 1 - ROUNDING
         return step_s[:, :-1], step_s[:, -1]

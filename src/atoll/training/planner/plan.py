@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,6 +18,7 @@ from atoll.step.certificate import Certificate
 from atoll.step.layout import Layout
 from atoll.stopping import Stop
 from atoll.training.estimate import Estimate
+from atoll.training.memory import stage_parameters
 from atoll.training.planner.pieces import Pieces
 from atoll.training.planner.search import Found, Space, UnusableError, Usable
 from atoll.training.planner.space import Axes, excluded
@@ -309,8 +311,11 @@ def _nothing_fits(space: Space) -> InfeasibleError:
     parts = nearest.worst.parts()
     largest = max(parts, key=lambda name: parts[name])
     over = nearest.worst.needed - run.capacity_bytes
-    fitting = _nearest_fit(run)
-    if fitting is None:
+    least_devices = _least_devices(space)
+    fitting = _nearest_fit(run, least_devices)
+    if fitting is None and least_devices > run.devices:
+        way_out = f"use at least {least_devices:,} devices, over which its states alone would fit"
+    elif fitting is None:
         way_out = "use more devices, a smaller batch or a shorter sequence"
     elif fitting.run.devices == run.devices:
         way_out = f"{fitting.layout} does fit: allow its values"
@@ -324,8 +329,19 @@ def _nothing_fits(space: Space) -> InfeasibleError:
     )
 
 
-def _nearest_fit(run: Run) -> Estimate | None:
-    """A layout that fits: of as many devices if any does, else of the next doubling that has one.
+def _least_devices(space: Space) -> int:
+    """Return how many devices hold the weights and optimizer states, divided over all of them."""
+    run, layout = space.run, Layout()
+    costs = space.estimator.costs(layout)
+    layers = [(cost, cost.repeat) for cost in costs]
+    trained, held = stage_parameters(run, layers, space.estimator.shared(layout, costs))
+    states_bytes = run.states.weight * sum(held) + run.states.optimizer * sum(trained)
+    return math.ceil(states_bytes / run.capacity_bytes)
+
+
+def _nearest_fit(run: Run, least_devices: int) -> Estimate | None:
+    """Return a layout that fits: of as many devices if any does, else of the next doubling that has
+    one. Fewer than the `least_devices` need no look.
 
     Memory is least with microbatches of one sequence, everything divided and recomputed; only
     such layouts are looked at.
@@ -333,9 +349,12 @@ def _nearest_fit(run: Run) -> Estimate | None:
     axes = Axes(microbatch=(1,), zero=(1, 3), hsdp=(1,), recompute=("full",))
     most = run.network.levels[-1].devices
     for doubling in range(MOST_DOUBLINGS):
-        if run.devices << doubling > most:
+        devices = run.devices << doubling
+        if devices > most:
             return None
-        larger = replace(run, devices=run.devices << doubling)
+        if devices < least_devices:
+            continue
+        larger = replace(run, devices=devices)
         try:
             space = Space(larger, axes)
         except AtollError:  # nothing divides

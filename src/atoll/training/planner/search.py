@@ -475,7 +475,8 @@ class Space:
         self.rows = np.concatenate([self.rows, rows])
         self.variant = np.concatenate([self.variant, np.repeat(variant, len(rows), axis=0)])
         self.time_s = np.concatenate([self.time_s, times_s])
-        loose = np.isfinite(times_s) & (self.optimal | (self._part(rows).pp[:, None] > 1))
+        loose = self.optimal | (self._part(rows).pp[:, None] > 1)
+        loose = np.isfinite(times_s) & (loose | (not self.pieces.exact_without_pipeline))
         self.loose = np.concatenate([self.loose, loose])
 
     def _refusal(self, row: int, name: int) -> str | None:
