@@ -223,10 +223,10 @@ class Plan(Launched, Pictured["PlanAnswer"]):
 
 
 @answer_of.register(Plan)
-def _answer(found: Plan) -> PlanAnswer:
+def _answer(plan: Plan) -> PlanAnswer:
     """Made, and its types imported, when it is asked for."""
-    made: PlanAnswer = named("atoll.training.planner.answer:plan_answer")(found)
-    return made
+    answer: PlanAnswer = named("atoll.training.planner.answer:plan_answer")(plan)
+    return answer
 
 
 def plan(
@@ -258,47 +258,49 @@ def _planned(space: Space, runners_up: int, target: str, ties: float) -> Plan:
     from atoll.training.planner.ties import simplest
 
     run, axes = space.run, space.axes
-    found = space.search(runners_up + 1)
-    if not found.best:
-        if found.refused:
+    fastest_layouts = space.search(runners_up + 1)
+    if not fastest_layouts.best:
+        if fastest_layouts.refused:
             raise UnusableError(
-                f"{found.refusal} (so it is with all {found.refused:,} layouts that fit)"
+                f"{fastest_layouts.refusal} (so it is with all {fastest_layouts.refused:,} layouts that fit)"
             )
         raise _nothing_fits(space)
-    fastest = found.best[0]
+    fastest = fastest_layouts.best[0]
     best, tied = simplest(space, fastest, ties) if ties else (fastest, 1)
-    others = tuple(other for other in found.best if other.layout != best.layout)
+    others = tuple(
+        runner_up for runner_up in fastest_layouts.best if runner_up.layout != best.layout
+    )
     return Plan(
         run,
         axes,
         best,
         fastest,
         others[:runners_up],
-        _certificate(space, found, target),
+        _certificate(space, fastest_layouts, target),
         excluded(run, axes),
         target,
         space,
-        found.unseen,
-        space.stop.reason if found.stopped else "",
+        fastest_layouts.unseen,
+        space.stop.reason if fastest_layouts.stopped else "",
         ties,
         tied,
     )
 
 
-def _certificate(space: Space, found: Found, target: str) -> Certificate:
-    batch, step_s = space.run.global_batch, found.best[0].step.time_s
+def _certificate(space: Space, fastest_layouts: Found, target: str) -> Certificate:
+    batch, step_s = space.run.global_batch, fastest_layouts.best[0].step.time_s
     over = f"{counted(len(space), 'layout')}{f' that {target} can run' if target else ''}"
     return Certificate(
         score=batch / step_s,
-        bound=batch / min(found.bound_s, step_s),
+        bound=batch / min(fastest_layouts.bound_s, step_s),
         tolerance=TOLERANCE,
         items=len(space),
         kind="layout",
-        evaluated=found.estimated,
+        evaluated=fastest_layouts.estimated,
         ruled_out={
-            TOO_LARGE: found.too_large,
-            TOO_SLOW: found.too_slow,
-            REFUSED: found.refused,
+            TOO_LARGE: fastest_layouts.too_large,
+            TOO_SLOW: fastest_layouts.too_slow,
+            REFUSED: fastest_layouts.refused,
         },
         subject=over,
     )
@@ -314,18 +316,18 @@ def _nothing_fits(space: Space) -> InfeasibleError:
     least_devices = _least_devices(space)
     fitting = _nearest_fit(run, least_devices)
     if fitting is None and least_devices > run.devices:
-        way_out = f"use at least {least_devices:,} devices, over which its states alone would fit"
+        advice = f"use at least {least_devices:,} devices, over which its states alone would fit"
     elif fitting is None:
-        way_out = "use more devices, a smaller batch or a shorter sequence"
+        advice = "use more devices, a smaller batch or a shorter sequence"
     elif fitting.run.devices == run.devices:
-        way_out = f"{fitting.layout} does fit: allow its values"
+        advice = f"{fitting.layout} does fit: allow its values"
     else:
-        way_out = f"{fitting.run.devices} devices are enough, as {fitting.layout}"
+        advice = f"{fitting.run.devices} devices are enough, as {fitting.layout}"
     return InfeasibleError(
         f"{run.model.name} does not fit {run.devices} {run.gpu.name}: the layout that needs least "
         f"({nearest.layout}) takes {format_bytes(nearest.worst.needed)} of "
         f"{format_bytes(run.capacity_bytes)}, {format_bytes(over)} too much, most of it {largest} "
-        f"({format_bytes(parts[largest])}); {way_out}"
+        f"({format_bytes(parts[largest])}); {advice}"
     )
 
 
@@ -334,8 +336,8 @@ def _least_devices(space: Space) -> int:
     run, layout = space.run, Layout()
     costs = space.estimator.costs(layout)
     layers = [(cost, cost.repeat) for cost in costs]
-    trained, held = stage_parameters(run, layers, space.estimator.shared(layout, costs))
-    states_bytes = run.states.weight * sum(held) + run.states.optimizer * sum(trained)
+    trained, stored = stage_parameters(run, layers, space.estimator.shared(layout, costs))
+    states_bytes = run.states.weight * sum(stored) + run.states.optimizer * sum(trained)
     return math.ceil(states_bytes / run.capacity_bytes)
 
 
