@@ -261,9 +261,8 @@ def _planned(space: Space, runners_up: int, target: str, ties: float) -> Plan:
     fastest_layouts = space.search(runners_up + 1)
     if not fastest_layouts.best:
         if fastest_layouts.refused:
-            raise UnusableError(
-                f"{fastest_layouts.refusal} (so it is with all {fastest_layouts.refused:,} layouts that fit)"
-            )
+            refused = f"all {fastest_layouts.refused:,} layouts that fit"
+            raise UnusableError(f"{fastest_layouts.refusal} (so it is with {refused})")
         raise _nothing_fits(space)
     fastest = fastest_layouts.best[0]
     best, tied = simplest(space, fastest, ties) if ties else (fastest, 1)

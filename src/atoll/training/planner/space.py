@@ -136,8 +136,8 @@ class Block:
             order = self.order(at, pp, vpp)
             layouts.append(
                 Layout(
-                    dp, family.tp, pp, family.cp, family.ep, family.etp, vpp, microbatch, family.sp, zero, hsdp,
-                    recompute, order, self.blocks(order, pp, vpp, split),
+                    dp, family.tp, pp, family.cp, family.ep, family.etp, vpp, microbatch, family.sp,
+                    zero, hsdp, recompute, order, self.blocks(order, pp, vpp, split),
                 )
             )  # fmt: skip
         return layouts
