@@ -154,8 +154,8 @@ def _joined(first: C, second: C) -> tuple[C, IntArray]:
     kept, at = {}, 0
     for name, column in zip(names, columns, strict=True):
         width = column[:1].size if len(column) else 1
-        own = rows[:, at] if column.ndim == 1 else rows[:, at : at + width]
-        kept[name] = np.ascontiguousarray(own).astype(column.dtype)
+        values = rows[:, at] if column.ndim == 1 else rows[:, at : at + width]
+        kept[name] = np.ascontiguousarray(values).astype(column.dtype)
         at += width
     return type(first)(**kept), number
 
@@ -182,26 +182,28 @@ def pick(configs: C, rows: IntArray) -> C:
     return type(configs)(**{f.name: getattr(configs, f.name)[rows] for f in fields(configs)})
 
 
-def memories(options: Sequence[Hbm], profile: Profile, each: bool = False) -> list[tuple[Hbm, ...]]:
+def memories(
+    options: Sequence[Hbm], profile: Profile, each_capacity: bool = False
+) -> list[tuple[Hbm, ...]]:
     """HBM options by bandwidth: a chip has the largest that it may take of one. With `each`, every
     option by itself.
     """
     by_size = sorted(
         set(options), key=lambda o: (profile.hbm_Bps(o.bandwidth_Bps), o.capacity_bytes)
     )
-    if each:
+    if each_capacity:
         return [(option,) for option in by_size]
     same = groupby(by_size, key=lambda option: profile.hbm_Bps(option.bandwidth_Bps))
-    return [tuple(own) for _, own in same]
+    return [tuple(options_alike) for _, options_alike in same]
 
 
-def chips_of_space(space: Space, profile: Profile, each: bool = False) -> Chips:
+def chips_of_space(space: Space, profile: Profile, each_capacity: bool = False) -> Chips:
     """Every design of a space with every HBM bandwidth that it may take; or `each` memory."""
     columns: list[tuple[IntArray, IntArray, FloatArray, IntArray, FloatArray, FloatArray]] = []
-    for number, own in enumerate(memories(space.hbm_options, profile, each)):
+    for number, hbm_options in enumerate(memories(space.hbm_options, profile, each_capacity)):
         capacity = np.zeros(len(space), np.int64)
         phy_mm2, energy = np.zeros(len(space)), np.ones(len(space))
-        for option in own:
+        for option in hbm_options:
             allowed = space.hbm_allowed[:, space.hbm_options.index(option)]
             larger = allowed & (option.capacity_bytes > capacity)
             capacity[larger] = option.capacity_bytes
@@ -209,9 +211,9 @@ def chips_of_space(space: Space, profile: Profile, each: bool = False) -> Chips:
             energy[larger] = option.energy
         design = np.flatnonzero(capacity > 0)
         memory = np.full(len(design), number, np.int64)
-        rates = np.full(len(design), profile.hbm_Bps(own[0].bandwidth_Bps))
-        own_columns = (capacity[design], phy_mm2[design], energy[design])
-        columns.append((design, memory, rates, *own_columns))
+        rates = np.full(len(design), profile.hbm_Bps(hbm_options[0].bandwidth_Bps))
+        hbm_columns = (capacity[design], phy_mm2[design], energy[design])
+        columns.append((design, memory, rates, *hbm_columns))
     design, memory, hbm_Bps, capacity, phy_mm2, energy = map(
         np.concatenate, zip(*columns, strict=True)
     )
@@ -245,11 +247,11 @@ def chips_of_accelerator(chip: Accelerator, profile: Profile, area_mm2: float = 
     )
 
 
-def losses(profile: Profile, template: ChipTemplate, own: Stalls) -> Stalls:
+def losses(profile: Profile, template: ChipTemplate, stalls_of_template: Stalls) -> Stalls:
     """What chips lose under a profile. Cost models of other packages say themselves how long a
     product takes beside its traffic.
     """
-    stalls = own if profile.stalls else NO_STALLS
+    stalls = stalls_of_template if profile.stalls else NO_STALLS
     if (profile.cost_model or template.cost_model or MAPPER) is MAPPER:
         return stalls
     return replace(stalls, fill_s=0.0, drained=0.0, exposed=0.0)
@@ -364,8 +366,10 @@ def _tensor_configs(
     index[chip, option] = inverse.ravel()
     w = unique[:, 1].astype(np.int64)
     d = unique[:, 2].astype(np.int64)
-    own = unique[:, 7].tolist()
-    buffers = [c or core_buffer_bytes(int(a), int(b)) for a, b, c in zip(w, d, own, strict=True)]
+    config_numbers = unique[:, 7].tolist()
+    buffers = [
+        c or core_buffer_bytes(int(a), int(b)) for a, b, c in zip(w, d, config_numbers, strict=True)
+    ]
     further = level_bytes.shape[1]
     same = np.ones(len(unique))
     return index, TensorConfigs(

@@ -56,10 +56,10 @@ class ChipPricer:
     def layer(self, layer: Layer, ring: int, samples: int) -> LayerTimes:
         """Schedules of both passes; attention shared by a ring runs turn by turn."""
         key = id(layer), ring
-        known = self._known.get(key)
-        if known is None:
-            known = self._known[key] = layer, self._times(layer, ring)
-        return known[1]
+        entry = self._known.get(key)
+        if entry is None:
+            entry = self._known[key] = layer, self._times(layer, ring)
+        return entry[1]
 
     def kept_bytes(self, layer: Layer, dropped: Set[str] = frozenset()) -> float:
         return 0.0
@@ -115,13 +115,13 @@ def in_turns(layer: Layer, ring: int) -> Layer:
         return layer
 
     def turns(operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
-        found: list[Operator] = []
+        operators_in_turns: list[Operator] = []
         for op in operators:
-            found.append(op)
+            operators_in_turns.append(op)
             if op.kind in _ATTENTION:
                 after = replace(op, name=f"{op.name}{TURN}", reads=(*op.reads, *op.writes))
-                found += [after] * (ring - 1)
-        return tuple(found)
+                operators_in_turns += [after] * (ring - 1)
+        return tuple(operators_in_turns)
 
     return replace(layer, forward=turns(layer.forward), backward=turns(layer.backward))
 
