@@ -27,6 +27,8 @@ from atoll.hardware.template.stalls import NO_STALLS, Stalls
 from atoll.hardware.template.template import ChipTemplate
 from atoll.profile import Profile
 
+FIRST_LEVEL = 8  # columns of a tensor configuration before those of further buffers
+
 
 @dataclass(frozen=True, eq=False)
 class VectorConfigs:
@@ -364,25 +366,24 @@ def _tensor_configs(
     unique, inverse = distinct_rows(rows)
     index = np.full(count.shape, -1, np.int64)
     index[chip, option] = inverse.ravel()
-    w = unique[:, 1].astype(np.int64)
-    d = unique[:, 2].astype(np.int64)
-    config_numbers = unique[:, 7].tolist()
+    cores, w, d, glb_bytes, glb_Bpc, hbm_Bps, clock_Hz, buffer_bytes = unique.T[:FIRST_LEVEL]
     buffers = [
-        c or core_buffer_bytes(int(a), int(b)) for a, b, c in zip(w, d, config_numbers, strict=True)
+        given or core_buffer_bytes(int(width), int(depth))
+        for width, depth, given in zip(w, d, buffer_bytes.tolist(), strict=True)
     ]
-    further = level_bytes.shape[1]
+    further, levels = level_bytes.shape[1], unique[:, FIRST_LEVEL:]
     same = np.ones(len(unique))
     return index, TensorConfigs(
-        cores=unique[:, 0].astype(np.int64),
-        width=w,
-        depth=d,
+        cores=cores.astype(np.int64),
+        width=w.astype(np.int64),
+        depth=d.astype(np.int64),
         core_buffer_bytes=np.array(buffers, np.float64),
-        glb_budget_bytes=np.ascontiguousarray(unique[:, 3] * profile.glb_share),
-        glb_Bps=np.ascontiguousarray(unique[:, 4] * unique[:, 6]),
-        hbm_Bps=np.ascontiguousarray(unique[:, 5] * stalls.hbm),
-        clock_Hz=np.ascontiguousarray(unique[:, 6] * stalls.array),
-        level_budget_bytes=np.asarray(unique[:, 8 : 8 + further] * profile.glb_share, np.float64),
-        level_Bps=np.asarray(unique[:, 8 + further :] * unique[:, 6:7], np.float64),
+        glb_budget_bytes=glb_bytes * profile.glb_share,
+        glb_Bps=glb_Bpc * clock_Hz,
+        hbm_Bps=hbm_Bps * stalls.hbm,
+        clock_Hz=clock_Hz * stalls.array,
+        level_budget_bytes=np.asarray(levels[:, :further] * profile.glb_share, np.float64),
+        level_Bps=np.asarray(levels[:, further:] * clock_Hz[:, None], np.float64),
         fill_s=stalls.fill_s * same,
         drained=stalls.drained * same,
         exposed=stalls.exposed * same,
@@ -398,7 +399,5 @@ def _vector_configs(
     unique, inverse = distinct_rows(rows)
     index = np.full(stacked.shape, -1, np.int64)
     index[which, chip, option] = inverse.ravel()
-    configs = VectorConfigs(
-        cores=np.ascontiguousarray(unique[:, 0]), lanes=np.ascontiguousarray(unique[:, 1])
-    )
-    return (index[0], index[1]), configs
+    cores, lanes_of = (np.ascontiguousarray(column) for column in unique.T)
+    return (index[0], index[1]), VectorConfigs(cores=cores, lanes=lanes_of)

@@ -223,31 +223,47 @@ def of_stages(
     """Columns of the layouts with so many stages and data ranks, each of a part of the batch."""
     layers, _ = chain
     sizes = np.array([b for b in axes.microbatch or divisors(batch) if batch % b == 0])
-    orders = np.array(
-        [
-            (vpp, s, order == "dualpipe" and pp > 1, split)
-            for vpp in _chunks(axes, layers, pp)
-            for s, order in enumerate(schedules)
-            if _ordered(order, layers, pp, vpp, schedules)
-            for split in range(len(_ways(chain, order_of(order, pp, vpp), pp, vpp)))
-        ]
-    ).reshape(-1, 4)
-    divisions = np.array(
-        [
-            (zero, hsdp)
-            for zero in axes.zero
-            if zero != 2 or pp == 1
-            for hsdp in axes.hsdp or (divisors(copies) if zero else (1,))
-            if hsdp == 1 or (zero and copies % hsdp == 0)
-        ]
-    ).reshape(-1, 2)
-    columns = np.empty((len(COLUMNS), len(sizes), len(orders), len(divisions)), dtype=np.int32)
-    columns[0], columns[1] = pp, dp
-    columns[2], columns[6], columns[7] = orders.T[[0, 1, 3], :, None]
-    columns[3] = sizes[:, None, None]
-    columns[4], columns[5] = divisions.T
+    vpp_column, schedule, paired, split = (
+        np.array(
+            [
+                (vpp, s, order == "dualpipe" and pp > 1, split)
+                for vpp in _chunks(axes, layers, pp)
+                for s, order in enumerate(schedules)
+                if _ordered(order, layers, pp, vpp, schedules)
+                for split in range(len(_ways(chain, order_of(order, pp, vpp), pp, vpp)))
+            ]
+        )
+        .reshape(-1, 4)
+        .T
+    )
+    zero_column, hsdp_column = (
+        np.array(
+            [
+                (zero, hsdp)
+                for zero in axes.zero
+                if zero != 2 or pp == 1
+                for hsdp in axes.hsdp or (divisors(copies) if zero else (1,))
+                if hsdp == 1 or (zero and copies % hsdp == 0)
+            ]
+        )
+        .reshape(-1, 2)
+        .T
+    )
+    values: dict[str, int | NDArray[Any]] = {
+        "pp": pp,
+        "dp": dp,
+        "vpp": vpp_column[:, None],
+        "microbatch": sizes[:, None, None],
+        "zero": zero_column,
+        "hsdp": hsdp_column,
+        "schedule": schedule[:, None],
+        "split": split[:, None],
+    }
+    columns = np.empty((len(COLUMNS), len(sizes), len(split), len(zero_column)), dtype=np.int32)
+    for number, name in enumerate(COLUMNS):
+        columns[number] = values[name]
     even = (batch // sizes) % 2 == 0
-    allowed = even[:, None] | (orders[:, 2] == 0)
+    allowed = even[:, None] | (paired == 0)
     return columns[:, allowed].reshape(len(COLUMNS), -1)
 
 

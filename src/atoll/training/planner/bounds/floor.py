@@ -44,6 +44,8 @@ from atoll.training.planner.space import Block, Family
 
 Floats = NDArray[np.float64]
 OPTIMAL = "optimal"
+FIRST, LAST, SECOND, MEAN = range(4)  # rows of arrays of stages
+ALL = 2  # of recomputation: behind the first and the last stage, all together
 NEAR = 1.12  # rows with bounds so near the lowest are bounded without "optimal" as well
 
 
@@ -105,8 +107,8 @@ class Floor:
         waiting = np.maximum(0.0, (shape.waiting - 1)[:, run]) * size
         kept = sample.kept_bytes + free_bytes / np.maximum(waiting, 1e-9)
         again_s = shape.passed[:, run] * size * np.interp(kept, *among(sample.again, policies))
-        ends_s = again_s[0] + np.where(shape.some.pp[run] > 1, again_s[1], 0.0)
-        again_s[2] = np.maximum(again_s[2], ends_s)
+        ends_s = again_s[FIRST] + np.where(shape.some.pp[run] > 1, again_s[LAST], 0.0)
+        again_s[ALL] = np.maximum(again_s[ALL], ends_s)
         return np.asarray(again_s)
 
     def _shape(self, block: Block) -> Shape:
@@ -125,13 +127,8 @@ class Floor:
         stack = self.run.stack
         stored, trained = sample.parameters
         states, gradients = per[:, :2] @ stored + per[:, 4:] @ trained, per[:, 2:4] @ trained
-        first, run, distinct, key, copies = (
-            shape.first,
-            shape.run,
-            shape.some,
-            shape.key,
-            shape.copies,
-        )
+        first, run, key, copies = shape.first, shape.run, shape.key, shape.copies
+        distinct = shape.some
         blocks = np.stack(shape.blocks[:4])
         most, waiting = shape.activations(sample)
         peak_bytes = np.maximum(most, waiting)
@@ -149,7 +146,7 @@ class Floor:
         later = kept - most - rebuilt, peak_bytes - most
         """What the peak is above that."""
         for stage_bytes in (kept, peak_bytes, *later):
-            stage_bytes[3] = np.where(distinct.pp == 1, stage_bytes[1], stage_bytes[3])
+            stage_bytes[MEAN] = np.where(distinct.pp == 1, stage_bytes[LAST], stage_bytes[MEAN])
         counts = np.take((blocks * copies[first])[:3], run, axis=1)
         with_blocks = np.take(blocks.min(axis=0) > 0, run)
         at_last = np.take(shape.blocks.final > 0, run).astype(np.intp)
@@ -162,14 +159,14 @@ class Floor:
             kept = np.where(late, np.take(peak_bytes, run, axis=1), kept)
             above = np.where(late, np.take(later[1], run, axis=1), above)
             alone = self.run.global_batch == block.dp * block.microbatch
-            is_loss_stage = np.take(states.T, key, axis=1)
+            without_gradients = np.take(states.T, key, axis=1)
             model_bytes, block_bytes, front, back = np.where(
-                late & alone, is_loss_stage, (model_bytes, block_bytes, front, back)
+                late & alone, without_gradients, (model_bytes, block_bytes, front, back)
             )
         needed = counts * block_bytes + kept[:3]
-        needed[0] += front
-        needed[1] += np.where(turned, 0.0, back)  # zb-v ends on the first stage
-        mean = model_bytes * copies / block.pp + kept[3]
+        needed[FIRST] += front
+        needed[LAST] += np.where(turned, 0.0, back)  # zb-v ends on the first stage
+        mean = model_bytes * copies / block.pp + kept[MEAN]
         stages = len(ZERO_STAGES)
         buffers = np.take(sample.buffers, stages * with_blocks + block.zero)
         ended = np.maximum(buffers, np.take(sample.buffers, 2 * stages * at_last + block.zero))
@@ -177,10 +174,11 @@ class Floor:
             needed[stage] += np.where(is_loss_stage, ended, buffers)
         mean += np.where(block.pp == 1, ended, buffers)
         device_bytes = np.maximum(
-            np.maximum(needed[0], needed[1]), np.maximum(needed[2] + buffers, mean)
+            np.maximum(needed[FIRST], needed[LAST]), np.maximum(needed[SECOND] + buffers, mean)
         )
         device_bytes = device_bytes * (1 + stack.fragmentation) + stack.context_bytes
-        return np.asarray(device_bytes), np.stack([needed[0], needed[1], mean]) - above[[0, 1, 3]]
+        at_backward = np.stack([needed[FIRST], needed[LAST], mean]) - above[[FIRST, LAST, MEAN]]
+        return np.asarray(device_bytes), at_backward
 
     def _seconds(
         self,
@@ -213,7 +211,7 @@ class Floor:
             gather_s + reduce_s,
         )
         # Gathers hide behind computation, of which there may be less.
-        products_s = size * sample.beside_s + np.stack([more_f, more_b + more_w + again_s[2]])
+        products_s = size * sample.beside_s + np.stack([more_f, more_b + more_w + again_s[ALL]])
         exposed_s = np.maximum((1 - hidden.gather) * wires_s, wires_s - products_s)
         # Weight passes that run apart may take longer, and backward passes as much less.
         exposed_s[1, split] = (1 - hidden.gather) * wires_s[1, split]
@@ -222,7 +220,7 @@ class Floor:
             block,
             m,
             size * sample.forward_s + more_f + exposed_s[0] + outside + sent_s,
-            size * sample.data_s + more_b + exposed_s[1] + outside + sent_s + again_s[2],
+            size * sample.data_s + more_b + exposed_s[1] + outside + sent_s + again_s[ALL],
             size * sample.weight_s + more_w,
             sample,
             shape.stages_s(sample, again_s[:2], shape.run[rows]),
