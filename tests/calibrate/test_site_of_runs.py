@@ -16,7 +16,7 @@ from atoll.calibration.runs import Mixture, Variant, _timed, fit_runs
 from atoll.errors import AtollError
 from atoll.training.estimate import estimate
 from atoll.training.site import KnownFactor, Levels, Site, load_site
-from atoll.validation.rows import run_at, run_of
+from atoll.validation.rows import run_at_site, run_of
 from atoll.validation.run_table import read_runs
 
 MODEL = {
@@ -53,7 +53,7 @@ def runs(path: Path, site: Site | None = None, **changed: Any) -> Path:
     rows = [{"id": f"r{i}", **MODEL, **layout, **changed} for i, layout in enumerate(LAYOUTS)]
     timed = []
     for row, told in zip(read_runs(table(path, rows)), rows, strict=True):
-        step = estimate(*(run_at(row, site) if site else run_of(row))).step
+        step = estimate(*(run_at_site(row, site) if site else run_of(row))).step
         timed.append({**told, "measured_iter_time_s": step.time_s})
     return table(path, timed)
 

@@ -26,7 +26,7 @@ from atoll.hardware.physical.device_power import H200_FIT, Rates, device_W
 from atoll.training.estimate import Estimator
 from atoll.validation.errors import error_summary
 from atoll.validation.run_table import RunRow
-from atoll.validation.step_rows import H200_STEPS, H200_STEPS_LATER, read_steps, step_run_of
+from atoll.validation.step_rows import H200_STEPS, H200_STEPS_LATER, read_steps, run_from_step
 
 COLUMNS = ("kind", "us", "power_W", "joules")
 COPY_BYTES = 6.5
@@ -220,7 +220,7 @@ def _step(gpu: Gpu, cells: Mapping[str, str], line: Line) -> tuple[float, float]
     sizes = {"seq": str(round(_number(cells, "seq"))), "compiled": "0", "recompute": recomputed}
     batch = str(round(_number(cells, "mbs")))
     values = {**own.values, **sizes, "mbs": batch, "micro_batch": batch, "global_batch": batch}
-    run, layout = step_run_of(RunRow(line.number, name, own.source, gpu.name, "A", values))
+    run, layout = run_from_step(RunRow(line.number, name, own.source, gpu.name, "A", values))
     time_s = Estimator(run).estimate(layout).step.time_s
     products_s = min(_number(cells, "flops") / fastest_flops(gpu, gpu.half_dtype), time_s)
     busy, streams = (

@@ -16,7 +16,7 @@ from atoll.files.csvfile import read_csv
 from atoll.questions.verbs import CalibrateQuestion, ValidateQuestion
 from atoll.training.site import load_site
 from atoll.validation.chips import validate_chips
-from atoll.validation.figures import reader_of, validate_figures
+from atoll.validation.figures import find_reader, validate_figures
 from atoll.validation.nodes import is_node_file, validate_nodes
 from atoll.validation.step_rows import H200_STEPS, H200_STEPS_LATER, is_step_file
 from atoll.validation.validate import validate_runs, validate_steps
@@ -42,7 +42,7 @@ def judge(asked: ValidateQuestion) -> Validation:
     if asked.chips is not None:
         if data is not None or expect is not None or asked.site is not None:
             raise AtollError("chips: a table of chips is judged alone, without data, expect, site")
-        if reader_of(read_csv(asked.chips)[0]) is not None:
+        if find_reader(read_csv(asked.chips)[0]) is not None:
             return validate_figures(asked.chips, out)
         return validate_chips(asked.chips, out)
     site = None if asked.site is None else load_site(asked.site)
@@ -60,7 +60,7 @@ def judge(asked: ValidateQuestion) -> Validation:
         return replace(validate_operators(gpu=gpu, held_out=True, out=out), steps=steps)
     if is_node_file(header):
         return validate_nodes(data, out)
-    if reader_of(header) is not None:
+    if find_reader(header) is not None:
         return validate_figures(data, out)
     if is_energy_file(header):
         return validate_energies(data, gpu, out=out)

@@ -32,9 +32,9 @@ from atoll.training.estimate import Estimator
 from atoll.training.run import Run
 from atoll.training.site import Attention, KnownFactor, Levels, Overlaps, Site
 from atoll.training.stack import CHIP, STACKS
-from atoll.validation.rows import Reader, run_at, run_of
+from atoll.validation.rows import Reader, run_at_site, run_of
 from atoll.validation.run_table import RunRow, read_runs
-from atoll.validation.step_rows import is_step_file, read_steps, step_run_of
+from atoll.validation.step_rows import is_step_file, read_steps, run_from_step
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -82,7 +82,7 @@ class Variant:
 
     def __init__(self, timed: Sequence[Timed], site: Site) -> None:
         self.stack, self.attention = site.stack, site.attention
-        read = [run_at(t.row, site, t.reader) for t in timed]
+        read = [run_at_site(t.row, site, t.reader) for t in timed]
         self.runs = [run for run, _ in read]
         self.layouts = [layout for _, layout in read]
         self.measured = np.array([t.log_s for t in timed])
@@ -365,14 +365,14 @@ def _timed(path: str | Path, base: Site, device: str) -> tuple[list[Timed], list
     """The rows that can be read and have a time, and what is wrong with others."""
     found, skipped = [], []
     steps = is_step_file(read_csv(path)[0])
-    reader = step_run_of if steps else run_of
+    reader = run_from_step if steps else run_of
     for row in read_steps(path, device) if steps else read_runs(path):
         try:
             row.check()
             time_s = row.time_s
             if time_s is None:
                 raise AtollError(f"line {row.line} ({row.id}): no step time and no tokens/s")
-            run, layout = run_at(row, base, reader)
+            run, layout = run_at_site(row, base, reader)
             Estimator(run).estimate(layout)
             found.append(Timed(row, reader, run, float(np.log(time_s))))
         except AtollError as error:

@@ -16,10 +16,10 @@ from atoll.predictors.predictor import Asked, Predicted, Predictor
 from atoll.predictors.rules import sizes_of
 from atoll.questions.verbs import BenchQuestion
 from atoll.validation.errors import error_summary
-from atoll.validation.rows import counted_of, run_of
+from atoll.validation.rows import peak_meaning, run_of
 from atoll.validation.run_table import RunRow, read_runs
-from atoll.validation.step_rows import is_step_file, read_steps, step_run_of
-from atoll.validation.validate import Ranked, group_of, regret
+from atoll.validation.step_rows import is_step_file, read_steps, run_from_step
+from atoll.validation.validate import RankedLayout, layout_group, regret
 
 SIZES = ((3e9, "below 3B"), (20e9, "3B to 20B"), (65e9, "20B to 65B"), (float("inf"), "65B and up"))
 """Classes of models by all their parameters."""
@@ -107,13 +107,13 @@ def _rows(
     files = []
     for path, ran in [*((p, True) for p in question.files), *((p, False) for p in question.oom)]:
         steps = is_step_file(read_csv(path)[0])
-        reader = step_run_of if steps else run_of
+        reader = run_from_step if steps else run_of
         found = read_steps(path, question.device) if steps else read_runs(path)
         files.append(BenchFile(file=str(path), rows=len(found), ran=ran))
         for row in found:
             try:
                 row.check()
-                asked = Asked(*reader(row), counted_of(row))
+                asked = Asked(*reader(row), peak_meaning(row))
                 size = sizes_of(asked.run.model).all
             except AtollError as error:
                 unread[str(error)] += 1
@@ -183,11 +183,13 @@ def _errors(values: Iterable[float | None]) -> Errors:
     return error_summary([value for value in values if value is not None])
 
 
-def _ranked(name: str, row: Row) -> Ranked:
+def _ranked(name: str, row: Row) -> RankedLayout:
     found, asked = row.of(name), row.asked
     assert found is not None and found.time_s is not None and row.row.time_s is not None
     variant = f"{asked.layout} {asked.run.attention}"
-    return Ranked(group_of(row.row), variant, row.row.time_s, (found.time_s, *found.order))
+    return RankedLayout(
+        layout_group(row.row), variant, row.row.time_s, (found.time_s, *found.order)
+    )
 
 
 FIELDS = (

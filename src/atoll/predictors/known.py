@@ -7,12 +7,14 @@ from atoll.predictors.predictor import Asked, Predicted, Predictor
 from atoll.predictors.rules import ROOFLINE, RULE_OF_THUMB
 from atoll.registry import Registry
 from atoll.training.estimate import Estimator
-from atoll.validation.rows import peak_of
+from atoll.validation.rows import predicted_peak_bytes
 
 
 def _atoll(asked: Asked) -> Predicted:
     found = Estimator(asked.run).estimate(asked.layout)
-    return Predicted(found.step.time_s, peak_of(asked.counted, found.memory), found.fits)
+    return Predicted(
+        found.step.time_s, predicted_peak_bytes(asked.counted, found.memory), found.fits
+    )
 
 
 ATOLL = Predictor("atoll", _atoll, "the estimate of `atoll estimate`, all of a row in words read")
