@@ -12,7 +12,7 @@ import pytest
 
 import atoll
 from atoll import api
-from atoll.calibration.runs import Mixture, Variant, _timed, fit_runs
+from atoll.calibration.runs import Mixture, SoftwareVariant, _timed, fit_runs
 from atoll.errors import AtollError
 from atoll.training.estimate import estimate
 from atoll.training.site import KnownFactor, Levels, Site, load_site
@@ -116,7 +116,7 @@ def test_runs_that_contradict_one_another_leave_the_catalogue(tmp_path: Path) ->
 
 def test_a_site_weighs_how_much_differs_by_the_evidence(tmp_path: Path) -> None:
     timed, _ = _timed(runs(tmp_path / "runs.csv", ELSEWHERE), Site(name="catalogue"), "h200")
-    mixture = Mixture.of(Variant(timed[:3], Site(name="catalogue")), [])
+    mixture = Mixture.fitted(SoftwareVariant(timed[:3], Site(name="catalogue")), [])
     points = np.array([fit.point for fit in mixture.fits])
     assert mixture.weights.sum() == pytest.approx(1.0)
     assert np.all(mixture.point <= points.max(axis=0) + 1e-12)

@@ -45,7 +45,7 @@ class ArgumentNames(FileModel):
 
 
 @lru_cache
-def load_argument_names(software: str) -> ArgumentNames:
+def load_names(software: str) -> ArgumentNames:
     file = files("atoll.launch") / "words" / f"{software}.yaml"
     return read_shipped(file.read_text(encoding="utf-8"), ArgumentNames, file.name)
 

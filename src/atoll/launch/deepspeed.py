@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from atoll.errors import AtollError
-from atoll.launch.account import Launch, LaunchArguments, flatten, load_argument_names
+from atoll.launch.account import Launch, LaunchArguments, flatten, load_names
 from atoll.workload.families.model_config import ModelConfig
 
-NAMES = load_argument_names("deepspeed")
+NAMES = load_names("deepspeed")
 ADAM = ("adam", "adamw", "fusedadam")
 DEFAULT_SIZES = {
     "reduce_bucket_size": 5e8, "allgather_bucket_size": 5e8, "stage3_max_live_parameters": 1e9,

@@ -10,7 +10,7 @@ import numpy as np
 
 from atoll.answers.validation import MeasuredPart, MeasuredRun, ProfiledStep
 from atoll.calibration.kineto import read_trace
-from atoll.calibration.runs import fit_one
+from atoll.calibration.runs import fit_single_run
 from atoll.errors import AtollError
 from atoll.launch.files.logs import Log, read_run_log, steady_times
 from atoll.training.estimate import Estimate
@@ -37,7 +37,7 @@ def measured_run(
     times_s = log.step_times_s(run.global_batch, run.sequence, run.devices)
     steady_times_s = steady_times(times_s) if log_path is not None else times_s
     low_s, time_s, high_s = (float(t) for t in np.quantile(steady_times_s, (0.05, 0.5, 0.95)))
-    slack = fit_one(run, estimate.layout, time_s, Path(log.file).name).slack
+    slack = fit_single_run(run, estimate.layout, time_s, Path(log.file).name).slack
     peak = max(log.peaks, key=lambda peak: peak.peak_bytes, default=None)
     predicted_bytes = None if peak is None else _predicted_bytes(estimate, log, peak.rank)
     batch_note = ""

@@ -12,13 +12,13 @@ from dataclasses import replace
 from typing import Any
 
 from atoll.errors import AtollError
-from atoll.launch.account import Launch, LaunchArguments, flatten, load_argument_names
+from atoll.launch.account import Launch, LaunchArguments, flatten, load_names
 from atoll.launch.files.shell import Command, Script
 from atoll.launch.files.words import UNKNOWN
 from atoll.launch.megatron_model import build_model
 from atoll.step.layout import HOST, SOME
 
-NAMES = load_argument_names("megatron")
+NAMES = load_names("megatron")
 WORLD = ("nnodes", "nproc_per_node", "num_nodes", "num_gpus")
 PROGRAMS = re.compile(r"(pretrain|train|finetune|run)\w*\.py$")
 FSDP = ("use_megatron_fsdp", "use_custom_fsdp", "use_torch_fsdp2")

@@ -12,14 +12,14 @@ from dataclasses import replace
 from typing import Any
 
 from atoll.errors import AtollError
-from atoll.launch.account import Launch, LaunchArguments, load_argument_names
+from atoll.launch.account import Launch, LaunchArguments, load_names
 from atoll.launch.files.shell import Script
 from atoll.launch.files.words import UNKNOWN
 from atoll.launch.megatron import layout_fields
 from atoll.workload import load_config
 from atoll.workload.families.model_config import ModelConfig
 
-NAMES = load_argument_names("mlperf")
+NAMES = load_names("mlperf")
 MODELS = {"405b": "llama3-405b", "8b": "llama3-8b", "70b": "llama2-70b"}
 ADAPTED = "llama2-70b"
 SEQUENCE = 8192

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from atoll.errors import AtollError
-from atoll.launch.account import Launch, LaunchArguments, flatten, load_argument_names
+from atoll.launch.account import Launch, LaunchArguments, flatten, load_names
 from atoll.launch.files.words import UNKNOWN
 from atoll.launch.megatron import NAMES as MEGATRON
 from atoll.launch.megatron import layout_fields, software_fields
 from atoll.launch.megatron_model import build_model
 from atoll.workload.families.model_config import ModelConfig
 
-NAMES = load_argument_names("nemo")
+NAMES = load_names("nemo")
 ACTIVATIONS = {"swiglu": "swiglu", "geglu": "gated_linear_unit", "squared_relu": "squared_relu"}
 PRECISIONS = {"fp16": "fp16", "mxfp8": "mxfp8", "nvfp4": "nvfp4", "fp8": "fp8", "bf16": "bf16",
               "16-mixed": "fp16"}  # fmt: skip

@@ -8,12 +8,12 @@ from typing import Any
 
 from atoll.errors import AtollError
 from atoll.export.torchtitan_models import FLAVORS, Flavor
-from atoll.launch.account import Launch, LaunchArguments, flatten, load_argument_names
+from atoll.launch.account import Launch, LaunchArguments, flatten, load_names
 from atoll.step.layout import SOME
 from atoll.workload import config_from_hf, load_config, zoo_names
 from atoll.workload.families.model_config import ModelConfig
 
-NAMES = load_argument_names("torchtitan")
+NAMES = load_names("torchtitan")
 SCHEDULES = {
     "1f1b": "1f1b", "interleaved1f1b": "interleaved", "gpipe": "gpipe",
     "zbvzerobubble": "zb-v", "interleavedzerobubble": "zb-h1", "dualpipev": "dualpipe",

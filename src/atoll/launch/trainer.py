@@ -18,7 +18,7 @@ from atoll.launch.account import (
     Launch,
     LaunchArguments,
     flatten,
-    load_argument_names,
+    load_names,
 )
 from atoll.launch.deepspeed import read_deepspeed
 from atoll.launch.files.content import read_content
@@ -29,7 +29,7 @@ from atoll.launch.megatron import layout_fields, named_arguments, software_field
 from atoll.workload.families.model_config import ModelConfig
 
 BATCH = "per_device_train_batch_size"
-NAMES = load_argument_names("trainer")
+NAMES = load_names("trainer")
 ZERO_STAGES = {
     "full_shard": 3, "1": 3, "shard_grad_op": 2, "2": 2, "no_shard": 0, "3": 0,
     "hybrid_shard": 3, "4": 3, "hybrid_shard_zero2": 2, "5": 2,

@@ -1,4 +1,4 @@
-"""The predictors by name: ours, and those of other packages."""
+"""Registry of predictors: Atoll's, and those of other packages."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from atoll.training.estimate import Estimator
 from atoll.validation.rows import predicted_peak_bytes
 
 
-def _atoll(asked: Asked) -> Predicted:
-    found = Estimator(asked.run).estimate(asked.layout)
+def _atoll(job: Asked) -> Predicted:
+    estimate = Estimator(job.run).estimate(job.layout)
     return Predicted(
-        found.step.time_s, predicted_peak_bytes(asked.counted, found.memory), found.fits
+        estimate.step.time_s, predicted_peak_bytes(job.counted, estimate.memory), estimate.fits
     )
 
 
