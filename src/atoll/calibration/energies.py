@@ -209,9 +209,7 @@ def _vector(gpu: Gpu, per_second: float) -> float:
 
 
 def _step(gpu: Gpu, cells: Mapping[str, str], line: Line) -> tuple[float, float]:
-    """Return time and power of a step of a model in our tables of steps: products at their rate
-    under the limit, everything else at DRAM's peak.
-    """
+    """Return time and power of a step: products at their limited rate, then DRAM's peak."""
     tables = (H200_STEPS_LATER, H200_STEPS)
     models = {row.text("model"): row for path in tables for row in read_steps(path, gpu.name)}
     name = cells.get("model", "")

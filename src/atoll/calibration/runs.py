@@ -41,7 +41,7 @@ PRIORS = {"slack": 0.12, "host": 0.95, "overlap": 1.0, "inside": 0.42, "between"
 """Standard deviations of the parameters' logarithms (of overlap: of its odds), from fits of 13
 sources of published runs without the farthest; that of overlap is an assumption.
 """
-WIDTHS = np.array(list(PRIORS.values()))
+WIDTHS, SLACK = np.array(list(PRIORS.values())), list(PRIORS).index("slack")
 SLOWER = np.array([1, 1, -1, -1, -1])
 """Direction in which each parameter makes steps longer."""
 NOISE, FREEDOM = 0.07, 4.0
@@ -151,9 +151,7 @@ class VariantFit:
 
 
 def fit_variant(variant: SoftwareVariant, fixed: Sequence[str] = ()) -> VariantFit:
-    """Fit by Gauss-Newton with the weights of Student's distribution and halved steps; `fixed`
-    parameters stay at their priors' means.
-    """
+    """Fit by Gauss-Newton with halved steps; `fixed` parameters stay at their priors' means."""
     point = np.zeros(WIDTHS.size)
     residuals = variant.measured - variant.log_s(point)
     wanted = np.array([name not in fixed for name in PRIORS])
@@ -188,9 +186,7 @@ def _unfitted(variant: SoftwareVariant) -> VariantFit:
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """Fits of nothing, slack alone and all parameters with one kind of software, weighted by their
-    evidence.
-    """
+    """Fits of nothing, slack and all parameters with one software, weighted by evidence."""
 
     fits: tuple[VariantFit, ...]
 
@@ -242,11 +238,9 @@ class Mixture:
 
 
 def _slopes(variant: SoftwareVariant, point: Floats, varied: Flags, residuals: Floats) -> Floats:
-    """Return finite differences over half a prior's width: host time matters only if it exceeds the
-    device's, which a smaller step might miss.
-    """
+    """Return finite differences over half a prior's width (smaller steps may miss host time)."""
     slopes = np.zeros((len(variant.runs), point.size))
-    slopes[:, 0] = 1.0  # slack multiplies
+    slopes[:, SLACK] = 1.0  # slack multiplies
     for i in np.flatnonzero(varied[1:]) + 1:
         moved = np.zeros(point.size)
         moved[i] = np.copysign(WIDTHS[i] / 2, SLOWER[i] if point[i] == 0 else point[i])
@@ -271,9 +265,7 @@ def _cost(residuals: Floats, point: Floats) -> float:
 
 
 def site_at(point: Floats, sd: Floats | None = None, **fields: Any) -> Site:
-    """Return the site at logarithms of the parameters, with 90 % intervals; parameters whose
-    `sd` is nan are unset.
-    """
+    """Return the site at log parameters, with 90 % intervals; unset where `sd` is nan."""
     spread = np.zeros(point.size) if sd is None else sd
     factors = {
         name: KnownFactor(value=np.exp(log), low=np.exp(log - width), high=np.exp(log + width))
@@ -351,9 +343,7 @@ def _error(residuals: Floats) -> float:
 
 
 def _reach(residuals: Floats) -> float:
-    """Return the half-width of the 90 % interval of a further run's residual (Student's
-    distribution), from left-out residuals.
-    """
+    """Return the half-width of the 90 % interval of a further run's residual (Student)."""
     n = residuals.size
     return float(stdtrit(n - 1, 0.95) * np.sqrt((residuals**2).mean() * (1 + 1 / n)))
 
@@ -401,8 +391,9 @@ def _likeliest(timed: Sequence[TimedRun], base: Site) -> list[SoftwareVariant]:
             continue
         residuals = variant.measured - variant.log_s(np.zeros(WIDTHS.size))
         point = np.zeros(WIDTHS.size)
-        point[0] = np.median(residuals) * WIDTHS[0] ** 2 / (WIDTHS[0] ** 2 + NOISE**2 / len(sample))
-        cost = _cost(residuals - point[0], point) + variant.prior
+        variance = WIDTHS[SLACK] ** 2
+        point[SLACK] = np.median(residuals) * variance / (variance + NOISE**2 / len(sample))
+        cost = _cost(residuals - point[SLACK], point) + variant.prior
         variants[variant.key] = cost, variant
     ranked = sorted(variants.values(), key=lambda item: item[0])[:TRIED]
     software = [{"stack": v.stack, "attention": v.attention} for _, v in ranked]

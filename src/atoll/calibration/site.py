@@ -110,9 +110,7 @@ def _combined(measured: Site, fitted: Site) -> Site:
 
 
 def _spread(values: Sequence[float]) -> Spread:
-    """Return the mean of steps with the 90 % interval of a further step (Student's distribution); a
-    single step has the usual noise of step times.
-    """
+    """Return the mean with a 90 % interval (Student); one step has the usual noise."""
     n, mean = len(values), float(np.mean(values))
     sd = float(np.std(values, ddof=1)) if n > 1 else NOISE * mean
     reach = float(stdtrit(max(1, n - 1), 0.95)) * sd * (1 + 1 / n) ** 0.5

@@ -83,9 +83,7 @@ def device_folder(device: str) -> Path:
 
 
 def _products(gpu: Gpu, folder: Path, dtype: str) -> Grid | None:
-    """Return measured / predicted times of products, without the cast of formats that have no scale
-    per block, which is timed separately.
-    """
+    """Return measured / predicted times of products, without separately timed casts."""
     rows = [r for name in ENGINES[dtype] for r in product_rows(folder, name, dtype)]
     if not rows:
         return None

@@ -21,9 +21,7 @@ VALUES: AxisValues = {
 
 
 def runs_as(precision: str) -> dict[str, str]:
-    """Return question fields; gradients that ZeRO does not shard, and all of a pipeline, are summed
-    after the last backward pass (runtime/engine.py, runtime/pipe/schedule.py).
-    """
+    """Return stack and overlap; without ZeRO and in pipelines gradients are summed at the end."""
     return {"stack": "fsdp", "overlap": "zero_grad_reduce"}
 
 

@@ -50,8 +50,7 @@ def parallel_values(plan: LaunchPlan, target: str) -> Settings:
 
 
 def sharding_values(plan: LaunchPlan) -> Settings:
-    """Return fields of DistributedDataParallelConfig: the distributed optimizer is ZeRO 1,
-    Megatron-FSDP 2 and 3."""
+    """Return fields of DistributedDataParallelConfig; Megatron-FSDP is ZeRO 2 and 3."""
     layout = plan.layout
     values: Settings = {
         "use_distributed_optimizer": layout.zero > 0,

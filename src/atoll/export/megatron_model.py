@@ -12,8 +12,7 @@ TARGET = "megatron"
 
 
 def model_values(plan: LaunchPlan) -> tuple[Settings, list[str]]:
-    """Return arguments by name (None and False are omitted), and notes on what Atoll's description
-    of a model leaves open."""
+    """Return arguments by name (None and False are omitted), and notes on open settings."""
     model = plan.model
     _check(model)
     notes: list[str] = []

@@ -148,9 +148,7 @@ def _modules(stages: tuple[int, ...]) -> list[list[str]]:
 
 
 def runs_as(precision: str) -> dict[str, str]:
-    """Return stack (compiled if the precision needs it) and optimizer: parameters are fp32, FSDP
-    casts what it gathers.
-    """
+    """Return stack and optimizer; parameters are fp32, FSDP casts what it gathers."""
     return {"stack": "compiled" if precision in CONVERTERS else "fsdp", "optimizer": "fp32"}
 
 

@@ -94,8 +94,7 @@ def find_flavor(model: ModelConfig) -> tuple[Flavor, str | None]:
 def model_arguments(model: ModelConfig) -> str:
     """Return a Llama-like shape as torchtitan's TransformerModelArgs.
 
-    torchtitan rounds 8/3 * dim * multiplier up to a multiple of `multiple_of`, so multiple_of = ffn
-    yields ffn if the product is at most ffn.
+    torchtitan rounds 8/3 dim * multiplier up to a multiple of `multiple_of`, here to ffn.
     """
     narrow = model.ffn < int(2 * 4 * model.hidden / 3)
     multiplier = ", ffn_dim_multiplier=0.1" if narrow else ""

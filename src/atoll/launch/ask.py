@@ -29,9 +29,7 @@ def launched(file: str | Path, options: Mapping[str, Any]) -> Launch:
 
 
 def completed(question: type[Question], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a question that names a launch file; a plan ignores the file's layout,
-    because it searches those axes itself.
-    """
+    """Return a question's fields from its launch file; plans ignore the file's layout."""
     launch = launched(options["from_"], options)
     all_fields = question_fields(launch, options)
     if issubclass(question, LayoutQuestion):

@@ -88,8 +88,7 @@ def read_deepspeed(file: str, content: Mapping[str, Any], model: ModelConfig | N
 
 def _overlap(zero: int, pp: int, overlapping: bool) -> str:
     """Return the overlap words. Without ZeRO, and in pipelines, gradients are summed after the last
-    backward pass (`allreduce_gradients` in runtime/engine.py; ReduceGrads of pipe/schedule.py; and
-    pipelines turn `overlap_comm` off).
+    backward pass (runtime/engine.py, pipe/schedule.py; pipelines turn `overlap_comm` off).
     """
     if zero == 0 or pp > 1:
         return "zero_grad_reduce"

@@ -23,9 +23,7 @@ KINDS = {"matrix": "products", "attention": "attention", "vector": "streaming"}
 def measured_run(
     estimate: Estimate, log_path: Path | None, trace_path: Path | None
 ) -> tuple[MeasuredRun | None, str]:
-    """Return the measured steps of a log or profile with the slack they imply (None without
-    either), and a note if the log has another batch.
-    """
+    """Return the measured steps, if any, and a note if the log has another batch."""
     profile = read_trace(trace_path) if trace_path else ()
     if log_path is not None:
         log = read_run_log(log_path)

@@ -54,9 +54,7 @@ def read_megatron(file: str, script: Script, vocab: int | None = None) -> Launch
 
 
 def read_megatron_values(file: str, content: Mapping[str, Any], vocab: int | None = None) -> Launch:
-    """Read MODEL_ARGS of a YAML file of Megatron-LM's tests: switches are true or false, and
-    ENV_VARS tune libraries.
-    """
+    """Read MODEL_ARGS of a YAML file of Megatron-LM's tests; switches are true or false."""
     values: dict[str, Any] = {}
     off: dict[str, Any] = {}
     for name, value in content["MODEL_ARGS"].items():

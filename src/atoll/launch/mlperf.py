@@ -38,10 +38,8 @@ def read_mlperf(file: str, script: Script, model: ModelConfig | None) -> Launch:
     """Read a configuration; the model follows from its size, or from the LoRA benchmark."""
     exported = {NAMES.renamed.get(name, name): name for name in script.exported}
     values: dict[str, Any] = {new: script.exported[old] for new, old in exported.items()}
-    args = LaunchArguments(
-        file, {n: v for n, v in values.items() if v.lower() not in ("null", "none")}
-    )
-    args.unknown = UNKNOWN
+    chosen = {n: v for n, v in values.items() if v.lower() not in ("null", "none")}
+    args = LaunchArguments(file, chosen, UNKNOWN)
     adapters = any(name.startswith(("LORA_", "NEMO_LORA_")) for name in values)
     args.refuse_offload("CPU_OFFLOADING")
     args.has("CPU_OFFLOADING_NUM_LAYERS")  # offloading is off
@@ -75,9 +73,7 @@ def read_mlperf(file: str, script: Script, model: ModelConfig | None) -> Launch:
     args.ignore((*NAMES.without_effect, *NAMES.tuning, *_switched_off(args.values)))
     account = args.account()
     nulls = {name: "" for name in values if name not in args.values}  # null means not set
-    duplicates = {
-        n: v for n, v in script.exported.items() if exported[NAMES.renamed.get(n, n)] != n
-    }
+    duplicates = {n: v for n, v in script.exported.items() if n not in exported.values()}
     file_account = account.renamed(exported, {**nulls, **duplicates})
     return Launch(file, "nemo", described, fields, steps, file_account, (*script.notes, *notes))
 

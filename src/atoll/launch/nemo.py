@@ -77,9 +77,7 @@ def _check_kind(file: str, content: Mapping[str, Any]) -> None:
 def _translated(
     content: Mapping[str, Any],
 ) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
-    """Return values by megatron-core's names, the file's names of them, and values without effect
-    (null and false mean not set).
-    """
+    """Return values by megatron-core's names, their names in the file, and values not set."""
     values: dict[str, Any] = {}
     file_names: dict[str, str] = {}
     without_effect: dict[str, str] = {}

@@ -41,9 +41,7 @@ def read_launch(
     environment: Mapping[str, str] | None = None,
     vocab: int | None = None,
 ) -> Launch:
-    """Read a launch file; `model` is the model if the file does not describe it, `environment`
-    sets variables of a script.
-    """
+    """Read a launch file; `model` if it has none, `environment` sets a script's variables."""
     if path.suffix not in (".toml", ".json", ".yaml", ".yml"):
         return _script(path, model, environment, vocab)
     content = read_content(path)

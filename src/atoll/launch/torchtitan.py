@@ -120,9 +120,8 @@ def _config_from_flavor(flavor: Flavor) -> ModelConfig:
 
 
 def _data_parallel(args: LaunchArguments, tp: int, cp: int, pp: int) -> dict[str, Any]:
-    """Return zero, hsdp and, if known, devices. FSDP shards over dp_shard x cp ranks. If it keeps
-    weights, a pipeline also accumulates unsharded gradients: ZeRO 1. A shard degree above 0 (not
-    -1) determines the number of devices.
+    """Return zero, hsdp and, unless the shard degree is -1, devices. FSDP shards over dp_shard x cp
+    ranks; if it keeps weights, a pipeline accumulates unsharded gradients (ZeRO 1).
     """
     replicas = args.count("parallelism.data_parallel_replicate_degree") or 1
     sharded = args.number("parallelism.data_parallel_shard_degree")

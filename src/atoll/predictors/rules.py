@@ -50,9 +50,7 @@ def _tokens(job: Asked) -> float:
 
 
 def _passes(job: Asked) -> float:
-    """Return FLOPs of a step over the model's FLOPs: full recomputation adds a forward pass; frozen
-    weights have no gradients.
-    """
+    """Return FLOPs / model FLOPs: full recomputation adds a forward pass."""
     passes = 2.0 if job.run.adapters else 3.0
     return (passes + (job.layout.recompute == "full")) / passes
 

@@ -51,8 +51,7 @@ class RowSettings:
     attention: str
     dropout: float
     peak: str = "allocated"
-    """What its peak counts: allocated, reserved (with cached blocks), or device (with the driver's
-    share)."""
+    """What its peak counts: allocated, reserved (with cached blocks), device (with the driver)."""
     selective: str = "selective"
     """Policy or modules that "selective" recomputation means."""
     unread: tuple[str, ...] = ()
@@ -131,9 +130,7 @@ def _loss_bytes(row: RunRow, stack: Stack) -> float:
 
 
 def _default_stack(row: RunRow, gpu: Gpu, zero: int) -> str:
-    """Return the typical software of such a layout on such a device: gated blocks and fused
-    attention came after 2022, fp8 with Hopper.
-    """
+    """Return the typical software: gated blocks and fused attention since 2022, fp8 with Hopper."""
     if gpu.stack != "megatron" or row.text("transformer_impl"):
         return gpu.stack
     gated, early = row.integer("mlp_gated", 0), gpu.name.startswith(BEFORE_HOPPER)
@@ -239,9 +236,7 @@ def _cached_network(name: str) -> Network:
 
 
 def port_Bps(text: str, node: int) -> float | None:
-    """Return the bytes per second of a device's share of a node's ports: "400G IB per GPU",
-    "8x ConnectX-7 400Gb/s"; None if not stated.
-    """
+    """Return a device's share of a node's ports ("8x ConnectX-7 400Gb/s"); None if not stated."""
     device_rates_Bps = []
     for part in re.split(r"[|,;+]", text):
         unused = any(word in part.lower() for word in UNUSED_PORTS)

@@ -133,18 +133,14 @@ def _blocks(row: RunRow, pp: int, vpp: int) -> tuple[int, ...]:
 
 
 def _replicas(network: Network, devices: int, inner: int, zero: int) -> int:
-    """Return hsdp: weights are sharded within a torus and replicated between them, as by MaxText's
-    dcn_data_parallelism.
-    """
+    """Return hsdp: weights are sharded within a torus (MaxText's dcn_data_parallelism)."""
     slices, remainder = divmod(devices, network.levels[0].devices)
     fills = zero and not remainder and not devices % (slices * inner)
     return slices if network.levels[0].torus and fills else 1
 
 
 def _microbatch(row: RunRow, stack: Stack, dp: int, pp: int) -> int:
-    """Return the microbatch. Programs of XLA state batches per device and process a step at once,
-    unless they have a pipeline.
-    """
+    """Return the microbatch; XLA runs a device's batch at once, unless it has a pipeline."""
     stated = row.count("micro_batch", 1)
     per_replica, remainder = divmod(row.count("global_batch"), dp)
     return per_replica if stack.name == "xla" and pp == 1 and not remainder else stated

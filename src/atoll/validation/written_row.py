@@ -22,11 +22,7 @@ TOLERANCE = 1e-3
 
 
 def append_run(path: Path, name: str, priced: Estimate, measured: dict[str, Any]) -> None:
-    """Append a run and its measurements to a table of runs, which is created if needed.
-
-    A table without the columns that this run needs is refused, as is a file that is no table of
-    runs.
-    """
+    """Append a run and its measurements to a table of runs, which must have all its columns."""
     cells = {"id": name, **_model(priced.run.model), **_run(priced.run), **_layout(priced.layout)}
     row = {column: _text(value) for column, value in (cells | measured).items()}
     _check(row, priced)

@@ -21,6 +21,7 @@ import numpy as np
 
 from atoll.errors import AtollError
 
+Pattern = re.Pattern[str]
 NUMBER = r"([0-9][0-9,]*\.?[0-9]*(?:[eE][-+]?[0-9]+)?)"
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 LONGEST_LINE = 2**16
@@ -79,26 +80,15 @@ class LogFormat:
 GIB, MIB = float(2**30), float(2**20)
 FORMATS = (
     # The last rank writes times, the first rank of every replica group its memory.
-    LogFormat(
-        "megatron",
-        time_s=LoggedFigure(r"elapsed time per iteration \(ms\):", 1e-3),
-        memory=LoggedFigure(r"max reserved:", MIB), counts="reserved",
-        rank=r"\[Rank",
-    ),
+    LogFormat("megatron", time_s=LoggedFigure(r"elapsed time per iteration \(ms\):", 1e-3),
+              memory=LoggedFigure(r"max reserved:", MIB), counts="reserved", rank=r"\[Rank"),
     LogFormat("nemo", time_s=LoggedFigure(r"train_step_timing in s[:=]", 1.0)),
     LogFormat("nemo", time_s=LoggedFigure(r"Step Time :", 1.0)),
     # torchtitan's metrics come from the rank with the loss: the last stage.
-    LogFormat(
-        "torchtitan",
-        tokens_per_s=r"\btps:",
-        memory=LoggedFigure(r"memory:", GIB), counts="reserved",
-        stage="last",
-    ),
-    LogFormat(
-        "deepspeed",
-        samples_per_s=r"CurrSamplesPerSec=",
-        memory=LoggedFigure(r"MaxMemAllocated=", GIB), counts="allocated",
-    ),
+    LogFormat("torchtitan", tokens_per_s=r"\btps:", stage="last",
+              memory=LoggedFigure(r"memory:", GIB), counts="reserved"),
+    LogFormat("deepspeed", samples_per_s=r"CurrSamplesPerSec=",
+              memory=LoggedFigure(r"MaxMemAllocated=", GIB), counts="allocated"),
     LogFormat("deepspeed", time_s=LoggedFigure(r"iter time \(s\):", 1.0)),
     LogFormat("mlperf", time_s=LoggedFigure(r"\"train_step_time\":", 1.0)),
     LogFormat("mlperf", samples_per_s=r"\"throughput\":"),
@@ -107,10 +97,7 @@ FORMATS = (
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """Steps of a log; one of the three tuples is filled.
-
-    Lines of several ranks about a step are merged to the median of their figures.
-    """
+    """Steps of a log (medians over ranks); one of the three tuples is filled."""
 
     file: str
     software: str
@@ -219,9 +206,7 @@ def _quantity(log_format: LogFormat) -> tuple[float, str]:
     return 1.0, "tokens_per_s" if log_format.tokens_per_s else "samples_per_s"
 
 
-def _patterns(
-    log_format: LogFormat,
-) -> tuple[re.Pattern[str], re.Pattern[str] | None, re.Pattern[str]]:
+def _patterns(log_format: LogFormat) -> tuple[Pattern, Pattern | None, Pattern]:
     rate_words = log_format.tokens_per_s or log_format.samples_per_s or ""
     words = log_format.time_s.words if log_format.time_s else rate_words
     memory = re.compile(rf"{log_format.memory.words}\s*{NUMBER}") if log_format.memory else None
