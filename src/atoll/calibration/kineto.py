@@ -30,7 +30,7 @@ MOST_CHARACTERS = 2**36
 """Limit of an unpacked trace: about a hundred million events."""
 MOST_EVENT = 2**22
 """Limit of characters of an event, and of the text before the first."""
-MOST_STORED = 2 * 10**7
+CAPACITY = 2 * 10**7  # stored kernels and launches
 LARGEST = 1e18
 """Limit of microseconds and ids: 30,000 years."""
 DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}
@@ -85,9 +85,8 @@ def read_trace(path: str | Path) -> tuple[ProfiledStep, ...]:
     events = _Events()
     for event in read_events(path):
         _store_event(events, event)
-        if len(events.start) + len(events.launched) > MOST_STORED:
-            limit = f"{MOST_STORED:,} kernels and launches"
-            raise AtollError(f"{path}: more than {limit}; profile less")
+        if len(events.start) + len(events.launched) > CAPACITY:
+            raise AtollError(f"{path}: more than {CAPACITY:,} kernels and launches; profile less")
     if not events.start:
         raise AtollError(f"{path}: the trace has no kernels; profile the device too")
     return _steps(events)
