@@ -32,8 +32,8 @@ from atoll.wafer.costs.tables import EdgeTable, Nodes, Setting, distinct, expose
 from atoll.wafer.encoding import role_kernels as roles
 from atoll.wafer.encoding.block_parts import KINDS, Block, Edge, Roles, Unit
 from atoll.wafer.encoding.codes import Parts, by_tag, splits
-from atoll.wafer.exact.paths import Paths
-from atoll.wafer.exact.states import Decoupled, Gradients, Rules, SharedStates
+from atoll.wafer.exact.paths import BlockPaths
+from atoll.wafer.exact.states import DecoupledBound, WeightGradientCosts, Rules, SharedStates
 
 _DIMENSIONS = [roles.BATCH, roles.SEQUENCE, roles.COLUMNS, roles.EXPERTS]
 
@@ -79,7 +79,7 @@ def rates(shapes: Sequence[tuple[int, int]], mesh: Mesh) -> tuple[Rate, Rate, Ra
     return Rate(*once), Rate(*nested), Rate(*exchange)
 
 
-class CountTables:
+class SplitTables:
     """What `costs.tables.Tables` has for the codes of one shape, for the splits of all shapes.
 
     A split's layouts are exponents (splits, tensors, roles, primes): how often each prime of the
@@ -91,11 +91,11 @@ class CountTables:
         pieces: Sequence[int],
     ) -> None:  # fmt: skip
         """`pieces` in which the products of an operator may run."""
-        self.block, self.setting, self._price, self._pieces = block, setting, price, pieces
+        self.block, self.setting, self._pricer, self._pieces = block, setting, price, pieces
         self.modes = tuple(count > 1 for count in pieces)
         self.dies = shapes[0][0] * shapes[0][1]
         self._primes = np.array(sorted(set(factors(self.dies))), np.int64)
-        self._once, self._nested, self._exchange = rates(shapes, setting.wafer.mesh)
+        self._gather, self._nested, self._exchange = rates(shapes, setting.wafer.mesh)
         self.stream_splits = splits(block.stream_sizes, self.dies)
         self.stream = self._nodes(None, self.stream_splits)
         self.nodes = tuple(
@@ -118,7 +118,7 @@ class CountTables:
         states, streams = self.setting.states, np.zeros(len(among), np.bool_)
         passes = np.zeros((len(among), 3))
         if unit is not None:
-            ways = [passes_of(self._price, unit, among, pieces) for pieces in self._pieces]
+            ways = [passes_of(self._pricer, unit, among, pieces) for pieces in self._pieces]
             passes, streams = (
                 np.concatenate(ways),
                 np.repeat(self.modes, len(among)),
@@ -128,7 +128,7 @@ class CountTables:
         cut = np.array([prod(p.get(tag, 1) for tag in kind.weight) for p in among], np.int64)
         copies = self.dies // cut
         parameters = (unit.parameters if unit else 0) / cut
-        step = states.update * parameters / self._price.chip.hbm.bandwidth_Bps
+        step = states.update * parameters / self._pricer.chip.hbm.bandwidth_Bps
         wafer = self.setting.wafer
         ports = states.weight * (unit.parameters if unit else 0)
         ports /= wafer.io_Bps * self.setting.io_share
@@ -143,8 +143,8 @@ class CountTables:
             parameters, copies[:, None], step / self.setting.microbatches,
             copies.astype(np.float64),
             np.maximum(ports, states.weight * parameters / wafer.link_Bps),
-            self._once.seconds(copies, states.reduced * parameters),
-            self._once.seconds(copies, states.weight * parameters),
+            self._gather.seconds(copies, states.reduced * parameters),
+            self._gather.seconds(copies, states.weight * parameters),
         )  # fmt: skip
 
     def chain_nodes(self, chain: int) -> tuple[Nodes, ...]:
@@ -174,7 +174,7 @@ class CountTables:
         found: IntArray = (self._primes**powers).prod(axis=-1)
         return found
 
-    def _moved(
+    def _transition_s(
         self, totals: Sequence[float], source: IntArray, target: IntArray
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Seconds of scatter, exchange and gather between all pairs of splits: worked out for those
@@ -201,11 +201,11 @@ class CountTables:
         return scatter[pairs], exchange[pairs], gather[pairs]
 
     def _edge(self, edge: Edge, source: Nodes, target: Nodes) -> EdgeTable:
-        scatter, exchange, gather = self._moved(edge.totals, source.writes, target.reads)
+        scatter, exchange, gather = self._transition_s(edge.totals, source.writes, target.reads)
         a, b = source.streams[:, None], target.streams[None, :]
         made = exchange + exposed(scatter, source.forward_s[:, None], a)
         forward = made + exposed(gather, target.forward_s[None, :], b)
-        moved = self._moved(edge.totals, target.gradient_writes, source.gradient_reads)
+        moved = self._transition_s(edge.totals, target.gradient_writes, source.gradient_reads)
         back_scatter, exchange, back_gather = (part.T for part in moved)
         back = exchange + exposed(back_scatter, target.data_s[None, :], b)
         back = back + exposed(back_gather, source.data_s[:, None], a)
@@ -226,38 +226,38 @@ class CountTables:
 
     def _norm_sums_s(self, parts: Parts) -> float:
         rows = self.block.microbatch * self.block.sequence / (parts.get("b", 1) * parts.get("s", 1))
-        return 2.0 * float(self._once.seconds(np.array(parts.get("c", 1)), 8.0 * rows))
+        return 2.0 * float(self._gather.seconds(np.array(parts.get("c", 1)), 8.0 * rows))
 
     def _entry_s(self, chain: int, parts: Parts) -> float:
         passes = self.block.chains[chain].entry_passes
-        return float(self._price.passes_s(passes, parts)) + self._norm_sums_s(parts)
+        return float(self._pricer.passes_s(passes, parts)) + self._norm_sums_s(parts)
 
     def _stream_s(self, parts: Parts) -> float:
         return sum(
             self._entry_s(index, parts)
             + self._norm_sums_s(parts)
-            + float(self._price.passes_s(chain.stream_passes, parts))
+            + float(self._pricer.passes_s(chain.stream_passes, parts))
             for index, chain in enumerate(self.block.chains)
         )
 
-    def paths(self, states: SharedStates) -> Paths:
+    def paths(self, states: SharedStates) -> BlockPaths:
         among, block = self.stream_splits, self.block
         share = np.array([1.0 / prod(parts.get(tag, 1) for tag in "bsc") for parts in among])
-        return Paths(
+        return BlockPaths(
             states.chains, np.array([self._stream_s(parts) for parts in among]),
             share * self.setting.held_bytes(block), np.zeros(len(among)),
         )  # fmt: skip
 
 
-class Counted(NamedTuple):
+class SplitBounds(NamedTuple):
     """Bounds over all codes of all shapes: one code for all passes of an operator, or any."""
 
-    shared: Paths
-    apart: Decoupled
+    shared: BlockPaths
+    decoupled: DecoupledBound
 
 
-def counted(tables: CountTables, rules: Rules) -> Counted:
+def split_bounds(tables: SplitTables, rules: Rules) -> SplitBounds:
     states = SharedStates(tables, rules)
-    ways = Gradients(tables.to_home_s, tables.fetch_s, tables.sliced)
+    ways = WeightGradientCosts(tables.to_home_s, tables.fetch_s, tables.sliced)
     shared = tables.paths(states)
-    return Counted(shared, Decoupled.of(states, shared, ways))
+    return SplitBounds(shared, DecoupledBound.from_states(states, shared, ways))

@@ -28,15 +28,15 @@ from atoll.fabric.digits import Digits
 from atoll.hardware.wafer import Wafer
 from atoll.step.replay import PassTime
 from atoll.stopping import go_on
-from atoll.wafer.bounds.counts import Counted, CountTables, counted, rates
+from atoll.wafer.bounds.counts import SplitBounds, SplitTables, split_bounds, rates
 from atoll.wafer.costs.block_kernels import CHUNKS
 from atoll.wafer.costs.pricing import passes_of, pricer
 from atoll.wafer.encoding.block import make_block
 from atoll.wafer.encoding.block_parts import Block, Pass, Product
 from atoll.wafer.encoding.codes import Parts, by_tag, parts_of, splits
 from atoll.wafer.exact.exact import Exact
-from atoll.wafer.exact.paths import FREE, Outlook
-from atoll.wafer.exact.states import Decoupled, Rules, least_s
+from atoll.wafer.exact.paths import FREE, ChainBounds
+from atoll.wafer.exact.states import DecoupledBound, Rules, least_block_s
 from atoll.wafer.staging.stages import Planner
 
 PEAK, OPERATORS, COUNTS, EXACT, WHOLE = range(5)
@@ -91,7 +91,7 @@ class SizeBound:
         return SizeBound(**own)
 
 
-Sharper = Callable[[int, int, int, float], SizeBound]
+SharpenSize = Callable[[int, int, int, float], SizeBound]
 """Microbatch, dies, level and seconds of a layer that are enough: what is known then."""
 
 
@@ -99,7 +99,7 @@ class LayerBounds:
     """Bounds of layers of one model, batch and sequence on one wafer."""
 
     def __init__(
-        self, planners: Sequence[Planner], ask: Sharper | None = None,
+        self, planners: Sequence[Planner], ask: SharpenSize | None = None,
         like: LayerBounds | None = None,
     ) -> None:  # fmt: skip
         """`ask` makes bounds sharper instead of `sharper`, which does it here. `like`: bounds under
@@ -107,29 +107,29 @@ class LayerBounds:
         what operators and splits take.
         """
         first = planners[0]
-        self._ask = ask or self.sharper
+        self._sharpen_size = ask or self.sharper
         self.planners = tuple(planners)
         self.wafer: Wafer = first.wafer
         self.options = first.options
-        self.price = pricer(self.wafer.chip)
+        self.pricer = pricer(self.wafer.chip)
         # Products of streamed operators run in pieces; each operator may stream or not.
         self.pieces = (int(CHUNKS), 1) if self.options.streaming else (1,)
-        self._known: dict[tuple[int, int], SizeBound] = {}
+        self._size_bounds: dict[tuple[int, int], SizeBound] = {}
         # Of this object: a cache of the class would keep every search's tables for ever.
-        self._counted: Callable[[int, int], Counted] = cache(self._count)
-        self._unit: Callable[[int, str, int], tuple[PassTime, float]] = cache(self._unit_times)
+        self._split_bounds: Callable[[int, int], SplitBounds] = cache(self._compute_split_bounds)
+        self._operator_times: Callable[[int, str, int], tuple[PassTime, float]] = cache(self._compute_operator_times)
         if like is not None:
-            self._counted, self._unit = like._counted, like._unit
-        self.known = 0
+            self._split_bounds, self._operator_times = like._split_bounds, like._operator_times
+        self.sharpenings = 0
         """How often a size was made sharper: fills worked out before are out of date."""
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
         """Dies that some rectangle on the wafer has."""
-        shapes = self.shapes_of()
+        shapes = self.shapes_by_dies()
         return tuple(sorted(shapes))
 
-    def shapes_of(self) -> dict[int, list[tuple[int, int]]]:
+    def shapes_by_dies(self) -> dict[int, list[tuple[int, int]]]:
         shapes: dict[int, list[tuple[int, int]]] = {}
         for width in range(1, self.wafer.columns + 1):
             for height in range(1, self.wafer.rows + 1):
@@ -145,11 +145,11 @@ class LayerBounds:
 
     # -- one size ------------------------------------------------------------------------------
 
-    def at(self, microbatch: int, dies: int) -> SizeBound:
+    def size_bound(self, microbatch: int, dies: int) -> SizeBound:
         key = microbatch, dies
-        if key not in self._known:
-            self._known[key] = self._at_peak(microbatch, dies)
-        return self._known[key]
+        if key not in self._size_bounds:
+            self._size_bounds[key] = self._at_peak(microbatch, dies)
+        return self._size_bounds[key]
 
     def sharpen(
         self, microbatch: int, dies: int, most: int, enough_s: float = 0.0, roomy: bool = True
@@ -158,14 +158,14 @@ class LayerBounds:
         need not be known beyond `enough_s` of a layer; what bytes are worth, not where the fastest
         layers fit (`roomy`).
         """
-        known = self.at(microbatch, dies)
+        known = self.size_bound(microbatch, dies)
         most = min(most, OPERATORS) if self.options.volume_only else most
         level = known.level + 1
         if known.level >= EXACT and not known.priced and not roomy and most >= EXACT:
             level = MEMORY
-        elif level > most or (level == WHOLE and not self._has_whole(known, enough_s)):
+        elif level > most or (level == WHOLE and not self._needs_all_codes(known, enough_s)):
             return False
-        sharper = self._ask(microbatch, dies, level, enough_s if level == WHOLE else 0.0)
+        sharper = self._sharpen_size(microbatch, dies, level, enough_s if level == WHOLE else 0.0)
         if level >= WHOLE:
             layer_s = max(known.layer_s, sharper.layer_s)
             own, pooled = (
@@ -177,13 +177,13 @@ class LayerBounds:
                 known, layer_s=layer_s, curves=own, pooled=pooled, priced=priced,
                 level=max(known.level, sharper.level),
             )  # fmt: skip
-        self._known[microbatch, dies] = sharper
-        self.known += 1
+        self._size_bounds[microbatch, dies] = sharper
+        self.sharpenings += 1
         return True
 
-    def _has_whole(self, known: SizeBound, enough_s: float) -> bool:
+    def _needs_all_codes(self, known: SizeBound, enough_s: float) -> bool:
         """Whether all codes of a size say more than its splits, and are not too many."""
-        shape = self.shapes_of()[known.dies][0]
+        shape = self.shapes_by_dies()[known.dies][0]
         planner = self.planners[0]
         few = planner.codes(*shape, known.microbatch) <= WHOLE_CODES
         return few and known.layer_s < enough_s and not planner.complete(*shape, known.microbatch)
@@ -195,25 +195,25 @@ class LayerBounds:
         """
         plain = self._by_operators(microbatch, dies)
         if level == WHOLE:
-            whole_s = self._whole_s(microbatch, dies, enough_s)
+            whole_s = self._all_codes_s(microbatch, dies, enough_s)
             return replace(plain, layer_s=whole_s, level=level)
         if level == OPERATORS or plain.layer_s == np.inf:
             return replace(plain, level=level)
         layers = self.block(microbatch).layers
-        solvers: list[Exact | Decoupled] = [self._counted(microbatch, dies).apart]
+        solvers: list[Exact | DecoupledBound] = [self._split_bounds(microbatch, dies).decoupled]
         exact = level in (EXACT, MEMORY)
-        if exact and self.planners[0].complete(*self.shapes_of()[dies][0], microbatch):
+        if exact and self.planners[0].complete(*self.shapes_by_dies()[dies][0], microbatch):
             solvers = [
                 solver
                 for planner in self.planners
-                for shape in self.shapes_of()[dies]
+                for shape in self.shapes_by_dies()[dies]
                 for _, solver in planner.exacts(*shape, microbatch)
             ]
         fastest = min(solvers, key=lambda solver: solver.bound_s)
         layer_s = max(plain.layer_s, fastest.bound_s)
         but_s = max(plain.but_weight_s, min(solver.but_weight_s for solver in solvers))
         own, pooled = (np.maximum(c, layer_s) for c in (plain.curves, plain.pooled))
-        kept, away = (_Cheapest(solvers, plain.prices, layers, offload=o) for o in (False, True))
+        kept, away = (_LeastPricedSeconds(solvers, plain.prices, layers, offload=o) for o in (False, True))
         for depth, in_flight in enumerate(DEPTHS if level == MEMORY else ()):
             if not self._memory_matters(plain, depth, layers):
                 continue
@@ -222,7 +222,7 @@ class LayerBounds:
                 pooled[depth, j] = max(pooled[depth, j], kept.least(j, in_flight))
                 value = away.least(j, in_flight) if self.options.offload else pooled[depth, j]
                 own[depth, j] = max(own[depth, j], value)
-        _, nested, _ = rates(self.shapes_of()[dies], self.wafer.mesh)
+        _, nested, _ = rates(self.shapes_by_dies()[dies], self.wafer.mesh)
         sums_s = nested.seconds(np.array(dies), self.block(microbatch).stream_bytes)
         state, held = fastest.fastest_bytes if exact else (0.0, 0.0)
         return replace(
@@ -231,28 +231,28 @@ class LayerBounds:
             fastest_kept=held,
         )  # fmt: skip
 
-    def _whole_s(self, microbatch: int, dies: int, enough_s: float) -> float:
+    def _all_codes_s(self, microbatch: int, dies: int, enough_s: float) -> float:
         """Seconds of the fastest layer over all codes, at most `enough_s`: codes whose splits take
         as long, forward or back, beside those of the stream, need not be looked at.
         """
-        block, apart = self.block(microbatch), self._counted(microbatch, dies).apart
+        block, apart = self.block(microbatch), self._split_bounds(microbatch, dies).decoupled
         among = [
             splits(sizes, dies) for sizes in (block.stream_sizes, *(u.sizes for u in block.units))
         ]
         counts = [len(parts) for parts in among]
-        least, passes = apart.least(FREE), apart.outlooks()
+        least, passes = apart.least_costs(FREE), apart.pass_bounds()
         streams = [parts for parts, s in zip(among[0], least, strict=True) if s < enough_s]
-        for planner, shape in product(self.planners, self.shapes_of()[dies]):
+        for planner, shape in product(self.planners, self.shapes_by_dies()[dies]):
             for tables in planner.among({"stream": streams}).tables(*shape, microbatch):
                 nodes = tables.stream, *(node for each in tables.nodes for node in each)
                 which = [
-                    _which(node.codes, tables.digits, parts)
+                    _split_indices(node.codes, tables.digits, parts)
                     for node, parts in zip(nodes, among, strict=True)
                 ]
-                ahead, back = (_of_codes(looks, which, counts) for looks in passes)
+                ahead, back = (_code_bounds(looks, which, counts) for looks in passes)
                 exact_s = np.array([tables.stream_s(code) for code in tables.stream.codes])
                 known = (least - apart.forward.stream_s)[which[0]] + exact_s
-                enough_s = least_s(tables, self.options.homes, known, ahead, back, enough_s)
+                enough_s = least_block_s(tables, self.options.homes, known, ahead, back, enough_s)
         return enough_s
 
     def fast_splits(self, microbatch: int, dies: int, enough_s: float) -> dict[str, list[Parts]]:
@@ -260,7 +260,7 @@ class LayerBounds:
         for all passes of an operator.
         """
         block = self.block(microbatch)
-        stream_s, through_s = self._counted(microbatch, dies).shared.through(FREE)
+        stream_s, through_s = self._split_bounds(microbatch, dies).shared.through(FREE)
         units = zip(block.units, through_s, strict=True)
         values = {"stream": (block.stream_sizes, stream_s)}
         values |= {unit.name: (unit.sizes, seconds) for unit, seconds in units}
@@ -271,10 +271,10 @@ class LayerBounds:
             found[name] = [p for p, s in zip(among, least_s, strict=True) if s < enough_s]
         return found
 
-    def _count(self, microbatch: int, dies: int) -> Counted:
-        setting, shapes = self.planners[0].setting(microbatch), self.shapes_of()[dies]
-        tables = CountTables(self.block(microbatch), shapes, setting, self.price, self.pieces)
-        return counted(tables, Rules(self.options.homes, self.options.recompute))
+    def _compute_split_bounds(self, microbatch: int, dies: int) -> SplitBounds:
+        setting, shapes = self.planners[0].setting(microbatch), self.shapes_by_dies()[dies]
+        tables = SplitTables(self.block(microbatch), shapes, setting, self.pricer, self.pieces)
+        return split_bounds(tables, Rules(self.options.homes, self.options.recompute))
 
     def _memory_matters(self, plain: SizeBound, depth: int, layers: int) -> bool:
         """Whether a stage of this size and depth could run out of memory in a sensible pipeline."""
@@ -311,12 +311,12 @@ class LayerBounds:
     def _by_operators(self, microbatch: int, dies: int) -> SizeBound:
         block = self.block(microbatch)
         units = (*block.units, *([block.head] if block.head else []))
-        known = {unit.name: self._unit(microbatch, unit.name, dies) for unit in units}
+        known = {unit.name: self._operator_times(microbatch, unit.name, dies) for unit in units}
         times = {name: passes for name, (passes, _) in known.items()}
         most = {name: weight_s for name, (_, weight_s) in known.items()}
         stream_splits = splits(block.stream_sizes, dies)
-        entries = [self._passes(c.entry_passes, stream_splits) for c in block.chains]
-        others = [self._passes(c.stream_passes, stream_splits) for c in block.chains]
+        entries = [self._least_vector_s(c.entry_passes, stream_splits) for c in block.chains]
+        others = [self._least_vector_s(c.stream_passes, stream_splits) for c in block.chains]
         return self._bound(microbatch, dies, times, most, entries, others, OPERATORS)
 
     def _bound(
@@ -327,7 +327,7 @@ class LayerBounds:
         """From seconds of passes to seconds and bytes of a layer and of the ends."""
         block = self.block(microbatch)
         rounds, states = self.planners[0].rounds(microbatch), self.options.states
-        bandwidth = self.price.chip.hbm.bandwidth_Bps
+        bandwidth = self.pricer.chip.hbm.bandwidth_Bps
         parameters = sum(unit.parameters for unit in block.units)
         update = 0.0 if self.external else states.update / (dies * bandwidth * rounds)
         inside = [times[unit.name] for unit in block.units]
@@ -368,10 +368,10 @@ class LayerBounds:
             most_weight_s[block.head.name] if block.head is not None else 0.0,
         )  # fmt: skip
 
-    def _passes(self, passes: Sequence[Pass], among: Sequence[Parts]) -> float:
-        return float(np.min(self.price.passes_s(passes, by_tag(among))))
+    def _least_vector_s(self, passes: Sequence[Pass], among: Sequence[Parts]) -> float:
+        return float(np.min(self.pricer.passes_s(passes, by_tag(among))))
 
-    def _unit_times(self, microbatch: int, name: str, dies: int) -> tuple[PassTime, float]:
+    def _compute_operator_times(self, microbatch: int, name: str, dies: int) -> tuple[PassTime, float]:
         """The fastest passes of an operator, and its slowest weight pass."""
         block = self.block(microbatch)
         unit = next(u for u in (*block.units, block.head) if u is not None and u.name == name)
@@ -381,47 +381,47 @@ class LayerBounds:
         if self.options.volume_only:
             return PassTime(0.0, 0.0, 0.0), np.inf
         ways = self.pieces if unit.kind == "linear" else (1,)
-        passes = np.concatenate([passes_of(self.price, unit, among, k) for k in ways])
+        passes = np.concatenate([passes_of(self.pricer, unit, among, k) for k in ways])
         return PassTime(*passes.min(axis=0).tolist()), float(passes[:, 2].max())
 
 
-class _Cheapest:
+class _LeastPricedSeconds:
     """The least of several solvers at rising prices and microbatches in flight.
 
     None gets cheaper then, so that most need not be asked again.
     """
 
     def __init__(
-        self, solvers: Sequence[Exact | Decoupled], prices: FloatArray, layers: int, *,
+        self, solvers: Sequence[Exact | DecoupledBound], prices: FloatArray, layers: int, *,
         offload: bool,
     ) -> None:  # fmt: skip
         self._solvers, self._prices, self._layers, self._offload = solvers, prices, layers, offload
         free = np.array([[solver.bound_s] for solver in solvers])
-        self._known = np.repeat(free, len(prices), axis=1)
+        self._least_so_far_s = np.repeat(free, len(prices), axis=1)
 
     def least(self, price: int, in_flight: int) -> float:
         found = np.inf
-        for number in np.argsort(self._known[:, price], kind="stable"):
-            if self._known[number, price] >= found:
+        for number in np.argsort(self._least_so_far_s[:, price], kind="stable"):
+            if self._least_so_far_s[number, price] >= found:
                 break
             value = self._solvers[number].priced_s(
                 self._prices[price], in_flight, self._layers, offload=self._offload
             )
-            later = self._known[number, price:]
+            later = self._least_so_far_s[number, price:]
             np.maximum(later, value, out=later)
             found = min(found, value)
         return found
 
 
-def _which(codes: Sequence[str], digits: Digits, among: Sequence[Parts]) -> IntArray:
+def _split_indices(codes: Sequence[str], digits: Digits, among: Sequence[Parts]) -> IntArray:
     """The split of every code."""
     known = {frozenset(parts.items()): i for i, parts in enumerate(among)}
     return np.array([known[frozenset(parts_of(c, digits).items())] for c in codes], np.int64)
 
 
-def _of_codes(
-    looks: Sequence[Outlook], which: Sequence[IntArray], counts: Sequence[int]
-) -> list[Outlook]:
+def _code_bounds(
+    looks: Sequence[ChainBounds], which: Sequence[IntArray], counts: Sequence[int]
+) -> list[ChainBounds]:
     """What splits, so many of an operator, say of the codes that have them, whatever the way of
     their collectives.
     """
@@ -435,7 +435,7 @@ def _of_codes(
             ]
             for each in look[1:]
         )
-        found.append(Outlook(look.value[which[0]], through, behind))
+        found.append(ChainBounds(look.total[which[0]], through, behind))
     return found
 
 

@@ -42,13 +42,13 @@ from atoll.wafer.bounds.layer_bounds import (
     PEAK,
     WHOLE,
     LayerBounds,
-    Sharper,
+    SharpenSize,
     SizeBound,
     port_step_s,
 )
 from atoll.wafer.staging.stages import Planner
 
-Stages = tuple[tuple[int, int], ...]  # (dies, layers), the last stage first
+StageSizes = tuple[tuple[int, int], ...]  # (dies, layers), the last stage first
 
 INFINITY = float("inf")
 NARROW = 2e-3  # of the step: intervals are not halved further
@@ -63,7 +63,7 @@ class Lowest:
 
     bound_s: float
     microbatch: int
-    stages: Stages
+    stages: StageSizes
     """The pipeline that attains it; none where no mapping beats the given step."""
 
 
@@ -72,7 +72,7 @@ class StepBound:
 
     def __init__(
         self, planners: Sequence[Planner], microbatches: Sequence[int],
-        ask: Sharper | None = None,
+        ask: SharpenSize | None = None,
     ) -> None:  # fmt: skip
         self.planners = tuple(planners)
         self.layers = LayerBounds(planners, ask)
@@ -83,7 +83,7 @@ class StepBound:
     # -- one microbatch ------------------------------------------------------------------------
 
     def sizes(self, microbatch: int) -> list[SizeBound]:
-        found = [self.layers.at(microbatch, n) for n in self.layers.sizes]
+        found = [self.layers.size_bound(microbatch, n) for n in self.layers.sizes]
         return [size for size in found if size.layer_s < INFINITY]
 
     def work_s(self, microbatch: int) -> float:
@@ -95,19 +95,19 @@ class StepBound:
         ports = port_step_s(self.planners[0], microbatch)
         return max((block.layers * layer + head) / self.wafer.dies, ports)
 
-    def fill(self, microbatch: int, largest_s: float, cap_s: float) -> tuple[float, Stages]:
+    def fill(self, microbatch: int, largest_s: float, cap_s: float) -> tuple[float, StageSizes]:
         """The least fill below `cap_s`, and the pipeline that has it; infinite if there is none."""
         if largest_s < port_step_s(self.planners[0], microbatch):
             return INFINITY, ()
         sizes = self.sizes(microbatch)
         layers = self.layers.block(microbatch).layers
         dies = np.array([s.dies for s in sizes], np.int64)
-        rows = _rows(self.wafer.dies, self.planners[0].rounds(microbatch))
+        rows = _depth_rows(self.wafer.dies, self.planners[0].rounds(microbatch))
         from_last = np.array([0, *rows], np.int64)
         most = np.zeros((len(DEPTHS) + 1, len(sizes)), np.int64)
         first, held = np.zeros_like(most), np.zeros((*most.shape, layers + 1))
         carried_layers(
-            _arrays(sizes), dies, layers, np.unique(rows), largest_s,
+            _size_arrays(sizes), dies, layers, np.unique(rows), largest_s,
             float(self.wafer.memory_bytes), most, first, held,
         )  # fmt: skip
         if self.planners[0].options.offload:
@@ -129,7 +129,7 @@ class StepBound:
         )  # fmt: skip
         if found[0] < 0:
             return INFINITY, ()
-        return float(value), _walk(found, parents, [s.dies for s in sizes], layers)
+        return float(value), _trace_stages(found, parents, [s.dies for s in sizes], layers)
 
     # -- equal stages --------------------------------------------------------------------------
 
@@ -139,7 +139,7 @@ class StepBound:
         """No `stages` stages of so many dies each, whose layers take at least `layer_s`, take less;
         infinite: none beats `cap_s`.
         """
-        size = self.layers.at(microbatch, dies)
+        size = self.layers.size_bound(microbatch, dies)
         size = replace(size, layer_s=max(size.layer_s, layer_s))
         layers = self.layers.block(microbatch).layers
         rounds = self.planners[0].rounds(microbatch)
@@ -174,9 +174,9 @@ class StepBound:
         return rounds * low if stages == 1 else max(rounds * low, min(filled, level))
 
     def _all_carried(self, size: SizeBound, layers: int, stages: int, largest_s: float) -> bool:
-        rows = _rows(stages, self.planners[0].rounds(size.microbatch))
+        rows = _depth_rows(stages, self.planners[0].rounds(size.microbatch))
         room = float(self.wafer.memory_bytes)
-        return bool(all_carried(_arrays([size]), layers, rows, largest_s, room))
+        return bool(all_carried(_size_arrays([size]), layers, rows, largest_s, room))
 
     # -- all of them ---------------------------------------------------------------------------
 
@@ -189,7 +189,7 @@ class StepBound:
         `most`: how sharply the sizes that it hangs on may be known; those of more than `small` dies
         by their splits at most.
         """
-        heap: list[tuple[float, int, float, float, float, int, Stages]] = []
+        heap: list[tuple[float, int, float, float, float, int, StageSizes]] = []
         for b in self.microbatches if among is None else among:
             rounds = self.planners[0].rounds(b)
             low, high = self.work_s(b), best_s / rounds
@@ -201,8 +201,8 @@ class StepBound:
             bound, b, low, high, fill, known, stages = heapq.heappop(heap)
             rounds = self.planners[0].rounds(b)
             narrow = rounds * (high - low) <= NARROW * best_s
-            if fill == UNKNOWN or (narrow and known < self.layers.known):
-                low, known = max(low, self.work_s(b)), self.layers.known
+            if fill == UNKNOWN or (narrow and known < self.layers.sharpenings):
+                low, known = max(low, self.work_s(b)), self.layers.sharpenings
                 fill, stages = self.fill(b, high, best_s - rounds * low)
                 if low < high and fill < INFINITY:
                     lowest = max(bound, rounds * low + fill)
@@ -224,17 +224,17 @@ class StepBound:
         return Lowest(best_s, 0, ())
 
     def _sharpen(
-        self, microbatch: int, stages: Stages, most: int, largest_s: float, small: float
+        self, microbatch: int, stages: StageSizes, most: int, largest_s: float, small: float
     ) -> bool:
         """Know more about the sizes of a pipeline; False if all is known already."""
         sharper = False
-        rows = _rows(len(stages), self.planners[0].rounds(microbatch))
+        rows = _depth_rows(len(stages), self.planners[0].rounds(microbatch))
         for dies in sorted({dies for dies, _ in stages}):
             # A layer on its share of the dies, were all of them to take as long as the best known.
             enough_s = largest_s / self.layers.block(microbatch).layers * self.wafer.dies / dies
-            size = self.layers.at(microbatch, dies)
+            size = self.layers.size_bound(microbatch, dies)
             roomy = all(
-                self._roomy(size, layers, row, first=number == len(stages) - 1)
+                self._fastest_layers_fit(size, layers, row, first=number == len(stages) - 1)
                 for number, ((own, layers), row) in enumerate(zip(stages, rows, strict=True))
                 if own == dies
             )
@@ -242,7 +242,7 @@ class StepBound:
             sharper |= self.layers.sharpen(microbatch, dies, level, enough_s, roomy)
         return sharper
 
-    def _roomy(self, size: SizeBound, layers: int, row: int, *, first: bool) -> bool:
+    def _fastest_layers_fit(self, size: SizeBound, layers: int, row: int, *, first: bool) -> bool:
         """Whether a stage can hold its layers where each is as fast as is known: no price of a byte
         then rules it out.
         """
@@ -252,18 +252,18 @@ class StepBound:
 
 
 @lru_cache(maxsize=1 << 10)
-def _rows(stages: int, rounds: int) -> IntArray:
+def _depth_rows(stages: int, rounds: int) -> IntArray:
     """The row of each stage, counted from the last."""
     in_flight = np.minimum(np.arange(2, stages + 1), rounds)
     rows = [0, *np.searchsorted(DEPTHS, in_flight, side="right").tolist()]
     return np.array(rows, np.int64)
 
 
-def _arrays(sizes: Sequence[SizeBound]) -> SizeArrays:
+def _size_arrays(sizes: Sequence[SizeBound]) -> SizeArrays:
     return SizeArrays(*(np.array([vars(s)[name] for s in sizes]) for name in SizeArrays._fields))
 
 
-def _walk(found: IntArray, parents: NDArray[np.int32], dies: list[int], layers: int) -> Stages:
+def _trace_stages(found: IntArray, parents: NDArray[np.int32], dies: list[int], layers: int) -> StageSizes:
     """The stages from the first one back to the last of the pipeline, then turned round."""
     stage, k, used, done, flag = (int(v) for v in found)
     stages = [(dies[k], layers - done)]

@@ -14,12 +14,12 @@ from atoll.arrays import FloatArray, IntArray
 from atoll.wafer.costs.homes import GradientTables, fetch_s
 from atoll.wafer.costs.tables import EdgeTable, Nodes, Tables, exposed
 from atoll.wafer.encoding.genes import Away, BlockMapping
-from atoll.wafer.exact.paths import Step, Way
+from atoll.wafer.exact.paths import PathStep, BlockPath
 from atoll.wafer.exact.states import Rules
 
 
 @dataclass(frozen=True, eq=False)
-class _States:
+class _PassPairs:
     """Entries of the forward and the data pass, by state."""
 
     nodes: Nodes
@@ -27,12 +27,12 @@ class _States:
     data: IntArray
 
     @staticmethod
-    def of(nodes: Nodes) -> _States:
+    def from_nodes(nodes: Nodes) -> _PassPairs:
         entries, each = np.arange(len(nodes.codes)), len(nodes.index)
         if nodes.unit is None:
-            return _States(nodes, entries, entries)
+            return _PassPairs(nodes, entries, entries)
         forward, code = np.repeat(entries, each), np.tile(np.arange(each), len(entries))
-        return _States(nodes, forward, forward // each * each + code)
+        return _PassPairs(nodes, forward, forward // each * each + code)
 
 
 class PassStates:
@@ -44,17 +44,17 @@ class PassStates:
         """
         self.tables, self.rules, self._free = tables, rules, free
         self._states = [
-            [_States.of(nodes) for nodes in tables.chain_nodes(i)]
+            [_PassPairs.from_nodes(nodes) for nodes in tables.chain_nodes(i)]
             for i in range(len(tables.block.chains))
         ]
         self._edges = [tables.chain_edges(i) for i in range(len(tables.block.chains))]
         # What each option is: (options, states before, states) of home x codes + weight code.
-        self._meaning: list[list[IntArray]] = []
+        self._option_codes: list[list[IntArray]] = []
         self.chains = [self._steps(i) for i in range(len(self._edges))]
 
-    def _steps(self, chain: int) -> list[Step]:
+    def _steps(self, chain: int) -> list[PathStep]:
         steps = []
-        self._meaning.append([])
+        self._option_codes.append([])
         gradient = GradientTables(self.tables, chain)
         states, described = self._states[chain], self.tables.block.chains[chain].edges
         for i, edge in enumerate(self._edges[chain]):
@@ -69,12 +69,12 @@ class PassStates:
                 time += self._fetch(gradient, i + 1, a, b, edge)
                 option_s = state = np.zeros((1, 1, len(b.forward)))
                 meaning = np.zeros((1, 1, len(b.forward)), np.int64)
-            self._meaning[-1].append(meaning)
+            self._option_codes[-1].append(meaning)
             again = edge.again_s[forward]
             if not self.rules.recompute:
                 again = np.full_like(again, np.inf)
             steps.append(
-                Step(
+                PathStep(
                     time, edge.kept_bytes[forward], again, None, bool(described[i].kept_name),
                     option_s, state,
                 )
@@ -83,7 +83,7 @@ class PassStates:
 
     @staticmethod
     def _fetch(
-        gradient: GradientTables, unit: int, a: _States, b: _States, edge: EdgeTable
+        gradient: GradientTables, unit: int, a: _PassPairs, b: _PassPairs, edge: EdgeTable
     ) -> FloatArray:
         """For the data pass of an operator without weights; nothing hides it."""
         if b.nodes.unit is None:
@@ -97,7 +97,7 @@ class PassStates:
         return np.asarray(inputs[0][pick] + inputs[1][pick] + own)
 
     def _options(
-        self, gradient: GradientTables, unit: int, a: _States, b: _States
+        self, gradient: GradientTables, unit: int, a: _PassPairs, b: _PassPairs
     ) -> tuple[FloatArray, FloatArray, IntArray]:
         """Homes x weight codes of every pair of states: seconds, bytes and meaning of those that no
         other beats.
@@ -130,14 +130,14 @@ class PassStates:
         kept = _undominated(np.stack(seconds), np.stack(bytes_), np.array(meaning))
         return kept[0][:, wide], kept[1][:, wide], kept[2][:, wide]
 
-    def chains_with(self, away: Away) -> list[list[Step]]:
+    def offloading_chains(self, away: Away) -> list[list[PathStep]]:
         """The steps of a stage that may leave tensors in the memory of another."""
         found = []
         for steps, edges, states in zip(self.chains, self._edges, self._states, strict=True):
             changed = []
             for i, (step, edge) in enumerate(zip(steps, edges, strict=True)):
                 a, b = states[i], states[i + 1]
-                journey = step.kept / away.bandwidth_Bps + away.latency_s
+                journey = step.saved_bytes / away.bandwidth_Bps + away.latency_s
                 streams = b.nodes.streams[b.forward][None, :]
                 out = (edge.gather_s[np.ix_(a.forward, b.forward)], b.nodes.forward_s[b.forward])
                 back = (edge.scatter_s[np.ix_(a.data, b.data)], b.nodes.data_s[b.data])
@@ -149,7 +149,7 @@ class PassStates:
             found.append(changed)
         return found
 
-    def genes(self, stream: int, way: Way) -> BlockMapping:
+    def genes(self, stream: int, way: BlockPath) -> BlockMapping:
         codes, homes, gradients, ways = [], [], [], []
         options = iter(way.options)
         for chain, path in enumerate(way.states):
@@ -157,7 +157,7 @@ class PassStates:
             for i, here in enumerate(path):
                 b = self._states[chain][i + 1]
                 each = len(b.nodes.index)
-                meaning = self._meaning[chain][i]
+                meaning = self._option_codes[chain][i]
                 at = 0 if meaning.shape[1] == 1 else before
                 home, code = divmod(int(meaning[next(options), at, here]), each)
                 f, d = int(b.forward[here]), int(b.data[here])

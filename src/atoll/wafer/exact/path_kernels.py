@@ -11,7 +11,7 @@ from atoll.jit import entry, kernel, quick_kernel
 
 
 @entry
-def undominated_sorted(at, own, away, keep):
+def mark_undominated(at, own, away, keep):
     """Mark labels, sorted by state and then seconds, that no earlier one of their state beats in
     both resources.
 
@@ -42,7 +42,7 @@ def undominated_sorted(at, own, away, keep):
         size = left + 1
 
 
-class Labels(NamedTuple):
+class PathLabels(NamedTuple):
     """Seconds, bytes here and bytes elsewhere on the way to a state."""
 
     time: FloatArray
@@ -51,7 +51,7 @@ class Labels(NamedTuple):
     at: IntArray
 
 
-class Ahead(NamedTuple):
+class CompletionBounds(NamedTuple):
     """What labels must keep to, by states after a step: the least seconds, the fewest bytes and the
     least seconds + price x bytes that must follow; the limits and prices of both kinds of bytes,
     and seconds that no way may take.
@@ -77,7 +77,7 @@ def _longer(column, size):
 
 
 @entry
-def extended(labels, ahead, time, kept, again, away, options, state, fates, per_kept, per_state):
+def extend_labels(labels, ahead, time, kept, again, away, options, state, fates, per_kept, per_state):
     """Labels after a step into the states `ahead.only` that may still lead to the best way, with
     the label that each comes from, its option, and the place of its tensor's fate among the first
     `fates`. Arrays as in `priced_rows`; bytes of the tensor count `per_kept` times where it is
@@ -131,7 +131,7 @@ def extended(labels, ahead, time, kept, again, away, options, state, fates, per_
 
 
 @entry
-def least_after(
+def least_completions(
     later, time, kept, again, away, options, state, fates, prices, per_kept, per_state, only
 ):
     """Before a step, for each state: the least seconds, the fewest bytes here and the least
@@ -215,7 +215,7 @@ def priced_pairs(time, kept, again, away, options, state, fates, prices, weights
 
 
 @entry
-def fewest_pairs(kept, again, away, options, state, fates, per_kept, per_state, found):
+def fewest_bytes_pairs(kept, again, away, options, state, fates, per_kept, per_state, found):
     """The fewest bytes here of every pair of states: the tensor's of one microbatch where it can be
     made again or wait elsewhere. Arrays as in `priced_rows`.
     """
@@ -233,7 +233,7 @@ def fewest_pairs(kept, again, away, options, state, fates, per_kept, per_state, 
 
 
 @kernel
-def choice_at(kept, again, away, options, state, fates, prices, before, here):
+def cheapest_choice_at(kept, again, away, options, state, fates, prices, before, here):
     """The option and the fate that `priced_rows` takes at a pair of states."""
     at = before if options.shape[1] > 1 else 0
     option, least = 0, np.inf
@@ -253,9 +253,9 @@ def choice_at(kept, again, away, options, state, fates, prices, before, here):
 
 
 @entry
-def chosen(kept, again, away, options, state, fates, prices, before, here):
+def cheapest_choice(kept, again, away, options, state, fates, prices, before, here):
     """`choice_at`."""
-    return choice_at(kept, again, away, options, state, fates, prices, before, here)
+    return cheapest_choice_at(kept, again, away, options, state, fates, prices, before, here)
 
 
 @quick_kernel

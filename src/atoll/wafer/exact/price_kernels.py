@@ -8,14 +8,14 @@ import numpy as np
 
 from atoll.arrays import FloatArray, IntArray
 from atoll.jit import entry, kernel, numbers_at, quick_kernel
-from atoll.wafer.exact.path_kernels import choice_at, least_sums, priced_edge, priced_rows
+from atoll.wafer.exact.path_kernels import cheapest_choice_at, least_sums, priced_edge, priced_rows
 
 _ROUNDS = 40  # halvings of the Lagrangian multiplier
 _TRIED = 4  # of the best stream layouts at a price: their ways are looked at
 HOPELESS = 1e6  # times the fastest: where the price of memory ends the search for one that fits
 
 
-class Steps(NamedTuple):
+class PackedSteps(NamedTuple):
     """Of all chains, one after another."""
 
     arrays: IntArray
@@ -28,7 +28,7 @@ class Steps(NamedTuple):
     """After the last step of every chain."""
 
 
-class Layouts(NamedTuple):
+class StreamLayouts(NamedTuple):
     """What stream layouts cost beside the chains: seconds, bytes of a microbatch, of buffers, and
     of a stage whatever its chains.
     """
@@ -39,7 +39,7 @@ class Layouts(NamedTuple):
     fixed: FloatArray
 
 
-class Stage(NamedTuple):
+class StageLimits(NamedTuple):
     """How often a layer's bytes count, and how many there may be here and elsewhere."""
 
     layers: float
@@ -51,7 +51,7 @@ class Stage(NamedTuple):
     fastest_s: float
 
 
-class Outcome(NamedTuple):
+class BisectionState(NamedTuple):
     """What is known of a stage: raised and written by `bisected`."""
 
     bounds: FloatArray
@@ -154,7 +154,7 @@ def _recovered(steps, prices, stream, row, count, offsets, reaches, way):
                     value = reach[row, k] + (edge + node)
                     if value < least:
                         before, least = k, value
-            option, fate = choice_at(kept, again, away, options, state, fates, prices, before, here)
+            option, fate = cheapest_choice_at(kept, again, away, options, state, fates, prices, before, here)
             way[s, 1], way[s, 2] = option if s < end - 1 else 0, fate
             here = before
         first = end
@@ -245,7 +245,7 @@ def _fits_at(steps, layouts, stage, streams, own, away, outcome, offsets, reache
 
 
 @entry
-def bisected(steps, layouts, stage, streams, ratio, outcome):
+def bisect_price(steps, layouts, stage, streams, ratio, outcome):
     """Search the price of bytes here, those elsewhere at a ratio of it; whether too many went
     elsewhere on the way.
     """

@@ -15,11 +15,11 @@ from atoll.arrays import FloatArray, IntArray
 from atoll.wafer.costs.homes import GradientTables, fetch_s
 from atoll.wafer.costs.tables import EdgeTable, Nodes, Tables, exposed
 from atoll.wafer.encoding.genes import OFFLOAD, Away, BlockCost, BlockMapping
-from atoll.wafer.exact.paths import Way
+from atoll.wafer.exact.paths import BlockPath
 from atoll.wafer.exact.states import SharedStates
 
 
-class Refiner:
+class GradientCodeRefiner:
     """For the tables of one set of shared states."""
 
     def __init__(self, states: SharedStates, tables: Tables) -> None:
@@ -27,8 +27,8 @@ class Refiner:
         count = len(states.tables.block.chains)
         self._gradients = [GradientTables(tables, i) for i in range(count)]
 
-    def refined(
-        self, stream: int, way: Way, genes: BlockMapping, cost: BlockCost, away: Away | None
+    def refine(
+        self, stream: int, way: BlockPath, genes: BlockMapping, cost: BlockCost, away: Away | None
     ) -> tuple[BlockMapping, BlockCost]:
         """The mapping with the best gradient codes, and its cost; the same if none are better."""
         pairs: list[tuple[str, str]] = []
@@ -37,7 +37,7 @@ class Refiner:
         for chain, path in enumerate(way.states):
             edges = self.states.tables.block.chains[chain].edges
             own = [next(fates) if edge.kept_name else -1 for edge in edges]
-            found = self._chain(chain, stream, path, [next(homes) for _ in path], own, away)
+            found = self._refine_chain(chain, stream, path, [next(homes) for _ in path], own, away)
             pairs += found[0]
             saved_s += found[1]
             saved_bytes += found[2]
@@ -48,7 +48,7 @@ class Refiner:
         )
         return replace(genes, gradients=tuple(pairs)), better
 
-    def _chain(
+    def _refine_chain(
         self, chain: int, stream: int, path: list[int], homes: list[str], fates: list[int],
         away: Away | None,
     ) -> tuple[list[tuple[str, str]], float, float]:  # fmt: skip
@@ -61,7 +61,7 @@ class Refiner:
         for unit, f in enumerate(path, 1):
             each = len(nodes[unit].index)
             blocks.append(f // each * each + np.arange(each))
-            inside.append(self._inside(chain, unit, forward[unit - 1], f, homes[unit - 1]))
+            inside.append(self._weight_pass_choices(chain, unit, forward[unit - 1], f, homes[unit - 1]))
         blocks.append(np.array([stream]))
         value = np.zeros(1)
         same = 0.0
@@ -70,7 +70,7 @@ class Refiner:
             a, b, node = blocks[e], blocks[e + 1], nodes[e + 1]
             weight = edge.back_s[np.ix_(a, b)]
             if fates[e] == OFFLOAD and away is not None:
-                weight = weight + self._back_s(edge, node, forward[e], forward[e + 1], a, b, away)
+                weight = weight + self._fetch_back_s(edge, node, forward[e], forward[e + 1], a, b, away)
             if e < len(path):
                 weight = weight + (node.data_s[b] + inside[e][0])[None, :]
             shared = tuple(np.flatnonzero(x == y)[0] for x, y in
@@ -98,7 +98,7 @@ class Refiner:
             at = int(choices[e][at])
         return pairs[::-1], same - float(value[0]), saved_bytes
 
-    def _inside(
+    def _weight_pass_choices(
         self, chain: int, unit: int, before: int, forward: int, home: str
     ) -> tuple[FloatArray, IntArray, FloatArray]:
         """By the data pass's code: least seconds of what follows from it and the weight gradient's
@@ -130,7 +130,7 @@ class Refiner:
         return seconds[entries, best], block + best, seconds[:, own]
 
     @staticmethod
-    def _back_s(
+    def _fetch_back_s(
         edge: EdgeTable, node: Nodes, f_a: int, f_b: int, a: IntArray, b: IntArray, away: Away
     ) -> FloatArray:
         """What bringing a tensor back adds beside every pair of data passes."""

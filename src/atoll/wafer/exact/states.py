@@ -27,13 +27,13 @@ from atoll.wafer.encoding.genes import Away, BlockMapping
 from atoll.wafer.exact.path_kernels import min_plus
 from atoll.wafer.exact.paths import (
     FREE,
-    Outlook,
-    Paths,
-    Price,
-    Step,
-    Way,
-    outlook,
-    scalar_chain,
+    ChainBounds,
+    BlockPaths,
+    MemoryPrice,
+    PathStep,
+    BlockPath,
+    chain_bounds,
+    least_chain_costs,
 )
 
 
@@ -47,7 +47,7 @@ class Rules:
     """Choose by bytes moved: compute is left out of the count."""
 
 
-class Priced(Protocol):
+class OperatorTables(Protocol):
     """Tables of a block: by the codes of one shape, or by what stands for several."""
 
     block: Block
@@ -64,12 +64,12 @@ class Priced(Protocol):
 class SharedStates:
     """Steps between codes; an operator's options are the homes of its weight."""
 
-    def __init__(self, tables: Priced, rules: Rules) -> None:
+    def __init__(self, tables: OperatorTables, rules: Rules) -> None:
         self.tables, self.rules = tables, rules
         self.edges = [tables.chain_edges(i) for i in range(len(tables.block.chains))]
         self.chains = [self._steps(i) for i in range(len(self.edges))]
 
-    def _steps(self, chain: int) -> list[Step]:
+    def _steps(self, chain: int) -> list[PathStep]:
         steps = []
         nodes, edges = self.tables.chain_nodes(chain), self.edges[chain]
         described = self.tables.block.chains[chain].edges
@@ -85,27 +85,27 @@ class SharedStates:
             compute = 0.0 if self.rules.volume_only else node.compute_s[None, :]
             again = edge.again_s if self.rules.recompute else np.full_like(edge.again_s, np.inf)
             steps.append(
-                Step(
+                PathStep(
                     edge.time_s + compute, edge.kept_bytes, again, None,
                     bool(described[i].kept_name), home_s[:, None, :], state[:, None, :],
                 )
             )  # fmt: skip
         return steps
 
-    def chains_with(self, away: Away) -> list[list[Step]]:
+    def offloading_chains(self, away: Away) -> list[list[PathStep]]:
         """The steps of a stage that may leave tensors in the memory of another."""
         found = []
         for i, (steps, edges) in enumerate(zip(self.chains, self.edges, strict=True)):
             nodes = self.tables.chain_nodes(i)[1:]
             found.append(
                 [
-                    replace(step, away_s=away_s(edge, node, away))
+                    replace(step, away_s=offload_s(edge, node, away))
                     for step, edge, node in zip(steps, edges, nodes, strict=True)
                 ]
             )
         return found
 
-    def genes(self, stream: int, way: Way) -> BlockMapping:
+    def genes(self, stream: int, way: BlockPath) -> BlockMapping:
         entries = [state for path in way.states for state in path]
         nodes = self._units
         named = tuple(n.codes[e] for n, e in zip(nodes, entries, strict=True))
@@ -124,7 +124,7 @@ class SharedStates:
         return [nodes for chain in self.tables.nodes for nodes in chain]
 
 
-def away_s(edge: EdgeTable, node: Nodes, away: Away) -> FloatArray:
+def offload_s(edge: EdgeTable, node: Nodes, away: Away) -> FloatArray:
     """What leaving a tensor elsewhere adds: out beside the consumer's forward pass with its gather,
     back beside its data pass with its reduction.
     """
@@ -136,7 +136,7 @@ def away_s(edge: EdgeTable, node: Nodes, away: Away) -> FloatArray:
     return total
 
 
-class Gradients(NamedTuple):
+class WeightGradientCosts(NamedTuple):
     """What the code of a weight gradient costs, of a chain and its operator (counted from 1)."""
 
     to_home_s: Callable[[int, int], FloatArray]
@@ -147,35 +147,35 @@ class Gradients(NamedTuple):
     """Entries of an operator that leave none of its output whole on several dies."""
 
 
-def price_of(price: float, in_flight: int, layers: int, *, offload: bool) -> Price:
+def memory_price(price: float, in_flight: int, layers: int, *, offload: bool) -> MemoryPrice:
     """Of a byte of a layer, in a stage of so many; kept bytes cost nothing with `offload`."""
     per_kept = 0.0 if offload else float(layers * in_flight)
-    return Price(price / layers, 0.0, per_kept, float(layers))
+    return MemoryPrice(price / layers, 0.0, per_kept, float(layers))
 
 
 @dataclass(frozen=True, eq=False)
-class Decoupled:
+class DecoupledBound:
     """Steps of the passes taken apart."""
 
-    forward: Paths
-    backward: list[list[Step]]
-    but_weight: Paths
+    forward: BlockPaths
+    backward: list[list[PathStep]]
+    but_weight: BlockPaths
     """`forward` without the products of weight gradients."""
-    _known: dict[Price, FloatArray] = field(default_factory=dict)
+    _costs_by_price: dict[MemoryPrice, FloatArray] = field(default_factory=dict)
     """What `least` found: with tensors elsewhere it is the same for any number in flight."""
 
     @staticmethod
-    def of(states: SharedStates, paths: Paths, ways: Gradients) -> Decoupled:
+    def from_states(states: SharedStates, paths: BlockPaths, ways: WeightGradientCosts) -> DecoupledBound:
         tables, rules = states.tables, states.rules
-        forward: list[list[Step]] = []
-        but_weight: list[list[Step]] = []
+        forward: list[list[PathStep]] = []
+        but_weight: list[list[PathStep]] = []
         backward = []
         for chain, (steps, edges) in enumerate(zip(states.chains, states.edges, strict=True)):
             nodes = tables.chain_nodes(chain)
             triples = list(zip(steps, edges, nodes[1:], strict=True))
-            backward.append([_backward(*triple) for triple in triples])
+            backward.append([_backward_step(*triple) for triple in triples])
             for found in (forward, but_weight):
-                found.append([_forward(*triple) for triple in triples])
+                found.append([_forward_step(*triple) for triple in triples])
             for unit, node in enumerate(nodes[1:], 1):
                 if node.unit is None or not node.unit.parameters:
                     continue
@@ -185,29 +185,29 @@ class Decoupled:
                 cost = ways.to_home_s(chain, unit), ways.fetch_s(chain, unit)
                 cut = ways.sliced(nodes[unit - 1])[:, None]
                 for found, products in ((forward, True), (but_weight, False)):
-                    seconds, late = _held(node, rules.homes, tables.setting, *cost, products)
+                    seconds, late = _weight_gradient_s(node, rules.homes, tables.setting, *cost, products)
                     step = found[-1][unit - 1]
                     found[-1][unit - 1] = replace(
                         step, time_s=step.time_s + np.where(cut, late, 0.0),
                         option_s=seconds[:, None, :], state=state[:, None, :],
                     )  # fmt: skip
         ahead, but = (replace(paths, chains=chains) for chains in (forward, but_weight))
-        return Decoupled(ahead, backward, but)
+        return DecoupledBound(ahead, backward, but)
 
     @cached_property
     def but_weight_s(self) -> float:
         """No block takes fewer seconds without its weight passes."""
-        return float(self._least(FREE, self.but_weight).min())
+        return float(self._least_costs(FREE, self.but_weight).min())
 
     @cached_property
     def bound_s(self) -> float:
         """No block takes fewer seconds."""
-        return float(self.least(FREE).min())
+        return float(self.least_costs(FREE).min())
 
     @cached_property
     def fastest_bytes(self) -> tuple[float, float]:
         """States of a layer that takes `bound_s`, and what it keeps of a microbatch."""
-        stream = int(self.least(FREE).argmin())
+        stream = int(self.least_costs(FREE).argmin())
         return self.forward.fastest_bytes(stream)
 
     def priced_s(self, price: float, in_flight: int, layers: int, *, offload: bool) -> float:
@@ -216,45 +216,45 @@ class Decoupled:
         What is made again counts once in a stage of at most `layers` layers. With `offload`, saved
         tensors may lie elsewhere, at no cost.
         """
-        least = self.least(price_of(price, in_flight, layers, offload=offload))
-        return float((least + price * in_flight * self.forward.stream_kept).min())
+        least = self.least_costs(memory_price(price, in_flight, layers, offload=offload))
+        return float((least + price * in_flight * self.forward.stream_saved_bytes).min())
 
-    def least(self, price: Price, *, away: bool = False) -> FloatArray:
+    def least_costs(self, price: MemoryPrice, *, away: bool = False) -> FloatArray:
         """No block takes fewer seconds + price x bytes, by stream layout; `away`: tensors may wait
         elsewhere, which costs no less than nothing.
         """
         paths = self.forward
         if away:
             chains = [
-                [replace(s, away_s=np.zeros_like(s.kept)) for s in steps] for steps in paths.chains
+                [replace(s, away_s=np.zeros_like(s.saved_bytes)) for s in steps] for steps in paths.chains
             ]
-            return self._least(price, replace(paths, chains=chains))
-        if price not in self._known:
-            self._known[price] = self._least(price, paths)
-        return self._known[price]
+            return self._least_costs(price, replace(paths, chains=chains))
+        if price not in self._costs_by_price:
+            self._costs_by_price[price] = self._least_costs(price, paths)
+        return self._costs_by_price[price]
 
-    def _least(self, price: Price, paths: Paths) -> FloatArray:
+    def _least_costs(self, price: MemoryPrice, paths: BlockPaths) -> FloatArray:
         """The paths forward and back."""
-        total: FloatArray = paths.least(price)[0] + self._back_s
+        total: FloatArray = paths.least_costs(price)[0] + self._backward_s
         return total
 
     @cached_property
-    def _back_s(self) -> FloatArray:
+    def _backward_s(self) -> FloatArray:
         """Data passes hold nothing, so that bytes have no price for them."""
         total = np.zeros(len(self.forward.stream_s))
         for steps in self.backward:
-            total = total + scalar_chain(steps, FREE)[0]
+            total = total + least_chain_costs(steps, FREE)[0]
         return total
 
-    def outlooks(self) -> tuple[list[Outlook], list[Outlook]]:
+    def pass_bounds(self) -> tuple[list[ChainBounds], list[ChainBounds]]:
         """Of every chain forward and back, in seconds."""
         ahead, back = self.forward.chains, self.backward
-        return [outlook(c, FREE) for c in ahead], [outlook(c, FREE) for c in back]
+        return [chain_bounds(c, FREE) for c in ahead], [chain_bounds(c, FREE) for c in back]
 
 
-def least_s(
-    tables: Tables, homes: Sequence[str], known_s: FloatArray, ahead: Sequence[Outlook],
-    back: Sequence[Outlook], enough_s: float,
+def least_block_s(
+    tables: Tables, homes: Sequence[str], known_s: FloatArray, ahead: Sequence[ChainBounds],
+    back: Sequence[ChainBounds], enough_s: float,
 ) -> float:  # fmt: skip
     """The least of `Decoupled.least` without a price, at most `enough_s`. Tables are made one after
     the other, since those of many codes are large, and ways are followed no further than needed.
@@ -262,7 +262,7 @@ def least_s(
     `known_s`, `ahead` and `back` are no more than what stream layouts, their chains and what
     follows a state take.
     """
-    ways = gradients_of(tables)
+    ways = weight_gradient_costs(tables)
     total = known_s.copy()
     for chain, edges in enumerate(c.edges for c in tables.block.chains):
         nodes = tables.chain_nodes(chain)
@@ -270,7 +270,7 @@ def least_s(
             rows = np.flatnonzero(total < enough_s)
             if not len(rows):
                 return enough_s
-            left_s = (enough_s - total + look.value)[rows, None]
+            left_s = (enough_s - total + look.total)[rows, None]
             before, at, reach = tables.stream, rows, np.zeros((0, 0))
             for i in range(1, len(edges) + 1):
                 last = i == len(edges)
@@ -282,7 +282,7 @@ def least_s(
                 here = (chain, i, to)
                 source, target = before.only(at), nodes[i].only(to)
                 weight = (
-                    _ahead_s(tables, homes, ways, here, source)
+                    _forward_s(tables, homes, ways, here, source)
                     if forward
                     else tables.back(edges[i - 1], source, target)[0] + target.data_s
                 )
@@ -293,18 +293,18 @@ def least_s(
                     further = np.empty((len(rows), len(to)))
                     min_plus(reach, np.ascontiguousarray(weight), further)
                     weight = further
-                open_ = weight + look.behind[i - 1][np.ix_(rows, to)] < left_s
+                open_ = weight + look.after[i - 1][np.ix_(rows, to)] < left_s
                 some = open_.any(axis=0)
                 reach = np.where(open_, weight, np.inf)[:, some]
                 before, at = nodes[i], to[some]
             closed = np.full_like(total, np.inf)
-            closed[rows] = total[rows] - look.value[rows] + exact_s
+            closed[rows] = total[rows] - look.total[rows] + exact_s
             total = closed
     return min(enough_s, float(total.min()))
 
 
-def _ahead_s(
-    tables: Tables, homes: Sequence[str], ways: Gradients, where: tuple[int, int, IntArray],
+def _forward_s(
+    tables: Tables, homes: Sequence[str], ways: WeightGradientCosts, where: tuple[int, int, IntArray],
     source: Nodes,
 ) -> FloatArray:  # fmt: skip
     """Seconds forward into entries of an operator, with its weight gradient."""
@@ -318,12 +318,12 @@ def _ahead_s(
     if not node.unit.parameters:
         return forward
     cost = ways.to_home_s(chain, i), ways.fetch_s(chain, i)
-    held_s, late = _held(whole, homes, tables.setting, *cost, True)
+    held_s, late = _weight_gradient_s(whole, homes, tables.setting, *cost, True)
     sliced = ways.sliced(source)[:, None]
     return np.asarray(forward + np.where(sliced, late[at], 0.0) + held_s[:, at].min(axis=0))
 
 
-def gradients_of(tables: Tables) -> Gradients:
+def weight_gradient_costs(tables: Tables) -> WeightGradientCosts:
     """By the codes of one shape."""
     known = [GradientTables(tables, chain) for chain in range(len(tables.block.chains))]
 
@@ -343,22 +343,22 @@ def gradients_of(tables: Tables) -> Gradients:
         whole = (node.writes == roles.WHOLE) | (node.writes == roles.PARTIAL)
         return np.asarray(~whole.any(axis=(1, 2)))
 
-    return Gradients(to_home_s, fetch_s, sliced)
+    return WeightGradientCosts(to_home_s, fetch_s, sliced)
 
 
-def _forward(step: Step, edge: EdgeTable, node: Nodes) -> Step:
+def _forward_step(step: PathStep, edge: EdgeTable, node: Nodes) -> PathStep:
     time = edge.forward_s + node.forward_s[None, :]
     # The stream has no gradient passes of its own: what it gathers, it gathers twice.
     return replace(step, time_s=time + edge.fetch_s if node.unit is None else time)
 
 
-def _backward(step: Step, edge: EdgeTable, node: Nodes) -> Step:
+def _backward_step(step: PathStep, edge: EdgeTable, node: Nodes) -> PathStep:
     none = np.zeros((1, 1, len(node.codes)))
     time = edge.back_s + node.data_s[None, :]
     return replace(step, time_s=time, droppable=False, option_s=none, state=none)
 
 
-def _held(
+def _weight_gradient_s(
     node: Nodes, homes: Sequence[str], setting: Setting, to_home_s: FloatArray, fetch_s: FloatArray,
     products: bool,
 ) -> tuple[FloatArray, FloatArray]:  # fmt: skip
