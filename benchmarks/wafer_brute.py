@@ -46,7 +46,8 @@ def main() -> None:
         cost = batch.evaluate(sample(batch, 5000, np.random.default_rng(0), SEARCHED_HOMES))
         memory = LAYERS * (cost[:, STATE] + IN_FLIGHT * cost[:, KEPT]) + cost[:, REBUILT]
         low, high = float(memory.min()), float(memory.max())
-        limits = [MemoryLimits(low + s * (high - low)) for s in (1.0, 0.3, 0.15, 0.1, 0.05, 0.02, -0.2)]
+        shares = (1.0, 0.3, 0.15, 0.1, 0.05, 0.02, -0.2)
+        limits = [MemoryLimits(low + share * (high - low)) for share in shares]
         began = time.process_time()
         expected = brute.fastest(batch, SEARCHED_HOMES, LAYERS, IN_FLIGHT, limits)
         tried = time.process_time() - began
@@ -55,7 +56,8 @@ def main() -> None:
             found = exact.solve(LAYERS, IN_FLIGHT, limit.local_bytes)
             ours = np.inf if found is None else found.cost.time_s
             same = ours == best or abs(ours - best) <= 1e-12 * best
-            print(f"{shape[0]} x {shape[1]}, {limit.local_bytes / 2**30:.1f} GiB: everything {best:.9g} s, "
+            gib = limit.local_bytes / 2**30
+            print(f"{shape[0]} x {shape[1]}, {gib:.1f} GiB: everything {best:.9g} s, "
                   f"exact part {ours:.9g} s ({time.process_time() - began:.2f} s of processor time)"
                   f"{'' if same else ' DIFFERENT'}", flush=True)  # fmt: skip
         print(f"brute force took {tried:.0f} s of processor time")

@@ -22,7 +22,7 @@ def way(states: SharedStates, genes: BlockMapping) -> BlockPath:
     setting, units = states.tables.setting, states._units
     ways = genes.collectives or ((setting.streaming, setting.algorithm),) * len(genes.codes)
     index = [
-        nodes.find(code, streams)
+        nodes.entry(code, streams)
         for nodes, code, (streams, _) in zip(units, genes.codes, ways, strict=True)
     ]
     paths: list[list[int]] = []
