@@ -68,7 +68,7 @@ class Batch:
         sums = np.zeros((count, 2, len(ALGORITHMS), most))
         for i, node in enumerate(self.nodes):
             given = (node.reads, node.writes, node.gradient_reads, node.gradient_writes,
-                     node.weight_layouts)  # fmt: skip
+                     node.weights)  # fmt: skip
             for kind, table in enumerate(given):
                 layouts[i, : table.shape[0], kind, : table.shape[1]] = table
             columns = (node.forward_s, node.data_s, node.weight_s, node.step_s, node.copies,

@@ -16,11 +16,11 @@ from atoll.stopping import never
 from atoll.wafer.anneal import mutate
 from atoll.wafer.bounds.bound_kernels import least_fill
 from atoll.wafer.bounds.layer_bounds import (
+    ALL_CODES,
     COUNTS,
     DEPTHS,
     EXACT,
     OPERATORS,
-    WHOLE,
     LayerBounds,
     _LeastPricedSeconds,
 )
@@ -146,14 +146,14 @@ def test_a_broken_bound_would_be_noticed(monkeypatch):
     shape=st.sampled_from([(2, 1), (2, 2), (3, 2), (4, 1), (5, 1)]),
     microbatch=st.sampled_from([1, 2]),
     streaming=st.booleans(),
-    most=st.sampled_from([OPERATORS, COUNTS, EXACT, WHOLE]),
+    most=st.sampled_from([OPERATORS, COUNTS, EXACT, ALL_CODES]),
     link=st.sampled_from([2e9, 5e10]),
     seed=st.integers(0, 1000),
 )
 def test_seconds_and_bytes_of_layers(shape, microbatch, streaming, most, link, seed):
     """Every drawn mapping of a block lies above every point of the curve of its size."""
     wafer = small_wafer(5, 5, link_Bps=link, memory_bytes=400 * KIB)
-    bounds = LayerBounds(planners(wafer, most_codes=1 if most == WHOLE else MANY_CODES))
+    bounds = LayerBounds(planners(wafer, most_codes=1 if most == ALL_CODES else MANY_CODES))
     dies = shape[0] * shape[1]
     while bounds.sharpen(microbatch, dies, most, np.inf, roomy=False):
         pass

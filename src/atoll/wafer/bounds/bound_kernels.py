@@ -41,7 +41,7 @@ class SizeArrays(NamedTuple):
 @kernel
 def _carried(sizes, k, layers, row, largest_s, free_bytes, first, alone):
     """Return the most layers that fit a stage of size `k` in time and memory. Row 0 is the last
-    stage, row i + 1 a stage with the i-th depth of microbatches in flight; the `first` stage has the
+    stage, row i + 1 a stage with `DEPTHS[i]` microbatches in flight; the `first` stage has the
     embedding. `alone`: there is no other stage to offload to.
     """
     left_s = largest_s * (1.0 + ROUNDING)
@@ -203,10 +203,10 @@ def least_fill(
                             )
                             for chosen in range(flag, 2):
                                 value = total + (0.0 if chosen > flag else fill)
-                                place = (used + n, done + added, chosen)
-                                if value < after[place] and value < best:
-                                    after[place] = value
-                                    parents[stage][place] = k * 2 + flag + 2 * count * added
+                                if value < after[used + n, done + added, chosen] and value < best:
+                                    after[used + n, done + added, chosen] = value
+                                    code = k * 2 + flag + 2 * count * added
+                                    parents[stage, used + n, done + added, chosen] = code
                                     alive = True
         fills = after
         if not alive:

@@ -1,4 +1,4 @@
-"""Tables of a block by splits: how many parts each dimension is divided into, for all shapes of dies.
+"""Tables of a block by splits (the number of parts of each dimension), for all shapes of dies.
 
 If a shape has too many codes for the exact part, its operators still have few splits. A split
 stands for all of its codes on all rectangles of a number of dies: every transition between two
@@ -50,8 +50,8 @@ class Rate(NamedTuple):
 
 
 def rates(shapes: Sequence[tuple[int, int]], mesh: Mesh) -> tuple[Rate, Rate, Rate]:
-    """Return the rates of one gather; of nested gathers over at least n dies; of an exchange between
-    at least n dies.
+    """Return the rates of one gather; of nested gathers over at least n dies; of an exchange
+    between at least n dies.
     """
     dies = shapes[0][0] * shapes[0][1]
     gather, exchange = (np.full((2, dies + 1), np.inf) for _ in range(2))
@@ -80,7 +80,7 @@ def rates(shapes: Sequence[tuple[int, int]], mesh: Mesh) -> tuple[Rate, Rate, Ra
 
 
 class SplitTables:
-    """Lower bounds of `costs.tables.Tables`, for the splits of all shapes.
+    """Lower bounds of `costs.tables.BlockTables`, for the splits of all shapes.
 
     A split's layouts are exponents (splits, tensors, roles, primes): how often each prime factor of
     the number of dies has each role.

@@ -100,9 +100,9 @@ class LayerBounds:
         self, planners: Sequence[Planner], sharpen_size: SharpenSize | None = None,
         like: LayerBounds | None = None,
     ) -> None:  # fmt: skip
-        """`sharpen_size` replaces the method `sharper`. `like`: bounds under options that differ only
-        in offload, gradient codes and collectives per operator, which share the times of operators
-        and splits.
+        """`sharpen_size` replaces the method `sharper`. `like`: bounds under options that differ
+        only in offload, gradient codes and collectives per operator, which share the times of
+        operators and splits.
         """
         first = planners[0]
         self._sharpen_size = sharpen_size or self.sharper
@@ -152,7 +152,7 @@ class LayerBounds:
     def sharpen(
         self, microbatch: int, dies: int, most: int, enough_s: float = 0.0, fits: bool = True
     ) -> bool:
-        """Raise the bound of a size to the next level, at most `most`; return whether it was raised.
+        """Raise the bound of a size to the next level, up to `most`; return whether it was raised.
         `ALL_CODES` stops at `enough_s` per layer; `MEMORY` is skipped if the fastest layers fit.
         """
         bound = self.size_bound(microbatch, dies)
@@ -372,7 +372,8 @@ class LayerBounds:
         local_curves = local_curves if self.options.offload else curves
         return SizeBound(
             microbatch, dies, layer_s, but_weight_s, head_s, head_but_weight_s, head_bytes,
-            embedding_bytes, prices, local_curves, curves, level, sum(slowest_weight_s[unit.name] for unit in block.units),
+            embedding_bytes, prices, local_curves, curves, level,
+            sum(slowest_weight_s[unit.name] for unit in block.units),
             slowest_weight_s[block.head.name] if block.head is not None else 0.0,
         )  # fmt: skip
 

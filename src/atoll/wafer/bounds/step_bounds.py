@@ -35,12 +35,12 @@ from atoll.wafer.bounds.bound_kernels import (
     least_fill,
 )
 from atoll.wafer.bounds.layer_bounds import (
+    ALL_CODES,
     COUNTS,
     DEPTHS,
     EXACT,
     OPERATORS,
     PEAK,
-    ALL_CODES,
     LayerBounds,
     SharpenSize,
     SizeBound,
@@ -87,7 +87,7 @@ class StepBound:
         return [size for size in bounds if size.layer_s < INFINITY]
 
     def work_s(self, microbatch: int) -> float:
-        """Return a lower bound on the largest load: all work over all dies, or the ports' seconds."""
+        """Return a lower bound on the largest load: work / dies, or the ports' seconds."""
         block = self.layers.block(microbatch)
         sizes = self.sizes(microbatch)
         layer = min(size.dies * size.layer_s for size in sizes)
@@ -136,8 +136,8 @@ class StepBound:
     def equal_s(
         self, microbatch: int, dies: int, stages: int, cap_s: float, layer_s: float = 0.0
     ) -> float:
-        """Return a lower bound on the step of `stages` stages of `dies` dies each, whose layers take
-        at least `layer_s`; infinity if none beats `cap_s`.
+        """Return a lower bound on the step of `stages` stages of `dies` dies each, whose layers
+        take at least `layer_s`; infinity if none beats `cap_s`.
         """
         size = self.layers.size_bound(microbatch, dies)
         size = replace(size, layer_s=max(size.layer_s, layer_s))
@@ -243,8 +243,8 @@ class StepBound:
         return sharper
 
     def _fastest_layers_fit(self, size: SizeBound, layers: int, row: int, *, first: bool) -> bool:
-        """Return whether a stage can hold its layers if each is the fastest: no price of a byte then
-        rules it out.
+        """Return whether a stage can hold its layers if each is the fastest, so that no price of a
+        byte rules it out.
         """
         layer = size.fastest_state + DEPTHS[max(0, row - 1)] * size.fastest_kept
         ends = (size.head_bytes if row == 0 else 0.0) + (size.embedding_bytes if first else 0.0)

@@ -1,17 +1,17 @@
 """Compiled: transitions between layouts on a mesh, their overlap with operators, and tensors
 between operators.
 
-A layout gives every digit a role for one tensor: WHOLE (replicated), one of its dimensions (BATCH,
-SEQUENCE, COLUMNS, EXPERTS), or PARTIAL (sums that are not complete). Moving a tensor from one
-layout to another is decided digit by digit:
+A layout gives every digit a role for one tensor: REPLICATED, one of its dimensions (BATCH,
+SEQUENCE, COLUMNS, EXPERTS), or PARTIAL (sums that are not complete). A transition from one layout
+to another is decided digit by digit:
 
-    PARTIAL -> dimension      reduce-scatter        dimension -> WHOLE   all-gather
-    PARTIAL -> WHOLE          both (all-reduce)     dimension -> other   all-to-all
-    WHOLE   -> dimension      nothing: keep a slice
+    PARTIAL -> dimension       reduce-scatter       dimension -> REPLICATED   all-gather
+    PARTIAL -> REPLICATED      both (all-reduce)    dimension -> dimension    all-to-all
+    REPLICATED -> dimension    nothing: keep a slice
 
 in the order reduce-scatter, all-to-all, all-gather. A tensor is stored between the reduction and
-the gather; digits of an all-reduce are then SUMMED: whole, and gathered once more if they are
-wanted whole again. `docs/wafer.md` has the formulas.
+the gather; digits of an all-reduce are then SUMMED: replicated, and gathered again if they are
+read replicated. `docs/wafer.md` has the formulas.
 
 An operator has a code for each of its passes. Along an edge from a to b:
 
@@ -73,7 +73,7 @@ def transition(total, source, via, target, wires, scatter_algorithm, gather_algo
                 scatter |= bit
                 scattered *= radix[d]
         elif have in (WHOLE, SUMMED):
-            # A slice of what is already whole costs nothing.
+            # A slice of a replicated tensor costs nothing.
             if want != WHOLE:
                 die_bytes /= radix[d]
             elif have == SUMMED:

@@ -1,7 +1,7 @@
 """Cost of one layer of a mapping, edge by edge.
 
-`walk` serves the fast model here and the replay on links that are queues (`detailed.py`), which
-differ in the seconds of a transition (`Move`) and in how much of it an operator hides.
+`edge_transfers` serves the fast model here and the replay on links that are queues (`detailed.py`),
+which differ in the seconds of a transition (`Move`) and in how much of it an operator hides.
 """
 
 from __future__ import annotations

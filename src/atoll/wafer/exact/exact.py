@@ -142,7 +142,7 @@ class Exact:
         """Return the fastest mapping whose stage of `layers` layers fits; None if none fits, or
         none that takes less than `cap_s` per layer before its gradient codes are refined.
 
-        `away_bytes`: limit of offloaded bytes per die, for a solver made by `with_away`.
+        `away_bytes`: limit of offloaded bytes per die, for a solver made by `with_offload`.
         """
         if self.roomy(layers, in_flight, limit_bytes):
             return self.unlimited

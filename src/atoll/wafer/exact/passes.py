@@ -99,8 +99,8 @@ class PassStates:
     def _options(
         self, gradient: GradientTables, unit: int, source: _PassPairs, target: _PassPairs
     ) -> tuple[FloatArray, FloatArray, IntArray]:
-        """Return seconds, bytes and codes of the undominated options (homes x weight codes) of pairs
-        of states.
+        """Return seconds, bytes and codes of the undominated options (homes x weight codes) of
+        pairs of states.
         """
         node = target.nodes
         count, source_codes = len(node.index), np.arange(len(source.nodes.index))

@@ -80,17 +80,16 @@ class PathStep:
         offload_s = self.recompute_s if self.offload_s is None else self.offload_s
         shape = (*self.option_s.shape[:2], self.time_s.shape[1])
 
-        def writable(part: FloatArray) -> FloatArray:
+        def writable(part: FloatArray, shape: tuple[int, ...] | None = None) -> FloatArray:
             """Kernels are compiled for writable arrays; arrays that are writable are not copied."""
+            if shape is not None and part.shape != shape:
+                part = np.broadcast_to(part, shape)
             return np.require(part, np.float64, ("C", "W"))
 
-        options = (
-            writable(part if part.shape == shape else np.broadcast_to(part, shape))
-            for part in (self.option_s, self.state_bytes)
-        )
         return StepArrays(
             writable(self.time_s), writable(self.saved_bytes), writable(self.recompute_s),
-            writable(offload_s), *options, len(self.fates()),
+            writable(offload_s), writable(self.option_s, shape),
+            writable(self.state_bytes, shape), len(self.fates()),
         )  # fmt: skip
 
     def least_costs(self, price: MemoryPrice) -> FloatArray:

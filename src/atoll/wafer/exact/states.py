@@ -48,7 +48,7 @@ class Rules:
 
 
 class OperatorTables(Protocol):
-    """Tables of a block: by the codes of one shape (`Tables`), or by splits (`SplitTables`)."""
+    """Tables of a block: of the codes of a shape (`BlockTables`), or of splits (`SplitTables`)."""
 
     block: Block
     setting: Setting
