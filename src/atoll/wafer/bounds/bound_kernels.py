@@ -110,24 +110,10 @@ def _fill_s(layers, but_weight_s, ends_s, slow_s, most_weight_s, largest_s, weig
 
 @entry
 def least_fill(
-    dies,
-    layers,
-    sizes,
-    layer_s,
-    but_weight_s,
-    head_s,
-    head_but_weight_s,
-    most_weight_s,
-    head_most_weight_s,
-    row_of,
-    most,
-    most_first,
-    largest_s,
-    weight_passes_fill,
-    most_late,
-    cap_s,
+    dies, layers, sizes, layer_s, but_weight_s, head_s, head_but_weight_s, most_weight_s,
+    head_most_weight_s, row_of, most, most_first, largest_s, weight_passes_fill, most_late, cap_s,
     parents,
-):
+):  # fmt: skip
     """Return the least sum of fills over all pipelines on `dies` dies with loads up to `largest_s`.
 
     Stages are placed from the last to the first. `most` (rows, sizes) is the number of layers that
@@ -171,15 +157,10 @@ def least_fill(
                         ends_weight = head_most_weight_s[k] if stage == 1 else 0.0
                         if left <= most_first[depth, k]:
                             fill = _fill_s(
-                                left,
-                                but_weight_s[k],
-                                ends,
-                                layer_s[k],
-                                left * most_weight_s[k] + ends_weight,
-                                largest_s,
-                                weight_passes_fill,
-                                late,
-                            )
+                                left, but_weight_s[k], ends, layer_s[k],
+                                left * most_weight_s[k] + ends_weight, largest_s,
+                                weight_passes_fill, late,
+                            )  # fmt: skip
                             value = total + (fill if flag == 1 else 0.0)
                             if value < best:
                                 best = value
@@ -192,15 +173,10 @@ def least_fill(
                             if left - added > (dies - used - n) * rate:
                                 continue
                             fill = _fill_s(
-                                added,
-                                but_weight_s[k],
-                                ends,
-                                layer_s[k],
-                                added * most_weight_s[k] + ends_weight,
-                                largest_s,
-                                weight_passes_fill,
-                                late,
-                            )
+                                added, but_weight_s[k], ends, layer_s[k],
+                                added * most_weight_s[k] + ends_weight, largest_s,
+                                weight_passes_fill, late,
+                            )  # fmt: skip
                             for chosen in range(flag, 2):
                                 value = total + (0.0 if chosen > flag else fill)
                                 if value < after[used + n, done + added, chosen] and value < best:

@@ -240,13 +240,11 @@ class SplitTables:
         )
 
     def paths(self, states: SharedStates) -> BlockPaths:
-        stream_splits, block = self.stream_splits, self.block
-        share = np.array(
-            [1.0 / prod(parts.get(tag, 1) for tag in "bsc") for parts in stream_splits]
-        )
+        cuts, block = self.stream_splits, self.block
+        share = np.array([1.0 / prod(cut.get(tag, 1) for tag in "bsc") for cut in cuts])
         return BlockPaths(
-            states.chains, np.array([self._stream_s(parts) for parts in stream_splits]),
-            share * self.setting.stream_saved_bytes(block), np.zeros(len(stream_splits)),
+            states.chains, np.array([self._stream_s(cut) for cut in cuts]),
+            share * self.setting.stream_saved_bytes(block), np.zeros(len(cuts)),
         )  # fmt: skip
 
 

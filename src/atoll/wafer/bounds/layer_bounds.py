@@ -310,18 +310,12 @@ class LayerBounds:
     def _by_operators(self, microbatch: int, dies: int) -> SizeBound:
         block = self.block(microbatch)
         units = (*block.units, *([block.head] if block.head else []))
-        operator_times = {
-            unit.name: self._operator_times(microbatch, unit.name, dies) for unit in units
-        }
-        times = {name: passes for name, (passes, _) in operator_times.items()}
-        slowest_weight_s = {name: weight_s for name, (_, weight_s) in operator_times.items()}
+        both = {unit.name: self._operator_times(microbatch, unit.name, dies) for unit in units}
+        times = {name: passes for name, (passes, _) in both.items()}
+        slowest_weight_s = {name: weight_s for name, (_, weight_s) in both.items()}
         stream_splits = splits(block.stream_sizes, dies)
-        entry_s = [
-            self._least_vector_s(chain.entry_passes, stream_splits) for chain in block.chains
-        ]
-        stream_s = [
-            self._least_vector_s(chain.stream_passes, stream_splits) for chain in block.chains
-        ]
+        entry_s = [self._least_vector_s(c.entry_passes, stream_splits) for c in block.chains]
+        stream_s = [self._least_vector_s(c.stream_passes, stream_splits) for c in block.chains]
         return self._bound(microbatch, dies, times, slowest_weight_s, entry_s, stream_s, OPERATORS)
 
     def _bound(
@@ -336,10 +330,8 @@ class LayerBounds:
         parameters = sum(unit.parameters for unit in block.units)
         update = 0.0 if self.external else states.update / (dies * bandwidth_Bps * rounds)
         unit_times = [times[unit.name] for unit in block.units]
-        but_weight_s = (
-            sum(t.forward_s + t.backward_s for t in unit_times) + sum(entry_s) + sum(stream_s)
-        )
-        but_weight_s += update * parameters
+        but_weight_s = sum(t.forward_s + t.backward_s for t in unit_times)
+        but_weight_s = but_weight_s + sum(entry_s) + sum(stream_s) + update * parameters
         layer_s = but_weight_s + sum(t.weight_s for t in unit_times)
         head_s = head_but_weight_s = head_bytes = 0.0
         if block.head is not None:

@@ -149,16 +149,9 @@ def transition_matrix(totals, source, target, wires, algorithm, scatter, exchang
     for i in range(source.shape[0]):
         for j in range(target.shape[0]):
             for t in range(totals.shape[0]):
-                if totals[t] > 0.0:
-                    times = transition(
-                        totals[t],
-                        source[i, t],
-                        source[i, t],
-                        target[j, t],
-                        wires,
-                        algorithm,
-                        algorithm,
-                    )
+                total, have, want = totals[t], source[i, t], target[j, t]
+                if total > 0.0:
+                    times = transition(total, have, have, want, wires, algorithm, algorithm)
                     scatter[i, j] += times[0]
                     exchange[i, j] += times[1]
                     gather[i, j] += times[2]
@@ -166,9 +159,7 @@ def transition_matrix(totals, source, target, wires, algorithm, scatter, exchang
 
 
 @entry
-def forward_matrix(
-    parts, rows, columns, source_s, source_streams, target_s, target_streams, arrays
-):
+def forward_matrix(parts, rows, columns, source_s, source_streams, target_s, target_streams, out):
     """Fill (forward, reduction and exchange, gather, bytes to store) between all entries of two
     operators, overlapped with their forward passes. `parts` come from `transition_matrix` between
     distinct layouts; `rows` and `columns` are the layouts of the entries.
@@ -178,16 +169,14 @@ def forward_matrix(
             a, b = rows[i], columns[j]
             written_s = parts[1, a, b] + exposed_s(parts[0, a, b], source_s[i], source_streams[i])
             gather_s = exposed_s(parts[2, a, b], target_s[j], target_streams[j])
-            arrays[0, i, j] = written_s + gather_s
-            arrays[1, i, j] = written_s
-            arrays[2, i, j] = parts[2, a, b]
-            arrays[3, i, j] = parts[3, a, b]
+            out[0, i, j] = written_s + gather_s
+            out[1, i, j] = written_s
+            out[2, i, j] = parts[2, a, b]
+            out[3, i, j] = parts[3, a, b]
 
 
 @entry
-def backward_matrix(
-    parts, rows, columns, source_s, source_streams, target_s, target_streams, arrays
-):
+def backward_matrix(parts, rows, columns, source_s, source_streams, target_s, target_streams, out):
     """Fill (backward, its reduction) for gradients, which the second operator writes and the first
     one reads, overlapped with their data passes.
     """
@@ -195,8 +184,8 @@ def backward_matrix(
         for j in range(len(rows)):
             a, b = rows[j], columns[i]
             backward_s = parts[1, a, b] + exposed_s(parts[0, a, b], target_s[j], target_streams[j])
-            arrays[0, i, j] = backward_s + exposed_s(parts[2, a, b], source_s[i], source_streams[i])
-            arrays[1, i, j] = parts[0, a, b]
+            out[0, i, j] = backward_s + exposed_s(parts[2, a, b], source_s[i], source_streams[i])
+            out[1, i, j] = parts[0, a, b]
 
 
 @entry

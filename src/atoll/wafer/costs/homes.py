@@ -55,15 +55,10 @@ def home_bytes(
         nothing = 0.0 * node.parameters[forward]
         return nothing, nothing, nothing
     zero = HOMES.index(home)
-    forward_parameters, weight_parameters = node.parameters[forward], node.parameters[weight]
-    weights, _, optimizer = states.parts(
-        forward_parameters, forward_parameters / node.copies[forward], zero
-    )
-    return (
-        weights,
-        states.parts(weight_parameters, weight_parameters / node.copies[weight], zero)[1],
-        optimizer,
-    )
+    parameters, summed = node.parameters[forward], node.parameters[weight]
+    weights, _, optimizer = states.parts(parameters, parameters / node.copies[forward], zero)
+    _, gradients, _ = states.parts(summed, summed / node.copies[weight], zero)
+    return weights, gradients, optimizer
 
 
 def home_cost(
@@ -165,12 +160,7 @@ class GradientTables:
 def fetch_s(
     node: Nodes, weight: IntArray, streams: BoolArray, inputs: ReshardTimes, outputs: ReshardTimes
 ) -> FloatArray:
-    """Return the exposed seconds of fetching input and output for a gradient pass, and its compute
-    seconds.
-    """
-    exchange_s, gather_s = (
-        inputs.exchange_s + outputs.exchange_s,
-        inputs.gather_s + outputs.gather_s,
-    )
-    exposed_s = exposed(gather_s, node.weight_s[weight], streams)
-    return np.asarray(exchange_s + exposed_s + node.weight_s[weight])
+    """Return the exposed seconds of a gradient pass's input and output, and its compute seconds."""
+    exchange_s = inputs.exchange_s + outputs.exchange_s
+    gather_s = exposed(inputs.gather_s + outputs.gather_s, node.weight_s[weight], streams)
+    return np.asarray(exchange_s + gather_s + node.weight_s[weight])

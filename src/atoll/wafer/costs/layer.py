@@ -220,25 +220,23 @@ def _crossing_s(crossing: Crossing, away: Away | None) -> tuple[float, float, fl
     def exposed_s(link_s: float, compute_s: float, operator: MappedOperator) -> float:
         return float(exposed(link_s, compute_s, operator.streams))
 
-    forward_a, data_a, _ = writer.passes_s
-    forward_b, data_b, weight_b = reader.passes_s
-    written_s = forward.exchange_s + exposed_s(forward.scatter_s, forward_a, writer)
-    gather_s = exposed_s(forward.gather_s, forward_b, reader)
-    scatter_s = exposed_s(backward.scatter_s, data_b, reader)
+    writer_forward_s, writer_data_s, _ = writer.passes_s
+    forward_s, data_s, weight_s = reader.passes_s
+    written_s = forward.exchange_s + exposed_s(forward.scatter_s, writer_forward_s, writer)
+    gather_s = exposed_s(forward.gather_s, forward_s, reader)
+    scatter_s = exposed_s(backward.scatter_s, data_s, reader)
     total_s = written_s + gather_s + backward.exchange_s + scatter_s
-    total_s = total_s + exposed_s(backward.gather_s, data_a, writer)
-    total_s += fetch.exchange_s + exposed_s(fetch.gather_s, weight_b, reader)
+    total_s = total_s + exposed_s(backward.gather_s, writer_data_s, writer)
+    total_s += fetch.exchange_s + exposed_s(fetch.gather_s, weight_s, reader)
     journey_s = 0.0 if away is None else forward.held_bytes / away.bandwidth_Bps + away.latency_s
-    out_s = exposed_s(forward.gather_s + journey_s, forward_b, reader) - gather_s
-    back_s = exposed_s(backward.scatter_s + journey_s, data_b, reader) - scatter_s
+    out_s = exposed_s(forward.gather_s + journey_s, forward_s, reader) - gather_s
+    back_s = exposed_s(backward.scatter_s + journey_s, data_s, reader) - scatter_s
     return written_s + crossing.again_s, total_s, out_s + back_s
 
 
-def _home(
-    operator: MappedOperator, home: str, setting: Setting, move: Move
-) -> tuple[float, FloatArray]:
+def _home(op: MappedOperator, home: str, setting: Setting, move: Move) -> tuple[float, FloatArray]:
     """Return seconds, and bytes of weights, gradients and optimizer, of a weight's home."""
-    node, algorithm = operator.node, operator.algorithm
+    node, algorithm = op.node, op.algorithm
     assert node.unit is not None
     layouts, parameters = node.weights[:, 0], float(node.unit.parameters)
 
@@ -248,9 +246,9 @@ def _home(
         total = bytes_per_parameter * parameters
         return move(total, layouts[have], layouts[have], layouts[want], algorithm, algorithm)
 
-    data = moved(setting.states.weight, operator.forward, operator.data)
-    to_home = moved(setting.states.reduced, operator.weight, operator.forward)
-    f, d, w = (np.array([entry]) for entry in (operator.forward, operator.data, operator.weight))
+    data = moved(setting.states.weight, op.forward, op.data)
+    to_home = moved(setting.states.reduced, op.weight, op.forward)
+    f, d, w = (np.array([entry]) for entry in (op.forward, op.data, op.weight))
     moves = data.exchange_s, data.gather_s, to_home.exchange_s + to_home.gather_s
     seconds, _ = home_cost(node, home, setting, f, d, w, *moves)
     return float(seconds[0]), np.concatenate(home_bytes(setting.states, home, node, f, w))

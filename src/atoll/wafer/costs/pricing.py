@@ -168,15 +168,13 @@ def _products_s(
     return seconds
 
 
-def pass_times_s(
-    pricer: DiePricer, unit: Unit, unit_splits: Sequence[Parts], pieces: int
-) -> FloatArray:
+def pass_times_s(pricer: DiePricer, unit: Unit, cuts: Sequence[Parts], pieces: int) -> FloatArray:
     """Return seconds of forward, data and weight pass (splits, 3), products in `pieces`."""
     chunks = pieces if unit.kind == "linear" else 1
     # Codes of the same split, by other digits or on other shapes, are priced once.
     times = pricer.pass_times_s.setdefault(unit, {})
-    keys = [(chunks, *sorted(parts.items())) for parts in unit_splits]
-    fresh = {key: parts for key, parts in zip(keys, unit_splits, strict=True) if key not in times}
+    keys = [(chunks, *sorted(parts.items())) for parts in cuts]
+    fresh = {key: parts for key, parts in zip(keys, cuts, strict=True) if key not in times}
     if fresh:
         rows = _compute_pass_times_s(pricer, unit, list(fresh.values()), chunks)
         times |= zip(fresh, rows.tolist(), strict=True)
@@ -184,12 +182,12 @@ def pass_times_s(
 
 
 def _compute_pass_times_s(
-    pricer: DiePricer, unit: Unit, unit_splits: Sequence[Parts], chunks: int
+    pricer: DiePricer, unit: Unit, cuts: Sequence[Parts], chunks: int
 ) -> FloatArray:
-    parts = by_tag(unit_splits)
+    parts = by_tag(cuts)
     dies = np.prod(list(parts.values()), axis=0)
     memory_s = unit.traffic_bytes / dies / pricer.chip.hbm.bandwidth_Bps
-    times = np.zeros((len(unit_splits), 3))
+    times = np.zeros((len(cuts), 3))
     passes = (unit.forward, unit.forward_passes), (unit.data_gradient, unit.backward_passes)
     for column, (products, works) in enumerate(passes):
         products_s = _products_s(pricer, unit, products, parts, chunks)

@@ -17,21 +17,8 @@ import numpy as np
 
 from atoll.arrays import FloatArray, IntArray
 from atoll.wafer.encoding.genes import BlockCost
-from atoll.wafer.exact.path_kernels import (
-    CompletionBounds,
-    PathLabels,
-    extend_labels,
-    least_completions,
-    mark_undominated,
-)
+from atoll.wafer.exact import path_kernels, price_kernels
 from atoll.wafer.exact.paths import BlockPath, BlockPaths, MemoryPrice, PathStep
-from atoll.wafer.exact.price_kernels import (
-    HOPELESS,
-    BisectionState,
-    StageLimits,
-    StreamLayouts,
-    bisect_price,
-)
 
 
 @dataclass(frozen=True)
@@ -60,7 +47,7 @@ class _TracedLabels(NamedTuple):
         order = np.lexsort((self.offload_bytes, self.local_bytes, self.time_s, self.state))
         keep = np.zeros(len(order), np.bool_)
         labels = self.pick(order)
-        mark_undominated(labels.state, labels.local_bytes, labels.offload_bytes, keep)
+        path_kernels.mark_undominated(labels.state, labels.local_bytes, labels.offload_bytes, keep)
         return self.pick(order[keep])
 
 
@@ -83,12 +70,13 @@ def fastest_labelled_path(
     for index, step in enumerate(steps):
         states = np.array([stream]) if index in ends else np.arange(step.time_s.shape[1])
         least_s, fewest_bytes, least_cost = np.take(completions[index], states, axis=1)
-        bounds = CompletionBounds(
+        bounds = path_kernels.CompletionBounds(
             states, least_s, fewest_bytes, least_cost, limits.local_bytes, limits.offload_bytes,
             price.local_s_per_byte, price.offload_s_per_byte, cap_s,
         )  # fmt: skip
-        reached, copies = PathLabels(*labels[:4]), (price.saved_copies, price.state_copies)
-        extended = extend_labels(reached, bounds, step.kernel_arrays, *copies)
+        reached = path_kernels.PathLabels(*labels[:4])
+        copies = price.saved_copies, price.state_copies
+        extended = path_kernels.extend_labels(reached, bounds, step.kernel_arrays, *copies)
         labels = _TracedLabels(*extended).undominated()
         if not len(labels.time_s):
             return None
@@ -129,7 +117,7 @@ def _completions(
     completions = [np.zeros((3, steps[-1].time_s.shape[1]))]
     for index in range(len(steps) - 1, 0, -1):
         step = steps[index]
-        least = least_completions(
+        least = path_kernels.least_completions(
             completions[0], step.kernel_arrays, step.byte_prices(price), price.saved_copies,
             price.state_copies, stream if index in ends else -1,
         )  # fmt: skip
@@ -172,7 +160,7 @@ class LimitedSearch:
         steps = sum(len(chain) for chain in paths.chains)
         local, offload = np.zeros((2, len(self.fixed_bytes)))
         best = np.array([cap_s]), np.full((1 + steps, 3), -1)
-        self._bisection = BisectionState(self.bounds_s, local, offload, *best)
+        self._bisection = price_kernels.BisectionState(self.bounds_s, local, offload, *best)
 
     def run(self) -> CandidatePath | None:
         """Return the fastest mapping that fits, proven within the tolerance."""
@@ -181,7 +169,7 @@ class LimitedSearch:
         self._search_prices()
         for stream in self.ordered_streams():
             # A bound this high means that not even the smallest mapping fits.
-            cap_s = min(self._cap_s, HOPELESS * self.fastest_s)
+            cap_s = min(self._cap_s, price_kernels.HOPELESS * self.fastest_s)
             if self.best is not None:
                 cap_s = self.best.cost.time_s * (1 - self.tolerance)
             if self.bounds_s[stream] >= cap_s * (1 - 1e-12):
@@ -215,19 +203,19 @@ class LimitedSearch:
         The price of an offloaded byte lies between 0 and that of a local byte, at which offloading
         saves nothing.
         """
-        stage = StageLimits(
+        stage = price_kernels.StageLimits(
             float(self.layers), float(self.in_flight), *self.copies, float(self.limits.local_bytes),
             float(self.limits.offload_bytes), self.fastest_s,
         )  # fmt: skip
         paths = self.paths
-        layouts = StreamLayouts(
+        layouts = price_kernels.StreamLayouts(
             paths.stream_s, paths.stream_saved_bytes, paths.buffer_bytes, self.fixed_bytes
         )
 
         def bisect(ratio: float) -> bool:
             """Return whether some mapping offloaded too many bytes."""
             state = self.streams, ratio, self._bisection
-            return bool(bisect_price(paths.packed_steps, layouts, stage, *state))
+            return bool(price_kernels.bisect_price(paths.packed_steps, layouts, stage, *state))
 
         if bisect(0.0):
             bisect(1.0)

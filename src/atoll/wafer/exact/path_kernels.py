@@ -281,26 +281,12 @@ def least_sums(left, right, product):
         for j in range(columns):
             product[i, j] = np.inf
     for i in range(0, blocked_rows, 4):
+        p, q, r = i + 1, i + 2, i + 3
         for k in range(0, blocked_terms, 4):
             a0, a1, a2, a3 = left[i, k], left[i, k + 1], left[i, k + 2], left[i, k + 3]
-            b0, b1, b2, b3 = (
-                left[i + 1, k],
-                left[i + 1, k + 1],
-                left[i + 1, k + 2],
-                left[i + 1, k + 3],
-            )
-            c0, c1, c2, c3 = (
-                left[i + 2, k],
-                left[i + 2, k + 1],
-                left[i + 2, k + 2],
-                left[i + 2, k + 3],
-            )
-            d0, d1, d2, d3 = (
-                left[i + 3, k],
-                left[i + 3, k + 1],
-                left[i + 3, k + 2],
-                left[i + 3, k + 3],
-            )
+            b0, b1, b2, b3 = left[p, k], left[p, k + 1], left[p, k + 2], left[p, k + 3]
+            c0, c1, c2, c3 = left[q, k], left[q, k + 1], left[q, k + 2], left[q, k + 3]
+            d0, d1, d2, d3 = left[r, k], left[r, k + 1], left[r, k + 2], left[r, k + 3]
             for j in range(columns):
                 w0, w1, w2, w3 = right[k, j], right[k + 1, j], right[k + 2, j], right[k + 3, j]
                 a = min(min(a0 + w0, a1 + w1), min(a2 + w2, a3 + w3))
@@ -308,9 +294,9 @@ def least_sums(left, right, product):
                 c = min(min(c0 + w0, c1 + w1), min(c2 + w2, c3 + w3))
                 d = min(min(d0 + w0, d1 + w1), min(d2 + w2, d3 + w3))
                 product[i, j] = min(product[i, j], a)
-                product[i + 1, j] = min(product[i + 1, j], b)
-                product[i + 2, j] = min(product[i + 2, j], c)
-                product[i + 3, j] = min(product[i + 3, j], d)
+                product[p, j] = min(product[p, j], b)
+                product[q, j] = min(product[q, j], c)
+                product[r, j] = min(product[r, j], d)
     for i in range(blocked_rows, rows):
         for k in range(0, blocked_terms, 4):
             a0, a1, a2, a3 = left[i, k], left[i, k + 1], left[i, k + 2], left[i, k + 3]

@@ -23,13 +23,7 @@ import numpy as np
 
 from atoll.arrays import FloatArray, IntArray
 from atoll.wafer.encoding.genes import AGAIN, KEEP, OFFLOAD, BlockCost
-from atoll.wafer.exact.path_kernels import (
-    StepArrays,
-    cheapest_choice,
-    fewest_bytes_pairs,
-    min_plus,
-    priced_pairs,
-)
+from atoll.wafer.exact import path_kernels as kernels
 from atoll.wafer.exact.price_kernels import PackedSteps
 
 
@@ -75,7 +69,7 @@ class PathStep:
         return local * price.state_copies, local * saved, local, offloaded
 
     @cached_property
-    def kernel_arrays(self) -> StepArrays:
+    def kernel_arrays(self) -> kernels.StepArrays:
         """The step as kernels take it."""
         offload_s = self.recompute_s if self.offload_s is None else self.offload_s
         shape = (*self.option_s.shape[:2], self.time_s.shape[1])
@@ -86,7 +80,7 @@ class PathStep:
                 part = np.broadcast_to(part, shape)
             return np.require(part, np.float64, ("C", "W"))
 
-        return StepArrays(
+        return kernels.StepArrays(
             writable(self.time_s), writable(self.saved_bytes), writable(self.recompute_s),
             writable(offload_s), writable(self.option_s, shape),
             writable(self.state_bytes, shape), len(self.fates()),
@@ -95,19 +89,19 @@ class PathStep:
     def least_costs(self, price: MemoryPrice) -> FloatArray:
         """Return the least seconds + price x bytes of every pair of states."""
         weights = np.empty(self.time_s.shape)
-        priced_pairs(self.kernel_arrays, self.byte_prices(price), weights)
+        kernels.priced_pairs(self.kernel_arrays, self.byte_prices(price), weights)
         return weights
 
     def cheapest_choice(self, before: int, state: int, price: MemoryPrice) -> tuple[int, int]:
         """Return the option and the fate that `least_costs` takes at a pair of states."""
         prices = self.byte_prices(price)
-        option, fate = cheapest_choice(self.kernel_arrays, prices, before, state)
+        option, fate = kernels.cheapest_choice(self.kernel_arrays, prices, before, state)
         return option, self.fates()[fate]
 
     def least_bytes(self, saved_copies: float, state_copies: float) -> FloatArray:
         """Return the fewest local bytes of every pair of states."""
         fewest = np.empty(self.time_s.shape)
-        fewest_bytes_pairs(self.kernel_arrays, saved_copies, state_copies, fewest)
+        kernels.fewest_bytes_pairs(self.kernel_arrays, saved_copies, state_copies, fewest)
         return fewest
 
 
@@ -164,7 +158,7 @@ def least_chain_costs(
     for step in steps[1:-1]:
         reaches.append(ReachCosts(costs, step.least_costs(price)))
         costs = np.empty((len(rows), reaches[-1].step_cost.shape[1]))
-        min_plus(*reaches[-1], costs)
+        kernels.min_plus(*reaches[-1], costs)
     # A chain ends in the stream layout it begins with.
     reaches.append(ReachCosts(costs, steps[-1].least_costs(price)))
     return (costs + reaches[-1].step_cost.T[rows]).min(axis=1), reaches
@@ -185,7 +179,7 @@ def chain_bounds(steps: list[PathStep], price: MemoryPrice) -> ChainBounds:
     after_states = [np.ascontiguousarray(reaches[-1].step_cost.T)]
     for reach in reversed(reaches[:-1]):
         further = np.empty((len(after_states[0]), len(reach.step_cost)))
-        min_plus(after_states[0], np.ascontiguousarray(reach.step_cost.T), further)
+        kernels.min_plus(after_states[0], np.ascontiguousarray(reach.step_cost.T), further)
         after_states.insert(0, further)
     pairs = zip(reaches, after_states, strict=True)
     return ChainBounds(total, [reach.cost_before + later for reach, later in pairs], after_states)
