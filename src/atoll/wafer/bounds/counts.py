@@ -50,9 +50,7 @@ class Rate(NamedTuple):
 
 
 def rates(shapes: Sequence[tuple[int, int]], mesh: Mesh) -> tuple[Rate, Rate, Rate]:
-    """Return the rates of one gather; of nested gathers over at least n dies; of an exchange
-    between at least n dies.
-    """
+    """Return rates: a gather over n dies, nested gathers and exchanges over at least n dies."""
     dies = shapes[0][0] * shapes[0][1]
     gather, exchange = (np.full((2, dies + 1), np.inf) for _ in range(2))
     gather[:, 1] = exchange[:, 1] = 0.0
@@ -174,9 +172,7 @@ class SplitTables:
     def _transition_s(
         self, totals: Sequence[float], source: IntArray, target: IntArray
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return seconds of scatter, exchange and gather between all pairs of splits, computed once
-        per pair of distinct layouts.
-        """
+        """Return seconds of scatter, exchange and gather between all pairs of splits."""
         (source, rows), (target, columns) = distinct_layouts(source), distinct_layouts(target)
         shape = len(source), len(target)
         scatter, exchange, gather = (np.zeros(shape) for _ in range(3))

@@ -231,9 +231,7 @@ class LayerBounds:
         )  # fmt: skip
 
     def _all_codes_s(self, microbatch: int, dies: int, enough_s: float) -> float:
-        """Return a lower bound on a layer over all codes, at most `enough_s`. Codes of splits that
-        reach `enough_s`, forward or backward, are skipped.
-        """
+        """Return a lower bound on a layer over all codes, at most `enough_s`."""
         block, decoupled = self.block(microbatch), self._split_bounds(microbatch, dies).decoupled
         node_sizes = block.stream_sizes, *(unit.sizes for unit in block.units)
         node_splits = [splits(sizes, dies) for sizes in node_sizes]
@@ -255,9 +253,7 @@ class LayerBounds:
         return enough_s
 
     def fast_splits(self, microbatch: int, dies: int, enough_s: float) -> dict[str, list[Parts]]:
-        """Return, for the stream and every operator, the splits of layers that may take less than
-        `enough_s` with one code for all passes of an operator.
-        """
+        """Return the splits of layers that may take less than `enough_s` with shared codes."""
         block = self.block(microbatch)
         stream_s, through_s = self._split_bounds(microbatch, dies).shared.through(FREE)
         units = zip(block.units, through_s, strict=True)

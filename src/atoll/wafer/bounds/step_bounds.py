@@ -243,9 +243,7 @@ class StepBound:
         return sharper
 
     def _fastest_layers_fit(self, size: SizeBound, layers: int, row: int, *, first: bool) -> bool:
-        """Return whether a stage can hold its layers if each is the fastest, so that no price of a
-        byte rules it out.
-        """
+        """Return whether a stage can hold its layers if each is the fastest."""
         layer = size.fastest_state + DEPTHS[max(0, row - 1)] * size.fastest_kept
         ends = (size.head_bytes if row == 0 else 0.0) + (size.embedding_bytes if first else 0.0)
         return layers * layer + ends <= self.wafer.memory_bytes

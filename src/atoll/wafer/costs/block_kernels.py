@@ -125,9 +125,7 @@ def transition_one(total, source, via, target, wires, scatter_algorithm, gather_
 
 @kernel
 def reshard_s(totals, source, via, target, wires, algorithm):
-    """Return seconds of exchanges and gathers of tensors without partial sums, which start in the
-    layout stored between `source` and `via`.
-    """
+    """Return seconds of exchanges and gathers of tensors stored between `source` and `via`."""
     exchange = 0.0
     gather = 0.0
     for t in range(totals.shape[0]):
@@ -177,9 +175,7 @@ def forward_matrix(parts, rows, columns, source_s, source_streams, target_s, tar
 
 @entry
 def backward_matrix(parts, rows, columns, source_s, source_streams, target_s, target_streams, out):
-    """Fill (backward, its reduction) for gradients, which the second operator writes and the first
-    one reads, overlapped with their data passes.
-    """
+    """Fill (backward, its reduction) for gradients, overlapped with the data passes."""
     for i in range(len(columns)):
         for j in range(len(rows)):
             a, b = rows[j], columns[i]
@@ -201,9 +197,7 @@ def reshard_matrix(totals, source, target, wires, algorithm, exchange, gather):
 
 @entry
 def fetch_cube(totals, source, target, wanted, wires, algorithm, exchange, gather):
-    """Fill seconds to fetch tensors, stored between every source and every target, in every wanted
-    layout.
-    """
+    """Fill seconds to fetch tensors, stored between source and target, in every wanted layout."""
     wires = of_one_thread(wires)
     for i in range(source.shape[0]):
         for j in range(target.shape[0]):

@@ -110,9 +110,7 @@ class GradientTables:
         return np.array(self.edges[edge].totals)
 
     def _output(self, unit: int) -> ReshardTimes:
-        """(codes, codes): the output's gradient (or the output itself) between the layouts in which
-        the operator's gradient passes read it.
-        """
+        """(codes, codes): the output's gradient (or output) between layouts of gradient passes."""
         node = self.nodes[unit]
         count = len(node.index)
         if node.unit is not None and (node.unit.parameters or node.unit.on_chip):

@@ -129,9 +129,7 @@ def _share(parts: Cuts, tags: str) -> Any:
 def _local_shapes(
     unit: Unit, product: Product, parts: Mapping[str, IntArray], chunks: int
 ) -> tuple[IntArray, ...]:
-    """Return a die's batch, rows, columns and reduction of a product under every split; `chunks`
-    divides its rows further, for streaming.
-    """
+    """Return a die's batch, rows (in `chunks`), columns and reduction under every split."""
     matmul, ones = product.matmul, np.ones_like(parts["b"])
     if unit.kind != "attention":
         sizes = matmul.batch, matmul.m, matmul.n, matmul.k

@@ -158,9 +158,7 @@ def _distinct_layouts(shape: tuple[int, ...], content: bytes) -> tuple[IntArray,
 
 
 class _ByteLimitedCache:
-    """Keeps the most recent arrays up to a number of bytes: the planners of a search need the same
-    shape one after another.
-    """
+    """Keeps the most recent arrays, up to a number of bytes."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most, self._bytes = most_bytes, 0
@@ -266,9 +264,7 @@ class Tables:
         )  # fmt: skip
 
     def _port_s(self, unit: Unit, parameters: FloatArray) -> FloatArray:
-        """Return the seconds to stream weights through the wafer's ports and broadcast them over
-        every die's link; they are prefetched by one operator.
-        """
+        """Return the seconds to stream weights through the wafer's ports and over every link."""
         wafer, weight_bytes = self.setting.wafer, self.setting.states.weight
         wafer_s = weight_bytes * unit.parameters / (wafer.io_Bps * self.setting.io_share)
         return np.maximum(wafer_s, weight_bytes * parameters / wafer.link_Bps)
@@ -351,9 +347,7 @@ class Tables:
         return self._cached_s[code]
 
     def _vectors_s(self, chain: int, code: str, *, entry: bool) -> float:
-        """Return the seconds of the stream's vector passes before a chain's first operator, or of
-        the others; cached by split.
-        """
+        """Return seconds of the stream's vector passes before a chain, or of the others."""
         key = chain, entry, cuts_of(code, self.digits)
         if key not in self._cached_s:
             parts = parts_of(code, self.digits)

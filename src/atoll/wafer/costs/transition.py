@@ -1,6 +1,4 @@
-"""Transitions of tensors between layouts, as collectives over digits: the detailed mode simulates
-their messages, and link loads count their bytes.
-"""
+"""Transitions between layouts as collectives over digits (for replays and link loads)."""
 
 from __future__ import annotations
 

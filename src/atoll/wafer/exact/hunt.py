@@ -111,9 +111,7 @@ def _walk_back(
 def _completions(
     stream: int, steps: list[PathStep], ends: set[int], price: MemoryPrice
 ) -> list[FloatArray]:
-    """Return, after each step and for each state, the least seconds, the fewest local bytes and the
-    least seconds + price x bytes that must follow.
-    """
+    """Return the least of what must follow each step, by state (`least_completions`)."""
     completions = [np.zeros((3, steps[-1].time_s.shape[1]))]
     for index in range(len(steps) - 1, 0, -1):
         step = steps[index]
@@ -142,9 +140,7 @@ class LimitedSearch:
         self, paths: BlockPaths, layers: int, in_flight: int, limits: MemoryLimits,
         fastest_s: FloatArray, fewest_bytes: FloatArray, tolerance: float, cap_s: float = np.inf,
     ) -> None:  # fmt: skip
-        """`fewest_bytes` of the layers by stream layout (`BlockPaths.fewest_bytes`); mappings that
-        take `cap_s` or longer are not looked for.
-        """
+        """`fewest_bytes` by stream layout; mappings of `cap_s` or longer are not looked for."""
         self._cap_s = cap_s
         self.paths, self.limits, self.tolerance = paths, limits, tolerance
         self.layers, self.in_flight = layers, in_flight

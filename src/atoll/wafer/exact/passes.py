@@ -38,9 +38,7 @@ class PassStates:
     """Steps between pairs of codes; options are pairs of a home and a weight-gradient code."""
 
     def __init__(self, tables: Tables, rules: Rules, *, free: bool = False) -> None:
-        """`free`: for bounds on seconds only; the fastest option then stands for all, without bytes
-        and code.
-        """
+        """`free`: for bounds on seconds only; options have neither bytes nor codes."""
         self.tables, self.rules, self._free = tables, rules, free
         self._states = [
             [_PassPairs.from_nodes(nodes) for nodes in tables.chain_nodes(i)]
@@ -99,9 +97,7 @@ class PassStates:
     def _options(
         self, gradient: GradientTables, unit: int, source: _PassPairs, target: _PassPairs
     ) -> tuple[FloatArray, FloatArray, IntArray]:
-        """Return seconds, bytes and codes of the undominated options (homes x weight codes) of
-        pairs of states.
-        """
+        """Return seconds, bytes and codes of the undominated options of pairs of states."""
         node = target.nodes
         count, source_codes = len(node.index), np.arange(len(source.nodes.index))
         inputs = gradient.inputs(unit, source_codes, np.arange(count))

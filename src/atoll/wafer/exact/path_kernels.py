@@ -229,9 +229,7 @@ def priced_pairs(step, prices, weights):
 
 @entry
 def fewest_bytes_pairs(step, saved_copies, state_copies, fewest):
-    """Fill `fewest` with the fewest local bytes of every pair of states. A tensor that can be
-    recomputed or offloaded counts for one microbatch only.
-    """
+    """Fill the fewest local bytes of pairs; a tensor not kept counts for one microbatch."""
     for i in range(fewest.shape[0]):
         before = i if step.state_bytes.shape[1] > 1 else 0
         for j in range(fewest.shape[1]):

@@ -44,9 +44,7 @@ FREE = MemoryPrice(0.0, 0.0, 0.0, 0.0)
 
 @dataclass(frozen=True, eq=False)
 class PathStep:
-    """Step into an operator: arrays (states before, states after), options (options, states before
-    or 1, states after).
-    """
+    """Step into an operator; array shapes as in `StepArrays`."""
 
     time_s: FloatArray
     saved_bytes: FloatArray
@@ -198,18 +196,14 @@ class BlockPaths:
     def least_costs(
         self, price: MemoryPrice, streams: IntArray | None = None
     ) -> tuple[FloatArray, list[list[ReachCosts]]]:
-        """Return least seconds + price x bytes of all stream layouts (or `streams`), without the
-        bytes of the stream itself.
-        """
+        """Return least seconds + price x bytes by stream layout, without the stream's bytes."""
         solved = [least_chain_costs(steps, price, streams) for steps in self.chains]
         stream_s = self.stream_s if streams is None else self.stream_s[streams]
         total = stream_s + sum((costs for costs, _ in solved), np.zeros(len(stream_s)))
         return total, [reaches for _, reaches in solved]
 
     def through(self, price: MemoryPrice) -> tuple[FloatArray, list[FloatArray]]:
-        """Return least seconds + price x bytes of every stream layout, and through every state of
-        every operator over all stream layouts.
-        """
+        """Return least seconds + price x bytes by stream layout, and through every state."""
         total = self.least_costs(price)[0]
         through_s = []
         for bounds in (chain_bounds(steps, price) for steps in self.chains):
@@ -218,9 +212,7 @@ class BlockPaths:
         return total, through_s
 
     def fewest_bytes(self, saved_copies: float, state_copies: float) -> FloatArray:
-        """Return the fewest local bytes of a stage's layers by stream layout, without the bytes of
-        the stream itself.
-        """
+        """Return the fewest local bytes of a stage's layers, without the stream's bytes."""
         total = np.zeros(len(self.stream_s))
         for steps in self.chains:
             byte_steps = [

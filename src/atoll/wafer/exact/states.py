@@ -221,9 +221,7 @@ class DecoupledBound:
         return float((least + price * in_flight * self.forward.stream_saved_bytes).min())
 
     def least_costs(self, price: MemoryPrice, *, away: bool = False) -> FloatArray:
-        """Return a lower bound on seconds + price x bytes of a block, by stream layout; `away`:
-        tensors may be offloaded, in 0 seconds.
-        """
+        """Return a lower bound on seconds + price x bytes; `away`: offloading takes 0 seconds."""
         paths = self.forward
         if away:
             chains = [
