@@ -16,13 +16,13 @@ from atoll.stopping import never
 from atoll.wafer.anneal import mutate
 from atoll.wafer.bounds.bound_kernels import least_fill
 from atoll.wafer.bounds.layer_bounds import (
+    ALL_CODES,
     COUNTS,
     DEPTHS,
     EXACT,
     OPERATORS,
-    WHOLE,
     LayerBounds,
-    _Cheapest,
+    _LeastPricedSeconds,
 )
 from atoll.wafer.bounds.step_bounds import StepBound
 from atoll.wafer.costs.pricing import pricer
@@ -31,7 +31,7 @@ from atoll.wafer.encoding.codes import legal_codes, splits
 from atoll.wafer.encoding.genes import SCHEDULES, SEARCHED_HOMES, BlockMapping
 from atoll.wafer.encoding.mapping import StageMapping, WaferMapping, problems
 from atoll.wafer.evaluate import evaluate
-from atoll.wafer.exact.paths import FREE, Step, outlook
+from atoll.wafer.exact.paths import FREE, PathStep, chain_bounds
 from atoll.wafer.pieces import Pieces
 from atoll.wafer.search import WaferSearch
 from atoll.wafer.staging.stages import MANY_CODES, TOLERANCE, Options, Planner
@@ -146,18 +146,18 @@ def test_a_broken_bound_would_be_noticed(monkeypatch):
     shape=st.sampled_from([(2, 1), (2, 2), (3, 2), (4, 1), (5, 1)]),
     microbatch=st.sampled_from([1, 2]),
     streaming=st.booleans(),
-    most=st.sampled_from([OPERATORS, COUNTS, EXACT, WHOLE]),
+    most=st.sampled_from([OPERATORS, COUNTS, EXACT, ALL_CODES]),
     link=st.sampled_from([2e9, 5e10]),
     seed=st.integers(0, 1000),
 )
 def test_seconds_and_bytes_of_layers(shape, microbatch, streaming, most, link, seed):
     """Every drawn mapping of a block lies above every point of the curve of its size."""
     wafer = small_wafer(5, 5, link_Bps=link, memory_bytes=400 * KIB)
-    bounds = LayerBounds(planners(wafer, most_codes=1 if most == WHOLE else MANY_CODES))
+    bounds = LayerBounds(planners(wafer, most_codes=1 if most == ALL_CODES else MANY_CODES))
     dies = shape[0] * shape[1]
     while bounds.sharpen(microbatch, dies, most, np.inf, roomy=False):
         pass
-    size = bounds.at(microbatch, dies)
+    size = bounds.size_bound(microbatch, dies)
     assert size.level == most and size.priced == (most >= EXACT)
     if most == EXACT:  # what need not be priced where the fastest layer fits
         held = size.fastest_state + np.array(DEPTHS) * size.fastest_kept
@@ -187,11 +187,11 @@ def test_all_codes_of_fast_splits_are_all_that_is_fast():
     every = Planner(wafer, small_model(), BATCH, 24, Options(), MANY_CODES)
     bounds = LayerBounds((few.fine,))
     assert every.complete(*shape, microbatch) and not few.fine.complete(*shape, microbatch)
-    least_s = min(exact._apart.bound_s for _, exact in every.exacts(*shape, microbatch))
-    counted_s = bounds._counted(microbatch, 6).apart.least(FREE)
+    least_s = min(exact._decoupled.bound_s for _, exact in every.exacts(*shape, microbatch))
+    counted_s = bounds._split_bounds(microbatch, 6).decoupled.least_costs(FREE)
     assert counted_s.min() < least_s < counted_s.max()  # some layouts are left out, not all
     for enough_s in (0.9 * least_s, 1.01 * least_s, np.inf):
-        found_s = bounds._whole_s(microbatch, 6, enough_s)
+        found_s = bounds._all_codes_s(microbatch, 6, enough_s)
         assert found_s == pytest.approx(min(enough_s, least_s), rel=1e-12)
     best = every.best([Rectangle(0, 0, *shape)], microbatch)
     found = few.whole(microbatch, 1.01 * best.step_s)
@@ -204,7 +204,7 @@ def test_solvers_that_cannot_be_the_cheapest_are_not_asked(offload):
     (planner,) = planners(wafer)[:1]
     solvers = [e for shape in ((4, 1), (2, 2), (1, 4)) for _, e in planner.exacts(*shape, 2)]
     prices = np.geomspace(1e-3, 1e3, 6) * solvers[0].bound_s / wafer.memory_bytes
-    cheapest = _Cheapest(solvers, prices, 4, offload=offload)
+    cheapest = _LeastPricedSeconds(solvers, prices, 4, offload=offload)
     for in_flight, price in product((1, 3), range(len(prices))):
         every = [e.priced_s(prices[price], in_flight, 4, offload=offload) for e in solvers]
         assert cheapest.least(price, in_flight) == min(every)
@@ -214,10 +214,10 @@ def test_the_least_through_every_state():
     random = np.random.default_rng(3)
     states, none = (3, 4, 5, 2, 3), np.zeros((1, 1, 1))
     steps = [
-        Step(random.random((a, b)), np.zeros((a, b)), np.zeros((a, b)), None, False, none, none)
+        PathStep(random.random((a, b)), np.zeros((a, b)), np.zeros((a, b)), None, False, none, none)
         for a, b in pairwise(states)
     ]
-    found = outlook(steps, FREE)
+    found = chain_bounds(steps, FREE)
     for stream, number in product(range(3), range(3)):
         for state in range(states[number + 1]):
             ways = [w for w in product(*map(range, states[1:-1])) if w[number] == state]
@@ -230,7 +230,7 @@ def test_the_least_through_every_state():
             after = [steps[-1].time_s[:, stream]]
             for step in steps[-2:number:-1]:
                 after.append((step.time_s + after[-1]).min(axis=1))
-            assert found.behind[number][stream, state] == pytest.approx(after[-1][state])
+            assert found.after[number][stream, state] == pytest.approx(after[-1][state])
 
 
 def every_pipeline(dies, layers, sizes, most, first, fill, late):
