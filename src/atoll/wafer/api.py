@@ -14,12 +14,12 @@ from atoll.wafer.estimate import estimate_job
 from atoll.wafer.job import completed
 from atoll.wafer.run import run_wafer_search
 
-Asked = WaferQuestion | str | Path | None
+JobSource = WaferQuestion | str | Path | None
 """A question, or a job file; fields given beside it override its own."""
 
 
 def search_wafer(
-    job: Asked = None,
+    job: JobSource = None,
     *,
     stop: Stop | None = None,
     progress: Progress | None = None,
@@ -29,6 +29,6 @@ def search_wafer(
     return run_wafer_search(completed(ask({"wafer": WaferQuestion}, job, fields)), progress, stop)
 
 
-def estimate_wafer(job: Asked = None, **fields: Any) -> WaferEstimate:
+def estimate_wafer(job: JobSource = None, **fields: Any) -> WaferEstimate:
     """Price the one mapping that a question names."""
     return estimate_job(completed(ask({"wafer": WaferQuestion}, job, fields)))

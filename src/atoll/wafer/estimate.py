@@ -24,20 +24,20 @@ from atoll.wafer.staging.stages import Planner
 def estimate_mapping(wafer: Wafer, mapping: WaferMapping) -> WaferEstimate:
     """Price a mapping; one that breaks a rule of the encoding or of the wafer is refused."""
     validate(mapping, wafer.rows, wafer.columns)
-    found = evaluate(wafer, mapping)
-    return WaferEstimate(wafer, found, replay_mapping(wafer, found))
+    evaluation = evaluate(wafer, mapping)
+    return WaferEstimate(wafer, evaluation, replay_mapping(wafer, evaluation))
 
 
-def given_mapping(job: WaferQuestion, wafer: Wafer) -> WaferMapping | None:
+def job_mapping(job: WaferQuestion, wafer: Wafer) -> WaferMapping | None:
     """The mapping that a job names, or the one that its layout leads to."""
     if job.mapping is not None:
         mapping = read_mapping(job.mapping)
-        asked = {"model": job.model, "batch": job.batch, "sequence": tokens_of(job),
+        job_values = {"model": job.model, "batch": job.batch, "sequence": tokens_of(job),
                  "optimizer": load_states(job.optimizer).name}  # fmt: skip
-        for name, ours in asked.items():
-            theirs = getattr(mapping, name)
-            if theirs != ours:
-                raise AtollError(f"{job.mapping}: its {name} is {theirs}, but the job's is {ours}.")
+        for name, job_value in job_values.items():
+            mapping_value = getattr(mapping, name)
+            if mapping_value != job_value:
+                raise AtollError(f"{job.mapping}: its {name} is {mapping_value}, but the job's is {job_value}.")
         return mapping
     if job.layout is None:
         return None
@@ -71,7 +71,7 @@ def estimate_job(job: WaferQuestion) -> WaferEstimate:
         raise AtollError(
             f"job: wafer: {job.wafer} is a space of {len(wafers)} wafers; an estimate takes one."
         )
-    mapping = given_mapping(job, wafers[0])
+    mapping = job_mapping(job, wafers[0])
     if mapping is None:
         raise AtollError(
             "job: atoll estimate prices one mapping: give `mapping`, a file as atoll search --out "

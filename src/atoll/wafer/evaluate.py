@@ -46,7 +46,7 @@ from atoll.wafer.encoding.mapping import StageMapping, WaferMapping
 
 
 @dataclass(frozen=True)
-class Ends:
+class EndsCost:
     """What embedding or head add to a stage: seconds a microbatch, bytes a die."""
 
     time_s: float
@@ -69,7 +69,7 @@ class StageCost:
     """Seconds of one layer by cause."""
     ports_s: float
     """No layer takes less, since its weights and inputs come through the ports."""
-    ends: Ends
+    ends: EndsCost
     transfer_s: float
     load_s: float
     forward_s: float
@@ -90,7 +90,7 @@ class StageCost:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class MappingCost:
     mapping: WaferMapping
     stages: tuple[StageCost, ...]
     step_s: float
@@ -104,26 +104,26 @@ class Evaluation:
         return max(stage.total_bytes for stage in self.stages)
 
 
-def evaluate(wafer: Wafer, mapping: WaferMapping, dead_links: Sequence[Link] = ()) -> Evaluation:
+def evaluate(wafer: Wafer, mapping: WaferMapping, dead_links: Sequence[Link] = ()) -> MappingCost:
     """Time and memory of a legal mapping."""
     block = mapping.blocks()
     setting = setting_of(wafer, mapping)
     rectangles = [s.rectangle for s in mapping.stages]
-    crossing = boundaries(wafer.mesh, rectangles, block.stream_bytes, dead_links)
-    ways = journeys(wafer.mesh, rectangles, [s.helper for s in mapping.stages], dead_links)
+    crossings = boundaries(wafer.mesh, rectangles, block.stream_bytes, dead_links)
+    to_helpers = journeys(wafer.mesh, rectangles, [s.helper for s in mapping.stages], dead_links)
     stages = tuple(
-        _stage(stage, number, mapping, block, setting, crossing, _away(wafer, ways[number]))
+        _stage(stage, number, mapping, block, setting, crossings, _helper_path(wafer, to_helpers[number]))
         for number, stage in enumerate(mapping.stages)
     )
     stages = _with_guests(mapping, stages)
     passes = [stage.passes for stage in stages]
-    step = wafer.step_s + step_s(mapping.schedule, passes, mapping.microbatches)
-    return Evaluation(
+    total_s = wafer.step_s + step_s(mapping.schedule, passes, mapping.microbatches)
+    return MappingCost(
         mapping=mapping,
         stages=stages,
-        step_s=step,
+        step_s=total_s,
         fixed_s=wafer.step_s,
-        samples_per_s=mapping.batch / step,
+        samples_per_s=mapping.batch / total_s,
         fits=all(stage.total_bytes <= wafer.memory_bytes for stage in stages),
     )
 
@@ -135,31 +135,31 @@ def setting_of(wafer: Wafer, mapping: WaferMapping) -> Setting:
     )  # fmt: skip
 
 
-def away_paths(
+def helper_paths(
     wafer: Wafer, rectangles: Sequence[Rectangle], helpers: Sequence[int | None],
     dead_links: Sequence[Link] = (),
 ) -> tuple[Away | None, ...]:  # fmt: skip
     """How each stage reaches its helper, all of them at once."""
-    return tuple(_away(wafer, way) for way in journeys(wafer.mesh, rectangles, helpers, dead_links))
+    return tuple(_helper_path(wafer, journey) for journey in journeys(wafer.mesh, rectangles, helpers, dead_links))
 
 
-def _away(wafer: Wafer, way: Journey | None) -> Away | None:
-    if way is None:
+def _helper_path(wafer: Wafer, journey: Journey | None) -> Away | None:
+    if journey is None:
         return None
-    return Away(wafer.link_Bps / way.sharing, way.hops * wafer.link_latency_s)
+    return Away(wafer.link_Bps / journey.sharing, journey.hops * wafer.link_latency_s)
 
 
 def _with_guests(mapping: WaferMapping, stages: tuple[StageCost, ...]) -> tuple[StageCost, ...]:
     """Memory of helpers with what others left there."""
-    guests = [0.0] * len(stages)
+    guests_bytes = [0.0] * len(stages)
     for number, (stage, cost) in enumerate(zip(mapping.stages, stages, strict=True)):
         if stage.helper is not None:
-            left = stage.layers * in_flight(mapping, number) * cost.block.away_bytes
+            offloaded_bytes = stage.layers * in_flight(mapping, number) * cost.block.away_bytes
             helper = mapping.stages[stage.helper].rectangle
-            guests[stage.helper] += left * stage.rectangle.size / helper.size
+            guests_bytes[stage.helper] += offloaded_bytes * stage.rectangle.size / helper.size
     return tuple(
-        replace(cost, memory_bytes={**cost.memory_bytes, "guests": held}) if held else cost
-        for cost, held in zip(stages, guests, strict=True)
+        replace(cost, memory_bytes={**cost.memory_bytes, "guests": guest_bytes}) if guest_bytes else cost
+        for cost, guest_bytes in zip(stages, guests_bytes, strict=True)
     )
 
 
@@ -170,7 +170,7 @@ def in_flight(mapping: WaferMapping, stage: int) -> int:
 
 def _stage(
     stage: StageMapping, number: int, mapping: WaferMapping, block: Block, setting: Setting,
-    crossing: Boundary, away: Away | None,
+    crossings: Boundary, away: Away | None,
 ) -> StageCost:  # fmt: skip
     count = len(mapping.stages)
     layer = block_cost(block, stage.digits, setting, stage.block, away)
@@ -180,7 +180,7 @@ def _stage(
     ends = ends_cost(
         block, stage.digits, setting, stage.block.stream, stage.head, first, last, external
     )
-    transfer = 2.0 * crossing.into_s[number]
+    transfer = 2.0 * crossings.into_s[number]
     weights, gradients, optimizer = (
         stage.layers * layers + end for layers, end in zip(layer.states, ends.states, strict=True)
     )
@@ -225,7 +225,7 @@ def delayed_bytes(block: Block, dies: int) -> float:
 def ends_cost(
     block: Block, digits: Digits, setting: Setting, stream: str, head_code: str, first: bool,
     last: bool, external: bool = False,
-) -> Ends:  # fmt: skip
+) -> EndsCost:  # fmt: skip
     """Embedding on the first stage, head and loss on the last; vocabulary cut between dies.
 
     Where weights live outside the wafer (`external`), so do those of the ends.
@@ -233,8 +233,8 @@ def ends_cost(
     time = weight = logits = 0.0
     states = np.zeros(3)
     mesh = wires(digits, setting.wafer.mesh), 0, 0
-    named = {"b": roles.BATCH, "s": roles.SEQUENCE, "c": roles.COLUMNS, "r": roles.WHOLE}
-    layout = np.array([named[tag] for tag in stream], np.int64)
+    tag_roles = {"b": roles.BATCH, "s": roles.SEQUENCE, "c": roles.COLUMNS, "r": roles.WHOLE}
+    layout = np.array([tag_roles[tag] for tag in stream], np.int64)
     if first:
         sums = np.full(digits.count, roles.PARTIAL, np.int64)
         moved = kernels.transition_one(block.stream_bytes, sums, sums, layout, *mesh)
@@ -245,26 +245,26 @@ def ends_cost(
     if last and block.head is not None:
         tables = head_tables(block, digits, setting, head_code)
         nodes = tables.unit_nodes(block.head)
-        whole = np.where(nodes.reads[0, 0] == roles.COLUMNS, roles.WHOLE, nodes.reads[0, 0])
-        moved = kernels.transition_one(block.stream_bytes, layout, layout, whole, *mesh)
+        target = np.where(nodes.reads[0, 0] == roles.COLUMNS, roles.WHOLE, nodes.reads[0, 0])
+        moved = kernels.transition_one(block.stream_bytes, layout, layout, target, *mesh)
         parts = parts_of(head_code, digits)
         logits = block.head_bytes / prod(parts.values())
         bandwidth = setting.wafer.chip.hbm.bandwidth_Bps
         # Logits and softmax pass through memory three times: written, read, and their gradient.
-        one, home = np.zeros(1, np.int64), "external" if external else "optimizer"
-        home_s, _ = home_cost(nodes, home, setting, one, one, one)
+        entry, placement = np.zeros(1, np.int64), "external" if external else "optimizer"
+        home_s, _ = home_cost(nodes, placement, setting, entry, entry, entry)
         time += float(nodes.compute_s[0] + home_s[0]) + 3.0 * sum(moved[:3])
         time += 3.0 * logits / bandwidth
         weight = float(nodes.weight_s[0])
-        states += np.concatenate(home_bytes(setting.states, home, nodes, one, one))
-    return Ends(time, weight, tuple(states.tolist()), logits)
+        states += np.concatenate(home_bytes(setting.states, placement, nodes, entry, entry))
+    return EndsCost(time, weight, tuple(states.tolist()), logits)
 
 
 @lru_cache(maxsize=512)
 def head_tables(block: Block, digits: Digits, setting: Setting, code: str) -> Tables:
     assert block.head is not None
-    only = {block.head.name: (code,), "stream": ("r" * digits.count,)}
-    return Tables(block, digits, setting, pricer(setting.wafer.chip), only, units=False)
+    codes = {block.head.name: (code,), "stream": ("r" * digits.count,)}
+    return Tables(block, digits, setting, pricer(setting.wafer.chip), codes, units=False)
 
 
 def head_codes(block: Block, digits: Digits, stream: str) -> tuple[str, ...]:
@@ -280,8 +280,8 @@ def head_codes(block: Block, digits: Digits, stream: str) -> tuple[str, ...]:
 @lru_cache(maxsize=512)
 def ends_by_time(
     block: Block, digits: Digits, setting: Setting, stream: str, ends: tuple[bool, bool],
-    external: bool, ways: tuple[bool, ...],
-) -> tuple[tuple[Ends, str, bool], ...]:  # fmt: skip
+    external: bool, modes: tuple[bool, ...],
+) -> tuple[tuple[EndsCost, str, bool], ...]:  # fmt: skip
     """Embedding or head, the fastest first: what they cost, the head's code, and whether its
     collectives run beside it (`ways` that may be tried).
     """
@@ -290,6 +290,6 @@ def ends_by_time(
         (ends_cost(block, digits, replace(setting, streaming=streams), stream, code, *ends,
                    external), code, streams)
         for code in (codes if ends[1] else codes[:1])
-        for streams in ways
+        for streams in modes
     ]  # fmt: skip
     return tuple(sorted(options, key=lambda option: (option[0].time_s, option[1], not option[2])))

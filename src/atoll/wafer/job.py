@@ -10,7 +10,7 @@ from atoll.step.states import load_states
 from atoll.wafer.encoding.block import make_block
 from atoll.wafer.encoding.genes import SEARCHED_HOMES
 from atoll.wafer.encoding.mapping import read_mapping
-from atoll.wafer.staging.stages import Options
+from atoll.wafer.staging.stages import WaferOptions
 
 ABLATIONS = {
     "no-recompute": ("recompute", False),
@@ -24,7 +24,7 @@ ABLATIONS = {
 """What each sets of a search's options."""
 
 
-def options_of(job: WaferQuestion, wafer: Wafer) -> Options:
+def options_of(job: WaferQuestion, wafer: Wafer) -> WaferOptions:
     """What a search on a wafer may use."""
     homes: tuple[str, ...] = SEARCHED_HOMES
     if wafer.sram_memory:  # weights with their optimizer state do not live in SRAM
@@ -32,7 +32,7 @@ def options_of(job: WaferQuestion, wafer: Wafer) -> Options:
     elif wafer.parameter_store:
         homes = (*homes, "external")
     switched: Any = dict(ABLATIONS[name] for name in job.ablations)
-    return Options(**switched, states=load_states(job.optimizer), homes=homes)
+    return WaferOptions(**switched, states=load_states(job.optimizer), homes=homes)
 
 
 def tokens_of(job: WaferQuestion) -> int:

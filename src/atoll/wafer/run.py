@@ -21,14 +21,14 @@ from atoll.stopping import Stop, StoppedError
 from atoll.store import Identity, fingerprint
 from atoll.units import counted
 from atoll.wafer.answer.result import WaferResult, running_power_W, wafer_files
-from atoll.wafer.architectures import Explored, explore_wafers, pareto_rows
+from atoll.wafer.architectures import WaferExploration, explore_wafers, pareto_rows
 from atoll.wafer.detailed import replay_mapping
 from atoll.wafer.encoding.mapping import read_mapping
-from atoll.wafer.estimate import estimate_mapping, given_mapping
-from atoll.wafer.evaluate import Evaluation
+from atoll.wafer.estimate import estimate_mapping, job_mapping
+from atoll.wafer.evaluate import MappingCost
 from atoll.wafer.job import options_of, tokens_of
-from atoll.wafer.others.baselines import NAMES, Baseline
-from atoll.wafer.search import QUICK_CODES, Candidate, WaferSearch
+from atoll.wafer.others.baselines import NAMES, WaferBaseline
+from atoll.wafer.search import QUICK_CODES, PipelineShape, WaferSearch
 from atoll.wafer.staging.faults import Faults, degraded, unharmed
 from atoll.wafer.staging.stages import MANY_CODES
 from atoll.workload import load_model
@@ -61,30 +61,30 @@ class WaferProblem:
     job: WaferQuestion
     wafers: tuple[Wafer, ...]
     stop: Stop
-    _made: dict[tuple[int, bool], WaferSearch] = field(default_factory=dict)
+    _searches: dict[tuple[int, bool], WaferSearch] = field(default_factory=dict)
 
     def search(self, number: int, quick: bool) -> WaferSearch:
         """With less effort where many wafers are compared (`quick`); made once."""
-        if (number, quick) not in self._made:
-            self._made[number, quick] = make_search(self, number, quick)
-        return self._made[number, quick]
+        if (number, quick) not in self._searches:
+            self._searches[number, quick] = make_search(self, number, quick)
+        return self._searches[number, quick]
 
     def identity(self) -> Identity:
         job = self.job
-        asked = job.to_dict()
+        identity = job.to_dict()
         for name in ("time_limit_s", "baselines", "explain", "pareto", "samples"):
-            del asked[name]
-        given = None if job.mapping is None else read_mapping(job.mapping).to_dict()
-        return asked | {
+            del identity[name]
+        mapping = None if job.mapping is None else read_mapping(job.mapping).to_dict()
+        return identity | {
             "devices": max(wafer.dies for wafer in self.wafers),
             "wafer_content": fingerprint({"wafers": [asdict(wafer) for wafer in self.wafers]}),
             "model_content": fingerprint({"config": repr(load_model(job.model))}),
-            "mapping_content": given and fingerprint(given),
+            "mapping_content": mapping and fingerprint(mapping),
         }
 
     def solve(self, desk: Desk) -> WaferResult:
         with closing(desk.pieces(make_piece, self)) as pieces:
-            return _Road(self, pieces, desk.stop, desk.began, desk.progress).result()
+            return _WaferRun(self, pieces, desk.stop, desk.began, desk.progress).result()
 
     def files(self, answer: WaferResult) -> dict[str, str]:
         return wafer_files(answer)
@@ -108,7 +108,7 @@ def make_search(
 
 
 @dataclass
-class _Road:
+class _WaferRun:
     """From a job to its answer."""
 
     problem: WaferProblem
@@ -121,27 +121,27 @@ class _Road:
 
     def result(self) -> WaferResult:
         job, wafers = self.problem.job, self.problem.wafers
-        baselines: dict[str, Baseline | None] = {}
+        baselines: dict[str, WaferBaseline | None] = {}
         if len(wafers) == 1:
             search = self._search(0, False, self.progress)
             baselines = self._baselines(search)
             with self._timed("search"):
-                found = search.run(_seeds(job, wafers[0], baselines))
-            explored = Explored(((wafers[0], found),), {}, job.batch / found.bound_s, found.stopped)
+                outcome = search.run(_seeds(job, wafers[0], baselines))
+            explored = WaferExploration(((wafers[0], outcome),), {}, job.batch / outcome.bound_s, outcome.stopped)
         else:
             with self._timed("search"):
                 explored = self._space()
             search = self._search(wafers.index(explored.solved[0][0]), True)
             baselines = self._baselines(search)
-        wafer, found = explored.solved[0]
-        best, faults = self._with_faults(search, found.best)
+        wafer, outcome = explored.solved[0]
+        best, faults = self._with_faults(search, outcome.best)
         broken = Faults(job.dead_dies, job.dead_links).all_links(wafer)
         start = best
         if not job.ablations:
             with self._optional("annealing"):
                 best = search.pieces.annealed(best, job.seed, broken)
         if faults.kept is not None:
-            faults = replace(faults, kept=best.samples_per_s / found.best.samples_per_s)
+            faults = replace(faults, kept=best.samples_per_s / outcome.best.samples_per_s)
         with self._timed("replay"):
             detailed = replay_mapping(wafer, best, broken)
         worth: tuple[Worth, ...] = ()
@@ -153,21 +153,21 @@ class _Road:
             wafer=wafer,
             best=best,
             certificate=Certificate(
-                score=_healthy(job, found.best, best),
+                score=_healthy(job, outcome.best, best),
                 bound=explored.bound_samples_per_s,
                 tolerance=TOLERANCE,
                 items=len(wafers),
                 kind="architecture",
                 evaluated=len(explored.solved),
                 ruled_out=explored.pruned,
-                tightened=found.solved,
+                tightened=outcome.solved,
                 subject=_subject(job, len(wafers)),
             ),
             baselines=baselines,
             detailed=replace(detailed, annealing_gain=start.step_s / best.step_s - 1.0),
             designs=tuple(design_row(w, f.best) for w, f in explored.solved),
             pareto=_front(explored) if job.pareto else {},
-            runners_up=found.runners_up,
+            runners_up=outcome.runners_up,
             faults=faults,
             explanation=worth,
             phases_s=self.phases,
@@ -195,81 +195,81 @@ class _Road:
         """A search that asks for its pieces what keeps them and sends them out."""
         search = make_search(self.problem, number, quick, progress)
         search.pieces.ask = partial(self.pieces.ask, number, quick)
-        search.pieces.ahead = lambda calls: self.pieces.ahead(
+        search.pieces.prefetch = lambda calls: self.pieces.ahead(
             [(number, quick, *call) for call in calls]
         )
         return search
 
-    def _space(self) -> Explored:
+    def _space(self) -> WaferExploration:
         job, wafers = self.problem.job, self.problem.wafers
         searches = [self._search(number, True) for number in range(len(wafers))]
         thorough = lambda wafer: self._search(wafers.index(wafer), False)  # noqa: E731
-        soon = lambda which: self.pieces.ahead([(i, True, "search") for i in which])  # noqa: E731
-        return explore_wafers(searches, job.pareto, thorough, self.progress, soon)
+        prefetch = lambda numbers: self.pieces.ahead([(i, True, "search") for i in numbers])  # noqa: E731
+        return explore_wafers(searches, job.pareto, thorough, self.progress, prefetch)
 
-    def _baselines(self, search: WaferSearch) -> dict[str, Baseline | None]:
+    def _baselines(self, search: WaferSearch) -> dict[str, WaferBaseline | None]:
         if not self.problem.job.baselines:
             return {}
-        found: dict[str, Baseline | None] = {}
+        baselines: dict[str, WaferBaseline | None] = {}
         with self._timed("baselines"):
-            search.pieces.ahead([("baseline", name) for name in NAMES])
+            search.pieces.prefetch([("baseline", name) for name in NAMES])
             for name in NAMES:
                 with self._optional(f"baseline {name}"):
-                    found[name] = search.pieces.baseline(name)
+                    baselines[name] = search.pieces.baseline(name)
                 self.phases.pop(f"baseline {name}", None)
-        return found
+        return baselines
 
     def _with_faults(
-        self, search: WaferSearch, healthy: Evaluation
-    ) -> tuple[Evaluation, FaultsAnswer]:
+        self, search: WaferSearch, healthy: MappingCost
+    ) -> tuple[MappingCost, FaultsAnswer]:
         """The mapping around given faults, and the throughput over sampled wafers."""
-        job, shown, best = self.problem.job, FaultsAnswer(), healthy
+        job, faults_answer, best = self.problem.job, FaultsAnswer(), healthy
 
-        def around(faults: Faults) -> Evaluation | None:
-            found = unharmed(search.wafer, healthy, faults)
+        def around(faults: Faults) -> MappingCost | None:
+            unchanged = unharmed(search.wafer, healthy, faults)
             mapped = search.pieces.around(faults, search.microbatches)
-            both = [each for each in (found, mapped) if each is not None]
-            return min(both, key=lambda each: each.step_s, default=None)
+            costs = [cost for cost in (unchanged, mapped) if cost is not None]
+            return min(costs, key=lambda cost: cost.step_s, default=None)
 
         if job.dead_dies or job.dead_links:
-            given = Faults(job.dead_dies, job.dead_links)
+            faults = Faults(job.dead_dies, job.dead_links)
             with self._timed("faults"):
-                mapped = around(given)
+                mapped = around(faults)
             if mapped is None:
                 raise InfeasibleError(
-                    f"model {job.model}: no mapping fits the {search.wafer.dies - len(given.dies)} "
+                    f"model {job.model}: no mapping fits the {search.wafer.dies - len(faults.dies)} "
                     f"working dies of wafer {search.wafer.name}; use a smaller model or a wafer "
                     "with fewer dead dies."
                 )
             best = mapped
-            shown = replace(shown, kept=best.samples_per_s / healthy.samples_per_s)
+            faults_answer = replace(faults_answer, kept=best.samples_per_s / healthy.samples_per_s)
         if job.samples:
             share = search.wafer.dead_share if job.dead_share is None else job.dead_share
             with self._optional("faults"):
-                where = search.wafer, healthy, share, job.samples, job.seed
-                shown = replace(degraded(*where, around), kept=shown.kept)
-        return best, shown
+                sampling = search.wafer, healthy, share, job.samples, job.seed
+                faults_answer = replace(degraded(*sampling, around), kept=faults_answer.kept)
+        return best, faults_answer
 
 
 def _subject(job: WaferQuestion, wafers: int) -> str:
     """What the bound is about: not what the job leaves out."""
-    where = "this wafer" if wafers == 1 else counted(wafers, "wafer")
+    wafers_text = "this wafer" if wafers == 1 else counted(wafers, "wafer")
     if wafers == 1 and (job.dead_dies or job.dead_links):
-        where += " without its faults"
-    sizes = ""
+        wafers_text += " without its faults"
+    microbatch_text = ""
     if "microbatch" in job.model_fields_set:
-        sizes = f" with microbatches of {' or '.join(map(str, job.microbatch))}"
+        microbatch_text = f" with microbatches of {' or '.join(map(str, job.microbatch))}"
     left_out = f" ({', '.join(job.ablations)})" if job.ablations else ""
-    return f"all mappings{sizes}{left_out} on {where}"
+    return f"all mappings{microbatch_text}{left_out} on {wafers_text}"
 
 
-def _healthy(job: WaferQuestion, found: Evaluation, best: Evaluation) -> float:
+def _healthy(job: WaferQuestion, healthy: MappingCost, best: MappingCost) -> float:
     """The throughput that the bound is about: that of a wafer without given faults."""
-    return found.samples_per_s if job.dead_dies or job.dead_links else best.samples_per_s
+    return healthy.samples_per_s if job.dead_dies or job.dead_links else best.samples_per_s
 
 
-def _accept(job: WaferQuestion) -> Callable[[Candidate], bool]:
-    def accept(candidate: Candidate) -> bool:
+def _accept(job: WaferQuestion) -> Callable[[PipelineShape], bool]:
+    def accept(candidate: PipelineShape) -> bool:
         shape = candidate.width, candidate.height
         return (not job.stage_shapes or shape in job.stage_shapes) and (
             not job.stage_counts or candidate.stages in job.stage_counts
@@ -279,43 +279,43 @@ def _accept(job: WaferQuestion) -> Callable[[Candidate], bool]:
 
 
 def _seeds(
-    job: WaferQuestion, wafer: Wafer, baselines: Mapping[str, Baseline | None]
-) -> Sequence[Evaluation]:
+    job: WaferQuestion, wafer: Wafer, baselines: Mapping[str, WaferBaseline | None]
+) -> Sequence[MappingCost]:
     """Baselines and a given mapping, as far as they are points of the space that is asked for: its
     microbatches, where the job names them, and its homes of weights. Ablations ask what a part of
     the space is worth: then nothing from outside may help.
     """
     if job.ablations or job.restricted:
         return ()
-    known = [baseline.evaluation for baseline in baselines.values() if baseline is not None]
-    start = given_mapping(job, wafer)
+    costs = [baseline.evaluation for baseline in baselines.values() if baseline is not None]
+    start = job_mapping(job, wafer)
     if start is not None:
-        known.append(estimate_mapping(wafer, start).evaluation)
+        costs.append(estimate_mapping(wafer, start).evaluation)
     homes = {*options_of(job, wafer).homes}
     if "optimizer" in homes:
         homes.add("replicated")  # which takes no less time
     return [
-        found
-        for found in known
-        if {home for stage in found.mapping.stages for home in stage.block.homes} <= homes
-        and (found.mapping.microbatch in job.microbatch or "microbatch" not in job.model_fields_set)
+        cost
+        for cost in costs
+        if {home for stage in cost.mapping.stages for home in stage.block.homes} <= homes
+        and (cost.mapping.microbatch in job.microbatch or "microbatch" not in job.model_fields_set)
     ]
 
 
-def design_row(wafer: Wafer, found: Evaluation) -> WaferDesign:
+def design_row(wafer: Wafer, cost: MappingCost) -> WaferDesign:
     return WaferDesign.of(
         wafer,
-        samples_per_s=found.samples_per_s,
-        power_W=running_power_W(wafer, found),
-        microbatch=found.mapping.microbatch,
-        stages=len(found.mapping.stages),
-        memory_GiB_used=found.memory_bytes / 2**30,
+        samples_per_s=cost.samples_per_s,
+        power_W=running_power_W(wafer, cost),
+        microbatch=cost.mapping.microbatch,
+        stages=len(cost.mapping.stages),
+        memory_GiB_used=cost.memory_bytes / 2**30,
     )
 
 
-def _front(explored: Explored) -> dict[str, WaferFront]:
-    chosen = pareto_rows(explored)
-    rows = (design_row(w, f.best) for w, f in explored.solved if any(w is c for c in chosen))
+def _front(explored: WaferExploration) -> dict[str, WaferFront]:
+    pareto = pareto_rows(explored)
+    rows = (design_row(wafer, f.best) for wafer, f in explored.solved if any(wafer is member for member in pareto))
     return {"throughput_power_cost": WaferFront(proven_within=None, designs=tuple(rows))}
 
 
@@ -325,10 +325,10 @@ def _check_places(job: WaferQuestion, wafer: Wafer) -> None:
             f"job: microbatch: {min(job.microbatch)} is larger than the batch of {job.batch}; "
             "name one that is not."
         )
-    for x, y in (*job.dead_dies, *(die for link in job.dead_links for die in link)):
-        if x >= wafer.columns or y >= wafer.rows:
+    for column, row in (*job.dead_dies, *(die for link in job.dead_links for die in link)):
+        if column >= wafer.columns or row >= wafer.rows:
             raise AtollError(
-                f"job: dead_dies: ({x}, {y}) is not on the wafer of {wafer.columns} columns and "
+                f"job: dead_dies: ({column}, {row}) is not on the wafer of {wafer.columns} columns and "
                 f"{wafer.rows} rows."
             )
     for width, height in job.stage_shapes:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from atoll.errors import AtollError
 from atoll.wafer.encoding.block_parts import Block, Chain, Edge, Pass, Product, Unit
-from atoll.wafer.encoding.captured import Form, as_built, head_as_built
+from atoll.wafer.encoding.captured import BlockForm, as_built, head_as_built
 from atoll.workload import StoredModel, load_model, prepare
 from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.graph.layer import Layer, Model
@@ -27,7 +27,7 @@ _WITH_QKV = ("rotary", "q_norm", "k_norm")
 _UNITS = ("qkv", "attention", "proj", "fc1", "act", "fc2", "shared1", "shared_act", "shared2")
 
 
-class _Reader:
+class _LayerReader:
     """Finds the parts of one layer's branches; `prefix` tells the layers of a period apart."""
 
     def __init__(self, model: Model, layer: Layer, prefix: str = "") -> None:
@@ -54,11 +54,11 @@ class _Reader:
         return [Pass(work, rows, columns, share) for work in operator.vectors]
 
     def passes(self, names: Sequence[str], rows: str = "bs", columns: str = "c") -> list[Pass]:
-        found: list[Pass] = []
+        local_passes: list[Pass] = []
         for name in names:
             if name in self.forward:
-                found += self._local(self.forward[name], rows, columns)
-        return found
+                local_passes += self._local(self.forward[name], rows, columns)
+        return local_passes
 
     def _owner(self, operator: Operator) -> str | None:
         """Whose backward pass it is: `norm1` of norm1.bwd; None if another layer's."""
@@ -70,22 +70,22 @@ class _Reader:
     def backward_passes(
         self, names: Sequence[str], rows: str = "bs", columns: str = "c"
     ) -> list[Pass]:
-        found: list[Pass] = []
-        for op in self.layer.backward:
-            if not op.matmuls and self._owner(op) in names:
-                found += self._local(op, rows, columns)
-        return found
+        passes: list[Pass] = []
+        for operator in self.layer.backward:
+            if not operator.matmuls and self._owner(operator) in names:
+                passes += self._local(operator, rows, columns)
+        return passes
 
-    def other_passes(self, entries: Sequence[str]) -> list[Pass]:
+    def stream_passes(self, entries: Sequence[str]) -> list[Pass]:
         """Forward and backward work on the stream: all that no unit owns and no entry runs."""
-        owned = (*_UNITS, *_WITH_QKV)
-        forward = [n for n, op in self.forward.items() if not op.matmuls]
-        found = self.passes([n for n in forward if n not in owned and n not in entries])
+        unit_operators = (*_UNITS, *_WITH_QKV)
+        forward = [name for name, op in self.forward.items() if not op.matmuls]
+        passes = self.passes([name for name in forward if name not in unit_operators and name not in entries])
         for op in self.layer.backward:
             owner = self._owner(op)
-            if not op.matmuls and owner is not None and owner not in owned:
-                found += self._local(op, "bs", "c")
-        return found
+            if not op.matmuls and owner is not None and owner not in unit_operators:
+                passes += self._local(op, "bs", "c")
+        return passes
 
     # -- tensors -------------------------------------------------------------------------------
 
@@ -103,7 +103,7 @@ class _Reader:
 
     # -- operators -----------------------------------------------------------------------------
 
-    def linear(self, name: str, beside: Sequence[str] = ()) -> Unit:
+    def linear(self, name: str, small_products: Sequence[str] = ()) -> Unit:
         """A product with a weight; `beside` are small ones on the same input (a router)."""
         op = self.op(name)
         (product,) = op.matmuls
@@ -118,30 +118,30 @@ class _Reader:
         data = [Product(Matmul(batch, m, k, n), "e", "bs", "k", "n")]
         weight = [Product(Matmul(batch, k, n, m), "e", "k", "n", "bs")]
         parameters = self.weights(op)
-        for other in (self.op(b) for b in beside if self.has(b)):
-            (small,) = other.matmuls
+        for small_op in (self.op(b) for b in small_products if self.has(b)):
+            (small,) = small_op.matmuls
             m, n, k = small.m, small.n, small.k
             forward.append(Product(Matmul(1, m, n, k), "", "bs", "", "k"))
             data.append(Product(Matmul(1, m, k, n), "", "bs", "k", ""))
             weight.append(Product(Matmul(1, k, n, m), "", "k", "", "bs"))
-            parameters += self.weights(other)
-        extra = _WITH_QKV if name == "qkv" else ()
+            parameters += self.weights(small_op)
+        fused_vectors = _WITH_QKV if name == "qkv" else ()
         return Unit(
             name=self.prefix + name, kind="linear", sizes=sizes, forward=tuple(forward),
             data_gradient=tuple(data), weight_gradient=tuple(weight),
-            forward_passes=tuple(self.passes(extra, "bs", "n")),
-            backward_passes=tuple(self.backward_passes(extra, "bs", "n")),
+            forward_passes=tuple(self.passes(fused_vectors, "bs", "n")),
+            backward_passes=tuple(self.backward_passes(fused_vectors, "bs", "n")),
             parameters=parameters, on_chip=False, traffic_bytes=0.0,
             outputs=2 if name == "qkv" else 1,
         )  # fmt: skip
 
     def attention(self) -> Unit:
         op = self.op("attention")
-        back = next(o for o in self.layer.backward if o.name == f"{self.prefix}attention.bwd")
+        backward_op = next(operator for operator in self.layer.backward if operator.name == f"{self.prefix}attention.bwd")
         heads = self.layer.tensors[f"{self.prefix}context.lse"].shape[1]
         rows = (("s", "t", ""), ("s", "", "t"))
         back_rows = (("s", "t", ""), ("t", "", "s"), ("s", "t", ""), ("s", "", "t"), ("t", "", "s"))
-        if len(op.matmuls) != len(rows) or len(back.matmuls) != len(back_rows):
+        if len(op.matmuls) != len(rows) or len(backward_op.matmuls) != len(back_rows):
             raise AtollError(f"model {self.model.name}: attention of an unexpected form.")
         return Unit(
             name=f"{self.prefix}attention", kind="attention",
@@ -151,16 +151,16 @@ class _Reader:
                 Product(p, "bh", *tags) for p, tags in zip(op.matmuls, rows, strict=True)
             ),
             data_gradient=tuple(
-                Product(p, "bh", *tags) for p, tags in zip(back.matmuls, back_rows, strict=True)
+                Product(p, "bh", *tags) for p, tags in zip(backward_op.matmuls, back_rows, strict=True)
             ),
             weight_gradient=(),
             forward_passes=tuple(Pass(v, "bhs", "t", 0.0) for v in op.vectors),
-            backward_passes=tuple(Pass(v, "bhs", "t", 0.0) for v in back.vectors),
+            backward_passes=tuple(Pass(v, "bhs", "t", 0.0) for v in backward_op.vectors),
             parameters=0, on_chip=True, traffic_bytes=float(self.layer.traffic_bytes(op)),
         )  # fmt: skip
 
-    def activation(self, name: str, before: Unit) -> Unit:
-        sizes = {tag: before.sizes[tag] for tag in "bse" if tag in before.sizes}
+    def activation(self, name: str, producer: Unit) -> Unit:
+        sizes = {tag: producer.sizes[tag] for tag in "bse" if tag in producer.sizes}
         sizes |= {"c": self.layer.tensors[self.prefix + name].shape[-1], "r": 1}
         return Unit(
             name=self.prefix + name, kind="vector", sizes=sizes, forward=(), data_gradient=(),
@@ -171,21 +171,21 @@ class _Reader:
 
     # -- chains --------------------------------------------------------------------------------
 
-    def chains(self, config: Form | ModelConfig) -> list[Chain]:
+    def chains(self, config: BlockForm | ModelConfig) -> list[Chain]:
         """Attention, then the MLP or the experts, then shared experts."""
         stream = self.bytes("proj")
         entries = self._entries(config)
-        found = [
+        chains = [
             self._attention_chain(stream, entries[0], "" if config.post_norm else "norm1"),
             self._mlp_chain(stream, entries[1]),
         ]
         if self.has("shared1"):
-            found.append(self._shared_chain(stream))
-        rest = self.other_passes([*entries[0], *entries[1]])
-        found[1] = Chain(found[1].units, found[1].edges, found[1].entry_passes, tuple(rest))
-        return found
+            chains.append(self._shared_chain(stream))
+        stream_passes = self.stream_passes([*entries[0], *entries[1]])
+        chains[1] = Chain(chains[1].units, chains[1].edges, chains[1].entry_passes, tuple(stream_passes))
+        return chains
 
-    def _entries(self, config: Form | ModelConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def _entries(self, config: BlockForm | ModelConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """What runs on the stream before the first operator of each branch."""
         if config.post_norm:
             return (), ("norm1",)
@@ -211,16 +211,16 @@ class _Reader:
     def _mlp_chain(self, stream: float, entry: tuple[str, ...]) -> Chain:
         experts = self.has("dispatch")
         read = self.op("fc1").reads[0].removeprefix(self.prefix)
-        alone = read in ("sent", *entry)  # else another branch's edge keeps what this one reads
+        keeps_input = read in ("sent", *entry)  # else another branch's edge keeps what this one reads
         first = self.linear("fc1", ("router",))
-        made = "fc2" if experts else "y"
+        output = "fc2" if experts else "y"
         return Chain(
             units=(first, self.activation("act", first), self.linear("fc2")),
             edges=(
-                self.edge(read, (self.bytes(read),), *([read] if alone else [])),
+                self.edge(read, (self.bytes(read),), *([read] if keeps_input else [])),
                 self.edge("fc1", (self.bytes("fc1"),), "fc1"),
                 self.edge("act", (self.bytes("act"),), "act"),
-                self.edge("y", (self.bytes("fc2") if experts else stream,), made, "sum2"),
+                self.edge("y", (self.bytes("fc2") if experts else stream,), output, "sum2"),
             ),
             entry_passes=tuple(self.passes(entry)),
             stream_passes=(),
@@ -245,8 +245,8 @@ def _kept_always(layer: Layer, chains: Sequence[Chain]) -> float:
     on_edges = {
         name for chain in chains for edge in chain.edges for name in edge.kept_name.split(", ")
     }
-    rest = [name for name in layer.saved if name not in on_edges and name != layer.input]
-    return float(sum(layer.tensors[name].bytes for name in rest))
+    unassigned = [name for name in layer.saved if name not in on_edges and name != layer.input]
+    return float(sum(layer.tensors[name].bytes for name in unassigned))
 
 
 def _prefixes(layer: Layer) -> list[str]:
@@ -265,60 +265,60 @@ def _age(model: str | ModelConfig) -> tuple[int, int] | None:
         return None
     try:
         path = Path(model)
-        found = (path / "config.json" if path.is_dir() else path).stat()
+        file_status = (path / "config.json" if path.is_dir() else path).stat()
     except (OSError, ValueError):
         return None  # of the zoo, which does not change
-    return found.st_mtime_ns, found.st_size
+    return file_status.st_mtime_ns, file_status.st_size
 
 
 @lru_cache(maxsize=128)
-def _block(given: str | ModelConfig, age: object, microbatch: int, sequence: int | None) -> Block:
-    config = load_model(given) if isinstance(given, str) else given
-    model = given if isinstance(given, str) else given.name
+def _block(source: str | ModelConfig, age: object, microbatch: int, sequence: int | None) -> Block:
+    config = load_model(source) if isinstance(source, str) else source
+    model = source if isinstance(source, str) else source.name
     if not isinstance(config, StoredModel):
         _check_form(model, config)
-    whole = prepare(config, microbatch, sequence, fusion="none")
-    repeats = [repeat for _, repeat in whole.layers]
-    which = max(range(len(repeats)), key=lambda i: (repeats[i], len(whole.layers[i][0].forward)))
-    layer, layers = whole.layers[which]
+    workload = prepare(config, microbatch, sequence, fusion="none")
+    repeats = [repeat for _, repeat in workload.layers]
+    block_index = max(range(len(repeats)), key=lambda i: (repeats[i], len(workload.layers[i][0].forward)))
+    layer, layers = workload.layers[block_index]
     ends = 2 if isinstance(config, StoredModel) else 3  # embedding, head; built ones' loss
     if sum(repeats) - layers > ends:
         raise AtollError(
             f"model {model}: its blocks differ; a wafer maps models that repeat one block."
         )
-    form: Form | ModelConfig
+    form: BlockForm | ModelConfig
     if isinstance(config, StoredModel):
         layer, form = as_built(layer, model)
-        head_layer, loss_bytes = head_as_built(whole.layers[-1][0], model)
+        head_layer, loss_bytes = head_as_built(workload.layers[-1][0], model)
     else:
-        named = {entry.name: entry for entry, _ in whole.layers}
+        named = {entry.name: entry for entry, _ in workload.layers}
         form, head_layer, loss = config, named["head"], named["loss"]
         loss_bytes = float(sum(loss.tensors[n].bytes for n in loss.saved))
     chains = tuple(
-        chain for prefix in _prefixes(layer) for chain in _Reader(whole, layer, prefix).chains(form)
+        chain for prefix in _prefixes(layer) for chain in _LayerReader(workload, layer, prefix).chains(form)
     )
-    head_reader = _Reader(whole, head_layer)
-    more = [n for n, op in head_reader.forward.items() if op.matmuls and n != "logits"]
+    head_reader = _LayerReader(workload, head_layer)
+    head_products = [n for n, op in head_reader.forward.items() if op.matmuls and n != "logits"]
     return Block(
         model=model,
         layers=layers,
         microbatch=microbatch,
-        sequence=whole.sequence,
+        sequence=workload.sequence,
         hidden=layer.tensors[layer.input].shape[-1],
         stream_bytes=float(layer.tensors[layer.input].bytes),
         always_bytes=_kept_always(layer, chains),
         chains=chains,
-        head=head_reader.linear("logits", more),
+        head=head_reader.linear("logits", head_products),
         head_bytes=loss_bytes + head_reader.bytes("logits"),
-        embedding_parameters=whole.layers[0][0].parameters,
-        parameters=whole.parameters,
+        embedding_parameters=workload.layers[0][0].parameters,
+        parameters=workload.parameters,
     )
 
 
 def _check_form(model: str, config: ModelConfig) -> None:
-    form = [
-        words
-        for words, present in (
+    unsupported = [
+        feature
+        for feature, present in (
             ("latent attention", bool(config.latent_kv)),
             ("image patches", bool(config.patch_inputs)),
             ("an encoder before them", bool(config.encoder_layers)),
@@ -326,8 +326,8 @@ def _check_form(model: str, config: ModelConfig) -> None:
         )
         if present
     ]
-    if form:
+    if unsupported:
         raise AtollError(
-            f"model {model}: its blocks have {form[0]}; a wafer maps transformer blocks of plain "
+            f"model {model}: its blocks have {unsupported[0]}; a wafer maps transformer blocks of plain "
             "attention and an MLP or experts (GPT, BERT, Llama, Mixtral and like families)."
         )

@@ -58,23 +58,23 @@ def _legal_codes(
     sizes: tuple[tuple[str, int], ...], digits: Digits, choices: tuple[str, ...]
 ) -> tuple[str, ...]:
     """Digit by digit with the tags that each may have: what is cut too often stays so."""
-    of = dict(sizes)
-    grown: list[tuple[str, Parts]] = [("", {})]
+    size_by_tag = dict(sizes)
+    prefixes: list[tuple[str, Parts]] = [("", {})]
     for tags, radix in zip(choices, (*digits.x, *digits.y), strict=True):
-        longer = []
-        for code, parts in grown:
+        longer_prefixes = []
+        for code, parts in prefixes:
             for tag in tags:
                 count = parts.get(tag, 1) * radix
-                if (tag == "r" or count <= of[tag]) and (tag != "b" or of["b"] % count == 0):
-                    longer.append((code + tag, parts | {tag: count}))
-        grown = longer
-    return tuple(code for code, _ in grown)
+                if (tag == "r" or count <= size_by_tag[tag]) and (tag != "b" or size_by_tag["b"] % count == 0):
+                    longer_prefixes.append((code + tag, parts | {tag: count}))
+        prefixes = longer_prefixes
+    return tuple(code for code, _ in prefixes)
 
 
-def by_tag(among: Sequence[Parts]) -> dict[str, IntArray]:
+def by_tag(splits_: Sequence[Parts]) -> dict[str, IntArray]:
     """Split counts of every tag that some of them have, and of samples."""
-    tags = dict.fromkeys(("b", *(tag for parts in among for tag in parts)))
-    return {tag: np.array([parts.get(tag, 1) for parts in among], np.int64) for tag in tags}
+    tags = dict.fromkeys(("b", *(tag for parts in splits_ for tag in parts)))
+    return {tag: np.array([parts.get(tag, 1) for parts in splits_], np.int64) for tag in tags}
 
 
 def splits(sizes: dict[str, int], dies: int) -> list[Parts]:
@@ -83,32 +83,32 @@ def splits(sizes: dict[str, int], dies: int) -> list[Parts]:
 
 
 @lru_cache(maxsize=1 << 12)
-def _splits(sizes_of: tuple[tuple[str, int], ...], dies: int) -> tuple[Parts, ...]:
-    sizes = dict(sizes_of)
-    found: set[tuple[tuple[str, int], ...]] = {()}
+def _splits(tag_sizes: tuple[tuple[str, int], ...], dies: int) -> tuple[Parts, ...]:
+    sizes = dict(tag_sizes)
+    splits_so_far: set[tuple[tuple[str, int], ...]] = {()}
     tags = [tag for tag, size in sizes.items() if size > 1 or tag == "r"]
     for prime in factors(dies):
         grown = set()
-        for parts in found:
+        for parts in splits_so_far:
             for tag in tags:
-                more = dict(parts)
-                more[tag] = more.get(tag, 1) * prime
-                fits = tag == "r" or more[tag] <= sizes[tag]
-                if fits and sizes["b"] % more.get("b", 1) == 0:
-                    grown.add(tuple(sorted(more.items())))
-        found = grown
-    return tuple(dict(parts) for parts in sorted(found))
+                finer = dict(parts)
+                finer[tag] = finer.get(tag, 1) * prime
+                fits = tag == "r" or finer[tag] <= sizes[tag]
+                if fits and sizes["b"] % finer.get("b", 1) == 0:
+                    grown.add(tuple(sorted(finer.items())))
+        splits_so_far = grown
+    return tuple(dict(parts) for parts in sorted(splits_so_far))
 
 
 def layouts(codes: Sequence[str], roles: Sequence[Roles]) -> IntArray:
     """(codes, tensors, digits): the role of every digit for every tensor."""
     width = len(codes[0]) if codes else 0
     tags = np.frombuffer("".join(codes).encode("ascii"), np.uint8).reshape(len(codes), width)
-    known = np.zeros((128, len(roles)), np.int64)
-    for t, role in enumerate(roles):
+    role_table = np.zeros((128, len(roles)), np.int64)
+    for tensor, role in enumerate(roles):
         for tag, value in role.items():
-            known[ord(tag), t] = value
-    return np.ascontiguousarray(known[tags].transpose(0, 2, 1))
+            role_table[ord(tag), tensor] = value
+    return np.ascontiguousarray(role_table[tags].transpose(0, 2, 1))
 
 
 def code_sets(block: Block, digits: Digits, most: int, *, one_axis: bool) -> list[CodeSet]:
@@ -116,27 +116,27 @@ def code_sets(block: Block, digits: Digits, most: int, *, one_axis: bool) -> lis
     parts of them, in each of which all operators cut samples by the same digits. `one_axis`: only
     codes with one tag, where there are any.
     """
-    sizes_of = _named_sizes(block)
+    sizes_by_operator = _named_sizes(block)
     if one_axis:
         return [
             {
                 name: tuple(c for c in legal_codes(sizes, digits) if len(set(c)) <= 1)
                 or legal_codes(sizes, digits)
-                for name, sizes in sizes_of.items()
+                for name, sizes in sizes_by_operator.items()
             }
         ]
     if most_codes(block, digits) <= most:
         return [None]
-    found: list[CodeSet] = []
+    sets: list[CodeSet] = []
     for cut in end_digits(digits):
         parts = prod(int(digits.radix[d]) for d in cut)
-        rest = digits.count - len(cut)
-        if not cut or block.microbatch % parts or 3**rest > PART_CODES:
+        other_digits = digits.count - len(cut)
+        if not cut or block.microbatch % parts or 3**other_digits > PART_CODES:
             continue
-        only = {name: _on_digits(sizes, digits, cut) for name, sizes in sizes_of.items()}
+        only = {name: _on_digits(sizes, digits, cut) for name, sizes in sizes_by_operator.items()}
         if all(only.values()):
-            found.append(only)
-    return found
+            sets.append(only)
+    return sets
 
 
 def codes_among(block: Block, digits: Digits, fast: Mapping[str, Sequence[Parts]]) -> list[CodeSet]:

@@ -36,8 +36,8 @@ class BlockMapping:
     @property
     def passes(self) -> tuple[tuple[str, str, str], ...]:
         """Codes of forward, data gradient and weight gradient, by operator."""
-        own = self.gradients or tuple((code, code) for code in self.codes)
-        return tuple((f, d, w) for f, (d, w) in zip(self.codes, own, strict=True))
+        gradients = self.gradients or tuple((code, code) for code in self.codes)
+        return tuple((f, d, w) for f, (d, w) in zip(self.codes, gradients, strict=True))
 
     @property
     def used(self) -> tuple[tuple[str, ...], ...]:

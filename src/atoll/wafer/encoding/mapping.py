@@ -141,8 +141,8 @@ def _operator_file(genes: BlockMapping, index: int) -> OperatorFile:
 
 def _stage(file: StageFile, streaming: bool, algorithm: str) -> StageMapping:
     operators = list(file.operators.values())
-    own = any(op.data is not None or op.weight is not None for op in operators)
-    ways = any(op.streaming is not None or op.algorithm is not None for op in operators)
+    has_gradient_codes = any(op.data is not None or op.weight is not None for op in operators)
+    has_collectives = any(op.streaming is not None or op.algorithm is not None for op in operators)
     genes = BlockMapping(
         file.stream,
         tuple(op.code for op in operators),
@@ -150,11 +150,11 @@ def _stage(file: StageFile, streaming: bool, algorithm: str) -> StageMapping:
         tuple(
             OFFLOAD if fate == "offload" else KEEP if fate else AGAIN for fate in file.keep.values()
         ),
-        tuple((op.data or op.code, op.weight or op.data or op.code) for op in operators if own),
+        tuple((op.data or op.code, op.weight or op.data or op.code) for op in operators if has_gradient_codes),
         tuple(
             (streaming if op.streaming is None else op.streaming, op.algorithm or algorithm)
             for op in operators
-            if ways
+            if has_collectives
         ),
     )
     digits = Digits(file.digits.x, file.digits.y)
@@ -190,34 +190,34 @@ def read_mapping(path: str | Path) -> WaferMapping:
 
 def problems(mapping: WaferMapping, rows: int, columns: int, dead: Sequence[Die] = ()) -> list[str]:
     """Every rule that the mapping breaks, in words; none for a legal one."""
-    found: list[str] = []
+    broken: list[str] = []
     block = mapping.blocks()
     layers = sum(stage.layers for stage in mapping.stages)
     if layers != block.layers:
-        found.append(f"stages hold {layers} layers, but the model has {block.layers}")
+        broken.append(f"stages hold {layers} layers, but the model has {block.layers}")
     if mapping.algorithm not in ALGORITHMS:
-        found.append(f"algorithm {mapping.algorithm!r} is none of {', '.join(ALGORITHMS)}")
+        broken.append(f"algorithm {mapping.algorithm!r} is none of {', '.join(ALGORITHMS)}")
     if mapping.schedule not in SCHEDULES:
-        found.append(f"schedule {mapping.schedule!r} is none of {', '.join(SCHEDULES)}")
-    seen: set[Die] = set()
+        broken.append(f"schedule {mapping.schedule!r} is none of {', '.join(SCHEDULES)}")
+    used_dies: set[Die] = set()
     for number, stage in enumerate(mapping.stages):
         r, where = stage.rectangle, f"stage {number}"
         if r.x < 0 or r.y < 0 or r.x + r.width > columns or r.y + r.height > rows:
-            found.append(f"{where}: its rectangle leaves the grid of {rows} x {columns}")
+            broken.append(f"{where}: its rectangle leaves the grid of {rows} x {columns}")
             continue
-        if seen & set(r.dies()):
-            found.append(f"{where}: shares dies with an earlier stage")
+        if used_dies & set(r.dies()):
+            broken.append(f"{where}: shares dies with an earlier stage")
         if set(dead) & set(r.dies()):
-            found.append(f"{where}: uses a dead die")
-        seen |= set(r.dies())
+            broken.append(f"{where}: uses a dead die")
+        used_dies |= set(r.dies())
         if (stage.digits.width, stage.digits.height) != (r.width, r.height):
-            found.append(f"{where}: digits do not multiply to its rectangle")
+            broken.append(f"{where}: digits do not multiply to its rectangle")
             continue
         if stage.layers < 1:
-            found.append(f"{where}: holds no layer")
-        found += [f"{where}: {text}" for text in _block_problems(stage, block)]
-        found += [f"{where}: {text}" for text in _helper_problems(mapping, number)]
-    return found
+            broken.append(f"{where}: holds no layer")
+        broken += [f"{where}: {text}" for text in _block_problems(stage, block)]
+        broken += [f"{where}: {text}" for text in _helper_problems(mapping, number)]
+    return broken
 
 
 def _helper_problems(mapping: WaferMapping, number: int) -> list[str]:
@@ -232,40 +232,40 @@ def _helper_problems(mapping: WaferMapping, number: int) -> list[str]:
 
 
 def _block_problems(stage: StageMapping, block: Block) -> list[str]:
-    found = []
+    broken = []
     genes = stage.block
     if not legal(genes.stream, block.stream_sizes, stage.digits):
-        found.append(f"stream layout {genes.stream!r} is not legal")
+        broken.append(f"stream layout {genes.stream!r} is not legal")
     if len(genes.codes) != len(block.units):
-        return [*found, f"operators has {len(genes.codes)} entries, expected {len(block.units)}"]
+        return [*broken, f"operators has {len(genes.codes)} entries, expected {len(block.units)}"]
     for name in ("gradients", "collectives"):
-        given = len(getattr(genes, name))
-        if given not in (0, len(genes.codes)):
-            return [*found, f"{name} has {given} entries, expected {len(genes.codes)} or none"]
+        entries = len(getattr(genes, name))
+        if entries not in (0, len(genes.codes)):
+            return [*broken, f"{name} has {entries} entries, expected {len(genes.codes)} or none"]
     for unit, codes in zip(block.units, genes.passes, strict=True):
         for code in dict.fromkeys(codes):
             if not legal(code, unit.sizes, stage.digits):
-                found.append(f"operator {unit.name}: code {code!r} is not legal")
+                broken.append(f"operator {unit.name}: code {code!r} is not legal")
         if not unit.parameters and codes[1] != codes[2]:
-            found.append(f"operator {unit.name}: has no weight, but a code {codes[2]!r} for it")
-    found += [
-        f"algorithm {way!r} is none of {', '.join(ALGORITHMS)}"
-        for _, way in genes.collectives
-        if way not in ALGORITHMS
+            broken.append(f"operator {unit.name}: has no weight, but a code {codes[2]!r} for it")
+    broken += [
+        f"algorithm {algorithm!r} is none of {', '.join(ALGORITHMS)}"
+        for _, algorithm in genes.collectives
+        if algorithm not in ALGORITHMS
     ]
-    found += [f"weight placement {home!r} is unknown" for home in genes.homes if home not in HOMES]
+    broken += [f"weight placement {home!r} is unknown" for home in genes.homes if home not in HOMES]
     if len(genes.keep) != saved_tensors(block):
-        found.append(f"keep has {len(genes.keep)} entries, expected {saved_tensors(block)}")
-    found += [f"fate {fate} is unknown" for fate in genes.keep if fate not in range(len(FATES))]
+        broken.append(f"keep has {len(genes.keep)} entries, expected {saved_tensors(block)}")
+    broken += [f"fate {fate} is unknown" for fate in genes.keep if fate not in range(len(FATES))]
     if block.head is not None and not legal(stage.head, block.head.sizes, stage.digits):
-        found.append(f"head code {stage.head!r} is not legal")
-    return found
+        broken.append(f"head code {stage.head!r} is not legal")
+    return broken
 
 
 def validate(mapping: WaferMapping, rows: int, columns: int, dead: Sequence[Die] = ()) -> None:
-    found = problems(mapping, rows, columns, dead)
-    if found:
-        raise AtollError(f"mapping: {found[0]}.")
+    broken = problems(mapping, rows, columns, dead)
+    if broken:
+        raise AtollError(f"mapping: {broken[0]}.")
 
 
 def saved_tensors(block: Block) -> int:

@@ -19,25 +19,25 @@ def code_count(sizes: dict[str, int], dies: int) -> int:
     that shapes and digit systems of as many dies have as many codes.
     """
     # A dimension of more elements than dies is as good as one of as many.
-    within = {
+    bounded_sizes = {
         tag: gcd(size, dies) if tag == "b" else min(size, dies) for tag, size in sizes.items()
     }
-    return _codes(tuple(sorted(within.items())), dies)
+    return _codes(tuple(sorted(bounded_sizes.items())), dies)
 
 
 @lru_cache(maxsize=1 << 14)
 def _codes(sizes: tuple[tuple[str, int], ...], dies: int) -> int:
-    ways = {(1,) * len(sizes): 1}
+    codes_by_split = {(1,) * len(sizes): 1}
     for prime in factors(dies):
-        after: dict[tuple[int, ...], int] = {}
-        for parts, count in ways.items():
-            for place, (tag, size) in enumerate(sizes):
-                part = parts[place] * prime
+        next_codes: dict[tuple[int, ...], int] = {}
+        for parts, count in codes_by_split.items():
+            for position, (tag, size) in enumerate(sizes):
+                part = parts[position] * prime
                 if tag == "r" or (part <= size and (tag != "b" or size % part == 0)):
-                    grown = (*parts[:place], part, *parts[place + 1 :])
-                    after[grown] = after.get(grown, 0) + count
-        ways = after
-    return sum(ways.values())
+                    finer = (*parts[:position], part, *parts[position + 1 :])
+                    next_codes[finer] = next_codes.get(finer, 0) + count
+        codes_by_split = next_codes
+    return sum(codes_by_split.values())
 
 
 def _blocks(block: Block, dies: int, homes: int) -> tuple[int, int, int]:
@@ -63,11 +63,11 @@ def log10_mappings(
         block = make_block(model, microbatch, sequence)
         for width in range(1, wafer.columns + 1):
             for height in range(1, wafer.rows + 1):
-                codes, alone, helped = _blocks(block, width * height, len(homes))
+                codes, kept_choices, offload_choices = _blocks(block, width * height, len(homes))
                 codes *= len(digit_systems(width, height))
-                most = min(block.layers, (wafer.columns // width) * (wafer.rows // height))
-                for stages in range(1, most + 1):
-                    genes = codes * (alone + (stages - 1) * (helped - alone))
+                most_stages = min(block.layers, (wafer.columns // width) * (wafer.rows // height))
+                for stages in range(1, most_stages + 1):
+                    genes = codes * (kept_choices + (stages - 1) * (offload_choices - kept_choices))
                     layers = comb(block.layers - 1, stages - 1)
                     total += len(SCHEDULES) * layers * genes**stages
     return log10(total)

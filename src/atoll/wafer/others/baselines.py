@@ -35,11 +35,11 @@ from atoll.wafer.encoding.block_parts import Block
 from atoll.wafer.encoding.codes import legal
 from atoll.wafer.encoding.genes import OPTIMIZER, BlockMapping
 from atoll.wafer.encoding.mapping import StageMapping, WaferMapping
-from atoll.wafer.evaluate import Evaluation, ends_by_time, evaluate, head_codes, setting_of
+from atoll.wafer.evaluate import MappingCost, ends_by_time, evaluate, head_codes, setting_of
 from atoll.wafer.exact.exact import Exact
 from atoll.wafer.others.accpar import accpar_codes
 
-Told = TypeVar("Told", bound=BaselineSetting)
+AnswerT = TypeVar("AnswerT", bound=BaselineSetting)
 POLICIES = ("none", "selective", "full")
 SOURCES = {
     "accpar": "the tensors that are cut are those of a whole mini-batch: nothing is accumulated, "
@@ -56,20 +56,20 @@ SOURCES = {
 
 
 @dataclass(frozen=True)
-class Baseline:
+class WaferBaseline:
     """The best setting of one method."""
 
     name: str
     setting: str
     """In words."""
-    evaluation: Evaluation
+    evaluation: MappingCost
     fits_as_published: bool
     """Whether it fits with the recomputation that the method itself prescribes."""
     needed_bytes: float
     """Most memory of a die under the method's own recomputation."""
     variants: Mapping[str, float | None] = field(default_factory=dict)
     """Samples/s of its settings by kind (ZeRO stage, recomputation); None: out of memory."""
-    fixed: Baseline | None = None
+    fixed: WaferBaseline | None = None
     """As its paper fixes it; None where that is not legal here, or no paper is followed."""
 
     @property
@@ -77,10 +77,10 @@ class Baseline:
         return self.evaluation.samples_per_s if self.evaluation.fits else None
 
     def answer(self) -> BaselineDetails:
-        fixed = self.fixed and self.fixed._told(FixedBaseline, source=SOURCES[self.name])
-        return self._told(BaselineDetails, as_fixed=fixed)
+        fixed = self.fixed and self.fixed._to_answer(FixedBaseline, source=SOURCES[self.name])
+        return self._to_answer(BaselineDetails, as_fixed=fixed)
 
-    def _told(self, kind: type[Told], **more: Any) -> Told:
+    def _to_answer(self, kind: type[AnswerT], **more: Any) -> AnswerT:
         return made_of(
             kind,
             self,
@@ -92,7 +92,7 @@ class Baseline:
         )
 
 
-class _Setting(NamedTuple):
+class _MethodSetting(NamedTuple):
     """One setting of a method, before memory is looked at."""
 
     words: str
@@ -103,10 +103,10 @@ class _Setting(NamedTuple):
     """Where the paper fixes it: of several, that with the smallest number that fits."""
 
 
-_Priced = list[tuple[_Setting, Evaluation]]
+_EvaluatedSettings = list[tuple[_MethodSetting, MappingCost]]
 
 
-class _Task(NamedTuple):
+class _BaselineTask(NamedTuple):
     """What every method has to map."""
 
     wafer: Wafer
@@ -142,20 +142,20 @@ class _Task(NamedTuple):
         )  # fmt: skip
         setting, ends = setting_of(self.wafer, mapping), (len(stages) == 1, True)
         external = "external" in genes.homes
-        where = block, digits, setting, genes.stream
-        _, head, _ = ends_by_time(*where, ends, external, (streaming,))[0]
+        ends_arguments = block, digits, setting, genes.stream
+        _, head, _ = ends_by_time(*ends_arguments, ends, external, (streaming,))[0]
         return replace(mapping, stages=tuple(replace(stage, head=head) for stage in stages))
 
 
 def run_baseline(
     name: str, wafer: Wafer, model: str, batch: int, sequence: int, optimizer: str = OPTIMIZER
-) -> Baseline | None:
+) -> WaferBaseline | None:
     """The best setting of a method; None where nothing of it can run on this wafer at all.
 
     The fastest that fits as published; else the fastest with the least recomputation; else the
     one that needs the least memory, marked as not fitting.
     """
-    task = _Task(wafer, model, batch, sequence, optimizer)
+    task = _BaselineTask(wafer, model, batch, sequence, optimizer)
     priced = [
         (setting, evaluate(wafer, setting.mapping))
         for setting in _METHODS[name](task)
@@ -170,9 +170,9 @@ def run_baseline(
         for kind in dict.fromkeys(r.variant for r, _ in priced if r.variant)
     }
     fixed = [pair for pair in priced if pair[0].fixed is not None]
-    first = min((r.fixed for r, e in fixed if e.fits and r.fixed is not None), default=None)
-    if first is not None:
-        fixed = [pair for pair in fixed if pair[0].fixed == first]
+    preferred = min((r.fixed for r, e in fixed if e.fits and r.fixed is not None), default=None)
+    if preferred is not None:
+        fixed = [pair for pair in fixed if pair[0].fixed == preferred]
     return replace(
         _best(name, wafer, priced),
         variants=variants,
@@ -180,47 +180,47 @@ def run_baseline(
     )
 
 
-def _best(name: str, wafer: Wafer, priced: _Priced) -> Baseline:
+def _best(name: str, wafer: Wafer, priced: _EvaluatedSettings) -> WaferBaseline:
     fitting = [(r, e) for r, e in priced if e.fits]
     if fitting:
-        setting, found = min(fitting, key=lambda pair: (pair[1].step_s, pair[0].words))
-        return Baseline(name, setting.words, found, True, found.memory_bytes)
+        setting, evaluation = min(fitting, key=lambda pair: (pair[1].step_s, pair[0].words))
+        return WaferBaseline(name, setting.words, evaluation, True, evaluation.memory_bytes)
     least = min(e.memory_bytes for _, e in priced)
     rescued = []
-    for setting, found in priced:
-        smaller = _least_recompute(wafer, found.mapping)
+    for setting, evaluation in priced:
+        smaller = _least_recompute(wafer, evaluation.mapping)
         if smaller is not None:
             again = evaluate(wafer, smaller)
             if again.fits:
                 rescued.append((setting, again))
     if rescued:
-        setting, found = min(rescued, key=lambda pair: (pair[1].step_s, pair[0].words))
-        return Baseline(name, setting.words + ", least recomputation", found, False, least)
-    setting, found = min(priced, key=lambda pair: (pair[1].memory_bytes, pair[0].words))
-    return Baseline(name, setting.words, found, False, least)
+        setting, evaluation = min(rescued, key=lambda pair: (pair[1].step_s, pair[0].words))
+        return WaferBaseline(name, setting.words + ", least recomputation", evaluation, False, least)
+    setting, evaluation = min(priced, key=lambda pair: (pair[1].memory_bytes, pair[0].words))
+    return WaferBaseline(name, setting.words, evaluation, False, least)
 
 
 def _least_recompute(wafer: Wafer, mapping: WaferMapping) -> WaferMapping | None:
     """The same mapping with, in every stage, the fastest set of tensors to keep that fits."""
     block = mapping.blocks()
     setting = setting_of(wafer, mapping)
-    priced = evaluate(wafer, mapping)
+    evaluation = evaluate(wafer, mapping)
     stages = []
     for number, stage in enumerate(mapping.stages):
         exact = Exact(tables_of(block, stage.digits, setting, stage.block), (stage.block.homes[0],))
         in_flight = min(len(mapping.stages) - number, mapping.microbatches)
-        limit = wafer.memory_bytes - priced.stages[number].ends.bytes
-        found = exact.solve(stage.layers, in_flight, limit)
-        if found is None:
+        limit = wafer.memory_bytes - evaluation.stages[number].ends.bytes
+        solved = exact.solve(stage.layers, in_flight, limit)
+        if solved is None:
             return None
-        stages.append(replace(stage, block=found.mapping))
+        stages.append(replace(stage, block=solved.mapping))
     return replace(mapping, stages=tuple(stages))
 
 
 # --- the methods ----------------------------------------------------------------------------------
 
 
-def _genes(
+def _block_mapping(
     block: Block, stream: str, codes: Sequence[str], home: str, policy: str = "none"
 ) -> BlockMapping:
     """The same home for all weights; selective recomputation runs the attention core again (its
@@ -232,7 +232,7 @@ def _genes(
     return BlockMapping(stream, tuple(codes), (home,) * len(codes), keep)
 
 
-def _columns(block: Block) -> Iterator[str]:
+def _tensor_parallel_tags(block: Block) -> Iterator[str]:
     """Tensor parallelism: outputs of a branch's first product, then what follows, then inputs of
     its last product.
     """
@@ -244,22 +244,22 @@ def _columns(block: Block) -> Iterator[str]:
                 yield "h" if unit.kind == "attention" else "c"
 
 
-def _megatron(task: _Task) -> Iterator[_Setting]:
+def _megatron(task: _BaselineTask) -> Iterator[_MethodSetting]:
     wafer, batch = task.wafer, task.batch
-    for tensor in (4, 8):
-        for data, width, height in _consecutive(wafer, tensor):
+    for tp in (4, 8):
+        for dp, width, height in _consecutive(wafer, tp):
             most = (wafer.columns // width) * (wafer.rows // height)
             for samples in (1, 2, 4):
-                microbatch = data * samples
+                microbatch = dp * samples
                 if microbatch > batch:
                     continue
                 block = task.block(microbatch)
                 digits = digit_systems(width, height)[-1]
-                split = _inner_tensor(digits, tensor)
+                split = _inner_tensor(digits, tp)
                 if split is None:
                     continue
                 codes = tuple(
-                    "".join("b" if outer else tag for outer in split) for tag in _columns(block)
+                    "".join("b" if outer else tag for outer in split) for tag in _tensor_parallel_tags(block)
                 )
                 rectangles = _row_major(wafer, width, height, most)
                 for sequence_parallel in (True, False):
@@ -267,41 +267,41 @@ def _megatron(task: _Task) -> Iterator[_Setting]:
                     stream = "".join("b" if outer else tag for outer in split)
                     for policy in POLICIES:
                         words = (
-                            f"tensor {tensor} x pipeline {most} x data {data}, microbatch "
+                            f"tensor {tp} x pipeline {most} x data {dp}, microbatch "
                             f"{microbatch}, {'sequence parallel, ' if sequence_parallel else ''}"
                             f"{'no' if policy == 'none' else policy} recomputation"
                         )
-                        genes = _genes(block, stream, codes, "optimizer", policy)
+                        genes = _block_mapping(block, stream, codes, "optimizer", policy)
                         mapping = task.mapping(rectangles, digits, microbatch, genes, False)
-                        plain = tensor == 8 and policy == "full" and not sequence_parallel
+                        plain = tp == 8 and policy == "full" and not sequence_parallel
                         kind = f"{policy} recomputation"
-                        yield _Setting(words, mapping, kind, most if plain else None)
+                        yield _MethodSetting(words, mapping, kind, most if plain else None)
 
 
-def _consecutive(wafer: Wafer, tensor: int) -> Iterator[tuple[int, int, int]]:
+def _consecutive(wafer: Wafer, tp: int) -> Iterator[tuple[int, int, int]]:
     """(data, width, height): groups of ranks numbered along rows, tensor innermost, then data."""
-    if tensor > wafer.columns:
+    if tp > wafer.columns:
         return
-    across = wafer.columns // tensor
-    for data in range(1, across * wafer.rows + 1):
-        if data <= across and across % data == 0:
-            yield data, data * tensor, 1
-        elif data % across == 0 and wafer.rows % (data // across) == 0:
-            yield data, across * tensor, data // across
+    across = wafer.columns // tp
+    for dp in range(1, across * wafer.rows + 1):
+        if dp <= across and across % dp == 0:
+            yield dp, dp * tp, 1
+        elif dp % across == 0 and wafer.rows % (dp // across) == 0:
+            yield dp, across * tp, dp // across
 
 
-def _inner_tensor(digits: Digits, tensor: int) -> list[bool] | None:
+def _inner_tensor(digits: Digits, tp: int) -> list[bool] | None:
     """Which digits belong to data parallelism when the innermost of x are tensor parallel."""
     outer = [True] * digits.count
-    left = tensor
+    tp_left = tp
     for i in reversed(range(len(digits.x))):
-        if left == 1:
+        if tp_left == 1:
             break
-        if left % digits.x[i]:
+        if tp_left % digits.x[i]:
             return None
-        left //= digits.x[i]
+        tp_left //= digits.x[i]
         outer[i] = False
-    return outer if left == 1 else None
+    return outer if tp_left == 1 else None
 
 
 def _row_major(wafer: Wafer, width: int, height: int, stages: int) -> tuple[Rectangle, ...]:
@@ -312,7 +312,7 @@ def _row_major(wafer: Wafer, width: int, height: int, stages: int) -> tuple[Rect
     )
 
 
-def _deepspeed(task: _Task) -> Iterator[_Setting]:
+def _deepspeed(task: _BaselineTask) -> Iterator[_MethodSetting]:
     wafer, batch = task.wafer, task.batch
     for width, height, stages in _replicas(wafer, batch):
         dies = width * height
@@ -325,7 +325,7 @@ def _deepspeed(task: _Task) -> Iterator[_Setting]:
             block = task.block(microbatch)
             code = "b" * digits.count
             for stage, home in enumerate(("optimizer", "gradients", "weights"), start=1):
-                genes = _genes(block, code, (code,) * len(block.units), home)
+                genes = _block_mapping(block, code, (code,) * len(block.units), home)
                 fixed = stage if stage > 1 and stages == 1 else None
                 for streaming in (True, False):
                     words = (
@@ -333,7 +333,7 @@ def _deepspeed(task: _Task) -> Iterator[_Setting]:
                         f"{'' if streaming else ', blocking'}"
                     )
                     mapping = task.mapping(rectangles, digits, microbatch, genes, streaming)
-                    yield _Setting(words, mapping, f"ZeRO-{stage}", fixed)
+                    yield _MethodSetting(words, mapping, f"ZeRO-{stage}", fixed)
 
 
 def _replicas(wafer: Wafer, batch: int) -> Iterator[tuple[int, int, int]]:
@@ -341,17 +341,17 @@ def _replicas(wafer: Wafer, batch: int) -> Iterator[tuple[int, int, int]]:
     dies; and the most dies that one group has samples for.
     """
     shapes = [(w, h) for w in range(1, wafer.columns + 1) for h in range(1, wafer.rows + 1)]
-    fed = [(w, h) for w, h in shapes if w * h <= batch]
-    for width, height in fed:
+    sampled_shapes = [(w, h) for w, h in shapes if w * h <= batch]
+    for width, height in sampled_shapes:
         stages = wafer.dies // (width * height)
         if wafer.columns % width == 0 and wafer.rows % height == 0 and stages <= 16:
             yield width, height, stages
-    most = max(w * h for w, h in fed)
+    most = max(w * h for w, h in sampled_shapes)
     if most < wafer.dies:
-        yield from ((w, h, 1) for w, h in fed if w * h == most)
+        yield from ((w, h, 1) for w, h in sampled_shapes if w * h == most)
 
 
-def _accpar(task: _Task) -> Iterator[_Setting]:
+def _accpar(task: _BaselineTask) -> Iterator[_MethodSetting]:
     wafer, batch = task.wafer, task.batch
     for rows in (wafer.rows, wafer.rows - wafer.rows % 2 or 1):
         for columns in (wafer.columns, wafer.columns - wafer.columns % 2 or 1):
@@ -364,14 +364,14 @@ def _accpar(task: _Task) -> Iterator[_Setting]:
                 if chosen is None:
                     continue
                 words = f"{rows} x {columns} dies, microbatch {microbatch}, types "
-                genes = _genes(block, *chosen, "replicated")
-                whole = (Rectangle(0, 0, columns, rows),)
-                mapping = task.mapping(whole, digits, microbatch, genes, False)
+                genes = _block_mapping(block, *chosen, "replicated")
+                rectangle = (Rectangle(0, 0, columns, rows),)
+                mapping = task.mapping(rectangle, digits, microbatch, genes, False)
                 fixed = 1 if microbatch == batch else None
-                yield _Setting(words + "/".join(genes.codes), mapping, fixed=fixed)
+                yield _MethodSetting(words + "/".join(genes.codes), mapping, fixed=fixed)
 
 
-def _weight_streaming(task: _Task) -> Iterator[_Setting]:
+def _weight_streaming(task: _BaselineTask) -> Iterator[_MethodSetting]:
     wafer, batch = task.wafer, task.batch
     width, height = wafer.columns, wafer.rows
     digits = digit_systems(width, height)[0]
@@ -379,18 +379,18 @@ def _weight_streaming(task: _Task) -> Iterator[_Setting]:
         if microbatch > batch:
             continue
         block = task.block(microbatch)
-        left = microbatch
+        samples_left = microbatch
         tags = []
         for radix in digits.radix:
-            tags.append("b" if left % int(radix) == 0 else "s")
-            left = left // int(radix) if left % int(radix) == 0 else left
+            tags.append("b" if samples_left % int(radix) == 0 else "s")
+            samples_left = samples_left // int(radix) if samples_left % int(radix) == 0 else samples_left
         code = "".join(tags)
         rows = prod(int(r) for r, t in zip(digits.radix, tags, strict=True) if t == "s")
         if rows > task.sequence:
             continue
-        genes = _genes(block, code, (code,) * len(block.units), "external")
+        genes = _block_mapping(block, code, (code,) * len(block.units), "external")
         mapping = task.mapping((Rectangle(0, 0, width, height),), digits, microbatch, genes, True)
-        yield _Setting(f"rows of the batch on all dies, microbatch {microbatch}", mapping)
+        yield _MethodSetting(f"rows of the batch on all dies, microbatch {microbatch}", mapping)
 
 
 _METHODS = {

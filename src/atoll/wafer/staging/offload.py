@@ -19,7 +19,7 @@ from atoll.wafer.encoding.genes import Away
 RESERVED = (0.0625, 0.125, 0.25)  # shares of a helper's memory set aside for guests
 
 
-class Line(NamedTuple):
+class StagePipeline(NamedTuple):
     """A pipeline before its layers are handed out."""
 
     rectangles: tuple[Rectangle, ...]
@@ -31,7 +31,7 @@ class Line(NamedTuple):
         """Whether a stage is the first, and the last."""
         return stage == 0, stage == len(self.rectangles) - 1
 
-    def shares(self, layers: int, share: float) -> tuple[int, ...]:
+    def proportional_layers(self, layers: int, share: float) -> tuple[int, ...]:
         """So much of the layers of each stage by its dies, at least one."""
         sizes = [r.size for r in self.rectangles]
         counts = [max(1, int(share * layers * size / sum(sizes))) for size in sizes]
@@ -44,18 +44,18 @@ class Line(NamedTuple):
 class Helpers:
     """Who helps whom: stage by stage the helper, the way there, and bytes set aside for guests."""
 
-    of: tuple[int | None, ...]
-    away: tuple[Away | None, ...]
-    reserved: tuple[float, ...]
+    stages: tuple[int | None, ...]
+    paths: tuple[Away | None, ...]
+    reserved_bytes: tuple[float, ...]
 
-    def room_bytes(self, stage: int, rectangles: Sequence[Rectangle]) -> float:
+    def offload_limit_bytes(self, stage: int, rectangles: Sequence[Rectangle]) -> float:
         """What a die of the stage may leave with its helper."""
-        helper = self.of[stage]
+        helper = self.stages[stage]
         if helper is None:
             return 0.0
-        guests = sum(other == helper for other in self.of)
+        senders = sum(guest_helper == helper for guest_helper in self.stages)
         ratio = rectangles[helper].size / rectangles[stage].size
-        return self.reserved[helper] * ratio / guests
+        return self.reserved_bytes[helper] * ratio / senders
 
 
 def pairings(stages: int) -> tuple[tuple[int | None, ...], ...]:
@@ -63,7 +63,7 @@ def pairings(stages: int) -> tuple[tuple[int | None, ...], ...]:
     which is nearer.
     """
     half = stages // 2
-    apart = stages - half
+    distance = stages - half
     mirrored = tuple(stages - 1 - s if s < half else None for s in range(stages))
-    shifted = tuple(s + apart if s < half else None for s in range(stages))
+    shifted = tuple(s + distance if s < half else None for s in range(stages))
     return tuple(dict.fromkeys((mirrored, shifted)))

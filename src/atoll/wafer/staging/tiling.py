@@ -20,7 +20,7 @@ from functools import cache
 from atoll.fabric.mesh import Die, Link, Rectangle
 
 MOST_TRIES = 4_000
-Cut = tuple[int, int, tuple[Rectangle, ...]]  # dies covered, minus the sum of squared sizes, pieces
+Tiling = tuple[int, int, tuple[Rectangle, ...]]  # dies covered, minus the sum of squared sizes, pieces
 
 
 def guillotine(
@@ -34,37 +34,37 @@ def guillotine(
     broken = set(dead)
     links = {frozenset(link) for link in dead_links}
 
-    def whole(x: int, y: int, width: int, height: int) -> bool:
+    def is_usable(x: int, y: int, width: int, height: int) -> bool:
         inside = {(i, j) for i in range(x, x + width) for j in range(y, y + height)}
         if inside & broken:
             return False
         return not any(link <= inside for link in links)
 
     @cache
-    def best(x: int, y: int, width: int, height: int, count: int) -> Cut:
+    def best(x: int, y: int, width: int, height: int, count: int) -> Tiling:
         if count == 0:
             return (0, 0, ())
         size = width * height
-        found: Cut = (0, 0, ())
-        if whole(x, y, width, height):
-            found = (size, -size * size, (Rectangle(x, y, width, height),))
+        best_cut: Tiling = (0, 0, ())
+        if is_usable(x, y, width, height):
+            best_cut = (size, -size * size, (Rectangle(x, y, width, height),))
             if count == 1:
-                return found
+                return best_cut
         cuts = [(True, i) for i in range(1, width)] + [(False, i) for i in range(1, height)]
-        for vertical, at in cuts:
-            for left in range(count + 1):
+        for vertical, position in cuts:
+            for first_count in range(count + 1):
                 if vertical:
-                    a = best(x, y, at, height, left)
-                    b = best(x + at, y, width - at, height, count - left)
+                    first = best(x, y, position, height, first_count)
+                    second = best(x + position, y, width - position, height, count - first_count)
                 else:
-                    a = best(x, y, width, at, left)
-                    b = best(x, y + at, width, height - at, count - left)
-                value = (a[0] + b[0], a[1] + b[1])
-                if value > found[:2]:
-                    found = (*value, a[2] + b[2])
-        return found
+                    first = best(x, y, width, position, first_count)
+                    second = best(x, y + position, width, height - position, count - first_count)
+                score = (first[0] + second[0], first[1] + second[1])
+                if score > best_cut[:2]:
+                    best_cut = (*score, first[2] + second[2])
+        return best_cut
 
-    return _walk(best(0, 0, columns, rows, pieces)[2])
+    return _nearest_first(best(0, 0, columns, rows, pieces)[2])
 
 
 def pack(rows: int, columns: int, sizes: Sequence[int]) -> tuple[Rectangle, ...] | None:
@@ -72,7 +72,7 @@ def pack(rows: int, columns: int, sizes: Sequence[int]) -> tuple[Rectangle, ...]
     idle = rows * columns - sum(sizes)
     if idle < 0:
         return None
-    left = Counter(sizes)
+    unplaced_sizes = Counter(sizes)
     grid = [[False] * columns for _ in range(rows)]
     placed: list[Rectangle] = []
     tries = 0
@@ -86,9 +86,9 @@ def pack(rows: int, columns: int, sizes: Sequence[int]) -> tuple[Rectangle, ...]
         for i, j in r.dies():
             grid[j][i] = value
 
-    def go(idle: int) -> bool:
+    def place_next(idle: int) -> bool:
         nonlocal tries
-        if not +left:
+        if not +unplaced_sizes:
             return True
         tries += 1
         if tries > MOST_TRIES:
@@ -97,43 +97,43 @@ def pack(rows: int, columns: int, sizes: Sequence[int]) -> tuple[Rectangle, ...]
         if corner is None:
             return False
         x, y = corner
-        for size in sorted(+left, reverse=True):
+        for size in sorted(+unplaced_sizes, reverse=True):
             for width, height in _shapes(size):
                 if free(x, y, width, height):
                     r = Rectangle(x, y, width, height)
                     mark(r, True)
-                    left[size] -= 1
+                    unplaced_sizes[size] -= 1
                     placed.append(r)
-                    if go(idle):
+                    if place_next(idle):
                         return True
                     placed.pop()
-                    left[size] += 1
+                    unplaced_sizes[size] += 1
                     mark(r, False)
         if idle:
             grid[y][x] = True
-            if go(idle - 1):
+            if place_next(idle - 1):
                 return True
             grid[y][x] = False
         return False
 
-    return _walk(placed, sizes) if go(idle) else None
+    return _nearest_first(placed, sizes) if place_next(idle) else None
 
 
 def _shapes(size: int) -> list[tuple[int, int]]:
     """Width and height, squarest first."""
-    found = [(width, size // width) for width in range(1, size + 1) if size % width == 0]
-    return sorted(found, key=lambda shape: (abs(shape[0] - shape[1]), shape))
+    shapes = [(width, size // width) for width in range(1, size + 1) if size % width == 0]
+    return sorted(shapes, key=lambda shape: (abs(shape[0] - shape[1]), shape))
 
 
-def _walk(
+def _nearest_first(
     rectangles: Sequence[Rectangle], sizes: Sequence[int] | None = None
 ) -> tuple[Rectangle, ...]:
     """From the top left corner always to the nearest: of any size, or of each size in turn."""
-    left = sorted(rectangles, key=lambda r: (r.y, r.x))
+    unvisited = sorted(rectangles, key=lambda r: (r.y, r.x))
     walk: list[Rectangle] = []
-    for number in range(len(left)):
-        alike = [r for r in left if sizes is None or r.size == sizes[number]]
-        chosen = min(alike, key=lambda r: (walk[-1].apart(r) if walk else 0.0, r.y, r.x))
+    for number in range(len(unvisited)):
+        same_size = [r for r in unvisited if sizes is None or r.size == sizes[number]]
+        chosen = min(same_size, key=lambda r: (walk[-1].apart(r) if walk else 0.0, r.y, r.x))
         walk.append(chosen)
-        left.remove(chosen)
+        unvisited.remove(chosen)
     return tuple(walk)
