@@ -32,7 +32,7 @@ from atoll.hardware.wafer import Wafer
 from atoll.hardware.wafer_files import load_wafer
 from atoll.identity import this_code
 from atoll.wafer.job import ABLATIONS
-from atoll.wafer.search import PipelineShape, SolvedWafer, WaferSearch
+from atoll.wafer.search import PipelineShape, SearchOutcome, WaferSearch
 from atoll.wafer.staging.stages import MICROBATCHES, WaferOptions
 from record import figure, recorded
 
@@ -90,7 +90,7 @@ def draw_restriction(random: np.random.Generator, wafer: Wafer) -> Restriction:
     return Restriction(name, kind, options=replace(WHOLE, **{field: value}))
 
 
-def asked(where: tuple[Wafer, str, int, int], rule: Restriction) -> SolvedWafer | None:
+def asked(where: tuple[Wafer, str, int, int], rule: Restriction) -> SearchOutcome | None:
     search = WaferSearch(*where, rule.options, rule.microbatches, accept=rule.accept)
     try:
         return search.run()

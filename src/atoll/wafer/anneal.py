@@ -1,8 +1,8 @@
-"""Annealing for what the exact part leaves: the order of stages on the wafer, and mixed variables.
+"""Simulated annealing over what the exact solver fixes: the order of stages and mixed variables.
 
-Starts from a found mapping. Moves: swap the places of two stages, shift a layer over a boundary,
-change one variable (code, home, fate, helper, stream, collective) of one stage. The evaluator
-prices every move; what does not fit never becomes the answer. Deterministic for a seed.
+Moves: swap the rectangles of two stages, shift a layer over a stage boundary, or change a variable
+(code, home, fate, helper, stream, collective) of a stage. The evaluator prices every move; mappings
+that do not fit are rejected. Deterministic for a seed.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from atoll.wafer.encoding.mapping import StageMapping, WaferMapping
 from atoll.wafer.evaluate import MappingCost, evaluate
 
 MOVES = 150
-START_TEMPERATURE = 0.01  # relative: a move this much worse is taken at first with probability 1/e
-END_TEMPERATURE = 1e-5
+HOTTEST = 0.01  # a move slower by this share is accepted at first with probability 1/e
+COLDEST = 1e-5
 
 
 def anneal(
@@ -40,7 +40,7 @@ def anneal(
     random = np.random.default_rng(seed)
     current = best = start
     for step in range(moves):
-        temperature = START_TEMPERATURE * (END_TEMPERATURE / START_TEMPERATURE) ** (step / max(1, moves - 1))
+        temperature = HOTTEST * (COLDEST / HOTTEST) ** (step / max(1, moves - 1))
         candidate = _neighbour(current.mapping, random, homes)
         if candidate == current.mapping:
             continue
@@ -67,7 +67,7 @@ def _neighbour(
 
 
 def swap_stages(mapping: WaferMapping, a: int, b: int) -> WaferMapping | None:
-    """Two stages change places; None if their rectangles differ in shape."""
+    """Exchange the rectangles of two stages; return None if their shapes differ."""
     first, second = mapping.stages[a].rectangle, mapping.stages[b].rectangle
     if (first.width, first.height) != (second.width, second.height):
         return None
@@ -83,7 +83,7 @@ COLLECTIVES = tuple((streams, algorithm) for streams in (True, False) for algori
 
 
 def with_helper(stage: StageMapping, helper: int | None, number: int, stages: int) -> StageMapping:
-    """The stage with this helper, or without one if that is no other stage."""
+    """Return the stage with this helper, or without one if it is not a different stage."""
     if helper is not None and helper != number and 0 <= helper < stages:
         return replace(stage, helper=helper)
     keep = tuple(AGAIN if fate == OFFLOAD else fate for fate in stage.block.keep)
@@ -93,7 +93,7 @@ def with_helper(stage: StageMapping, helper: int | None, number: int, stages: in
 def mutate(
     mapping: WaferMapping, random: np.random.Generator, homes: Sequence[str] = SEARCHED_HOMES
 ) -> WaferMapping:
-    """One random legal change of one variable; `homes` are those that a weight may move to."""
+    """Change one variable at random, legally; `homes` are those that a weight may move to."""
     index = int(random.integers(len(mapping.stages)))
     stage = mapping.stages[index]
     move = int(random.integers(11))
@@ -125,10 +125,10 @@ def _mutate_block(
     code = choices[int(random.integers(len(choices)))]
     if move == 3:
         position = int(random.integers(len(genes.keep)))
-        fates = [f for f in range(len(FATES)) if f != genes.keep[position]]
-        if stage.helper is None:
-            fates = [f for f in fates if f != OFFLOAD]
-        return replace(genes, keep=_put(genes.keep, position, fates[int(random.integers(len(fates)))]))
+        excluded = (genes.keep[position], *(() if stage.helper is not None else (OFFLOAD,)))
+        fates = [fate for fate in range(len(FATES)) if fate not in excluded]
+        fate = fates[int(random.integers(len(fates)))]
+        return replace(genes, keep=_put(genes.keep, position, fate))
     if move == 4:
         home = homes[int(random.integers(len(homes)))]
         return replace(genes, homes=_put(genes.homes, operator, home))
@@ -136,7 +136,7 @@ def _mutate_block(
         layouts = legal_codes(block.stream_sizes, stage.digits)
         return replace(genes, stream=layouts[int(random.integers(len(layouts)))])
     if move == 6:
-        pairs = tuple((d, w) for _, d, w in genes.passes)
+        pairs = tuple((data, weight) for _, data, weight in genes.passes)
         data, weight = pairs[operator]
         gradient_codes = (code, code) if not unit.parameters else (
             (code, weight) if random.integers(2) else (data, code)

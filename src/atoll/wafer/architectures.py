@@ -1,34 +1,40 @@
-"""Architecture and mapping together: a space of wafers, each with its best mapping.
+"""Co-search of architecture and mapping: a space of wafers, each with its best mapping.
 
-A wafer's throughput is at most what work over dies at peak rates gives; that bound, with its power
-and cost, which are known without any search, decides who is solved. For the best wafer alone: best
-bound first, until no bound beats the best found. For the front of throughput, power and cost: every
-wafer that no solved one beats in all three. Many wafers are solved with less effort each than one;
-the one that the bound on all hangs on is then solved again with all of it.
+The work of a step at peak rates bounds a wafer's throughput; that bound, the peak power and the
+cost decide which wafers are solved. For the best wafer alone: highest bound first, until no bound
+exceeds the best throughput. For the Pareto front of throughput, power and cost: every wafer that no
+solved one dominates. Wafers of a space are solved with less effort than a single wafer; the one
+that sets the overall bound is then solved again in full.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from atoll.driver import Progress
 from atoll.errors import AtollError, InfeasibleError
 from atoll.hardware.wafer import Wafer
 from atoll.stopping import StoppedError
-from atoll.wafer.search import SolvedWafer, WaferSearch
+from atoll.wafer.search import SearchOutcome, WaferSearch
+
+
+class SolvedWafer(NamedTuple):
+    wafer: Wafer
+    outcome: SearchOutcome
 
 
 @dataclass(frozen=True)
 class WaferExploration:
-    """Solved wafers, best first; how many were ruled out, and by what."""
+    """Solved wafers, best first, and how many were ruled out by cause."""
 
-    solved: tuple[tuple[Wafer, SolvedWafer], ...]
+    solved: tuple[SolvedWafer, ...]
     pruned: dict[str, int]
     bound_samples_per_s: float
-    """No wafer of the space is faster."""
+    """Upper bound over all wafers of the space."""
     stopped: bool = False
-    """Whether some were not looked at, or not thoroughly, because the search had to end."""
+    """Whether the search ended before every wafer was examined in full."""
 
 
 def explore_wafers(
@@ -38,14 +44,14 @@ def explore_wafers(
     progress: Progress | None = None,
     prefetch: Callable[[Sequence[int]], None] = lambda numbers: None,
 ) -> WaferExploration:
-    """Solve as few wafers as the bounds allow; `thorough` solves again what the bound hangs on,
-    `soon` is told which searches may be asked for next.
+    """Solve as few wafers as the bounds allow; `thorough` solves again the wafer that sets the
+    bound, `prefetch` receives the indices of the searches likely to run next.
 
-    Where it has to end early, the bounds of those that are left count.
+    If it ends early, the bound covers the wafers left.
     """
     bounds = [search.batch / search.ideal_step_s() for search in searches]
     order = sorted(range(len(searches)), key=lambda i: (-bounds[i], searches[i].wafer.cost_dollars))
-    solved: list[tuple[Wafer, SolvedWafer]] = []
+    solved: list[SolvedWafer] = []
     pruned = {"bound": 0, "memory": 0}
     reason: AtollError | None = None
     left_bound, stopped = 0.0, False
@@ -55,8 +61,8 @@ def explore_wafers(
         if _ruled_out(search.wafer, bounds[index], solved, front):
             pruned["bound"] += 1
             continue
-        next_indices = order[position + 1 : position + 3]
-        prefetch([i for i in next_indices if not _ruled_out(searches[i].wafer, bounds[i], solved, front)])
+        coming = order[position + 1 : position + 3]
+        prefetch([i for i in coming if not _ruled_out(searches[i].wafer, bounds[i], solved, front)])
         try:
             outcome = search.run_as_piece()
         except InfeasibleError as error:
@@ -66,20 +72,21 @@ def explore_wafers(
         except StoppedError:
             left_bound, stopped = bounds[index], True
             break
-        solved.append((search.wafer, outcome))
+        solved.append(SolvedWafer(search.wafer, outcome))
     if not solved:
         if stopped:
             raise StoppedError
         raise InfeasibleError(f"space: no wafer of it holds the model; the first: {reason}")
     solved.sort(key=_fastest_first)
     if thorough is not None and not stopped:
-        # The one with the highest bound: the gap hangs on it.
+        # The wafer with the highest bound sets the gap.
         _report(progress, 1, len(order), solved, 0.0)
-        position = min(range(len(solved)), key=lambda i: solved[i][1].bound_s)
+        position = min(range(len(solved)), key=lambda i: solved[i].outcome.bound_s)
         wafer, outcome = solved[position]
         refined = thorough(wafer).run([outcome.best])
         stopped = refined.stopped
-        solved[position] = wafer, replace(refined, bound_s=max(refined.bound_s, outcome.bound_s))
+        tightest = replace(refined, bound_s=max(refined.bound_s, outcome.bound_s))
+        solved[position] = SolvedWafer(wafer, tightest)
         solved.sort(key=_fastest_first)
     bounds_per_s = [searches[0].batch / outcome.bound_s for _, outcome in solved]
     return WaferExploration(tuple(solved), pruned, max(left_bound, *bounds_per_s), stopped)
@@ -89,27 +96,26 @@ def _report(
     progress: Progress | None,
     left: int,
     total: int,
-    solved: Sequence[tuple[Wafer, SolvedWafer]],
+    solved: Sequence[SolvedWafer],
     next_bound: float,
 ) -> None:
-    """How far the space is searched: wafers left, the best of all and the bound on all.
-
-    Wafers come with their bounds falling, so that the next one's holds for all that are left.
+    """Report wafers left, the best throughput and its bound: bounds fall from wafer to wafer, so
+    that the next wafer's holds for all that are left.
     """
     if progress is not None and solved:
         best = max(outcome.best.samples_per_s for _, outcome in solved)
         # A batch is the samples of a step.
-        bounds_per_s = [f.best.samples_per_s * f.best.step_s / f.bound_s for _, f in solved]
+        bounds_per_s = [s.best.samples_per_s * s.best.step_s / s.bound_s for _, s in solved]
         progress("wafers", left, total, best, max(best, next_bound, *bounds_per_s))
 
 
-def _fastest_first(pair: tuple[Wafer, SolvedWafer]) -> tuple[float, float]:
+def _fastest_first(pair: SolvedWafer) -> tuple[float, float]:
     wafer, outcome = pair
     return -outcome.best.samples_per_s, wafer.cost_dollars
 
 
 def _ruled_out(
-    wafer: Wafer, bound: float, solved: Sequence[tuple[Wafer, SolvedWafer]], front: bool
+    wafer: Wafer, bound: float, solved: Sequence[SolvedWafer], front: bool
 ) -> bool:
     for rival, outcome in solved:
         if outcome.best.samples_per_s < bound:
@@ -123,17 +129,18 @@ def _ruled_out(
 
 
 def pareto_rows(explored: WaferExploration) -> list[Wafer]:
-    """Wafers that no other beats in throughput, peak power and cost at once."""
+    """Return the wafers on the Pareto front of throughput, peak power and cost."""
     figures = [
         (-outcome.best.samples_per_s, wafer.peak_power_W, wafer.cost_dollars)
         for wafer, outcome in explored.solved
     ]
 
     def beaten(candidate: tuple[float, ...]) -> bool:
-        """By another that is no worse in anything and better in something."""
+        """Whether a rival is no worse in any figure and better in one."""
         return any(
             rival != candidate and all(a <= b for a, b in zip(rival, candidate, strict=True))
             for rival in figures
         )
 
-    return [w for (w, _), candidate in zip(explored.solved, figures, strict=True) if not beaten(candidate)]
+    pairs = zip(explored.solved, figures, strict=True)
+    return [solved.wafer for solved, candidate in pairs if not beaten(candidate)]

@@ -1,12 +1,12 @@
-"""The detailed mode: a found mapping replayed on links that are queues.
+"""Detailed mode: replay a mapping on links that are queues.
 
 1. Every transition of a block is run as messages of all its groups at once, on the stage's dies.
-2. Streamed collectives run in pieces beside their operator: gathers, compute and scatters of the
-   pieces compete for the links and the cores, event by event.
+2. Streamed collectives run in pieces that overlap with their operator: gathers, compute and
+   scatters of the pieces compete for the links and the cores, event by event.
 3. Offloaded tensors of all stages travel at once, in packets.
 4. The pipeline is replayed microbatch by microbatch (`placement.simulate`), in the order of its
    schedule.
-The difference from the fast model is what the fast model leaves out.
+The difference from the fast model is what the fast model neglects.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PACKETS = 16  # in which an offloaded tensor travels
 
 
 def streamed_s(gather_s: float, compute_s: float, scatter_s: float, pieces: int) -> float:
-    """Pieces of gather, compute and scatter on one link resource and one core resource."""
+    """Return the time of gather, compute and scatter in pieces on one link and one core."""
     link_free = core_free = 0.0
     arrived = []
     for _ in range(pieces):
@@ -52,41 +52,42 @@ def streamed_s(gather_s: float, compute_s: float, scatter_s: float, pieces: int)
 
 
 def _layer_s(wafer: Wafer, evaluation: MappingCost, number: int, offload_Bps: float) -> float:
-    """One layer of a stage, forward and backward, with links simulated."""
+    """Return the time of a stage's layer, forward and backward, with links simulated."""
     stage = evaluation.mapping.stages[number]
-    setting = setting_of(wafer, evaluation.mapping)
+    setting, stage_s = setting_of(wafer, evaluation.mapping), evaluation.stages[number].parts_s
     tables = tables_of(evaluation.mapping.blocks(), stage.digits, setting, stage.block)
 
     @cache
     def transition(
-        total_bytes: float, source: tuple[int, ...], target: tuple[int, ...], scatter: str, gather: str
+        total: float, source: tuple[int, ...], target: tuple[int, ...], scatter: str, gather: str
     ) -> Moved:
-        return _transition(stage.digits, wafer.mesh, total_bytes, source, target, scatter, gather)
+        return _transition(stage.digits, wafer.mesh, total, source, target, scatter, gather)
 
     def move(
-        total_bytes: float, source: IntArray, via: IntArray, target: IntArray, scatter: str, gather: str
+        total: float, source: IntArray, via: IntArray, target: IntArray, scatter: str, gather: str
     ) -> Moved:
         return transition(
-            total_bytes, stored_layout(source, via), tuple(target.tolist()), scatter, gather
+            total, stored_layout(source, via), tuple(target.tolist()), scatter, gather
         )
 
-    layer_s = tables.stream_s(stage.block.stream) + evaluation.stages[number].parts_s["sharded_weights"]
+    layer_s = tables.stream_s(stage.block.stream) + stage_s["sharded_weights"]
     for chain in walk(tables, stage.block, move):
-        previous = Crossing(chain[0].reader, chain[0].writer, _NOTHING, _NOTHING, _NOTHING, None, 0.0)
+        start = chain[0].reader, chain[0].writer
+        previous = Crossing(*start, _NOTHING, _NOTHING, _NOTHING, None, 0.0)
         for crossing in chain:
-            writer, forward, backward = crossing.writer, crossing.there, crossing.back
+            forward, backward = crossing.there, crossing.back
             layer_s += forward.exchange_s + backward.exchange_s + crossing.fetch.exchange_s
             layer_s += _operator_s(previous, forward.scatter_s, backward.gather_s, offload_Bps)
             if crossing.fate == AGAIN:
-                recompute_s = crossing.again_s
-                layer_s += forward.exchange_s + _pass_s(0.0, recompute_s, forward.scatter_s, writer.streams)
+                scatter_s, streams = forward.scatter_s, crossing.writer.streams
+                layer_s += forward.exchange_s + _pass_s(0.0, crossing.again_s, scatter_s, streams)
             previous = crossing
         layer_s += _operator_s(previous, 0.0, 0.0, offload_Bps)
     return layer_s
 
 
 def _operator_s(crossing: Crossing, scatter_s: float, gather_s: float, offload_Bps: float) -> float:
-    """All passes of the operator that a crossing leads to, with what it hides."""
+    """Return the time of all passes of the crossing's reader, with overlapped transfers."""
     reader = crossing.reader
     forward, data, weight = reader.passes_s
     offload_s = crossing.there.held_bytes / offload_Bps if crossing.fate == OFFLOAD else 0.0
@@ -107,7 +108,7 @@ def _transition(
     digits: Digits, mesh: Mesh, total_bytes: float, source: Sequence[int], target: Sequence[int],
     scatter: str, gather: str,
 ) -> Moved:  # fmt: skip
-    """Simulated seconds of scatter, exchange and gather."""
+    """Return the simulated seconds of scatter, exchange and gather."""
     passes = passes_between(digits, total_bytes, source, target)
     return Moved(
         sum(simulate_pass(digits, *collective, mesh, scatter) for collective in passes.scatter),
@@ -120,8 +121,8 @@ def _transition(
 def offload_rates_Bps(
     wafer: Wafer, evaluation: MappingCost, dead_links: Sequence[Link] = ()
 ) -> list[float]:
-    """Bytes a second that a die of each stage sends to its helper, all senders' tensors of a layer
-    on the links at once, out and back, in packets.
+    """Return the rate at which a die of each stage sends to its helper, with the tensors of a layer
+    of all senders on the links at once, out and back, in packets.
     """
     broken = both_ways(dead_links)
     messages: list[Message] = []
@@ -140,13 +141,15 @@ def offload_rates_Bps(
     arrivals_s = simulate(messages, wafer.mesh).arrival_s
     rates_Bps = [float("inf")] * len(stages)
     for number in set(senders):
-        last_s = max(arrival_s for arrival_s, sender in zip(arrivals_s, senders, strict=True) if sender == number)
+        last_s = max(t for t, sender in zip(arrivals_s, senders, strict=True) if sender == number)
         rates_Bps[number] = evaluation.stages[number].block.away_bytes / last_s
     return rates_Bps
 
 
-def replay_mapping(wafer: Wafer, evaluation: MappingCost, dead_links: Sequence[Link] = ()) -> Detailed:
-    """The step with links as queues and the pipeline event by event, beside the fast model's."""
+def replay_mapping(
+    wafer: Wafer, evaluation: MappingCost, dead_links: Sequence[Link] = ()
+) -> Detailed:
+    """Replay the step with links as queues; compare it with the fast model's."""
     from atoll.wafer.answer.result import placement_of
 
     placement = placement_of(evaluation)

@@ -1,7 +1,7 @@
-"""One mapping on one wafer, priced: what `atoll estimate` does with a wafer job.
+"""Price one mapping on one wafer, as `atoll estimate` does for a wafer job.
 
-The mapping is given whole (a file as `atoll search --out` writes it), or by its stages alone; the
-exact part then finds the best block mapping of each stage.
+The mapping is a file that `atoll search --out` wrote, or only its stages are given; the exact
+solver then finds the best block mapping of each stage.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ def estimate_mapping(wafer: Wafer, mapping: WaferMapping) -> WaferEstimate:
 
 
 def job_mapping(job: WaferQuestion, wafer: Wafer) -> WaferMapping | None:
-    """The mapping that a job names, or the one that its layout leads to."""
+    """Return the mapping that a job names, or the best one for its layout."""
     if job.mapping is not None:
         mapping = read_mapping(job.mapping)
-        job_values = {"model": job.model, "batch": job.batch, "sequence": tokens_of(job),
+        wanted = {"model": job.model, "batch": job.batch, "sequence": tokens_of(job),
                  "optimizer": load_states(job.optimizer).name}  # fmt: skip
-        for name, job_value in job_values.items():
-            mapping_value = getattr(mapping, name)
-            if mapping_value != job_value:
-                raise AtollError(f"{job.mapping}: its {name} is {mapping_value}, but the job's is {job_value}.")
+        for name, want in wanted.items():
+            stored = getattr(mapping, name)
+            if stored != want:
+                raise AtollError(f"{job.mapping}: its {name} is {stored}, but the job's is {want}.")
         return mapping
     if job.layout is None:
         return None

@@ -1,4 +1,4 @@
-"""What a question about a wafer means to the search: options, tokens, what a mapping file says."""
+"""Translate a wafer question for the search: options, tokens, fields of its mapping file."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ ABLATIONS = {
     "no-offload": ("offload", False),
     "shared-codes": ("passes", False),
 }
-"""What each sets of a search's options."""
+"""Ablations: the search option that each sets."""
 
 
 def options_of(job: WaferQuestion, wafer: Wafer) -> WaferOptions:
-    """What a search on a wafer may use."""
+    """Return the options of a search on this wafer."""
     homes: tuple[str, ...] = SEARCHED_HOMES
     if wafer.sram_memory:  # weights with their optimizer state do not live in SRAM
         homes = ("external",)
@@ -36,12 +36,12 @@ def options_of(job: WaferQuestion, wafer: Wafer) -> WaferOptions:
 
 
 def tokens_of(job: WaferQuestion) -> int:
-    """Tokens of a sequence; a model that no wafer can train is refused here."""
+    """Return the tokens per sequence; raise for a model that no wafer can train."""
     return make_block(job.model, 1, job.sequence).sequence
 
 
 def completed(job: WaferQuestion) -> WaferQuestion:
-    """The job with what it leaves to its mapping file filled in from there."""
+    """Fill the job's unset fields from its mapping file."""
     if job.mapping is None:
         return job
     mapping = read_mapping(job.mapping)

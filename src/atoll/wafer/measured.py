@@ -1,9 +1,9 @@
-"""Predictions held against runs on wafers and on tori of TPUs (`atoll validate --wafer`).
+"""Compare predictions with runs on wafers and on tori of TPUs (`atoll validate --wafer`).
 
-A row of a TPU is estimated as `atoll estimate` does, on the torus of its slice: as its layout says,
-or fully sharded where the table has none. A row of a wafer is priced as weight streaming runs it:
-one group of all dies, layer after layer, in microbatches of the size that is fastest; weights and
-inputs of layers come through the ports. Several wafers divide the batch.
+A TPU row is estimated as by `atoll estimate`, on the torus of its slice, with its layout, or fully
+sharded if the table has none. A wafer row is priced as weight streaming: one group of all dies,
+layer after layer, with the fastest microbatch; weights and layer inputs come through the ports.
+Several wafers divide the batch.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from atoll.workload.load import load_config
 REQUIRED = ("id", "device", "devices", "layers", "hidden", "seq", "global_batch")
 WAFER = re.compile(r"\bcs-?(\d)\b", re.IGNORECASE)
 TORUS = re.compile(r"\d+(?:x\d+)+")
-FAMILY_MODELS = {"bert": "bert-large", "gpt-j": "gpt-j-6b", "llama": "llama2-7b", "gpt": "gpt3-175b"}
-"""Models of the zoo whose blocks those of a family are built like, whatever their sizes."""
+ZOO_MODELS = {"bert": "bert-large", "gpt-j": "gpt-j-6b", "llama": "llama2-7b", "gpt": "gpt3-175b"}
+"""By family, a zoo model with the same kind of block."""
 CLASSIFIER_COLUMNS = 128
-"""Columns of a classifier's head: few enough to cost nothing, as many as dies to cut them among."""
+"""Columns of a classifier's head: of negligible cost, yet enough to cut between dies."""
 UNGATED = re.compile(r"bert|gpt-?[23j]|maxtext", re.IGNORECASE)
-"""Models whose feed-forward layers have no gate; those of others that were measured have."""
+"""Measured models whose feed-forward layers have no gate."""
 
 
 def judge_meshes(question: ValidateQuestion) -> RunsValidation:
-    """Errors over the rows of TPUs and of wafers of a file of measured runs."""
+    """Report the errors over the TPU and wafer rows of a file of measured runs."""
     for name in ("data", "chips", "expect", "site"):
         if getattr(question, name) is not None:
             raise AtollError(f"{name} is given, but not taken beside wafer: ask for one of them")
@@ -53,16 +53,16 @@ def judge_meshes(question: ValidateQuestion) -> RunsValidation:
 
 
 def read_mesh_runs(path: str | Path) -> tuple[RunRow, ...]:
-    """The file's rows that are of a TPU or of a wafer."""
-    rows = read_runs(path, REQUIRED)
-    mesh_rows = tuple(row for row in rows if row.device.lower().startswith("tpu") or WAFER.search(row.device))
+    """Read the TPU and wafer rows of a file."""
+    devices = [(row, row.device) for row in read_runs(path, REQUIRED)]
+    mesh_rows = tuple(r for r, d in devices if d.lower().startswith("tpu") or WAFER.search(d))
     if not mesh_rows:
         raise AtollError(f"{path}: no row is of a TPU or of a wafer; use --data for other devices")
     return mesh_rows
 
 
 def predicted(row: RunRow) -> Prediction:
-    """A row priced, or why it is not."""
+    """Price a row, or record why it cannot be priced."""
     try:
         row.check()
         machine = WAFER.search(row.device)
@@ -78,7 +78,7 @@ def predicted(row: RunRow) -> Prediction:
 
 
 def _on_torus(row: RunRow) -> Estimate:
-    """With the layout of the row, or fully sharded with the least recomputation that fits."""
+    """Estimate with the row's layout, or fully sharded with the least recomputation that fits."""
     if row.text("tp"):
         run, layout = _sliced(*run_of(row), row)
         return Estimator(run).estimate(layout)
@@ -104,7 +104,7 @@ def _on_torus(row: RunRow) -> Estimate:
 
 
 def _sliced(run: Run, layout: Layout, row: RunRow) -> tuple[Run, Layout]:
-    """On the torus that the row names, if it names one."""
+    """Place the run on the torus that the row names, if it names one."""
     written = TORUS.search(row.text("topology"))
     if written is None:
         return run, layout
@@ -137,7 +137,7 @@ def _on_wafer(row: RunRow, wafer: Wafer) -> Priced:
 
 
 def fastest_streamed(wafer: Wafer, model: ModelConfig, batch: int, sequence: int) -> MappingCost:
-    """The fastest mapping of one group of all dies with weights from outside."""
+    """Return the fastest mapping of one group of all dies with external weights."""
     options = rough(WaferOptions(homes=("external",)))
     planner = Planner(wafer, model, batch, sequence, options, QUICK_CODES)
     all_dies = (Rectangle(0, 0, wafer.columns, wafer.rows),)
@@ -149,13 +149,13 @@ def fastest_streamed(wafer: Wafer, model: ModelConfig, batch: int, sequence: int
 
 
 def _model(row: RunRow) -> ModelConfig:
-    """A model of the row's sizes, built as its family is."""
+    """Build a model with the row's sizes and its family's blocks."""
     name = row.text("model", row.id)
-    form = next((zoo for family, zoo in FAMILY_MODELS.items() if family in name.lower()), None)
+    form = next((zoo for family, zoo in ZOO_MODELS.items() if family in name.lower()), None)
     if form is None:
         raise AtollError(
             f"line {row.line} ({row.id}): model {name!r} is of no family that was measured on "
-            f"wafers: {', '.join(FAMILY_MODELS)}"
+            f"wafers: {', '.join(ZOO_MODELS)}"
         )
     hidden, sequence = row.count("hidden"), row.count("seq")
     heads = row.count("heads")

@@ -1,9 +1,8 @@
-"""What takes long in a search on a wafer, piece by piece.
+"""The expensive computations of a wafer search, as pieces.
 
-A piece is a pure function of plain data with plain data (JSON) as its result: a run's store keeps
-it, and workers may compute it ahead of its turn (`executors.pieces`). Each kind has a method that
-asks for it and gives the search's own objects back. What a mapping costs is worked out again: that
-is quick.
+A piece is a pure function from plain data to plain data (JSON): a run's store keeps its result, and
+workers may compute it early (`executors.pieces`). Each kind has a method that requests it and
+returns the search's objects. Mappings are evaluated again, which is quick.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ Call = tuple[Any, ...]
 
 
 class WaferPieces:
-    """Of one model on one wafer."""
+    """Pieces of one model on one wafer."""
 
     def __init__(
         self, wafer: Wafer, model: str, batch: int, sequence: int, options: WaferOptions,
@@ -43,11 +42,11 @@ class WaferPieces:
         self._stop = stop
         self.wafer, self.options, self._problem = wafer, options, (wafer, model, batch, sequence)
         self.fine = Planner(*self._problem, options, most_codes, stop)
-        rough_options = rough(options)
-        modes = (rough_options, replace(rough_options, streaming=False)) if options.streaming else (rough_options,)
+        streamed = rough(options)
+        modes = (streamed, replace(streamed, streaming=False)) if options.streaming else (streamed,)
         self.rough = tuple(Planner(*self._problem, mode, most_codes, stop, ROUGH) for mode in modes)
         self._planners = (*self.rough, self.fine, self.rough[0].with_offload())
-        """By the numbers under which they are asked."""
+        """Indexed by the planner argument of pieces."""
         shared = LayerBounds(self.rough)
         self._bounds = shared, LayerBounds((self.fine,), like=shared)
         self.kinds: dict[str, Callable[..., Any]] = {
@@ -55,13 +54,13 @@ class WaferPieces:
             "plan": self._plan,
             "whole": self._single_group,
             "size": lambda overall, *size: self._bounds[overall].sharper(*size).to_dict(),
-            "around": lambda dead, sizes: mapping_record(map_around(self.rough[0], Faults(*dead), sizes)),
+            "around": self._around,
             "baseline": self._baseline,
             "anneal": self._anneal,
             "worth": self._worth,
         }
         self.ask: Callable[..., Any] = self.make
-        """Who is asked, and told of what may be asked for soon."""
+        """Computes a piece; `prefetch` receives pieces likely to be requested soon."""
         self.prefetch: Callable[[Sequence[Call]], None] = lambda calls: None
 
     def make(self, kind: str, *args: Any) -> Any:
@@ -69,8 +68,8 @@ class WaferPieces:
 
     @contextmanager
     def background_process(self) -> Iterator[None]:
-        """A search: a copy of this process makes what may be asked for soon, where nobody else is
-        asked; whoever is asked need not go on with it afterwards.
+        """Compute prefetched pieces in a copy of this process during a search, unless an executor
+        does so already; pending ones are dropped at the end.
         """
         if self.ask != self.make:
             try:
@@ -92,11 +91,14 @@ class WaferPieces:
     def _plan(
         self, planner: int, rectangles: Sequence[Call], microbatch: int, limit_s: float
     ) -> Any:
-        stage_rectangles = [Rectangle(*r) for r in rectangles]
-        return mapping_record(self._planners[planner].without_solutions().best(stage_rectangles, microbatch, limit_s))
+        stages, solver = [Rectangle(*r) for r in rectangles], self._planners[planner]
+        return mapping_record(solver.without_solutions().best(stages, microbatch, limit_s))
+
+    def _around(self, dead: Call, microbatches: Sequence[int]) -> Any:
+        return mapping_record(map_around(self.rough[0], Faults(*dead), microbatches))
 
     def _single_group(self, microbatch: int, limit_s: float) -> Any:
-        """All dies as one group, over all codes that may be fast enough."""
+        """Solve all dies as one group, over all codes that may be fast enough."""
         layers = make_block(self.fine.model, microbatch, self.fine.sequence).layers
         enough_s = limit_s / self.fine.rounds(microbatch) / layers
         fast = self._bounds[1].fast_splits(microbatch, self.wafer.dies, enough_s)
@@ -104,24 +106,24 @@ class WaferPieces:
         return mapping_record(self.fine.among(fast).best(wafer_rectangle, microbatch, limit_s))
 
     def single_group(self, microbatch: int, limit_s: float) -> MappingCost | None:
-        """The best mapping of all dies as one group below the limit, over all codes."""
+        """Return the best mapping of all dies as one group below the limit, over all codes."""
         return self._evaluated(self.ask("whole", microbatch, limit_s))
 
     def plan(
         self, planner: int, rectangles: Sequence[Rectangle], microbatch: int, limit_s: float
     ) -> MappingCost | None:
-        """The best mapping on these rectangles that a planner finds below the limit."""
+        """Return the best mapping below the limit on these rectangles by a planner."""
         return self._evaluated(self.ask(*plan_call(planner, rectangles, microbatch, limit_s)))
 
     def size(
         self, overall: bool, microbatch: int, dies: int, level: int, enough_s: float
     ) -> SizeBound:
-        """A sharper bound of stages of so many dies."""
+        """Return a sharper bound for stages of `dies` dies."""
         arguments = overall, microbatch, dies, level, enough_s
         return SizeBound.from_dict(self.ask("size", *arguments))
 
     def around(self, faults: Faults, microbatches: Sequence[int]) -> MappingCost | None:
-        """The best mapping that leaves the dead out."""
+        """Return the best mapping that avoids faulty dies and links."""
         mapping = self.ask("around", (faults.dies, faults.links), tuple(microbatches))
         return self._evaluated(mapping, faults.all_links(self.wafer))
 
@@ -129,7 +131,7 @@ class WaferPieces:
         return _baseline_record(run_baseline(name, *self._problem, self.options.states.name))
 
     def baseline(self, name: str) -> WaferBaseline | None:
-        """What another method would do here."""
+        """Return the best mapping of a published method."""
         return self._from_record(self.ask("baseline", name))
 
     def _from_record(self, record: Any) -> WaferBaseline | None:
@@ -146,7 +148,7 @@ class WaferPieces:
         return mapping_record(anneal(self.wafer, start, seed, dead_links, self.options.homes))
 
     def annealed(self, start: MappingCost, seed: int, dead_links: Sequence[Link]) -> MappingCost:
-        """What random moves make of a mapping."""
+        """Improve a mapping by annealing."""
         mapping = self.ask("anneal", mapping_record(start), seed, tuple(dead_links))
         return evaluate(self.wafer, from_dict(mapping), dead_links)
 
@@ -156,7 +158,7 @@ class WaferPieces:
         return None if resource_worth is None else asdict(resource_worth)
 
     def explained(self, best: MappingCost, dead_links: Sequence[Link]) -> tuple[Worth, ...]:
-        """What a little more of each resource is worth."""
+        """Return the gain of a little more of each resource."""
         calls = [("worth", name, mapping_record(best), tuple(dead_links)) for name in CHANGES]
         self.prefetch(calls)
         return tuple(Worth(**row) for call in calls if (row := self.ask(*call)) is not None)
@@ -165,11 +167,12 @@ class WaferPieces:
 def _baseline_record(baseline: WaferBaseline | None) -> Any:
     if baseline is None:
         return None
-    return vars(baseline) | {"evaluation": mapping_record(baseline.evaluation), "fixed": _baseline_record(baseline.fixed)}
+    evaluation, fixed = mapping_record(baseline.evaluation), _baseline_record(baseline.fixed)
+    return vars(baseline) | {"evaluation": evaluation, "fixed": fixed}
 
 
 def mapping_record(cost: MappingCost | None) -> JsonValue:
-    """A mapping as plain data."""
+    """Return the mapping as plain data."""
     return None if cost is None else cost.mapping.to_dict()
 
 

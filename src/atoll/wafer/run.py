@@ -1,4 +1,4 @@
-"""The whole road of a wafer search in one function: job to answer."""
+"""Run a wafer search from job to answer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from atoll.stopping import Stop, StoppedError
 from atoll.store import Identity, fingerprint
 from atoll.units import counted
 from atoll.wafer.answer.result import WaferResult, running_power_W, wafer_files
-from atoll.wafer.architectures import WaferExploration, explore_wafers, pareto_rows
+from atoll.wafer.architectures import SolvedWafer, WaferExploration, explore_wafers, pareto_rows
 from atoll.wafer.detailed import replay_mapping
 from atoll.wafer.encoding.mapping import read_mapping
 from atoll.wafer.estimate import estimate_mapping, job_mapping
@@ -39,9 +39,9 @@ TOLERANCE = 0.01
 def run_wafer_search(
     job: WaferQuestion, progress: Progress | None = None, stop: Stop | None = None
 ) -> WaferResult:
-    """Find the best mapping (and wafer, where a space is given), and lay baselines beside it.
+    """Find the best mapping (and wafer of a space), and compare it with baselines.
 
-    With a folder (`out`) every piece is kept in it, and a search that was interrupted continues.
+    With a folder (`out`) every piece is stored in it, and an interrupted search continues.
     """
 
     def prepare(stop: Stop) -> WaferProblem:
@@ -56,7 +56,7 @@ def run_wafer_search(
 
 @dataclass(frozen=True)
 class WaferProblem:
-    """A job and its wafers: what computes its pieces, here or in a worker."""
+    """A job and its wafers; computes its pieces in this process or in a worker."""
 
     job: WaferQuestion
     wafers: tuple[Wafer, ...]
@@ -64,7 +64,7 @@ class WaferProblem:
     _searches: dict[tuple[int, bool], WaferSearch] = field(default_factory=dict)
 
     def search(self, number: int, quick: bool) -> WaferSearch:
-        """With less effort where many wafers are compared (`quick`); made once."""
+        """Return the cached search of a wafer, with less effort if `quick`."""
         if (number, quick) not in self._searches:
             self._searches[number, quick] = make_search(self, number, quick)
         return self._searches[number, quick]
@@ -91,7 +91,7 @@ class WaferProblem:
 
 
 def make_piece(problem: WaferProblem, number: int, quick: bool, *call: Any) -> Any:
-    """A piece of the search on one wafer of a job."""
+    """Compute a piece of the search on one wafer of a job."""
     return problem.search(number, quick).pieces.make(*call)
 
 
@@ -109,7 +109,7 @@ def make_search(
 
 @dataclass
 class _WaferRun:
-    """From a job to its answer."""
+    """State of one run from job to answer."""
 
     problem: WaferProblem
     pieces: Pieces
@@ -127,11 +127,12 @@ class _WaferRun:
             baselines = self._baselines(search)
             with self._timed("search"):
                 outcome = search.run(_seeds(job, wafers[0], baselines))
-            explored = WaferExploration(((wafers[0], outcome),), {}, job.batch / outcome.bound_s, outcome.stopped)
+            solved = (SolvedWafer(wafers[0], outcome),)
+            explored = WaferExploration(solved, {}, job.batch / outcome.bound_s, outcome.stopped)
         else:
             with self._timed("search"):
                 explored = self._space()
-            search = self._search(wafers.index(explored.solved[0][0]), True)
+            search = self._search(wafers.index(explored.solved[0].wafer), True)
             baselines = self._baselines(search)
         wafer, outcome = explored.solved[0]
         best, faults = self._with_faults(search, outcome.best)
@@ -165,7 +166,7 @@ class _WaferRun:
             ),
             baselines=baselines,
             detailed=replace(detailed, annealing_gain=start.step_s / best.step_s - 1.0),
-            designs=tuple(design_row(w, f.best) for w, f in explored.solved),
+            designs=tuple(design_row(wafer, result.best) for wafer, result in explored.solved),
             pareto=_front(explored) if job.pareto else {},
             runners_up=outcome.runners_up,
             faults=faults,
@@ -184,7 +185,7 @@ class _WaferRun:
 
     @contextmanager
     def _optional(self, name: str) -> Iterator[None]:
-        """What an answer can do without, where there is no time for it."""
+        """Skip an optional part of the answer if the search has to stop."""
         try:
             with self._timed(name):
                 yield
@@ -192,7 +193,7 @@ class _WaferRun:
             self.left_out[name] = self.stop.reason
 
     def _search(self, number: int, quick: bool, progress: Progress | None = None) -> WaferSearch:
-        """A search that asks for its pieces what keeps them and sends them out."""
+        """Return a search whose pieces are stored and distributed by the executor."""
         search = make_search(self.problem, number, quick, progress)
         search.pieces.ask = partial(self.pieces.ask, number, quick)
         search.pieces.prefetch = lambda calls: self.pieces.ahead(
@@ -222,7 +223,7 @@ class _WaferRun:
     def _with_faults(
         self, search: WaferSearch, healthy: MappingCost
     ) -> tuple[MappingCost, FaultsAnswer]:
-        """The mapping around given faults, and the throughput over sampled wafers."""
+        """Map around the job's faults and sample the throughput of faulty wafers."""
         job, faults_answer, best = self.problem.job, FaultsAnswer(), healthy
 
         def around(faults: Faults) -> MappingCost | None:
@@ -236,10 +237,10 @@ class _WaferRun:
             with self._timed("faults"):
                 mapped = around(faults)
             if mapped is None:
+                working = search.wafer.dies - len(faults.dies)
                 raise InfeasibleError(
-                    f"model {job.model}: no mapping fits the {search.wafer.dies - len(faults.dies)} "
-                    f"working dies of wafer {search.wafer.name}; use a smaller model or a wafer "
-                    "with fewer dead dies."
+                    f"model {job.model}: no mapping fits the {working} working dies of wafer "
+                    f"{search.wafer.name}; use a smaller model or a wafer with fewer dead dies."
                 )
             best = mapped
             faults_answer = replace(faults_answer, kept=best.samples_per_s / healthy.samples_per_s)
@@ -252,7 +253,7 @@ class _WaferRun:
 
 
 def _subject(job: WaferQuestion, wafers: int) -> str:
-    """What the bound is about: not what the job leaves out."""
+    """Describe the mappings that the bound covers, without those the job excludes."""
     wafers_text = "this wafer" if wafers == 1 else counted(wafers, "wafer")
     if wafers == 1 and (job.dead_dies or job.dead_links):
         wafers_text += " without its faults"
@@ -264,7 +265,7 @@ def _subject(job: WaferQuestion, wafers: int) -> str:
 
 
 def _healthy(job: WaferQuestion, healthy: MappingCost, best: MappingCost) -> float:
-    """The throughput that the bound is about: that of a wafer without given faults."""
+    """Return the throughput to compare with the bound: that of a wafer without faults."""
     return healthy.samples_per_s if job.dead_dies or job.dead_links else best.samples_per_s
 
 
@@ -281,9 +282,9 @@ def _accept(job: WaferQuestion) -> Callable[[PipelineShape], bool]:
 def _seeds(
     job: WaferQuestion, wafer: Wafer, baselines: Mapping[str, WaferBaseline | None]
 ) -> Sequence[MappingCost]:
-    """Baselines and a given mapping, as far as they are points of the space that is asked for: its
-    microbatches, where the job names them, and its homes of weights. Ablations ask what a part of
-    the space is worth: then nothing from outside may help.
+    """Return baselines and the job's mapping, if they are points of the searched space: its
+    microbatches, if the job names them, and its weight placements. Ablations and restrictions start
+    without seeds, which may lie outside their space.
     """
     if job.ablations or job.restricted:
         return ()
@@ -315,7 +316,8 @@ def design_row(wafer: Wafer, cost: MappingCost) -> WaferDesign:
 
 def _front(explored: WaferExploration) -> dict[str, WaferFront]:
     pareto = pareto_rows(explored)
-    rows = (design_row(wafer, f.best) for wafer, f in explored.solved if any(wafer is member for member in pareto))
+    solved = (pair for pair in explored.solved if any(pair.wafer is member for member in pareto))
+    rows = (design_row(wafer, outcome.best) for wafer, outcome in solved)
     return {"throughput_power_cost": WaferFront(proven_within=None, designs=tuple(rows))}
 
 
@@ -325,10 +327,10 @@ def _check_places(job: WaferQuestion, wafer: Wafer) -> None:
             f"job: microbatch: {min(job.microbatch)} is larger than the batch of {job.batch}; "
             "name one that is not."
         )
-    for column, row in (*job.dead_dies, *(die for link in job.dead_links for die in link)):
-        if column >= wafer.columns or row >= wafer.rows:
+    for x, y in (*job.dead_dies, *(die for link in job.dead_links for die in link)):
+        if x >= wafer.columns or y >= wafer.rows:
             raise AtollError(
-                f"job: dead_dies: ({column}, {row}) is not on the wafer of {wafer.columns} columns and "
+                f"job: dead_dies: ({x}, {y}) is not on the wafer of {wafer.columns} columns and "
                 f"{wafer.rows} rows."
             )
     for width, height in job.stage_shapes:

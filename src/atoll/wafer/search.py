@@ -1,13 +1,11 @@
-"""The search for the best mapping on one wafer, with a bound on everything it did not try.
+"""Search for the best mapping on one wafer, with a bound on all mappings.
 
 Candidates are (microbatch, shape of a stage's rectangle, number of stages), with bounds
-(`bounds.StepBound.equal_s`) that grow sharper when a candidate comes to the front: peak rates at
-first, then operators, then the exact part's fastest layer on its shape. The best of every number of
-stages is solved first, so that no kind of mapping is left out; then those with the best bounds. A
-candidate whose bound is no better than the best mapping known is never solved. The bound on all
-mappings, whatever their tiling of the wafer, is `StepBound.lowest`.
-
-What takes long is asked for in pieces (`pieces.py`).
+(`bounds.StepBound.equal_s`) that are sharpened when a candidate reaches the front of the queue:
+peak rates first, then operators, then the exact solver's fastest layer on its shape. The best
+candidate of every number of stages is solved first, then those with the best bounds. A candidate
+whose bound is no better than the best mapping is never solved. The bound on all mappings, with any
+tiling of the wafer, is `StepBound.lowest`. Expensive computations are pieces (`pieces.py`).
 """
 
 from __future__ import annotations
@@ -38,17 +36,21 @@ from atoll.wafer.staging.tiling import pack
 QUICK_CODES = 100  # instead of MANY_CODES when many wafers are compared
 MOST_SOLVED = 20  # candidates solved on one wafer; the bound covers the others
 QUICK_SOLVED = 10  # the same when many wafers are compared
-LEAST_GAIN = 1e-3  # of a step: candidates whose bounds promise no more are not solved
-SMALL = 8  # dies of a stage
+LEAST_GAIN = 1e-3  # share of a step: candidates whose bounds promise less are not solved
+SMALL = 8  # dies of a small stage
 MOST_POLISHED = 3  # of the best mappings, solved again with every variable free
-POLISH_GAIN = 0.03  # of a step: what that may bring
-MOST_OFFLOADED = 4  # candidates tried with stages that help each other
+POLISH_GAIN = 0.03  # share of a step that polishing may gain
+MOST_OFFLOADED = 4  # candidates tried with offload between stages
 MOST_SMALL = 10  # candidates of small stages tried with every variable free
-UPCOMING = 3  # candidates that are looked at before their turn: another core may solve them
+UPCOMING = 3  # candidates prefetched for other cores
+
+Attempt = tuple[int, tuple[Rectangle, ...]]  # planner, rectangles of the stages
 
 
 @dataclass(frozen=True, order=True)
 class PipelineShape:
+    """Candidate: pipelines of equal stages, with a lower bound on their step."""
+
     bound_s: float
     microbatch: int
     width: int
@@ -57,16 +59,16 @@ class PipelineShape:
 
 
 @dataclass(frozen=True)
-class SolvedWafer:
-    """The best mapping on a wafer and how good it is."""
+class SearchOutcome:
+    """The best mapping on a wafer and its bound."""
 
     best: MappingCost
     bound_s: float
-    """No mapping of the encoding on this wafer has a shorter step."""
+    """Lower bound on the step of every mapping on this wafer."""
     solved: int
     runners_up: tuple[MappingCost, ...] = ()
     stopped: bool = False
-    """Whether the search had to end before it was done."""
+    """Whether the search ended early."""
 
     @property
     def gap(self) -> float:
@@ -78,10 +80,10 @@ class WaferSearch:
     """One model on one wafer."""
 
     def __init__(
-        self, wafer: Wafer, model: str, batch: int, sequence: int, options: WaferOptions | None = None,
-        microbatches: Sequence[int] = MICROBATCHES, progress: Progress | None = None,
-        most_codes: int = MANY_CODES, accept: Callable[[PipelineShape], bool] | None = None,
-        stop: Asked = never,
+        self, wafer: Wafer, model: str, batch: int, sequence: int,
+        options: WaferOptions | None = None, microbatches: Sequence[int] = MICROBATCHES,
+        progress: Progress | None = None, most_codes: int = MANY_CODES,
+        accept: Callable[[PipelineShape], bool] | None = None, stop: Asked = never,
     ) -> None:  # fmt: skip
         self.accept = accept
         self.wafer, self.model, self.batch, self.sequence = wafer, model, batch, sequence
@@ -91,26 +93,27 @@ class WaferSearch:
         self.planners, self.fine = self.pieces.rough, self.pieces.fine
         self.planner = self.planners[0]
         self.quick = most_codes <= QUICK_CODES or self.fine.options.volume_only
-        """Whether less is tried: many wafers are compared, or bounds on seconds say little."""
+        """Whether to try less: many wafers are compared, or bounds on time are loose."""
         self.microbatches = tuple(b for b in microbatches if b <= batch)
         self.progress = progress
         self.bounds = StepBound((self.fine,), self.microbatches, partial(self.pieces.size, True))
-        """On everything; `_reach` is on what candidates are compared with."""
-        self._rough_bounds = StepBound(self.planners, self.microbatches, partial(self.pieces.size, False))
+        """Bounds with every variable free; `_rough_bounds`: with those that compare candidates."""
+        rough_size = partial(self.pieces.size, False)
+        self._rough_bounds = StepBound(self.planners, self.microbatches, rough_size)
         self._overall_s: float | None = None
-        """No mapping has a shorter step, as far as is known; None before the first mapping."""
+        """Lower bound on every mapping's step; None before the first mapping."""
         self._solved = 0
         self._compared = 0
-        """Candidates solved with few variables free: `MOST_SOLVED` at most."""
+        """Candidates solved with few variables free, at most `MOST_SOLVED`."""
         self._free_costs: list[MappingCost] = []
-        """Mappings found with every variable free."""
+        """Mappings solved with every variable free."""
         self._closed: set[PipelineShape] = set()
-        """Candidates that were solved, without their bounds."""
+        """Solved candidates, with bound 0."""
 
     # -- candidates ----------------------------------------------------------------------------
 
     def candidates(self, bounds: StepBound | None = None) -> list[PipelineShape]:
-        """All that may fit, with what they take at peak rates at least."""
+        """Return all that may fit, with lower bounds at peak rates."""
         step_bound = bounds or self._rough_bounds
         candidates = []
         rows, columns = self.wafer.rows, self.wafer.columns
@@ -123,27 +126,26 @@ class WaferSearch:
                     for stages in range(1, most_stages + 1):
                         bound = bound_s(width * height, stages)
                         candidates.append(PipelineShape(bound, microbatch, width, height, stages))
-        return sorted(
-            candidate for candidate in candidates if candidate.bound_s < INFINITY and (self.accept is None or self.accept(candidate))
-        )
+        accept = self.accept or (lambda candidate: True)
+        return sorted(c for c in candidates if c.bound_s < INFINITY and accept(c))
 
     # -- the search ----------------------------------------------------------------------------
 
     def ideal_step_s(self) -> float:
-        """All work over all dies at peak rates: a bound that needs no solving."""
+        """Return the time of all work on all dies at peak rates: a bound without solving."""
         return min(self.planner.rounds(b) * self.bounds.work_s(b) for b in self.microbatches)
 
-    def run(self, seeds: Sequence[MappingCost] = ()) -> SolvedWafer:
-        """`seeds` are mappings known already (baselines are points of the same space); microbatches
-        that only they have are looked at too, so that the bound is one on them.
+    def run(self, seeds: Sequence[MappingCost] = ()) -> SearchOutcome:
+        """Search from `seeds`, mappings of the same space such as baselines; their microbatches are
+        searched too, so that the bound covers them.
         """
-        extra_microbatches = {seed.mapping.microbatch for seed in seeds if seed.fits} - {*self.microbatches}
-        self.microbatches = (*self.microbatches, *sorted(extra_microbatches))
+        seeded = {seed.mapping.microbatch for seed in seeds if seed.fits}
+        self.microbatches = (*self.microbatches, *sorted(seeded - {*self.microbatches}))
         self.bounds.microbatches = self._rough_bounds.microbatches = self.microbatches
         with self.pieces.background_process():
             return self._search(seeds)
 
-    def _search(self, seeds: Sequence[MappingCost] = ()) -> SolvedWafer:
+    def _search(self, seeds: Sequence[MappingCost] = ()) -> SearchOutcome:
         pool = [seed for seed in seeds if seed.fits]
         stopped = False
         try:
@@ -155,10 +157,10 @@ class WaferSearch:
             bound_s = min(best.step_s, self._overall_s or self.ideal_step_s())
         pool.sort(key=_step_s)
         runners_up = tuple(cost for cost in pool if cost is not best)
-        return SolvedWafer(best, bound_s, self._solved, runners_up[:3], stopped)
+        return SearchOutcome(best, bound_s, self._solved, runners_up[:3], stopped)
 
     def _best_and_bound(self, pool: list[MappingCost]) -> tuple[MappingCost, float]:
-        """The best mapping and the bound; what is found on the way is added to `kept`."""
+        """Return the best mapping and the bound; add every solved mapping to `pool`."""
         if not pool:
             self._check_memory()
         queue = self.candidates()
@@ -166,7 +168,7 @@ class WaferSearch:
         self._report("mappings", total, total, min(pool, key=_step_s, default=None))
         self._solve_small_stages(pool, total)
         counts = dict.fromkeys(candidate.stages for candidate in queue)
-        queues = [[candidate for candidate in queue if candidate.stages == stages and self._is_open(candidate)] for stages in counts]
+        queues = [[c for c in queue if c.stages == n and self._is_open(c)] for n in counts]
         for number, stage_queue in enumerate(queues, 1):
             self._solve_next(stage_queue, pool, total, queues[number : number + UPCOMING])
         solvable = [candidate for candidate in queue if self._is_open(candidate)]
@@ -193,8 +195,8 @@ class WaferSearch:
         return best, self._overall_s
 
     def _solve_small_stages(self, pool: list[MappingCost], total: int) -> None:
-        """Pipelines of small stages, with every variable free: they are solved in no time, and what
-        they take limits the search of others.
+        """Solve pipelines of small stages with every variable free: this is quick, and their times
+        limit the search of others.
         """
         small = [c for c in self.candidates(self.bounds) if c.width * c.height <= SMALL]
         queue, fine = [c for c in small if c.stages > 1], len(self.planners)
@@ -207,7 +209,7 @@ class WaferSearch:
             self._closed.add(replace(candidate, bound_s=0.0))
             limit = best_s * (1.0 - LEAST_GAIN)
             self.pieces.prefetch(self._plan_calls(candidate, limit, (fine,)))
-            # Only now: the first bound on all mappings takes as long as a candidate.
+            # After prefetching: the first bound on all mappings takes as long as a candidate.
             self._report("mappings", len(queue), total, best)
             self._solved += 1
             cost = self._solve(candidate, limit, fine)
@@ -223,9 +225,8 @@ class WaferSearch:
         self, queue: list[PipelineShape], pool: list[MappingCost], total: int,
         later: Sequence[list[PipelineShape]],
     ) -> bool:  # fmt: skip
-        """Solve the candidate of the queue (a heap) whose bound, as sharp as it gets, is the best;
-        whether there was one that promised more than the best mapping of `kept`. `later`: the
-        queues of the next ones.
+        """Solve the candidate of the queue (a heap) with the best fully sharpened bound; return
+        whether it promised more than the best mapping of `pool`. `later`: the next queues.
         """
         heapq.heapify(queue)
         best = min(pool, key=_step_s, default=None)
@@ -254,8 +255,8 @@ class WaferSearch:
         return True
 
     def _promising(self, candidate: PipelineShape, limit: float) -> dict[int, float]:
-        """Planners that may solve a candidate below the limit, the fastest first, with the least
-        that they take.
+        """Return the planners that may solve a candidate below the limit, fastest first, with lower
+        bounds on their steps.
         """
         numbers = range(len(self.planners))
         fastest = [(self._fastest_s(p, candidate, self._rough_bounds), p) for p in numbers]
@@ -264,7 +265,7 @@ class WaferSearch:
     def _upcoming(
         self, queues: Sequence[list[PipelineShape]], limit: float, bounds: StepBound
     ) -> Iterator[PipelineShape]:
-        """The next ones of some queues, which stay in them, should the limit stay as it is."""
+        """Yield the next candidate of each queue at this limit, without removing it."""
         popped = []
         for queue in queues:
             heapq.heapify(queue)
@@ -279,9 +280,8 @@ class WaferSearch:
         self, queue: list[PipelineShape], limit: float, bounds: StepBound,
         planners: Sequence[int] | None = None,
     ) -> PipelineShape | None:  # fmt: skip
-        """Take the candidate of the queue (a heap) whose bound, as sharp as it gets with these
-        planners (those that compare candidates, where none are named), is the best; None if none is
-        below the limit.
+        """Pop the candidate of the queue (a heap) with the best bound, fully sharpened with these
+        planners (default: those that compare candidates); None if none is below the limit.
         """
         planners = range(len(self.planners)) if planners is None else planners
         while queue and queue[0].bound_s < limit:
@@ -293,9 +293,7 @@ class WaferSearch:
         return None
 
     def _solve_with_offload(self, pool: list[MappingCost], total: int) -> None:
-        """Pipelines whose stages leave saved tensors with each other: those that time alone would
-        put first.
-        """
+        """Solve the pipelines with the best bounds with offload between stages."""
         queue = [c for c in self.candidates(self.bounds) if c.stages > 1]
         helping = len(self.planners) + 1
         for left in reversed(range(MOST_OFFLOADED)):
@@ -314,17 +312,18 @@ class WaferSearch:
                 pool.append(cost)
             self._report("refining", len(queue), total, min(pool, key=_step_s, default=None))
 
-    def _plan_calls(self, candidate: PipelineShape, limit: float, planners: Iterable[int]) -> list[Call]:
-        """How these planners are asked to solve a candidate."""
+    def _plan_calls(
+        self, candidate: PipelineShape, limit: float, planners: Iterable[int]
+    ) -> list[Call]:
+        """Return the pieces in which these planners solve a candidate."""
         rectangles = self._rectangles(candidate)
         if rectangles is None:
             return []
         return [plan_call(planner, rectangles, candidate.microbatch, limit) for planner in planners]
 
     def _report(self, phase: str, left: int, total: int, best: MappingCost | None) -> None:
-        """How far the search is, under the bound on all mappings: that of the certificate.
-
-        It is worked out with or without a listener, so that nobody's answer depends on one.
+        """Report progress with the certificate's bound on all mappings, which is computed with or
+        without a listener, so that the answer does not depend on one.
         """
         if best is None:
             return
@@ -335,7 +334,7 @@ class WaferSearch:
             self.progress(phase, left, total, best.samples_per_s, bound)
 
     def _polish(self, pool: list[MappingCost]) -> MappingCost | None:
-        """The best with every gene free: gradient codes, ways of collectives, helpers."""
+        """Solve the best again with every variable free: gradient codes, collectives, helpers."""
         best = min(pool, key=_step_s, default=None)
         self.pieces.prefetch(self._polish_calls(pool))
         for start in self._worth_polishing(pool):
@@ -351,31 +350,33 @@ class WaferSearch:
         return best
 
     def _worth_polishing(self, pool: Sequence[MappingCost]) -> list[MappingCost]:
-        """Of the best mappings those that free variables may make better than the first."""
+        """Return the best mappings that polishing may make faster than the first."""
         fastest = sorted(pool, key=_step_s)[:MOST_POLISHED]
         near = [cost for cost in fastest if cost.step_s <= fastest[0].step_s * (1.0 + POLISH_GAIN)]
         return [cost for cost in near if not any(cost is free for free in self._free_costs)]
 
     def _polish_calls(self, pool: Sequence[MappingCost]) -> list[Call]:
-        """How the best are asked for with every gene free, as long as the first stays the best."""
+        """Return the pieces that polish the best mappings, as long as the first stays the best."""
         fine, limit = len(self.planners), min((cost.step_s for cost in pool), default=INFINITY)
-        near = self._worth_polishing(pool)
-        return [plan_call(fine, _stage_rectangles(cost), cost.mapping.microbatch, limit) for cost in near]
+        return [
+            plan_call(fine, _stage_rectangles(cost), cost.mapping.microbatch, limit)
+            for cost in self._worth_polishing(pool)
+        ]
 
     def _bound_best(self, best: MappingCost, pool: list[MappingCost]) -> tuple[MappingCost, Lowest]:
-        """The best, over all codes where it is one group of all dies, and the bound."""
-        arguments = best.mapping.microbatch, best.step_s
-        needs_all_codes = len(best.mapping.stages) == 1 and self._needs_all_codes(best.mapping.microbatch)
-        self.pieces.prefetch([("whole", *arguments)] if needs_all_codes else [])
+        """Return the best, solved over all codes if it is one group of all dies, and the bound."""
+        microbatch, limit_s = best.mapping.microbatch, best.step_s
+        solve_all = len(best.mapping.stages) == 1 and self._needs_all_codes(microbatch)
+        self.pieces.prefetch([("whole", microbatch, limit_s)] if solve_all else [])
         lowest = self.bounds.lowest(best.step_s)
-        cost = self.pieces.single_group(*arguments) if needs_all_codes else None
+        cost = self.pieces.single_group(microbatch, limit_s) if solve_all else None
         if cost is None or cost.step_s >= best.step_s:
             return best, lowest
         pool.append(cost)
         return cost, self.bounds.lowest(cost.step_s)
 
     def _needs_all_codes(self, microbatch: int) -> bool:
-        """Whether all dies as one group were solved over parts of their codes, but need not be."""
+        """Whether all dies as one group were solved over part of the codes, but could use all."""
         shape = self.wafer.columns, self.wafer.rows, microbatch
         solvable = self.fine.codes(*shape) <= WHOLE_CODES and not self.quick
         return solvable and not self.fine.complete(*shape)
@@ -383,8 +384,8 @@ class WaferSearch:
     def _try_unequal_stages(
         self, best: MappingCost, overall: Lowest, pool: list[MappingCost]
     ) -> tuple[MappingCost, Lowest]:
-        """The bound; pipelines of unequal stages that attain that of a microbatch are tried, lowest
-        first, until no other microbatch may be faster than the best mapping.
+        """Try the pipelines of unequal stages that attain a microbatch's bound, lowest first, until
+        no microbatch may be faster than the best mapping; return the best and the bound.
         """
         lowest, microbatches, start = overall, list(self.microbatches), best
         tried: set[tuple[int, ...]] = set()
@@ -393,9 +394,10 @@ class WaferSearch:
             pipeline = lowest.microbatch, *sizes
             attempts = [] if pipeline in tried else self._unequal_layouts(sizes)
             tried.add(pipeline)
-            self.pieces.prefetch([plan_call(*attempt, lowest.microbatch, best.step_s) for attempt in attempts])
-            remaining = [microbatch for microbatch in microbatches if microbatch != lowest.microbatch]
-            # Before these are solved, which seldom brings more: another core may do it meanwhile.
+            calls = [plan_call(*attempt, lowest.microbatch, best.step_s) for attempt in attempts]
+            self.pieces.prefetch(calls)
+            remaining = [b for b in microbatches if b != lowest.microbatch]
+            # Bound first: meanwhile another core may solve the attempts, which seldom gain.
             next_bound = None
             if not self.quick:
                 next_bound = self.bounds.lowest(best.step_s, among=remaining, small=SMALL)
@@ -410,18 +412,19 @@ class WaferSearch:
                 microbatches, lowest = remaining, next_bound
         return best, overall if best is start else self.bounds.lowest(best.step_s)
 
-    def _unequal_layouts(self, sizes: Sequence[int]) -> list[tuple[int, tuple[Rectangle, ...]]]:
-        """Planners and rectangles of stages of unequal sizes, where they can be laid on the grid:
-        in this order, which for the bound is one of many, and by size.
+    def _unequal_layouts(self, sizes: Sequence[int]) -> list[Attempt]:
+        """Return planners and rectangles of stages of unequal sizes that fit the grid: in this
+        order, which is arbitrary for the bound, and by size.
         """
         orders = dict.fromkeys((tuple(sizes), *_by_size(sizes)) if len(set(sizes)) > 1 else ())
-        layouts = [pack(self.wafer.rows, self.wafer.columns, order) for order in orders]
-        return [(planner, rectangles) for rectangles in layouts if rectangles is not None for planner in range(len(self.planners))]
+        packed = (pack(self.wafer.rows, self.wafer.columns, order) for order in orders)
+        layouts = [rectangles for rectangles in packed if rectangles is not None]
+        return [(p, rectangles) for rectangles in layouts for p in range(len(self.planners))]
 
     def _fastest_attempt(
-        self, attempts: Sequence[tuple[int, tuple[Rectangle, ...]]], microbatch: int, best: MappingCost
+        self, attempts: Sequence[Attempt], microbatch: int, best: MappingCost
     ) -> MappingCost | None:
-        """The best of these that is faster than the best known."""
+        """Return the fastest of these that is faster than `best`."""
         better = None
         for planner, rectangles in attempts:
             cost = self.pieces.plan(planner, rectangles, microbatch, best.step_s)
@@ -432,8 +435,8 @@ class WaferSearch:
     def _sharper(
         self, candidate: PipelineShape, limit: float, bounds: StepBound, planners: Sequence[int]
     ) -> PipelineShape:
-        """The candidate under more of what its operators take; or, if that is known already, under
-        the fastest layer of its shape.
+        """Sharpen a candidate's bound by the times of more operators, or at last by the fastest
+        layer of its shape.
         """
         stage_size = candidate.microbatch, candidate.width * candidate.height
         bound = bounds.equal_s(*stage_size, candidate.stages, limit)
@@ -445,14 +448,14 @@ class WaferSearch:
         return replace(candidate, bound_s=max(candidate.bound_s, bound))
 
     def _fastest_s(self, planner: int, candidate: PipelineShape, bounds: StepBound) -> float:
-        """No step is shorter that this planner finds for the candidate."""
+        """Lower bound on the steps that this planner finds for the candidate."""
         shape = candidate.width, candidate.height
         layer_s = self.pieces.ask("fastest", planner, *shape, candidate.microbatch)
         pipeline = candidate.microbatch, shape[0] * shape[1], candidate.stages
         return bounds.equal_s(*pipeline, INFINITY, layer_s)
 
     def _mixed_shapes(self, best: MappingCost | None) -> MappingCost | None:
-        """Stages of different shapes, where equal ones leave dies idle or do not fit at all."""
+        """Solve stages of different shapes if equal ones leave dies idle or do not fit."""
         full = best is not None and len(set(best.mapping.dies)) == self.wafer.dies
         if full or self.accept is not None:
             return None
@@ -480,19 +483,21 @@ class WaferSearch:
         mappings = [mapping_record(cost) for cost in (outcome.best, *outcome.runners_up)]
         return {"mappings": mappings, "bound_s": outcome.bound_s, "solved": outcome.solved}
 
-    def run_as_piece(self) -> SolvedWafer:
-        """`run` as one piece."""
+    def run_as_piece(self) -> SearchOutcome:
+        """Compute `run` as one piece."""
         record = self.pieces.ask("search")
         if isinstance(record, str):
             raise InfeasibleError(record)
-        best, *runners_up = (evaluate(self.wafer, from_dict(mapping)) for mapping in record["mappings"])
-        return SolvedWafer(best, record["bound_s"], record["solved"], tuple(runners_up))
+        best, *runners_up = (evaluate(self.wafer, from_dict(m)) for m in record["mappings"])
+        return SearchOutcome(best, record["bound_s"], record["solved"], tuple(runners_up))
 
     def _rectangles(self, candidate: PipelineShape) -> tuple[Rectangle, ...] | None:
         shape = candidate.width, candidate.height
         return snake(self.wafer.rows, self.wafer.columns, *shape, candidate.stages)
 
-    def _solve(self, candidate: PipelineShape, limit: float, planner: int = 0) -> MappingCost | None:
+    def _solve(
+        self, candidate: PipelineShape, limit: float, planner: int = 0
+    ) -> MappingCost | None:
         rectangles = self._rectangles(candidate)
         if rectangles is None:
             return None
@@ -508,6 +513,6 @@ def _stage_rectangles(cost: MappingCost) -> list[Rectangle]:
 
 
 def _by_size(sizes: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """From the largest, and from the smallest on."""
+    """Return the sizes in falling and in rising order."""
     rising = tuple(sorted(sizes))
     return rising[::-1], rising

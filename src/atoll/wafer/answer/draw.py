@@ -1,4 +1,4 @@
-"""The wafer as a plain object for drawing, and as a map of characters for a terminal."""
+"""The wafer as a plain object for drawing, and as a text map for a terminal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def wafer_picture(
     dead: Sequence[Die] = (),
     dead_links: Sequence[Link] = (),
 ) -> WaferPicture:
-    """Everything a picture needs: dies with stage and memory, links with their load."""
+    """Return the data of a picture: dies with stage and memory, links with load."""
     stages = list(zip(evaluation.mapping.stages, evaluation.stages, strict=True))
     stage_by_die = {
         die: number for number, (stage, _) in enumerate(stages) for die in stage.rectangle.dies()
@@ -73,7 +73,7 @@ def wafer_picture(
 
 
 def offloaded(evaluation: MappingCost, stage: int) -> list[str]:
-    """Names of the tensors that a stage leaves with its offload target."""
+    """Return the names of the tensors that a stage offloads."""
     block = evaluation.mapping.blocks()
     names = [e.kept_name for c in block.chains for e in c.edges if e.kept_name]
     keep = evaluation.mapping.stages[stage].block.keep
@@ -81,7 +81,7 @@ def offloaded(evaluation: MappingCost, stage: int) -> list[str]:
 
 
 def text_map(picture: WaferPicture) -> str:
-    """Rows of dies: the stage's label, its memory in percent; # is dead, . is spare."""
+    """Draw rows of dies: the stage's label, its memory in percent; # is dead, . is spare."""
     rows = []
     for y in range(picture.rows):
         cells = []

@@ -1,12 +1,10 @@
-"""Why this mapping: a stored wafer result turned into reasons, and what more would be worth.
+"""Explain a stored wafer result: reasons for its mapping, and the gain of more resources.
 
-What a little more of each resource is worth are finite differences around a found mapping. Each
-change makes a wafer with more of one thing (the usable area grows with it, and links follow
-from the free edge as the template says). The found mapping's stages, microbatch, streaming and
-schedule stay; layers, codes, homes and recomputation are solved again on the changed wafer, and the
-old variables are priced there too, so that the better of the two counts. Where the job did not ask
-for this, the stored mapping is priced again, on the wafer that the job names, and the question
-asked then.
+Gains are finite differences around a mapping. Each change makes a wafer with more of one resource
+(the usable area grows with it, and links follow from the free edge as in the template). The
+mapping's stages, microbatch, streaming and schedule stay; layers, codes, homes and recomputation
+are solved again on the changed wafer, and the old variables are priced there too: the better of the
+two counts. If the job did not request this, the stored mapping is priced again on the job's wafer.
 """
 
 from __future__ import annotations
@@ -80,15 +78,14 @@ CHANGES: dict[str, Callable[[Wafer], tuple[str, Wafer]]] = {
 
 
 def worth(
-    resource: str, wafer: Wafer, evaluation: MappingCost, options: WaferOptions, dead_links: Sequence[Link]
-) -> Worth | None:
-    """What more of a resource brings; HBM only where a die has DRAM, ports only where weights
-    stream.
-    """
+    resource: str, wafer: Wafer, evaluation: MappingCost, options: WaferOptions,
+    dead_links: Sequence[Link],
+) -> Worth | None:  # fmt: skip
+    """Return the gain of more of a resource: HBM if dies have DRAM, ports if weights stream."""
     streamed = any("external" in stage.block.homes for stage in evaluation.mapping.stages)
     if (resource == "HBM" and wafer.sram_memory) or (resource == "ports" and not streamed):
         return None
-    # A stated area would hide what a change takes: the model's area is added to it.
+    # A stated area would hide the area of a change: the model's area is added to it.
     unlimited = replace(wafer, usable_mm2=UNLIMITED, max_power_W=None)
     words, changed = CHANGES[resource](unlimited)
     more_mm2 = _site_mm2(changed) - _site_mm2(unlimited)
@@ -132,13 +129,13 @@ FROZEN: dict[str, tuple[str, dict[str, object]]] = {
     "offload": ("none", {"offload": False}),
     "zero bubble": ("1F1B", {"zero_bubble": False}),
 }
-"""By decision variable, what it is frozen to, in words and as options of a search."""
+"""By decision variable: its frozen value, in words and as search options."""
 
 
 def ablations(
     wafer: Wafer, evaluation: MappingCost, options: WaferOptions, dead_links: Sequence[Link]
 ) -> tuple[Ablation, ...]:
-    """What each decision variable is worth: the stages solved again without its freedom."""
+    """Return the worth of each decision variable: the stages solved again with it frozen."""
     mapping, rows = evaluation.mapping, []
     rectangles = [stage.rectangle for stage in mapping.stages]
     for variable, (words, changed) in FROZEN.items():
@@ -154,17 +151,17 @@ def ablations(
 
 
 SAME = 1e-9
-"""Relative difference of a step's time up to which a mapping is as it was recorded."""
+"""Largest relative difference from the recorded step time."""
 
 
 def explain_wafer_result(result: WaferAnswer, ablate: bool = False) -> WaferExplanation:
-    """Where the time goes, which stage sets the pace, what the runners-up lack, what more of each
-    resource would be worth; with `ablate`, what each variable is.
+    """Explain time by cause, the slowest stage, the runners-up and the gain of more of each resource;
+    with `ablate`, the worth of each variable.
     """
     best, picture = result.best, result.wafer
     model = best.models[0]
     fullest = max(picture.dies, key=lambda die: die.memory_total_bytes)
-    # Around faults nothing else was mapped: the runners-up are those of the whole wafer.
+    # The runners-up are those of the wafer without faults.
     faulty = picture.dead_dies or picture.dead_links
     worth, note = result.explanation, ""
     frozen: tuple[Ablation, ...] = ()
@@ -189,8 +186,8 @@ def explain_wafer_result(result: WaferAnswer, ablate: bool = False) -> WaferExpl
         ablations=frozen,
         note=note,
         runners_up=tuple(
-            made_of(SlowerMapping, runner_up, slower_by=1.0 - runner_up.samples_per_s / model.samples_per_s)
-            for runner_up in (() if faulty else result.runners_up)
+            made_of(SlowerMapping, row, slower_by=1.0 - row.samples_per_s / model.samples_per_s)
+            for row in (() if faulty else result.runners_up)
         ),
         baselines=result.baselines,
         certificate=result.certificate,
@@ -198,7 +195,7 @@ def explain_wafer_result(result: WaferAnswer, ablate: bool = False) -> WaferExpl
 
 
 def _repriced(result: WaferAnswer) -> tuple[Wafer, MappingCost, WaferOptions, tuple[Link, ...]]:
-    """The wafer of a result and its mapping, what the job allows, and dead links."""
+    """Return a result's wafer, evaluated mapping, search options and dead links."""
     job = WaferQuestion.from_dict(result.job)
     name = result.best.wafer.name
     wafer = next((wafer for wafer in load_wafers(job.wafer) if wafer.name == name), None)
@@ -209,8 +206,8 @@ def _repriced(result: WaferAnswer) -> tuple[Wafer, MappingCost, WaferOptions, tu
     recorded_s = result.best.placement.step_time_s
     if abs(evaluation.step_s / recorded_s - 1.0) > SAME:
         raise AtollError(
-            f"the mapping takes {evaluation.step_s:.6g} s here, {recorded_s:.6g} s are on record: the "
-            "wafer's file, the model or atoll has changed; run the search again."
+            f"the mapping takes {evaluation.step_s:.6g} s here, {recorded_s:.6g} s are on record: "
+            "the wafer's file, the model or atoll has changed; run the search again."
         )
     return wafer, evaluation, options_of(job, wafer), broken
 
@@ -218,6 +215,6 @@ def _repriced(result: WaferAnswer) -> tuple[Wafer, MappingCost, WaferOptions, tu
 def _worth(
     wafer: Wafer, evaluation: MappingCost, options: WaferOptions, broken: tuple[Link, ...]
 ) -> tuple[Worth, ...]:
-    """What `explain` in the job would have said."""
+    """Return the rows that `explain` in the job would have computed."""
     rows = (worth(name, wafer, evaluation, rough(options), broken) for name in CHANGES)
     return tuple(row for row in rows if row is not None)

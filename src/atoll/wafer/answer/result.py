@@ -1,4 +1,4 @@
-"""What a search on a wafer returns, under the same keys as a search on clusters."""
+"""Results of a search on a wafer, with the same keys as a search on clusters."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ if TYPE_CHECKING:
 
 
 OPTIONAL = "offload", "host"
-"""Parts of a step that many mappings have nothing of."""
+"""Parts of a step left out if zero."""
 RESULT = "result.json"
 MAPPING = "mapping.json"
 
 
 def running_power_W(wafer: Wafer, evaluation: MappingCost) -> float:
-    """Average over a step, all dies on: static watts always, dynamic ones as far as units are busy,
-    with layers or with embedding and head.
+    """Return the power averaged over a step: static + dynamic x busy share of the dies, where layers,
+    embedding and head count as busy.
     """
     static = wafer.power_parts_W["static"]
     dynamic_peak = wafer.peak_power_W - static
@@ -68,7 +68,7 @@ def running_power_W(wafer: Wafer, evaluation: MappingCost) -> float:
 
 
 def placement_of(evaluation: MappingCost) -> Placement:
-    """The mapping in the words of a placement on devices: a die is a device."""
+    """Return the mapping as a placement on devices, with dies as devices."""
     mapping = evaluation.mapping
     block = mapping.blocks()
     names = [e.kept_name for c in block.chains for e in c.edges if e.kept_name]
@@ -110,7 +110,7 @@ def placement_of(evaluation: MappingCost) -> Placement:
 
 
 def time_parts_s(evaluation: MappingCost) -> dict[str, float]:
-    """The step by cause, as the slowest stage spends it; the rest is waiting."""
+    """Return the slowest stage's step time by cause; the remainder is the pipeline bubble."""
     slowest = max(range(len(evaluation.stages)), key=lambda i: evaluation.stages[i].load_s)
     cost, stage = evaluation.stages[slowest], evaluation.mapping.stages[slowest]
     microbatches = evaluation.mapping.microbatches
@@ -282,7 +282,7 @@ class WaferResult(Pictured[WaferAnswer]):
 
     @cached_property
     def log10_mappings(self) -> float:
-        """Of the number of mappings that the encoding has here, with stages of one shape."""
+        """log10 of the number of mappings with stages of one shape."""
         job, tokens = self.job, self.best.mapping.sequence
         homes = options_of(job, self.wafer).homes
         return log10_mappings(self.wafer, job.model, job.batch, tokens, homes, job.microbatch)
@@ -394,7 +394,7 @@ def baseline_words(baseline: WaferBaseline | None, ours: float) -> str:
 
 
 def wafer_files(result: WaferResult) -> dict[str, str]:
-    """The folder's contents by file name."""
+    """Return the folder's contents by file name."""
     return {
         RESULT: result.answer.to_json(indent=1),
         MAPPING: result.best.mapping.to_json() + "\n",

@@ -1,17 +1,17 @@
-"""A transformer block of `atoll.workload` read as chains of operators between visits of the stream.
+"""Read a transformer block of `atoll.workload` as chains of operators between stream visits.
 
     stream -> norm -> qkv -> attention -> proj -> stream -> norm -> fc1 -> act -> fc2 -> stream
 
-Norms may come before or after the branches, or both; branches may follow each other or run side by
-side; shared experts are a chain of their own; a period of unlike layers is read layer by layer.
-Shapes, products, vector passes and saved tensors are those of the workload: what belongs to no
-operator of the encoding is work on the stream, and what no edge keeps is kept always, so that
-nothing is lost.
+Norms may come before or after the branches, or both; branches may be sequential or parallel;
+shared experts are a separate chain; a period of unlike layers is read layer by layer. Shapes,
+products, vector passes and saved tensors are those of the workload: work of no operator of the
+encoding is work on the stream, and a saved tensor of no edge is always kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -28,7 +28,7 @@ _UNITS = ("qkv", "attention", "proj", "fc1", "act", "fc2", "shared1", "shared_ac
 
 
 class _LayerReader:
-    """Finds the parts of one layer's branches; `prefix` tells the layers of a period apart."""
+    """Reads the branches of one layer; `prefix` names the layer of a period."""
 
     def __init__(self, model: Model, layer: Layer, prefix: str = "") -> None:
         self.model, self.layer, self.prefix = model, layer, prefix
@@ -61,7 +61,9 @@ class _LayerReader:
         return local_passes
 
     def _owner(self, operator: Operator) -> str | None:
-        """Whose backward pass it is: `norm1` of norm1.bwd; None if another layer's."""
+        """Return the forward name of a backward operator (`norm1` of norm1.bwd); None if another
+        layer's.
+        """
         for start in (self.prefix, f"d{self.prefix}"):
             if operator.name.startswith(start):
                 return operator.name.removeprefix(start).rsplit(".", 1)[0]
@@ -77,13 +79,13 @@ class _LayerReader:
         return passes
 
     def stream_passes(self, entries: Sequence[str]) -> list[Pass]:
-        """Forward and backward work on the stream: all that no unit owns and no entry runs."""
-        unit_operators = (*_UNITS, *_WITH_QKV)
+        """Return forward and backward work on the stream: of no unit and no entry."""
+        owned = (*_UNITS, *_WITH_QKV)
         forward = [name for name, op in self.forward.items() if not op.matmuls]
-        passes = self.passes([name for name in forward if name not in unit_operators and name not in entries])
+        passes = self.passes([name for name in forward if name not in (*owned, *entries)])
         for op in self.layer.backward:
             owner = self._owner(op)
-            if not op.matmuls and owner is not None and owner not in unit_operators:
+            if not op.matmuls and owner is not None and owner not in owned:
                 passes += self._local(op, "bs", "c")
         return passes
 
@@ -97,14 +99,14 @@ class _LayerReader:
         return sum(tensors[n].elements for n in op.reads if tensors[n].role is Role.WEIGHT)
 
     def edge(self, name: str, totals: tuple[float, ...], *saved: str) -> Edge:
-        """An edge that stands for the saved tensors given, as far as the layer saves them."""
+        """Return an edge for those of the tensors `saved` that the layer saves."""
         kept = [self.prefix + s for s in saved if self.prefix + s in self.layer.saved]
         return Edge(self.prefix + name, totals, ", ".join(kept))
 
     # -- operators -----------------------------------------------------------------------------
 
     def linear(self, name: str, small_products: Sequence[str] = ()) -> Unit:
-        """A product with a weight; `beside` are small ones on the same input (a router)."""
+        """Return a product with a weight and `small_products` of the same input (a router)."""
         op = self.op(name)
         (product,) = op.matmuls
         sizes = {"b": self.model.microbatch, "s": self.model.sequence}
@@ -137,11 +139,12 @@ class _LayerReader:
 
     def attention(self) -> Unit:
         op = self.op("attention")
-        backward_op = next(operator for operator in self.layer.backward if operator.name == f"{self.prefix}attention.bwd")
+        name = f"{self.prefix}attention.bwd"
+        gradient = next(operator for operator in self.layer.backward if operator.name == name)
         heads = self.layer.tensors[f"{self.prefix}context.lse"].shape[1]
         rows = (("s", "t", ""), ("s", "", "t"))
         back_rows = (("s", "t", ""), ("t", "", "s"), ("s", "t", ""), ("s", "", "t"), ("t", "", "s"))
-        if len(op.matmuls) != len(rows) or len(backward_op.matmuls) != len(back_rows):
+        if len(op.matmuls) != len(rows) or len(gradient.matmuls) != len(back_rows):
             raise AtollError(f"model {self.model.name}: attention of an unexpected form.")
         return Unit(
             name=f"{self.prefix}attention", kind="attention",
@@ -151,11 +154,11 @@ class _LayerReader:
                 Product(p, "bh", *tags) for p, tags in zip(op.matmuls, rows, strict=True)
             ),
             data_gradient=tuple(
-                Product(p, "bh", *tags) for p, tags in zip(backward_op.matmuls, back_rows, strict=True)
+                Product(p, "bh", *tags) for p, tags in zip(gradient.matmuls, back_rows, strict=True)
             ),
             weight_gradient=(),
             forward_passes=tuple(Pass(v, "bhs", "t", 0.0) for v in op.vectors),
-            backward_passes=tuple(Pass(v, "bhs", "t", 0.0) for v in backward_op.vectors),
+            backward_passes=tuple(Pass(v, "bhs", "t", 0.0) for v in gradient.vectors),
             parameters=0, on_chip=True, traffic_bytes=float(self.layer.traffic_bytes(op)),
         )  # fmt: skip
 
@@ -172,21 +175,21 @@ class _LayerReader:
     # -- chains --------------------------------------------------------------------------------
 
     def chains(self, config: BlockForm | ModelConfig) -> list[Chain]:
-        """Attention, then the MLP or the experts, then shared experts."""
+        """Return the chains of attention, of the MLP or the experts, and of shared experts."""
         stream = self.bytes("proj")
-        entries = self._entries(config)
+        attention_entry, mlp_entry = self._entries(config)
         chains = [
-            self._attention_chain(stream, entries[0], "" if config.post_norm else "norm1"),
-            self._mlp_chain(stream, entries[1]),
+            self._attention_chain(stream, attention_entry, "" if config.post_norm else "norm1"),
+            self._mlp_chain(stream, mlp_entry),
         ]
         if self.has("shared1"):
             chains.append(self._shared_chain(stream))
-        stream_passes = self.stream_passes([*entries[0], *entries[1]])
-        chains[1] = Chain(chains[1].units, chains[1].edges, chains[1].entry_passes, tuple(stream_passes))
+        passes = self.stream_passes([*attention_entry, *mlp_entry])
+        chains[1] = replace(chains[1], stream_passes=tuple(passes))
         return chains
 
     def _entries(self, config: BlockForm | ModelConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """What runs on the stream before the first operator of each branch."""
+        """Return the operators on the stream before attention, and before the MLP."""
         if config.post_norm:
             return (), ("norm1",)
         if config.parallel and not self.has("norm2"):
@@ -211,7 +214,7 @@ class _LayerReader:
     def _mlp_chain(self, stream: float, entry: tuple[str, ...]) -> Chain:
         experts = self.has("dispatch")
         read = self.op("fc1").reads[0].removeprefix(self.prefix)
-        keeps_input = read in ("sent", *entry)  # else another branch's edge keeps what this one reads
+        keeps_input = read in ("sent", *entry)  # else another branch's edge keeps it
         first = self.linear("fc1", ("router",))
         output = "fc2" if experts else "y"
         return Chain(
@@ -250,17 +253,17 @@ def _kept_always(layer: Layer, chains: Sequence[Chain]) -> float:
 
 
 def _prefixes(layer: Layer) -> list[str]:
-    """Where a period of unlike layers is one block, the names of each begin alike."""
+    """Return the name prefix of each layer of a block (a period of unlike layers)."""
     return [op.name.removesuffix("qkv") for op in layer.forward if op.name.endswith("qkv")]
 
 
 def make_block(model: str | ModelConfig, microbatch: int, sequence: int | None = None) -> Block:
-    """The block of a zoo model (or configuration, in a file or in hand) at one microbatch."""
+    """Return the block of a zoo model, configuration file or configuration at a microbatch."""
     return _block(model, _age(model), microbatch, sequence)
 
 
 def _age(model: str | ModelConfig) -> tuple[int, int] | None:
-    """Tells an edited configuration file from what was read of it before."""
+    """Return time and size of a configuration file, which change when it is edited."""
     if isinstance(model, ModelConfig):
         return None
     try:
@@ -279,8 +282,7 @@ def _block(source: str | ModelConfig, age: object, microbatch: int, sequence: in
         _check_form(model, config)
     workload = prepare(config, microbatch, sequence, fusion="none")
     repeats = [repeat for _, repeat in workload.layers]
-    block_index = max(range(len(repeats)), key=lambda i: (repeats[i], len(workload.layers[i][0].forward)))
-    layer, layers = workload.layers[block_index]
+    layer, layers = max(workload.layers, key=lambda pair: (pair[1], len(pair[0].forward)))
     ends = 2 if isinstance(config, StoredModel) else 3  # embedding, head; built ones' loss
     if sum(repeats) - layers > ends:
         raise AtollError(
@@ -295,7 +297,9 @@ def _block(source: str | ModelConfig, age: object, microbatch: int, sequence: in
         form, head_layer, loss = config, named["head"], named["loss"]
         loss_bytes = float(sum(loss.tensors[n].bytes for n in loss.saved))
     chains = tuple(
-        chain for prefix in _prefixes(layer) for chain in _LayerReader(workload, layer, prefix).chains(form)
+        chain
+        for prefix in _prefixes(layer)
+        for chain in _LayerReader(workload, layer, prefix).chains(form)
     )
     head_reader = _LayerReader(workload, head_layer)
     head_products = [n for n, op in head_reader.forward.items() if op.matmuls and n != "logits"]
@@ -316,7 +320,7 @@ def _block(source: str | ModelConfig, age: object, microbatch: int, sequence: in
 
 
 def _check_form(model: str, config: ModelConfig) -> None:
-    unsupported = [
+    forms = [
         feature
         for feature, present in (
             ("latent attention", bool(config.latent_kv)),
@@ -326,8 +330,8 @@ def _check_form(model: str, config: ModelConfig) -> None:
         )
         if present
     ]
-    if unsupported:
+    if forms:
         raise AtollError(
-            f"model {model}: its blocks have {unsupported[0]}; a wafer maps transformer blocks of plain "
+            f"model {model}: its blocks have {forms[0]}; a wafer maps transformer blocks of plain "
             "attention and an MLP or experts (GPT, BERT, Llama, Mixtral and like families)."
         )

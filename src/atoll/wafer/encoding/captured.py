@@ -1,7 +1,7 @@
-"""A captured block in the words of built ones, so that the same reader takes both.
+"""Rename a captured block like a built one, so that the same reader takes both.
 
-A capture names its operators after the module's parts. What they are is seen in the graph: the
-products that attention reads, the one that reads attention, and of the others the one that reads
+A capture names its operators after the module's parts. The graph identifies them: the products
+that attention reads, the one that reads attention, and of the two MLP products the one that reads
 the other through the activation. Products of one tensor are joined first, as kernels run them.
 """
 
@@ -19,14 +19,14 @@ from atoll.workload.joint import joined
 
 @dataclass(frozen=True)
 class BlockForm:
-    """How norms and branches of a block follow each other."""
+    """Order of norms and branches of a block."""
 
     post_norm: bool
     parallel: bool
 
 
 class _OperatorGraph:
-    """The operators of a pass, and who comes before whom."""
+    """The operators of a pass and their predecessors."""
 
     def __init__(self, operators: Sequence[Operator]) -> None:
         self.operators = operators
@@ -35,11 +35,10 @@ class _OperatorGraph:
             self._before.append(reduce(set.union, (self._before[i] for i in before), set(before)))
 
     def leads(self, first: Operator, second: Operator) -> bool:
-        positions = self.operators.index(first), self.operators.index(second)
-        return positions[0] in self._before[positions[1]]
+        return self.operators.index(first) in self._before[self.operators.index(second)]
 
     def between(self, first: Operator | None, last: Operator) -> list[Operator]:
-        """Vector work on the way from one operator (or the layer's input) to another."""
+        """Return the vector operators between an operator (or the layer's input) and another."""
         return [
             op
             for op in self.operators
@@ -48,7 +47,7 @@ class _OperatorGraph:
 
 
 def as_built(layer: Layer, model: str) -> tuple[Layer, BlockForm]:
-    """The block with the names of a built one, and its form."""
+    """Return the block with the names of a built one, and its form."""
     layer = _weights_last(joined(layer))
     forward, backward = _OperatorGraph(layer.forward), _OperatorGraph(layer.backward)
 
@@ -66,14 +65,15 @@ def as_built(layer: Layer, model: str) -> tuple[Layer, BlockForm]:
     qkv = only(op for op in linear if forward.leads(op, attention))
     after = [op for op in linear if forward.leads(attention, op)]
     proj = only(op for op in after if not any(forward.leads(earlier, op) for earlier in after))
-    mlp_products = [op for op in linear if op not in (qkv, proj)]
-    fc2 = only(op for op in mlp_products if any(forward.leads(earlier, op) for earlier in mlp_products))
-    fc1 = only(op for op in mlp_products if op is not fc2)
+    mlp = [op for op in linear if op not in (qkv, proj)]
+    fc2 = only(op for op in mlp if any(forward.leads(earlier, op) for earlier in mlp))
+    fc1 = only(op for op in mlp if op is not fc2)
     attention_backward = only(op for op in layer.backward if op.kind == "attention_bwd")
 
     def data_pass(op: Operator) -> Operator:
         weights = {n for n in op.reads if layer.tensors[n].role is Role.WEIGHT}
-        return only(b for b in layer.backward if b.kind == "linear_dgrad" and weights & set(b.reads))
+        gradients = (b for b in layer.backward if b.kind == "linear_dgrad")
+        return only(b for b in gradients if weights & set(b.reads))
 
     parts = {"qkv": [qkv], "attention": [attention], "proj": [proj], "fc1": [fc1], "fc2": [fc2]}
     parts["rotary"] = forward.between(qkv, attention)
@@ -109,7 +109,7 @@ def as_built(layer: Layer, model: str) -> tuple[Layer, BlockForm]:
 
 
 def _weights_last(layer: Layer) -> Layer:
-    """Operators that read what they work on before their weights and biases."""
+    """Sort the reads of forward operators: weights and biases last."""
 
     def is_weight(name: str) -> bool:
         return layer.tensors[name].role is Role.WEIGHT
@@ -122,38 +122,40 @@ def _renamed(
     layer: Layer, parts: dict[str, list[Operator]], backward_parts: dict[str, list[Operator]],
     names: dict[str, str],
 ) -> Layer:  # fmt: skip
-    """Operators of one part as one; tensors that become one as wide as all of them."""
+    """Merge the operators of each part, and the tensors of each name (widths added)."""
 
     def tensors(tensor_names: Iterable[str]) -> tuple[str, ...]:
         return once(names.get(n, n) for n in tensor_names)
 
-    def operators(pass_operators: Sequence[Operator], parts: dict[str, list[Operator]]) -> list[Operator]:
-        part_names = {op.name: name for name, ops in parts.items() for op in ops}
+    def operators(ops: Sequence[Operator], parts: dict[str, list[Operator]]) -> list[Operator]:
+        part_names = {op.name: name for name, members in parts.items() for op in members}
         merged: dict[str, Operator] = {}
-        for op in pass_operators:
+        for op in ops:
             name = part_names.get(op.name, op.name)
             earlier = merged.pop(name, None)
             renamed = replace(op, name=name, reads=tensors(op.reads), writes=tensors(op.writes))
             merged[name] = renamed if earlier is None else replace(
                 renamed, reads=once((*earlier.reads, *renamed.reads)),
-                writes=once((*earlier.writes, *renamed.writes)), vectors=(*earlier.vectors, *renamed.vectors),
+                writes=once((*earlier.writes, *renamed.writes)),
+                vectors=(*earlier.vectors, *renamed.vectors),
             )  # fmt: skip
         return list(merged.values())
 
-    renamed_tensors = dict(layer.tensors)
-    for tensor_name in dict.fromkeys(names.values()):
-        sources = [layer.tensors[n] for n, name in names.items() if name == tensor_name]
-        width = sum(t.shape[-1] for t in sources)
-        renamed_tensors[tensor_name] = replace(sources[0], name=tensor_name, shape=(*sources[0].shape[:-1], width))
+    all_tensors = dict(layer.tensors)
+    for name in dict.fromkeys(names.values()):
+        sources = [layer.tensors[old] for old, new in names.items() if new == name]
+        width = sum(tensor.shape[-1] for tensor in sources)
+        shape = *sources[0].shape[:-1], width
+        all_tensors[name] = replace(sources[0], name=name, shape=shape)
     return replace(
-        layer, tensors=renamed_tensors, forward=tuple(operators(layer.forward, parts)),
+        layer, tensors=all_tensors, forward=tuple(operators(layer.forward, parts)),
         backward=tuple(operators(layer.backward, backward_parts)),
     )  # fmt: skip
 
 
 def head_as_built(layer: Layer, model: str) -> tuple[Layer, float]:
-    """The last layer with its product with the vocabulary named `logits`; bytes that the loss
-    keeps beside them.
+    """Return the last layer with its vocabulary product named `logits`, and the other bytes that
+    the loss saves.
     """
     products = [op for op in layer.forward if op.kind == "linear"]
     if len(products) != 1:

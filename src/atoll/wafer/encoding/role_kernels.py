@@ -1,4 +1,4 @@
-"""What a digit does to a tensor, as numbers: kernels know them, so that an edit compiles anew."""
+"""Roles of a digit for a tensor, as constants of kernels (an edit recompiles them)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many mappings the encoding has, of those whose stages all have one shape."""
+"""Count the mappings of the encoding whose stages have one shape."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from atoll.wafer.encoding.genes import FATES, SCHEDULES
 
 
 def code_count(sizes: dict[str, int], dies: int) -> int:
-    """Codes of an operator on so many dies: ways to give every digit a tag. Digits are primes, so
-    that shapes and digit systems of as many dies have as many codes.
+    """Count the codes of an operator on `dies` dies: assignments of tags to digits. Digits are
+    primes, so that the count does not depend on shape or digit system.
     """
-    # A dimension of more elements than dies is as good as one of as many.
+    # A dimension larger than the number of dies counts like one of that size.
     bounded_sizes = {
         tag: gcd(size, dies) if tag == "b" else min(size, dies) for tag, size in sizes.items()
     }
@@ -41,9 +41,8 @@ def _codes(sizes: tuple[tuple[str, int], ...], dies: int) -> int:
 
 
 def _blocks(block: Block, dies: int, homes: int) -> tuple[int, int, int]:
-    """Variables of one stage: layout of the stream; codes of all passes, home and collectives' way
-    of every operator. Times what happens to every saved tensor: without an offload target, with
-    one.
+    """Count the values of one stage's variables (stream layout; codes of all passes, home and
+    collectives of every operator), and the fates of all saved tensors without and with a helper.
     """
     count: int = code_count(block.stream_sizes, dies) * (2 * len(ALGORITHMS)) ** len(block.units)
     for unit in block.units:
@@ -57,7 +56,7 @@ def log10_mappings(
     wafer: Wafer, model: str, batch: int, sequence: int, homes: Sequence[str],
     microbatches: Sequence[int],
 ) -> float:  # fmt: skip
-    """The decimal logarithm of the number of mappings with stages of one shape along the snake."""
+    """Return log10 of the number of mappings with stages of one shape along the snake."""
     total = 0
     for microbatch in (b for b in microbatches if b <= batch):
         block = make_block(model, microbatch, sequence)

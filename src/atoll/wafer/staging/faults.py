@@ -1,8 +1,8 @@
-"""Wafers with dead dies and dead links: mapping around them, and what is left of the throughput.
+"""Wafers with dead dies and links: mapping around faults, and the remaining throughput.
 
-Dead dies take their links with them; dies that are cut off from most others are left out too. The
-working dies are cut into rectangles (`tiling.py`), stages get layers in proportion to what they can
-do, and transfers are routed around what is dead.
+A dead die disables its links; dies cut off from most others are unusable too. The working dies are
+cut into rectangles (`tiling.py`), stages get layers in proportion to their speed, and transfers are
+routed around faults.
 """
 
 from __future__ import annotations
@@ -25,18 +25,20 @@ MOST_PIECES = 8
 
 @dataclass(frozen=True)
 class Faults:
+    """Dead dies and dead links of a wafer."""
+
     dies: tuple[Die, ...] = ()
     links: tuple[Link, ...] = ()
 
     def all_links(self, wafer: Wafer) -> list[Link]:
-        """Dead links and every link of a dead die."""
+        """Return dead links and every link of a dead die."""
         links = list(self.links)
         for x, y in self.dies:
             links += [((x, y), neighbour) for neighbour in wafer.mesh.neighbours((x, y))]
         return links
 
     def unusable(self, wafer: Wafer) -> tuple[Die, ...]:
-        """Dead dies, and those that no working link joins to the largest part of the others."""
+        """Return dead dies and dies not connected to the largest group of working dies."""
         broken = both_ways(self.all_links(wafer))
         working = {*Rectangle(0, 0, wafer.columns, wafer.rows).dies()} - {*self.dies}
         unvisited, largest = sorted(working), list[Die]()
@@ -44,14 +46,15 @@ class Faults:
             component = [unvisited[0]]
             for current in component:
                 neighbours = (die for die in wafer.mesh.neighbours(current) if die in working)
-                component += [die for die in neighbours if die not in component and (current, die) not in broken]
+                joined = (die for die in neighbours if (current, die) not in broken)
+                component += [die for die in joined if die not in component]
             unvisited = [die for die in unvisited if die not in component]
             largest = max(largest, component, key=len)
         return (*self.dies, *sorted(working - {*largest}))
 
 
 def sample_faults(wafer: Wafer, dead_share: float, random: np.random.Generator) -> Faults:
-    """Every die dead with the same chance, independent of the others."""
+    """Draw dead dies independently with equal probability."""
     dead = random.random((wafer.rows, wafer.columns)) < dead_share
     return Faults(tuple((int(x), int(y)) for y, x in np.argwhere(dead)))
 
@@ -59,9 +62,9 @@ def sample_faults(wafer: Wafer, dead_share: float, random: np.random.Generator) 
 def map_around(
     planner: Planner, faults: Faults, microbatches: Sequence[int], most_pieces: int = MOST_PIECES
 ) -> MappingCost | None:
-    """The best mapping found that leaves the dead out; None if nothing fits.
+    """Find the best mapping that avoids faults; None if nothing fits.
 
-    Microbatches are tried in their order until two bring nothing: large ones have many codes.
+    Microbatches are tried in order until two in a row gain nothing: large ones have many codes.
     """
     wafer = planner.wafer
     broken, dead = faults.all_links(wafer), faults.unusable(wafer)
@@ -89,7 +92,7 @@ def map_around(
 
 
 def unharmed(wafer: Wafer, healthy: MappingCost, faults: Faults) -> MappingCost | None:
-    """The mapping of the whole wafer, where none of its stages has anything dead inside."""
+    """Evaluate the healthy wafer's mapping; None if a fault lies inside a stage."""
     inside = [{*stage.rectangle.dies()} for stage in healthy.mapping.stages]
     dead = {*faults.unusable(wafer)}
     if any(dead & dies or any({*link} <= dies for link in faults.links) for dies in inside):
@@ -101,7 +104,7 @@ def degraded(
     wafer: Wafer, healthy: MappingCost, dead_share: float, samples: int, seed: int,
     around: Callable[[Faults], MappingCost | None],
 ) -> FaultsAnswer:  # fmt: skip
-    """Throughput over sampled wafers, as shares of the healthy one's; `around` maps on one."""
+    """Sample faulty wafers: throughput as shares of the healthy one's; `around` maps on one."""
     random = np.random.default_rng(seed)
     shares: list[float] = []
     rows = []

@@ -275,70 +275,70 @@ class Planner:
         Gives up once the step is sure to take `stop_s` or longer. Stages help each other with
         memory where that makes the step shorter.
         """
-        pipeline = StagePipeline(tuple(rectangles), microbatch, schedule)
-        base = self.plan_once(pipeline, dead_links, stop_s)
-        if not self.options.offload or not self._memory_bound(pipeline, stop_s):
+        pipe = StagePipeline(tuple(rectangles), microbatch, schedule)
+        base = self.plan_once(pipe, dead_links, stop_s)
+        if not self.options.offload or not self._memory_bound(pipe, stop_s):
             return base
-        return plan_with_helpers(self, pipeline, dead_links, stop_s, base)
+        return plan_with_helpers(self, pipe, dead_links, stop_s, base)
 
-    def _block(self, pipeline: StagePipeline) -> Block:
-        return make_block(self.model, pipeline.microbatch, self.sequence)
+    def _block(self, pipe: StagePipeline) -> Block:
+        return make_block(self.model, pipe.microbatch, self.sequence)
 
-    def _memory_bound(self, pipeline: StagePipeline, stop_s: float) -> bool:
+    def _memory_bound(self, pipe: StagePipeline, stop_s: float) -> bool:
         """Whether memory slows a stage down, and the step could be short enough if it did not."""
-        layers = self._block(pipeline).layers
-        if not 1 < len(pipeline.rectangles) <= layers:
+        layers = self._block(pipe).layers
+        if not 1 < len(pipe.rectangles) <= layers:
             return False
-        unlimited_s = [self.fastest_s(r.width, r.height, pipeline.microbatch) for r in pipeline.rectangles]
-        if self.rounds(pipeline.microbatch) * layers / sum(1.0 / s for s in unlimited_s) >= stop_s:
+        unlimited_s = [self.fastest_s(r.width, r.height, pipe.microbatch) for r in pipe.rectangles]
+        if self.rounds(pipe.microbatch) * layers / sum(1.0 / s for s in unlimited_s) >= stop_s:
             return False
         return any(
             choice is None or choice.solved.cost.time_s > fastest * (1.0 + MEMORY_SLOWDOWN)
-            for (_, choice), fastest in zip(self._blocks_by_size(pipeline), unlimited_s, strict=True)
+            for (_, choice), fastest in zip(self._blocks_by_size(pipe), unlimited_s, strict=True)
         )
 
-    def _blocks_by_size(self, pipeline: StagePipeline) -> list[tuple[int, _StageBlock | None]]:
+    def _blocks_by_size(self, pipe: StagePipeline) -> list[tuple[int, _StageBlock | None]]:
         """Layers by size of the rectangles, and the best block of every stage then."""
-        layers, total = self._block(pipeline).layers, sum(r.size for r in pipeline.rectangles)
-        counts = [max(1, layers * r.size // total) for r in pipeline.rectangles]
-        return [(n, self._stage(pipeline, stage, n)) for stage, n in enumerate(counts)]
+        layers, total = self._block(pipe).layers, sum(r.size for r in pipe.rectangles)
+        counts = [max(1, layers * r.size // total) for r in pipe.rectangles]
+        return [(n, self._stage(pipe, stage, n)) for stage, n in enumerate(counts)]
 
-    def spare_shares(self, pipeline: StagePipeline) -> list[float]:
+    def spare_shares(self, pipe: StagePipeline) -> list[float]:
         """The part of its memory that each stage could lend; none if it does not fit itself."""
         shares = []
-        for stage, (layers, choice) in enumerate(self._blocks_by_size(pipeline)):
+        for stage, (layers, choice) in enumerate(self._blocks_by_size(pipe)):
             used_bytes = self.wafer.memory_bytes
             if choice is not None:
-                in_flight, late_bytes = self._peak_demand(pipeline, stage)
+                in_flight, late_bytes = self._peak_demand(pipe, stage)
                 used_bytes = choice.solved.cost.memory_bytes(layers, in_flight) + layers * late_bytes
-                used_bytes += self._end_bytes(pipeline, stage, choice.external)[0]
+                used_bytes += self._end_bytes(pipe, stage, choice.external)[0]
             shares.append(1.0 - used_bytes / self.wafer.memory_bytes)
         return shares
 
     def plan_once(
-        self, pipeline: StagePipeline, dead_links: Sequence[Link], stop_s: float
+        self, pipe: StagePipeline, dead_links: Sequence[Link], stop_s: float
     ) -> WaferMapping | None:
         """`plan` with the helpers of the line, or none."""
-        block, count = self._block(pipeline), len(pipeline.rectangles)
+        block, count = self._block(pipe), len(pipe.rectangles)
         if count > block.layers:
             return None
-        rounds = self.rounds(pipeline.microbatch)
-        crossings = boundaries(self.wafer.mesh, pipeline.rectangles, block.stream_bytes, dead_links)
-        few, most = (pipeline.proportional_layers(block.layers, share) for share in (FEW_SHARE, MOST_SHARE))
+        rounds = self.rounds(pipe.microbatch)
+        crossings = boundaries(self.wafer.mesh, pipe.rectangles, block.stream_bytes, dead_links)
+        few, most = (pipe.proportional_layers(block.layers, share) for share in (FEW_SHARE, MOST_SHARE))
         # Where ends weigh as much as layers, or memory is short, a stage may have the fewest.
         single_layers = (1,) * count
 
         def load(stage: int, layers: int) -> float:
             most_s = stop_s / rounds - 2 * crossings.into_s[stage]
-            choice = self._stage(pipeline, stage, layers, most_s / layers)
+            choice = self._stage(pipe, stage, layers, most_s / layers)
             if choice is None:
                 return INFINITY
-            ends = self._ends(pipeline, stage, layers, choice)[0]
+            ends = self._ends(pipe, stage, layers, choice)[0]
             return layers * choice.solved.cost.time_s + ends.time_s + 2 * crossings.into_s[stage]
 
         if count == 1:
             fits = rounds * load(0, block.layers) < stop_s
-            return self._mapping(pipeline, [block.layers]) if fits else None
+            return self._mapping(pipe, [block.layers]) if fits else None
 
         def largest(counts: Sequence[int]) -> float:
             return max(map(load, range(count), counts))
@@ -350,7 +350,7 @@ class Planner:
         # is handed out, some stage carries at least its share.
         rates = 0.0
         for number in range(count):
-            choice = self._stage(pipeline, number, start_layers[number])
+            choice = self._stage(pipe, number, start_layers[number])
             assert choice is not None
             rates += 1.0 / (choice.solved.cost.time_s * (1.0 - self.tolerance))
         if rounds * block.layers / rates >= stop_s:
@@ -375,17 +375,17 @@ class Planner:
             # One by one, all layers that were taken as given would have been handed out as well.
             if start_s <= largest_s:
                 break
-        return self._mapping(pipeline, counts)
+        return self._mapping(pipe, counts)
 
     def _stage(
-        self, pipeline: StagePipeline, stage: int, layers: int, cap_s: float = INFINITY
+        self, pipe: StagePipeline, stage: int, layers: int, cap_s: float = INFINITY
     ) -> _StageBlock | None:
         """The best block of a stage, over all places of its weights."""
         load_s = {
             choice: layers * choice.solved.cost.time_s
-            + self._ends(pipeline, stage, layers, choice)[0].time_s
+            + self._ends(pipe, stage, layers, choice)[0].time_s
             for homes in self._placement_groups()
-            for choice in self._stage_blocks(pipeline, stage, layers, cap_s, homes)
+            for choice in self._stage_blocks(pipe, stage, layers, cap_s, homes)
         }
         return min(load_s, key=load_s.__getitem__, default=None)
 
@@ -398,17 +398,17 @@ class Planner:
         return (inside, homes, (EXTERNAL,)) if inside and inside != homes else (homes,)
 
     def _stage_blocks(
-        self, pipeline: StagePipeline, stage: int, layers: int, cap_s: float, homes: tuple[str, ...]
+        self, pipe: StagePipeline, stage: int, layers: int, cap_s: float, homes: tuple[str, ...]
     ) -> Iterator[_StageBlock]:
-        r, helpers, external = pipeline.rectangles[stage], pipeline.helpers, EXTERNAL in homes
-        in_flight = self._peak_demand(pipeline, stage)[0]
-        limit = self._free_bytes(pipeline, stage, layers, external)
+        r, helpers, external = pipe.rectangles[stage], pipe.helpers, EXTERNAL in homes
+        in_flight = self._peak_demand(pipe, stage)[0]
+        limit = self._free_bytes(pipe, stage, layers, external)
         away, offload_bytes = None, 0.0
         if helpers is not None:
-            away, offload_bytes = helpers.paths[stage], helpers.offload_limit_bytes(stage, pipeline.rectangles)
-        stage_key = (r.width, r.height), pipeline.microbatch, layers, in_flight
-        unpressed_s = self.fastest_s(r.width, r.height, pipeline.microbatch) * (1.0 + MEMORY_SLOWDOWN)
-        for end_bytes in self._end_bytes(pipeline, stage, external):
+            away, offload_bytes = helpers.paths[stage], helpers.offload_limit_bytes(stage, pipe.rectangles)
+        stage_key = (r.width, r.height), pipe.microbatch, layers, in_flight
+        unpressed_s = self.fastest_s(r.width, r.height, pipe.microbatch) * (1.0 + MEMORY_SLOWDOWN)
+        for end_bytes in self._end_bytes(pipe, stage, external):
             choice = self.block(*stage_key, limit - end_bytes, away, offload_bytes, cap_s, homes)
             # One that streams nothing has its ends on the wafer: it is found without `EXTERNAL`.
             if choice is not None and choice.external == external:
@@ -416,83 +416,83 @@ class Planner:
             if choice is not None and choice.solved.cost.time_s <= unpressed_s:
                 return
 
-    def _free_bytes(self, pipeline: StagePipeline, stage: int, layers: int, external: bool) -> float:
+    def _free_bytes(self, pipe: StagePipeline, stage: int, layers: int, external: bool) -> float:
         """Memory for a stage's layers and ends."""
-        free_bytes = self.wafer.memory_bytes - layers * self._peak_demand(pipeline, stage)[1]
+        free_bytes = self.wafer.memory_bytes - layers * self._peak_demand(pipe, stage)[1]
         if external:
-            dies = pipeline.rectangles[stage].size
-            free_bytes -= streamed_bytes(self._block(pipeline), self.options.states, dies)
-        return free_bytes - (pipeline.helpers.reserved_bytes[stage] if pipeline.helpers is not None else 0.0)
+            dies = pipe.rectangles[stage].size
+            free_bytes -= streamed_bytes(self._block(pipe), self.options.states, dies)
+        return free_bytes - (pipe.helpers.reserved_bytes[stage] if pipe.helpers is not None else 0.0)
 
-    def _peak_demand(self, pipeline: StagePipeline, stage: int) -> tuple[int, float]:
+    def _peak_demand(self, pipe: StagePipeline, stage: int) -> tuple[int, float]:
         """Microbatches whose activations a stage holds where it needs most, and bytes of a layer
         for weight passes that are put off then: tensors between its operators, cut over all dies.
         """
-        position = pipeline.schedule, len(pipeline.rectangles), stage, self.rounds(pipeline.microbatch)
+        position = pipe.schedule, len(pipe.rectangles), stage, self.rounds(pipe.microbatch)
         most, delayed_passes = max((peak for peak in peaks(*position) if peak[0]), key=lambda peak: peak[1])
-        return int(most), delayed_passes * delayed_bytes(self._block(pipeline), pipeline.rectangles[stage].size)
+        return int(most), delayed_passes * delayed_bytes(self._block(pipe), pipe.rectangles[stage].size)
 
-    def _end_bytes(self, pipeline: StagePipeline, stage: int, external: bool) -> tuple[float, ...]:
+    def _end_bytes(self, pipe: StagePipeline, stage: int, external: bool) -> tuple[float, ...]:
         """What embedding or head will take, before the stream's layout is known: the most, and the
         least, where the head's vocabulary is cut on all digits.
         """
-        r = pipeline.rectangles[stage]
-        if not any(pipeline.ends(stage)):
+        r = pipe.rectangles[stage]
+        if not any(pipe.ends(stage)):
             return (0.0,)
-        exacts = self.exacts(r.width, r.height, pipeline.microbatch)
+        exacts = self.exacts(r.width, r.height, pipe.microbatch)
         if not exacts:
             return (0.0,)
-        block, (digits, exact) = self._block(pipeline), exacts[0]
+        block, (digits, exact) = self._block(pipe), exacts[0]
         stream = exact.tables.stream.codes[0]
-        setting = self.setting(pipeline.microbatch)
+        setting = self.setting(pipe.microbatch)
         codes = head_codes(block, digits, stream)
         ends_bytes = [
-            ends_cost(block, digits, setting, stream, code, *pipeline.ends(stage), external).bytes
+            ends_cost(block, digits, setting, stream, code, *pipe.ends(stage), external).bytes
             for code in (codes[0], codes[-1])
         ]
         return (ends_bytes[0],) if ends_bytes[0] >= ends_bytes[1] else (ends_bytes[1], ends_bytes[0])
 
-    def _ends(self, pipeline: StagePipeline, stage: int, layers: int, choice: _StageBlock) -> tuple[EndsCost, str, bool]:
+    def _ends(self, pipe: StagePipeline, stage: int, layers: int, choice: _StageBlock) -> tuple[EndsCost, str, bool]:
         """Embedding or head, the fastest that fit beside the layers: what they cost, the head's
         code, and whether its collectives run beside it.
         """
-        block, genes, cost = self._block(pipeline), choice.solved.mapping, choice.solved.cost
-        in_flight = self._peak_demand(pipeline, stage)[0]
-        free_bytes = self._free_bytes(pipeline, stage, layers, choice.external)
+        block, genes, cost = self._block(pipe), choice.solved.mapping, choice.solved.cost
+        in_flight = self._peak_demand(pipe, stage)[0]
+        free_bytes = self._free_bytes(pipe, stage, layers, choice.external)
         free_bytes -= cost.memory_bytes(layers, in_flight) + choice.buffer_bytes
         modes = (True, False) if self.options.streaming else (False,)
         options = ends_by_time(
-            block, choice.digits, self.setting(pipeline.microbatch), genes.stream, pipeline.ends(stage),
+            block, choice.digits, self.setting(pipe.microbatch), genes.stream, pipe.ends(stage),
             choice.external, modes,
         )  # fmt: skip
         return next((option for option in options if option[0].bytes <= free_bytes), options[0])
 
-    def _mapping(self, pipeline: StagePipeline, counts: Sequence[int]) -> WaferMapping:
+    def _mapping(self, pipe: StagePipeline, counts: Sequence[int]) -> WaferMapping:
         stages = []
         streaming = self.options.streaming
-        for number, (rectangle, layers) in enumerate(zip(pipeline.rectangles, counts, strict=True)):
-            choice = self._stage(pipeline, number, layers)
+        for number, (rectangle, layers) in enumerate(zip(pipe.rectangles, counts, strict=True)):
+            choice = self._stage(pipe, number, layers)
             assert choice is not None
-            _, head, streaming = self._ends(pipeline, number, layers, choice)
+            _, head, streaming = self._ends(pipe, number, layers, choice)
             genes = choice.solved.mapping
             # The mapping's way is the head's: operators name their own.
             collective = (self.options.streaming, self.options.algorithm)
             genes = replace(genes, collectives=genes.collectives or (collective,) * len(genes.codes))
-            helper = pipeline.helpers.stages[number] if pipeline.helpers and OFFLOAD in genes.keep else None
+            helper = pipe.helpers.stages[number] if pipe.helpers and OFFLOAD in genes.keep else None
             stages.append(StageMapping(rectangle, choice.digits, layers, genes, head, helper))
         return WaferMapping(
-            self.model, self.batch, pipeline.microbatch, self.sequence, tuple(stages),
-            streaming, self.options.algorithm, pipeline.schedule, self.options.states.name,
+            self.model, self.batch, pipe.microbatch, self.sequence, tuple(stages),
+            streaming, self.options.algorithm, pipe.schedule, self.options.states.name,
         )  # fmt: skip
 
 
 def plan_with_helpers(
-    planner: Planner, pipeline: StagePipeline, dead_links: Sequence[Link], stop_s: float,
+    planner: Planner, pipe: StagePipeline, dead_links: Sequence[Link], stop_s: float,
     base: WaferMapping | None,
 ) -> WaferMapping | None:  # fmt: skip
     """The fastest of `base` and the mappings with each pairing and share of memory set aside."""
-    best, rectangles = base, pipeline.rectangles
-    spare = planner.spare_shares(pipeline)
+    best, rectangles = base, pipe.rectangles
+    spare = planner.spare_shares(pipe)
     if base is not None:
         stop_s = min(stop_s, evaluate(planner.wafer, base, dead_links).step_s)
     for helper_stages in pairings(len(rectangles)):
@@ -504,8 +504,8 @@ def plan_with_helpers(
                 break
             lent_bytes = share * planner.wafer.memory_bytes
             reserved = tuple(lent_bytes if stage in helper_stages else 0.0 for stage in range(len(rectangles)))
-            helped_pipeline = pipeline._replace(helpers=Helpers(helper_stages, paths, reserved))
-            mapping = planner.plan_once(helped_pipeline, dead_links, stop_s)
+            helped_pipe = pipe._replace(helpers=Helpers(helper_stages, paths, reserved))
+            mapping = planner.plan_once(helped_pipe, dead_links, stop_s)
             if mapping is None:
                 continue
             evaluation = evaluate(planner.wafer, mapping, dead_links)

@@ -1,14 +1,13 @@
-"""Rectangles on the grid: a wafer with dead dies cut into them, or given sizes laid on it.
+"""Rectangles on the grid: tile a wafer with dead dies, or pack stages of given sizes.
 
-A guillotine tiling cuts the grid in two, again and again. For every sub-rectangle and every number
+A guillotine tiling cuts the grid in two recursively. For every sub-rectangle and every number
 of pieces, dynamic programming finds the cut that covers the most working dies; a rectangle counts
 only if all of its dies and inner links work. Among equal covers the pieces nearest in size win, for
 a pipeline is as slow as its worst stage.
 
-Packing lays stages of different sizes: the first free die in reading order is the corner of the
-next rectangle, or stays idle where dies may. Depth first, larger rectangles first, squarer ones
-before longer ones; given up after so many tries, so that an answer is an answer and no answer is
-not a proof.
+Packing places stages of different sizes depth first: the first free die in reading order is the
+corner of the next rectangle (larger first, then squarer), or stays idle if dies are spare. It gives
+up after `MOST_TRIES`: no packing found is no proof that there is none.
 """
 
 from __future__ import annotations
@@ -16,11 +15,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
+from typing import NamedTuple
 
 from atoll.fabric.mesh import Die, Link, Rectangle
 
 MOST_TRIES = 4_000
-Tiling = tuple[int, int, tuple[Rectangle, ...]]  # dies covered, minus the sum of squared sizes, pieces
+
+
+class Tiling(NamedTuple):
+    covered_dies: int
+    evenness: int
+    """Minus the sum of squared sizes."""
+    pieces: tuple[Rectangle, ...]
 
 
 def guillotine(
@@ -30,7 +36,7 @@ def guillotine(
     dead: Sequence[Die] = (),
     dead_links: Sequence[Link] = (),
 ) -> tuple[Rectangle, ...]:
-    """At most `pieces` rectangles that cover as many working dies as they can, in reading order."""
+    """Return at most `pieces` rectangles that cover the most working dies, in reading order."""
     broken = set(dead)
     links = {frozenset(link) for link in dead_links}
 
@@ -43,11 +49,11 @@ def guillotine(
     @cache
     def best(x: int, y: int, width: int, height: int, count: int) -> Tiling:
         if count == 0:
-            return (0, 0, ())
+            return Tiling(0, 0, ())
         size = width * height
-        best_cut: Tiling = (0, 0, ())
+        best_cut = Tiling(0, 0, ())
         if is_usable(x, y, width, height):
-            best_cut = (size, -size * size, (Rectangle(x, y, width, height),))
+            best_cut = Tiling(size, -size * size, (Rectangle(x, y, width, height),))
             if count == 1:
                 return best_cut
         cuts = [(True, i) for i in range(1, width)] + [(False, i) for i in range(1, height)]
@@ -59,16 +65,17 @@ def guillotine(
                 else:
                     first = best(x, y, width, position, first_count)
                     second = best(x, y + position, width, height - position, count - first_count)
-                score = (first[0] + second[0], first[1] + second[1])
+                covered_dies = first.covered_dies + second.covered_dies
+                score = covered_dies, first.evenness + second.evenness
                 if score > best_cut[:2]:
-                    best_cut = (*score, first[2] + second[2])
+                    best_cut = Tiling(*score, first.pieces + second.pieces)
         return best_cut
 
-    return _nearest_first(best(0, 0, columns, rows, pieces)[2])
+    return _nearest_first(best(0, 0, columns, rows, pieces).pieces)
 
 
 def pack(rows: int, columns: int, sizes: Sequence[int]) -> tuple[Rectangle, ...] | None:
-    """One rectangle for each size, in the given order, neighbours close; None if none was found."""
+    """Place one rectangle per size, in this order, neighbours close; None if that fails."""
     idle = rows * columns - sum(sizes)
     if idle < 0:
         return None
@@ -120,7 +127,7 @@ def pack(rows: int, columns: int, sizes: Sequence[int]) -> tuple[Rectangle, ...]
 
 
 def _shapes(size: int) -> list[tuple[int, int]]:
-    """Width and height, squarest first."""
+    """Return widths and heights, squarest first."""
     shapes = [(width, size // width) for width in range(1, size + 1) if size % width == 0]
     return sorted(shapes, key=lambda shape: (abs(shape[0] - shape[1]), shape))
 
@@ -128,7 +135,7 @@ def _shapes(size: int) -> list[tuple[int, int]]:
 def _nearest_first(
     rectangles: Sequence[Rectangle], sizes: Sequence[int] | None = None
 ) -> tuple[Rectangle, ...]:
-    """From the top left corner always to the nearest: of any size, or of each size in turn."""
+    """Order rectangles from the top left corner to the nearest, of any size or in order of `sizes`."""
     unvisited = sorted(rectangles, key=lambda r: (r.y, r.x))
     walk: list[Rectangle] = []
     for number in range(len(unvisited)):
