@@ -76,7 +76,10 @@ def memory() -> None:
     for stacks in (1, 2, 3, 4):
         wafer = _fullest(base, stacks)
         cells = []
-        for label, options in (("with", WaferOptions()), ("without", WaferOptions(recompute=False))):
+        for label, options in (
+            ("with", WaferOptions()),
+            ("without", WaferOptions(recompute=False)),
+        ):
             search = WaferSearch(wafer, "llama2-70b", 128, 4096, options, (1,), None, QUICK_CODES)
             try:
                 found = search.run()

@@ -33,7 +33,7 @@ from atoll.wafer.architectures import explore_wafers, pareto_rows
 from atoll.wafer.encoding.genes import HOMES
 from atoll.wafer.encoding.mapping import problems
 from atoll.wafer.evaluate import evaluate, head_codes
-from atoll.wafer.others.accpar import TYPES, _least_volume_types, _volume_within, volume_between
+from atoll.wafer.others.accpar import TYPES, _cheapest_types, _volume_within, volume_between
 from atoll.wafer.others.baselines import NAMES, SOURCES, run_baseline
 from atoll.wafer.search import WaferSearch
 from atoll.wafer.staging.stages import Planner, WaferOptions, rough
@@ -177,7 +177,7 @@ def test_ablations_never_beat_the_whole_space():
     whole = search().run().best.step_s
     for options in (
         WaferOptions(streaming=False),
-        WaferOptions(one_axis=True),
+        WaferOptions(single_axis=True),
         WaferOptions(recompute=False),
     ):
         assert search(options=options).run().best.step_s >= whole * (1 - 2e-3)
@@ -200,8 +200,8 @@ def test_a_search_never_loses_to_its_own_restriction(
     wafer = small_wafer(*grid, link_Bps=link, memory_bytes=memory)
     try:
         part = search(
-            wafer, batch=batch, options=WaferOptions(recompute=recompute), microbatches=microbatches,
-            accept=lambda candidate: candidate.stages in stages,
+            wafer, batch=batch, options=WaferOptions(recompute=recompute),
+            microbatches=microbatches, accept=lambda candidate: candidate.stages in stages,
         ).run()  # fmt: skip
     except InfeasibleError:
         return
@@ -348,7 +348,7 @@ def volume(types, weights, x, y) -> float:
 @given(sizes=st.lists(st.tuples(*[st.floats(1, 100)] * 3), min_size=2, max_size=4))
 def test_accpar_types_have_the_least_volume(sizes):
     weights, x, y = (list(column) for column in zip(*sizes, strict=True))
-    types = _least_volume_types(weights, x, y)
+    types = _cheapest_types(weights, x, y)
     assert set(types) <= set(TYPES)
     least = min(volume(t, weights, x, y) for t in product(TYPES, repeat=len(weights)))
     assert volume(types, weights, x, y) == pytest.approx(least)

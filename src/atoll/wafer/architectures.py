@@ -99,9 +99,7 @@ def _report(
     solved: Sequence[SolvedWafer],
     next_bound: float,
 ) -> None:
-    """Report wafers left, the best throughput and its bound: bounds fall from wafer to wafer, so
-    that the next wafer's holds for all that are left.
-    """
+    """Report wafers left, best throughput and bound (bounds fall from wafer to wafer)."""
     if progress is not None and solved:
         best = max(outcome.best.samples_per_s for _, outcome in solved)
         # A batch is the samples of a step.
@@ -114,9 +112,7 @@ def _fastest_first(pair: SolvedWafer) -> tuple[float, float]:
     return -outcome.best.samples_per_s, wafer.cost_dollars
 
 
-def _ruled_out(
-    wafer: Wafer, bound: float, solved: Sequence[SolvedWafer], front: bool
-) -> bool:
+def _ruled_out(wafer: Wafer, bound: float, solved: Sequence[SolvedWafer], front: bool) -> bool:
     for rival, outcome in solved:
         if outcome.best.samples_per_s < bound:
             continue

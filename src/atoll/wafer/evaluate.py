@@ -223,9 +223,7 @@ def streamed_bytes(block: Block, states: States, dies: int) -> float:
 
 
 def delayed_bytes(block: Block, dies: int) -> float:
-    """Lower bound on the bytes per die for a layer's delayed weight pass: `layer.delayed_bytes`
-    with every tensor cut over all dies.
-    """
+    """Lower bound on a layer's bytes per die for delayed weight passes: cut over all dies."""
     edges = (edge for chain in block.chains for edge in chain.edges)
     return sum(sum(edge.totals) for edge in edges) / dies
 
@@ -276,9 +274,7 @@ def head_tables(block: Block, digits: Digits, setting: Setting, code: str) -> Ta
 
 
 def head_codes(block: Block, digits: Digits, stream: str) -> tuple[str, ...]:
-    """Return the head's legal codes, each digit cutting the vocabulary, or samples or rows as the
-    stream does: from vocabulary on all digits (least memory) to the most samples and rows.
-    """
+    """Return the head's legal codes, from vocabulary on all digits to most samples and rows."""
     assert block.head is not None
     tags = [("n", tag) if tag in "bs" else ("n",) for tag in stream]
     candidates = ("".join(chosen) for chosen in product(*tags))

@@ -14,7 +14,7 @@ from atoll.wafer.staging.stages import WaferOptions
 
 ABLATIONS = {
     "no-recompute": ("recompute", False),
-    "one-axis": ("one_axis", True),
+    "one-axis": ("single_axis", True),
     "volume-only": ("volume_only", True),
     "no-streaming": ("streaming", False),
     "no-zero-bubble": ("zero_bubble", False),

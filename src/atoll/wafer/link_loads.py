@@ -126,9 +126,7 @@ class _StageLoads:
         return Moved(reduced, moved, gathered, passes.held_bytes)
 
     def _home(self, node: Nodes, home: str, entries: tuple[int, ...], algorithm: str) -> FloatArray:
-        """Return the bytes to gather a weight, sum its gradient over its copies and re-shard it for
-        gradient passes with different codes.
-        """
+        """Return the bytes to gather a weight, sum its gradient and re-shard it for passes."""
         assert node.unit is not None
         forward, data, weight = entries
         states, rounds = self._setting.states, self._setting.microbatches

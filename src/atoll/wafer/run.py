@@ -282,10 +282,7 @@ def _accept(job: WaferQuestion) -> Callable[[PipelineShape], bool]:
 def _seeds(
     job: WaferQuestion, wafer: Wafer, baselines: Mapping[str, WaferBaseline | None]
 ) -> Sequence[MappingCost]:
-    """Return baselines and the job's mapping, if they are points of the searched space: its
-    microbatches, if the job names them, and its weight placements. Ablations and restrictions start
-    without seeds, which may lie outside their space.
-    """
+    """Return baselines and the job's mapping as far as they lie in the searched space."""
     if job.ablations or job.restricted:
         return ()
     costs = [baseline.evaluation for baseline in baselines.values() if baseline is not None]

@@ -195,9 +195,7 @@ class WaferSearch:
         return best, self._overall_s
 
     def _solve_small_stages(self, pool: list[MappingCost], total: int) -> None:
-        """Solve pipelines of small stages with every variable free: this is quick, and their times
-        limit the search of others.
-        """
+        """Solve pipelines of small stages with every variable free: quick, and limits others."""
         small = [c for c in self.candidates(self.bounds) if c.width * c.height <= SMALL]
         queue, fine = [c for c in small if c.stages > 1], len(self.planners)
         for _ in range(1 if self.quick else MOST_SMALL):
@@ -255,9 +253,7 @@ class WaferSearch:
         return True
 
     def _promising(self, candidate: PipelineShape, limit: float) -> dict[int, float]:
-        """Return the planners that may solve a candidate below the limit, fastest first, with lower
-        bounds on their steps.
-        """
+        """Return planners that may solve below the limit, fastest first, with bounds on steps."""
         numbers = range(len(self.planners))
         fastest = [(self._fastest_s(p, candidate, self._rough_bounds), p) for p in numbers]
         return {p: least_s for least_s, p in sorted(fastest) if least_s < limit}
@@ -322,9 +318,7 @@ class WaferSearch:
         return [plan_call(planner, rectangles, candidate.microbatch, limit) for planner in planners]
 
     def _report(self, phase: str, left: int, total: int, best: MappingCost | None) -> None:
-        """Report progress with the certificate's bound on all mappings, which is computed with or
-        without a listener, so that the answer does not depend on one.
-        """
+        """Report progress with the certificate's bound (computed even without a listener)."""
         if best is None:
             return
         if self._overall_s is None:
@@ -413,9 +407,7 @@ class WaferSearch:
         return best, overall if best is start else self.bounds.lowest(best.step_s)
 
     def _unequal_layouts(self, sizes: Sequence[int]) -> list[Attempt]:
-        """Return planners and rectangles of stages of unequal sizes that fit the grid: in this
-        order, which is arbitrary for the bound, and by size.
-        """
+        """Return planners and rectangles of unequal stages that fit the grid, also by size."""
         orders = dict.fromkeys((tuple(sizes), *_by_size(sizes)) if len(set(sizes)) > 1 else ())
         packed = (pack(self.wafer.rows, self.wafer.columns, order) for order in orders)
         layouts = [rectangles for rectangles in packed if rectangles is not None]
@@ -435,9 +427,7 @@ class WaferSearch:
     def _sharper(
         self, candidate: PipelineShape, limit: float, bounds: StepBound, planners: Sequence[int]
     ) -> PipelineShape:
-        """Sharpen a candidate's bound by the times of more operators, or at last by the fastest
-        layer of its shape.
-        """
+        """Sharpen a bound by the times of more operators, or by the shape's fastest layer."""
         stage_size = candidate.microbatch, candidate.width * candidate.height
         bound = bounds.equal_s(*stage_size, candidate.stages, limit)
         while bound <= candidate.bound_s * (1.0 + 1e-9):

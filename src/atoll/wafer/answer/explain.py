@@ -120,7 +120,7 @@ def _replanned(
 
 FROZEN: dict[str, tuple[str, dict[str, object]]] = {
     "recomputation": ("nothing runs again", {"recompute": False}),
-    "partition": ("one dimension an operator", {"one_axis": True}),
+    "partition": ("one dimension an operator", {"single_axis": True}),
     "order": ("the factors of an axis nest in one way", {"orders": False}),
     "weight placement": ("optimizer states divided, weights not", {"homes": ("optimizer",)}),
     "streaming": ("collectives block their operators", {"streaming": False}),
@@ -155,9 +155,7 @@ SAME = 1e-9
 
 
 def explain_wafer_result(result: WaferAnswer, ablate: bool = False) -> WaferExplanation:
-    """Explain time by cause, the slowest stage, the runners-up and the gain of more of each resource;
-    with `ablate`, the worth of each variable.
-    """
+    """Explain a mapping: time, slowest stage, runners-up, gains; `ablate`: each variable."""
     best, picture = result.best, result.wafer
     model = best.models[0]
     fullest = max(picture.dies, key=lambda die: die.memory_total_bytes)

@@ -53,9 +53,7 @@ MAPPING = "mapping.json"
 
 
 def running_power_W(wafer: Wafer, evaluation: MappingCost) -> float:
-    """Return the power averaged over a step: static + dynamic x busy share of the dies, where layers,
-    embedding and head count as busy.
-    """
+    """Return the average power over a step: static + dynamic x busy share of the dies."""
     static = wafer.power_parts_W["static"]
     dynamic_peak = wafer.peak_power_W - static
     microbatches = evaluation.mapping.microbatches

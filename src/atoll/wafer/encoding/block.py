@@ -61,9 +61,7 @@ class _LayerReader:
         return local_passes
 
     def _owner(self, operator: Operator) -> str | None:
-        """Return the forward name of a backward operator (`norm1` of norm1.bwd); None if another
-        layer's.
-        """
+        """Return the forward name (`norm1` of norm1.bwd); None if another layer's."""
         for start in (self.prefix, f"d{self.prefix}"):
             if operator.name.startswith(start):
                 return operator.name.removeprefix(start).rsplit(".", 1)[0]

@@ -154,9 +154,7 @@ def _renamed(
 
 
 def head_as_built(layer: Layer, model: str) -> tuple[Layer, float]:
-    """Return the last layer with its vocabulary product named `logits`, and the other bytes that
-    the loss saves.
-    """
+    """Return the last layer with its product named `logits`, and the bytes the loss saves."""
     products = [op for op in layer.forward if op.kind == "linear"]
     if len(products) != 1:
         raise AtollError(

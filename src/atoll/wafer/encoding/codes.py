@@ -111,13 +111,13 @@ def layouts(codes: Sequence[str], roles: Sequence[Roles]) -> IntArray:
     return np.ascontiguousarray(role_table[tags].transpose(0, 2, 1))
 
 
-def code_sets(block: Block, digits: Digits, most: int, *, one_axis: bool) -> list[CodeSet]:
+def code_sets(block: Block, digits: Digits, most: int, *, single_axis: bool) -> list[CodeSet]:
     """Return the sets of codes to choose from: all of them (None), or, if an operator has more than
-    `most`, several subsets in which all operators cut samples by the same digits. `one_axis`: only
+    `most`, several subsets in which all operators cut samples by the same digits. `single_axis`: only
     codes with one tag, if there are any.
     """
     sizes_by_operator = _named_sizes(block)
-    if one_axis:
+    if single_axis:
         return [
             {
                 name: tuple(c for c in legal_codes(sizes, digits) if len(set(c)) <= 1)
@@ -130,8 +130,8 @@ def code_sets(block: Block, digits: Digits, most: int, *, one_axis: bool) -> lis
     sets: list[CodeSet] = []
     for cut in end_digits(digits):
         parts = prod(int(digits.radix[d]) for d in cut)
-        other_digits = digits.count - len(cut)
-        if not cut or block.microbatch % parts or 3**other_digits > PART_CODES:
+        uncut_digits = digits.count - len(cut)
+        if not cut or block.microbatch % parts or 3**uncut_digits > PART_CODES:
             continue
         only = {name: _on_digits(sizes, digits, cut) for name, sizes in sizes_by_operator.items()}
         if all(only.values()):
@@ -139,7 +139,9 @@ def code_sets(block: Block, digits: Digits, most: int, *, one_axis: bool) -> lis
     return sets
 
 
-def codes_among(block: Block, digits: Digits, fast: Mapping[str, Sequence[Parts]]) -> list[CodeSet]:
+def codes_with_splits(
+    block: Block, digits: Digits, fast: Mapping[str, Sequence[Parts]]
+) -> list[CodeSet]:
     """Return the codes with these splits, and all codes of operators not in `fast`."""
     only = {
         name: tuple(

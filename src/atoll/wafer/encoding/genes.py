@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-AGAIN, KEEP, OFFLOAD = range(3)
+AGAIN = 0
+KEEP, OFFLOAD = 1, 2
 """Fates of a saved tensor between forward and backward: recomputed by its producer, kept, or
 offloaded to another stage's memory."""
 FATES = ("again", "keep", "offload")
-ONE_F_ONE_B = "1f1b"
-SCHEDULES = (ONE_F_ONE_B, "zb-h1")
+SCHEDULE_1F1B = "1f1b"
+SCHEDULES = (SCHEDULE_1F1B, "zb-h1")
 """Pipeline schedules of a mapping."""
 EXTERNAL = "external"
 HOMES = ("replicated", "optimizer", "gradients", "weights", EXTERNAL)

@@ -35,8 +35,8 @@ from atoll.wafer.encoding.genes import (
     HOMES,
     KEEP,
     OFFLOAD,
-    ONE_F_ONE_B,
     OPTIMIZER,
+    SCHEDULE_1F1B,
     SCHEDULES,
     BlockMapping,
 )
@@ -68,7 +68,7 @@ class WaferMapping:
     stages: tuple[StageMapping, ...]
     streaming: bool = True
     algorithm: str = "auto"
-    schedule: str = ONE_F_ONE_B
+    schedule: str = SCHEDULE_1F1B
     """Pipeline schedule: 1f1b, or zb-h1 (weight passes fill bubbles)."""
     optimizer: str = OPTIMIZER
     """Name of the optimizer's states."""

@@ -2,4 +2,5 @@
 
 from __future__ import annotations
 
-WHOLE, BATCH, SEQUENCE, COLUMNS, EXPERTS, PARTIAL, SUMMED = range(7)
+WHOLE = 0
+BATCH, SEQUENCE, COLUMNS, EXPERTS, PARTIAL, SUMMED = range(1, 7)

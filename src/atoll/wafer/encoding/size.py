@@ -12,12 +12,11 @@ from atoll.hardware.wafer import Wafer
 from atoll.wafer.encoding.block import make_block
 from atoll.wafer.encoding.block_parts import Block
 from atoll.wafer.encoding.genes import FATES, SCHEDULES
+from atoll.wafer.encoding.mapping import saved_tensors
 
 
 def code_count(sizes: dict[str, int], dies: int) -> int:
-    """Count the codes of an operator on `dies` dies: assignments of tags to digits. Digits are
-    primes, so that the count does not depend on shape or digit system.
-    """
+    """Count the codes of an operator; digits are primes, so that the shape does not matter."""
     # A dimension larger than the number of dies counts like one of that size.
     bounded_sizes = {
         tag: gcd(size, dies) if tag == "b" else min(size, dies) for tag, size in sizes.items()
@@ -48,7 +47,7 @@ def _blocks(block: Block, dies: int, homes: int) -> tuple[int, int, int]:
     for unit in block.units:
         weighted = unit.parameters > 0
         count *= code_count(unit.sizes, dies) ** (3 if weighted else 2) * (homes if weighted else 1)
-    saved = sum(bool(edge.kept_name) for chain in block.chains for edge in chain.edges)
+    saved = saved_tensors(block)
     return count, 2**saved, len(FATES) ** saved
 
 

@@ -31,7 +31,7 @@ def volume_between(previous: str, following: str, feature: float, error: float) 
 
 
 def accpar_codes(block: Block, digits: Digits) -> tuple[str, tuple[str, ...]] | None:
-    """The stream's layout and a code for every operator; None if a dimension runs out."""
+    """Return the stream's layout and a code per operator; None if a dimension is too small."""
     linear = [unit for unit in block.units if unit.kind == "linear"]
     weights = [float(unit.parameters) for unit in linear]
     rows = float(block.microbatch * block.sequence)
@@ -39,7 +39,7 @@ def accpar_codes(block: Block, digits: Digits) -> tuple[str, tuple[str, ...]] | 
     outputs = [rows * unit.sizes["n"] for unit in linear]
     types_by_layer: list[list[str]] = [[] for _ in linear]
     for radix in (int(r) for r in digits.radix):
-        types = _least_volume_types(weights, inputs, outputs)
+        types = _cheapest_types(weights, inputs, outputs)
         for i, kind in enumerate(types):
             types_by_layer[i].append(kind)
             if kind == "I":
@@ -59,7 +59,7 @@ def accpar_codes(block: Block, digits: Digits) -> tuple[str, tuple[str, ...]] | 
             codes.append(linear_codes[position])
             position += 1
         else:
-            # What follows a weighted layer works on its output as it lies.
+            # The operator after a weighted layer has the layout of its output.
             columns = "h" if unit.kind == "attention" else "c"
             codes.append("".join(columns if t in "nk" else t for t in linear_codes[position - 1]))
     first = linear_codes[0]
@@ -72,10 +72,10 @@ def accpar_codes(block: Block, digits: Digits) -> tuple[str, tuple[str, ...]] | 
     return stream, tuple(codes)
 
 
-def _least_volume_types(weights: list[float], inputs: list[float], outputs: list[float]) -> tuple[str, ...]:
-    """The types of all layers for one bipartition with the least volume; blocks repeat, so that
-    the last layer's output is the first one's input.
-    """
+def _cheapest_types(
+    weights: list[float], inputs: list[float], outputs: list[float]
+) -> tuple[str, ...]:
+    """Return the types with the least volume; the last layer's output feeds the first."""
     count = len(weights)
     best: tuple[float, tuple[str, ...]] | None = None
     for first in TYPES:
@@ -102,12 +102,12 @@ def _least_volume_types(weights: list[float], inputs: list[float], outputs: list
     return best[1]
 
 
-def _volume_within(kind: str, weight: float, input_elements: float, output_elements: float) -> float:
-    return {"I": weight, "II": output_elements, "III": input_elements}[kind]
+def _volume_within(kind: str, weight: float, inputs: float, outputs: float) -> float:
+    return {"I": weight, "II": outputs, "III": inputs}[kind]
 
 
 def _tags(types: list[str], block: Block, digits: Digits) -> str:
-    """Type I cuts samples as long as there are enough, then rows of the sequence."""
+    """Return the code of types: type I cuts samples while enough are left, then the sequence."""
     left = block.microbatch
     tags = []
     for kind, radix in zip(types, (int(r) for r in digits.radix), strict=True):

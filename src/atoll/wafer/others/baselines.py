@@ -1,6 +1,6 @@
-"""What others would do on the same wafer: the same encoding, priced by the same evaluator.
+"""Published methods on the same wafer: the same encoding, priced by the same evaluator.
 
-* accpar: all dies as one group, cut in halves again and again; at each cut every weighted layer is
+* accpar: all dies as one group, bisected recursively; at each cut every weighted layer is
   of type I (rows), II (inputs) or III (outputs), chosen by dynamic programming on communication
   volume with AccPar's tables (Song et al., HPCA 2020); no pipeline, all activations kept.
 * deepspeed: data parallel with ZeRO 1, 2 or 3 over the dies of a stage, with or without a pipeline,
@@ -11,8 +11,8 @@
 * weight-streaming: activations stay on the wafer, weights pass through it layer by layer (Lie, Hot
   Chips 34).
 
-Each takes the best of its own settings; beside it stands the setting that its paper fixes
-(`SOURCES`). One that does not fit is reported as out of memory, and again with the least
+Each takes the best of its settings, and is also priced with the setting that its paper fixes
+(`SOURCES`). A method that does not fit is reported as out of memory, and with the least
 recomputation that makes it fit.
 """
 
@@ -52,7 +52,7 @@ SOURCES = {
     "then data parallel; every layer computed again from its input (Narayanan et al., SC 2021, "
     "takeaways 1 and 2, and the FLOPs of its section 5)",
 }
-"""What each paper fixes, in our words."""
+"""The setting that each paper fixes."""
 
 
 @dataclass(frozen=True)
@@ -64,13 +64,13 @@ class WaferBaseline:
     """In words."""
     evaluation: MappingCost
     fits_as_published: bool
-    """Whether it fits with the recomputation that the method itself prescribes."""
+    """Whether it fits with the recomputation that the method prescribes."""
     needed_bytes: float
-    """Most memory of a die under the method's own recomputation."""
+    """Most memory of a die with the method's recomputation."""
     variants: Mapping[str, float | None] = field(default_factory=dict)
     """Samples/s of its settings by kind (ZeRO stage, recomputation); None: out of memory."""
     fixed: WaferBaseline | None = None
-    """As its paper fixes it; None where that is not legal here, or no paper is followed."""
+    """The setting that its paper fixes; None if illegal here or without a paper."""
 
     @property
     def samples_per_s(self) -> float | None:
@@ -93,21 +93,27 @@ class WaferBaseline:
 
 
 class _MethodSetting(NamedTuple):
-    """One setting of a method, before memory is looked at."""
+    """One setting of a method, before memory is checked."""
 
     words: str
     mapping: WaferMapping | None
     """None: not legal on this wafer."""
     variant: str = ""
     fixed: int | None = None
-    """Where the paper fixes it: of several, that with the smallest number that fits."""
+    """Rank of a setting fixed by the paper: the smallest that fits is taken."""
 
 
-_EvaluatedSettings = list[tuple[_MethodSetting, MappingCost]]
+class _EvaluatedSetting(NamedTuple):
+    setting: _MethodSetting
+    evaluation: MappingCost
+
+    @property
+    def rank(self) -> tuple[float, str]:
+        return self.evaluation.step_s, self.setting.words
 
 
 class _BaselineTask(NamedTuple):
-    """What every method has to map."""
+    """The model and wafer that every method maps."""
 
     wafer: Wafer
     model: str
@@ -122,7 +128,7 @@ class _BaselineTask(NamedTuple):
         self, rectangles: Sequence[Rectangle], digits: Digits, microbatch: int, genes: BlockMapping,
         streaming: bool,
     ) -> WaferMapping | None:  # fmt: skip
-        """Layers evenly over stages with the same variables; None where that is not legal."""
+        """Divide layers evenly over stages with the same variables; None if that is illegal."""
         block = self.block(microbatch)
         heads = head_codes(block, digits, genes.stream)
         units = zip(genes.codes, block.units, strict=True)
@@ -150,14 +156,14 @@ class _BaselineTask(NamedTuple):
 def run_baseline(
     name: str, wafer: Wafer, model: str, batch: int, sequence: int, optimizer: str = OPTIMIZER
 ) -> WaferBaseline | None:
-    """The best setting of a method; None where nothing of it can run on this wafer at all.
+    """Return the best setting of a method; None if no setting is legal on this wafer.
 
     The fastest that fits as published; else the fastest with the least recomputation; else the
     one that needs the least memory, marked as not fitting.
     """
     task = _BaselineTask(wafer, model, batch, sequence, optimizer)
     priced = [
-        (setting, evaluate(wafer, setting.mapping))
+        _EvaluatedSetting(setting, evaluate(wafer, setting.mapping))
         for setting in _METHODS[name](task)
         if setting.mapping is not None
     ]
@@ -165,14 +171,14 @@ def run_baseline(
         return None
     variants = {
         kind: max(
-            (e.samples_per_s for r, e in priced if e.fits and r.variant == kind), default=None
+            (e.samples_per_s for s, e in priced if e.fits and s.variant == kind), default=None
         )
-        for kind in dict.fromkeys(r.variant for r, _ in priced if r.variant)
+        for kind in dict.fromkeys(s.variant for s, _ in priced if s.variant)
     }
-    fixed = [pair for pair in priced if pair[0].fixed is not None]
-    preferred = min((r.fixed for r, e in fixed if e.fits and r.fixed is not None), default=None)
+    fixed = [row for row in priced if row.setting.fixed is not None]
+    preferred = min((s.fixed for s, e in fixed if e.fits and s.fixed is not None), default=None)
     if preferred is not None:
-        fixed = [pair for pair in fixed if pair[0].fixed == preferred]
+        fixed = [row for row in fixed if row.setting.fixed == preferred]
     return replace(
         _best(name, wafer, priced),
         variants=variants,
@@ -180,10 +186,10 @@ def run_baseline(
     )
 
 
-def _best(name: str, wafer: Wafer, priced: _EvaluatedSettings) -> WaferBaseline:
-    fitting = [(r, e) for r, e in priced if e.fits]
+def _best(name: str, wafer: Wafer, priced: list[_EvaluatedSetting]) -> WaferBaseline:
+    fitting = [row for row in priced if row.evaluation.fits]
     if fitting:
-        setting, evaluation = min(fitting, key=lambda pair: (pair[1].step_s, pair[0].words))
+        setting, evaluation = min(fitting, key=lambda row: row.rank)
         return WaferBaseline(name, setting.words, evaluation, True, evaluation.memory_bytes)
     least = min(e.memory_bytes for _, e in priced)
     rescued = []
@@ -192,16 +198,19 @@ def _best(name: str, wafer: Wafer, priced: _EvaluatedSettings) -> WaferBaseline:
         if smaller is not None:
             again = evaluate(wafer, smaller)
             if again.fits:
-                rescued.append((setting, again))
+                rescued.append(_EvaluatedSetting(setting, again))
     if rescued:
-        setting, evaluation = min(rescued, key=lambda pair: (pair[1].step_s, pair[0].words))
-        return WaferBaseline(name, setting.words + ", least recomputation", evaluation, False, least)
-    setting, evaluation = min(priced, key=lambda pair: (pair[1].memory_bytes, pair[0].words))
+        setting, evaluation = min(rescued, key=lambda row: row.rank)
+        words = f"{setting.words}, least recomputation"
+        return WaferBaseline(name, words, evaluation, False, least)
+    setting, evaluation = min(
+        priced, key=lambda row: (row.evaluation.memory_bytes, row.setting.words)
+    )
     return WaferBaseline(name, setting.words, evaluation, False, least)
 
 
 def _least_recompute(wafer: Wafer, mapping: WaferMapping) -> WaferMapping | None:
-    """The same mapping with, in every stage, the fastest set of tensors to keep that fits."""
+    """Keep, in every stage of the mapping, the fastest set of tensors that fits."""
     block = mapping.blocks()
     setting = setting_of(wafer, mapping)
     evaluation = evaluate(wafer, mapping)
@@ -223,19 +232,15 @@ def _least_recompute(wafer: Wafer, mapping: WaferMapping) -> WaferMapping | None
 def _block_mapping(
     block: Block, stream: str, codes: Sequence[str], home: str, policy: str = "none"
 ) -> BlockMapping:
-    """The same home for all weights; selective recomputation runs the attention core again (its
-    scores are never kept here).
-    """
+    """Return variables with one home for all weights; `selective` recomputes attention."""
     names = [edge.kept_name for chain in block.chains for edge in chain.edges if edge.kept_name]
     dropped = {"none": (), "selective": ("context",), "full": ("",)}[policy]
     keep = tuple(not any(part in name for part in dropped) for name in names)
     return BlockMapping(stream, tuple(codes), (home,) * len(codes), keep)
 
 
-def _tensor_parallel_tags(block: Block) -> Iterator[str]:
-    """Tensor parallelism: outputs of a branch's first product, then what follows, then inputs of
-    its last product.
-    """
+def _tp_tags(block: Block) -> Iterator[str]:
+    """Yield tp tags: outputs of a branch's first product, then heads or columns, then inputs."""
     for chain in block.chains:
         for unit in chain.units:
             if unit.kind == "linear":
@@ -259,7 +264,7 @@ def _megatron(task: _BaselineTask) -> Iterator[_MethodSetting]:
                 if split is None:
                     continue
                 codes = tuple(
-                    "".join("b" if outer else tag for outer in split) for tag in _tensor_parallel_tags(block)
+                    "".join("b" if outer else tag for outer in split) for tag in _tp_tags(block)
                 )
                 rectangles = _row_major(wafer, width, height, most)
                 for sequence_parallel in (True, False):
@@ -279,7 +284,7 @@ def _megatron(task: _BaselineTask) -> Iterator[_MethodSetting]:
 
 
 def _consecutive(wafer: Wafer, tp: int) -> Iterator[tuple[int, int, int]]:
-    """(data, width, height): groups of ranks numbered along rows, tensor innermost, then data."""
+    """Yield (dp, width, height) of groups of ranks along rows, tp innermost, then dp."""
     if tp > wafer.columns:
         return
     across = wafer.columns // tp
@@ -291,7 +296,7 @@ def _consecutive(wafer: Wafer, tp: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _inner_tensor(digits: Digits, tp: int) -> list[bool] | None:
-    """Which digits belong to data parallelism when the innermost of x are tensor parallel."""
+    """Return which digits are data parallel if the innermost of x are tensor parallel."""
     outer = [True] * digits.count
     tp_left = tp
     for i in reversed(range(len(digits.x))):
@@ -305,7 +310,7 @@ def _inner_tensor(digits: Digits, tp: int) -> list[bool] | None:
 
 
 def _row_major(wafer: Wafer, width: int, height: int, stages: int) -> tuple[Rectangle, ...]:
-    """Stages in the order of rank numbers, without regard to the mesh."""
+    """Return stages in the order of rank numbers, ignoring the mesh."""
     across = wafer.columns // width
     return tuple(
         Rectangle(i % across * width, i // across * height, width, height) for i in range(stages)
@@ -337,9 +342,7 @@ def _deepspeed(task: _BaselineTask) -> Iterator[_MethodSetting]:
 
 
 def _replicas(wafer: Wafer, batch: int) -> Iterator[tuple[int, int, int]]:
-    """(columns, rows, stages): groups of dies, each with samples of its own, in pipelines over all
-    dies; and the most dies that one group has samples for.
-    """
+    """Yield (columns, rows, stages) of dp groups in pipelines; and the largest fed group."""
     shapes = [(w, h) for w in range(1, wafer.columns + 1) for h in range(1, wafer.rows + 1)]
     sampled_shapes = [(w, h) for w, h in shapes if w * h <= batch]
     for width, height in sampled_shapes:
@@ -379,11 +382,11 @@ def _weight_streaming(task: _BaselineTask) -> Iterator[_MethodSetting]:
         if microbatch > batch:
             continue
         block = task.block(microbatch)
-        samples_left = microbatch
+        samples = microbatch
         tags = []
         for radix in digits.radix:
-            tags.append("b" if samples_left % int(radix) == 0 else "s")
-            samples_left = samples_left // int(radix) if samples_left % int(radix) == 0 else samples_left
+            tags.append("b" if samples % int(radix) == 0 else "s")
+            samples = samples // int(radix) if samples % int(radix) == 0 else samples
         code = "".join(tags)
         rows = prod(int(r) for r, t in zip(digits.radix, tags, strict=True) if t == "s")
         if rows > task.sequence:

@@ -59,9 +59,7 @@ class Helpers:
 
 
 def pairings(stages: int) -> tuple[tuple[int | None, ...], ...]:
-    """Return helpers by stage: mirrored (fullest with emptiest), and shifted by half a pipeline
-    (nearer).
-    """
+    """Return helpers by stage: mirrored (fullest with emptiest) and shifted by half."""
     half = stages // 2
     distance = stages - half
     mirrored = tuple(stages - 1 - s if s < half else None for s in range(stages))

@@ -1,8 +1,8 @@
-"""Pipeline stages on given rectangles: how many layers each, and each one's best block mapping.
+"""Plan pipeline stages on given rectangles: layers and best block mapping of each stage.
 
-A stage's load grows with its layers, and so does its memory. Handing out layers one by one, always
-to the stage whose load would then be least, gives the least largest load (loads being monotone),
-with the block mapping of every stage solved for its own layers and microbatches in flight.
+A stage's load and memory grow with its layers. Assigning layers one by one to the stage whose load
+would then be least minimises the largest load (loads being monotone), with the block mapping of
+every stage solved for its layers and microbatches in flight.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from atoll.fabric.digits import Digits, digit_systems
 from atoll.fabric.mesh import Link, Rectangle
@@ -23,12 +24,12 @@ from atoll.wafer.costs.pricing import pricer
 from atoll.wafer.costs.tables import Setting, Tables
 from atoll.wafer.encoding.block import make_block
 from atoll.wafer.encoding.block_parts import Block
-from atoll.wafer.encoding.codes import Parts, code_sets, codes_among, most_codes
+from atoll.wafer.encoding.codes import Parts, code_sets, codes_with_splits, most_codes
 from atoll.wafer.encoding.genes import (
     EXTERNAL,
     OFFLOAD,
-    ONE_F_ONE_B,
     OPTIMIZER,
+    SCHEDULE_1F1B,
     SCHEDULES,
     SEARCHED_HOMES,
     Away,
@@ -36,7 +37,7 @@ from atoll.wafer.encoding.genes import (
 )
 from atoll.wafer.encoding.mapping import StageMapping, WaferMapping
 from atoll.wafer.evaluate import (
-    EndsCost,
+    EndsChoice,
     MappingCost,
     delayed_bytes,
     ends_by_time,
@@ -52,42 +53,42 @@ from atoll.workload.families.model_config import ModelConfig
 
 INFINITY = float("inf")
 MICROBATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-MANY_CODES = 300  # shapes with more codes an operator are solved over a part of them
-TOLERANCE = 1e-3  # of a block's time, within which its mapping is proven
-ROUGH = 5e-3  # the same where candidates are compared
-MOST_SHAPES = 6  # whose solvers a planner keeps
-FEW_SHARE, MOST_SHARE = 0.75, 0.95  # of its share by dies: layers that a stage is tried with first
-MEMORY_SLOWDOWN = 0.005  # slower than with unlimited memory by this share: worth asking for help
+MANY_CODES = 300  # shapes with more codes per operator are solved over a subset
+TOLERANCE = 1e-3  # share of a block's time within which its mapping is proven
+ROUGH = 5e-3  # the tolerance when candidates are compared
+MOST_SHAPES = 6  # shapes whose solvers a planner keeps
+START_SHARES = 0.75, 0.95  # of its layers by dies, with which a stage starts
+MEMORY_SLOWDOWN = 0.005  # least slowdown by memory for which offload is tried
 
 
 @dataclass(frozen=True)
 class WaferOptions:
-    """What the search may use; ablations switch parts off."""
+    """Freedoms of the search; ablations switch parts off."""
 
     streaming: bool = True
-    """Collectives may run beside their operators."""
+    """Collectives may overlap with their operators."""
     mixed_streaming: bool = True
-    """Each operator streams or not, as is best for it; else all of them do the same."""
+    """Operators choose streaming individually; else all alike."""
     algorithm: str = "auto"
     recompute: bool = True
     offload: bool = True
-    """Saved tensors may wait in another stage's memory."""
+    """Saved tensors may be offloaded to another stage's memory."""
     passes: bool = True
-    """Gradient passes may have codes of their own."""
+    """Gradient passes may have codes different from the forward pass."""
     homes: tuple[str, ...] = SEARCHED_HOMES
     orders: bool = True
     """The factors of an axis may nest in any order."""
-    one_axis: bool = False
-    """Only one tag for all digits of an operator: no mixed splits."""
+    single_axis: bool = False
+    """One tag for all digits of an operator: no mixed splits."""
     volume_only: bool = False
-    """Choose mappings by bytes moved instead of time (evaluated by time all the same)."""
+    """Choose mappings by bytes moved instead of time (still evaluated by time)."""
     zero_bubble: bool = True
-    """Weight passes may fill the pipeline (schedule zb-h1)."""
+    """Weight passes may fill pipeline bubbles (schedule zb-h1)."""
     states: States = STATES[OPTIMIZER]
 
 
 def rough(options: WaferOptions) -> WaferOptions:
-    """With only the variables that matter most: those that candidates are compared with."""
+    """Return options with only the variables that matter most, to compare candidates."""
     return replace(options, mixed_streaming=False, passes=False, offload=False)
 
 
@@ -96,7 +97,7 @@ class _StageBlock:
     digits: Digits
     solved: Solved
     buffer_bytes: float
-    """Beside what the block costs."""
+    """In addition to the block's cost."""
 
     @property
     def external(self) -> bool:
@@ -104,36 +105,41 @@ class _StageBlock:
         return EXTERNAL in self.solved.mapping.homes
 
 
+class _PeakDemand(NamedTuple):
+    in_flight: int
+    """Microbatches whose activations a stage holds."""
+    delayed_bytes: float
+    """Bytes per layer for delayed weight passes, with tensors cut over all dies."""
+
+
 class Planner:
-    """Solves stages for one wafer, model, batch and sequence; remembers what it solved."""
+    """Solves stages for one wafer, model, batch and sequence, and caches them."""
 
     def __init__(
         self, wafer: Wafer, model: str | ModelConfig, batch: int, sequence: int,
         options: WaferOptions | None = None, most_codes: int = MANY_CODES, stop: Asked = never,
         tolerance: float = TOLERANCE,
     ) -> None:  # fmt: skip
-        """Shapes with more codes an operator than `most_codes` are solved over a part of them."""
+        """Shapes with more than `most_codes` codes per operator are solved over a subset."""
         self.stop, self.tolerance = stop, tolerance
         self.wafer, self.model, self.batch, self.sequence = wafer, model, batch, sequence
         self.options = options or WaferOptions()
         self.most_codes = most_codes
         self._allowed_splits: Mapping[str, Sequence[Parts]] | None = None
         self._exacts: dict[tuple[object, ...], list[tuple[Digits, Exact]]] = {}
-        """The solvers of the shapes that were asked for last: they are large."""
+        """Solvers of the shapes used last: they are large."""
         self._fastest: dict[tuple[int, int, int], float] = {}
         self._solved: dict[tuple[object, ...], tuple[_StageBlock | None, float]] = {}
-        """The best block of a stage, and below how many seconds of a layer it was looked for."""
+        """The best block of a stage, and the seconds per layer below which it was searched."""
 
     def with_offload(self) -> Planner:
-        """The same, but stages may leave saved tensors with each other; solvers are shared."""
+        """Return a planner with offload between stages; solvers are shared."""
         planner = copy(self)
         planner.options = replace(self.options, offload=True)
         return planner
 
     def without_solutions(self) -> Planner:
-        """The same, without the blocks solved so far: one solved below another limit may be another
-        of those within the tolerance. Solvers are shared.
-        """
+        """Return a planner that shares solvers, but no blocks: those depend on earlier limits."""
         planner = copy(self)
         planner._solved = {}
         return planner
@@ -150,7 +156,7 @@ class Planner:
     def exacts(
         self, width: int, height: int, microbatch: int, homes: tuple[str, ...] = ()
     ) -> list[tuple[Digits, Exact]]:
-        """Solvers for a shape, one a digit system; with these homes of weights, or any."""
+        """Return the solvers of a shape, one per digit system, for these homes or any."""
         shape, homes = (width, height, microbatch), homes or self.options.homes
         key = *shape, homes
         exacts = self._exacts.pop(key, None)
@@ -162,18 +168,18 @@ class Planner:
         return exacts
 
     def tables(self, width: int, height: int, microbatch: int) -> Iterator[Tables]:
-        """What they solve."""
+        """Yield the tables of a shape, one per digit system and set of codes."""
         block = make_block(self.model, microbatch, self.sequence)
-        # Pieces hide transfers, but make products smaller: each operator may do either.
+        # Streaming hides transfers, but makes products smaller: operators may choose.
         both = self.options.streaming and self.options.mixed_streaming
-        one_axis = self.options.one_axis
+        single_axis = self.options.single_axis
         modes = (True, False) if both else None
         setting, price = self.setting(microbatch), pricer(self.wafer.chip)
         systems = digit_systems(width, height)
         for digits in systems if self.options.orders else systems[:1]:
-            sets = code_sets(block, digits, self.most_codes, one_axis=one_axis)
+            sets = code_sets(block, digits, self.most_codes, single_axis=single_axis)
             if self._allowed_splits is not None:
-                sets = codes_among(block, digits, self._allowed_splits)
+                sets = codes_with_splits(block, digits, self._allowed_splits)
             for only in sets:
                 go_on(self.stop)
                 yield Tables(block, digits, setting, price, only, modes=modes)
@@ -183,14 +189,12 @@ class Planner:
         return self.codes(width, height, microbatch) <= self.most_codes
 
     def codes(self, width: int, height: int, microbatch: int) -> int:
-        """Of the operator that has most on a shape."""
+        """Return the codes of the operator that has most on a shape."""
         block = make_block(self.model, microbatch, self.sequence)
         return most_codes(block, digit_systems(width, height)[0])
 
     def among(self, fast: Mapping[str, Sequence[Parts]]) -> Planner:
-        """The same, over all codes that have these splits, however many there are, where the
-        fastest mapping fits.
-        """
+        """Return a planner over all codes with these splits, where the fastest mapping fits."""
         planner = copy(self)
         planner._allowed_splits = fast
         planner._exacts, planner._fastest, planner._solved = {}, {}, {}
@@ -204,8 +208,8 @@ class Planner:
         )  # fmt: skip
 
     def fastest_s(self, width: int, height: int, microbatch: int) -> float:
-        """Seconds of a layer on this shape with unlimited memory, less the tolerance: what is found
-        here is no faster. The exact part's `bound_s` holds for the whole encoding.
+        """Lower bound on this planner's seconds per layer on a shape: unlimited memory, less the
+        tolerance. The exact solver's `bound_s` holds for all mappings.
         """
         key = width, height, microbatch
         if key not in self._fastest:
@@ -218,10 +222,10 @@ class Planner:
         away: Away | None = None, offload_bytes: float = 0.0, cap_s: float = INFINITY,
         homes: tuple[str, ...] = (),
     ) -> _StageBlock | None:  # fmt: skip
-        """The best block of a stage with so much memory, and `room` with a helper; None if there is
-        none whose layer takes less than `cap_s`. Weights have any home, or one of `homes`.
+        """Return the best block of a stage within `limit` bytes per die and `offload_bytes` with a
+        helper; None if no layer takes less than `cap_s`. Weights have one of `homes`, or any.
         """
-        # What better gradient codes bring is not known beforehand.
+        # The gain of better gradient codes is not bounded beforehand.
         cap_s = INFINITY if self.options.passes else cap_s
         key = (*shape, microbatch, layers, in_flight, limit, away, offload_bytes, homes)
         best, searched_s = self._solved.get(key, (None, 0.0))
@@ -230,7 +234,7 @@ class Planner:
         best_s = cap_s
         for digits, exact in self.exacts(*shape, microbatch, homes):
             go_on(self.stop)
-            # So many codes take too long to solve within a limit.
+            # Solving this many codes within a memory limit takes too long.
             if self._allowed_splits is not None and not exact.roomy(layers, in_flight, limit):
                 continue
             if exact.bound_s >= (best_s if best is None else best.solved.cost.time_s):
@@ -249,14 +253,14 @@ class Planner:
         self, rectangles: Sequence[Rectangle], microbatch: int, limit_s: float = INFINITY,
         dead_links: Sequence[Link] = (),
     ) -> MappingCost | None:  # fmt: skip
-        """The best that fits, run under either schedule; solved for the memory of either, but not
-        for that of zero bubble where what was solved for 1F1B's fits it.
+        """Return the best that fits under either schedule; blocks are solved for the memory of
+        1F1B, and for that of zero bubble unless the former fit it.
         """
         several_stages = len(rectangles) > 1 and self.options.zero_bubble
-        schedules = SCHEDULES if several_stages else (ONE_F_ONE_B,)
+        schedules = SCHEDULES if several_stages else (SCHEDULE_1F1B,)
         best: MappingCost | None = None
         for solved_for in schedules:
-            if best is not None and best.mapping.schedule != ONE_F_ONE_B:
+            if best is not None and best.mapping.schedule != SCHEDULE_1F1B:
                 break
             mapping = self.plan(rectangles, microbatch, dead_links, limit_s, solved_for)
             for schedule in schedules if mapping is not None else ():
@@ -268,12 +272,10 @@ class Planner:
 
     def plan(
         self, rectangles: Sequence[Rectangle], microbatch: int, dead_links: Sequence[Link] = (),
-        stop_s: float = INFINITY, schedule: str = ONE_F_ONE_B,
+        stop_s: float = INFINITY, schedule: str = SCHEDULE_1F1B,
     ) -> WaferMapping | None:  # fmt: skip
-        """The best mapping on these rectangles in this order; None if it does not fit.
-
-        Gives up once the step is sure to take `stop_s` or longer. Stages help each other with
-        memory where that makes the step shorter.
+        """Return the best mapping on these rectangles in this order; None if it does not fit or its
+        step takes `stop_s` or longer. Stages offload to each other if that shortens the step.
         """
         pipe = StagePipeline(tuple(rectangles), microbatch, schedule)
         base = self.plan_once(pipe, dead_links, stop_s)
@@ -285,7 +287,7 @@ class Planner:
         return make_block(self.model, pipe.microbatch, self.sequence)
 
     def _memory_bound(self, pipe: StagePipeline, stop_s: float) -> bool:
-        """Whether memory slows a stage down, and the step could be short enough if it did not."""
+        """Whether memory slows a stage down, and the step could be below `stop_s` without it."""
         layers = self._block(pipe).layers
         if not 1 < len(pipe.rectangles) <= layers:
             return False
@@ -298,19 +300,20 @@ class Planner:
         )
 
     def _blocks_by_size(self, pipe: StagePipeline) -> list[tuple[int, _StageBlock | None]]:
-        """Layers by size of the rectangles, and the best block of every stage then."""
+        """Return layers in proportion to dies, and the best block of every stage with them."""
         layers, total = self._block(pipe).layers, sum(r.size for r in pipe.rectangles)
         counts = [max(1, layers * r.size // total) for r in pipe.rectangles]
         return [(n, self._stage(pipe, stage, n)) for stage, n in enumerate(counts)]
 
     def spare_shares(self, pipe: StagePipeline) -> list[float]:
-        """The part of its memory that each stage could lend; none if it does not fit itself."""
+        """Return the free share of each stage's memory; 0 if it does not fit."""
         shares = []
         for stage, (layers, choice) in enumerate(self._blocks_by_size(pipe)):
             used_bytes = self.wafer.memory_bytes
             if choice is not None:
                 in_flight, late_bytes = self._peak_demand(pipe, stage)
-                used_bytes = choice.solved.cost.memory_bytes(layers, in_flight) + layers * late_bytes
+                used_bytes = choice.solved.cost.memory_bytes(layers, in_flight)
+                used_bytes += layers * late_bytes
                 used_bytes += self._end_bytes(pipe, stage, choice.external)[0]
             shares.append(1.0 - used_bytes / self.wafer.memory_bytes)
         return shares
@@ -318,14 +321,14 @@ class Planner:
     def plan_once(
         self, pipe: StagePipeline, dead_links: Sequence[Link], stop_s: float
     ) -> WaferMapping | None:
-        """`plan` with the helpers of the line, or none."""
+        """`plan` with the pipeline's helpers, or none."""
         block, count = self._block(pipe), len(pipe.rectangles)
         if count > block.layers:
             return None
         rounds = self.rounds(pipe.microbatch)
         crossings = boundaries(self.wafer.mesh, pipe.rectangles, block.stream_bytes, dead_links)
-        few, most = (pipe.proportional_layers(block.layers, share) for share in (FEW_SHARE, MOST_SHARE))
-        # Where ends weigh as much as layers, or memory is short, a stage may have the fewest.
+        few, most = (pipe.proportional_layers(block.layers, share) for share in START_SHARES)
+        # Fallback if ends take as long as layers, or memory is short.
         single_layers = (1,) * count
 
         def load(stage: int, layers: int) -> float:
@@ -333,7 +336,7 @@ class Planner:
             choice = self._stage(pipe, stage, layers, most_s / layers)
             if choice is None:
                 return INFINITY
-            ends = self._ends(pipe, stage, layers, choice)[0]
+            ends = self._ends(pipe, stage, layers, choice).cost
             return layers * choice.solved.cost.time_s + ends.time_s + 2 * crossings.into_s[stage]
 
         if count == 1:
@@ -346,8 +349,8 @@ class Planner:
         start_layers = next((c for c in (few, single_layers) if rounds * largest(c) < stop_s), None)
         if start_layers is None:
             return None
-        # A layer takes no less time in a fuller stage (as blocks are solved here): however the rest
-        # is handed out, some stage carries at least its share.
+        # A layer takes no less time in a fuller stage (as blocks are solved here), so that for any
+        # assignment of the other layers, the largest load is at least layers / sum of the rates.
         rates = 0.0
         for number in range(count):
             choice = self._stage(pipe, number, start_layers[number])
@@ -372,7 +375,7 @@ class Planner:
                 counts[stage] += 1
                 if layers_left:
                     heapq.heapreplace(heap, (load(stage, counts[stage] + 1), stage))
-            # One by one, all layers that were taken as given would have been handed out as well.
+            # Assigned one by one, the layers of `start` would have got the same stages.
             if start_s <= largest_s:
                 break
         return self._mapping(pipe, counts)
@@ -380,19 +383,17 @@ class Planner:
     def _stage(
         self, pipe: StagePipeline, stage: int, layers: int, cap_s: float = INFINITY
     ) -> _StageBlock | None:
-        """The best block of a stage, over all places of its weights."""
+        """Return the best block of a stage over all placements of its weights."""
         load_s = {
             choice: layers * choice.solved.cost.time_s
-            + self._ends(pipe, stage, layers, choice)[0].time_s
+            + self._ends(pipe, stage, layers, choice).cost.time_s
             for homes in self._placement_groups()
             for choice in self._stage_blocks(pipe, stage, layers, cap_s, homes)
         }
         return min(load_s, key=load_s.__getitem__, default=None)
 
     def _placement_groups(self) -> tuple[tuple[str, ...], ...]:
-        """Homes of weights in groups that take different memory beside a stage's layers: where any
-        weight is streamed, embedding and head are outside too, but a buffer is needed.
-        """
+        """Return groups of homes that differ in memory: external ends need a buffer, no states."""
         homes = self.options.homes
         inside = tuple(home for home in homes if home != EXTERNAL)
         return (inside, homes, (EXTERNAL,)) if inside and inside != homes else (homes,)
@@ -401,41 +402,41 @@ class Planner:
         self, pipe: StagePipeline, stage: int, layers: int, cap_s: float, homes: tuple[str, ...]
     ) -> Iterator[_StageBlock]:
         r, helpers, external = pipe.rectangles[stage], pipe.helpers, EXTERNAL in homes
-        in_flight = self._peak_demand(pipe, stage)[0]
+        in_flight = self._peak_demand(pipe, stage).in_flight
         limit = self._free_bytes(pipe, stage, layers, external)
         away, offload_bytes = None, 0.0
         if helpers is not None:
-            away, offload_bytes = helpers.paths[stage], helpers.offload_limit_bytes(stage, pipe.rectangles)
+            away = helpers.paths[stage]
+            offload_bytes = helpers.offload_limit_bytes(stage, pipe.rectangles)
         stage_key = (r.width, r.height), pipe.microbatch, layers, in_flight
         unpressed_s = self.fastest_s(r.width, r.height, pipe.microbatch) * (1.0 + MEMORY_SLOWDOWN)
         for end_bytes in self._end_bytes(pipe, stage, external):
             choice = self.block(*stage_key, limit - end_bytes, away, offload_bytes, cap_s, homes)
-            # One that streams nothing has its ends on the wafer: it is found without `EXTERNAL`.
+            # A block that streams nothing has its ends on the wafer: it comes without `EXTERNAL`.
             if choice is not None and choice.external == external:
                 yield choice
             if choice is not None and choice.solved.cost.time_s <= unpressed_s:
                 return
 
     def _free_bytes(self, pipe: StagePipeline, stage: int, layers: int, external: bool) -> float:
-        """Memory for a stage's layers and ends."""
-        free_bytes = self.wafer.memory_bytes - layers * self._peak_demand(pipe, stage)[1]
+        """Return the bytes per die for a stage's layers and ends."""
+        free_bytes = self.wafer.memory_bytes - layers * self._peak_demand(pipe, stage).delayed_bytes
         if external:
             dies = pipe.rectangles[stage].size
             free_bytes -= streamed_bytes(self._block(pipe), self.options.states, dies)
-        return free_bytes - (pipe.helpers.reserved_bytes[stage] if pipe.helpers is not None else 0.0)
+        if pipe.helpers is not None:
+            free_bytes -= pipe.helpers.reserved_bytes[stage]
+        return free_bytes
 
-    def _peak_demand(self, pipe: StagePipeline, stage: int) -> tuple[int, float]:
-        """Microbatches whose activations a stage holds where it needs most, and bytes of a layer
-        for weight passes that are put off then: tensors between its operators, cut over all dies.
-        """
+    def _peak_demand(self, pipe: StagePipeline, stage: int) -> _PeakDemand:
+        """Return a stage's demand at its memory peak."""
         position = pipe.schedule, len(pipe.rectangles), stage, self.rounds(pipe.microbatch)
-        most, delayed_passes = max((peak for peak in peaks(*position) if peak[0]), key=lambda peak: peak[1])
-        return int(most), delayed_passes * delayed_bytes(self._block(pipe), pipe.rectangles[stage].size)
+        most, late = max((peak for peak in peaks(*position) if peak[0]), key=lambda peak: peak[1])
+        layer_bytes = delayed_bytes(self._block(pipe), pipe.rectangles[stage].size)
+        return _PeakDemand(int(most), late * layer_bytes)
 
     def _end_bytes(self, pipe: StagePipeline, stage: int, external: bool) -> tuple[float, ...]:
-        """What embedding or head will take, before the stream's layout is known: the most, and the
-        least, where the head's vocabulary is cut on all digits.
-        """
+        """Return the most and least bytes of embedding or head, before the stream is solved."""
         r = pipe.rectangles[stage]
         if not any(pipe.ends(stage)):
             return (0.0,)
@@ -446,18 +447,18 @@ class Planner:
         stream = exact.tables.stream.codes[0]
         setting = self.setting(pipe.microbatch)
         codes = head_codes(block, digits, stream)
-        ends_bytes = [
+        least, most = (
             ends_cost(block, digits, setting, stream, code, *pipe.ends(stage), external).bytes
             for code in (codes[0], codes[-1])
-        ]
-        return (ends_bytes[0],) if ends_bytes[0] >= ends_bytes[1] else (ends_bytes[1], ends_bytes[0])
+        )
+        return (least,) if least >= most else (most, least)
 
-    def _ends(self, pipe: StagePipeline, stage: int, layers: int, choice: _StageBlock) -> tuple[EndsCost, str, bool]:
-        """Embedding or head, the fastest that fit beside the layers: what they cost, the head's
-        code, and whether its collectives run beside it.
-        """
+    def _ends(
+        self, pipe: StagePipeline, stage: int, layers: int, choice: _StageBlock
+    ) -> EndsChoice:
+        """Return the fastest embedding or head that fits in addition to the layers."""
         block, genes, cost = self._block(pipe), choice.solved.mapping, choice.solved.cost
-        in_flight = self._peak_demand(pipe, stage)[0]
+        in_flight = self._peak_demand(pipe, stage).in_flight
         free_bytes = self._free_bytes(pipe, stage, layers, choice.external)
         free_bytes -= cost.memory_bytes(layers, in_flight) + choice.buffer_bytes
         modes = (True, False) if self.options.streaming else (False,)
@@ -465,7 +466,7 @@ class Planner:
             block, choice.digits, self.setting(pipe.microbatch), genes.stream, pipe.ends(stage),
             choice.external, modes,
         )  # fmt: skip
-        return next((option for option in options if option[0].bytes <= free_bytes), options[0])
+        return next((option for option in options if option.cost.bytes <= free_bytes), options[0])
 
     def _mapping(self, pipe: StagePipeline, counts: Sequence[int]) -> WaferMapping:
         stages = []
@@ -475,9 +476,9 @@ class Planner:
             assert choice is not None
             _, head, streaming = self._ends(pipe, number, layers, choice)
             genes = choice.solved.mapping
-            # The mapping's way is the head's: operators name their own.
-            collective = (self.options.streaming, self.options.algorithm)
-            genes = replace(genes, collectives=genes.collectives or (collective,) * len(genes.codes))
+            # The mapping's default is the head's: operators name theirs.
+            default = ((self.options.streaming, self.options.algorithm),) * len(genes.codes)
+            genes = replace(genes, collectives=genes.collectives or default)
             helper = pipe.helpers.stages[number] if pipe.helpers and OFFLOAD in genes.keep else None
             stages.append(StageMapping(rectangle, choice.digits, layers, genes, head, helper))
         return WaferMapping(
@@ -490,7 +491,7 @@ def plan_with_helpers(
     planner: Planner, pipe: StagePipeline, dead_links: Sequence[Link], stop_s: float,
     base: WaferMapping | None,
 ) -> WaferMapping | None:  # fmt: skip
-    """The fastest of `base` and the mappings with each pairing and share of memory set aside."""
+    """Return the fastest of `base` and the mappings with each pairing and reserved share."""
     best, rectangles = base, pipe.rectangles
     spare = planner.spare_shares(pipe)
     if base is not None:
@@ -499,11 +500,12 @@ def plan_with_helpers(
         paths = helper_paths(planner.wafer, rectangles, helper_stages, dead_links)
         most_spare = max(spare[helper] for helper in helper_stages if helper is not None)
         for share in RESERVED:
-            # A helper that must make room slows down itself: not far beyond what it has to spare.
+            # A helper without this much free memory slows down: not far beyond its spare share.
             if share > 1.5 * most_spare:
                 break
             lent_bytes = share * planner.wafer.memory_bytes
-            reserved = tuple(lent_bytes if stage in helper_stages else 0.0 for stage in range(len(rectangles)))
+            stages = range(len(rectangles))
+            reserved = tuple(lent_bytes if stage in helper_stages else 0.0 for stage in stages)
             helped_pipe = pipe._replace(helpers=Helpers(helper_stages, paths, reserved))
             mapping = planner.plan_once(helped_pipe, dead_links, stop_s)
             if mapping is None:

@@ -135,7 +135,7 @@ def _shapes(size: int) -> list[tuple[int, int]]:
 def _nearest_first(
     rectangles: Sequence[Rectangle], sizes: Sequence[int] | None = None
 ) -> tuple[Rectangle, ...]:
-    """Order rectangles from the top left corner to the nearest, of any size or in order of `sizes`."""
+    """Order rectangles from the top left, nearest next; with `sizes`, in this order of sizes."""
     unvisited = sorted(rectangles, key=lambda r: (r.y, r.x))
     walk: list[Rectangle] = []
     for number in range(len(unvisited)):
