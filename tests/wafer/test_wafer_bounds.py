@@ -32,9 +32,9 @@ from atoll.wafer.encoding.genes import SCHEDULES, SEARCHED_HOMES, BlockMapping
 from atoll.wafer.encoding.mapping import StageMapping, WaferMapping, problems
 from atoll.wafer.evaluate import evaluate
 from atoll.wafer.exact.paths import FREE, PathStep, chain_bounds
-from atoll.wafer.pieces import Pieces
+from atoll.wafer.pieces import WaferPieces
 from atoll.wafer.search import WaferSearch
-from atoll.wafer.staging.stages import MANY_CODES, TOLERANCE, Options, Planner
+from atoll.wafer.staging.stages import MANY_CODES, TOLERANCE, Planner, WaferOptions
 from atoll.wafer.staging.tiling import pack
 from oracles.wafer_batch import Batch
 from oracles.wafer_batch_kernels import KEPT, REBUILT, STATE, TIME
@@ -48,7 +48,7 @@ MICROBATCHES = (1, 2, 8)
 
 
 def planners(wafer, options=None, model=None, most_codes=MANY_CODES):
-    options = options or Options()
+    options = options or WaferOptions()
     asked = wafer, model or small_model(), BATCH, 24
     return tuple(
         Planner(*asked, replace(options, streaming=streaming), most_codes)
@@ -183,8 +183,8 @@ def test_seconds_and_bytes_of_layers(shape, microbatch, streaming, most, link, s
 def test_all_codes_of_fast_splits_are_all_that_is_fast():
     """Codes left out by what their splits take at least change nothing below that."""
     wafer, microbatch, shape = small_wafer(2, 3, link_Bps=2e9), 2, (3, 2)
-    few = Pieces(wafer, small_model(), BATCH, 24, Options(), 1, never)
-    every = Planner(wafer, small_model(), BATCH, 24, Options(), MANY_CODES)
+    few = WaferPieces(wafer, small_model(), BATCH, 24, WaferOptions(), 1, never)
+    every = Planner(wafer, small_model(), BATCH, 24, WaferOptions(), MANY_CODES)
     bounds = LayerBounds((few.fine,))
     assert every.complete(*shape, microbatch) and not few.fine.complete(*shape, microbatch)
     least_s = min(exact._decoupled.bound_s for _, exact in every.exacts(*shape, microbatch))
@@ -194,7 +194,7 @@ def test_all_codes_of_fast_splits_are_all_that_is_fast():
         found_s = bounds._all_codes_s(microbatch, 6, enough_s)
         assert found_s == pytest.approx(min(enough_s, least_s), rel=1e-12)
     best = every.best([Rectangle(0, 0, *shape)], microbatch)
-    found = few.whole(microbatch, 1.01 * best.step_s)
+    found = few.single_group(microbatch, 1.01 * best.step_s)
     assert found.step_s == pytest.approx(best.step_s, rel=TOLERANCE)
 
 
@@ -319,7 +319,7 @@ def test_more_memory_or_bandwidth_never_raises_the_bound():
 
 def test_the_zero_bubble_schedule_is_covered():
     wafer = small_wafer(2, 4)
-    without = Options(zero_bubble=False)
+    without = WaferOptions(zero_bubble=False)
     best = min(steps_of(wafer, seed=0, count=0))
     with_it = StepBound(planners(wafer), MICROBATCHES).lowest(best).bound_s
     assert with_it <= StepBound(planners(wafer, without), MICROBATCHES).lowest(best).bound_s
@@ -341,7 +341,7 @@ def test_splits_are_those_of_the_legal_codes(dies, b):
 
 def test_ports_bound_a_wafer_that_streams_its_weights():
     wafer = replace(small_wafer(2, 2), io_Bps=1e7, parameter_store=True)
-    options = Options(homes=("external",))
+    options = WaferOptions(homes=("external",))
     search = WaferSearch(wafer, small_model(), BATCH, 24, options, (1, 2, 8))
     found = search.run()
     assert found.bound_s <= found.best.step_s
