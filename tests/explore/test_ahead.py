@@ -58,9 +58,9 @@ def test_without_a_chip_the_losses_give_the_runs_own_step(planned: Path) -> None
     run = read_followed_run(planned)
     parts = run.run.breakdown_s
     device_s = sum(parts.values()) - parts["host"]
-    assert run.step_on_devices_s(device_s) == pytest.approx(run.step_s, rel=1e-9)
+    assert run.step_s_on(device_s) == pytest.approx(run.step_s, rel=1e-9)
     slow = replace(run, measured_s=1.5 * run.step_s)
-    assert slow.step_on_devices_s(device_s) == pytest.approx(1.5 * run.step_s, rel=1e-9)
+    assert slow.step_s_on(device_s) == pytest.approx(1.5 * run.step_s, rel=1e-9)
 
 
 def test_prices_are_proven_answers_of_neighbouring_budgets(found: SearchResult) -> None:

@@ -90,21 +90,18 @@ class FollowedRun:
             same = False
         return name if same else str(self.file)
 
-    def step_on_devices_s(self, device_s: float) -> float:
+    def step_s_on(self, device_s: float) -> float:
         """Return the step time, (T + host) slack, where devices take `device_s`."""
         return (device_s + self.host_s) * self.slack
 
 
 def read_followed_run(path: str | Path) -> FollowedRun:
     """Read the run that plan, estimate or check wrote to a folder or file."""
-    folder_or_file = Path(path)
-    file = folder_or_file / PLAN if folder_or_file.is_dir() else folder_or_file
+    file = Path(path) / PLAN if Path(path).is_dir() else Path(path)
     answer = read_answer(file, PlanAnswer, EstimateAnswer, CheckAnswer)
     if isinstance(answer, CheckAnswer):
-        measured = answer.measured
-        return FollowedRun(
-            file, answer.estimate, None if measured is None else measured.step_time_s
-        )
+        measured_s = None if answer.measured is None else answer.measured.step_time_s
+        return FollowedRun(file, answer.estimate, measured_s)
     assert isinstance(answer, PlanAnswer | EstimateAnswer)
     return FollowedRun(file, answer)
 
@@ -132,7 +129,7 @@ def compare_with_run(
     result: SearchResult, followed: FollowedRun, setting: Setting, variants: Variants, stop: Stop
 ) -> Ahead:
     """Compare the answer of a search with the run that it follows."""
-    chip_s = followed.step_on_devices_s(result.best.plans[0].placement.step_time_s)
+    chip_s = followed.step_s_on(result.best.plans[0].placement.step_time_s)
     target_s = followed.step_s / TARGET
     prices = _ShadowPrices(result, followed, setting, variants, stop)
     return Ahead(
@@ -252,9 +249,7 @@ class _ShadowPrices:
     def _above(
         self, limit: LiftedLimit, current: float, used: Callable[[Design], float] | None
     ) -> _RaisedBudget:
-        """Return the proven best chip a tenth above a budget, or at the first larger budget that
-        buys more than the tolerance; `used` returns a chip's share of it (None: all of it).
-        """
+        """Return the best chip a tenth above a budget, or at the first larger that buys more."""
         most = RETICLE_MM2 if limit == "max_area" else np.inf
         if current >= most:
             return _RaisedBudget(None, current, "a reticle holds no larger die")
@@ -298,12 +293,8 @@ class _ShadowPrices:
         if not samples_per_s:
             return None
         batch = self.variants.workloads[0].global_batch
-        answer_s = self.result.best.plans[0].placement.step_time_s
-        return (
-            self.followed.step_on_devices_s(answer_s)
-            / self.followed.step_on_devices_s(batch / samples_per_s)
-            - 1
-        )
+        answer_s, step_s = self.result.best.plans[0].placement.step_time_s, self.followed.step_s_on
+        return step_s(answer_s) / step_s(batch / samples_per_s) - 1
 
     def _dollars(
         self, best: Design, small: Design | None, large: Design | None
@@ -320,6 +311,5 @@ class _ShadowPrices:
         low_usd, answer_usd, high_usd = map(usd, (small, best, large))
         if low_usd < answer_usd < high_usd:
             gains = map(self._design_gain, (small, large))
-            yield self._price(
-                "price of a device", "$", answer_usd, *gains, ends=(low_usd, high_usd)
-            )
+            ends = low_usd, high_usd
+            yield self._price("price of a device", "$", answer_usd, *gains, ends=ends)

@@ -73,10 +73,9 @@ def score_of(
 
 
 def reference_space(space: Space | ProductSpace) -> Space:
-    """Return the TPU v4-like chip of the space's template.
-
-    A chip with published area and power is unchanged; others take the HBM options of the space,
-    and its silicon where the template has no numbers of its own.
+    """Return the TPU v4-like chip of the space's template: unchanged where its area and power are
+    published; otherwise with the HBM options of the space, and its silicon where the template has
+    no numbers of its own.
     """
     file = load_accelerator_file(space.template.reference)
     chip = file.accelerator()
@@ -154,9 +153,8 @@ def run_baselines(
         if set(REFERENCE) <= set(baseline_names(variants)):
             placed = _as_published(best_of(reference), space.template.reference)
             expert = _expert(reference, variants, setting, objective, stop)
-            baselines |= zip(
-                REFERENCE, (replace(placed, score=expert, plans={}), placed), strict=True
-            )
+            expert_placed = replace(placed, score=expert, plans={})
+            baselines |= zip(REFERENCE, (expert_placed, placed), strict=True)
         spotlight = spotlight_chip(drawn_from, variants, setting, seed, stop)
         baselines["spotlight"] = best_of(drawn_from.subset([spotlight]))
         baselines["random"] = best_of(drawn_from.subset(np.sort(drawn)))
@@ -193,9 +191,8 @@ def design_number(space: Space | ProductSpace, chip: Accelerator) -> int | None:
         matches = np.flatnonzero(same)
         return int(matches[0]) if len(matches) else None
     rule = space.glb_bandwidth.bytes_per_clock(chip.glb_bytes)
-    bandwidth = float(
-        rule if template.banked is None else template.banked.bytes_per_clock(columns)[0]
-    )
+    banked = template.banked
+    bandwidth = float(rule if banked is None else banked.bytes_per_clock(columns)[0])
     names, lists = space.axes.names, space.axes.lists()
     tied = [p for p in template.parameters if p.name not in names]
     if not np.isclose(bandwidth, chip.glb_bandwidth_Bpc) or any(
@@ -241,9 +238,9 @@ def _expert_step(
     if expert_layout is None:
         depth = int(np.count_nonzero(variants[numbers[0]].facts.block >= 0))
         widths = sorted({variants[v].tensor for v in numbers})
-        choices = [(p, t) for t in widths for p in range(1, depth + 1) if depth % p == 0]
-    for pipeline, tensor in choices:
-        steps = [_even_step(priced, v, pipeline) for v in numbers if variants[v].tensor == tensor]
+        choices = [(pp, tp) for tp in widths for pp in range(1, depth + 1) if depth % pp == 0]
+    for pp, tp in choices:
+        steps = [_even_step(priced, v, pp) for v in numbers if variants[v].tensor == tp]
         fitting_s = [step for step in steps if step is not None]
         if fitting_s:
             return min(fitting_s)
@@ -260,34 +257,28 @@ def _even_step(priced: Priced, number: int, stages: int) -> float | None:
 
 
 def remarks(
-    scope: Scope,
-    baselines: Mapping[str, BaselineDesign],
-    score: float,
-    best: Design,
-    *,
+    scope: Scope, baselines: Mapping[str, BaselineDesign], score: float, best: Design, *,
     proven: bool,
-) -> dict[str, str]:
+) -> dict[str, str]:  # fmt: skip
     """Explain, by baseline, why it is not the answer where its score does not."""
     area_mm2, power_W = scope.max_area_mm2, scope.max_power_W
     remark_by_baseline = {}
     for name, baseline in baselines.items():
         if baseline.score is None:
             continue
-        reasons = []
+        reasons, peak_W = [], baseline.peak_power_W
         if area_mm2 is not None and baseline.area_mm2 > area_mm2 * (1 + _SAME):
             reasons.append(f"{baseline.area_mm2:.1f} mm2: over the limit of {area_mm2:g} mm2")
-        if power_W is not None and baseline.peak_power_W > power_W * (1 + _SAME):
-            reasons.append(
-                f"{baseline.peak_power_W:.0f} W at peak: over the limit of {power_W:g} W"
-            )
+        if power_W is not None and peak_W > power_W * (1 + _SAME):
+            reasons.append(f"{peak_W:.0f} W at peak: over the limit of {power_W:g} W")
         if not reasons and baseline.published:
-            reasons.append(f"{baseline.area_mm2:g} mm2, {baseline.peak_power_W:g} W published")
+            reasons.append(f"{baseline.area_mm2:g} mm2, {peak_W:g} W published")
         if not reasons and baseline.chip is None:
             reasons.append("not a chip of this space")
         faster = baseline.score / score - 1.0
         if not reasons and proven and faster > _SAME:
             reasons.append(
-                f"{faster:.2%} faster, within the tolerance, at {baseline.peak_power_W:.0f} W "
+                f"{faster:.2%} faster, within the tolerance, at {peak_W:.0f} W "
                 f"instead of {best.peak_power_W:.0f} W"
             )
         if reasons:

@@ -62,17 +62,14 @@ class DesignBuilder:
         )
 
     def _layers(self, priced: Priced, chip: int, plan: EvaluatedPlan) -> tuple[LayerPass, ...]:
-        """Return the schedules behind a plan with the best bounds of all efforts of the proof.
-
-        Schedules not in memory are solved again; empty where the search stops before that.
+        """Return a plan's schedules with the best bounds of all efforts of the proof; solved again
+        if not in memory, empty where the search stops before that.
         """
         search, variant = self.search, priced.variants.variants[0]
         plan_limit_s = np.inf if plan.limit_s is None else plan.limit_s
         tries: list[tuple[Effort, float]] = [(plan.effort, plan_limit_s)]
-        keys = {
-            e: EvaluationKey("tighten", int(search.frontier.ids[chip]), plan.variant, e)
-            for e in EFFORTS
-        }
+        node = "tighten", int(search.frontier.ids[chip]), plan.variant
+        keys = {effort: EvaluationKey(*node, effort) for effort in EFFORTS}
         tries += [(e, np.inf) for e in EFFORTS if keys[e] in search.solved and e != plan.effort]
         solved: list[Schedules] = []
         for effort, limit_s in tries:
@@ -170,10 +167,8 @@ def _tightest(solved: list[Schedules]) -> Schedules:
     """Return the first schedules with the highest bound that any effort proved for them."""
     pairs = []
     for tries in zip(*solved, strict=True):
-        best = [
-            max(efforts, key=lambda solution: solution.lower_bound_s)
-            for efforts in zip(*tries, strict=True)
-        ]
+        passes = zip(*tries, strict=True)
+        best = [max(efforts, key=lambda solution: solution.lower_bound_s) for efforts in passes]
         first, second = (
             replace(efforts, lower_bound_s=most.lower_bound_s, bound=most.bound)
             for efforts, most in zip(tries[0], best, strict=True)

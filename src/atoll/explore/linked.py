@@ -67,13 +67,11 @@ def search_networks(searches: Sequence[Search | None]) -> tuple[int, Search] | N
     return best
 
 
-def rejection_proof(
-    search: Search | None, items: int, tolerance: float, score: float
-) -> Certificate:
+def rejection_proof(search: Search | None, items: int, gap: float, score: float) -> Certificate:
     """Return the proof for a network that another network beats with this score."""
     if search is not None:
-        return certificate_of(search, search.outcome(), tolerance, score)
-    return Certificate(score, 0.0, tolerance, items, "architecture", 0, {CONSTRAINTS: items})
+        return certificate_of(search, search.outcome(), gap, score)
+    return Certificate(score, 0.0, gap, items, "architecture", 0, {CONSTRAINTS: items})
 
 
 @dataclass(frozen=True)
@@ -94,9 +92,7 @@ class RejectedNetworks:
             bound=max(proof.bound for proof in proofs),
             items=sum(proof.items for proof in proofs),
             evaluated=sum(proof.evaluated for proof in proofs),
-            ruled_out={
-                rule: sum(proof.ruled_out.get(rule, 0) for proof in proofs) for rule in rules
-            },
+            ruled_out={name: sum(p.ruled_out.get(name, 0) for p in proofs) for name in rules},
             tightened=sum(proof.tightened for proof in proofs),
         )
 
@@ -107,10 +103,8 @@ class RejectedNetworks:
         notes = [f"chosen among {counted(len(self.networks), 'network')}: {_listed(self.networks)}"]
         if self.infeasible:
             notes.append(f"no chip keeps to the limits with links of {_listed(self.infeasible)}")
-        rejected_designs = sum(proof.items for proof in self.certificates)
-        return replace(
-            scope, designs=scope.designs + rejected_designs, notes=(*scope.notes, *notes)
-        )
+        designs = scope.designs + sum(proof.items for proof in self.certificates)
+        return replace(scope, designs=designs, notes=(*scope.notes, *notes))
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -166,10 +166,8 @@ class DrawComparison:
         """Index chips that differ in their clock only: [family, clock], -1 where absent."""
         chips, space = self.search.frontier.chips, self.draws.space
         names = [p.name for p in space.template.parameters if p.name != "clock_Hz"]
-        columns = [space.columns[name][chips.design] for name in names]
-        _, self.clock_family = distinct_rows(
-            np.column_stack([*columns, self.hbm_option]).astype(np.float64)
-        )
+        columns = [*(space.columns[name][chips.design] for name in names), self.hbm_option]
+        _, self.clock_family = distinct_rows(np.column_stack(columns).astype(np.float64))
         clocks, self.clock = np.unique(chips.clock_Hz, return_inverse=True)
         self.chip_by_clock = np.full((int(self.clock_family.max()) + 1, len(clocks)), -1, np.int64)
         self.chip_by_clock[self.clock_family, self.clock] = np.arange(len(chips))
@@ -228,13 +226,9 @@ class DrawComparison:
     def steadiest(self, first: int) -> tuple[int, float]:
         """Return the chip of least mean loss and a lower bound on it; `first` wins ties."""
         self.evaluate(self._slower(np.array([first])), 0.0)
-        weight = np.zeros(len(self.throughput))
+        weight, ones = np.zeros(len(self.throughput)), np.ones(len(self.throughput))
         for draw, best in zip(self.feasible_draws, self.best_scores, strict=True):
-            weight += (
-                self.scores_at_best_clock(draw, np.ones(len(self.throughput)))
-                / best
-                / len(self.feasible_draws)
-            )
+            weight += self.scores_at_best_clock(draw, ones) / best / len(self.feasible_draws)
         size, before = FIRST_ROUND, int((self.open_above <= 0.0).sum())
         while True:
             losses = self.mean_losses(self.throughput)
@@ -264,10 +258,8 @@ class DrawComparison:
 
     def losses(self, chip: int) -> FloatArray:
         """Return the losses of a chip by draw."""
-        scores = [
-            self.scores_at_best_clock(draw, self.throughput)[chip] for draw in self.feasible_draws
-        ]
-        return np.asarray(1.0 - np.array(scores) / self.best_scores)
+        by_draw = (self.scores_at_best_clock(i, self.throughput) for i in self.feasible_draws)
+        return np.asarray(1.0 - np.array([scores[chip] for scores in by_draw]) / self.best_scores)
 
 
 def robust_answer(job: SearchQuestion, search: Search, chosen: int) -> Robustness:
@@ -363,11 +355,11 @@ def _shares(draws: Draws, ends: FloatArray) -> tuple[ConstantShare, ...]:
 
 # --- Limits on what passes draw -------------------------------------------------------------------
 
-DesignOption = tuple[int, int]
+DesignHbm = tuple[int, int]
 """(design, HBM option) of the draws' space."""
 
 
-def robustness_by_draw(search: Search, draws: Draws, winner: DesignOption) -> Robustness:
+def robustness_by_draw(search: Search, draws: Draws, winner: DesignHbm) -> Robustness:
     """Return the robustness where times depend on the constants: a search per draw."""
     pairs_tried = [winner]
     best_scores: list[float] = []
@@ -378,9 +370,8 @@ def robustness_by_draw(search: Search, draws: Draws, winner: DesignOption) -> Ro
             best_scores, bounds = [*best_scores, 0.0], [*bounds, 0.0]
             continue
         pairs = _pairs(drawn_search, draws, number, None)
-        drawn_search.batch(
-            np.array([index for index, pair in enumerate(pairs) if pair in pairs_tried], np.int64)
-        )
+        tried = [index for index, pair in enumerate(pairs) if pair in pairs_tried]
+        drawn_search.batch(np.array(tried, np.int64))
         if exact_search(drawn_search).stopped:
             raise StoppedError
         best_scores, bounds = [*best_scores, drawn_search.score], [*bounds, drawn_search.bound()]
@@ -413,19 +404,15 @@ def robustness_by_draw(search: Search, draws: Draws, winner: DesignOption) -> Ro
     )
 
 
-def _search_in(
-    search: Search, draws: Draws, number: int, designs: IntArray | None
-) -> Search | None:
+def _search_in(like: Search, draws: Draws, number: int, designs: IntArray | None) -> Search | None:
     """Return a search over the designs feasible under a set of constants, None if empty."""
     physics = [*draws.draws, *draws.ends][number]
     within = _within(draws, number, designs)
     if len(within) == 0:
         return None
-    space = replace(space_under(draws.space, physics), hbm_allowed=draws.allowed[number]).subset(
-        within
-    )
-    arguments = space, search.variants, search.setting, search.objective, TOLERANCE
-    return Search(*arguments, stop=search.stop)
+    space = replace(space_under(draws.space, physics), hbm_allowed=draws.allowed[number])
+    arguments = space.subset(within), like.variants, like.setting, like.objective, TOLERANCE
+    return Search(*arguments, stop=like.stop)
 
 
 def _within(draws: Draws, number: int, designs: IntArray | None) -> IntArray:
@@ -433,9 +420,7 @@ def _within(draws: Draws, number: int, designs: IntArray | None) -> IntArray:
     return within if designs is None else np.intersect1d(within, designs)
 
 
-def _pairs(
-    search: Search, draws: Draws, number: int, designs: IntArray | None
-) -> list[DesignOption]:
+def _pairs(search: Search, draws: Draws, number: int, designs: IntArray | None) -> list[DesignHbm]:
     """Return (design, option) of every chip of such a search."""
     chips, within = search.frontier.chips, _within(draws, number, designs)
     assert isinstance(search.space, Space)
@@ -445,7 +430,7 @@ def _pairs(
 
 
 def _scores_in_draw(
-    search: Search, draws: Draws, draw: int, candidates: Sequence[DesignOption]
+    search: Search, draws: Draws, draw: int, candidates: Sequence[DesignHbm]
 ) -> tuple[list[float], list[float]]:
     """Return the scores of chips in a draw: at their best clock up to the nominal one, and at the
     nominal clock."""
@@ -465,10 +450,7 @@ def _scores_in_draw(
         raise StoppedError
     score_of = dict(zip(_pairs(drawn, draws, draw, designs), scores.tolist(), strict=True))
     best = [
-        max(
-            0.0,
-            *(score_of.get((int(design_), option), 0.0) for design_ in designs_),
-        )
+        max(0.0, *(score_of.get((int(design_), option), 0.0) for design_ in designs_))
         for designs_, (_, option) in zip(slower, candidates, strict=True)
     ]
     return best, [max(0.0, score_of.get(pair, 0.0)) for pair in candidates]
@@ -482,7 +464,7 @@ def _steady_in_search(compared: DrawComparison, chip: int) -> SteadyChip:
 
 
 def _steady_chip(
-    draws: Draws, chip: DesignOption, feasible_draws: Sequence[int], fits: float, losses: FloatArray
+    draws: Draws, chip: DesignHbm, feasible_draws: Sequence[int], fits: float, losses: FloatArray
 ) -> SteadyChip:
     design, option = chip
     design_space = draws.space.subset([design])

@@ -72,10 +72,8 @@ def figures_of(answer: Answer) -> Figures:
 def asked_of(answer: Answer) -> Figures:
     """Return the fields of the question by name."""
     if isinstance(answer, PlanAnswer | EstimateAnswer):
-        others = {
-            n: _plain(value) for n, value in answer.question.items() if n not in _QUESTION_NAMES
-        }
-        return {name: getattr(answer, name) for name in _QUESTION_FIELDS} | others
+        fields = {n: _plain(v) for n, v in answer.question.items() if n not in _QUESTION_NAMES}
+        return {name: getattr(answer, name) for name in _QUESTION_FIELDS} | fields
     if isinstance(answer, SearchAnswer | WaferAnswer):
         return {name: _plain(value) for name, value in answer.job.items()}
     if isinstance(answer, MappingAnswer):

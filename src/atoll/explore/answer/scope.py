@@ -27,7 +27,7 @@ from atoll.units import format_bandwidth, format_bytes
 
 PHAZE_SPACE = "phaze"
 LiftedLimit = Literal["max_area", "max_power"] | None
-"""A limit of a space that the job's limit replaces, to compute shadow prices."""
+"""A limit of a space that the job's limit replaces, for shadow prices."""
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,7 @@ class Scope:
 def open_space(
     job: SearchQuestion, lifted: LiftedLimit = None
 ) -> tuple[Space | ProductSpace, Scope]:
-    """Return the space of a job within its limits (a large space is not built) and its scope. The
-    job's limit replaces that of the space for what is `lifted`.
-    """
+    """Return the space of a job within its limits (not built if large) and its scope."""
     if job.per and job.pareto:
         raise AtollError("job: pareto: fronts are of throughput; ask for them without per.")
     profile, name = profile_of(job), _space_name(job)
@@ -117,9 +115,8 @@ def open_space(
         notes += _reticle_notes(max_area_mm2, described)
         if not described.resident:
             _refuse_large(job, described)
-            return _with_pass_limit(
-                *_large_space(job, described, notes), sustained_limit(job, lifted)
-            )
+            space_and_scope = _large_space(job, described, notes)
+            return _with_pass_limit(*space_and_scope, sustained_limit(job, lifted))
         try:
             space = described.build()
         except AtollError as error:
@@ -250,11 +247,7 @@ def _refuse_large(job: SearchQuestion, space: ProductSpace) -> None:
     """Refuse options that need all chips of a large space in memory."""
     strategy = STRATEGIES[job.strategy]
     exact_front = job.pareto and not strategy.samples
-    options = (
-        ("pareto", exact_front),
-        ("robust", job.robust > 0),
-        ("strategy", strategy.whole),
-    )
+    options = (("pareto", exact_front), ("robust", job.robust > 0), ("strategy", strategy.whole))
     for name, requested in options:
         if requested:
             raise AtollError(

@@ -64,16 +64,12 @@ def _compare(best: DesignAnswer, runner_up: DesignAnswer) -> Comparison:
         (name, (getattr(best.accelerator, name), getattr(runner_up.accelerator, name)))
         for name in _CHIP_FIELDS
     ]
-    ours_more, theirs_more = best.accelerator.own or {}, runner_up.accelerator.own or {}
-    values += [
-        (name, (value, theirs_more[name]))
-        for name, value in ours_more.items()
-        if name in theirs_more
-    ]
+    added, theirs = best.accelerator.own or {}, runner_up.accelerator.own or {}
+    values += [(name, (value, theirs[name])) for name, value in added.items() if name in theirs]
     reasons = []
-    for ours, theirs in zip(best.models, runner_up.models, strict=False):
-        a, b = ours.placement.time_parts_s, theirs.placement.time_parts_s
-        slower_by = ours.samples_per_s / theirs.samples_per_s - 1.0
+    for ours, slower in zip(best.models, runner_up.models, strict=False):
+        a, b = ours.placement.time_parts_s, slower.placement.time_parts_s
+        slower_by = ours.samples_per_s / slower.samples_per_s - 1.0
         longer_s = {name: b.get(name, 0.0) - a.get(name, 0.0) for name in {**b, **a}}
         part = (max if slower_by >= 0.0 else min)(longer_s, key=lambda name: longer_s[name])
         reasons.append(
@@ -82,7 +78,7 @@ def _compare(best: DesignAnswer, runner_up: DesignAnswer) -> Comparison:
                 slower_by=slower_by,
                 part=part,
                 part_s=(a.get(part, 0.0), b.get(part, 0.0)),
-                layout=(_layout(ours), _layout(theirs)),
+                layout=(_layout(ours), _layout(slower)),
             )
         )
     return Comparison(

@@ -70,7 +70,7 @@ class SpaceGrid:
 
     def __init__(self, space: ProductSpace, memories: Sequence[tuple[Hbm, ...]]) -> None:
         self._space = space
-        # Only limits that larger chips break; the others are checked per chip.
+        # Only limits that larger chips break.
         self._limits = replace(
             space.limits, min_area_mm2=None, min_peak_flops=None, edge=False, max_W_per_mm2=None
         )
@@ -78,9 +78,8 @@ class SpaceGrid:
         self._order = [np.argsort(values, kind="stable") for values in lists]
         self._values = [values[o] for values, o in zip(lists, self._order, strict=True)]
         self._sizes = [len(values) for values in lists]
-        self._memory_options = np.array(
-            [[hbm in options for hbm in space.hbm_options] for options in memories]
-        )
+        allowed = [[hbm in options for hbm in space.hbm_options] for options in memories]
+        self._memory_options = np.array(allowed)
         names = space.axes.names
         # Parameters that are not numbers of the machine may each set several of those.
         not_machine = {p.name for p in space.template.parameters if p.silicon or p.banked}

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -169,9 +170,8 @@ class Search:
         Only plans are computed; bounds stay those of the schedules. `waiting` are all chips to be
         evaluated, for the progress report.
         """
-        self._batch_in_mode(
-            order, _BatchMode("front", True, 0.0, order if waiting is None else waiting)
-        )
+        waiting = order if waiting is None else waiting
+        self._batch_in_mode(order, _BatchMode("front", True, 0.0, waiting))
         return np.array([self.evaluated_score(int(chip)) for chip in order])
 
     def evaluate_near(self, order: IntArray, least: float) -> None:
@@ -218,10 +218,8 @@ class Search:
             self.scores = np.concatenate([self.scores, added])
         order = np.argsort(self.frontier.ids, kind="stable")
         ordered = self.frontier.ids[order]
-        nearest = np.minimum(np.searchsorted(ordered, ids), len(ordered) - 1)
-        return {
-            i: int(order[k]) for i, k in zip(ids, nearest.tolist(), strict=True) if ordered[k] == i
-        }
+        nearest = np.minimum(np.searchsorted(ordered, ids), len(ordered) - 1).tolist()
+        return {i: int(order[k]) for i, k in zip(ids, nearest, strict=True) if ordered[k] == i}
 
     def forget(self, chips: IntArray) -> None:
         """Drop the plans of chips that a strategy did not visit in the end."""
@@ -319,17 +317,15 @@ class Search:
             piece = done.tag
             self.pacer.finished(done)
             for local, chip in enumerate(piece):
-                self._set_row(int(chip), bounded.rows[local], stage=1)
+                self._set_row(int(chip), bounded.lower_s[local], stage=1)
             nodes.update({int(piece[local]): chip for local, chip in bounded.nodes.items()})
             if record is not None:
                 ids = frontier.ids[piece]
-                self.journal.put_bounds(record, ids, bounded.rows, self.scores[piece])
+                self.journal.put_bounds(record, ids, bounded.lower_s, self.scores[piece])
 
     def _place_chips(self, ranked: IntArray, nodes: dict[int, ChipNodes]) -> None:
         """Place chips one after another, always against the current incumbent."""
-        speculation = Speculation(
-            self.crew, self._worth_placing, lambda chip: self._task(chip, nodes)
-        )
+        in_advance = Speculation(self.crew, self._worth_placing, lambda c: self._task(c, nodes))
         design, waiting = self.frontier.chips.design, self.mode.waiting
         left = Counter([] if waiting is None else design[waiting].tolist())
         for chip in ranked.tolist():
@@ -352,26 +348,16 @@ class Search:
                 self._bound(missing, self._open(missing), nodes, record=None)
             if self.stop():
                 return
-            placements = speculation.result(chip, ranked)
+            placements = in_advance.result(chip, ranked)
             if placements is None:
                 return
-            task = self._task(chip, nodes)
-            chip_nodes = nodes[chip]
-            placed = try_chip(
-                self.rule,
-                task.trial,
-                replayed(
-                    placements,
-                    lambda *ask, chip_nodes=chip_nodes: place_node(self.context, chip_nodes, *ask),
-                ),
-            )
-            self.finish(chip, key, self._placed(chip, chip_nodes, placed))
+            place = partial(place_node, self.context, nodes[chip])
+            placed = try_chip(self.rule, self._task(chip, nodes).trial, replayed(placements, place))
+            self.finish(chip, key, self._placed(chip, nodes[chip], placed))
 
     def _worth_placing(self, chip: int) -> bool:
-        return bool(self.scores[chip] > self.threshold()) and (
-            self.journal.evaluation(EvaluationKey(self.mode.phase, int(self.frontier.ids[chip])))
-            is None
-        )
+        key = EvaluationKey(self.mode.phase, int(self.frontier.ids[chip]))
+        return bool(self.scores[chip] > self.threshold()) and self.journal.evaluation(key) is None
 
     def _task(self, chip: int, nodes: dict[int, ChipNodes]) -> ChipTask:
         plans = self.frontier.plans.get(chip, {})
@@ -391,9 +377,8 @@ class Search:
         for model, (v, division) in placed.divisions.items():
             node = nodes.position(v)
             traffic = float(nodes.hbm_bytes[node]), float(nodes.glb_bytes[node])
-            plans[model] = self.evaluated_plan(
-                chip, v, division, nodes.upper_s[node], traffic, "quick"
-            )
+            pass_s = nodes.upper_s[node]
+            plans[model] = self.evaluated_plan(chip, v, division, pass_s, traffic, "quick")
         return ChipEvaluation(placed.lower_s, plans)
 
     def evaluated_plan(

@@ -68,15 +68,14 @@ def begin(search: Search, space: ProductSpace) -> None:
     """
     names = space.axes.names
     lists = [np.sort(values) for values in space.axes.lists()]
-    spread = [np.linspace(0, len(values) - 1, FIRST_VALUES) for values in lists]
+    spread = (np.linspace(0, len(values) - 1, FIRST_VALUES) for values in lists)
     indices = [np.unique(positions.round().astype(int)) for positions in spread]
     best, score = None, 0.0
     factors = iter(FACTORS)
     factor = next(factors)
     while not search.stop():
         chosen = (tuple(values[i].tolist()) for values, i in zip(lists, indices, strict=True))
-        part = space.part(dict(zip(names, chosen, strict=True)))
-        improved = _best_chip_of_part(search, part, score)
+        improved = _best_in_part(search, space.part(dict(zip(names, chosen, strict=True))), score)
         if improved is not None:
             best, score = improved
         elif best is None or (factor := next(factors, 1.0)) == 1.0:
@@ -96,12 +95,8 @@ def _about(values: FloatArray, value: float, factor: float) -> IntArray:
     return np.unique(np.clip([index - 1, index, index + 1, *scaled], 0, len(values) - 1))
 
 
-def _best_chip_of_part(
-    search: Search, space: ProductSpace, score: float
-) -> tuple[int, float] | None:
-    """Return the number and score of the best chip of a part of the space, within
-    FIRST_TOLERANCE; None where no chip beats `score`.
-    """
+def _best_in_part(search: Search, space: ProductSpace, score: float) -> tuple[int, float] | None:
+    """Return number and score of the best chip of a part, None where no chip beats `score`."""
     try:
         part = Search(
             space.build(),

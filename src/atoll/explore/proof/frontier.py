@@ -24,9 +24,7 @@ class Frontier:
     """Divisor of a chip's throughput; ones without a price."""
     stage: NDArray[np.int8]
     """Per chip, the strongest bound that was computed: 0 roofline, 1 schedule, 2 placement."""
-    plans: dict[int, dict[int, EvaluatedPlan]] = field(
-        default_factory=dict
-    )  # chip -> model -> plan
+    plans: dict[int, dict[int, EvaluatedPlan]] = field(default_factory=dict)  # by chip, model
 
     def subset(self, chips: IntArray) -> Frontier:
         """Return these chips, renumbered."""

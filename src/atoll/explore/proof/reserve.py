@@ -257,9 +257,8 @@ class Reserve:
         least, idle_W = self.grid.designs(boxes.first), np.empty(len(boxes))
         for number, options in enumerate(self._memories):
             members = boxes.memory == number
-            idle_W[members] = np.min(
-                [least.resting_power_with(hbm)[members] for hbm in options], axis=0
-            )
+            powers_W = [least.resting_power_with(hbm)[members] for hbm in options]
+            idle_W[members] = np.min(powers_W, axis=0)
         process_nm = np.asarray(least.columns.get("process_nm", chips.process_nm), np.float64)
         frugal = replace(chips, clock_Hz=least.clock_Hz, process_nm=process_nm)
         least_s = self._power_floors_s(frugal, idle_W)

@@ -155,18 +155,14 @@ class _Nodes:
 
     @staticmethod
     def of(
-        context: SearchContext,
-        chips: Chips,
-        chip: IntArray,
-        variant: IntArray,
-        *,
+        context: SearchContext, chips: Chips, chip: IntArray, variant: IntArray, *,
         floors: bool = False,
-    ) -> _Nodes:
+    ) -> _Nodes:  # fmt: skip
         # Most variants are ruled out on all these chips: their operators are not priced.
         (used, chip), (part, variant) = (
             np.unique(axis, return_inverse=True) for axis in (chip, variant)
         )
-        variants, repeats = _subset_with_repeats(context.variants, tuple(part.tolist()))
+        variants, repeats = _subset(context.variants, tuple(part.tolist()))
         priced = Priced.of(chips.subset(used), variants, context.setting, floors=floors)
         return _Nodes(priced, repeats, chip, variant)
 
@@ -234,18 +230,14 @@ class SolvedNode:
 def solve_node(
     context: SearchContext, chip: Chips, variant: int, effort: Effort, limit_s: float
 ) -> SolvedNode:
-    """Solve a node's schedules with more effort, then its placements; stop once its step is shown
-    not to be below the limit."""
-    single, repeats = _subset_with_repeats(context.variants, (variant,))
+    """Solve a node's schedules with more effort, up to the step limit, then its placements."""
+    single, repeats = _subset(context.variants, (variant,))
     priced = Priced.of(chip, single, context.setting)
-    node_variant = single.variants[0]
-    schedules = priced.schedules(
-        0, node_variant, effort, context.rule.tolerance / 4.0, limit_s, context.stop
-    )
-    lower, upper = priced.pass_bounds(
-        0, node_variant, [schedule for pair in schedules for schedule in pair]
-    )
-    least, most = priced.place(0, node_variant, lower), priced.place(0, node_variant, upper)
+    node, tolerance = single.variants[0], context.rule.tolerance / 4.0
+    schedules = priced.schedules(0, node, effort, tolerance, limit_s, context.stop)
+    passes = [schedule for pair in schedules for schedule in pair]
+    lower, upper = priced.pass_bounds(0, node, passes)
+    least, most = priced.place(0, node, lower), priced.place(0, node, upper)
     hbm, glb = variant_traffic(priced, repeats)
     return SolvedNode(
         least_s=np.inf if least is None else least.step_time_s,
@@ -258,9 +250,7 @@ def solve_node(
 
 
 @lru_cache(maxsize=256)
-def _subset_with_repeats(
-    variants: Variants, numbers: tuple[int, ...]
-) -> tuple[Variants, FloatArray]:
+def _subset(variants: Variants, numbers: tuple[int, ...]) -> tuple[Variants, FloatArray]:
     """Return a subset of the variants and their operators' repeats, cached for the next chip."""
     subset = variants.part(numbers)
     return subset, operator_repeats(subset)

@@ -98,9 +98,8 @@ def try_chip(rule: Rule, trial: Trial, solve_placement: SolvePlacement) -> Trial
                 break
             if not trial.plans_only:
                 least = solve_placement("lower", variant, limit)
-                lower_s[variant] = max(
-                    lower_s[variant], limit if least is None else least.step_time_s
-                )
+                bound_s = limit if least is None else least.step_time_s
+                lower_s[variant] = max(lower_s[variant], bound_s)
                 if least is None:
                     continue
             most = solve_placement("upper", variant, limit)
