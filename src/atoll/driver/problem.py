@@ -97,7 +97,7 @@ class PreparedProblem(Protocol[A]):
     def identity(self) -> Identity:
         """Return what its records depend on; a folder has a single identity."""
 
-    def solve(self, desk: Desk) -> A:
+    def solve(self, runtime: Desk) -> A:
         """Return the answer, or the best so far when stopped; `StoppedError` without one."""
 
     def files(self, answer: A) -> Mapping[str, str]:
@@ -106,7 +106,7 @@ class PreparedProblem(Protocol[A]):
 
 def drive(
     prepare: Callable[[Stop], PreparedProblem[A]],
-    means: Means,
+    options: Means,
     stop: Stop | None,
     time_limit_s: float,
     progress: Progress | None,
@@ -116,19 +116,19 @@ def drive(
     began = time.monotonic()
     stop = stop or Stop()
     stop.limit(time_limit_s)
-    if means.out is not None:
-        check_folder(means.out)
+    if options.out is not None:
+        check_folder(options.out)
     with _nothing_before(first, stop):
         problem = prepare(stop)
-        with _executor(means, stop) as executor:
-            if means.out is None:
+        with _executor(options, stop) as executor:
+            if options.out is None:
                 return problem.solve(Desk(executor, stop, began, progress, None))
             from atoll.store import opened
 
             identity = {**problem.identity(), **this_code()}
-            with opened(means.out, identity, executor.describe()) as store:
+            with opened(options.out, identity, executor.describe()) as store:
                 answer = problem.solve(Desk(executor, stop, began, progress, store))
-                write_folder(means.out, problem.files(answer))
+                write_folder(options.out, problem.files(answer))
                 store.end(answer.to_dict(), answer.certificate, answer.ended_early)
                 return answer
 
@@ -146,17 +146,17 @@ def _nothing_before(first: str, stop: Stop) -> Iterator[None]:
 
 
 @contextmanager
-def _executor(means: Means, stop: Stop) -> Iterator[Executor]:
+def _executor(options: Means, stop: Stop) -> Iterator[Executor]:
     """Start the executor; kernels in this process get as many threads as workers."""
-    in_process = means.workers is None and means.cluster is None and not means.grows
-    executor = choose_executor(0 if in_process else means.workers, means.cluster, stop)
+    in_process = options.workers is None and options.cluster is None and not options.grows
+    executor = choose_executor(0 if in_process else options.workers, options.cluster, stop)
     try:
-        if not means.workers:
+        if not options.workers:
             yield executor
             return
         from atoll.executors.threads import set_threads
 
-        before = set_threads(means.workers)
+        before = set_threads(options.workers)
         try:
             yield executor
         finally:

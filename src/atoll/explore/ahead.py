@@ -80,9 +80,7 @@ class FollowedRun:
 
     @property
     def model(self) -> str:
-        """Model of the search: the run's model name, or the run's file where that name now means
-        another model or none.
-        """
+        """Model name of the run, or its file where the name now means another model or none."""
         name, shape = str(self.run.question.get("model") or self.run.model), self.run.configuration
         try:
             same = not shape or dumped(load_config(name)) == shape

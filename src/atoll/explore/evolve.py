@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,12 @@ _STALE = 50
 """Generations without a new design after which the search ends."""
 
 
+class _Objectives(NamedTuple):
+    score: float
+    area_mm2: float
+    energy_per_token_J: float
+
+
 def evolve_search(search: Search, evaluations: int, seed: int) -> SearchOutcome:
     """Evaluate about `evaluations` designs in generations, or all where the space has no more."""
     optuna = _optuna()
@@ -36,7 +42,7 @@ def evolve_search(search: Search, evaluations: int, seed: int) -> SearchOutcome:
         directions=["maximize", "minimize", "minimize"],
         sampler=optuna.samplers.NSGAIISampler(population_size=POPULATION, seed=seed),
     )
-    objectives: dict[int, tuple[float, float, float] | None] = {}
+    objectives: dict[int, _Objectives | None] = {}
     stale = 0
     while len(search.frontier.plans) < evaluations and stale < _STALE and not search.stop():
         trials = [study.ask() for _ in range(POPULATION)]
@@ -58,7 +64,7 @@ def evolve_search(search: Search, evaluations: int, seed: int) -> SearchOutcome:
 
 def _evaluate_all(search: Search, count: int) -> SearchOutcome:
     """Evaluate every chip, in the order of their bounds."""
-    objectives: dict[int, tuple[float, float, float] | None] = {}
+    objectives: dict[int, _Objectives | None] = {}
     places = search.bring(list(range(count)))
     best_first = sorted(places, key=lambda name: -search.scores[places[name]])
     for first in range(0, count, POPULATION):
@@ -70,19 +76,19 @@ def _evaluate_all(search: Search, count: int) -> SearchOutcome:
 
 
 def _evaluate(
-    search: Search, ids: list[int], objectives: dict[int, tuple[float, float, float] | None]
-) -> dict[int, tuple[float, float, float] | None]:
+    search: Search, ids: list[int], objectives: dict[int, _Objectives | None]
+) -> dict[int, _Objectives | None]:
     """Return the objectives of chips, None where nothing fits or a bound rules the chip out."""
-    evaluated: dict[int, tuple[float, float, float] | None] = dict.fromkeys(ids)
+    evaluated: dict[int, _Objectives | None] = dict.fromkeys(ids)
     places = search.bring(ids)
     area = search.frontier.chips.area_mm2
-    best = np.array([values[:2] for values in objectives.values() if values is not None]).reshape(
-        -1, 2
-    )
+    best = [values for values in objectives.values() if values is not None]
+    best_score = np.array([values.score for values in best])
+    best_mm2 = np.array([values.area_mm2 for values in best])
     promising = [
         chip
         for chip in places.values()
-        if not ((best[:, 0] >= search.scores[chip]) & (best[:, 1] <= area[chip])).any()
+        if not ((best_score >= search.scores[chip]) & (best_mm2 <= area[chip])).any()
     ]
     order = np.array(sorted(promising), np.int64)
     scores = search.evaluate_all(order) if len(order) else np.zeros(0)
@@ -92,7 +98,7 @@ def _evaluate(
         if score > 0.0:
             search.accept(chip, score)
             steps = [plan.energy for plan in search.frontier.plans[chip].values()]
-            evaluated[chip_id] = (score, float(area[chip]), energy_per_token_J(steps))
+            evaluated[chip_id] = _Objectives(score, float(area[chip]), energy_per_token_J(steps))
     return evaluated
 
 

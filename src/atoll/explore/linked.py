@@ -56,8 +56,9 @@ def network_jobs(job: SearchQuestion) -> tuple[SearchQuestion, ...]:
 def search_networks(searches: Sequence[Search | None]) -> tuple[int, Search] | None:
     """Search all networks as far as time allows; return the number and search of the best."""
     score, best = 0.0, None
-    feasible = [(number, search) for number, search in enumerate(searches) if search is not None]
-    for number, search in sorted(feasible, key=lambda numbered: -numbered[1].bound()):
+    feasible = {number: search for number, search in enumerate(searches) if search is not None}
+    for number in sorted(feasible, key=lambda number: -feasible[number].bound()):
+        search = feasible[number]
         if search.stop():
             break
         search.score = score

@@ -208,9 +208,7 @@ class DrawComparison:
         return float(scores[self.feasible[draw]].max(initial=0.0))
 
     def scores_at_best_clock(self, draw: int, rates: FloatArray) -> FloatArray:
-        """Return every chip's score in a draw with these throughputs, at the best clock up to its
-        nominal clock at which it keeps to the limits.
-        """
+        """Return every chip's score in a draw, at the best feasible clock up to its nominal one."""
         runs = (self.chip_by_clock >= 0) & self.feasible[draw][self.chip_by_clock]
         values = np.where(runs, (rates / self.prices[draw])[self.chip_by_clock], 0.0)
         scores: FloatArray = np.maximum.accumulate(values, axis=1)[self.clock_family, self.clock]
@@ -345,7 +343,8 @@ def _with_a_chip(best_scores: Sequence[float]) -> list[int]:
 
 def _shares(draws: Draws, ends: FloatArray) -> tuple[ConstantShare, ...]:
     """Return the share of every constant in the swing of the best, largest first."""
-    swing = (ends[:, 0] - ends[:, 1]) ** 2
+    low, high = ends.T
+    swing = (low - high) ** 2
     shares = swing / swing.sum() if swing.any() else swing
     return tuple(
         ConstantShare(name=draws.varied[i].name, share=float(shares[i]))
@@ -473,13 +472,13 @@ def _steady_chip(
         drawn_space = space_under(design_space, draws.draws[draw])
         hbm = drawn_space.hbm_options[option]
         figures.append((drawn_space.area_with(hbm)[0], drawn_space.peak_power_with(hbm)[0]))
-    ends = np.quantile(np.array(figures), (0.05, 0.95), axis=0).T.tolist()
+    area_mm2, power_W = np.quantile(np.array(figures), (0.05, 0.95), axis=0).T.tolist()
     accelerator = design_space.accelerator(0, design_space.hbm_options[option])
     return SteadyChip(
         chip=f"{accelerator.describe()} at {accelerator.clock_Hz / 1e9:g} GHz",
         fits=fits,
         loss_mean=float(losses.mean()),
         loss_p95=float(np.quantile(losses, 0.95)),
-        area_mm2=tuple(ends[0]),
-        peak_power_W=tuple(ends[1]),
+        area_mm2=tuple(area_mm2),
+        peak_power_W=tuple(power_W),
     )

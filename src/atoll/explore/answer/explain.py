@@ -102,5 +102,5 @@ def shares(report: Sequence[LayerPass]) -> dict[str, float]:
             spent = operator.duration_s * entry.repeat
             totals[operator.limit] = totals.get(operator.limit, 0.0) + spent
     total_s = sum(totals.values()) or 1.0
-    ordered = sorted(totals.items(), key=lambda item: -item[1])
-    return {name: float(np.round(value / total_s, 6)) for name, value in ordered}
+    ordered = sorted(totals, key=lambda name: -totals[name])
+    return {name: float(np.round(totals[name] / total_s, 6)) for name in ordered}

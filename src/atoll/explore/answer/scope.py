@@ -200,13 +200,14 @@ def described_space(job: SearchQuestion, lifted: LiftedLimit = None) -> ProductS
     described = replace(described, hbm_options=options, limits=limits)
     if described.template.edge_mm is None or job.network is None:
         return described
-    topology_and_link = linked(job.network)
-    if topology_and_link is None:
+    linked_network = linked(job.network)
+    if linked_network is None:
         raise AtollError(
             f"job: network: chips of space {name} differ in their links; name a topology and their "
             f"bandwidth, such as {topology_of('switch-8').named(300e9)}."
         )
-    return described.part({**described.axes.values, "link_Bps": (topology_and_link[1],)})
+    _, link_Bps = linked_network
+    return described.part({**described.axes.values, "link_Bps": (link_Bps,)})
 
 
 def is_linked(job: SearchQuestion) -> bool:

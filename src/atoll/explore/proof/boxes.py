@@ -144,9 +144,7 @@ class SpaceGrid:
         return chips.subset(np.argsort(chips.design))
 
     def _most_rows(self) -> FloatArray:
-        """Return the most rows of a core's buffer over all arrays no wider and no deeper: rows
-        are not quite monotonic in the sides.
-        """
+        """Return the most rows of a core's buffer over all arrays no wider and no deeper."""
         width, depth = (self._values[i] for i in self._sides)
         rows = [[_rows(int(w), int(d)) for d in depth] for w in width]
         return np.maximum.accumulate(np.maximum.accumulate(np.array(rows), axis=0), axis=1)

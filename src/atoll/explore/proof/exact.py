@@ -88,9 +88,7 @@ def begin(search: Search, space: ProductSpace) -> None:
 
 
 def _about(values: FloatArray, value: float, factor: float) -> IntArray:
-    """Return the indices of a value, its neighbours, value / factor and value * factor: less of a
-    parameter allows more of another.
-    """
+    """Return the indices of a value, its neighbours, value / factor and value * factor."""
     index, *scaled = np.searchsorted(values, [value, value / factor, value * factor])
     return np.unique(np.clip([index - 1, index, index + 1, *scaled], 0, len(values) - 1))
 
@@ -176,9 +174,7 @@ def _after(
 
 
 def _limit_s(search: Search, chip: int) -> float:
-    """Return the step that the chip must be shown not to beat, with a margin for rounding;
-    infinite for the incumbent, whose schedules are solved to the end.
-    """
+    """Return the step that the chip must be shown not to beat; infinite for the incumbent."""
     if chip == search.best:
         return np.inf
     return float(search.cutoff_s(np.array([chip]))[0]) * (1.0 + ROUNDING)

@@ -244,7 +244,7 @@ class Reserve:
             rates, context.variants, context.setting, context.work, np.unique(variant)
         )
         pairs, place = distinct_rows(np.column_stack([number[box], variant]))
-        step_s = context.layouts.some_variants_s(pass_s, pairs[:, 0], pairs[:, 1])
+        step_s = context.layouts.some_variants_s(pass_s, *pairs.T)
         rows[box, variant] = np.maximum(rows[box, variant], step_s[place])
 
     def _raise_by_power(self, boxes: Boxes, chips: Chips, rows: FloatArray) -> None:
@@ -284,9 +284,7 @@ class Reserve:
         return least_prices
 
     def _build_chips(self, ends: Boxes) -> Frontier | None:
-        """Return the chips of boxes that differ in the buffer only, with the boxes' bounds: no
-        roofline depends on the buffer.
-        """
+        """Return the chips of boxes that differ in the buffer only, with the boxes' bounds."""
         points = [self.grid.points(ends.subset(np.array([i]))) for i in range(len(ends))]
         if not points:
             return None
