@@ -1,4 +1,4 @@
-"""What a search has proven, counted by architectures."""
+"""The certificate of a search, counted in architectures."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ import numpy as np
 
 from atoll.cost.chips import distinct_rows
 from atoll.explore.pricing.bounds import chip_rates, layer_rooflines
-from atoll.explore.proof.branch_and_bound import Outcome, Search
+from atoll.explore.proof.branch_and_bound import Search, SearchOutcome
 from atoll.step.certificate import Certificate
 
 CONSTRAINTS = "roofline or constraints"
-"""What rules points of a space outside memory out, most of which were never built."""
+"""Rule for points of a space outside memory, most of which were never built."""
 
 
-def certificate_of(search: Search, outcome: Outcome, tolerance: float, score: float) -> Certificate:
-    """Of an outcome, for a design of that score."""
+def certificate_of(
+    search: Search, outcome: SearchOutcome, tolerance: float, score: float
+) -> Certificate:
+    """Return the certificate of an outcome for a design of this score."""
     architectures = len(search.space)
     frontier = outcome.frontier
     designs, number = np.unique(frontier.chips.design, return_inverse=True)
@@ -29,8 +31,8 @@ def certificate_of(search: Search, outcome: Outcome, tolerance: float, score: fl
     scheduled = designs[closed & (stage == 1)]
     name, elsewhere = "roofline", 0
     if search.reserve is not None:
-        # Of a large space only the points are counted: most were never built, so that nobody
-        # looked whether they satisfy the constraints.
+        # Points of a large space are counted whether or not they satisfy the constraints, as most
+        # were never built.
         name = CONSTRAINTS
         gone = np.unique(np.concatenate([scheduled, *search.reserve.scheduled]))
         scheduled = np.setdiff1d(gone, designs[(stage == 2) | ~closed])
