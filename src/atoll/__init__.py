@@ -111,15 +111,15 @@ _WHERE = {name: place for place, names in _PLACES.items() for name in names}
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module 'atoll' has no attribute {name!r}")
-    place = import_module(_WHERE[name])
-    own: dict[str, Any] = {"answers": place, "__version__": getattr(place, "VERSION", None)}
-    found = own[name] if name in own else getattr(place, name)
+    module = import_module(_WHERE[name])
+    special: dict[str, Any] = {"answers": module, "__version__": getattr(module, "VERSION", None)}
+    value = special[name] if name in special else getattr(module, name)
     if _WHERE[name] in ("atoll.api", "atoll.several"):
         from atoll.questions.texts import described
 
-        found = described(found)
-    globals()[name] = found
-    return found
+        value = described(value)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -74,10 +74,10 @@ def catalogue() -> CatalogueAnswer:
 
 def hardware_names() -> tuple[str, ...]:
     """Every name that can be described."""
-    known = catalogue()
+    entries = catalogue()
     return (
-        *known.devices, *known.accelerators, *known.networks, *known.spaces, *known.wafers,
-        *known.chip_templates,
+        *entries.devices, *entries.accelerators, *entries.networks, *entries.spaces, *entries.wafers,
+        *entries.chip_templates,
     )  # fmt: skip
 
 
@@ -94,13 +94,13 @@ def describe(name: str) -> HardwareAnswer:
         _space: SPACES,
         _template: tuple(TEMPLATES),
     }
-    for show, own in names.items():
-        if name in own:
+    for show, kind_names in names.items():
+        if name in kind_names:
             return show(name)
     if (device := gpu_name(name)) is not None:
         return _device(device)
-    known = same_device(name, gpu_names()) or dict.fromkeys(n for k in names.values() for n in k)
-    raise unknown_entry("hardware", name, suggestion(name.lower(), known))
+    candidates = same_device(name, gpu_names()) or dict.fromkeys(n for k in names.values() for n in k)
+    raise unknown_entry("hardware", name, suggestion(name.lower(), candidates))
 
 
 def _device(name: str) -> DeviceAnswer:
@@ -190,14 +190,14 @@ def _hbm(options: tuple[Hbm, ...]) -> tuple[HbmTold, ...]:
 
 def _wafer(name: str) -> WaferEntry:
     wafer, count = load_wafer(name), len(load_wafers(name))
-    more = None if count == 1 else count
-    return WaferEntry.of(wafer, wafer=wafer.name, wafers_in_its_space=more)
+    space_size = None if count == 1 else count
+    return WaferEntry.of(wafer, wafer=wafer.name, wafers_in_its_space=space_size)
 
 
 def _calibration(name: str) -> CalibrationEntry:
-    found = load_calibration(name)
-    tables = {"traffic": dict(found.traffic), "formats": dict(found.formats)}
-    return made_of(CalibrationEntry, found, calibration=found.name, **tables)
+    calibration = load_calibration(name)
+    tables = {"traffic": dict(calibration.traffic), "formats": dict(calibration.formats)}
+    return made_of(CalibrationEntry, calibration, calibration=calibration.name, **tables)
 
 
 _FILES: dict[str, tuple[type[BaseModel], Callable[[str], HardwareAnswer]]] = {
@@ -219,20 +219,20 @@ class _Fields(BaseModel):
 
 def _kind(path: str) -> str:
     """What a file describes: the kind that knows most of its fields."""
-    given = load_yaml(path, _Fields).model_extra or {}
-    known = {
-        kind: len(given.keys() & (model.model_fields.keys() - _COMMON))
+    fields = load_yaml(path, _Fields).model_extra or {}
+    matches = {
+        kind: len(fields.keys() & (model.model_fields.keys() - _COMMON))
         for kind, (model, _) in _FILES.items()
     }
-    kind = max(known, key=lambda name: known[name])
-    if known[kind] == 0 or 2 * known[kind] < len(given.keys() - _COMMON):
+    kind = max(matches, key=lambda name: matches[name])
+    if matches[kind] == 0 or 2 * matches[kind] < len(fields.keys() - _COMMON):
         *most, last = _FILES
         raise AtollError(
-            f"{path}: its fields ({', '.join(list(given)[:5])}) are not those of a "
+            f"{path}: its fields ({', '.join(list(fields)[:5])}) are not those of a "
             f"{', '.join(most)} or {last}; jobs are for atoll search."
         )
     if kind == "accelerator":
-        several = any(isinstance(given.get(name), list) for name in _CHOICES)
-        ruled = any(isinstance(given.get(name), dict) for name in _CHOICES if name != "hbm")
+        several = any(isinstance(fields.get(name), list) for name in _CHOICES)
+        ruled = any(isinstance(fields.get(name), dict) for name in _CHOICES if name != "hbm")
         return "space" if several or ruled else "accelerator"
     return kind

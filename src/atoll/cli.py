@@ -42,7 +42,7 @@ def main() -> None:
         sys.exit(INTERRUPTED)
 
 
-def _say_warning(message: Warning | str, category: type[Warning], *where: Any, **rest: Any) -> None:
+def _say_warning(message: Warning | str, category: type[Warning], *where: Any, **options: Any) -> None:
     """An old name is a sentence for the user; other warnings are as Python shows them."""
     if issubclass(category, OldNameWarning):
         print(f"atoll: {message}", file=sys.stderr)
@@ -88,15 +88,15 @@ _WHERE = {command: place for place, commands in _PLACES.items() for command in c
 
 def _run(name: str) -> Callable[..., None]:
     if name in _WHERE:
-        found: Callable[..., None] = named(f"atoll.commands.{_WHERE[name]}:{name}")
-        return found
+        command: Callable[..., None] = named(f"atoll.commands.{_WHERE[name]}:{name}")
+        return command
     plain: dict[str, Callable[..., None]] = named("atoll.commands.plain:PLAIN")
     return plain[name]
 
 
 def _app(words: Sequence[str] = ()) -> typer.Typer:
     """All commands, or the only one that is needed: to make one takes a while."""
-    made = typer.Typer(
+    app = typer.Typer(
         name="atoll",
         help=(
             "Finds the accelerator, the schedule of each layer on it and the distribution of the "
@@ -106,10 +106,10 @@ def _app(words: Sequence[str] = ()) -> typer.Typer:
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
-    made.callback()(_root)
+    app.callback()(_root)
     for name in [word for word in words[:1] if word in COMMANDS] or COMMANDS:
-        add_command(made, name, COMMANDS[name], _run(name), words[1:])
-    return made
+        add_command(app, name, COMMANDS[name], _run(name), words[1:])
+    return app
 
 
 def __getattr__(name: str) -> Any:

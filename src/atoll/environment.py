@@ -38,9 +38,9 @@ def _version(name: str) -> str:
 
 def _processor() -> str:
     """Linux names the model in a file only."""
-    told = platform.processor() or platform.machine()
+    architecture = platform.processor() or platform.machine()
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-        return next(named, told)
-    return told
+        models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+        return next(models, architecture)
+    return architecture

@@ -54,11 +54,11 @@ class _EntryCode(JITCodeLibrary):
 
     def _optimize_final_module(self) -> None:
         """Once and at the usual level. Numba optimises twice, lightly and at the highest."""
-        made = self._codegen._module_pass_manager(opt=2)
-        if not isinstance(made, tuple):  # of an older numba
+        managers = self._codegen._module_pass_manager(opt=2)
+        if not isinstance(managers, tuple):  # of an older numba
             super()._optimize_final_module()
             return
-        passes, builder = made
+        passes, builder = managers
         passes.run(self._final_module, builder)
 
 
@@ -198,14 +198,14 @@ def _calls_typed_once() -> Iterator[None]:
     if usual is None:
         yield
         return
-    known: dict[Any, Any] = {}
+    typed: dict[Any, Any] = {}
 
     def get_call_type(self: Any, context: Any, args: Any, kws: Any) -> Any:
         call = id(self), id(context), tuple(args), tuple(sorted(kws.items()))
-        if call not in known:
+        if call not in typed:
             # With the function, so that no other takes its place in memory.
-            known[call] = usual(self, context, args, kws), self
-        return known[call][0]
+            typed[call] = usual(self, context, args, kws), self
+        return typed[call][0]
 
     functions_type.get_call_type = get_call_type
     try:
@@ -234,8 +234,8 @@ class _CheckedFile(IndexDataCacheFile):
 
     def load(self, key: Any) -> Any:
         name = self._load_index().get(key)
-        kept = None if name is None else self._read(self._data_path(name))
-        return kept[1] if kept is not None and kept[0] == (self._source_stamp, key) else None
+        entry = None if name is None else self._read(self._data_path(name))
+        return entry[1] if entry is not None and entry[0] == (self._source_stamp, key) else None
 
     def save(self, key: Any, data: Any) -> None:
         index = self._load_index()
@@ -246,9 +246,9 @@ class _CheckedFile(IndexDataCacheFile):
         self._save_index(index | {key: name})
 
     def _load_index(self) -> dict[Any, str]:
-        kept = self._read(self._index_path)
-        known = kept is not None and kept[0] == (self._version, self._source_stamp)
-        return kept[1] if known else {}
+        entry = self._read(self._index_path)
+        is_current = entry is not None and entry[0] == (self._version, self._source_stamp)
+        return entry[1] if is_current else {}
 
     def _save_index(self, overloads: dict[Any, str]) -> None:
         self._write(self._index_path, ((self._version, self._source_stamp), overloads))
@@ -258,13 +258,13 @@ class _CheckedFile(IndexDataCacheFile):
             content = Path(path).read_bytes()
         except OSError:
             return None
-        kept = content[_SUM_BYTES:]
-        return pickle.loads(kept) if _sum(kept) == content[:_SUM_BYTES] else None
+        payload = content[_SUM_BYTES:]
+        return pickle.loads(payload) if _sum(payload) == content[:_SUM_BYTES] else None
 
     def _write(self, path: str, value: Any) -> None:
-        kept = dumps(value)
+        payload = dumps(value)
         with self._open_for_write(path) as file:
-            file.write(_sum(kept) + kept)
+            file.write(_sum(payload) + payload)
 
 
 _SUM_BYTES = 16
@@ -287,13 +287,13 @@ class _KernelCache(FunctionCache):
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Where there is none, the caller compiles it, and no other process until it is done."""
-        found = super().load_overload(sig, target_context)
-        if found is None:
+        overload = super().load_overload(sig, target_context)
+        if overload is None:
             with suppress(OSError):
                 self._impl.locator.ensure_cache_path()
             self._lock.acquire()
-            found = super().load_overload(sig, target_context)
-        return found
+            overload = super().load_overload(sig, target_context)
+        return overload
 
     def save_overload(self, sig: Any, data: Any) -> None:
         with suppress(OSError):
@@ -352,8 +352,8 @@ def _known(compiled: Kernel) -> Kernel:
 
 
 def _pointer_to(context: Any, address: Any) -> Any:
-    def cast(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        return builder.inttoptr(given[0], cgutils.voidptr_t)
+    def cast(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
 
     return types.voidptr(types.int64), cast
 

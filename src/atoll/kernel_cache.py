@@ -65,9 +65,9 @@ def kernels_digest(package: Path = Path(__file__).parent) -> str:
 def use_kernel_cache() -> None:
     """Point numba at our cache, unless the user chose one. Call before numba is imported."""
     global _fresh
-    if given := os.environ.get("NUMBA_CACHE_DIR"):
+    if chosen := os.environ.get("NUMBA_CACHE_DIR"):
         with suppress(OSError):
-            _fresh = not os.path.lexists(given) or not any(Path(given).iterdir())
+            _fresh = not os.path.lexists(chosen) or not any(Path(chosen).iterdir())
         return
     name = f"kernels-{kernels_digest()}"
     for base in _bases():
@@ -219,9 +219,9 @@ class CompilerLock:
 def _bases() -> list[Path]:
     """Where kernels may be kept, the best place first."""
     bases = []
-    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    xdg_cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
     with suppress(RuntimeError):  # a user without a home
-        bases.append((given if given.is_absolute() else Path.home() / ".cache") / "atoll")
+        bases.append((xdg_cache if xdg_cache.is_absolute() else Path.home() / ".cache") / "atoll")
     if (user := _user()) is not None:
         bases.append(Path(tempfile.gettempdir()) / f"atoll-{user}")
     return bases
@@ -235,8 +235,8 @@ def _user() -> int | None:
 def _private_folder(folder: Path) -> bool:
     """Make the folder if need be; whether only this user can write there, and can at all."""
     try:
-        there = next(parent for parent in (folder, *folder.parents) if os.path.lexists(parent))
-        if not _out_of_reach(there):
+        existing = next(parent for parent in (folder, *folder.parents) if os.path.lexists(parent))
+        if not _out_of_reach(existing):
             return False
         for parent in (*reversed(folder.parents), folder):
             if not os.path.lexists(parent):
@@ -252,9 +252,9 @@ def _private_folder(folder: Path) -> bool:
 
 def _is_mine(folder: Path) -> bool:
     """A real folder of this user, closed to all others."""
-    found = folder.lstat()
-    closed = stat.S_IMODE(found.st_mode) & ~_PRIVATE == 0
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == _user() and closed
+    info = folder.lstat()
+    closed = stat.S_IMODE(info.st_mode) & ~_PRIVATE == 0
+    return stat.S_ISDIR(info.st_mode) and info.st_uid == _user() and closed
 
 
 def _out_of_reach(path: Path) -> bool:
@@ -268,13 +268,13 @@ def _out_of_reach(path: Path) -> bool:
         return True
     path.stat()  # links that go round in circles end here
     for part in (path, *path.parents):
-        found = part.lstat()
-        if found.st_uid not in (user, 0):
+        info = part.lstat()
+        if info.st_uid not in (user, 0):
             return False
-        if stat.S_ISLNK(found.st_mode):
+        if stat.S_ISLNK(info.st_mode):
             if not _out_of_reach(part.parent / part.readlink()):
                 return False
-        elif found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:
+        elif info.st_mode & 0o022 and not info.st_mode & stat.S_ISVTX:
             return False
     return True
 

@@ -65,8 +65,8 @@ class Registry(Generic[T]):
 
     def add(self, *ours: T) -> None:
         """What comes with atoll."""
-        named = [(name, item) for item in ours for name in self._names(item)]
-        for name, item in named:
+        pairs = [(name, item) for item in ours for name in self._names(item)]
+        for name, item in pairs:
             if self._ours.setdefault(name, item) is not item:
                 raise AtollError(f"{self.noun} {name!r} is known already")
 
@@ -77,7 +77,7 @@ class Registry(Generic[T]):
         return sum(1 for _ in self)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._given or any(name == known for known in self)
+        return name in self._given or any(name == listed for listed in self)
 
     def __getitem__(self, name: str) -> T:
         """The object of that name, or an AtollError with a sentence."""
@@ -91,10 +91,10 @@ class Registry(Generic[T]):
             return self._ours[name]
         if offered and name not in self._loaded:
             self._loaded[name] = self._load(offered[0])
-        found = self._loaded.get(name, self._given.get(name))
-        if found is None:
+        item = self._loaded.get(name, self._given.get(name))
+        if item is None:
             raise AtollError(f"{self.noun} {name!r} is not known{suggestion(name, self)}")
-        return found
+        return item
 
     def values(self) -> list[T]:
         """All of them."""
@@ -129,8 +129,8 @@ class Registry(Generic[T]):
             raise AtollError(f"{item!r} is no {self.noun} (atoll's {self.kind.__name__})")
         first, *_ = names = self._names(item)
         for name in names:
-            known = name in self._ours or name in _plug_ins(self.group)
-            if known and self[name] is not item:
+            exists = name in self._ours or name in _plug_ins(self.group)
+            if exists and self[name] is not item:
                 raise AtollError(f"{self.noun} {name!r} is known already; give yours another name")
         self._given |= dict.fromkeys(names, item)
         return first
@@ -138,23 +138,23 @@ class Registry(Generic[T]):
     def _load(self, point: EntryPoint) -> T:
         who = f"{self.noun} {point.name!r} of package {_package(point)}"
         try:
-            found = point.load()
+            item = point.load()
         except Exception as error:
             raise AtollError(
                 f"{who} cannot be imported ({type(error).__name__}: {error}); mend or uninstall "
                 "that package."
             ) from error
-        if not isinstance(found, self.kind):
+        if not isinstance(item, self.kind):
             raise AtollError(
-                f"{who}: {point.value} is a {type(found).__name__}, but should be an object of "
+                f"{who}: {point.value} is a {type(item).__name__}, but should be an object of "
                 f"atoll's {self.kind.__name__}."
             )
-        if point.name not in self._names(found):
+        if point.name not in self._names(item):
             raise AtollError(
-                f"{who}: {point.value} calls itself {' and '.join(self._names(found))}; its entry "
+                f"{who}: {point.value} calls itself {' and '.join(self._names(item))}; its entry "
                 "point must have the same name."
             )
-        return found
+        return item
 
 
 def _package(point: EntryPoint) -> str:
@@ -164,10 +164,10 @@ def _package(point: EntryPoint) -> str:
 @cache
 def _plug_ins(group: str) -> dict[str, tuple[EntryPoint, ...]]:
     """What installed packages offer of one kind, by name."""
-    found: dict[str, tuple[EntryPoint, ...]] = {}
+    points_by_name: dict[str, tuple[EntryPoint, ...]] = {}
     for point in _installed()(group=f"atoll.{group}"):
-        found[point.name] = (*found.get(point.name, ()), point)
-    return found
+        points_by_name[point.name] = (*points_by_name.get(point.name, ()), point)
+    return points_by_name
 
 
 @cache
@@ -184,14 +184,14 @@ def _any_offers() -> bool:
     """Whether a package may bring plug-ins. The standard library knows all ways in which packages
     are installed, but takes long to import; most users have no plug-in, in plain folders.
     """
-    if [x for x in sys.meta_path if hasattr(x, "find_distributions")] != [PathFinder]:
+    if [finder for finder in sys.meta_path if hasattr(finder, "find_distributions")] != [PathFinder]:
         return True
     for folder in map(Path, sys.path):
         if folder.is_file():  # an archive
             return True
-        for facts in (*folder.glob("*.dist-info"), *folder.glob("*.egg-info")):
+        for metadata in (*folder.glob("*.dist-info"), *folder.glob("*.egg-info")):
             try:
-                offered = (facts / "entry_points.txt").read_text(encoding="utf-8")
+                offered = (metadata / "entry_points.txt").read_text(encoding="utf-8")
             except OSError:
                 continue
             if "[atoll." in offered:

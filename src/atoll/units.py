@@ -148,10 +148,10 @@ def parse_quantity(value: object, dimension: Dimension, default_unit: str | None
     if unit not in dimension.units:
         raise UnitError(f"{expected}, {_about_unit(unit, dimension)}")
     # in decimal, so that "3.4 us" is the float 3.4e-6 and not its neighbour
-    found = float(Decimal(number) * Decimal(repr(dimension.units[unit])))
-    if found != 0 and not 1 / LARGEST <= found <= LARGEST:
+    amount = float(Decimal(number) * Decimal(repr(dimension.units[unit])))
+    if amount != 0 and not 1 / LARGEST <= amount <= LARGEST:
         raise UnitError(f"{expected}, which is beyond all that exists")
-    return found
+    return amount
 
 
 def parse_bytes(value: object) -> int:
@@ -165,10 +165,10 @@ def _shown(value: object) -> str:
 
 
 def _about_unit(unit: str, dimension: Dimension) -> str:
-    for other in DIMENSIONS:
-        if unit in other.units:
-            return f"which is {other.noun}"
-    alike = [known for known in dimension.units if known.lower() == unit.lower()]
+    for candidate in DIMENSIONS:
+        if unit in candidate.units:
+            return f"which is {candidate.noun}"
+    alike = [name for name in dimension.units if name.lower() == unit.lower()]
     if alike:
         return f"where {unit!r} is not a unit, did you mean {' or '.join(alike)}?"
     return f"where {unit!r} is not a unit, use one of {', '.join(filter(None, dimension.display))}"

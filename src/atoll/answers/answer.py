@@ -52,8 +52,8 @@ class Written:
             >>> atoll.describe_model("gpt2-xl").to_dict()["parameters"]
             1557611200
         """
-        told: dict[str, Any] = dumped(self._told)
-        return told
+        content: dict[str, Any] = dumped(self._told)
+        return content
 
     def save(self, path: str | Path) -> Path:
         """Write the answer as JSON, whole or not at all.
@@ -148,8 +148,8 @@ class Drawn(Written):
             >>> atoll.estimate("gpt2-xl", "h100", 8, batch=64).report("report.html").name
             'report.html'
         """
-        kept = getattr(self, "kept", None)
-        return Path(named("atoll.report.page:write_page")(self._told, Path(path), kept))
+        folder = getattr(self, "kept", None)
+        return Path(named("atoll.report.page:write_page")(self._told, Path(path), folder))
 
     def trace(self, path: str | Path) -> Path:
         """Write the step as a Chrome trace, which Perfetto opens, as `atoll trace` does.
@@ -207,9 +207,9 @@ T = TypeVar("T")
 
 
 @singledispatch
-def answer_of(found: object) -> Any:
+def answer_of(result: object) -> Any:
     """What a program found, as data; each program registers how for its own."""
-    raise TypeError(f"no answer is made of a {type(found).__name__}")
+    raise TypeError(f"no answer is made of a {type(result).__name__}")
 
 
 class Answered(Written, Generic[A]):
@@ -218,8 +218,8 @@ class Answered(Written, Generic[A]):
     @cached_property
     def answer(self) -> A:
         """All that is printed, drawn or written of it, as typed data."""
-        made: A = answer_of(self)
-        return made
+        answer: A = answer_of(self)
+        return answer
 
     @property
     def _told(self) -> A:
@@ -254,10 +254,10 @@ class Pictured(Drawn, Answered[P]):
             >>> small.compare(large).to_dict()["runs"]
             ['estimate 1', 'estimate 2']
         """
-        answers = [found.answer for found in (self, *others)]
-        names = [f"{answer.kind} {i}" for i, answer in enumerate(answers, 1)]
-        told: Picture = named("atoll.several.compared:beside")(names, answers)
-        return told
+        answers = [result.answer for result in (self, *others)]
+        names = [f"{answer.kind} {number}" for number, answer in enumerate(answers, 1)]
+        comparison: Picture = named("atoll.several.compared:beside")(names, answers)
+        return comparison
 
     def to_dataframe(self) -> pd.DataFrame:
         """What was asked and what came out, for pandas.
@@ -273,16 +273,16 @@ class Pictured(Drawn, Answered[P]):
         """
         import pandas as pd
 
-        asked, figures = (
+        question_values, figures = (
             named(f"atoll.several.figures:{name}")(self.answer)
             for name in ("asked_of", "figures_of")
         )
-        return pd.DataFrame([asked | figures])
+        return pd.DataFrame([question_values | figures])
 
 
 def made_of(kind: type[T], source: object, /, **given: Any) -> T:
     """A value of a class from the attributes of a source that have its fields' names."""
-    names = [f.name for f in fields(kind) if f.name not in given and hasattr(source, f.name)]  # type: ignore[arg-type]
+    names = [field.name for field in fields(kind) if field.name not in given and hasattr(source, field.name)]  # type: ignore[arg-type]
     return kind(**{name: getattr(source, name) for name in names}, **given)
 
 
@@ -308,21 +308,21 @@ def read_answer(path: str | Path, *kinds: type[A]) -> A:
 
 def parse_answer(content: Mapping[str, Any], where: str, *kinds: type[A]) -> A:
     """The same of what was read already."""
-    known = {default_of(kind, "kind"): kind for kind in kinds}
-    found = content.get("kind")
-    if not isinstance(found, str) or found not in known:
-        words = " or ".join(str(name) for name in known)
+    kind_by_name = {default_of(kind, "kind"): kind for kind in kinds}
+    kind_name = content.get("kind")
+    if not isinstance(kind_name, str) or kind_name not in kind_by_name:
+        words = " or ".join(str(name) for name in kind_by_name)
         raise AtollError(
-            f"{where}: not an answer of atoll that is read here: its kind is {str(found)[:40]!r}, "
+            f"{where}: not an answer of atoll that is read here: its kind is {str(kind_name)[:40]!r}, "
             f"not {words}."
         )
-    wanted = default_of(known[found], "format")
-    if content.get("format") != wanted:
+    expected_format = default_of(kind_by_name[kind_name], "format")
+    if content.get("format") != expected_format:
         raise AtollError(
             f"{where}: written by another version of atoll (format {content.get('format')!r}, this "
-            f"one reads {wanted}); run it again."
+            f"one reads {expected_format}); run it again."
         )
-    return checked(content, known[found], where)
+    return checked(content, kind_by_name[kind_name], where)
 
 
 def default_of(kind: type, name: str) -> Any:
@@ -333,8 +333,8 @@ def default_of(kind: type, name: str) -> Any:
 def checked(content: object, kind: type[T], where: str) -> T:
     """Data as a value of a type; a sentence names the first field that is not."""
     try:
-        found: T = adapter(kind).validate_python(content)
-        return found
+        value: T = adapter(kind).validate_python(content)
+        return value
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"]))

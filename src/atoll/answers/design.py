@@ -60,7 +60,7 @@ class Chip:
     def device(self) -> Accelerator:
         """The chip that it tells of."""
         template = None if self.template is None else TEMPLATES[self.template]
-        own = self.own or {}
+        template_values = self.own or {}
         return Accelerator(
             tensor_cores=self.tensor_cores,
             vector_cores=self.vector_cores,
@@ -72,7 +72,7 @@ class Chip:
             clock_Hz=self.clock_GHz * 1e9,
             hbm=Hbm(round(self.hbm_GiB * GIB), self.hbm_bandwidth_GBps * 1e9),
             template=template,
-            more=tuple((p, own[p.name]) for p in template.own) if template else (),
+            more=tuple((p, template_values[p.name]) for p in template.own) if template else (),
         )
 
 

@@ -199,8 +199,8 @@ class SweepAnswer(Picture):
             >>> atoll.sweep(asked, devices=[8, 16]).lines()[1]["devices"]
             16
         """
-        told = ({**row.asked, **row.figures, "problem": row.problem} for row in self.rows)
-        return [{name: row.get(name) for name in self.columns} for row in told]
+        merged_rows = ({**row.asked, **row.figures, "problem": row.problem} for row in self.rows)
+        return [{name: row.get(name) for name in self.columns} for row in merged_rows]
 
     def to_csv(self) -> str:
         """The rows as a table.
@@ -251,8 +251,8 @@ class ComparedRow:
         """Its values, with the ratios of those that differ."""
         ratios = dict(enumerate(self.ratios))
         return [
-            format_value(value) + (f" ({ratios[at]:.3g}x)" if at and ratios.get(at, 1) != 1 else "")
-            for at, value in enumerate(self.values)
+            format_value(value) + (f" ({ratios[index]:.3g}x)" if index and ratios.get(index, 1) != 1 else "")
+            for index, value in enumerate(self.values)
         ]
 
 

@@ -145,13 +145,13 @@ class LaunchFile:
             >>> found.export("torchtitan").save("mine.toml").name
             'mine.toml'
         """
-        given = Path(path)
-        place = given / self.file if given.is_dir() else given
-        with whole_files(lambda why: f"cannot write {place}: {why}", place) as (part,):
+        target = Path(path)
+        file_path = target / self.file if target.is_dir() else target
+        with whole_files(lambda why: f"cannot write {file_path}: {why}", file_path) as (part,):
             part.write_text(self.text, encoding="utf-8")
             if self.file.endswith(".sh"):
                 part.chmod(part.stat().st_mode | 0o111)
-        return place
+        return file_path
 
 
 class Launched:
@@ -206,6 +206,6 @@ class Candidate:
 
 def candidates_words(candidates: Sequence[Candidate], between: float) -> str:
     """What must be tried, and why; nothing where nothing is near."""
-    words = "; ".join(f"{c.layout} ({c.slower:+.1%})" for c in candidates)
+    words = "; ".join(f"{candidate.layout} ({candidate.slower:+.1%})" for candidate in candidates)
     why = f"half of all pairs of layouts of one run are predicted {between:.0%} or more off"
     return f"to be tried beside it: {words} ({why})" if words else ""

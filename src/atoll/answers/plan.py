@@ -196,12 +196,12 @@ class RunAnswer(Launched, Picture):
     launch: tuple[LaunchFile, ...] = ()
 
     def _launch_file(self, target: str) -> LaunchFile:
-        made = {file.target: file for file in self.launch}
-        if target not in made:
-            raise AtollError(f"export: {target!r} is not known{suggestion(target, made)}")
-        if made[target].refused:
-            raise AtollError(made[target].refused)
-        return made[target]
+        file_by_target = {file.target: file for file in self.launch}
+        if target not in file_by_target:
+            raise AtollError(f"export: {target!r} is not known{suggestion(target, file_by_target)}")
+        if file_by_target[target].refused:
+            raise AtollError(file_by_target[target].refused)
+        return file_by_target[target]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,21 +270,21 @@ class PlanAnswer(RunAnswer):
             True
         """
         mine = self.breakdown_s
-        others = []
-        for other in self.runners_up:
-            theirs = other.breakdown_s
-            sign = 1 if other.slower >= 0 else -1  # what shrinks, where the other is faster
+        slower_layouts = []
+        for runner_up in self.runners_up:
+            theirs = runner_up.breakdown_s
+            sign = 1 if runner_up.slower >= 0 else -1  # what shrinks, where the other is faster
             more_s = {name: sign * (theirs.get(name, 0.0) - mine[name]) for name in mine}
             part = max(more_s, key=more_s.__getitem__)
             part_s = mine[part], theirs.get(part, 0.0)
-            others.append(made_of(SlowerLayout, other, part=part, part_s=part_s))
+            slower_layouts.append(made_of(SlowerLayout, runner_up, part=part, part_s=part_s))
         return made_of(
             PlanExplanation,
             self,
             kind="plan-explanation",
             format=1,
             layout=self.layout_words,
-            runners_up=tuple(others),
+            runners_up=tuple(slower_layouts),
         )
 
 

@@ -146,26 +146,26 @@ class Robustness(SteadyChip):
 
     def words(self) -> str:
         steady = self.steadiest
-        told = (
+        text = (
             f"over {self.draws} draws of {len(self.constants)} constants it keeps to the limits in "
             f"{self.fits:.0%} and loses {self.loss_mean:.1%} on average ({self.loss_p95:.0%} at "
             f"the 95th percentile) against the best of {self.designs:,} chips in each"
         )
         if self.without_a_chip:
-            told += f" ({self.without_a_chip} more leave no chip)"
+            text += f" ({self.without_a_chip} more leave no chip)"
         if steady.chip == self.chip:
-            told += "; none is steadier"
+            text += "; none is steadier"
         else:
-            told += (
+            text += (
                 f"; steadiest: {steady.chip}, which keeps to them in {steady.fits:.0%} and loses "
                 f"{steady.loss_mean:.1%} ({steady.loss_p95:.0%}"
             )
-            told += f"; no chip loses less than {self.least_loss:.1%})" if self.least_loss else ")"
-        moving = [one for one in self.constants if one.share >= 0.01][:3]
+            text += f"; no chip loses less than {self.least_loss:.1%})" if self.least_loss else ")"
+        moving = [constant for constant in self.constants if constant.share >= 0.01][:3]
         if moving:
-            shares = ", ".join(f"{one.name} {one.share:.0%}" for one in moving)
-            told += f"; what moves the best chip most: {shares}"
-        return told
+            shares = ", ".join(f"{constant.name} {constant.share:.0%}" for constant in moving)
+            text += f"; what moves the best chip most: {shares}"
+        return text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,8 +301,8 @@ class SearchAnswer(Picture):
             >>> result.answer.explain().models[0].model
             'bert-large'
         """
-        made: SearchExplanation = named("atoll.explore.answer.why:explain_result")(self)
-        return made
+        explanation: SearchExplanation = named("atoll.explore.answer.why:explain_result")(self)
+        return explanation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -365,9 +365,9 @@ class WaferAnswer(Picture):
             >>> result.answer.explain().stages
             4
         """
-        explained = named("atoll.wafer.answer.explain:explain_wafer_result")
-        made: WaferExplanation = explained(self, ablate=ablate)
-        return made
+        explain = named("atoll.wafer.answer.explain:explain_wafer_result")
+        explanation: WaferExplanation = explain(self, ablate=ablate)
+        return explanation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,8 +54,8 @@ def _source(reader: RunReader, kind: RunKind) -> RunReader | Rows:
     if kind == "search":
         return reader
     if kind == "wafer":
-        found = reader.result()
-        wafers = found.designs if isinstance(found, WaferAnswer) else ()
+        answer = reader.result()
+        wafers = answer.designs if isinstance(answer, WaferAnswer) else ()
         return Rows([dumped(row) | {"score": row.samples_per_s} for row in wafers])
     from atoll.training.planner.pieces import estimated_layouts
 
@@ -67,7 +67,7 @@ def _source(reader: RunReader, kind: RunKind) -> RunReader | Rows:
 def _filters(
     texts: Iterable[str],
 ) -> dict[str, float | str | tuple[float | None, float | None]]:
-    found: dict[str, float | str | tuple[float | None, float | None]] = {}
+    filters: dict[str, float | str | tuple[float | None, float | None]] = {}
     for text in texts:
         for sign in ("<=", ">=", "="):
             name, present, value = (part.strip() for part in text.partition(sign))
@@ -77,14 +77,14 @@ def _filters(
             raise AtollError(f"where: expected column=value, <= or >=, got {text!r}.")
         number = _number(value)
         if sign == "=":
-            found[name] = value if number is None else number
+            filters[name] = value if number is None else number
             continue
         if number is None:
             raise AtollError(f"where: expected a number after {sign}, got {text!r}.")
-        known = found.get(name)
-        low, high = known if isinstance(known, tuple) else (None, None)
-        found[name] = (low, number) if sign == "<=" else (number, high)
-    return found
+        earlier = filters.get(name)
+        low, high = earlier if isinstance(earlier, tuple) else (None, None)
+        filters[name] = (low, number) if sign == "<=" else (number, high)
+    return filters
 
 
 def _number(text: str) -> float | None:

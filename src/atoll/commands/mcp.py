@@ -48,16 +48,16 @@ def mcp(question: McpQuestion) -> None:
 
 def offered(name: str) -> dict[str, Any]:
     """JSON Schema of a tool's arguments: the question's, without what writes."""
-    asked = COMMANDS[name][0]
-    schema = asked.model_json_schema()
-    kept = schema["properties"].keys() - hidden(asked)
-    schema["properties"] = {n: part for n, part in schema["properties"].items() if n in kept}
+    question = COMMANDS[name][0]
+    schema = question.model_json_schema()
+    shown = schema["properties"].keys() - hidden(question)
+    schema["properties"] = {n: part for n, part in schema["properties"].items() if n in shown}
     return schema
 
 
-def hidden(asked: type[Question]) -> set[str]:
+def hidden(question: type[Question]) -> set[str]:
     """Fields that are not an agent's: where files are written, who works."""
-    fields = asked.model_fields.items()
+    fields = question.model_fields.items()
     return {name for name, info in fields if info.exclude or about(info, "writes", False)}
 
 
@@ -65,13 +65,13 @@ def called(name: str, arguments: dict[str, Any]) -> tuple[dict[str, Any], list[s
     """A tool's answer as `--json` has it, and the launch file that was asked for."""
     if name not in VERBS:
         raise AtollError(f"tool {name!r} is not known; there are {', '.join(VERBS)}")
-    asked = COMMANDS[name][0]
-    if refused := sorted(hidden(asked) & arguments.keys()):
+    question_kind = COMMANDS[name][0]
+    if refused := sorted(hidden(question_kind) & arguments.keys()):
         raise AtollError(f"{', '.join(refused)}: not offered here, where nothing is written")
-    question = ask({name: asked}, None, arguments)
-    found = ANSWERED[name](question)
+    question = ask({name: question_kind}, None, arguments)
+    result = ANSWERED[name](question)
     target = getattr(question, "export", None)
-    return found.to_dict(), [] if target is None else [found.export(target).text]
+    return result.to_dict(), [] if target is None else [result.export(target).text]
 
 
 def made_server() -> Any:
@@ -80,9 +80,9 @@ def made_server() -> Any:
     from mcp import types
     from mcp.server.lowlevel import Server
 
-    one_by_one = anyio.CapacityLimiter(1)
+    single_call = anyio.CapacityLimiter(1)
 
-    async def list_tools(context: Any, asked: Any) -> Any:
+    async def list_tools(context: Any, request: Any) -> Any:
         tools = [
             types.Tool(
                 name=name,
@@ -96,13 +96,13 @@ def made_server() -> Any:
         ]
         return types.ListToolsResult(tools=tools)
 
-    async def call_tool(context: Any, asked: Any) -> Any:
-        run = partial(called, asked.name, asked.arguments or {})
+    async def call_tool(context: Any, request: Any) -> Any:
+        run = partial(called, request.name, request.arguments or {})
         try:
-            answer, files = await anyio.to_thread.run_sync(run, limiter=one_by_one)
+            answer, files = await anyio.to_thread.run_sync(run, limiter=single_call)
         except AtollError as error:
-            told = [types.TextContent(type="text", text=str(error))]
-            return types.CallToolResult(content=told, is_error=True)
+            sentences = [types.TextContent(type="text", text=str(error))]
+            return types.CallToolResult(content=sentences, is_error=True)
         texts = [json.dumps(answer, allow_nan=False), *files]
         content = [types.TextContent(type="text", text=text) for text in texts]
         return types.CallToolResult(content=content, structured_content=answer)

@@ -21,12 +21,12 @@ def estimate(question: EstimateQuestion | WaferQuestion, as_json: bool) -> None:
 
     if isinstance(question, questions.EstimateQuestion) and swept(question, as_json):
         return
-    asked = (
+    job = (
         question.model_copy(update=_LATER)
         if isinstance(question, questions.EstimateQuestion)
         else question
     )
-    result = run(job=asked)
+    result = run(job=job)
     if not isinstance(result, Estimate):
         from atoll.printing.wafer import print_wafer_estimate
 

@@ -43,7 +43,7 @@ def from_both_ends(fill: Callable[[int], None], count: int) -> Iterator[int]:
     """Call `fill(0)` to `fill(count - 1)`, which write into shared arrays alone, here from the
     beginning and in a copy from the end; gives every number that is called here, before it is.
     """
-    copy = _forked(lambda told, asked: _backwards(fill, count, told)) if count > 1 else None
+    copy = _forked(lambda results, requests: _backwards(fill, count, results)) if count > 1 else None
     try:
         done = 0
         for number in range(count):
@@ -58,11 +58,11 @@ def from_both_ends(fill: Callable[[int], None], count: int) -> Iterator[int]:
             copy.end()
 
 
-def _backwards(fill: Callable[[int], None], count: int, told: IO[bytes]) -> None:
+def _backwards(fill: Callable[[int], None], count: int, results: IO[bytes]) -> None:
     for number in reversed(range(count)):
         fill(number)
-        told.write(b".")
-        told.flush()
+        results.write(b".")
+        results.flush()
 
 
 class Pairs:
@@ -84,29 +84,29 @@ class Pairs:
             self._copy = _forked(self._answers)
             self._apart = self._copy is not None
         if len(pair) < 2 or self._copy is None:
-            return [self._call(*of) for of in pair]
-        first, second = (self._subject(*of) for of in pair)
+            return [self._call(*args) for args in pair]
+        first, second = (self._subject(*args) for args in pair)
         order = 1 if first not in self._known or second in self._known else -1
         self._known.add((first, second)[order])
-        here, there = pair[::order]
-        self._copy.ask(there)
-        found = self._call(*here)
-        answer = self._copy.answer()
-        if answer is None:  # it died
+        local_args, copy_args = pair[::order]
+        self._copy.ask(copy_args)
+        local_result = self._call(*local_args)
+        copy_result = self._copy.answer()
+        if copy_result is None:  # it died
             self.close()
             self._apart = False
-            answer = self._call(*there)
-        return [found, answer][::order]
+            copy_result = self._call(*copy_args)
+        return [local_result, copy_result][::order]
 
     def close(self) -> None:
         if self._copy is not None:
             self._copy.end()
             self._copy = None
 
-    def _answers(self, told: IO[bytes], asked: IO[bytes]) -> None:
+    def _answers(self, results: IO[bytes], requests: IO[bytes]) -> None:
         while True:
-            pickle.dump(self._call(*pickle.load(asked)), told, pickle.HIGHEST_PROTOCOL)
-            told.flush()
+            pickle.dump(self._call(*pickle.load(requests)), results, pickle.HIGHEST_PROTOCOL)
+            results.flush()
 
 
 class Ahead:
@@ -137,11 +137,11 @@ class Ahead:
         self._hear()
         while self._sent and self._sent[0] == args:  # there: something else is made here meanwhile
             go_on(self._stop)
-            others = self._left(args)
-            several = len(others) > 1  # the copy takes the next one: it would wait for more
-            if several:
-                self._known[repr(others[-1])] = self._call(*others[-1])
-            self._hear(0.0 if several else _WAKE_S)
+            remaining = self._left(args)
+            has_spare = len(remaining) > 1  # the copy takes the next one: it would wait for more
+            if has_spare:
+                self._known[repr(remaining[-1])] = self._call(*remaining[-1])
+            self._hear(0.0 if has_spare else _WAKE_S)
         if name in self._known:
             return self._known[name]
         self._soon = self._left(args)
@@ -150,13 +150,13 @@ class Ahead:
 
     def _left(self, args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         """What may be asked for soon beside a call and was not made."""
-        return [of for of in self._soon if of != args and repr(of) not in self._known]
+        return [call for call in self._soon if call != args and repr(call) not in self._known]
 
     def _begin(self, calls: list[tuple[Any, ...]]) -> None:
         """Let a copy make these, unless it is at one of them."""
         if not self._sent or self._sent[0] not in calls:
             self.close()
-            self._copy = _forked(lambda told, asked: self._make(calls, told)) if calls else None
+            self._copy = _forked(lambda results, requests: self._make(calls, results)) if calls else None
             self._sent = calls if self._copy is not None else []
 
     def close(self) -> None:
@@ -165,22 +165,22 @@ class Ahead:
         self._copy, self._sent = None, []
         self._heard.clear()
 
-    def _make(self, calls: Sequence[tuple[Any, ...]], told: IO[bytes]) -> None:
-        for of in calls:
-            result = pickle.dumps(self._call(*of), pickle.HIGHEST_PROTOCOL)
-            told.write(len(result).to_bytes(_LENGTH) + result)
-            told.flush()
+    def _make(self, calls: Sequence[tuple[Any, ...]], results: IO[bytes]) -> None:
+        for call in calls:
+            result = pickle.dumps(self._call(*call), pickle.HIGHEST_PROTOCOL)
+            results.write(len(result).to_bytes(_LENGTH) + result)
+            results.flush()
 
     def _hear(self, wait_s: float = 0.0) -> None:
         """Take what the copy has told since; what it cannot make is left to this process."""
         while self._copy is not None and self._sent:
-            more = self._copy.heard(wait_s)
-            if more is None:
+            received = self._copy.heard(wait_s)
+            if received is None:
                 return
-            if not more:  # it died
+            if not received:  # it died
                 self.close()
                 return
-            self._heard += more
+            self._heard += received
             while len(self._heard) >= _LENGTH:
                 end = _LENGTH + int.from_bytes(self._heard[:_LENGTH])
                 if len(self._heard) < end:
@@ -193,8 +193,8 @@ class Ahead:
 class _Copy:
     """A copy of this process, with pipes to and from it."""
 
-    def __init__(self, pid: int, told: IO[bytes], asked: IO[bytes]) -> None:
-        self._pid, self._told, self._asked = pid, told, asked
+    def __init__(self, pid: int, results: IO[bytes], requests: IO[bytes]) -> None:
+        self._pid, self._told, self._asked = pid, results, requests
 
     def told(self, wait: bool) -> int:
         """How many bytes it has written since; 0 where it died."""
@@ -261,33 +261,33 @@ def _forked(work: Callable[[IO[bytes], IO[bytes]], None]) -> _Copy | None:
         or not _core_waits()
     ):
         return None
-    told, asked = os.pipe(), os.pipe()
-    here = os.getpid()
+    results, requests = os.pipe(), os.pipe()
+    parent = os.getpid()
     try:
         with warnings.catch_warnings():
             # The threads that Python 3.12 warns of, a spinner's, hold no lock that a copy takes.
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
     except OSError:  # no room for another process
-        for end in (*told, *asked):
+        for end in (*results, *requests):
             os.close(end)
         return None
     if pid:
-        os.close(told[1])
-        os.close(asked[0])
-        return _Copy(pid, os.fdopen(told[0], "rb"), os.fdopen(asked[1], "wb"))
+        os.close(results[1])
+        os.close(requests[0])
+        return _Copy(pid, os.fdopen(results[0], "rb"), os.fdopen(requests[1], "wb"))
     try:
         # It holds what is open here, a folder's lock as well: it does not outlive this process.
         ctypes.CDLL(None).prctl(_PARENT_DIED, signal.SIGKILL)
-        if os.getppid() != here:
+        if os.getppid() != parent:
             return None  # to the end
-        os.close(told[0])
-        os.close(asked[1])
+        os.close(results[0])
+        os.close(requests[1])
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the other
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         gc.freeze()  # a walk over what both know would copy all of its pages
-        with os.fdopen(told[1], "wb") as tells, os.fdopen(asked[0], "rb") as hears:
-            work(tells, hears)
+        with os.fdopen(results[1], "wb") as result_writer, os.fdopen(requests[0], "rb") as request_reader:
+            work(result_writer, request_reader)
     except BaseException:
         pass  # the other does it itself, and says what is wrong
     finally:

@@ -103,15 +103,15 @@ class DaskCluster:
         return self._counted[1]
 
     def _workers(self) -> Mapping[str, Mapping[str, Any]]:
-        found = self._ask(lambda: self._client.scheduler.identity(n_workers=-1))["workers"]
-        if found:
+        workers = self._ask(lambda: self._client.scheduler.identity(n_workers=-1))["workers"]
+        if workers:
             self._alive = time.monotonic()
         elif time.monotonic() - self._alive > ALONE_S:
             raise AtollError(
                 f"cluster: the scheduler at {self.address} has no workers; start some. With --out "
                 "the same command then continues."
             )
-        return dict(found)
+        return dict(workers)
 
     def _ask(self, question: Any, *args: Any, within_s: float = ANSWER_S, **more: Any) -> Any:
         """What the cluster answers, within a limit."""
@@ -152,19 +152,19 @@ class DaskCluster:
 
     def tend(self) -> None:
         """Give up workers of which the scheduler has not heard for long; their tasks go on."""
-        now = time.monotonic()
-        if now - self._tended < COUNT_S:
+        now_s = time.monotonic()
+        if now_s - self._tended < COUNT_S:
             return
-        self._tended = now
-        for name, told in self._workers().items():
-            heard, since = self._heard.get(name, (None, now))
-            self._heard[name] = told["last_seen"], since if heard == told["last_seen"] else now
-            if now - self._heard[name][1] > SILENT_S:
+        self._tended = now_s
+        for name, details in self._workers().items():
+            last_seen, since_s = self._heard.get(name, (None, now_s))
+            self._heard[name] = details["last_seen"], since_s if last_seen == details["last_seen"] else now_s
+            if now_s - self._heard[name][1] > SILENT_S:
                 self._give_up(name)
 
     def _give_up(self, worker: str) -> None:
-        told = {"address": worker, "stimulus_id": "silent"}
-        self._ask(lambda: self._client.scheduler.unregister(**told))
+        arguments = {"address": worker, "stimulus_id": "silent"}
+        self._ask(lambda: self._client.scheduler.unregister(**arguments))
 
     def _ask_workers(self) -> None:
         """Refuse a cluster with a worker whose Atoll is not this one; each is asked once."""
@@ -174,11 +174,11 @@ class DaskCluster:
         self._asked.update(new)
 
     def _refusal(self, workers: list[str]) -> str:
-        here = versions()
-        told = self._ask(
+        local_versions = versions()
+        worker_versions = self._ask(
             self._client.run, versions, workers=workers, on_error="return", within_s=WORKERS_S
         )
-        return next(filter(None, (refusal(name, told[name], here) for name in sorted(told))), "")
+        return next(filter(None, (refusal(name, worker_versions[name], local_versions) for name in sorted(worker_versions))), "")
 
     def _share(self) -> None:
         self._shared = self._ask(
@@ -213,10 +213,10 @@ class DaskCluster:
         if isinstance(error, AtollError | StoppedError):
             return error
         try:
-            other = self._refusal(sorted(self._workers()))
+            problem = self._refusal(sorted(self._workers()))
         except AtollError as lost:
             return lost
-        return AtollError(other) if other else error
+        return AtollError(problem) if problem else error
 
     def consider(self) -> None:
         """Their number is given."""
@@ -252,23 +252,23 @@ def _local_workers(address: str) -> int | None:
 
 def versions() -> dict[str, str]:
     """All that must be the same where results are mixed, as plain data that any version reads."""
-    told = {"python": platform.python_version().rpartition(".")[0]}
-    return this_code() | told | {"numpy": np.__version__, "numba": numba.__version__}
+    python = {"python": platform.python_version().rpartition(".")[0]}
+    return this_code() | python | {"numpy": np.__version__, "numba": numba.__version__}
 
 
-def refusal(worker: str, there: object, here: Mapping[str, str]) -> str:
+def refusal(worker: str, worker_versions: object, local_versions: Mapping[str, str]) -> str:
     """Why a worker may not work for the Atoll here; empty if it may.
 
     `there` is its versions and sources, or the error with which it could not tell them.
     """
-    if there == here or isinstance(there, OSError):  # gone: nothing runs there
+    if worker_versions == local_versions or isinstance(worker_versions, OSError):  # gone: nothing runs there
         return ""
-    theirs, ours, what = "no atoll, or another version", code_words(here), "atoll"
-    if isinstance(there, Mapping):
-        theirs = code_words(there)
+    theirs, ours, what = "no atoll, or another version", code_words(local_versions), "atoll"
+    if isinstance(worker_versions, Mapping):
+        theirs = code_words(worker_versions)
         if theirs == ours:
-            what = next(name for name in here if there.get(name) != here[name])
-            theirs, ours = f"{what} {there.get(what)}", f"{what} {here[what]}"
+            what = next(name for name in local_versions if worker_versions.get(name) != local_versions[name])
+            theirs, ours = f"{what} {worker_versions.get(what)}", f"{what} {local_versions[what]}"
     return (
         f"cluster: worker {worker} runs {theirs}, this search {ours}; install the same {what} on "
         "every worker and start them again."
@@ -278,7 +278,7 @@ def refusal(worker: str, there: object, here: Mapping[str, str]) -> str:
 def _run(task: Task, context: Any, args: tuple[Any, ...], code: Mapping[str, str]) -> Any:
     from distributed import get_worker
 
-    if other := refusal(get_worker().address, versions(), code):
-        raise AtollError(other)
+    if problem := refusal(get_worker().address, versions(), code):
+        raise AtollError(problem)
     set_threads(1)
     return task(context, *args)

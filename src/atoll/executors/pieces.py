@@ -50,18 +50,18 @@ class Pieces:
         """The result of `task(context, *args)`; those that are not kept may be any objects."""
         name = _name(args)
         notes = self._notes if keep else None
-        known = None if notes is None else notes.note(name)
-        if known is not None:
-            return known["value"]
+        record = None if notes is None else notes.note(name)
+        if record is not None:
+            return record["value"]
         go_on(self._stop)
         self._crew.executor.consider()
         call = self._sent.pop(name, None)
         if call is None:
             value = self._here.ask(*args)
-        elif (held := self._crew.result(call)) is None:
+        elif (boxed := self._crew.result(call)) is None:
             raise StoppedError
         else:
-            value = held[0]
+            value = boxed[0]
         if notes is not None:
             notes.put_note(name, {"value": value})
         return value
@@ -69,7 +69,7 @@ class Pieces:
     def ahead(self, calls: Iterable[tuple[Any, ...]]) -> None:
         """Begin pieces that may be asked for soon, where other processes wait for work."""
         if self._crew.executor.in_process:
-            self._here.ahead(of for of in calls if not self._on_record(_name(of)))
+            self._here.ahead(call for call in calls if not self._on_record(_name(call)))
             return
         source = iter(calls)
         while self._crew.in_flight(self._sent.values()) < self._crew.room:

@@ -142,13 +142,13 @@ def _stopped(pids: Iterable[int] | None) -> list[int]:
     """Those of our processes that a signal stopped, where the system tells."""
     if not hasattr(os, "waitid"):
         return []
-    found = []
+    stopped_pids = []
     for pid in list(pids or ()):
         with suppress(ChildProcessError):
-            asked = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
-            if os.waitid(os.P_PID, pid, asked) is not None:
-                found.append(pid)
-    return found
+            options = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
+            if os.waitid(os.P_PID, pid, options) is not None:
+                stopped_pids.append(pid)
+    return stopped_pids
 
 
 def _pass_on(done: Future[Any], outer: Future[Any]) -> None:

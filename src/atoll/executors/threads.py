@@ -46,5 +46,5 @@ def over_ranges(run: Callable[[int, int], Any], count: int, pieces_per_core: int
     if len(starts) == 1:
         return
     with ThreadPoolExecutor(cores) as pool:
-        for done in [pool.submit(run, a, min(a + step, count)) for a in starts[1:]]:
-            done.result()
+        for future in [pool.submit(run, start, min(start + step, count)) for start in starts[1:]]:
+            future.result()

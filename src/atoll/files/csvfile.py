@@ -85,8 +85,8 @@ def _parsed(path: object, content: bytes) -> tuple[list[str], list[Line]]:
             trouble = f"expected {len(header)} cells, got {len(cells)}"
         elif any("\ufffd" in cell for cell in cells):
             trouble = "not UTF-8 text"
-        found = {name: cell.strip() for name, cell in zip(header, cells, strict=False)}
-        lines.append(Line(number, found, trouble))
+        cell_by_column = {name: cell.strip() for name, cell in zip(header, cells, strict=False)}
+        lines.append(Line(number, cell_by_column, trouble))
 
 
 def write_csv(path: str | Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

@@ -37,16 +37,16 @@ def parse_object(text: str, where: str, foreign: bool = False) -> dict[str, Any]
     """The object written in a text; `where` names it in the sentences."""
     try:
         constant = str if foreign else _refused
-        given = json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=constant)
+        content = json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=constant)
     except json.JSONDecodeError as error:
         raise AtollError(
             f"{where}: not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}"
         ) from None
     except (ValueError, RecursionError) as error:
         raise AtollError(f"{where}: not usable JSON ({error})") from None
-    if not isinstance(given, dict):
-        raise AtollError(f"{where}: expected a JSON object, found a {type(given).__name__}")
-    return given
+    if not isinstance(content, dict):
+        raise AtollError(f"{where}: expected a JSON object, found a {type(content).__name__}")
+    return content
 
 
 def _whole(text: str) -> int:

@@ -122,12 +122,12 @@ def record_sums(folder: Path, sums: Mapping[str, str | None]) -> None:
     files stay as they are.
     """
     lines = _lines(folder)
-    told = [line for line in lines if _named(line)[0] not in sums]
-    told += [f"{sum_}  {name}" for name, sum_ in sums.items() if sum_ is not None]
-    if sorted(told) != sorted(lines):
+    new_lines = [line for line in lines if _named(line)[0] not in sums]
+    new_lines += [f"{digest}  {name}" for name, digest in sums.items() if digest is not None]
+    if sorted(new_lines) != sorted(lines):
         part = _part_of(folder / SUMS)
         try:
-            part.write_bytes("".join(f"{line}\n" for line in told).encode(*TEXT))
+            part.write_bytes("".join(f"{line}\n" for line in new_lines).encode(*TEXT))
             part.replace(folder / SUMS)
         finally:
             part.unlink(missing_ok=True)
@@ -135,15 +135,15 @@ def record_sums(folder: Path, sums: Mapping[str, str | None]) -> None:
 
 def as_written(path: Path) -> bool:
     """Whether a file is known to be as it was written; refused where it is known not to be."""
-    noted = _recorded(path.parent).get(path.name)
-    if noted is None:
+    recorded = _recorded(path.parent).get(path.name)
+    if recorded is None:
         return False
     try:
-        found = path.stat()
-        same = _seen(path, found.st_mtime_ns, found.st_size) == noted
+        info = path.stat()
+        same = _seen(path, info.st_mtime_ns, info.st_size) == recorded
     except OSError as error:
         raise AtollError(f"{path}: cannot be read ({error.strerror})") from None
-    if not same and _recorded(path.parent).get(path.name) == noted:  # not being written just now
+    if not same and _recorded(path.parent).get(path.name) == recorded:  # not being written just now
         raise AtollError(
             f"{path}: not as it was written: its checksum is another than {path.parent / SUMS} "
             f"says; it was damaged or edited: run it again, or remove {SUMS} to read it all the "
@@ -161,8 +161,8 @@ def _recorded(folder: Path) -> dict[str, str]:
 
 def _named(line: str) -> tuple[str, str]:
     """File name and checksum of a line; no name where the line has another form."""
-    sum_, _, name = line.partition("  ")
-    return name, sum_
+    digest, _, name = line.partition("  ")
+    return name, digest
 
 
 def _lines(folder: Path) -> list[str]:

@@ -142,10 +142,10 @@ def validate_dict(data: Mapping[str, Any], model: type[M], where: str) -> M:
     return _validate(data, model, where, None)
 
 
-def suggestion(given: object, known: Iterable[str]) -> str:
+def suggestion(name: object, choices: Iterable[str]) -> str:
     """`, did you mean X?`, or the list of what is known when nothing is close."""
-    names = list(known)
-    close = difflib.get_close_matches(str(given), names, n=3)
+    names = list(choices)
+    close = difflib.get_close_matches(str(name), names, n=3)
     if close:
         return f", did you mean {' or '.join(close)}?"
     return f", known are {', '.join(names)}" if names else ""
@@ -237,13 +237,13 @@ def _validate(data: Any, model: type[M], where: str, root: yaml.Node | None) -> 
             line, column = (mark.line, mark.column) if mark is not None else (0, 0)
             start = [f"{where}{_position(mark)}"] if where else []
             prefix = "".join(f"{part}: " for part in (*start, ".".join(path)) if part)
-            said = problems.setdefault((line, column, prefix), [])
+            sentences = problems.setdefault((line, column, prefix), [])
             sentence = _sentence(detail, path, model)
-            if sentence not in said:  # the branches of a union often agree
-                said.append(sentence)
+            if sentence not in sentences:  # the branches of a union often agree
+                sentences.append(sentence)
         in_file_order = sorted(problems.items(), key=lambda problem: problem[0][:2])
         raise AtollError(
-            "\n".join(prefix + "; or ".join(said) for (_, _, prefix), said in in_file_order)
+            "\n".join(prefix + "; or ".join(sentences) for (_, _, prefix), sentences in in_file_order)
         ) from None
 
 
@@ -316,14 +316,14 @@ _EXPECTED = {
 
 
 def _sentence(detail: ErrorDetails, path: list[str], model: type[BaseModel]) -> str:
-    kind, context, given = detail["type"], detail.get("ctx", {}), detail["input"]
+    kind, context, value = detail["type"], detail.get("ctx", {}), detail["input"]
     if kind == "missing":
         return "required field is missing"
     if kind == "extra_forbidden":
         return "unknown field" + suggestion(path[-1], _field_names(model, path[:-1]))
     if kind == "value_error":
         return str(context["error"])
-    shown = repr(given) if len(repr(given)) <= 60 else repr(given)[:57] + "..."
+    shown = repr(value) if len(repr(value)) <= 60 else repr(value)[:57] + "..."
     if kind in _EXPECTED:
         return f"expected {_EXPECTED[kind].format(**context)}, got {shown}"
     message = detail["msg"]
@@ -340,7 +340,7 @@ def _field_names(annotation: Any, path: list[str]) -> list[str]:
     arguments = [a for a in typing.get_args(annotation) if a is not type(None)]
     container = typing.get_origin(annotation) in (list, tuple, dict, Mapping)
     names = (_field_names(a, path[1:] if container else path) for a in arguments)
-    return list(dict.fromkeys(name for found in names for name in found))
+    return list(dict.fromkeys(name for branch in names for name in branch))
 
 
 def _fields_wanted(model: type[BaseModel]) -> str:
@@ -349,7 +349,7 @@ def _fields_wanted(model: type[BaseModel]) -> str:
 
 
 def _refuse_repeated_keys(root: yaml.Node, where: str) -> None:
-    pending, seen = [root], {id(root)}
+    pending, visited = [root], {id(root)}
     while pending:
         node = pending.pop()
         children: list[yaml.Node] = []
@@ -364,8 +364,8 @@ def _refuse_repeated_keys(root: yaml.Node, where: str) -> None:
                 children.append(value)
         elif isinstance(node, yaml.SequenceNode):
             children.extend(node.value)
-        fresh = [child for child in children if id(child) not in seen]
-        seen.update(id(child) for child in fresh)
+        fresh = [child for child in children if id(child) not in visited]
+        visited.update(id(child) for child in fresh)
         pending.extend(fresh)
 
 
@@ -377,17 +377,17 @@ def _refuse_too_much(root: yaml.Node, where: str) -> None:
         """Values in it and levels of them, aliases written out."""
         if isinstance(node, yaml.ScalarNode):
             return 1, 0
-        known = measured.setdefault(id(node), None)
-        if known is None:
+        total = measured.setdefault(id(node), None)
+        if total is None:
             inside = node.value
             if isinstance(node, yaml.MappingNode):
                 inside = [part for pair in node.value for part in pair]
             if any(measured.get(id(part), ()) is None for part in inside):
                 raise AtollError(f"{where}{_position(node.start_mark)}: holds itself")
             sizes = [measure(part) for part in inside]
-            known = 1 + sum(size for size, _ in sizes), 1 + max((d for _, d in sizes), default=0)
-            measured[id(node)] = known
-        return known
+            total = 1 + sum(size for size, _ in sizes), 1 + max((depth_below for _, depth_below in sizes), default=0)
+            measured[id(node)] = total
+        return total
 
     values, depth = measure(root)
     if values > MOST_VALUES or depth > DEEPEST:

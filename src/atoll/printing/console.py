@@ -124,20 +124,20 @@ class StatusLine:
     def __rich__(self) -> Text:
         from rich.text import Text
 
-        said = self._compiling() or self._text
-        return Text(f"{said} ({self._clock() - self._began:.0f} s)")
+        text = self._compiling() or self._text
+        return Text(f"{text} ({self._clock() - self._began:.0f} s)")
 
     def logged(self) -> str:
         """The same as a line of a log: the time first."""
         compiling = self._compiling()
-        said = f"{self._text}; {compiling}" if compiling else self._text
-        return f"{self._clock() - self._began:8.1f} s  {said}"
+        text = f"{self._text}; {compiling}" if compiling else self._text
+        return f"{self._clock() - self._began:8.1f} s  {text}"
 
 
-def print_bars(console: Output, parts: Mapping[str, float], whole: float) -> None:
+def print_bars(console: Output, parts: Mapping[str, float], total_s: float) -> None:
     for name, seconds in in_words(parts).items():
-        if seconds > 5e-4 * whole:
-            share = seconds / whole
+        if seconds > 5e-4 * total_s:
+            share = seconds / total_s
             bar = "█" * max(1, round(_BAR * share))
             console.print(f"  {name:<19}{format_seconds(seconds):>10}  {share:6.1%}  {bar}")
 

@@ -60,8 +60,8 @@ def print_result(result: SearchResult) -> None:
             f"{plan.power_W:.0f} W per device, {plan.energy_per_token_J * 1e3:.2f} mJ per token"
         )
         _print_placement(console, plan.placement, plan.replay_difference)
-    for number, own in enumerate(result.alone):
-        console.print(f"{'Alone' if number == 0 else '':<12} {own.words()}")
+    for number, model_alone in enumerate(result.alone):
+        console.print(f"{'Alone' if number == 0 else '':<12} {model_alone.words()}")
     if result.baselines:
         _print_baselines(console, result)
     if result.beside:
@@ -183,17 +183,17 @@ def _print_front(console: Output, against: str, front: FrontAnswer, like: Accele
     console.print(f"Front        {size} of throughput against {against}, {words}")
     speed = next(name for name in rows[0] if name.endswith("samples_per_s"))
     cost = next(name for name in rows[0] if name.endswith(against))
-    every = (*template_of(like).parameters, *HBM_PARAMETERS)
-    more = _differing(rows, [ShownParameter(**p.to_dict()) for p in every], _IN_FRONT)
-    also = map(_title, more)
-    table = plain_table(against, "tensor cores", "vector cores", "GLB MiB", *also, speed)
+    parameters = (*template_of(like).parameters, *HBM_PARAMETERS)
+    varied = _differing(rows, [ShownParameter(**p.to_dict()) for p in parameters], _IN_FRONT)
+    varied_titles = map(_title, varied)
+    table = plain_table(against, "tensor cores", "vector cores", "GLB MiB", *varied_titles, speed)
     for row in rows[:: max(1, len(rows) // 12)]:
         table.add_row(
             f"{row[cost]:.4g}",
             f"{row['tensor_cores']} x {row['width']}x{row['depth']}",
             f"{row['vector_cores']} x {row['vector_width']}",
             f"{row['glb_bytes'] / 2**20:g}",
-            *(_shown(row, parameter) for parameter in more),
+            *(_shown(row, parameter) for parameter in varied),
             f"{row[speed]:,.1f}",
         )
     console.print(table)
@@ -254,13 +254,13 @@ def _chips(rows: Sequence[Row], parameters: Sequence[ShownParameter]) -> Table:
     from atoll.hardware.silicon.systolic import HBM_PARAMETERS, SYSTOLIC
 
     # What another template has beside ours has columns of its own.
-    usual = {parameter.name for parameter in (*SYSTOLIC.parameters, *HBM_PARAMETERS)}
-    own = [parameter for parameter in parameters if parameter.name not in usual]
-    columns = (*_IN_FRONT, "hbm_capacity_bytes", *(parameter.name for parameter in own))
-    own += _differing(rows, parameters, columns)
+    common_names = {parameter.name for parameter in (*SYSTOLIC.parameters, *HBM_PARAMETERS)}
+    extra_parameters = [parameter for parameter in parameters if parameter.name not in common_names]
+    columns = (*_IN_FRONT, "hbm_capacity_bytes", *(parameter.name for parameter in extra_parameters))
+    extra_parameters += _differing(rows, parameters, columns)
     cores = ("tensor cores", "vector cores")
-    also = map(_title, own)
-    table = plain_table("score", "mm2", "W", "mJ/token", *cores, "GLB", "HBM", *also, "layout")
+    extra_titles = map(_title, extra_parameters)
+    table = plain_table("score", "mm2", "W", "mJ/token", *cores, "GLB", "HBM", *extra_titles, "layout")
     for row in cast("Sequence[StoredDesign]", rows):
         table.add_row(
             f"{row['score']:,.1f}",
@@ -271,7 +271,7 @@ def _chips(rows: Sequence[Row], parameters: Sequence[ShownParameter]) -> Table:
             f"{row['vector_cores']} x {row['vector_width']}",
             format_bytes(row["glb_bytes"]),
             format_bytes(row["hbm_capacity_bytes"]),
-            *(_shown(cast("Row", row), parameter) for parameter in own),
+            *(_shown(cast("Row", row), parameter) for parameter in extra_parameters),
             f"p{row['pipeline']} t{row['tensor']} d{row['data']} b{row['microbatch']}",
         )
     return table
@@ -280,9 +280,9 @@ def _chips(rows: Sequence[Row], parameters: Sequence[ShownParameter]) -> Table:
 def _wafers(rows: Sequence[Row], _: Sequence[ShownParameter]) -> Table:
     table = plain_table("score", "mm2", "W", "dies", "stages", "microbatch", "wafer", left="wafer")
     for row in rows:
-        whole = (str(row[name]) for name in ("dies", "stages", "microbatch", "name"))
+        texts = (str(row[name]) for name in ("dies", "stages", "microbatch", "name"))
         table.add_row(
-            f"{row['score']:,.1f}", f"{row['area_mm2']:,.0f}", f"{row['power_W']:,.0f}", *whole
+            f"{row['score']:,.1f}", f"{row['area_mm2']:,.0f}", f"{row['power_W']:,.0f}", *texts
         )
     return table
 
@@ -348,9 +348,9 @@ def print_explanation(shown: SearchExplanation) -> None:
                 f"Schedules: the loosest proof is {worst.layer} {worst.pass_}, gap "
                 f"{worst.gap:.2%} (bound: {worst.bound})."
             )
-    for number, other in enumerate(shown.runners_up, start=1):
-        console.print(f"\nRunner-up {number}: {_difference(other.differs)}")
-        for reason in other.reasons:
+    for number, runner_up in enumerate(shown.runners_up, start=1):
+        console.print(f"\nRunner-up {number}: {_difference(runner_up.differs)}")
+        for reason in runner_up.reasons:
             before, after = (format_seconds(value) for value in reason.part_s)
             part = reason.part.replace("_", " ")
             mostly = f", mostly {part} ({before} -> {after})" if before != after else ""

@@ -112,18 +112,18 @@ def print_site(shown: SiteCalibration) -> None:
             f"{format_seconds(step.host_gap_s)}, other gaps {format_seconds(step.other_gap_s)}"
         )
     for log in shown.collectives:
-        bus, late = log.bus_Bps, log.latency_s
+        bus, latency = log.bus_Bps, log.latency_s
         console.print(
             f"{log.collective} over {log.ranks} ranks of {log.nodes} nodes: bus "
             f"{f'{bus[1] / 1e9:.1f} GB/s' if bus else 'unknown'}, latency "
-            f"{format_seconds(late[1]) if late else 'unknown'}"
+            f"{format_seconds(latency[1]) if latency else 'unknown'}"
         )
     if shown.runs is not None:
         _print_fit(console, shown.runs)
     table = plain_table("parameter", "value", "90 % interval", left="parameter")
-    for name, known in _flat(site):
-        shown_as = partial(format_seconds, digits=3) if name.endswith("_s") else "{:.4g}".format
-        value, low, high = map(shown_as, known)
+    for name, interval in _flat(site):
+        formatted = partial(format_seconds, digits=3) if name.endswith("_s") else "{:.4g}".format
+        value, low, high = map(formatted, interval)
         table.add_row(name, value, f"{low} to {high}")
     console.print(table)
     for name in ("stack", "attention"):
@@ -147,16 +147,16 @@ def _print_fit(console: Output, fit: RunsFit) -> None:
 
 
 def _flat(
-    told: Mapping[str, JsonValue], above: str = ""
+    content: Mapping[str, JsonValue], prefix: str = ""
 ) -> Iterator[tuple[str, tuple[float, float, float]]]:
     """Value, low and high, by their place in a site's file."""
-    for name, value in told.items():
+    for name, value in content.items():
         if isinstance(value, dict):
             if "low" in value:
-                found = [float(str(value[key])) for key in ("value", "low", "high")]
-                yield above + name, (found[0], found[1], found[2])
+                interval = [float(str(value[key])) for key in ("value", "low", "high")]
+                yield prefix + name, (interval[0], interval[1], interval[2])
             else:
-                yield from _flat(value, f"{above}{name} ")
+                yield from _flat(value, f"{prefix}{name} ")
 
 
 def print_validation(shown: OperatorsValidation) -> None:
@@ -185,8 +185,8 @@ def print_chips(shown: ChipsValidation) -> None:
         "area, fitted on all": shown.fitted.area, "power, fitted on all": shown.fitted.power,
         "area, as shipped": shown.shipped.area, "power, as shipped": shown.shipped.power,
     }  # fmt: skip
-    groups |= {f"area, {family}": both.area for family, both in shown.families.items()}
-    groups |= {f"power, {family}": both.power for family, both in shown.families.items()}
+    groups |= {f"area, {family}": errors_by_figure.area for family, errors_by_figure in shown.families.items()}
+    groups |= {f"power, {family}": errors_by_figure.power for family, errors_by_figure in shown.families.items()}
     print_error_table(console, "errors", groups)
     areas = [(chip.chip, chip.area_mm2, chip.area_parts_mm2) for chip in shown.chips]
     powers = [(chip.chip, chip.power_W, chip.power_parts_W) for chip in shown.chips]
@@ -253,41 +253,41 @@ def print_bench(shown: BenchAnswer) -> None:
         "regret", "rows/s",
     )  # fmt: skip
     for title, scores in (
-        ("rows of its own", [(one, one.all) for one in shown.predictors]),
-        ("rows of all", [(one, one.common) for one in shown.predictors]),
+        ("rows of its own", [(predictor, predictor.all) for predictor in shown.predictors]),
+        ("rows of all", [(predictor, predictor.common) for predictor in shown.predictors]),
     ):
         table = plain_table(title, *columns, left=title)
-        for one, score in scores:
+        for predictor, score in scores:
             time, verdicts = score.step_time, (score.accepted_share, score.rejected_share)
             shares = (time.mean_ape, time.median_ape, time.p90_ape, score.first.mean_ape)
             table.add_row(
-                one.name,
+                predictor.name,
                 str(score.rows),
                 *map(_share, (*shares, score.memory.mean_ape, *verdicts, score.regret.mean)),
-                f"{one.per_second:.3g}",
+                f"{predictor.per_second:.3g}",
             )
         console.print(table)
     closer = []
     for kind, groups in shown.predictors[0].groups.items():
-        table = plain_table(kind, *(one.name for one in shown.predictors), left=kind)
+        table = plain_table(kind, *(predictor.name for predictor in shown.predictors), left=kind)
         for group in groups:
-            scores_of = {one.name: one.groups[kind][group] for one in shown.predictors}
+            score_by_name = {predictor.name: predictor.groups[kind][group] for predictor in shown.predictors}
             cells = []
-            for name, score in scores_of.items():
+            for name, score in score_by_name.items():
                 theirs, ours = score.step_time.mean_ape, score.first.mean_ape
                 cells.append(f"{_share(theirs)} of {score.step_time.rows}")
                 if theirs is not None and ours is not None and theirs < ours:
                     rows = score.step_time.rows
-                    told = f"{kind} {group}: {name} {theirs:.1%}, {first} {ours:.1%} ({rows} rows)"
-                    closer.append(told)
-            if any(score.step_time.rows for score in scores_of.values()):
+                    sentence = f"{kind} {group}: {name} {theirs:.1%}, {first} {ours:.1%} ({rows} rows)"
+                    closer.append(sentence)
+            if any(score.step_time.rows for score in score_by_name.values()):
                 table.add_row(group, *cells)
         console.print(table)
-    for told in closer:
-        console.print(f"closer than {first}: {told}")
-    for one in shown.predictors:
-        for reason, count in one.refused.items():
-            console.print(f"{one.name} cannot express {count}: {reason}")
+    for sentence in closer:
+        console.print(f"closer than {first}: {sentence}")
+    for predictor in shown.predictors:
+        for reason, count in predictor.refused.items():
+            console.print(f"{predictor.name} cannot express {count}: {reason}")
 
 
 def _share(value: float | None) -> str:

@@ -69,8 +69,8 @@ class _Asked(Mapping[str, T]):
 
     def __getitem__(self, key: str) -> T:
         names = self._names[key]
-        found: Any = _named(names) if isinstance(names, str) else tuple(map(_named, names))
-        return found  # type: ignore[no-any-return]
+        question: Any = _named(names) if isinstance(names, str) else tuple(map(_named, names))
+        return question  # type: ignore[no-any-return]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

@@ -25,14 +25,14 @@ Q = TypeVar("Q", bound=Question)
 def ask(
     kinds: Mapping[str, type[Q]],
     job: Q | str | Path | None,
-    given: Mapping[str, Any],
+    keywords: Mapping[str, Any],
     spelled: Callable[[str], str] = str,
 ) -> Q:
     """The question of a job (a file, or one made before) with some fields given, None aside.
 
     `kinds`: the questions that it may be, the first where nothing says which.
     """
-    fields = {name: value for name, value in given.items() if value is not None}
+    fields = {name: value for name, value in keywords.items() if value is not None}
     if wrong := next((n for n, value in fields.items() if isinstance(value, Question)), ""):
         raise AtollError(f"{wrong}: expected a value, got a question; give a question as job=")
     if isinstance(job, str | Path):
@@ -46,18 +46,18 @@ def ask(
     question = kinds[_kind(kinds, fields)] if job is None else type(job)
     fields = current_names(question, fields, spelled)
     for name in fields:
-        others = [k for k, other in kinds.items() if name in other.model_fields]
-        if others and name not in question.model_fields:
-            taken = {n: about(info, "file_only") for n, info in fields_of(question).items()}
-            deep = [n for n, file_only in taken.items() if file_only]
+        matching_kinds = [kind_name for kind_name, candidate in kinds.items() if name in candidate.model_fields]
+        if matching_kinds and name not in question.model_fields:
+            file_only_by_name = {n: about(info, "file_only") for n, info in fields_of(question).items()}
+            file_only_names = [n for n, file_only in file_only_by_name.items() if file_only]
             raise AtollError(
-                f"{spelled(name)}: this is for {' or '.join(others)}; a question about "
+                f"{spelled(name)}: this is for {' or '.join(matching_kinds)}; a question about "
                 f"{question.model_fields['kind'].default} takes "
-                f"{', '.join(spelled(n) for n in taken if n not in deep)}"
-                f"{'; job files and Python also ' if deep else ''}{', '.join(deep)}."
+                f"{', '.join(spelled(n) for n in file_only_by_name if n not in file_only_names)}"
+                f"{'; job files and Python also ' if file_only_names else ''}{', '.join(file_only_names)}."
             )
-    said = {*fields, *first_swept(question, fields)}
-    missing = [spelled(n) for n in question.needed(fields) if job is None and n not in said]
+    provided = {*fields, *first_swept(question, fields)}
+    missing = [spelled(n) for n in question.needed(fields) if job is None and n not in provided]
     if missing:
         raise AtollError(f"{', '.join(missing)}: missing, and there is no default.")
     if job is None:
@@ -84,11 +84,11 @@ def load_job(path: str | Path, kinds: Mapping[str, type[Q]]) -> Q:
     return load_yaml(path, pick)
 
 
-def _kind(kinds: Mapping[str, type[Q]], given: Iterable[str]) -> str:
+def _kind(kinds: Mapping[str, type[Q]], names: Iterable[str]) -> str:
     """The kind of a question by its fields: the first, but for one that the first has not."""
-    first, *others = kinds
-    own = {kind: kinds[kind].model_fields.keys() - kinds[first].model_fields for kind in others}
-    return next((kind for kind in others if own[kind] & set(given)), first)
+    first, *other_kinds = kinds
+    extra_fields = {kind: kinds[kind].model_fields.keys() - kinds[first].model_fields for kind in other_kinds}
+    return next((kind for kind in other_kinds if extra_fields[kind] & set(names)), first)
 
 
 def old_names(question: type[Question]) -> dict[str, str]:
@@ -99,18 +99,18 @@ def old_names(question: type[Question]) -> dict[str, str]:
 
 
 def current_names(
-    question: type[Question], given: Mapping[str, Any], spelled: Callable[[str], str] = str
+    question: type[Question], keywords: Mapping[str, Any], spelled: Callable[[str], str] = str
 ) -> dict[str, Any]:
     """The fields under today's names, with a sentence for each that has changed."""
-    old, found = old_names(question), dict(given)
-    for name in [n for n in given if n in old]:
-        if old[name] in given:
+    old, fields = old_names(question), dict(keywords)
+    for name in [n for n in keywords if n in old]:
+        if old[name] in keywords:
             raise AtollError(
                 f"{spelled(old[name])}: given twice, also by its old name {spelled(name)}."
             )
         _say_old(spelled(name), spelled(old[name]))
-        found[old[name]] = found.pop(name)
-    return found
+        fields[old[name]] = fields.pop(name)
+    return fields
 
 
 def _say_old(name: str, new: str) -> None:

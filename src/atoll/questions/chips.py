@@ -41,8 +41,8 @@ class ModelEntry(FileModel, defer_build=False):
 
 
 def _entries(value: Any) -> Any:
-    listed = value if isinstance(value, list | tuple) else (value,)
-    return tuple({"name": entry} if isinstance(entry, str) else entry for entry in listed)
+    entries = value if isinstance(value, list | tuple) else (value,)
+    return tuple({"name": entry} if isinstance(entry, str) else entry for entry in entries)
 
 
 def _capacity(value: Any) -> int:
@@ -200,12 +200,12 @@ class SearchQuestion(Question):
 
     @model_validator(mode="before")
     @classmethod
-    def _followed(cls, given: Any, info: ValidationInfo) -> Any:
+    def _followed(cls, fields: Any, info: ValidationInfo) -> Any:
         """What a run's answer says stands where nothing else is said."""
-        if not isinstance(given, dict) or given.get("from_") is None:
-            return given
-        file = beside(str(given["from_"]), info)
-        return named("atoll.explore.ahead:completed")({**given, "from_": file})
+        if not isinstance(fields, dict) or fields.get("from_") is None:
+            return fields
+        file = beside(str(fields["from_"]), info)
+        return named("atoll.explore.ahead:completed")({**fields, "from_": file})
 
     @property
     def models(self) -> tuple[ModelEntry, ...]:
@@ -217,8 +217,8 @@ class SearchQuestion(Question):
 
     def changed(self, **fields: Any) -> Self:
         if "sequence" in fields and "model" not in fields:
-            own = (entry.model_copy(update={"sequence": None}) for entry in self.model)
-            fields["model"] = tuple(own)
+            entries = (entry.model_copy(update={"sequence": None}) for entry in self.model)
+            fields["model"] = tuple(entries)
         return super().changed(**fields)
 
     def to_dict(self) -> dict[str, JsonValue]:

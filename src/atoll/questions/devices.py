@@ -157,33 +157,33 @@ class RunQuestion(LaunchQuestion, LengthQuestion):
 
     @model_validator(mode="before")
     @classmethod
-    def _launched(cls, given: Any, info: ValidationInfo) -> Any:
+    def _launched(cls, fields: Any, info: ValidationInfo) -> Any:
         """What a launch file says stands where nothing else is said."""
-        if not isinstance(given, dict):
-            return given
-        if given.get("from_") is None:
-            if lost := next((name for name in LaunchQuestion.model_fields if given.get(name)), ""):
-                raise AtollError(f"{lost}: said of a launch file; name it with --from (from_)")
-            return given
-        named_there = {
-            n: given[n] for n in ("from_", "device") if isinstance(given.get(n), str | Path)
+        if not isinstance(fields, dict):
+            return fields
+        if fields.get("from_") is None:
+            if orphan := next((name for name in LaunchQuestion.model_fields if fields.get(name)), ""):
+                raise AtollError(f"{orphan}: said of a launch file; name it with --from (from_)")
+            return fields
+        file_fields = {
+            field_name: fields[field_name] for field_name in ("from_", "device") if isinstance(fields.get(field_name), str | Path)
         }
-        files = {name: beside(str(value), info) for name, value in named_there.items()}
-        return named("atoll.launch.ask:completed")(cls, {**given, **files})
+        files = {name: beside(str(value), info) for name, value in file_fields.items()}
+        return named("atoll.launch.ask:completed")(cls, {**fields, **files})
 
     @model_validator(mode="after")
     def _heard(self) -> Self:
         """Nothing is said that would be passed over; what a sweep adds is not known here."""
         if getattr(self, "sweep", ()):
             return self
-        for asked, value, names in SAID_OF:
-            said = getattr(self, asked, None)
-            if said is not None if value is None else said == value:
+        for main_field, value, names in SAID_OF:
+            main_value = getattr(self, main_field, None)
+            if main_value is not None if value is None else main_value == value:
                 continue
             for name in names:
-                own = type(self).model_fields.get(name)
-                if own is not None and getattr(self, name) != own.default:
-                    flag = f"--{asked} {value}" if value else f"--{asked}"
+                field_info = type(self).model_fields.get(name)
+                if field_info is not None and getattr(self, name) != field_info.default:
+                    flag = f"--{main_field} {value}" if value else f"--{main_field}"
                     raise AtollError(
                         f"{name}: has no effect without {flag}; add it, or leave {name} out"
                     )
@@ -232,9 +232,9 @@ class FilesQuestion(Question):
 
     @model_validator(mode="before")
     @classmethod
-    def _swept(cls, given: Any) -> Any:
+    def _swept(cls, fields: Any) -> Any:
         """A field that is swept needs no other value: its first one stands for it."""
-        return given | first_swept(cls, given) if isinstance(given, dict) else given
+        return fields | first_swept(cls, fields) if isinstance(fields, dict) else fields
 
 
 class EstimateQuestion(FilesQuestion, LayoutQuestion, RunQuestion):
@@ -307,16 +307,16 @@ class PodsQuestion(PlanQuestion):
 
     @model_validator(mode="before")
     @classmethod
-    def _on_pods(cls, given: Any, info: ValidationInfo) -> Any:
+    def _on_pods(cls, fields: Any, info: ValidationInfo) -> Any:
         """The first pod's device stands for all, as far as a run on one device is asked for."""
-        if not isinstance(given, dict) or not isinstance(given.get("pods"), str | Path):
-            return given
-        file = beside(str(given["pods"]), info)
-        said = named("atoll.training.mixed.pods:load_pods")(file)
-        own = {"device": said.pods[0].device, "devices": sum(pod.devices for pod in said.pods)}
-        for name, value in given.items():
-            if name not in (*cls.offered, "kind") and value and value != own.get(name):
-                said_there = name in ("device", "devices", "network", "site")
-                why = "the file of pods says it" if said_there else "plans on pods do not have it"
+        if not isinstance(fields, dict) or not isinstance(fields.get("pods"), str | Path):
+            return fields
+        file = beside(str(fields["pods"]), info)
+        cluster = named("atoll.training.mixed.pods:load_pods")(file)
+        derived = {"device": cluster.pods[0].device, "devices": sum(pod.devices for pod in cluster.pods)}
+        for name, value in fields.items():
+            if name not in (*cls.offered, "kind") and value and value != derived.get(name):
+                in_pods_file = name in ("device", "devices", "network", "site")
+                why = "the file of pods says it" if in_pods_file else "plans on pods do not have it"
                 raise AtollError(f"{name}: {why}; leave it out")
-        return {**given, **own, "pods": file}
+        return {**fields, **derived, "pods": file}

@@ -55,7 +55,7 @@ class GroupedCommand(TyperCommand):
 def add_command(
     app: typer.Typer,
     name: str,
-    asked: tuple[type[Question], ...],
+    question_kinds: tuple[type[Question], ...],
     run: Callable[..., None],
     words: Sequence[str] = (),
 ) -> None:
@@ -66,47 +66,47 @@ def add_command(
     `as_json` there is a flag `--json`; where it takes `began`, it is told when the command did, and
     there are flags for how much it says meanwhile.
     """
-    fields = options_of(*asked)
-    kinds = {q.model_fields["kind"].default if "kind" in q.model_fields else name: q for q in asked}
-    arguments, taken = asked[0].arguments, signature(run).parameters
-    old = {o: n for question in asked for o, n in old_names(question).items() if o not in fields}
-    named = _named_in(words, (*fields, *old))
+    fields = options_of(*question_kinds)
+    kinds = {q.model_fields["kind"].default if "kind" in q.model_fields else name: q for q in question_kinds}
+    arguments, run_parameters = question_kinds[0].arguments, signature(run).parameters
+    old = {o: n for question in question_kinds for o, n in old_names(question).items() if o not in fields}
+    named_options = _named_in(words, (*fields, *old))
     parameters = [
-        _parameter(n, i, n in arguments) for n, i in fields.items() if n in arguments or n in named
+        _parameter(n, i, n in arguments) for n, i in fields.items() if n in arguments or n in named_options
     ]
-    parameters += [_parameter(o, fields[n], hidden=True) for o, n in old.items() if o in named]
+    parameters += [_parameter(o, fields[n], hidden=True) for o, n in old.items() if o in named_options]
     if name not in kinds:
         job = typer.Argument(metavar="JOB", help="A job file (YAML); options override its fields.")
         parameters.insert(0, _named("job", Path | None, job))
-    if "as_json" in taken:
+    if "as_json" in run_parameters:
         flag = typer.Option("--json", help="Print one JSON object.")
         parameters.append(_named("as_json", bool, flag, default=False))
 
-    if "began" in taken:
+    if "began" in run_parameters:
         parameters += [_named(n, bool, typer.Option(*f, help=h), False) for n, f, h in _LOUDNESS]
 
-    def command(job: Path | None = None, as_json: bool = False, **given: Any) -> None:
-        quiet, verbose = given.pop("quiet", False), given.pop("verbose", False)
+    def command(job: Path | None = None, as_json: bool = False, **options: Any) -> None:
+        quiet, verbose = options.pop("quiet", False), options.pop("verbose", False)
         say(logging.WARNING if quiet else logging.DEBUG if verbose else logging.INFO)
         wanted = {"began": time.monotonic(), "as_json": as_json}
-        read = {
+        values = {
             n: _read(fields[old.get(n, n)], value, n not in arguments)
-            for n, value in given.items()
+            for n, value in options.items()
             if value is not None and value != []
         }
-        question = ask(kinds, job, read, spelled)
-        run(question, **{n: v for n, v in wanted.items() if n in taken})
+        question = ask(kinds, job, values, spelled)
+        run(question, **{n: v for n, v in wanted.items() if n in run_parameters})
 
     command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     command.__name__ = name
-    words = cleandoc(asked[0].__doc__ or "")
+    words = cleandoc(question_kinds[0].__doc__ or "")
     if any(is_tuple(info) for n, info in fields.items() if n not in arguments):
         words += "\n\nAn option with N,... takes several values, with commas or given again."
-    examples = "\n".join(f"  {q.example}" for q in asked if q.example.startswith(f"atoll {name}"))
+    examples = "\n".join(f"  {q.example}" for q in question_kinds if q.example.startswith(f"atoll {name}"))
     app.command(
         name,
-        cls=type("Command", (GroupedCommand,), {"fields": fields, "asked": asked}),
+        cls=type("Command", (GroupedCommand,), {"fields": fields, "asked": question_kinds}),
         help=words,
         short_help=words.partition("\n\n")[0].replace("\n", " "),
         epilog=f"\b\nExample:\n{examples}",
@@ -116,10 +116,10 @@ def add_command(
 def _named_in(words: Sequence[str], names: Iterable[str]) -> set[str]:
     """Fields whose options are in a command line; all, where it has none or others."""
     options = {spelled(flag): n for n in names for flag in (n, f"no_{n}")}
-    said = {word.partition("=")[0] for word in words if word.startswith("-")}
+    flags_given = {word.partition("=")[0] for word in words if word.startswith("-")}
     plain = {"--json", *(flag for _, flags, _ in _LOUDNESS for flag in flags)}
-    known = bool(words) and said <= options.keys() | plain
-    return {options[word] for word in said - plain} if known else set(options.values())
+    all_known = bool(words) and flags_given <= options.keys() | plain
+    return {options[word] for word in flags_given - plain} if all_known else set(options.values())
 
 
 def say(level: int) -> None:
@@ -137,7 +137,7 @@ def _parameter(
     name: str, info: FieldInfo, positional: bool = False, hidden: bool = False
 ) -> Parameter:
     """What the command line reads: text, and flags; the question makes values of it."""
-    found = scalars(info)
+    kinds = scalars(info)
     annotation: Any = list[str] if is_tuple(info) else str
     if positional:
         needed = Parameter.empty if info.is_required() else None
@@ -145,7 +145,7 @@ def _parameter(
         return _named(
             name, annotation if info.is_required() else annotation | None, argument, needed
         )
-    if found == {bool}:
+    if kinds == {bool}:
         flags = f"{spelled(name)}/{spelled('no_' + name)}"
         return _named(name, bool | None, typer.Option(flags, hidden=hidden))
     option = typer.Option(

@@ -87,9 +87,9 @@ class Question(FileModel):
             output = about(info, "writes", False) or about(info, "group") == OUTPUT
             if not (output and isinstance(path, Path) and path.is_file()):
                 continue
-            for reader, given in values.items():
-                read = (v for v in _listed(given) if isinstance(v, str | Path) and _exists(v))
-                if reader != name and any(path.samefile(file) for file in read):
+            for reader, candidate in values.items():
+                files = (v for v in _listed(candidate) if isinstance(v, str | Path) and _exists(v))
+                if reader != name and any(path.samefile(file) for file in files):
                     raise ValueError(
                         f"{name}: {path} is also given as {reader} and would be overwritten; "
                         "give another file"
@@ -139,8 +139,8 @@ class Question(FileModel):
             >>> atoll.SearchQuestion.of(batch=64).to_dict()["global_batch"]
             64
         """
-        told = self.model_dump(mode="json").items()
-        return {self.answer_keys.get(name, name): value for name, value in told}
+        items = self.model_dump(mode="json").items()
+        return {self.answer_keys.get(name, name): value for name, value in items}
 
     @classmethod
     def from_dict(cls, told: Mapping[str, JsonValue]) -> Self:
@@ -162,23 +162,23 @@ class Question(FileModel):
             8
         """
         names = {key: name for name, key in cls.answer_keys.items()}
-        given = {names.get(key, key): value for key, value in told.items()}
-        if given.keys() - cls.model_fields.keys():
+        fields = {names.get(key, key): value for key, value in told.items()}
+        if fields.keys() - cls.model_fields.keys():
             raise AtollError("job: written by another version of atoll; run it again.")
-        return cls.of(**given)
+        return cls.of(**fields)
 
 
 def given_fields(question: Question) -> dict[str, JsonValue]:
     """The fields that were given, as JSON; files that they name have their absolute paths."""
-    told: dict[str, JsonValue] = question.model_dump(mode="json", exclude_unset=True)
-    for name, value in told.items():
+    fields: dict[str, JsonValue] = question.model_dump(mode="json", exclude_unset=True)
+    for name, value in fields.items():
         info = type(question).model_fields[name]
         parts = (*info.metadata, *inside(info.annotation))
         if isinstance(value, str) and any(isinstance(p, Named) and p.file for p in parts):
             path = Path(value)
             if (path.suffix or len(path.parts) > 1) and _exists(path):
-                told[name] = str(path.absolute())
-    return {name: value for name, value in told.items() if value is not None}
+                fields[name] = str(path.absolute())
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def option(
@@ -198,10 +198,10 @@ def option(
     before. `file_only`: too deep for an option. `exclude`: not a part of the question that answers
     repeat (where results go, who works). `writes`: a file is written there.
     """
-    told = {
+    extras = {
         "group": group, "shown": shown, "old": [*old], "file_only": file_only, "writes": writes,
     }  # fmt: skip
-    extra: dict[str, Any] = {f"x-{name}": value for name, value in told.items() if value}
+    extra: dict[str, Any] = {f"x-{name}": value for name, value in extras.items() if value}
     return Field(
         default,
         description=help,
@@ -235,8 +235,8 @@ class Named:
 
     @property
     def listed(self) -> Any:
-        found = named(self.registry) if self.registry else ()
-        return found() if callable(found) else found
+        registry = named(self.registry) if self.registry else ()
+        return registry() if callable(registry) else registry
 
     def names(self) -> tuple[Any, ...]:
         """Values that are known, in order."""
@@ -326,8 +326,8 @@ def inside(annotation: Any) -> Iterator[Any]:
 
 def scalars(info: FieldInfo) -> set[type]:
     """The plain types of a field's values."""
-    found = {part for part in inside(info.annotation) if isinstance(part, type)} - {NoneType}
-    return found or {str}  # a Literal
+    kinds = {part for part in inside(info.annotation) if isinstance(part, type)} - {NoneType}
+    return kinds or {str}  # a Literal
 
 
 def is_tuple(info: FieldInfo) -> bool:

@@ -54,9 +54,9 @@ def open_folder(folder: Path) -> Source:
 
 def read_result(path: Path) -> SearchAnswer | WaferAnswer:
     """The content of a result.json; a sentence where it cannot be read."""
-    found = read_answer(path, SearchAnswer, WaferAnswer)
-    assert isinstance(found, SearchAnswer | WaferAnswer)
-    return found
+    answer = read_answer(path, SearchAnswer, WaferAnswer)
+    assert isinstance(answer, SearchAnswer | WaferAnswer)
+    return answer
 
 
 def write_plan(result: Plan | Estimate, folder: Path) -> Path:
@@ -68,9 +68,9 @@ def write_plan(result: Plan | Estimate, folder: Path) -> Path:
 
 def read_plan(path: Path) -> PlanAnswer | EstimateAnswer:
     """The content of a plan.json; a sentence where it cannot be read."""
-    found = read_answer(path, PlanAnswer, EstimateAnswer)
-    assert isinstance(found, PlanAnswer | EstimateAnswer)
-    return found
+    answer = read_answer(path, PlanAnswer, EstimateAnswer)
+    assert isinstance(answer, PlanAnswer | EstimateAnswer)
+    return answer
 
 
 def read_sweep(folder: Path) -> SweepAnswer:

@@ -27,14 +27,14 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inli
 
 
 def view_of(
-    found: Shown | SweepAnswer | CompareAnswer, folder: Path | None, status: StatusAnswer | None
+    answer: Shown | SweepAnswer | CompareAnswer, folder: Path | None, status: StatusAnswer | None
 ) -> View:
     """What is drawn of an answer; with a search's folder, every evaluated design."""
-    if isinstance(found, SweepAnswer | CompareAnswer):
-        return table_view(found)
-    if isinstance(found, SearchAnswer):
-        return search_view(folder, found, status)
-    return wafer_view(found) if isinstance(found, WaferAnswer) else plan_view(found)
+    if isinstance(answer, SweepAnswer | CompareAnswer):
+        return table_view(answer)
+    if isinstance(answer, SearchAnswer):
+        return search_view(folder, answer, status)
+    return wafer_view(answer) if isinstance(answer, WaferAnswer) else plan_view(answer)
 
 
 def data_of(view: View) -> str:
@@ -73,7 +73,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
 
 
 def write_page(
-    found: Shown | SweepAnswer | CompareAnswer,
+    answer: Shown | SweepAnswer | CompareAnswer,
     path: Path,
     folder: Path | None = None,
     status: StatusAnswer | None = None,
@@ -84,7 +84,7 @@ def write_page(
         return f"out: {path} cannot be written ({why}); give a file such as report.html."
 
     check_place(refusal, path)
-    page = render(view_of(found, folder, status))
+    page = render(view_of(answer, folder, status))
     with whole_files(refusal, path) as (part,):
         part.write_text(page, encoding="utf-8")
     return path

@@ -46,23 +46,23 @@ PARTS = {
 
 
 def search_view(
-    folder: Path | None, found: SearchAnswer, status: StatusAnswer | None = None
+    folder: Path | None, answer: SearchAnswer, status: StatusAnswer | None = None
 ) -> View:
     """The sections of a search's page."""
-    best = found.best
+    best = answer.best
     unit = "score" if len(best.models) > 1 else "samples/s"
-    notes = [f"Warning: {words}." for words in found.warnings]
-    if found.stopped:
-        notes.append(f"The search was stopped ({found.stopped}): this is its best so far.")
-    if found.left_out:
-        named = (f"{name} ({why})" for name, why in found.left_out.items())
-        notes.append(f"Left out or not complete: {', '.join(named)}.")
+    notes = [f"Warning: {words}." for words in answer.warnings]
+    if answer.stopped:
+        notes.append(f"The search was stopped ({answer.stopped}): this is its best so far.")
+    if answer.left_out:
+        reasons = (f"{name} ({why})" for name, why in answer.left_out.items())
+        notes.append(f"Left out or not complete: {', '.join(reasons)}.")
     if status is not None and status.state == "running":
         notes.append("Partial: a search is running in this folder; this is its last report.")
-    points = space_points(folder, found)
+    points = space_points(folder, answer)
     gains: SensitivityView | None = None
     try:
-        gains = sensitivity(found.best.accelerator, job_of(found), unit)
+        gains = sensitivity(answer.best.accelerator, job_of(answer), unit)
     except AtollError as error:
         notes.append(f"No sensitivities: {error}")
     chip = best.accelerator
@@ -70,29 +70,29 @@ def search_view(
     return View(
         kind="search",
         title=f"A chip for {', '.join(plan.model for plan in best.models)}",
-        sentence=_sentence(found),
-        certificate=certificate_words(found.certificate),
+        sentence=_sentence(answer),
+        certificate=certificate_words(answer.certificate),
         notes=tuple(notes),
-        given=found.given,
-        facts=_facts(found),
+        given=answer.given,
+        facts=_facts(answer),
         unit=unit,
-        score=found.score,
+        score=answer.score,
         best=chip,
         chip=chip_view(chip),
-        baselines=_baselines(found),
-        pareto={name: front.proven_within for name, front in found.pareto.items()},
+        baselines=_baselines(answer),
+        pareto={name: front.proven_within for name, front in answer.pareto.items()},
         models=tuple(model_view(plan, chip, capacity_bytes) for plan in best.models),
-        times=_times(found),
+        times=_times(answer),
         space=None if points is None else points.packed(),
         sensitivity=gains,
-        tables=() if found.ahead is None else (_prices(found.ahead),),
+        tables=() if answer.ahead is None else (_prices(answer.ahead),),
     )
 
 
-def _prices(found: Ahead) -> TableView:
-    run, *_ = found.words()
+def _prices(ahead: Ahead) -> TableView:
+    run, *_ = ahead.words()
     heads = ("", "now", "a unit less takes", "a unit more brings")
-    rows = tuple(price.cells() for price in found.prices)
+    rows = tuple(price.cells() for price in ahead.prices)
     return TableView(title=f"The run that it follows: {run}", heads=heads, rows=rows)
 
 
@@ -123,8 +123,8 @@ def model_view(plan: PlacedModel, chip: SizedChip, capacity_bytes: float) -> Mod
 
 def certificate_words(proof: ArchitectureProof) -> str:
     """What was proven, and over what."""
-    by = ", ".join(f"{count:,} by {name}" for name, count in proof.pruned_by.items())
-    return f"{proof.sentence} {proof.evaluated:,} were evaluated; ruled out: {by or 'none'}."
+    ruled_out = ", ".join(f"{count:,} by {name}" for name, count in proof.pruned_by.items())
+    return f"{proof.sentence} {proof.evaluated:,} were evaluated; ruled out: {ruled_out or 'none'}."
 
 
 def chip_view(chip: SizedChip) -> ChipView:
@@ -140,11 +140,11 @@ def _plain(part: str) -> str:
     return part.removesuffix("_mm2").replace("_", " ")
 
 
-def _sentence(found: SearchAnswer) -> str:
-    chip, plans = found.best.accelerator, found.best.models
-    plan, where = plans[0], plans[0].placement
+def _sentence(answer: SearchAnswer) -> str:
+    chip, plans = answer.best.accelerator, answer.best.models
+    plan, placement = plans[0], plans[0].placement
     speed = (
-        f"scores {found.score:,.4g} over {len(plans)} models"
+        f"scores {answer.score:,.4g} over {len(plans)} models"
         if len(plans) > 1
         else f"trains {plan.model} at {plan.samples_per_s:,.1f} samples/s "
         f"({plan.tokens_per_s_per_device:,.0f} tokens/s per device, MFU {plan.mfu:.1%}, "
@@ -154,20 +154,20 @@ def _sentence(found: SearchAnswer) -> str:
         f"A chip of {chip.area_mm2:.1f} mm² with {chip.tensor_cores} tensor cores of "
         f"{chip.width}×{chip.depth}, {chip.vector_cores} vector cores of "
         f"{chip.vector_width}, {chip.glb_MiB:g} MiB of shared buffer and "
-        f"{chip.hbm_GiB:g} GiB of HBM {speed} on {counted(where.devices, 'device')}: "
-        f"{where.layout.replace(' x ', ' × ')}, microbatch {where.microbatch}."
+        f"{chip.hbm_GiB:g} GiB of HBM {speed} on {counted(placement.devices, 'device')}: "
+        f"{placement.layout.replace(' x ', ' × ')}, microbatch {placement.microbatch}."
     )
 
 
-def _facts(found: SearchAnswer) -> tuple[tuple[str, str], ...]:
-    chip, plans = found.best.accelerator, found.best.models
+def _facts(answer: SearchAnswer) -> tuple[tuple[str, str], ...]:
+    chip, plans = answer.best.accelerator, answer.best.models
     facts = [
         ("Area", f"{chip.area_mm2:.1f} mm²"),
         ("Peak", f"{chip.peak_TFLOPs:,.0f} TFLOP/s"),
         ("Power at peak", f"{chip.peak_power_W:,.0f} W"),
         ("HBM", f"{chip.hbm_GiB:g} GiB at {chip.hbm_bandwidth_GBps:,.0f} GB/s"),
     ]
-    for near in found.plateau:
+    for near in answer.plateau:
         facts.append((f"Others within {100 * near.share:g} %", _near(near, chip)))
     for plan in plans:
         name = f", {plan.model}" if len(plans) > 1 else ""
@@ -195,25 +195,25 @@ def _near(near: NearAnswer, chip: SizedChip) -> str:
     )
 
 
-def _baselines(found: SearchAnswer) -> tuple[BaselineView, ...]:
+def _baselines(answer: SearchAnswer) -> tuple[BaselineView, ...]:
     """Scores to lay beside; where the chip is known, also its area."""
-    template = template_of(found.best.accelerator.device())
+    template = template_of(answer.best.accelerator.device())
     area_mm2, _ = load_accelerator_file(template.reference).area_and_power()
     return tuple(
         BaselineView(
             name=name,
             score=score,
-            remark=found.baseline_remarks.get(name, ""),
+            remark=answer.baseline_remarks.get(name, ""),
             area_mm2=area_mm2 if name.startswith("tpuv4") and score is not None else None,
         )
-        for name, score in found.baselines.items()
+        for name, score in answer.baselines.items()
     )
 
 
-def _times(found: SearchAnswer) -> tuple[TimesView, ...]:
+def _times(answer: SearchAnswer) -> tuple[TimesView, ...]:
     """The step by cause of the best design and the runners-up, model by model."""
-    others = ((f"runner-up {n}", design) for n, design in enumerate(found.runners_up, start=1))
-    designs = [("best", found.best), *others]
+    runners_up = ((f"runner-up {number}", design) for number, design in enumerate(answer.runners_up, start=1))
+    designs = [("best", answer.best), *runners_up]
     return tuple(
         TimesView(
             title=plan.model,
@@ -227,7 +227,7 @@ def _times(found: SearchAnswer) -> tuple[TimesView, ...]:
                 if index < len(design.models)
             ),
         )
-        for index, plan in enumerate(found.best.models)
+        for index, plan in enumerate(answer.best.models)
     )
 
 

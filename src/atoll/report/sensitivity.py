@@ -24,33 +24,33 @@ from atoll.report.view import SensitivityView
 LINK = "link bandwidth"
 
 
-def sensitivity(told: Chip, job: SearchQuestion, unit: str = "score") -> SensitivityView:
+def sensitivity(best_chip: Chip, job: SearchQuestion, unit: str = "score") -> SensitivityView:
     """The best chip of a search and its neighbours, as the report draws them."""
-    chip = told.device()
+    chip = best_chip.device()
     space = open_space(job)[0]
     setting, variants = prepare_search(job)
     objective = make_objective(job, space, setting, variants)
-    own_mm2 = accelerator_area_mm2(chip)
-    base = score_of(chip, setting, variants, objective)
+    base_mm2 = accelerator_area_mm2(chip)
+    base_score = score_of(chip, setting, variants, objective)
 
-    def gain(change: str, changed: Accelerator, where: Setting) -> Gain:
+    def gain(change: str, changed: Accelerator, changed_setting: Setting) -> Gain:
         changed = rebanked(changed)
-        found = score_of(changed, where, variants, objective)
-        area_mm2 = accelerator_area_mm2(changed) - own_mm2
-        known = None if found is None or not base else (found, base)
+        score = score_of(changed, changed_setting, variants, objective)
+        area_mm2 = accelerator_area_mm2(changed) - base_mm2
+        score_and_base = None if score is None or not base_score else (score, base_score)
         return Gain(
             change=change,
-            gain=known and known[0] / known[1] - 1.0,
+            gain=score_and_base and score_and_base[0] / score_and_base[1] - 1.0,
             area_mm2=area_mm2,
-            score=found,
-            per_mm2=(known[0] - known[1]) / area_mm2 if known and abs(area_mm2) >= 1e-9 else None,
+            score=score,
+            per_mm2=(score_and_base[0] - score_and_base[1]) / area_mm2 if score_and_base and abs(area_mm2) >= 1e-9 else None,
         )
 
     rows = tuple(
         Sensitivity(what=what, less=gain(*less), more=gain(*more))
         for what, less, more in _steps(chip, setting)
     )
-    return SensitivityView(unit=unit, per_mm2=True, rows=rows, base=base)
+    return SensitivityView(unit=unit, per_mm2=True, rows=rows, base=base_score)
 
 
 Step = tuple[str, Accelerator, Setting]
@@ -67,8 +67,8 @@ def _steps(chip: Accelerator, setting: Setting) -> Iterator[tuple[str, Step, Ste
         )
         yield name.replace("_", " "), few, many
     yield "shared buffer", _buffer(chip, setting, 0.75), _buffer(chip, setting, 1.25)
-    for at, (parameter, _) in enumerate(chip.more):
-        less, more = (_own(chip, setting, at, factor) for factor in (0.75, 1.25))
+    for index, (parameter, _) in enumerate(chip.more):
+        less, more = (_own(chip, setting, index, factor) for factor in (0.75, 1.25))
         if less != more:
             yield parameter.label.lower(), less, more
     if setting.profile.hbm_bandwidth_Bps is None:
@@ -84,11 +84,11 @@ def _buffer(chip: Accelerator, setting: Setting, factor: float) -> Step:
     return change, replace(chip, glb_bytes=size, glb_bandwidth_Bpc=bandwidth_Bpc), setting
 
 
-def _own(chip: Accelerator, setting: Setting, at: int, factor: float) -> Step:
+def _own(chip: Accelerator, setting: Setting, index: int, factor: float) -> Step:
     """A parameter of the chip's own template."""
-    parameter, value = chip.more[at]
+    parameter, value = chip.more[index]
     changed = max(1, round(value * factor))
-    more = (*chip.more[:at], (parameter, changed), *chip.more[at + 1 :])
+    more = (*chip.more[:index], (parameter, changed), *chip.more[index + 1 :])
     return f"to {parameter.shown(changed)}", replace(chip, more=more), setting
 
 
@@ -99,5 +99,5 @@ def _hbm(chip: Accelerator, setting: Setting, factor: float) -> Step:
 
 
 def _links(chip: Accelerator, setting: Setting, factor: float) -> Step:
-    where = replace(setting, network=setting.network.faster(factor))
-    return f"{factor - 1:+.0%} on all levels", chip, where
+    faster_setting = replace(setting, network=setting.network.faster(factor))
+    return f"{factor - 1:+.0%} on all levels", chip, faster_setting

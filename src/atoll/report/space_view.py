@@ -34,9 +34,9 @@ MOST_POINTS = 40_000
 """Drawn at once; of a larger space only evaluated designs are, the best first."""
 
 
-def job_of(found: SearchAnswer) -> SearchQuestion:
+def job_of(answer: SearchAnswer) -> SearchQuestion:
     """The job as an answer states it; refused where a file that it names is gone."""
-    return SearchQuestion.from_dict(found.job)
+    return SearchQuestion.from_dict(answer.job)
 
 
 @dataclass(frozen=True)
@@ -67,16 +67,16 @@ class Points:
         )
 
 
-def space_points(folder: Path | None, content: SearchAnswer) -> Points | None:
+def space_points(folder: Path | None, answer: SearchAnswer) -> Points | None:
     """All chips of a search's space; None where there is nothing to draw."""
-    stored = None if folder is None else _stored(folder, content)
+    stored = None if folder is None else _stored(folder, answer)
     try:
-        search = _reopened(content)
+        search = _reopened(answer)
     except AtollError as error:
-        return None if stored is None else _evaluated(stored, content, f"{error}")
+        return None if stored is None else _evaluated(stored, answer, f"{error}")
     if search is None:
-        return None if stored is None else _evaluated(stored, content, "")
-    return _all(search, stored, content)
+        return None if stored is None else _evaluated(stored, answer, "")
+    return _all(search, stored, answer)
 
 
 @dataclass(frozen=True)
@@ -88,24 +88,24 @@ class _Stored:
     parameters: Sequence[ShownParameter]
 
 
-def _stored(folder: Path, content: SearchAnswer) -> _Stored | None:
+def _stored(folder: Path, answer: SearchAnswer) -> _Stored | None:
     try:
         with RunReader(folder) as reader:
-            found = reader.designs(limit=MOST_POINTS)
-            rows = cast(Sequence[Mapping[str, float]], found)  # their numbers
-            total = content.certificate.architectures
-            listed = [p for p in reader.parameters if p.name not in PLAN]
+            designs = reader.designs(limit=MOST_POINTS)
+            rows = cast(Sequence[Mapping[str, float]], designs)  # their numbers
+            total = answer.certificate.architectures
+            parameters = [p for p in reader.parameters if p.name not in PLAN]
             if total > MOST_POINTS:
-                return _Stored(rows, {}, (), total, listed)
-            placed = list(reader.placed_bounds_s())
-            return _Stored(rows, reader.bound_scores(), placed, total, listed)
+                return _Stored(rows, {}, (), total, parameters)
+            placed_bounds = list(reader.placed_bounds_s())
+            return _Stored(rows, reader.bound_scores(), placed_bounds, total, parameters)
     except AtollError:
         return None
 
 
-def _reopened(content: SearchAnswer) -> Search | None:
+def _reopened(answer: SearchAnswer) -> Search | None:
     """The search at its beginning: the roofline of every chip. None for a space outside memory."""
-    job = job_of(content)
+    job = job_of(answer)
     space = open_space(job)[0]
     if not isinstance(space, Space) or len(space) > MOST_POINTS:
         return None
@@ -113,16 +113,16 @@ def _reopened(content: SearchAnswer) -> Search | None:
     return Search(space, variants, setting, make_objective(job, space, setting, variants), 0.0)
 
 
-def _all(search: Search, stored: _Stored | None, content: SearchAnswer) -> Points:
+def _all(search: Search, stored: _Stored | None, answer: SearchAnswer) -> Points:
     space = search.space
     assert isinstance(space, Space)
     count = len(space)
     chips = search.frontier.chips
     score = np.zeros(count)
     state = np.zeros(count, np.uint8)
-    bounds, reached = _strongest(search, stored)
+    bounds, bound_kinds = _strongest(search, stored)
     np.maximum.at(score, chips.design, np.where(np.isfinite(bounds), bounds, 0.0))
-    np.maximum.at(state, chips.design, reached)
+    np.maximum.at(state, chips.design, bound_kinds)
     area = np.full(count, np.inf)
     np.minimum.at(area, chips.design, chips.area_mm2)  # HBM interfaces included
     sparse = {name: np.full(count, np.nan) for name in ("power_W", "energy_per_token_J", *PLAN)}
@@ -141,10 +141,10 @@ def _all(search: Search, stored: _Stored | None, content: SearchAnswer) -> Point
     note = "" if stored is not None else "No store beside the result: only bounds are drawn."
     if stale:
         note = f"The space has changed since the search: {stale:,} of its designs are left out."
-    listed = [p for p in space.template.parameters if len(np.unique(space.columns[p.name])) > 1]
+    varied = [p for p in space.template.parameters if len(np.unique(space.columns[p.name])) > 1]
     return Points(
-        shown=[ShownParameter(**parameter.to_dict()) for parameter in listed],
-        parameters={p.name: np.asarray(space.columns[p.name], np.float64) for p in listed}
+        shown=[ShownParameter(**parameter.to_dict()) for parameter in varied],
+        parameters={p.name: np.asarray(space.columns[p.name], np.float64) for p in varied}
         | {name: sparse[name] for name in PLAN},
         score=score,
         state=state,
@@ -154,7 +154,7 @@ def _all(search: Search, stored: _Stored | None, content: SearchAnswer) -> Point
             "power_W": sparse["power_W"],
             "energy_per_token_J": sparse["energy_per_token_J"],
         },
-        total=content.certificate.architectures,
+        total=answer.certificate.architectures,
         note=note,
     )
 
@@ -164,21 +164,21 @@ def _strongest(
 ) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
     """Per chip, the best score that its bounds leave possible, and the strongest kind of bound."""
     bounds = search.scores.copy()
-    reached = np.full(len(bounds), ROOFLINE, np.uint8)
+    bound_kinds = np.full(len(bounds), ROOFLINE, np.uint8)
     if stored is None:
-        return bounds, reached
-    where = {int(chip): at for at, chip in enumerate(search.frontier.ids)}
+        return bounds, bound_kinds
+    position_by_chip = {int(chip): position for position, chip in enumerate(search.frontier.ids)}
     for chip, score in stored.bounds.items():
-        if chip in where:
-            at = where[chip]
-            bounds[at], reached[at] = min(bounds[at], score), SCHEDULE
+        if chip in position_by_chip:
+            position = position_by_chip[chip]
+            bounds[position], bound_kinds[position] = min(bounds[position], score), SCHEDULE
     for chip, raw in stored.placed_s:
         row = np.frombuffer(raw, np.dtype("<f8"))
-        if chip in where and len(row) == search.frontier.lower_s.shape[1]:
-            at = where[chip]
-            score = float(search.rule.scores(row[None, :])[0] / search.frontier.price[at])
-            bounds[at], reached[at] = min(bounds[at], score), PLACEMENT
-    return bounds, reached
+        if chip in position_by_chip and len(row) == search.frontier.lower_s.shape[1]:
+            position = position_by_chip[chip]
+            score = float(search.rule.scores(row[None, :])[0] / search.frontier.price[position])
+            bounds[position], bound_kinds[position] = min(bounds[position], score), PLACEMENT
+    return bounds, bound_kinds
 
 
 def _same(space: Space, design: int, row: Mapping[str, float]) -> bool:
@@ -186,7 +186,7 @@ def _same(space: Space, design: int, row: Mapping[str, float]) -> bool:
     return all(value == row.get(name) for name, value in space.values(design).items())
 
 
-def _evaluated(stored: _Stored, content: SearchAnswer, why: str) -> Points:
+def _evaluated(stored: _Stored, answer: SearchAnswer, why: str) -> Points:
     """Evaluated designs alone, of a space that is too large or whose files are gone."""
 
     def column(name: str) -> NDArray[np.float64]:

@@ -87,13 +87,13 @@ def placement_timeline(placement: Placed) -> Timeline | None:
         weight_s = stage.weight_s or 0.0
         data_s = stage.compute_s + stage.recompute_s - stage.forward_s - weight_s
         times.append([PassTime(stage.forward_s, data_s, weight_s)])
-    found = replay(placement.schedule, times, count, messages_s(stages))
+    pipeline = replay(placement.schedule, times, count, messages_s(stages))
     parts = placement.time_parts_s
     after = [(name.replace("_", " "), parts.get(name, 0.0)) for name in TAIL]
     return _whole(
-        _slices(found),
+        _slices(pipeline),
         len(stages),
-        found.time_s,
+        pipeline.time_s,
         after,
         placement.step_time_s,
         max((stage.receive_s for stage in stages[1:]), default=0.0),
@@ -105,20 +105,20 @@ def placement_timeline(placement: Placed) -> Timeline | None:
 def plan_timeline(step: StepPasses) -> Timeline:
     """The step of a planned layout."""
     replayed = replay_step(step)
-    found, after = replayed.pipeline, list(step.after)
+    pipeline, after = replayed.pipeline, list(step.after)
     if step.microbatches > step.replayed:
-        more = f"{step.microbatches - step.replayed:,} more microbatches of the steady state"
-        after.insert(0, (more, replayed.rest_s))
+        remaining_words = f"{step.microbatches - step.replayed:,} more microbatches of the steady state"
+        after.insert(0, (remaining_words, replayed.rest_s))
     return _whole(
-        _slices(found), len(step.passes), found.time_s, after, step.step_time_s, step.send_s,
+        _slices(pipeline), len(step.passes), pipeline.time_s, after, step.step_time_s, step.send_s,
         step.replayed, step.microbatches, step.slack,
     )  # fmt: skip
 
 
-def _slices(found: Replay) -> list[Slice]:
+def _slices(pipeline: Replay) -> list[Slice]:
     return [
-        Slice(e.stage, _KINDS[e.kind], e.start_s, e.end_s, "", e.microbatch, e.chunk)
-        for e in found.events
+        Slice(event.stage, _KINDS[event.kind], event.start_s, event.end_s, "", event.microbatch, event.chunk)
+        for event in pipeline.events
     ]
 
 
@@ -136,21 +136,21 @@ def _whole(
     """Fill holes, put what follows the pipeline behind it, and stretch to the step's time: by the
     slack that lengthens all parts alike, and by what the answer and the replay differ in.
     """
-    whole_s = pipeline_s + sum(seconds for _, seconds in after)
-    scale = step_time_s / whole_s
+    total_s = pipeline_s + sum(seconds for _, seconds in after)
+    scale = step_time_s / total_s
     rows = []
     for stage in range(stages):
-        own = sorted((s for s in slices if s.stage == stage), key=lambda s: s.start_s)
+        stage_slices = sorted((s for s in slices if s.stage == stage), key=lambda s: s.start_s)
         row: list[Slice] = []
-        late_s = own[-1].end_s - pipeline_s if own else 0.0
-        begin_s = late_s if late_s > _SHORTEST * whole_s else 0.0
+        late_s = stage_slices[-1].end_s - pipeline_s if stage_slices else 0.0
+        begin_s = late_s if late_s > _SHORTEST * total_s else 0.0
         clock, done_s = begin_s, begin_s + pipeline_s
-        for item in own:
-            if item.start_s - clock > _SHORTEST * whole_s:
-                row.append(Slice(stage, IDLE, clock, item.start_s))
-            row.append(replace(item, start_s=row[-1].end_s if row else begin_s))
-            clock = item.end_s
-        if done_s - clock > _SHORTEST * whole_s:
+        for busy in stage_slices:
+            if busy.start_s - clock > _SHORTEST * total_s:
+                row.append(Slice(stage, IDLE, clock, busy.start_s))
+            row.append(replace(busy, start_s=row[-1].end_s if row else begin_s))
+            clock = busy.end_s
+        if done_s - clock > _SHORTEST * total_s:
             row.append(Slice(stage, IDLE, clock, done_s))
         clock = done_s
         for name, seconds in after:
@@ -162,7 +162,7 @@ def _whole(
 
 
 def _stretched(row: Sequence[Slice], scale: float, end_s: float) -> list[Slice]:
-    found = [replace(s, start_s=s.start_s * scale, end_s=s.end_s * scale) for s in row]
-    if found:
-        found[-1] = replace(found[-1], end_s=end_s)
-    return found
+    slices = [replace(piece, start_s=piece.start_s * scale, end_s=piece.end_s * scale) for piece in row]
+    if slices:
+        slices[-1] = replace(slices[-1], end_s=end_s)
+    return slices

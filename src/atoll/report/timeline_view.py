@@ -12,9 +12,9 @@ MOST_SLICES = 16_000
 def timeline_view(timeline: Timeline) -> PipelineView:
     """Slices of every stage as short rows; of a long step the beginning and the end."""
     total = sum(len(row) for row in timeline.stages)
-    most = max(4, MOST_SLICES // max(1, len(timeline.stages)))
+    most_per_stage = max(4, MOST_SLICES // max(1, len(timeline.stages)))
     names: dict[str, int] = {}
-    stages = tuple(tuple(_row(item, names) for item in _kept(row, most)) for row in timeline.stages)
+    stages = tuple(tuple(_row(piece, names) for piece in _kept(row, most_per_stage)) for row in timeline.stages)
     return made_of(
         PipelineView,
         timeline,
@@ -32,13 +32,13 @@ def _kept(row: tuple[Slice, ...], most: int) -> tuple[Slice, ...]:
     return row[:half] + row[-half:]
 
 
-def _row(item: Slice, names: dict[str, int]) -> tuple[float, ...]:
+def _row(piece: Slice, names: dict[str, int]) -> tuple[float, ...]:
     """[kind, start, end, microbatch, chunk]; seconds to a billionth of what they are."""
-    title = item.name if item.kind == AFTER else item.kind
+    title = piece.name if piece.kind == AFTER else piece.kind
     number = names.setdefault(title, len(names))
-    if item.kind in (AFTER, IDLE):
-        return number, _short(item.start_s), _short(item.end_s)
-    return number, _short(item.start_s), _short(item.end_s), item.microbatch, item.chunk
+    if piece.kind in (AFTER, IDLE):
+        return number, _short(piece.start_s), _short(piece.end_s)
+    return number, _short(piece.start_s), _short(piece.end_s), piece.microbatch, piece.chunk
 
 
 def _short(seconds: float) -> float:

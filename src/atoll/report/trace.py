@@ -85,18 +85,18 @@ class Trace(TypedDict):
     otherData: dict[str, str | About]
 
 
-def search_trace(found: SearchAnswer | WaferAnswer) -> Trace:
+def search_trace(answer: SearchAnswer | WaferAnswer) -> Trace:
     """Schedules of the layers and the pipeline of a search's best design, of every model."""
     events: list[Event] = []
     about: dict[str, str | About] = {"tool": "atoll search"}
     stage, layer = STAGES, LAYERS
-    for plan in found.best.models:
+    for plan in answer.best.models:
         timeline = placement_timeline(plan.placement)
         if timeline is not None:
             events += _pipeline_events(timeline, stage, f"{plan.model}: ")
             about[plan.model] = _about(timeline)
             stage += len(timeline.stages)
-    for plan in found.best.models:
+    for plan in answer.best.models:
         passes = plan.layers if isinstance(plan, SearchedModel) else ()
         for name, entries in _by_layer(passes).items():
             events += _process(layer, f"{plan.model}: layer {name}")
@@ -105,33 +105,33 @@ def search_trace(found: SearchAnswer | WaferAnswer) -> Trace:
     return _file(events, about)
 
 
-def plan_trace(found: PlanAnswer | EstimateAnswer) -> Trace:
+def plan_trace(answer: PlanAnswer | EstimateAnswer) -> Trace:
     """The pipeline of a plan, its collectives, and its layers' operators."""
-    timeline = plan_timeline(found.pipeline)
-    events = list(_pipeline_events(timeline, STAGES, "", found.pipeline.parts))
-    for stage, (row, held) in enumerate(
-        zip(timeline.stages, found.memory_bytes.stages, strict=True)
+    timeline = plan_timeline(answer.pipeline)
+    events = list(_pipeline_events(timeline, STAGES, "", answer.pipeline.parts))
+    for stage, (row, memory) in enumerate(
+        zip(timeline.stages, answer.memory_bytes.stages, strict=True)
     ):
-        events += _memory(STAGES + stage, row, held)
-    layers = _by_layer(found.operators)
+        events += _memory(STAGES + stage, row, memory)
+    layers = _by_layer(answer.operators)
     for number, (name, entries) in enumerate(layers.items(), start=LAYERS):
         events += _process(number, f"layer {name}, on one device")
         events += _operator_events(number, entries)
-    return _file(events, {"tool": "atoll plan", found.model: _about(timeline)})
+    return _file(events, {"tool": "atoll plan", answer.model: _about(timeline)})
 
 
 def trace_answer(
-    found: SearchAnswer | WaferAnswer | PlanAnswer | EstimateAnswer, path: Path
+    answer: SearchAnswer | WaferAnswer | PlanAnswer | EstimateAnswer, path: Path
 ) -> Path:
     """Write the step of an answer."""
     check_trace_path(path)
-    if isinstance(found, SearchAnswer | WaferAnswer):
-        made = search_trace(found)
+    if isinstance(answer, SearchAnswer | WaferAnswer):
+        trace = search_trace(answer)
     else:
-        made = plan_trace(found)
-    if not made["traceEvents"]:
+        trace = plan_trace(answer)
+    if not trace["traceEvents"]:
         raise AtollError("nothing is on record to trace; run the search again.")
-    return write_trace(made, path)
+    return write_trace(trace, path)
 
 
 def write_trace(trace: Trace, path: Path) -> Path:
@@ -176,60 +176,60 @@ def _pipeline_events(
         yield _thread(pid, PASSES, "passes")
         if inside:
             yield _thread(pid, INSIDE, "parts of a pass (shares, not their order)")
-        for item in row:
-            yield _complete(pid, PASSES, _title(item), _category(item), item.start_s, item.end_s, {
-                "kind": item.kind,
-                **({"microbatch": item.microbatch} if item.microbatch >= 0 else {}),
-                **({"chunk": item.chunk} if item.chunk else {}),
+        for piece in row:
+            yield _complete(pid, PASSES, _title(piece), _category(piece), piece.start_s, piece.end_s, {
+                "kind": piece.kind,
+                **({"microbatch": piece.microbatch} if piece.microbatch >= 0 else {}),
+                **({"chunk": piece.chunk} if piece.chunk else {}),
             })  # fmt: skip
-            if inside and item.kind in (FORWARD, BACKWARD):
-                own = parts[stage]
-                shares = own.forward if item.kind == FORWARD else own.backward
-                yield from _parts(pid, item, shares)
+            if inside and piece.kind in (FORWARD, BACKWARD):
+                stage_parts = parts[stage]
+                shares = stage_parts.forward if piece.kind == FORWARD else stage_parts.backward
+                yield from _parts(pid, piece, shares)
         yield from _messages(timeline, stage, pid, count)
 
 
-def _memory(pid: int, row: Sequence[Slice], held: StageMemory) -> Iterator[Event]:
+def _memory(pid: int, row: Sequence[Slice], memory: StageMemory) -> Iterator[Event]:
     """Bytes of a device over the step: a forward pass leaves its share of what is saved, the last
     pass that reads it frees it; at most as many are in flight as the estimate's activations hold.
     """
-    last = WEIGHT if any(item.kind == WEIGHT for item in row) else BACKWARD
-    steps = [(item.end_s, 1 if item.kind == FORWARD else -1) for item in row
-             if item.kind in (FORWARD, last)]  # fmt: skip
-    flying, most = 0, 0
+    last = WEIGHT if any(piece.kind == WEIGHT for piece in row) else BACKWARD
+    steps = [(piece.end_s, 1 if piece.kind == FORWARD else -1) for piece in row
+             if piece.kind in (FORWARD, last)]  # fmt: skip
+    in_flight, most_in_flight = 0, 0
     for _, change in steps:
-        flying += change
-        most = max(most, flying)
-    saved = held.parts.get("activations", 0.0)
-    flying = 0
-    for at, change in ((0.0, 0), *steps):
-        flying += change
+        in_flight += change
+        most_in_flight = max(most_in_flight, in_flight)
+    activation_bytes = memory.parts.get("activations", 0.0)
+    in_flight = 0
+    for time_s, change in ((0.0, 0), *steps):
+        in_flight += change
         yield {
             "name": "memory", "cat": "memory", "ph": "C", "pid": pid, "tid": _tid(pid, PASSES),
-            "ts": round(at * NS) / NS_PER_US,
-            "args": {"other": held.total - saved, "activations": saved * flying / max(most, 1)},
+            "ts": round(time_s * NS) / NS_PER_US,
+            "args": {"other": memory.total - activation_bytes, "activations": activation_bytes * in_flight / max(most_in_flight, 1)},
         }  # fmt: skip
 
 
-def _title(item: Slice) -> str:
-    if item.kind in (IDLE, AFTER):
-        return item.name or item.kind
-    chunk = f" chunk {item.chunk}" if item.chunk else ""
-    return f"{item.kind} {item.microbatch}{chunk}"
+def _title(piece: Slice) -> str:
+    if piece.kind in (IDLE, AFTER):
+        return piece.name or piece.kind
+    chunk = f" chunk {piece.chunk}" if piece.chunk else ""
+    return f"{piece.kind} {piece.microbatch}{chunk}"
 
 
-def _category(item: Slice) -> str:
-    if item.kind == AFTER:
-        return "collective" if item.name == "gradient reduction" else "step"
-    return "bubble" if item.kind == IDLE else "pipeline"
+def _category(piece: Slice) -> str:
+    if piece.kind == AFTER:
+        return "collective" if piece.name == "gradient reduction" else "step"
+    return "bubble" if piece.kind == IDLE else "pipeline"
 
 
-def _parts(pid: int, item: Slice, parts: Mapping[str, float]) -> Iterator[Event]:
+def _parts(pid: int, piece: Slice, parts: Mapping[str, float]) -> Iterator[Event]:
     """A pass divided by what its time is spent on."""
-    whole = sum(parts.values())
-    clock = item.start_s
+    total_s = sum(parts.values())
+    clock = piece.start_s
     for name, seconds in parts.items():
-        end = min(item.end_s, clock + seconds / whole * item.duration_s)
+        end = min(piece.end_s, clock + seconds / total_s * piece.duration_s)
         category = "compute" if name == "compute" else "collective"
         yield _complete(pid, INSIDE, name, category, clock, end, {})
         clock = end
@@ -239,17 +239,17 @@ def _messages(timeline: Timeline, stage: int, pid: int, count: int) -> Iterator[
     """Activations to the next stage and gradients to the one before; they may overlap."""
     if timeline.send_s <= 0.0 or count == 1:
         return
-    for item in timeline.stages[stage]:
-        if item.kind not in (FORWARD, BACKWARD):
+    for piece in timeline.stages[stage]:
+        if piece.kind not in (FORWARD, BACKWARD):
             continue
-        what = "activation" if item.kind == FORWARD else "gradient"
-        name = f"send {what} {item.microbatch}"
-        key = f"{pid}.{item.kind}.{item.microbatch}.{item.chunk}"
-        for phase, at in (("b", item.end_s), ("e", item.end_s + timeline.send_s)):
+        what = "activation" if piece.kind == FORWARD else "gradient"
+        name = f"send {what} {piece.microbatch}"
+        key = f"{pid}.{piece.kind}.{piece.microbatch}.{piece.chunk}"
+        for phase, time_s in (("b", piece.end_s), ("e", piece.end_s + timeline.send_s)):
             yield {
                 "name": name, "cat": "send", "ph": phase, "id2": {"local": key}, "pid": pid,
                 "tid": _tid(pid, MESSAGES),
-                "ts": round(min(at, timeline.end_s) * NS) / NS_PER_US,
+                "ts": round(min(time_s, timeline.end_s) * NS) / NS_PER_US,
             }  # fmt: skip
 
 
@@ -260,10 +260,10 @@ P = TypeVar("P", LayerPass, DevicePass)
 
 
 def _by_layer(entries: Iterable[P]) -> dict[str, list[P]]:
-    found: dict[str, list[P]] = {}
+    entries_by_layer: dict[str, list[P]] = {}
     for entry in entries:
-        found.setdefault(entry.layer, []).append(entry)
-    return found
+        entries_by_layer.setdefault(entry.layer, []).append(entry)
+    return entries_by_layer
 
 
 def _schedule_events(pid: int, entries: Sequence[LayerPass]) -> Iterator[Event]:
@@ -325,11 +325,11 @@ def _rates(pid: int, done: Sequence[Work]) -> Iterator[Event]:
                 changes[start] = changes.get(start, 0.0) + rate
                 changes[end] = changes.get(end, 0.0) - rate
         level, most = 0.0, max(map(abs, changes.values()), default=0.0)
-        for at, change in sorted(changes.items()):
+        for time_s, change in sorted(changes.items()):
             level = level + change if abs(level + change) > ROUNDING * most else 0.0
             yield {
                 "name": name, "cat": "rate", "ph": "C", "pid": pid, "tid": _tid(pid, 0),
-                "ts": round(at * NS) / NS_PER_US, "args": {unit: level},
+                "ts": round(time_s * NS) / NS_PER_US, "args": {unit: level},
             }  # fmt: skip
 
 

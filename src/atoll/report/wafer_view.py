@@ -9,41 +9,41 @@ from atoll.step.parts import in_words
 from atoll.units import NOT_COUNTED, format_bytes, format_seconds
 
 
-def wafer_view(found: WaferAnswer) -> View:
+def wafer_view(answer: WaferAnswer) -> View:
     """The sections of a wafer's page: the map of dies beside what every page has."""
-    wafer, made, plan = found.wafer, found.best.wafer, found.best.models[0]
-    where = plan.placement
-    best = TimeRow(name="best", about="", parts=in_words(where.time_parts_s))
+    wafer, best_wafer, plan = answer.wafer, answer.best.wafer, answer.best.models[0]
+    placement = plan.placement
+    best = TimeRow(name="best", about="", parts=in_words(placement.time_parts_s))
     return View(
         kind="wafer",
         title=f"{plan.model} on a wafer",
         sentence=(
             f"A wafer of {wafer.rows} × {wafer.columns} dies trains {plan.model} at "
             f"{plan.samples_per_s:,.2f} samples/s (MFU {plan.mfu:.1%}, {NOT_COUNTED}): "
-            f"{where.pipeline} stages, microbatch {where.microbatch}, recompute {plan.recompute}."
+            f"{placement.pipeline} stages, microbatch {placement.microbatch}, recompute {plan.recompute}."
         ),
-        certificate=found.certificate.sentence,
+        certificate=answer.certificate.sentence,
         notes=tuple(
-            f"{w.resource}, {w.change}: {w.gain:+.1%} throughput for {w.area_mm2:+,.0f} mm2"
-            for w in found.explanation
+            f"{worth.resource}, {worth.change}: {worth.gain:+.1%} throughput for {worth.area_mm2:+,.0f} mm2"
+            for worth in answer.explanation
         ),
         facts=(
             ("Throughput", f"{plan.samples_per_s:,.2f} samples/s"),
-            ("Step", format_seconds(where.step_time_s)),
-            ("Area", f"{made.area_mm2:,.0f} mm2 in {made.dies} dies"),
-            ("Cost", f"{made.cost_dollars:,.0f} dollars"),
-            ("Peak", f"{made.peak_PFLOPs:,.1f} PFLOP/s, {made.peak_power_W / 1e3:,.1f} kW"),
+            ("Step", format_seconds(placement.step_time_s)),
+            ("Area", f"{best_wafer.area_mm2:,.0f} mm2 in {best_wafer.dies} dies"),
+            ("Cost", f"{best_wafer.cost_dollars:,.0f} dollars"),
+            ("Peak", f"{best_wafer.peak_PFLOPs:,.1f} PFLOP/s, {best_wafer.peak_power_W / 1e3:,.1f} kW"),
             ("Memory per die", format_bytes(wafer.memory_bytes_per_die)),
             ("Links", f"{wafer.link_Bps / 1e12:.2f} TB/s"),
             ("Power, running", f"{plan.power_W / 1e3:,.1f} kW"),
         ),
         baselines=tuple(
-            BaselineView(name=name, score=score) for name, score in found.baselines.items()
+            BaselineView(name=name, score=score) for name, score in answer.baselines.items()
         ),
-        score=found.score,
+        score=answer.score,
         unit="samples/s",
         times=(TimesView(title=plan.model, rows=(best,)),),
-        models=(model_view(plan, found.best.accelerator, wafer.memory_bytes_per_die),),
+        models=(model_view(plan, answer.best.accelerator, wafer.memory_bytes_per_die),),
         wafer=_map(wafer),
     )
 

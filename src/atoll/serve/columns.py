@@ -66,8 +66,8 @@ class Columns:
         binned = [name for name in numbers if name not in ("chip", "design", "at")]
         codes = np.empty((len(numbers["chip"]), len(binned)), np.int8)
         bins = {
-            name: _cut(numbers[name], codes[:, at], 1 if name in MEASURED else MOST_VALUES)
-            for at, name in enumerate(binned)
+            name: _cut(numbers[name], codes[:, index], 1 if name in MEASURED else MOST_VALUES)
+            for index, name in enumerate(binned)
         }
         return Columns(numbers, texts, version, bins, codes)
 
@@ -122,19 +122,19 @@ class Columns:
     def position(self, chip: int) -> int | None:
         """Where a chip is, or None."""
         chips = self.numbers["chip"]
-        at = int(np.searchsorted(chips, chip))
-        return at if at < len(chips) and chips[at] == chip else None
+        position = int(np.searchsorted(chips, chip))
+        return position if position < len(chips) and chips[position] == chip else None
 
-    def row(self, at: int) -> Row:
+    def row(self, position: int) -> Row:
         """One design; whole numbers as such, None where there is no value."""
-        found: Row = {}
+        row: Row = {}
         for name in self.names:
             if name in self.texts:
                 codes, labels = self.texts[name]
-                found[name] = labels[codes[at]]
+                row[name] = labels[codes[position]]
             else:
-                found[name] = plain(self.numbers[name][at])
-        return found
+                row[name] = plain(self.numbers[name][position])
+        return row
 
 
 Row = dict[str, int | float | str | None]
@@ -166,12 +166,12 @@ class Gatherer:
         chips = np.concatenate([base.numbers["chip"], *self._numbers["chip"]])
         # The last of equal chips: the first one in the reversed list.
         _, last = np.unique(chips[::-1], return_index=True)
-        kept = len(chips) - 1 - last
+        kept_rows = len(chips) - 1 - last
         numbers = {
-            name: np.concatenate([base.numbers[name], *self._numbers[name]])[kept]
+            name: np.concatenate([base.numbers[name], *self._numbers[name]])[kept_rows]
             for name in self._numbers
         }
-        texts = {name: _texts(*base.texts[name], self._texts[name], kept) for name in TEXTS}
+        texts = {name: _texts(*base.texts[name], self._texts[name], kept_rows) for name in TEXTS}
         return Columns.of(numbers, texts, base.version + 1)
 
 
@@ -186,33 +186,33 @@ def plain(value: float) -> float | int | None:
 def _texts(
     codes: NDArray[np.int16],
     labels: tuple[str, ...],
-    given: Sequence[tuple[Any, ...]],
-    kept: IntArray,
+    added: Sequence[tuple[Any, ...]],
+    kept_rows: IntArray,
 ) -> tuple[NDArray[np.int16], tuple[str, ...]]:
     number = {label: code for code, label in enumerate(labels)}
     parts = [codes]
-    for piece in given:
-        named = ["" if value is None else str(value) for value in piece]
-        for label in dict.fromkeys(named):
+    for piece in added:
+        row_labels = ["" if value is None else str(value) for value in piece]
+        for label in dict.fromkeys(row_labels):
             number.setdefault(label, len(number))
-        parts.append(np.fromiter((number[label] for label in named), np.int16, len(named)))
-    return np.concatenate(parts)[kept], tuple(number)
+        parts.append(np.fromiter((number[label] for label in row_labels), np.int16, len(row_labels)))
+    return np.concatenate(parts)[kept_rows], tuple(number)
 
 
 def _cut(values: FloatArray, code: NDArray[np.int8], most_values: int) -> Bins:
     """The bars of a column; `code` is filled."""
-    known = np.isfinite(values)
+    finite = np.isfinite(values)
     sample = values[:: max(1, len(values) // 20_000)]
     if len(np.unique(sample[np.isfinite(sample)])) <= most_values:
-        distinct = np.unique(values[known])
+        distinct = np.unique(values[finite])
         if len(distinct) <= most_values:
             code[:] = np.searchsorted(distinct, values)
-            code[~known] = len(distinct)
+            code[~finite] = len(distinct)
             return Bins(tuple(float(v) for v in distinct), True)
-    low, high = float(values[known].min()), float(values[known].max())
+    low, high = float(values[finite].min()), float(values[finite].max())
     logarithmic = low > 0.0 and high > WIDE * low
-    space = np.geomspace if logarithmic else np.linspace
-    edges = space(low, high, RANGES + 1)
+    spacing = np.geomspace if logarithmic else np.linspace
+    edges = spacing(low, high, RANGES + 1)
     code[:] = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, RANGES - 1)
-    code[~known] = RANGES
+    code[~finite] = RANGES
     return Bins(tuple(float(v) for v in edges), False, logarithmic)

@@ -56,27 +56,27 @@ class Guard:
             return True
         if name in (*LOOPBACK_NAMES, *self.names, self.address):
             return False
-        asked, own = address_of(name), address_of(self.address)
-        if asked is None:
+        host_address, bound_address = address_of(name), address_of(self.address)
+        if host_address is None:
             return True
         # An address cannot be made to resolve elsewhere; bound to all, we cannot list our own.
-        return not (asked.is_loopback or (own is not None and own.is_unspecified))
+        return not (host_address.is_loopback or (bound_address is not None and bound_address.is_unspecified))
 
     def admits(self, query: Mapping[str, Sequence[str]], headers: Mapping[str, str]) -> bool:
         """Whether the token is there, where one is needed."""
         if self.token is None:
             return True
-        given = list(query.get("token", ()))
+        tokens = list(query.get("token", ()))
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
-            given.append(bearer.strip())
+            tokens.append(bearer.strip())
         try:
             morsel = SimpleCookie(headers.get("cookie", "")).get(self.cookie)
         except CookieError:
             morsel = None
         if morsel is not None:
-            given.append(morsel.value)
-        return any(hmac.compare_digest(text.encode(), self.token.encode()) for text in given)
+            tokens.append(morsel.value)
+        return any(hmac.compare_digest(text.encode(), self.token.encode()) for text in tokens)
 
 
 def split_host(host: str) -> tuple[str, int | None]:
@@ -89,8 +89,8 @@ def split_host(host: str) -> tuple[str, int | None]:
 
 
 def is_loopback(address: str) -> bool:
-    found = address_of(address)
-    return address in LOOPBACK_NAMES or (found is not None and found.is_loopback)
+    parsed = address_of(address)
+    return address in LOOPBACK_NAMES or (parsed is not None and parsed.is_loopback)
 
 
 def address_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
@@ -104,7 +104,7 @@ def address_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | Non
 def make_guard(address: str, port: int, names: Sequence[str], token: str | None) -> Guard:
     """Off loopback there is always a token: the one given, or a new one."""
     if is_loopback(address):
-        return Guard(address, port, tuple(n.lower() for n in names), token)
-    own = socket.gethostname().lower()
-    every = (*(n.lower() for n in names), own, own.partition(".")[0])
-    return Guard(address, port, every, token or secrets.token_urlsafe(24))
+        return Guard(address, port, tuple(name.lower() for name in names), token)
+    hostname = socket.gethostname().lower()
+    host_names = (*(name.lower() for name in names), hostname, hostname.partition(".")[0])
+    return Guard(address, port, host_names, token or secrets.token_urlsafe(24))

@@ -40,30 +40,30 @@ def judged(body: bytes) -> Verdict:
     from atoll.launch.check import check
     from atoll.questions.verbs import CheckQuestion
 
-    asked = _asked(body)
-    name = str(asked.pop("name", "") or "launch.sh")
+    request = _asked(body)
+    name = str(request.pop("name", "") or "launch.sh")
     if not _NAMES.fullmatch(name):
         raise AtollError(f"name: expected the name of a file, got {name[:80]!r}")
-    text = asked.pop("text", None)
+    text = request.pop("text", None)
     if not isinstance(text, str) or not text.strip():
         raise AtollError("text: nothing was pasted")
     with tempfile.TemporaryDirectory(prefix="atoll-") as folder:
         path = Path(folder, name)
         path.write_text(text, encoding="utf-8")
         try:
-            found = check(CheckQuestion.of(file=path, time_limit=f"{LIMIT_S} s", **asked))
-            notes = tuple(note.replace(str(path), name) for note in found.answer.notes)
-            told = replace(found.answer, file=name, notes=notes)
-            return Verdict(told, plan_view(told.estimate))
+            check_result = check(CheckQuestion.of(file=path, time_limit=f"{LIMIT_S} s", **request))
+            notes = tuple(note.replace(str(path), name) for note in check_result.answer.notes)
+            answer = replace(check_result.answer, file=name, notes=notes)
+            return Verdict(answer, plan_view(answer.estimate))
         except AtollError as error:
             raise AtollError(str(error).replace(str(path), name)) from None
 
 
 def _asked(body: bytes) -> dict[str, Any]:
     try:
-        asked = json.loads(body)
+        request = json.loads(body)
     except (ValueError, RecursionError):
         raise AtollError("expected the question as JSON") from None
-    if not isinstance(asked, dict) or not asked.keys() <= set(_FIELDS):
+    if not isinstance(request, dict) or not request.keys() <= set(_FIELDS):
         raise AtollError(f"expected an object with {', '.join(_FIELDS)}")
-    return {name: value for name, value in asked.items() if value not in ("", None)}
+    return {name: value for name, value in request.items() if value not in ("", None)}

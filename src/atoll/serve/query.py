@@ -62,22 +62,22 @@ def _number(name: str, text: str, missing: float) -> float:
     return value
 
 
-def column(name: str, among: Collection[str]) -> str:
-    if name not in among:
-        raise AtollError(f"no column {name!r}; there are {', '.join(among)}.")
+def column(name: str, names: Collection[str]) -> str:
+    if name not in names:
+        raise AtollError(f"no column {name!r}; there are {', '.join(names)}.")
     return name
 
 
 def fails_of(columns: Columns, filters: Filters) -> Mask:
     """(filters, designs): who fails which; ranges first, then texts."""
-    bad = np.zeros((len(filters.ranges) + len(filters.texts), len(columns)), np.bool_)
-    for at, (name, low, high) in enumerate(filters.ranges):
+    failing = np.zeros((len(filters.ranges) + len(filters.texts), len(columns)), np.bool_)
+    for index, (name, low, high) in enumerate(filters.ranges):
         values = columns.numbers[name]
-        np.logical_not((values >= low) & (values <= high), out=bad[at])  # no value fails, too
-    for at, (name, wanted) in enumerate(filters.texts, len(filters.ranges)):
+        np.logical_not((values >= low) & (values <= high), out=failing[index])  # no value fails, too
+    for index, (name, wanted) in enumerate(filters.texts, len(filters.ranges)):
         codes, labels = columns.texts[name]
-        np.not_equal(codes, labels.index(wanted) if wanted in labels else -1, out=bad[at])
-    return bad
+        np.not_equal(codes, labels.index(wanted) if wanted in labels else -1, out=failing[index])
+    return failing
 
 
 def mask_of(columns: Columns, filters: Filters) -> Mask:
@@ -90,11 +90,11 @@ def compile_all() -> None:
     """Have everything compiled before the first question."""
     columns = Columns.empty()
     histograms(columns, Filters((("score", 0.0, 1.0),)))
-    nobody = mask_of(columns, Filters())
-    scatter(columns, nobody, "area_mm2", "score")
-    front(columns, nobody, "area_mm2", "score")
-    none = np.zeros(CELLS, np.int64)
-    fill_cells(nobody, *(columns.numbers[n] for n in FIGURES[:3]), np.zeros(4), none, none.copy())
+    no_designs = mask_of(columns, Filters())
+    scatter(columns, no_designs, "area_mm2", "score")
+    front(columns, no_designs, "area_mm2", "score")
+    no_counts = np.zeros(CELLS, np.int64)
+    fill_cells(no_designs, *(columns.numbers[n] for n in FIGURES[:3]), np.zeros(4), no_counts, no_counts.copy())
 
 
 def ordered(columns: Columns, mask: Mask, sort: str, descending: bool) -> IntArray:
@@ -104,7 +104,7 @@ def ordered(columns: Columns, mask: Mask, sort: str, descending: bool) -> IntArr
 
 
 def page(columns: Columns, positions: IntArray, offset: int, limit: int) -> list[Row]:
-    return [columns.row(int(at)) for at in positions[offset : offset + limit]]
+    return [columns.row(int(position)) for position in positions[offset : offset + limit]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,16 +124,16 @@ def histograms(columns: Columns, filters: Filters) -> tuple[int, list[Histogram]
     A bar counts the designs that pass every filter but the column's own, so that one sees where
     its range could be moved to.
     """
-    own = [columns.place(name) for name, _, _ in filters.ranges]
-    own += [-1] * len(filters.texts)
+    filter_columns = [columns.place(name) for name, _, _ in filters.ranges]
+    filter_columns += [-1] * len(filters.texts)
     counts = np.zeros((len(columns.bins), max(RANGES, MOST_VALUES) + 1), np.int64)
-    passed = count_bars(columns.codes, fails_of(columns, filters), np.array(own, np.int64), counts)
-    found = []
-    for at, (name, bins) in enumerate(columns.bins.items()):
-        if bins.bars > 1 or at in own:
-            shown = tuple(counts[at, : bins.bars].tolist())
-            found.append(made_of(Histogram, bins, column=name, counts=shown))
-    return int(passed), found
+    passed = count_bars(columns.codes, fails_of(columns, filters), np.array(filter_columns, np.int64), counts)
+    histograms = []
+    for index, (name, bins) in enumerate(columns.bins.items()):
+        if bins.bars > 1 or index in filter_columns:
+            shown = tuple(counts[index, : bins.bars].tolist())
+            histograms.append(made_of(Histogram, bins, column=name, counts=shown))
+    return int(passed), histograms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,30 +164,30 @@ def scatter(columns: Columns, mask: Mask, x: str, y: str) -> Scatter:
     chips, score = columns.numbers["chip"], columns.numbers["score"]
     ends = np.zeros(4)
     shown = int(extent(mask, across, up, ends))
-    found = Scatter(x=x, y=y, shown=shown, total=len(columns), mode="points")
+    plot = Scatter(x=x, y=y, shown=shown, total=len(columns), mode="points")
     if shown == 0:
-        return found
+        return plot
 
     def points(positions: IntArray) -> tuple[tuple[int, float, float], ...]:
-        return tuple((int(chips[at]), float(across[at]), float(up[at])) for at in positions)
+        return tuple((int(chips[position]), float(across[position]), float(up[position])) for position in positions)
 
     left, right, low, high = ends.tolist()
-    both = mask & ~np.isnan(across) & ~np.isnan(up)
-    scores = np.where(both & ~np.isnan(score), score, -np.inf)
-    edge = points(front(columns, mask, x, y))
-    found = replace(
-        found,
+    has_both = mask & ~np.isnan(across) & ~np.isnan(up)
+    scores = np.where(has_both & ~np.isnan(score), score, -np.inf)
+    front_points = points(front(columns, mask, x, y))
+    plot = replace(
+        plot,
         domain=((left, right), (low, high)),
-        front=tuple(sorted(edge, key=lambda p: p[1], reverse=x in HIGHER_IS_BETTER)),
+        front=tuple(sorted(front_points, key=lambda point: point[1], reverse=x in HIGHER_IS_BETTER)),
         best=next(iter(points(np.array([scores.argmax()])))),
     )
     if shown <= MOST_POINTS:
-        return replace(found, points=points(np.flatnonzero(both)))
+        return replace(plot, points=points(np.flatnonzero(has_both)))
     counts, best = np.zeros(CELLS, np.int64), np.full(CELLS, -1, np.int64)
     fill_cells(mask, across, up, score, ends, counts, best)
-    a, b = np.nonzero(counts)
-    cells = np.column_stack([a, b, counts[a, b], chips[best[a, b]].astype(np.int64)])
-    return replace(found, mode="cells", grid=CELLS, cells=tuple(map(tuple, cells.tolist())))
+    cell_x, cell_y = np.nonzero(counts)
+    cells = np.column_stack([cell_x, cell_y, counts[cell_x, cell_y], chips[best[cell_x, cell_y]].astype(np.int64)])
+    return replace(plot, mode="cells", grid=CELLS, cells=tuple(map(tuple, cells.tolist())))
 
 
 def front(columns: Columns, mask: Mask, x: str, y: str) -> IntArray:
@@ -196,11 +196,11 @@ def front(columns: Columns, mask: Mask, x: str, y: str) -> IntArray:
         return np.empty(0, np.int64)
     order = columns.order(y, descending=y in HIGHER_IS_BETTER)
     cost = columns.numbers[x]
-    kept = np.empty(len(columns), np.int64)
+    front_positions = np.empty(len(columns), np.int64)
     count = walk_front(
-        order, mask, -cost if x in HIGHER_IS_BETTER else cost, columns.numbers[y], kept
+        order, mask, -cost if x in HIGHER_IS_BETTER else cost, columns.numbers[y], front_positions
     )
-    return kept[:count]
+    return front_positions[:count]
 
 
 def csv_lines(columns: Columns, positions: IntArray) -> Iterator[bytes]:

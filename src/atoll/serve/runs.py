@@ -60,15 +60,15 @@ class SearchRun:
             self.identity = reader.job()
             self.parameters, self._names = reader.parameters, reader.columns
             self._plan: PlanRun | None = None
-            where = f"{folder / FILE}: the job"
+            job_source = f"{folder / FILE}: the job"
             self.kind = reader.kind().replace("plan", "planning")
             if self.kind == "search":
-                self.whatif = ChipWhatIf(self.identity, where)
+                self.whatif = ChipWhatIf(self.identity, job_source)
                 self.models = tuple(model.name for model in self.whatif.facts.models)
                 self.devices = self.whatif.facts.devices
             else:
-                told = checked(self.identity, ModelJob, where)
-                self.models, self.devices = (told.model,), told.devices
+                job = checked(self.identity, ModelJob, job_source)
+                self.models, self.devices = (job.model,), job.devices
             self._read_status(reader)
         self.columns = Columns.empty(self._names)
         self.read = 0
@@ -194,8 +194,8 @@ class SearchRun:
         if self.kind == "planning":
             done = status.state != "running" and _is_file(self.folder / PLAN)
             self._plan = PlanRun(self.name, self.folder) if done else None
-        elif isinstance(found := reader.result(), SearchAnswer | WaferAnswer):
-            self._told = told_of(found)
+        elif isinstance(answer := reader.result(), SearchAnswer | WaferAnswer):
+            self._told = told_of(answer)
 
 
 class PlanRun:
@@ -219,17 +219,17 @@ class PlanRun:
         """Nothing to stop."""
 
     def summary(self) -> PlanSummary:
-        told = self.content
+        answer = self.content
         return PlanSummary(
             id=self.name,
             kind=self.kind,
             folder=str(self.folder),
             state="finished",
-            models=(told.model,),
-            devices=told.devices,
-            device=told.device,
-            step_time_s=told.step_time_s,
-            mfu=told.mfu,
+            models=(answer.model,),
+            devices=answer.devices,
+            device=answer.device,
+            step_time_s=answer.step_time_s,
+            mfu=answer.mfu,
             layouts=len(self.whatif.layouts()),
         )
 
@@ -284,13 +284,13 @@ class Reports:
             return view_of(read_sweep(folder), None, None)
         source = open_folder(folder)
         with self._making:
-            kept = self._kept.get(folder)
-            if kept is None or kept[0] != source:
-                kept = self._kept[folder] = (
+            cached = self._kept.get(folder)
+            if cached is None or cached[0] != source:
+                cached = self._kept[folder] = (
                     source,
                     view_of(source.answer, source.folder, source.status),
                 )
-        return kept[1]
+        return cached[1]
 
 
 @dataclass(frozen=True)
@@ -312,27 +312,27 @@ def open_runs(folders: Sequence[Path]) -> tuple[dict[str, Run], list[LeftOut]]:
     first reason is raised.
     """
     runs: dict[str, Run] = {}
-    others: list[LeftOut] = []
-    holding: dict[Path, None] = {}
-    for given in folders:
+    left_out: list[LeftOut] = []
+    run_folders: dict[Path, None] = {}
+    for root in folders:
         try:
-            holding |= dict.fromkeys(path.resolve() for path in _inside(given))
+            run_folders |= dict.fromkeys(path.resolve() for path in _inside(root))
         except AtollError as error:
-            others.append(LeftOut(given, str(error)))
-    for folder in holding:
+            left_out.append(LeftOut(root, str(error)))
+    for folder in run_folders:
         if not _is_run(folder):
             words = "a wafer search without its records, which the explorer needs"
             draws = f"`atoll report {folder}` draws it."
-            others.append(LeftOut(folder, f"{folder} holds the answer of {words}; {draws}"))
+            left_out.append(LeftOut(folder, f"{folder} holds the answer of {words}; {draws}"))
             continue
         name = _free_name(folder, runs)
         try:
             runs[name] = _opened(name, folder)
         except AtollError as error:
-            others.append(LeftOut(folder, str(error)))
+            left_out.append(LeftOut(folder, str(error)))
     if not runs:
-        raise AtollError(others[0].reason)
-    return runs, others
+        raise AtollError(left_out[0].reason)
+    return runs, left_out
 
 
 def _opened(name: str, folder: Path) -> Run:
@@ -371,22 +371,22 @@ def _is_file(path: Path) -> bool:
     return os.path.isfile(path)  # noqa: PTH113  (no raise)
 
 
-def _free_name(folder: Path, taken: Mapping[str, Run]) -> str:
+def _free_name(folder: Path, runs: Mapping[str, Run]) -> str:
     base = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.name).strip("-.") or "run"
-    names = [base, *(f"{base}-{number}" for number in range(2, len(taken) + 3))]
-    return next(name for name in names if name not in taken)
+    names = [base, *(f"{base}-{number}" for number in range(2, len(runs) + 3))]
+    return next(name for name in names if name not in runs)
 
 
-def told_of(found: SearchAnswer | WaferAnswer) -> ToldResult:
+def told_of(answer: SearchAnswer | WaferAnswer) -> ToldResult:
     """An answer without the schedules of its layers."""
-    best = found.best
+    best = answer.best
     models = tuple(
         replace(m, layers=()) if isinstance(m, SearchedModel) else m for m in best.models
     )
-    remarks = found.baseline_remarks if isinstance(found, SearchAnswer) else {}
+    remarks = answer.baseline_remarks if isinstance(answer, SearchAnswer) else {}
     return made_of(
         ToldResult,
-        found,
+        answer,
         accelerator=best.accelerator,
         chip=best.accelerator.device().describe(),
         models=models,
@@ -396,10 +396,10 @@ def told_of(found: SearchAnswer | WaferAnswer) -> ToldResult:
 
 def thinned(points: Sequence[ProgressPoint]) -> tuple[Moment, ...]:
     """At most so many moments: every change of the best score, and the others evenly."""
-    kept = set(range(0, len(points), max(1, len(points) // MOST_PROGRESS + 1)))
-    changes = [i for i in range(1, len(points)) if points[i].score != points[i - 1].score]
-    kept |= set(changes[-MOST_PROGRESS:]) | ({len(points) - 1} if points else set())
-    return tuple(made_of(Moment, points[i], bound=_known(points[i].bound)) for i in sorted(kept))
+    kept_positions = set(range(0, len(points), max(1, len(points) // MOST_PROGRESS + 1)))
+    changes = [position for position in range(1, len(points)) if points[position].score != points[position - 1].score]
+    kept_positions |= set(changes[-MOST_PROGRESS:]) | ({len(points) - 1} if points else set())
+    return tuple(made_of(Moment, points[position], bound=_known(points[position].bound)) for position in sorted(kept_positions))
 
 
 def _known(bound: float | None) -> float | None:

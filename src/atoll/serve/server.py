@@ -53,20 +53,20 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "POST" and length.isascii() and length.isdigit():
             body = self.rfile.read(min(int(length), MOST_BYTES + 1))
         with server.answering:
-            found = server.app.respond(self.command, self.path, headers, body)
+            response = server.app.respond(self.command, self.path, headers, body)
         # A body that nobody reads would be taken for the next request.
-        given = length != "0" or "transfer-encoding" in headers
-        self.close_connection = self.close_connection or given
-        self.send_response(found.status)
-        for name, value in found.headers:
+        has_body = length != "0" or "transfer-encoding" in headers
+        self.close_connection = self.close_connection or has_body
+        self.send_response(response.status)
+        for name, value in response.headers:
             self.send_header(name, value)
-        self.send_header("Content-Type", found.kind)
-        if isinstance(found.body, bytes):
-            self.send_header("Content-Length", str(len(found.body)))
-            pieces = iter([found.body])
+        self.send_header("Content-Type", response.kind)
+        if isinstance(response.body, bytes):
+            self.send_header("Content-Length", str(len(response.body)))
+            pieces = iter([response.body])
         else:
             self.close_connection = True  # its length is not known: the end is the end
-            pieces = found.body
+            pieces = response.body
         if self.close_connection:
             self.send_header("Connection", "close")
         self.end_headers()
@@ -111,10 +111,10 @@ class _Server(ThreadingHTTPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._changing:
             while len(self._open) >= MOST_CONNECTIONS:
-                least = min(self._open, key=lambda connection: self._open[connection])
-                del self._open[least]
+                oldest = min(self._open, key=lambda connection: self._open[connection])
+                del self._open[oldest]
                 with suppress(OSError):
-                    least.shutdown(socket.SHUT_RDWR)  # its thread ends
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread ends
             self._open[request] = 0
         super().process_request(request, client_address)
 

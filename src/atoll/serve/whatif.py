@@ -102,8 +102,8 @@ class Change(FileModel):
 
 def parse_change(query: Mapping[str, Sequence[str]]) -> Change:
     """The change in a query; every value is checked, and named if it is wrong."""
-    given = {name: next(iter(query.get(name, ())), "") for name in Change.model_fields}
-    return validate_dict({name: text for name, text in given.items() if text}, Change, "")
+    texts = {name: next(iter(query.get(name, ())), "") for name in Change.model_fields}
+    return validate_dict({name: text for name, text in texts.items() if text}, Change, "")
 
 
 def keep(cache: dict[Any, Any], key: object, value: object, most: int) -> None:
@@ -117,30 +117,30 @@ def slider(
     name: str, label: str, unit: str, values: Sequence[float], now: float, note: str = ""
 ) -> Slider:
     """One control: the values it takes, with the present one among them."""
-    every = sorted({float(value) for value in values} | {float(now)})
-    shown = tuple(int(v) if v.is_integer() else v for v in every)
-    place = every.index(float(now))
-    return Slider(name=name, label=label, unit=unit, values=shown, now=place, note=note)
+    all_values = sorted({float(value) for value in values} | {float(now)})
+    shown = tuple(int(number) if number.is_integer() else number for number in all_values)
+    position = all_values.index(float(now))
+    return Slider(name=name, label=label, unit=unit, values=shown, now=position, note=note)
 
 
 def around(value: float, least: float = 0.0) -> list[float]:
     """Halves and doubles of a value, up to sixteen times."""
-    found = [value * 2.0**power for power in range(-4, 5)]
-    return [each for each in found if each >= least]
+    candidates = [value * 2.0**power for power in range(-4, 5)]
+    return [candidate for candidate in candidates if candidate >= least]
 
 
 def job_sliders(sequence: int, batch: int) -> tuple[Slider, ...]:
     """What is trained, and how fast devices multiply."""
-    whole = [[n for n in around(now, 1) if n.is_integer()] for now in (sequence, batch)]
+    integer_values = [[candidate for candidate in around(present, 1) if candidate.is_integer()] for present in (sequence, batch)]
     return (
-        slider("sequence", "Sequence", "tokens", whole[0], sequence),
-        slider("batch", "Batch", "sequences", whole[1], batch),
+        slider("sequence", "Sequence", "tokens", integer_values[0], sequence),
+        slider("batch", "Batch", "sequences", integer_values[1], batch),
         slider("compute", "Compute rate", "x", FACTORS, 1.0, "of all matrix products"),
     )
 
 
 def link_slider(network: Network) -> Slider:
     """All levels together; the label says what they are at 1."""
-    levels = ", ".join(f"{x.name} {x.bandwidth_Bps / 1e9:g} GB/s" for x in network.levels)
+    levels = ", ".join(f"{level.name} {level.bandwidth_Bps / 1e9:g} GB/s" for level in network.levels)
     note = f"1 x is {levels} per device"
     return slider("link", "Link bandwidth", "x", FACTORS, 1.0, note)

@@ -103,8 +103,8 @@ class ChipWhatIf:
             plan = _plan(design, model)
             workload = make_workload(job.models[model].name, 1)
             batch = job.models[model].batch or job.batch
-            wide = widths(workload.config, (1, 2, 4, 8, 16, 32))
-            small = [2**power for power in range(8) if batch % 2**power == 0]
+            tp_values = widths(workload.config, (1, 2, 4, 8, 16, 32))
+            microbatches = [2**power for power in range(8) if batch % 2**power == 0]
             sliders = [
                 slider("devices", "Devices", "", around(job.devices, 1), job.devices),
                 link_slider(setting.network),
@@ -112,8 +112,8 @@ class ChipWhatIf:
                     "hbm_GiB", "HBM capacity", "GiB", CAPACITIES_GIB,
                     design["hbm_capacity_bytes"] / GIB,
                 ),
-                slider("microbatch", "Microbatch", "", small, plan["microbatch"]),
-                slider("tensor", "Tensor width", "", wide, plan["tensor"]),
+                slider("microbatch", "Microbatch", "", microbatches, plan["microbatch"]),
+                slider("tensor", "Tensor width", "", tp_values, plan["tensor"]),
             ]  # fmt: skip
             if setting.profile.hbm_bandwidth_Bps is None:
                 rate = design["hbm_bandwidth_Bps"] / 1e9
@@ -146,21 +146,21 @@ class ChipWhatIf:
                     f"space: {job.space} is not what it was when the run was searched."
                 )
             setting, variants = prepare_search(job.changed(microbatch=1))
-            for workload, known in zip(variants.workloads, self.facts.models, strict=True):
-                if fingerprint({"config": repr(workload.config)}) != known.config:
+            for workload, facts in zip(variants.workloads, self.facts.models, strict=True):
+                if fingerprint({"config": repr(workload.config)}) != facts.config:
                     raise AtollError(
-                        f"model {known.name}: its configuration is not what it was when the "
+                        f"model {facts.name}: its configuration is not what it was when the "
                         "run was searched."
                     )
             self._opened = job, space, setting
         return self._opened
 
     def _note(self) -> str:
-        here = this_code()
-        if all(self._identity.get(name) == value for name, value in here.items()):
+        installed = this_code()
+        if all(self._identity.get(name) == value for name, value in installed.items()):
             return ""
         searched = code_words(self._identity)
-        return f"Searched with {searched}, estimated again with {code_words(here)}."
+        return f"Searched with {searched}, estimated again with {code_words(installed)}."
 
     def _variant(self, model: int, change: Change, plan: StoredPlan) -> Variants:
         """Spread as the plan is; its halves of backward passes too, where some order wants them."""
@@ -169,11 +169,11 @@ class ChipWhatIf:
         key = model, microbatch, tensor, change.batch, change.sequence, *spread
         if key not in self._variants:
             job, _, setting = self._open()
-            told = job.models[model]
-            batch = change.batch or told.batch or job.batch
-            length = change.sequence or told.sequence
-            workload = make_workload(told.name, batch, length, job.precision)
-            made = make_variants(
+            model_question = job.models[model]
+            batch = change.batch or model_question.batch or job.batch
+            length = change.sequence or model_question.sequence
+            workload = make_workload(model_question.name, batch, length, job.precision)
+            variants = make_variants(
                 [workload], [microbatch], [tensor], 2**30, job.recompute, setting.profile,
                 spreads=Spreads(
                     cp=(plan["cp"],),
@@ -183,7 +183,7 @@ class ChipWhatIf:
                     apart=any(order in SPLIT for order in setting.orders),
                 ),
             )  # fmt: skip
-            keep(self._variants, key, made, KEPT)
+            keep(self._variants, key, variants, KEPT)
         return self._variants[key]
 
     # --- The estimate -----------------------------------------------------------------------------
@@ -199,8 +199,8 @@ class ChipWhatIf:
         setting = replace(base, network=base.network.faster(change.link or 1.0), devices=devices)
         if tensor * plan["cp"] > devices:
             return Problem(problem=f"A tensor width of {tensor} needs more than {devices} devices.")
-        own = float(design["hbm_capacity_bytes"])
-        capacity = change.hbm_GiB * GIB if change.hbm_GiB else own
+        stored_capacity = float(design["hbm_capacity_bytes"])
+        capacity = change.hbm_GiB * GIB if change.hbm_GiB else stored_capacity
         changed = change.model_copy(update={"microbatch": microbatch, "tensor": tensor})
         try:
             times = self._pass_times(design, model, plan, changed, setting, refine)
@@ -208,25 +208,25 @@ class ChipWhatIf:
             return Problem(problem=f"{str(error).rstrip('.')}.")
         # Prices do not depend on the number of devices; the placement does.
         priced = replace(times.priced, setting=setting)
-        found = model_plan(priced, times.pass_s, capacity, float(priced.chips.peak_flops[0]))
-        if found is None:
+        model_estimate = model_plan(priced, times.pass_s, capacity, float(priced.chips.peak_flops[0]))
+        if model_estimate is None:
             return Problem(
                 problem=f"{job.models[model].name} does not fit {devices} devices with "
                 f"{capacity / GIB:g} GiB each at tensor width {tensor} and microbatch {microbatch}."
             )
-        where = found.placement
-        worst = max(where.stages, key=lambda stage: stage.total_memory_bytes)
+        placement = model_estimate.placement
+        worst = max(placement.stages, key=lambda stage: stage.total_memory_bytes)
         return made_of(
             Figures,
-            where,
-            samples_per_s=found.samples_per_s,
-            tokens_per_s_per_device=found.tokens_per_s_per_device,
-            mfu=found.mfu,
-            parts_s=in_words(where.time_parts_s),
+            placement,
+            samples_per_s=model_estimate.samples_per_s,
+            tokens_per_s_per_device=model_estimate.tokens_per_s_per_device,
+            mfu=model_estimate.mfu,
+            parts_s=in_words(placement.time_parts_s),
             memory_bytes=worst.memory_bytes,
             memory_capacity_bytes=capacity,
-            power_W=found.power_W,
-            energy_per_token_J=found.energy_per_token_J,
+            power_W=model_estimate.power_W,
+            energy_per_token_J=model_estimate.energy_per_token_J,
             schedules=times.how,
             refinable=times.refinable,
         )
@@ -244,24 +244,24 @@ class ChipWhatIf:
         link = change.link or 1.0
         job = change.batch, change.sequence, change.compute
         key = design["chip"], model, change.microbatch, change.tensor, rate, link, job
-        known = self._times.get(key)
-        if known is None or (refine and known.refinable):
+        cached = self._times.get(key)
+        if cached is None or (refine and cached.refinable):
             variants = self._variant(model, change, plan)
             chips = chips_of_accelerator(
                 self._accelerator(design, rate, change.compute or 1.0),
                 setting.profile,
                 design["area_mm2"],
             )
-            priced = known.priced if known else Priced.of(chips, variants, setting)
-            there = plan["microbatch"], plan["tensor"], design["hbm_bandwidth_Bps"], 1.0
-            same = key[2:] == (*there, (None, None, None))
+            priced = cached.priced if cached else Priced.of(chips, variants, setting)
+            searched = plan["microbatch"], plan["tensor"], design["hbm_bandwidth_Bps"], 1.0
+            same = key[2:] == (*searched, (None, None, None))
             if same:
-                found = PassTimes(priced, np.array(plan["pass_s"]), "as searched", False)
+                pass_times = PassTimes(priced, np.array(plan["pass_s"]), "as searched", False)
             elif refine:
-                found = _solved(priced)
+                pass_times = _solved(priced)
             else:
-                found = _quick(priced, refinable=plan["effort"] != "quick")
-            keep(self._times, key, found, KEPT)
+                pass_times = _quick(priced, refinable=plan["effort"] != "quick")
+            keep(self._times, key, pass_times, KEPT)
         return self._times[key]
 
     def _accelerator(self, design: StoredDesign, hbm_Bps: float, compute: float) -> Accelerator:
@@ -278,12 +278,14 @@ class ChipWhatIf:
 
 def job_of(identity: Identity) -> SearchQuestion:
     """The job that a store was searched for, as far as evaluations depend on it."""
-    apart = ("models", "parameters", "plug_ins", "space_content", "network_content", *CODE)
-    asked = {name: value for name, value in identity.items() if name not in apart}
-    listed = identity["models"]
-    known = [told for told in listed if isinstance(told, dict)] if isinstance(listed, list) else []
-    models: list[JsonValue] = [{n: v for n, v in m.items() if n != "config"} for m in known]
-    return SearchQuestion.from_dict(asked | {"models": models})
+    not_asked = ("models", "parameters", "plug_ins", "space_content", "network_content", *CODE)
+    fields = {name: value for name, value in identity.items() if name not in not_asked}
+    stored_models = identity["models"]
+    records = [record for record in stored_models if isinstance(record, dict)] if isinstance(stored_models, list) else []
+    models: list[JsonValue] = [
+        {key: value for key, value in record.items() if key != "config"} for record in records
+    ]
+    return SearchQuestion.from_dict(fields | {"models": models})
 
 
 def _plan(design: StoredDesign, model: int) -> StoredPlan:
@@ -295,8 +297,8 @@ def _plan(design: StoredDesign, model: int) -> StoredPlan:
 
 def _quick(priced: Priced, refinable: bool) -> PassTimes:
     """Schedules that exist, at once."""
-    none = np.zeros(1, np.int64)
-    lower, upper = (bound[0] for bound in priced.schedule_bounds(none, none))
+    zero = np.zeros(1, np.int64)
+    lower, upper = (bound[0] for bound in priced.schedule_bounds(zero, zero))
     return PassTimes(priced, upper, f"found quickly{_gap(lower, upper)}", refinable)
 
 
@@ -304,7 +306,7 @@ def _solved(priced: Priced) -> PassTimes:
     """Schedules with the effort that a search puts into its best designs."""
     variant = priced.variants.variants[0]
     solved = priced.schedules(0, variant, "bounded", TOLERANCE)
-    lower, upper = priced.pass_bounds(0, variant, [one for pair in solved for one in pair])
+    lower, upper = priced.pass_bounds(0, variant, [schedule for pair in solved for schedule in pair])
     return PassTimes(priced, upper, f"solved again{_gap(lower, upper)}", False)
 
 

@@ -54,23 +54,23 @@ class PlanWhatIf:
 
     def layouts(self) -> list[Layout]:
         """The best one, then the runners-up."""
-        found = self._answer
-        others = found.runners_up if isinstance(found, PlanAnswer) else ()
-        return [found.layout, *(other.axes for other in others)]
+        answer = self._answer
+        runners_up = answer.runners_up if isinstance(answer, PlanAnswer) else ()
+        return [answer.layout, *(runner_up.axes for runner_up in runners_up)]
 
     def options(self, number: int) -> Options:
         with self._lock:
             run, layout = self._open(), self._layout(number)
             ranks = layout.model_ranks
-            copies = [round(c) for c in around(layout.dp, 1) if float(c).is_integer()]
+            copies = [round(count) for count in around(layout.dp, 1) if float(count).is_integer()]
             rate = run.gpu.hbm_Bps / 1e9
-            small = [2**power for power in range(7) if 2**power <= run.global_batch]
+            microbatches = [2**power for power in range(7) if 2**power <= run.global_batch]
             sliders = [
-                slider("devices", "Devices", "", [ranks * c for c in copies], run.devices),
+                slider("devices", "Devices", "", [ranks * count for count in copies], run.devices),
                 link_slider(run.network),
                 slider("hbm_GiB", "HBM capacity", "GiB", CAPACITIES_GIB, run.gpu.hbm_bytes / GIB),
                 slider("hbm_GBps", "HBM bandwidth", "GB/s", around(rate)[1:-1], rate),
-                slider("microbatch", "Microbatch", "", small, layout.microbatch),
+                slider("microbatch", "Microbatch", "", microbatches, layout.microbatch),
                 *job_sliders(run.sequence, run.global_batch),
             ]
             note = self._note(run) if number == 0 else ""
@@ -92,10 +92,10 @@ class PlanWhatIf:
                 microbatch=change.microbatch or layout.microbatch,
             )
             try:
-                found = self._estimator(base, devices, change).estimate(layout)
+                estimate = self._estimator(base, devices, change).estimate(layout)
             except AtollError as error:
                 return Problem(problem=f"{str(error).rstrip('.')}.")
-        return figures(found)
+        return figures(estimate)
 
     def again(self, change: Change) -> Figures | Problem:
         """The best layout under the change, of all that fit; its microbatch where one is set."""
@@ -115,10 +115,10 @@ class PlanWhatIf:
             base = self._open()
             run = self._estimator(base, change.devices or base.devices, change).run
         axes = Axes(microbatch=(change.microbatch,)) if change.microbatch else None
-        found = plan(run, axes, runners_up=0, stop=Stop(AGAIN_S))
-        proof = "proven best" if found.certificate.proven else "best known"
+        best_plan = plan(run, axes, runners_up=0, stop=Stop(AGAIN_S))
+        proof = "proven best" if best_plan.certificate.proven else "best known"
         return replace(
-            figures(found.best), schedules=f"{proof} of {found.certificate.items:,} layouts"
+            figures(best_plan.best), schedules=f"{proof} of {best_plan.certificate.items:,} layouts"
         )
 
     def _note(self, run: Run) -> str:
@@ -137,14 +137,14 @@ class PlanWhatIf:
 
     def _open(self) -> Run:
         if self._run is None:
-            told, shape = self._answer, self._answer.configuration
-            if not told.question:
+            answer, shape = self._answer, self._answer.configuration
+            if not answer.question:
                 raise AtollError("plan.json keeps no question: plan it again with this atoll.")
             model = checked(shape, ModelConfig, "plan.json") if shape else None
-            kept = _OF_THE_MODEL if model else ()
-            given = {name: value for name, value in told.question.items() if name not in kept}
-            kind = PlanQuestion if isinstance(told, PlanAnswer) else EstimateQuestion
-            self._run = run_of(kind.of(**given), model)
+            model_fields = _OF_THE_MODEL if model else ()
+            fields = {name: value for name, value in answer.question.items() if name not in model_fields}
+            kind = PlanQuestion if isinstance(answer, PlanAnswer) else EstimateQuestion
+            self._run = run_of(kind.of(**fields), model)
         return self._run
 
     def _estimator(self, base: Run, devices: int, change: Change) -> Estimator:
@@ -169,25 +169,25 @@ class PlanWhatIf:
         return self._estimators[key]
 
 
-def figures(found: Estimate) -> Figures:
+def figures(estimate: Estimate) -> Figures:
     """An estimate in the words that both kinds of run share."""
-    worst, capacity = found.worst, found.run.capacity_bytes
+    worst, capacity = estimate.worst, estimate.run.capacity_bytes
     warning = f"Needs {worst.needed / GIB:.1f} GiB of {capacity / GIB:.1f} GiB: does not fit."
     return Figures(
-        step_time_s=found.step.time_s,
-        samples_per_s=found.run.global_batch / found.step.time_s,
-        tokens_per_s_per_device=found.tokens_per_s_per_device,
-        mfu=found.mfu,
-        parts_s=in_words(found.step.breakdown()),
+        step_time_s=estimate.step.time_s,
+        samples_per_s=estimate.run.global_batch / estimate.step.time_s,
+        tokens_per_s_per_device=estimate.tokens_per_s_per_device,
+        mfu=estimate.mfu,
+        parts_s=in_words(estimate.step.breakdown()),
         memory_bytes=worst.parts() | {"reserve": worst.needed - worst.allocated},
         memory_capacity_bytes=capacity,
-        pipeline=found.layout.pp,
-        tensor=found.layout.tp,
-        data=found.layout.dp,
-        devices=found.run.devices,
-        microbatch=found.layout.microbatch,
-        microbatches=found.layout.microbatches(found.run.global_batch),
-        recompute=found.layout.recompute,
-        layout=str(found.layout),
-        warning="" if found.fits else warning,
+        pipeline=estimate.layout.pp,
+        tensor=estimate.layout.tp,
+        data=estimate.layout.dp,
+        devices=estimate.run.devices,
+        microbatch=estimate.layout.microbatch,
+        microbatches=estimate.layout.microbatches(estimate.run.global_batch),
+        recompute=estimate.layout.recompute,
+        layout=str(estimate.layout),
+        warning="" if estimate.fits else warning,
     )

@@ -20,12 +20,12 @@ def fingerprint(content: Identity) -> str:
     return hashlib.blake2b(canonical_json(content).encode(), digest_size=16).hexdigest()
 
 
-def differences(here: Identity, there: Identity) -> list[str]:
+def differences(current: Identity, stored: Identity) -> list[str]:
     """In words: the fields in which two jobs differ."""
-    found = []
-    for name in sorted(set(here) | set(there)):
-        ours, theirs = here.get(name), there.get(name)
+    lines = []
+    for name in sorted(set(current) | set(stored)):
+        ours, theirs = current.get(name), stored.get(name)
         if ours != theirs:
             short = len(str(ours)) + len(str(theirs)) <= 120
-            found.append(f"{name} {theirs} there, {ours} here" if short else name)
-    return found
+            lines.append(f"{name} {theirs} there, {ours} here" if short else name)
+    return lines

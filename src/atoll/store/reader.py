@@ -107,8 +107,8 @@ class RunReader:
 
     def job(self) -> Identity:
         """What the folder was searched for, as it was fingerprinted."""
-        found = self._record("meta", "WHERE key = 'job'")["value"]
-        return parse_object(found, f"{self.path}: the job")
+        text = self._record("meta", "WHERE key = 'job'")["value"]
+        return parse_object(text, f"{self.path}: the job")
 
     def kind(self) -> RunKind:
         """What was searched: "search" (chips), "wafer" or "plan"."""
@@ -150,24 +150,24 @@ class RunReader:
 
     def progress(self) -> list[ProgressPoint]:
         """Score and bound over time."""
-        told = [field.name for field in fields(ProgressPoint)]
+        names = [field.name for field in fields(ProgressPoint)]
         rows = self._records("progress", "ORDER BY rowid")
-        return [ProgressPoint(*(row[name] for name in told)) for row in rows]
+        return [ProgressPoint(*(row[name] for name in names)) for row in rows]
 
     def result(self) -> SearchAnswer | WaferAnswer | PlanAnswer | None:
         """The answer of the latest run that reported one; None before."""
-        where = f"{self.path}: the result"
+        source = f"{self.path}: the result"
         for row in self._records("notes", "WHERE key = 'result'"):
-            content = parse_object(row["value"], where)
-            found = parse_answer(content, where, SearchAnswer, WaferAnswer, PlanAnswer)
-            assert isinstance(found, SearchAnswer | WaferAnswer | PlanAnswer)
-            return found
+            content = parse_object(row["value"], source)
+            answer = parse_answer(content, source, SearchAnswer, WaferAnswer, PlanAnswer)
+            assert isinstance(answer, SearchAnswer | WaferAnswer | PlanAnswer)
+            return answer
         return None
 
     def notes(self, prefix: str) -> list[Identity]:
         """Records whose names begin so."""
-        found = self._records("notes", "WHERE substr(key, 1, ?) = ?", len(prefix), prefix)
-        return [parse_object(row["value"], f"{self.path}: {prefix}") for row in found]
+        records = self._records("notes", "WHERE substr(key, 1, ?) = ?", len(prefix), prefix)
+        return [parse_object(row["value"], f"{self.path}: {prefix}") for row in records]
 
     # --- Designs --------------------------------------------------------------------------------
 
@@ -190,8 +190,8 @@ class RunReader:
         most. Left to itself SQLite would look rows up one by one through the index.
         """
         covered = ("chip", *FIGURES, *(parameter.name for parameter in self.parameters))
-        whole = all(name in covered for name in columns)
-        return "designs INDEXED BY designs_by_score" if whole else "designs NOT INDEXED"
+        index_covers = all(name in covered for name in columns)
+        return "designs INDEXED BY designs_by_score" if index_covers else "designs NOT INDEXED"
 
     def count(self, filters: Filters | None = None) -> int:
         """Evaluated designs that pass the filters."""
@@ -212,22 +212,22 @@ class RunReader:
         self._check_column(sort)
         down = sort in ("score", "samples_per_s") if descending is None else descending
         where, values = self._where(filters)
-        way = "DESC" if down else "ASC"
+        direction = "DESC" if down else "ASC"
         tie = "area_mm2, chip" if sort == "score" else "chip"
         chips = self._all(
             f"SELECT chip FROM {self._source({**(filters or {}), sort: 0.0})}{where} "
-            f"ORDER BY {sort} {way}, {tie} LIMIT ? OFFSET ?",
+            f"ORDER BY {sort} {direction}, {tie} LIMIT ? OFFSET ?",
             *values, limit, offset,
         )  # fmt: skip
         return self._rows([row["chip"] for row in chips])
 
     def design(self, chip: int) -> StoredDesign | None:
         """One design with the plans of all its models."""
-        where = f"{self.path}: design {chip}"
+        source = f"{self.path}: design {chip}"
         for row in self._records("designs", "WHERE chip = ?", chip):
-            told = {name: row[name] for name in self.columns}
-            plans = parse_object(f'{{"plans": {row["plans"]}}}', where)
-            return checked(told | plans, StoredDesign, where)
+            figures = {name: row[name] for name in self.columns}
+            plans = parse_object(f'{{"plans": {row["plans"]}}}', source)
+            return checked(figures | plans, StoredDesign, source)
         return None
 
     def front(
@@ -366,8 +366,8 @@ def _open(path: Path) -> sqlite3.Connection:
 
 def _state(path: Path) -> tuple[int, ...]:
     """Another one after every write to the store."""
-    found = [each.stat() for each in (path, Path(f"{path}-wal")) if each.exists()]
-    return tuple(number for each in found for number in (each.st_mtime_ns, each.st_size))
+    stats = [file.stat() for file in (path, Path(f"{path}-wal")) if file.exists()]
+    return tuple(number for file in stats for number in (file.st_mtime_ns, file.st_size))
 
 
 @lru_cache(maxsize=64)

@@ -26,20 +26,20 @@ class Rows:
         """A page; the best first, or by any column."""
         self._check(sort)
         down = sort in ("score", "samples_per_s")
-        found = sorted(self._passing(filters), key=lambda row: _key(row[sort]), reverse=down)
-        return found[offset : offset + limit]
+        matching = sorted(self._passing(filters), key=lambda row: _key(row[sort]), reverse=down)
+        return matching[offset : offset + limit]
 
     def front(self, against: str, filters: Filters) -> list[Row]:
         """Those that no other beats in both score and `against`, fastest first."""
         self._check(against)
-        found: list[Row] = []
+        front_rows: list[Row] = []
         least = math.inf
         for row in self._passing(filters):
             cost = _number(against, row[against])
             if cost < least:
                 least = cost
-                found.append(row)
-        return found
+                front_rows.append(row)
+        return front_rows
 
     def batches(self) -> Iterator[list[Row]]:
         yield self._rows
@@ -47,12 +47,12 @@ class Rows:
     def _passing(self, filters: Filters) -> list[Row]:
         for name in filters:
             self._check(name)
-        return [row for row in self._rows if all(_passes(row[n], w) for n, w in filters.items())]
+        return [row for row in self._rows if all(_passes(row[column], wanted) for column, wanted in filters.items())]
 
     def _check(self, column: str) -> None:
-        known = list(self._rows[0]) if self._rows else [column]
-        if column not in known:
-            raise AtollError(f"designs: no column {column!r}; there are {', '.join(known)}.")
+        columns = list(self._rows[0]) if self._rows else [column]
+        if column not in columns:
+            raise AtollError(f"designs: no column {column!r}; there are {', '.join(columns)}.")
 
 
 def _number(name: str, value: JsonValue) -> float:

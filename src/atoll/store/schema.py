@@ -35,11 +35,11 @@ _SUM = "crc INTEGER NOT NULL"
 def record_sum(values: Sequence[Any]) -> int:
     """CRC-32 of a record's numbers and texts, whether SQLite keeps 1.0 as a float or as 1."""
     numbers = [_number(value) for value in values if not isinstance(value, str | bytes)]
-    found = zlib.crc32(struct.pack(f"<{len(numbers)}d", *numbers))
+    checksum = zlib.crc32(struct.pack(f"<{len(numbers)}d", *numbers))
     for value in values:
         if isinstance(value, str | bytes):
-            found = zlib.crc32(value.encode() if isinstance(value, str) else value, found)
-    return found
+            checksum = zlib.crc32(value.encode() if isinstance(value, str) else value, checksum)
+    return checksum
 
 
 def _number(value: float | None) -> float:
@@ -48,8 +48,8 @@ def _number(value: float | None) -> float:
 
 def check_record(row: Sequence[Any], path: Path) -> None:
     """Refuse a record that is not as it was written."""
-    *values, noted = row
-    if record_sum(values) != noted:
+    *values, recorded = row
+    if record_sum(values) != recorded:
         raise AtollError(
             f"{path}: damaged (a record is not as it was written: its checksum differs); move it "
             "away to start afresh."
@@ -60,13 +60,13 @@ def check_pages(connection: sqlite3.Connection) -> None:
     """Refuse a file whose trees, indexes or columns are not as they were made: a record may be
     missing, or under another name.
     """
-    found = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
-    if found == "ok":
-        noted = connection.execute("SELECT value FROM meta WHERE key = 'layout'").fetchone()
-        if noted == (str(_layout(connection)),):
+    problem = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+    if problem == "ok":
+        recorded = connection.execute("SELECT value FROM meta WHERE key = 'layout'").fetchone()
+        if recorded == (str(_layout(connection)),):
             return
-        found = "its tables are not as they were made"
-    raise sqlite3.DatabaseError(f"malformed: {found.splitlines()[-1]}")
+        problem = "its tables are not as they were made"
+    raise sqlite3.DatabaseError(f"malformed: {problem.splitlines()[-1]}")
 
 
 def _layout(connection: sqlite3.Connection) -> int:
@@ -76,11 +76,11 @@ def _layout(connection: sqlite3.Connection) -> int:
 
 def parameters_of(job: Identity, where: str = "job") -> tuple[ShownParameter, ...]:
     """The parameters of a job's chips: columns of their own."""
-    found = checked(job, ChipJob, where).parameters
-    for parameter in found:
+    parameters = checked(job, ChipJob, where).parameters
+    for parameter in parameters:
         if not parameter.name.isidentifier():
             raise AtollError(f"{where}: parameter {parameter.name!r} is no name for a column.")
-    return found
+    return parameters
 
 
 def design_columns(parameters: Sequence[str]) -> tuple[str, ...]:

@@ -112,10 +112,10 @@ class RunStore:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = FolderLock(folder)
         try:
-            known = as_written(self.path)
+            intact = as_written(self.path)
             with in_sentences(self.path):
                 record_sums(folder, {FILE: None})  # from now on it changes
-                self._connection = self._open(known)
+                self._connection = self._open(intact)
                 self._claim(job)
                 self.run = self._begin_run(executor, version)
         except BaseException:
@@ -136,25 +136,25 @@ class RunStore:
 
     def _claim(self, job: Identity) -> None:
         """The job that the folder belongs to, from the first run on."""
-        known = {key: value for key, value, _ in self._records("meta")}
-        if "fingerprint" not in known:
-            told = [("fingerprint", fingerprint(job)), ("job", canonical_json(job))]
+        meta = {key: value for key, value, _ in self._records("meta")}
+        if "fingerprint" not in meta:
+            records = [("fingerprint", fingerprint(job)), ("job", canonical_json(job))]
             with self._transaction():
-                self._insert("INSERT", "meta", told)
-        elif known["fingerprint"] != fingerprint(job):
+                self._insert("INSERT", "meta", records)
+        elif meta["fingerprint"] != fingerprint(job):
             self._connection.close()
-            raise AtollError(self._refusal(job, json.loads(known["job"])))
+            raise AtollError(self._refusal(job, json.loads(meta["job"])))
 
-    def _refusal(self, here: Identity, there: Identity) -> str:
+    def _refusal(self, current: Identity, stored: Identity) -> str:
         # Fields that only one of them has come from another version too.
-        if all(here[name] == there[name] for name in (here.keys() & there.keys()) - set(CODE)):
+        if all(current[name] == stored[name] for name in (current.keys() & stored.keys()) - set(CODE)):
             return (
-                f"out: {self.folder} was begun by {code_words(there)}, this is {code_words(here)}, "
+                f"out: {self.folder} was begun by {code_words(stored)}, this is {code_words(current)}, "
                 "and what the two compute must not be mixed; give another folder, or continue "
                 "with the atoll that began it."
             )
-        told = "; ".join(differences(here, there)[:3])
-        return f"out: {self.folder} holds another job ({told}); give another folder."
+        changes = "; ".join(differences(current, stored)[:3])
+        return f"out: {self.folder} holds another job ({changes}); give another folder."
 
     def _begin_run(self, executor: str, version: str) -> int:
         last = next(self._records("progress", "ORDER BY seconds DESC LIMIT 1"), None)
@@ -208,8 +208,8 @@ class RunStore:
 
     def note(self, key: str) -> Any:
         """A small piece of JSON kept beside the records; None if there is none."""
-        found = next(self._records("notes", "WHERE key = ?", key), None)
-        return None if found is None else json.loads(found[1])
+        record = next(self._records("notes", "WHERE key = ?", key), None)
+        return None if record is None else json.loads(record[1])
 
     # --- What is new ----------------------------------------------------------------------------
 
@@ -222,8 +222,8 @@ class RunStore:
         """Record an evaluation, and the design as it stands after it."""
         now = self._now()
         with self._transaction():
-            known = "SELECT 1 FROM evaluations WHERE chip = ? LIMIT 1"
-            if self._connection.execute(known, (row.chip,)).fetchone() is None:
+            query = "SELECT 1 FROM evaluations WHERE chip = ? LIMIT 1"
+            if self._connection.execute(query, (row.chip,)).fetchone() is None:
                 self._evaluated += 1
             record = (
                 row.phase, row.chip, row.variant, row.effort, self.run, now, row.score,
@@ -237,16 +237,16 @@ class RunStore:
         """Insert or replace designs inside the transaction at hand."""
         records = (
             (
-                d.chip,
-                d.design,
-                *(d.figures[name] for name in FIGURES),
-                *(d.parameters[name] for name in self._parameters),
-                *(dict(d.plan)[name] for name in PLAN),
-                d.phase,
+                row.chip,
+                row.design,
+                *(row.figures[name] for name in FIGURES),
+                *(row.parameters[name] for name in self._parameters),
+                *(dict(row.plan)[name] for name in PLAN),
+                row.phase,
                 now,
-                json.dumps(d.plans),
+                json.dumps(row.plans),
             )
-            for d in designs
+            for row in designs
         )
         self._insert("INSERT OR REPLACE", "designs", records)
 
@@ -262,8 +262,8 @@ class RunStore:
         now = self._now()
         seconds = self._elapsed_before + time.monotonic() - self._began
         with self._transaction():
-            told = (self.run, now, seconds, phase, left, total, self._evaluated, score, bound)
-            self._insert("INSERT", "progress", [told])
+            record = (self.run, now, seconds, phase, left, total, self._evaluated, score, bound)
+            self._insert("INSERT", "progress", [record])
             if chip is not None:
                 best = (chip, score, self.run, now, seconds, bound)
                 self._insert("INSERT OR IGNORE", "incumbents", [best])
