@@ -406,8 +406,8 @@ def plan(
     from atoll.training.planner.problem import PlanProblem
     from atoll.training.request import axes_of, run_of
 
-    arguments = {"model": model, "device": device, "devices": devices, **fields}
-    question = ask({"devices": questions.PlanQuestion, "pods": questions.PodsQuestion}, job, arguments)
+    values = {"model": model, "device": device, "devices": devices, **fields}
+    question = ask({"devices": questions.PlanQuestion, "pods": questions.PodsQuestion}, job, values)
     _check_files(question)
     if isinstance(question, questions.PodsQuestion):
         pods: MixedPlan = named("atoll.training.mixed.plan:plan_pods")(question, stop, progress)

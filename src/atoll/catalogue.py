@@ -18,12 +18,12 @@ from atoll.answers.hardware import (
     CatalogueAnswer,
     DeviceAnswer,
     HardwareAnswer,
-    HbmTold,
-    LevelTold,
+    HardwareLevel,
+    HbmChoice,
     NetworkAnswer,
-    ParameterTold,
     SpaceEntry,
     TemplateAnswer,
+    TemplateParameter,
     WaferEntry,
 )
 from atoll.cost.model import COST_MODELS
@@ -74,10 +74,10 @@ def catalogue() -> CatalogueAnswer:
 
 def hardware_names() -> tuple[str, ...]:
     """Every name that can be described."""
-    entries = catalogue()
+    names = catalogue()
     return (
-        *entries.devices, *entries.accelerators, *entries.networks, *entries.spaces, *entries.wafers,
-        *entries.chip_templates,
+        *names.devices, *names.accelerators, *names.networks, *names.spaces, *names.wafers,
+        *names.chip_templates,
     )  # fmt: skip
 
 
@@ -99,8 +99,8 @@ def describe(name: str) -> HardwareAnswer:
             return show(name)
     if (device := gpu_name(name)) is not None:
         return _device(device)
-    candidates = same_device(name, gpu_names()) or dict.fromkeys(n for k in names.values() for n in k)
-    raise unknown_entry("hardware", name, suggestion(name.lower(), candidates))
+    near = same_device(name, gpu_names()) or dict.fromkeys(n for k in names.values() for n in k)
+    raise unknown_entry("hardware", name, suggestion(name.lower(), near))
 
 
 def _device(name: str) -> DeviceAnswer:
@@ -125,10 +125,10 @@ def _network(name: str) -> NetworkAnswer:
     return NetworkAnswer(network=network.name, levels=_levels(network))
 
 
-def _levels(network: Network) -> tuple[LevelTold, ...]:
+def _levels(network: Network) -> tuple[HardwareLevel, ...]:
     """The levels of a network, with what messages reach of their bandwidth."""
     return tuple(
-        LevelTold(
+        HardwareLevel(
             name=level.name,
             devices=level.devices,
             bandwidth_GBps=level.bandwidth_Bps / 1e9,
@@ -174,16 +174,16 @@ def _template(name: str) -> TemplateAnswer:
         chip_template=template.name,
         about=template.about,
         parameters=tuple(
-            ParameterTold(name=p.name, label=p.label, values=", ".join(map(p.shown, p.values)))
+            TemplateParameter(name=p.name, label=p.label, values=", ".join(map(p.shown, p.values)))
             for p in template.parameters
         ),
         buffers_before_hbm=template.levels.names if template.levels else (),
     )
 
 
-def _hbm(options: tuple[Hbm, ...]) -> tuple[HbmTold, ...]:
+def _hbm(options: tuple[Hbm, ...]) -> tuple[HbmChoice, ...]:
     return tuple(
-        HbmTold(GiB=option.capacity_bytes / 2**30, TBps=option.bandwidth_Bps / 1e12)
+        HbmChoice(GiB=option.capacity_bytes / 2**30, TBps=option.bandwidth_Bps / 1e12)
         for option in options
     )
 

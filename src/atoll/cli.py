@@ -42,7 +42,7 @@ def main() -> None:
         sys.exit(INTERRUPTED)
 
 
-def _say_warning(message: Warning | str, category: type[Warning], *where: Any, **options: Any) -> None:
+def _say_warning(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
     """An old name is a sentence for the user; other warnings are as Python shows them."""
     if issubclass(category, OldNameWarning):
         print(f"atoll: {message}", file=sys.stderr)

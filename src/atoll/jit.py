@@ -317,7 +317,7 @@ def entry(function: Kernel, **more: Any) -> Kernel:
     with suppress(RuntimeError):  # no folder at all
         compiled._cache = _KernelCache(function)
         compiled.compile = compiled._cache.releasing(compiled.compile)
-    return _known(compiled)
+    return _register(compiled)
 
 
 _QUICK = {"nnan", "nsz"}
@@ -334,7 +334,7 @@ def kernel(function: Kernel, **more: Any) -> Kernel:
     With the flags of entries, so that both share what numba itself compiles for them.
     """
     compiled: Kernel = njit(pipeline_class=_KernelCompiler, **_FLAGS, **more)(function)
-    return _known(compiled)
+    return _register(compiled)
 
 
 def quick_kernel(function: Kernel) -> Kernel:
@@ -346,7 +346,7 @@ _kernels: set[int] = set()
 """All kernels of the modules that were imported, compiled or not."""
 
 
-def _known(compiled: Kernel) -> Kernel:
+def _register(compiled: Kernel) -> Kernel:
     _kernels.add(id(compiled))
     return compiled
 

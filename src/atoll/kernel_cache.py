@@ -112,12 +112,12 @@ class _Forked:
         self._ended: int | None = None
 
     def poll(self) -> int | None:
-        return self._asked(os.WNOHANG)
+        return self._exit_code(os.WNOHANG)
 
     def wait(self) -> int:
-        return self._asked(0) or 0
+        return self._exit_code(0) or 0
 
-    def _asked(self, how: int) -> int | None:
+    def _exit_code(self, how: int) -> int | None:
         if self._ended is None:
             try:
                 pid, status = os.waitpid(self._pid, how)

@@ -41,7 +41,7 @@ def named(path: str) -> Any:
     return getattr(import_module(module), name)
 
 
-def _own_name(item: Any) -> tuple[str, ...]:
+def _item_name(item: Any) -> tuple[str, ...]:
     return (item.name,)
 
 
@@ -53,13 +53,13 @@ class Registry(Generic[T]):
         group: str,
         kind: type[T],
         ours: Iterable[T] = (),
-        names: Callable[[T], tuple[str, ...]] = _own_name,
+        names: Callable[[T], tuple[str, ...]] = _item_name,
         noun: str = "",
     ) -> None:
         self.group, self.kind, self._names = group, kind, names
         self.noun = noun or group.removesuffix("s").replace("_", " ")
         self._ours: dict[str, T] = {}
-        self._given: dict[str, T] = {}
+        self._passed: dict[str, T] = {}
         self._loaded: dict[str, T] = {}
         self.add(*ours)
 
@@ -77,7 +77,7 @@ class Registry(Generic[T]):
         return sum(1 for _ in self)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._given or any(name == listed for listed in self)
+        return name in self._passed or any(name == listed for listed in self)
 
     def __getitem__(self, name: str) -> T:
         """The object of that name, or an AtollError with a sentence."""
@@ -91,7 +91,7 @@ class Registry(Generic[T]):
             return self._ours[name]
         if offered and name not in self._loaded:
             self._loaded[name] = self._load(offered[0])
-        item = self._loaded.get(name, self._given.get(name))
+        item = self._loaded.get(name, self._passed.get(name))
         if item is None:
             raise AtollError(f"{self.noun} {name!r} is not known{suggestion(name, self)}")
         return item
@@ -132,7 +132,7 @@ class Registry(Generic[T]):
             exists = name in self._ours or name in _plug_ins(self.group)
             if exists and self[name] is not item:
                 raise AtollError(f"{self.noun} {name!r} is known already; give yours another name")
-        self._given |= dict.fromkeys(names, item)
+        self._passed |= dict.fromkeys(names, item)
         return first
 
     def _load(self, point: EntryPoint) -> T:
@@ -184,7 +184,7 @@ def _any_offers() -> bool:
     """Whether a package may bring plug-ins. The standard library knows all ways in which packages
     are installed, but takes long to import; most users have no plug-in, in plain folders.
     """
-    if [finder for finder in sys.meta_path if hasattr(finder, "find_distributions")] != [PathFinder]:
+    if [f for f in sys.meta_path if hasattr(f, "find_distributions")] != [PathFinder]:
         return True
     for folder in map(Path, sys.path):
         if folder.is_file():  # an archive

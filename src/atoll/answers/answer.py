@@ -32,7 +32,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
-class Written:
+class JsonSerializable:
     """What can be kept as JSON: an answer, or what has one."""
 
     __slots__ = ()
@@ -79,7 +79,7 @@ class Written:
         return path
 
 
-class Answer(Written):
+class Answer(JsonSerializable):
     """Base of what commands answer: classes with `kind` and `format` among their fields."""
 
     __slots__ = ()
@@ -126,7 +126,7 @@ class Answer(Written):
         return read_answer(Path(path), cls)
 
 
-class Drawn(Written):
+class Drawable(JsonSerializable):
     """What a page and a trace show."""
 
     __slots__ = ()
@@ -171,7 +171,7 @@ class Drawn(Written):
         return Path(named("atoll.report.trace:trace_answer")(self._told, Path(path)))
 
 
-class Picture(Drawn, Answer):
+class DrawnAnswer(Drawable, Answer):
     """An answer that a page and a trace show."""
 
     __slots__ = ()
@@ -202,7 +202,7 @@ class Explanation(Answer):
 
 
 A = TypeVar("A", bound=Answer)
-P = TypeVar("P", bound=Picture)
+P = TypeVar("P", bound=DrawnAnswer)
 T = TypeVar("T")
 
 
@@ -212,7 +212,7 @@ def answer_of(result: object) -> Any:
     raise TypeError(f"no answer is made of a {type(result).__name__}")
 
 
-class Answered(Written, Generic[A]):
+class Answered(JsonSerializable, Generic[A]):
     """What a program returns: its rich objects, and its answer as data, made once."""
 
     @cached_property
@@ -226,7 +226,7 @@ class Answered(Written, Generic[A]):
         return self.answer
 
 
-class Pictured(Drawn, Answered[P]):
+class Pictured(Drawable, Answered[P]):
     """What a program returns, where its answer can be drawn."""
 
     @property
@@ -234,7 +234,7 @@ class Pictured(Drawn, Answered[P]):
         """The folder in which all that was evaluated is kept, where there is one."""
         return None
 
-    def compare(self, *others: Pictured[Any]) -> Picture:
+    def compare(self, *others: Pictured[Any]) -> DrawnAnswer:
         """Lay it beside others, of any kind, as `atoll compare` does.
 
         Args:
@@ -256,7 +256,7 @@ class Pictured(Drawn, Answered[P]):
         """
         answers = [result.answer for result in (self, *others)]
         names = [f"{answer.kind} {number}" for number, answer in enumerate(answers, 1)]
-        comparison: Picture = named("atoll.several.compared:beside")(names, answers)
+        comparison: DrawnAnswer = named("atoll.several.compared:beside")(names, answers)
         return comparison
 
     def to_dataframe(self) -> pd.DataFrame:
@@ -282,7 +282,7 @@ class Pictured(Drawn, Answered[P]):
 
 def made_of(kind: type[T], source: object, /, **given: Any) -> T:
     """A value of a class from the attributes of a source that have its fields' names."""
-    names = [field.name for field in fields(kind) if field.name not in given and hasattr(source, field.name)]  # type: ignore[arg-type]
+    names = [f.name for f in fields(kind) if f.name not in given and hasattr(source, f.name)]  # type: ignore[arg-type]
     return kind(**{name: getattr(source, name) for name in names}, **given)
 
 
@@ -308,15 +308,15 @@ def read_answer(path: str | Path, *kinds: type[A]) -> A:
 
 def parse_answer(content: Mapping[str, Any], where: str, *kinds: type[A]) -> A:
     """The same of what was read already."""
-    kind_by_name = {default_of(kind, "kind"): kind for kind in kinds}
+    kind_by_name = {field_default(kind, "kind"): kind for kind in kinds}
     kind_name = content.get("kind")
     if not isinstance(kind_name, str) or kind_name not in kind_by_name:
         words = " or ".join(str(name) for name in kind_by_name)
         raise AtollError(
-            f"{where}: not an answer of atoll that is read here: its kind is {str(kind_name)[:40]!r}, "
-            f"not {words}."
+            f"{where}: not an answer of atoll that is read here: its kind is "
+            f"{str(kind_name)[:40]!r}, not {words}."
         )
-    expected_format = default_of(kind_by_name[kind_name], "format")
+    expected_format = field_default(kind_by_name[kind_name], "format")
     if content.get("format") != expected_format:
         raise AtollError(
             f"{where}: written by another version of atoll (format {content.get('format')!r}, this "
@@ -325,7 +325,7 @@ def parse_answer(content: Mapping[str, Any], where: str, *kinds: type[A]) -> A:
     return checked(content, kind_by_name[kind_name], where)
 
 
-def default_of(kind: type, name: str) -> Any:
+def field_default(kind: type, name: str) -> Any:
     """What a field of a class is without being given."""
     return next(field.default for field in fields(kind) if field.name == name)
 

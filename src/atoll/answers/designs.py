@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NotRequired
 from pydantic import JsonValue
 from typing_extensions import TypedDict
 
-from atoll.answers.answer import Answer, Picture
+from atoll.answers.answer import Answer, DrawnAnswer
 from atoll.units import format_value
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class StatusAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class ParquetFile:
     """A file with all designs."""
 
     file: str
@@ -156,7 +156,7 @@ class DesignsAnswer(Answer):
     parameters: tuple[ShownParameter, ...] = ()
     """Of chips: columns of their rows."""
     designs: tuple[Row, ...]
-    parquet: Written | None = None
+    parquet: ParquetFile | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +170,7 @@ class SweptRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SweepAnswer(Picture):
+class SweepAnswer(DrawnAnswer):
     """A question asked for every value of some of its fields."""
 
     kind: Literal["sweep"] = "sweep"
@@ -251,13 +251,13 @@ class ComparedRow:
         """Its values, with the ratios of those that differ."""
         ratios = dict(enumerate(self.ratios))
         return [
-            format_value(value) + (f" ({ratios[index]:.3g}x)" if index and ratios.get(index, 1) != 1 else "")
-            for index, value in enumerate(self.values)
+            format_value(value) + (f" ({ratios[i]:.3g}x)" if i and ratios.get(i, 1) != 1 else "")
+            for i, value in enumerate(self.values)
         ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompareAnswer(Picture):
+class CompareAnswer(DrawnAnswer):
     """Runs side by side."""
 
     kind: Literal["compare"] = "compare"

@@ -11,9 +11,9 @@ from pydantic import Field, JsonValue
 from atoll.answers.answer import (
     Amount,
     Count,
+    DrawnAnswer,
     Explanation,
     Number,
-    Picture,
     Positive,
     made_of,
 )
@@ -138,7 +138,7 @@ class Sensitivity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunAnswer(Launched, Picture):
+class RunAnswer(Launched, DrawnAnswer):
     """A training run under one layout."""
 
     format: Literal[3] = 3

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue
 
-from atoll.answers.answer import Amount, Count, Explanation, Number, Picture, Positive
+from atoll.answers.answer import Amount, Count, DrawnAnswer, Explanation, Number, Positive
 from atoll.answers.certificate import ArchitectureProof
 from atoll.answers.design import Degree, Placed, Record, SearchedModel, SizedChip, SlowerChip
 from atoll.registry import named
@@ -254,7 +254,7 @@ class Ahead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SearchAnswer(Picture):
+class SearchAnswer(DrawnAnswer):
     """The best chip, its proof, its baselines."""
 
     kind: Literal["search"] = "search"

@@ -12,9 +12,9 @@ from atoll.answers.answer import (
     Amount,
     Answer,
     Count,
+    DrawnAnswer,
     Explanation,
     Number,
-    Picture,
     Positive,
     made_of,
 )
@@ -320,7 +320,7 @@ class WaferFront:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WaferAnswer(Picture):
+class WaferAnswer(DrawnAnswer):
     """The best mapping on a wafer, or on the best wafer of a space, with its bound."""
 
     kind: Literal["wafer"] = "wafer"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 from atoll.answers.answer import dumped
 from atoll.commands.common import answer
 from atoll.errors import AtollError
-from atoll.files.jsonfile import faults_of
+from atoll.files.jsonfile import reading_faults
 from atoll.printing import search as printing
 from atoll.questions.verbs import DesignsQuestion
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def designs(question: DesignsQuestion, as_json: bool) -> None:
-    from atoll.store import DesignsAnswer, RunReader, Written
+    from atoll.store import DesignsAnswer, ParquetFile, RunReader
     from atoll.store.parquet import export_parquet
 
     with RunReader(question.folder) as reader:
@@ -41,7 +41,7 @@ def designs(question: DesignsQuestion, as_json: bool) -> None:
             designs=tuple(cast("Sequence[Row]", rows)),
             parquet=None
             if path is None
-            else Written(file=str(path), rows=export_parquet(source, path)),
+            else ParquetFile(file=str(path), rows=export_parquet(source, path)),
         )
     answer(shown, as_json, printing.print_designs)
 
@@ -59,7 +59,7 @@ def _source(reader: RunReader, kind: RunKind) -> RunReader | Rows:
         return Rows([dumped(row) | {"score": row.samples_per_s} for row in wafers])
     from atoll.training.planner.pieces import estimated_layouts
 
-    with faults_of(reader.path, reader.as_written):
+    with reading_faults(reader.path, reader.as_written):
         batch = reader.job()["batch"]
         return Rows(list(estimated_layouts(reader.notes("times "), int(str(batch)))))
 

@@ -39,7 +39,7 @@ def mcp(question: McpQuestion) -> None:
         ) from error
 
     async def serve() -> None:
-        server = made_server()
+        server = build_server()
         async with stdio.stdio_server() as (read, write):
             await server.run(read, write, server.create_initialization_options())
 
@@ -61,7 +61,7 @@ def hidden(question: type[Question]) -> set[str]:
     return {name for name, info in fields if info.exclude or about(info, "writes", False)}
 
 
-def called(name: str, arguments: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def run_tool(name: str, arguments: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """A tool's answer as `--json` has it, and the launch file that was asked for."""
     if name not in VERBS:
         raise AtollError(f"tool {name!r} is not known; there are {', '.join(VERBS)}")
@@ -74,7 +74,7 @@ def called(name: str, arguments: dict[str, Any]) -> tuple[dict[str, Any], list[s
     return result.to_dict(), [] if target is None else [result.export(target).text]
 
 
-def made_server() -> Any:
+def build_server() -> Any:
     """The server of the protocol's SDK, with a tool for each verb."""
     import anyio
     from mcp import types
@@ -97,7 +97,7 @@ def made_server() -> Any:
         return types.ListToolsResult(tools=tools)
 
     async def call_tool(context: Any, request: Any) -> Any:
-        run = partial(called, request.name, request.arguments or {})
+        run = partial(run_tool, request.name, request.arguments or {})
         try:
             answer, files = await anyio.to_thread.run_sync(run, limiter=single_call)
         except AtollError as error:

@@ -43,12 +43,12 @@ def from_both_ends(fill: Callable[[int], None], count: int) -> Iterator[int]:
     """Call `fill(0)` to `fill(count - 1)`, which write into shared arrays alone, here from the
     beginning and in a copy from the end; gives every number that is called here, before it is.
     """
-    copy = _forked(lambda results, requests: _backwards(fill, count, results)) if count > 1 else None
+    copy = _forked(lambda out, _: _backwards(fill, count, out)) if count > 1 else None
     try:
         done = 0
         for number in range(count):
             if copy is not None:
-                done += copy.told(wait=done == count - 1 - number)
+                done += copy.written_bytes(wait=done == count - 1 - number)
                 if done >= count - number:
                     return
             yield number
@@ -69,32 +69,32 @@ class Pairs:
     """Calls two at a time, one of them in a copy of this process as it was at the first two."""
 
     def __init__(
-        self, call: Callable[..., Any], subject: Callable[..., Hashable], apart: bool
+        self, call: Callable[..., Any], subject: Callable[..., Hashable], use_copy: bool
     ) -> None:
         self._call, self._subject = call, subject
         self._copy: _Copy | None = None
-        self._known: set[Hashable] = set()
+        self._copied_subjects: set[Hashable] = set()
         """Subjects of calls that the copy made: it knows more of them."""
-        self._apart = apart
+        self._use_copy = use_copy
         """Whether a copy is worth it."""
 
     def results(self, pair: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Of one call or of two."""
-        if len(pair) == 2 and self._apart and self._copy is None:
+        if len(pair) == 2 and self._use_copy and self._copy is None:
             self._copy = _forked(self._answers)
-            self._apart = self._copy is not None
+            self._use_copy = self._copy is not None
         if len(pair) < 2 or self._copy is None:
             return [self._call(*args) for args in pair]
         first, second = (self._subject(*args) for args in pair)
-        order = 1 if first not in self._known or second in self._known else -1
-        self._known.add((first, second)[order])
+        order = 1 if first not in self._copied_subjects or second in self._copied_subjects else -1
+        self._copied_subjects.add((first, second)[order])
         local_args, copy_args = pair[::order]
         self._copy.ask(copy_args)
         local_result = self._call(*local_args)
         copy_result = self._copy.answer()
         if copy_result is None:  # it died
             self.close()
-            self._apart = False
+            self._use_copy = False
             copy_result = self._call(*copy_args)
         return [local_result, copy_result][::order]
 
@@ -116,54 +116,55 @@ class Ahead:
 
     def __init__(self, call: Callable[..., Any], stop: Asked = never) -> None:
         self._call, self._stop = call, stop
-        self._known: dict[str, Any] = {}
+        self._results: dict[str, Any] = {}
         """Results that came before they were asked for."""
-        self._soon: list[tuple[Any, ...]] = []
+        self._upcoming: list[tuple[Any, ...]] = []
         self._copy: _Copy | None = None
-        self._sent: list[tuple[Any, ...]] = []
+        self._assigned: list[tuple[Any, ...]] = []
         """What the copy has still to make; it is at the first."""
-        self._heard = bytearray()
+        self._received = bytearray()
 
     def ahead(self, calls: Iterable[tuple[Any, ...]]) -> None:
         """Calls that may be asked for soon, instead of those named before: the copy begins with
         them once something else is made here, and ends where there are none.
         """
-        self._soon = list(calls)
-        if not self._soon:
+        self._upcoming = list(calls)
+        if not self._upcoming:
             self.close()
 
     def ask(self, *args: Any) -> Any:
         name = repr(args)
-        self._hear()
-        while self._sent and self._sent[0] == args:  # there: something else is made here meanwhile
+        self._receive()
+        # While the copy makes this call, this process makes another one.
+        while self._assigned and self._assigned[0] == args:
             go_on(self._stop)
             remaining = self._left(args)
             has_spare = len(remaining) > 1  # the copy takes the next one: it would wait for more
             if has_spare:
-                self._known[repr(remaining[-1])] = self._call(*remaining[-1])
-            self._hear(0.0 if has_spare else _WAKE_S)
-        if name in self._known:
-            return self._known[name]
-        self._soon = self._left(args)
-        self._begin(list(self._soon))
+                self._results[repr(remaining[-1])] = self._call(*remaining[-1])
+            self._receive(0.0 if has_spare else _WAKE_S)
+        if name in self._results:
+            return self._results[name]
+        self._upcoming = self._left(args)
+        self._begin(list(self._upcoming))
         return self._call(*args)
 
     def _left(self, args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         """What may be asked for soon beside a call and was not made."""
-        return [call for call in self._soon if call != args and repr(call) not in self._known]
+        return [call for call in self._upcoming if call != args and repr(call) not in self._results]
 
     def _begin(self, calls: list[tuple[Any, ...]]) -> None:
         """Let a copy make these, unless it is at one of them."""
-        if not self._sent or self._sent[0] not in calls:
+        if not self._assigned or self._assigned[0] not in calls:
             self.close()
-            self._copy = _forked(lambda results, requests: self._make(calls, results)) if calls else None
-            self._sent = calls if self._copy is not None else []
+            self._copy = _forked(lambda out, _: self._make(calls, out)) if calls else None
+            self._assigned = calls if self._copy is not None else []
 
     def close(self) -> None:
         if self._copy is not None:
             self._copy.end()
-        self._copy, self._sent = None, []
-        self._heard.clear()
+        self._copy, self._assigned = None, []
+        self._received.clear()
 
     def _make(self, calls: Sequence[tuple[Any, ...]], results: IO[bytes]) -> None:
         for call in calls:
@@ -171,22 +172,23 @@ class Ahead:
             results.write(len(result).to_bytes(_LENGTH) + result)
             results.flush()
 
-    def _hear(self, wait_s: float = 0.0) -> None:
+    def _receive(self, wait_s: float = 0.0) -> None:
         """Take what the copy has told since; what it cannot make is left to this process."""
-        while self._copy is not None and self._sent:
-            received = self._copy.heard(wait_s)
+        while self._copy is not None and self._assigned:
+            received = self._copy.received(wait_s)
             if received is None:
                 return
             if not received:  # it died
                 self.close()
                 return
-            self._heard += received
-            while len(self._heard) >= _LENGTH:
-                end = _LENGTH + int.from_bytes(self._heard[:_LENGTH])
-                if len(self._heard) < end:
+            self._received += received
+            while len(self._received) >= _LENGTH:
+                end = _LENGTH + int.from_bytes(self._received[:_LENGTH])
+                if len(self._received) < end:
                     break
-                self._known[repr(self._sent.pop(0))] = pickle.loads(self._heard[_LENGTH:end])
-                del self._heard[:end]
+                content = self._received[_LENGTH:end]
+                self._results[repr(self._assigned.pop(0))] = pickle.loads(content)
+                del self._received[:end]
             wait_s = 0.0
 
 
@@ -194,36 +196,36 @@ class _Copy:
     """A copy of this process, with pipes to and from it."""
 
     def __init__(self, pid: int, results: IO[bytes], requests: IO[bytes]) -> None:
-        self._pid, self._told, self._asked = pid, results, requests
+        self._pid, self._results, self._requests = pid, results, requests
 
-    def told(self, wait: bool) -> int:
+    def written_bytes(self, wait: bool) -> int:
         """How many bytes it has written since; 0 where it died."""
-        os.set_blocking(self._told.fileno(), wait)
+        os.set_blocking(self._results.fileno(), wait)
         with suppress(BlockingIOError):
-            return len(os.read(self._told.fileno(), 4096))
+            return len(os.read(self._results.fileno(), 4096))
         return 0
 
-    def heard(self, wait_s: float) -> bytes | None:
+    def received(self, wait_s: float) -> bytes | None:
         """What it has written since, None if nothing within so many seconds; empty: it died."""
-        number = self._told.fileno()
+        number = self._results.fileno()
         return os.read(number, 1 << 16) if select.select([number], [], [], wait_s)[0] else None
 
     def ask(self, request: tuple[Any, ...]) -> None:
         with suppress(BrokenPipeError):  # it died: there is no answer
-            pickle.dump(request, self._asked, pickle.HIGHEST_PROTOCOL)
-            self._asked.flush()
+            pickle.dump(request, self._requests, pickle.HIGHEST_PROTOCOL)
+            self._requests.flush()
 
     def answer(self) -> Any:
         """None where it died."""
         try:
-            return pickle.load(self._told)
+            return pickle.load(self._results)
         except (EOFError, pickle.UnpicklingError):
             return None
 
     def end(self) -> None:
         with suppress(BrokenPipeError):
-            self._asked.close()
-        self._told.close()
+            self._requests.close()
+        self._results.close()
         os.kill(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
 
@@ -286,8 +288,8 @@ def _forked(work: Callable[[IO[bytes], IO[bytes]], None]) -> _Copy | None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the other
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         gc.freeze()  # a walk over what both know would copy all of its pages
-        with os.fdopen(results[1], "wb") as result_writer, os.fdopen(requests[0], "rb") as request_reader:
-            work(result_writer, request_reader)
+        with os.fdopen(results[1], "wb") as out, os.fdopen(requests[0], "rb") as orders:
+            work(out, orders)
     except BaseException:
         pass  # the other does it itself, and says what is wrong
     finally:

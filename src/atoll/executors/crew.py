@@ -16,7 +16,7 @@ from atoll.executors.base import Executor, LostWorkerError, Task
 from atoll.stopping import StoppedError
 
 ATTEMPTS = 5
-AHEAD = 2
+CALLS_PER_WORKER = 2
 """Tasks in flight for each worker: one runs, one waits."""
 _WAKE_S = 0.2
 
@@ -43,7 +43,7 @@ class Crew:
     @property
     def room(self) -> int:
         """Calls that are worth having in flight."""
-        return 1 if self.executor.in_process else AHEAD * self.executor.workers
+        return 1 if self.executor.in_process else CALLS_PER_WORKER * self.executor.workers
 
     def send(self, call: Call) -> Call:
         """Begin a call."""

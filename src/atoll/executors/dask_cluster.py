@@ -64,10 +64,10 @@ class DaskCluster:
         self._client: Any = self._connect(distributed)
         self._context: Any = None
         self._shared: Any = None
-        self._asked: set[str] = set()
+        self._checked_workers: set[str] = set()
         self._counted = -COUNT_S, 1
         """When workers were last counted, and how many there were."""
-        self._heard: dict[str, tuple[float, float]] = {}
+        self._last_heard: dict[str, tuple[float, float]] = {}
         """By worker: when the scheduler last heard of it by its clock, and by ours."""
         self._fetching: set[Future[Any]] = set()
         """Whose results are on their way from a worker."""
@@ -157,9 +157,10 @@ class DaskCluster:
             return
         self._tended = now_s
         for name, details in self._workers().items():
-            last_seen, since_s = self._heard.get(name, (None, now_s))
-            self._heard[name] = details["last_seen"], since_s if last_seen == details["last_seen"] else now_s
-            if now_s - self._heard[name][1] > SILENT_S:
+            last_seen, since_s = self._last_heard.get(name, (None, now_s))
+            since_s = since_s if last_seen == details["last_seen"] else now_s
+            self._last_heard[name] = details["last_seen"], since_s
+            if now_s - since_s > SILENT_S:
                 self._give_up(name)
 
     def _give_up(self, worker: str) -> None:
@@ -168,17 +169,18 @@ class DaskCluster:
 
     def _ask_workers(self) -> None:
         """Refuse a cluster with a worker whose Atoll is not this one; each is asked once."""
-        new = sorted(set(self._workers()) - self._asked)
+        new = sorted(set(self._workers()) - self._checked_workers)
         if new and (refusal := self._refusal(new)):
             raise AtollError(refusal)
-        self._asked.update(new)
+        self._checked_workers.update(new)
 
     def _refusal(self, workers: list[str]) -> str:
-        local_versions = versions()
-        worker_versions = self._ask(
+        ours = versions()
+        theirs = self._ask(
             self._client.run, versions, workers=workers, on_error="return", within_s=WORKERS_S
         )
-        return next(filter(None, (refusal(name, worker_versions[name], local_versions) for name in sorted(worker_versions))), "")
+        problems = (refusal(name, theirs[name], ours) for name in sorted(theirs))
+        return next(filter(None, problems), "")
 
     def _share(self) -> None:
         self._shared = self._ask(
@@ -256,19 +258,19 @@ def versions() -> dict[str, str]:
     return this_code() | python | {"numpy": np.__version__, "numba": numba.__version__}
 
 
-def refusal(worker: str, worker_versions: object, local_versions: Mapping[str, str]) -> str:
+def refusal(worker: str, installed: object, local: Mapping[str, str]) -> str:
     """Why a worker may not work for the Atoll here; empty if it may.
 
     `there` is its versions and sources, or the error with which it could not tell them.
     """
-    if worker_versions == local_versions or isinstance(worker_versions, OSError):  # gone: nothing runs there
+    if installed == local or isinstance(installed, OSError):  # gone: nothing runs there
         return ""
-    theirs, ours, what = "no atoll, or another version", code_words(local_versions), "atoll"
-    if isinstance(worker_versions, Mapping):
-        theirs = code_words(worker_versions)
+    theirs, ours, what = "no atoll, or another version", code_words(local), "atoll"
+    if isinstance(installed, Mapping):
+        theirs = code_words(installed)
         if theirs == ours:
-            what = next(name for name in local_versions if worker_versions.get(name) != local_versions[name])
-            theirs, ours = f"{what} {worker_versions.get(what)}", f"{what} {local_versions[what]}"
+            what = next(name for name in local if installed.get(name) != local[name])
+            theirs, ours = f"{what} {installed.get(what)}", f"{what} {local[what]}"
     return (
         f"cluster: worker {worker} runs {theirs}, this search {ours}; install the same {what} on "
         "every worker and start them again."

@@ -40,11 +40,11 @@ class Pieces:
         self._crew = Crew(executor or InProcess(), stop)
         self._crew.executor.start(context)
         self._sent: dict[str, Call] = {}
-        self._here = Ahead(partial(task, context), stop)
+        self._local = Ahead(partial(task, context), stop)
         """Where there are no workers: a copy of this process has the pieces that come soon."""
 
     def close(self) -> None:
-        self._here.close()
+        self._local.close()
 
     def ask(self, *args: Any, keep: bool = True) -> Any:
         """The result of `task(context, *args)`; those that are not kept may be any objects."""
@@ -57,7 +57,7 @@ class Pieces:
         self._crew.executor.consider()
         call = self._sent.pop(name, None)
         if call is None:
-            value = self._here.ask(*args)
+            value = self._local.ask(*args)
         elif (boxed := self._crew.result(call)) is None:
             raise StoppedError
         else:
@@ -69,7 +69,7 @@ class Pieces:
     def ahead(self, calls: Iterable[tuple[Any, ...]]) -> None:
         """Begin pieces that may be asked for soon, where other processes wait for work."""
         if self._crew.executor.in_process:
-            self._here.ahead(call for call in calls if not self._on_record(_name(call)))
+            self._local.ahead(call for call in calls if not self._on_record(_name(call)))
             return
         source = iter(calls)
         while self._crew.in_flight(self._sent.values()) < self._crew.room:
@@ -78,13 +78,13 @@ class Pieces:
                 return
             name = _name(args)
             if name not in self._sent and not self._on_record(name):
-                self._sent[name] = self._crew.send(Call(_held, (self._task, *args)))
+                self._sent[name] = self._crew.send(Call(_boxed, (self._task, *args)))
 
     def _on_record(self, name: str) -> bool:
         return self._notes is not None and self._notes.note(name) is not None
 
 
-def _held(context: Any, task: Task, *args: Any) -> tuple[Any]:
+def _boxed(context: Any, task: Task, *args: Any) -> tuple[Any]:
     """The result in a tuple: None means that the crew was stopped."""
     return (task(context, *args),)
 

@@ -37,7 +37,7 @@ def parse_object(text: str, where: str, foreign: bool = False) -> dict[str, Any]
     """The object written in a text; `where` names it in the sentences."""
     try:
         constant = str if foreign else _refused
-        content = json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=constant)
+        content = json.loads(text, parse_int=_integer, parse_float=_finite, parse_constant=constant)
     except json.JSONDecodeError as error:
         raise AtollError(
             f"{where}: not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}"
@@ -49,7 +49,7 @@ def parse_object(text: str, where: str, foreign: bool = False) -> dict[str, Any]
     return content
 
 
-def _whole(text: str) -> int:
+def _integer(text: str) -> int:
     if len(text) > MOST_DIGITS:
         raise ValueError(f"a whole number of {len(text):,} digits")
     return int(text)
@@ -65,7 +65,7 @@ def _refused(text: str) -> NoReturn:
 
 
 @contextmanager
-def faults_of(path: Path, as_written: bool) -> Iterator[None]:
+def reading_faults(path: Path, as_written: bool) -> Iterator[None]:
     """Turn a field that is missing, or of another kind, into a sentence on the file.
 
     Of a file that is `as_written` (its checksum matches) such an error is our own, and stays.

@@ -29,7 +29,7 @@ def whole_files(refusal: Callable[[str], str], *paths: Path) -> Iterator[list[Pa
             special = place.exists() and not place.is_file()
             if place.exists() and not os.access(place, os.W_OK):
                 raise PermissionError(errno.EACCES, "it is write-protected")
-            written.append((place, place if special else _part_of(place)))
+            written.append((place, place if special else _temporary_path(place)))
         yield [part for _, part in written]
         for place, part in written:
             if part != place:
@@ -46,7 +46,7 @@ def whole_files(refusal: Callable[[str], str], *paths: Path) -> Iterator[list[Pa
         raise
 
 
-def _part_of(path: Path) -> Path:
+def _temporary_path(path: Path) -> Path:
     """Return the name of a new file in the same folder, which no other process takes."""
     return path.with_name(f".{path.name[:200]}.{os.getpid()}-{token_hex(4)}.part")
 
@@ -122,10 +122,10 @@ def record_sums(folder: Path, sums: Mapping[str, str | None]) -> None:
     files stay as they are.
     """
     lines = _lines(folder)
-    new_lines = [line for line in lines if _named(line)[0] not in sums]
+    new_lines = [line for line in lines if _name_and_digest(line)[0] not in sums]
     new_lines += [f"{digest}  {name}" for name, digest in sums.items() if digest is not None]
     if sorted(new_lines) != sorted(lines):
-        part = _part_of(folder / SUMS)
+        part = _temporary_path(folder / SUMS)
         try:
             part.write_bytes("".join(f"{line}\n" for line in new_lines).encode(*TEXT))
             part.replace(folder / SUMS)
@@ -140,7 +140,7 @@ def as_written(path: Path) -> bool:
         return False
     try:
         info = path.stat()
-        same = _seen(path, info.st_mtime_ns, info.st_size) == recorded
+        same = _cached_digest(path, info.st_mtime_ns, info.st_size) == recorded
     except OSError as error:
         raise AtollError(f"{path}: cannot be read ({error.strerror})") from None
     if not same and _recorded(path.parent).get(path.name) == recorded:  # not being written just now
@@ -156,10 +156,10 @@ TEXT = "utf-8", "surrogateescape"
 
 
 def _recorded(folder: Path) -> dict[str, str]:
-    return dict(map(_named, _lines(folder)))
+    return dict(map(_name_and_digest, _lines(folder)))
 
 
-def _named(line: str) -> tuple[str, str]:
+def _name_and_digest(line: str) -> tuple[str, str]:
     """File name and checksum of a line; no name where the line has another form."""
     digest, _, name = line.partition("  ")
     return name, digest
@@ -178,6 +178,6 @@ def _digest(path: Path) -> str:
 
 
 @lru_cache(maxsize=256)
-def _seen(path: Path, time_ns: int, size: int) -> str:
+def _cached_digest(path: Path, time_ns: int, size: int) -> str:
     """A store of gigabytes is opened for every question, and read through once."""
     return _digest(path)

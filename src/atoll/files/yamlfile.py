@@ -63,7 +63,7 @@ MOST_VALUES = 50_000
 _TOO_DEEP = re.compile(r"(?:[\[{]\s*){200}")
 """PyYAML takes seconds before it meets the limit of recursion."""
 DEEPEST = 40
-LARGEST_WHOLE = 2**63 - 1
+LARGEST_INTEGER = 2**63 - 1
 
 
 Pick = Callable[[Mapping[str, str]], tuple[type[M], Mapping[str, str]]]
@@ -155,9 +155,9 @@ class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader with YAML 1.2's reading of plain scalars."""
 
 
-def _whole(loader: _Loader, node: yaml.ScalarNode) -> int:
+def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
     value = _plain(yaml.SafeLoader.construct_yaml_int)(loader, node)
-    if abs(value) > LARGEST_WHOLE:
+    if abs(value) > LARGEST_INTEGER:
         problem = "a whole number beyond 64 bits"
         raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
     return int(value)
@@ -184,7 +184,7 @@ _Loader.yaml_constructors = {
     for tag, construct in yaml.SafeLoader.yaml_constructors.items()
     if tag is None or tag.rpartition(":")[2] in _CORE
 }
-_Loader.add_constructor("tag:yaml.org,2002:int", _whole)
+_Loader.add_constructor("tag:yaml.org,2002:int", _integer)
 _Loader.add_constructor("tag:yaml.org,2002:float", _plain(yaml.SafeLoader.construct_yaml_float))
 _Loader.add_constructor("tag:yaml.org,2002:bool", _plain(yaml.SafeLoader.construct_yaml_bool))
 _Loader.yaml_implicit_resolvers = {}
@@ -237,13 +237,13 @@ def _validate(data: Any, model: type[M], where: str, root: yaml.Node | None) -> 
             line, column = (mark.line, mark.column) if mark is not None else (0, 0)
             start = [f"{where}{_position(mark)}"] if where else []
             prefix = "".join(f"{part}: " for part in (*start, ".".join(path)) if part)
-            sentences = problems.setdefault((line, column, prefix), [])
+            texts = problems.setdefault((line, column, prefix), [])
             sentence = _sentence(detail, path, model)
-            if sentence not in sentences:  # the branches of a union often agree
-                sentences.append(sentence)
+            if sentence not in texts:  # the branches of a union often agree
+                texts.append(sentence)
         in_file_order = sorted(problems.items(), key=lambda problem: problem[0][:2])
         raise AtollError(
-            "\n".join(prefix + "; or ".join(sentences) for (_, _, prefix), sentences in in_file_order)
+            "\n".join(prefix + "; or ".join(texts) for (_, _, prefix), texts in in_file_order)
         ) from None
 
 
@@ -385,7 +385,7 @@ def _refuse_too_much(root: yaml.Node, where: str) -> None:
             if any(measured.get(id(part), ()) is None for part in inside):
                 raise AtollError(f"{where}{_position(node.start_mark)}: holds itself")
             sizes = [measure(part) for part in inside]
-            total = 1 + sum(size for size, _ in sizes), 1 + max((depth_below for _, depth_below in sizes), default=0)
+            total = 1 + sum(size for size, _ in sizes), 1 + max((d for _, d in sizes), default=0)
             measured[id(node)] = total
         return total
 

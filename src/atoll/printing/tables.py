@@ -75,7 +75,7 @@ def print_hardware(shown: CatalogueAnswer | HardwareAnswer) -> None:
 
 
 def print_fields(shown: Mapping[str, JsonValue]) -> None:
-    """A line for each field that has a value, and for each item of a list, numbers apart."""
+    """Print one line per field with a value and per list item; numbers share one line."""
     console = Output()
     width = max(map(len, shown), default=0)
     for name, value in shown.items():
@@ -100,7 +100,7 @@ def print_calibration(shown: CalibrationAnswer) -> None:
 
 
 def print_site(shown: SiteCalibration) -> None:
-    """What measurements tell of a site, each value with its 90 % interval."""
+    """Print the fitted values of a site with their 90 % intervals."""
     console = Output()
     site = shown.site
     console.print(f"{site['name']}: {site.get('source', '')}")
@@ -149,7 +149,7 @@ def _print_fit(console: Output, fit: RunsFit) -> None:
 def _flat(
     content: Mapping[str, JsonValue], prefix: str = ""
 ) -> Iterator[tuple[str, tuple[float, float, float]]]:
-    """Value, low and high, by their place in a site's file."""
+    """Yield (value, low, high) by path in a site's file."""
     for name, value in content.items():
         if isinstance(value, dict):
             if "low" in value:
@@ -173,7 +173,7 @@ def _print_errors(shown: OperatorsValidation) -> None:
 
 
 def print_chips(shown: ChipsValidation) -> None:
-    """Published chips beside the physical model: errors with a family left out, then the parts."""
+    """Print errors of the physical model on published chips (family left out), then the parts."""
     console = Output()
     print(
         f"{shown.predicted} of {shown.rows} chips predicted; errors of those whose figure is "
@@ -185,8 +185,8 @@ def print_chips(shown: ChipsValidation) -> None:
         "area, fitted on all": shown.fitted.area, "power, fitted on all": shown.fitted.power,
         "area, as shipped": shown.shipped.area, "power, as shipped": shown.shipped.power,
     }  # fmt: skip
-    groups |= {f"area, {family}": errors_by_figure.area for family, errors_by_figure in shown.families.items()}
-    groups |= {f"power, {family}": errors_by_figure.power for family, errors_by_figure in shown.families.items()}
+    groups |= {f"area, {name}": family.area for name, family in shown.families.items()}
+    groups |= {f"power, {name}": family.power for name, family in shown.families.items()}
     print_error_table(console, "errors", groups)
     areas = [(chip.chip, chip.area_mm2, chip.area_parts_mm2) for chip in shown.chips]
     powers = [(chip.chip, chip.power_W, chip.power_parts_W) for chip in shown.chips]
@@ -221,7 +221,7 @@ def print_nodes(shown: NodesValidation) -> None:
 
 
 def print_figures(shown: FiguresValidation) -> None:
-    """Single figures beside those of the models, by group."""
+    """Print single figures with the model's predictions, by group."""
     console = Output()
     console.print(f"{shown.predicted} of {shown.rows} rows predicted")
     print_skipped(console, shown.skipped)
@@ -253,41 +253,41 @@ def print_bench(shown: BenchAnswer) -> None:
         "regret", "rows/s",
     )  # fmt: skip
     for title, scores in (
-        ("rows of its own", [(predictor, predictor.all) for predictor in shown.predictors]),
-        ("rows of all", [(predictor, predictor.common) for predictor in shown.predictors]),
+        ("rows of its own", [(row, row.all) for row in shown.predictors]),
+        ("rows of all", [(row, row.common) for row in shown.predictors]),
     ):
         table = plain_table(title, *columns, left=title)
-        for predictor, score in scores:
+        for row, score in scores:
             time, verdicts = score.step_time, (score.accepted_share, score.rejected_share)
             shares = (time.mean_ape, time.median_ape, time.p90_ape, score.first.mean_ape)
             table.add_row(
-                predictor.name,
+                row.name,
                 str(score.rows),
                 *map(_share, (*shares, score.memory.mean_ape, *verdicts, score.regret.mean)),
-                f"{predictor.per_second:.3g}",
+                f"{row.per_second:.3g}",
             )
         console.print(table)
     closer = []
     for kind, groups in shown.predictors[0].groups.items():
-        table = plain_table(kind, *(predictor.name for predictor in shown.predictors), left=kind)
+        table = plain_table(kind, *(row.name for row in shown.predictors), left=kind)
         for group in groups:
-            score_by_name = {predictor.name: predictor.groups[kind][group] for predictor in shown.predictors}
+            by_name = {row.name: row.groups[kind][group] for row in shown.predictors}
             cells = []
-            for name, score in score_by_name.items():
+            for name, score in by_name.items():
                 theirs, ours = score.step_time.mean_ape, score.first.mean_ape
                 cells.append(f"{_share(theirs)} of {score.step_time.rows}")
                 if theirs is not None and ours is not None and theirs < ours:
                     rows = score.step_time.rows
-                    sentence = f"{kind} {group}: {name} {theirs:.1%}, {first} {ours:.1%} ({rows} rows)"
-                    closer.append(sentence)
-            if any(score.step_time.rows for score in score_by_name.values()):
+                    line = f"{kind} {group}: {name} {theirs:.1%}, {first} {ours:.1%} ({rows} rows)"
+                    closer.append(line)
+            if any(score.step_time.rows for score in by_name.values()):
                 table.add_row(group, *cells)
         console.print(table)
-    for sentence in closer:
-        console.print(f"closer than {first}: {sentence}")
-    for predictor in shown.predictors:
-        for reason, count in predictor.refused.items():
-            console.print(f"{predictor.name} cannot express {count}: {reason}")
+    for line in closer:
+        console.print(f"closer than {first}: {line}")
+    for row in shown.predictors:
+        for reason, count in row.refused.items():
+            console.print(f"{row.name} cannot express {count}: {reason}")
 
 
 def _share(value: float | None) -> str:
@@ -295,7 +295,7 @@ def _share(value: float | None) -> str:
 
 
 def print_sweep(shown: SweepAnswer) -> None:
-    """A row for every combination of values."""
+    """Print one row per combination of values."""
     columns = [name for name in shown.columns if name not in ("low s", "high s")]
     table = plain_table(*columns)
     for row in shown.lines():
@@ -304,7 +304,7 @@ def print_sweep(shown: SweepAnswer) -> None:
 
 
 def print_compared(shown: CompareAnswer) -> None:
-    """A column for every run; what differs is marked."""
+    """Print one column per run; differing rows are marked."""
     console = Output()
     for title, rows in (("asked", shown.asked), ("figures", shown.figures)):
         table = plain_table("", title, *shown.runs, left=title)

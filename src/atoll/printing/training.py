@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from atoll.training.planner.plan import Plan
 
 BAR = 30
-FEW_DIGITS = 3  # of times of mixtures, of which none was measured
+FEW_DIGITS = 3  # of times on mixed pods, none of which was measured
 
 
 def print_estimate(result: Estimate) -> None:
@@ -191,40 +191,40 @@ def print_runs(shown: RunsValidation) -> None:
         )
 
 
-def write_launch_file(launch_file: LaunchFile, path: Path | None) -> None:
-    """Write a launch file, and on standard error what its user must know."""
-    default_path = Path(launch_file.file)
-    if path is None and default_path.exists() and default_path.read_bytes() != launch_file.text.encode():
+def write_launch_file(launch: LaunchFile, path: Path | None) -> None:
+    """Write a launch file, and its notes to standard error."""
+    usual = Path(launch.file)
+    if path is None and usual.exists() and usual.read_bytes() != launch.text.encode():
         raise AtollError(
-            f"export: {default_path} exists and is left as it is; name the file with --export-to, "
-            f"{default_path} to overwrite it."
+            f"export: {usual} exists and is left as it is; name the file with --export-to, "
+            f"{usual} to overwrite it."
         )
-    print(f"atoll: wrote {launch_file.save(path or default_path)}", file=sys.stderr)
-    for note in launch_file.notes:
+    print(f"atoll: wrote {launch.save(path or usual)}", file=sys.stderr)
+    for note in launch.notes:
         print(f"atoll: {note}", file=sys.stderr)
 
 
-def _print_measured(console: Output, measured: MeasuredRun) -> None:
-    """A run's log or profile beside its estimate."""
+def _print_measured(console: Output, run: MeasuredRun) -> None:
+    """Print a run's log or profile with its estimate."""
     console.print(
-        f"measured: step {format_seconds(measured.step_time_s)} ({format_seconds(measured.low_s)} to "
-        f"{format_seconds(measured.high_s)} over {measured.steps} steps, {measured.left_out} left out), "
-        f"predicted {measured.error:+.1%}"
+        f"measured: step {format_seconds(run.step_time_s)} ({format_seconds(run.low_s)} to "
+        f"{format_seconds(run.high_s)} over {run.steps} steps, {run.left_out} left out), "
+        f"predicted {run.error:+.1%}"
     )
-    if measured.memory_bytes and measured.memory_predicted_bytes:
+    if run.memory_bytes and run.memory_predicted_bytes:
         console.print(
-            f"  memory {measured.memory_counts} {format_bytes(measured.memory_bytes)}, predicted "
-            f"{format_bytes(measured.memory_predicted_bytes)} ({measured.memory_error or 0:+.1%})"
+            f"  memory {run.memory_counts} {format_bytes(run.memory_bytes)}, predicted "
+            f"{format_bytes(run.memory_predicted_bytes)} ({run.memory_error or 0:+.1%})"
         )
-    if measured.slack:
-        value, low, high = measured.slack
+    if run.slack:
+        value, low, high = run.slack
         console.print(
             f"  such a site takes {value:.2f} times the estimate ({low:.2f} to {high:.2f}, 90 %)"
         )
-    for part in measured.parts:
-        predicted_s = part.predicted_s
-        predicted_words = "" if predicted_s is None else f"  predicted {format_seconds(predicted_s):>9}"
-        console.print(f"  {part.part:<22} {format_seconds(part.measured_s):>9}{predicted_words}")
+    for part in run.parts:
+        value_s = part.predicted_s
+        words = "" if value_s is None else f"  predicted {format_seconds(value_s):>9}"
+        console.print(f"  {part.part:<22} {format_seconds(part.measured_s):>9}{words}")
 
 
 def print_checked(result: Checked) -> None:

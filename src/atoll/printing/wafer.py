@@ -12,7 +12,7 @@ from atoll.wafer.answer.result import WaferEstimate, WaferResult, baseline_words
 
 
 def _say(label: str, *lines: str) -> None:
-    """Lines under one label."""
+    """Print lines under one label."""
     console = Output()
     for number, line in enumerate(lines):
         console.print(f"{label if number == 0 else '':<12} {line}")
@@ -106,7 +106,7 @@ def _parts(memory: Mapping[str, float]) -> str:
 
 
 def print_wafer_explanation(shown: WaferExplanation) -> None:
-    """What `atoll explain` says of a wafer's folder."""
+    """Print the explanation of a wafer's answer."""
     wafer, ours = shown.wafer, shown.samples_per_s
     rows, columns = wafer.grid
     _say("Wafer", f"{wafer.name}: {rows} x {columns} dies, {wafer.peak_PFLOPs:.3g} PFLOP/s")
@@ -137,7 +137,7 @@ def print_wafer_explanation(shown: WaferExplanation) -> None:
         name: "does not run" if value is None else f"{value:,.2f} samples/s ({ours / value:.2f}x)"
         for name, value in shown.baselines.items()
     }
-    _say("Baselines", *(f"{name:<17}{throughput_words}" for name, throughput_words in words.items()))
+    _say("Baselines", *(f"{name:<17}{rate}" for name, rate in words.items()))
     _say("Proof", shown.certificate.sentence)
 
 

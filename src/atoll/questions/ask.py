@@ -46,15 +46,15 @@ def ask(
     question = kinds[_kind(kinds, fields)] if job is None else type(job)
     fields = current_names(question, fields, spelled)
     for name in fields:
-        matching_kinds = [kind_name for kind_name, candidate in kinds.items() if name in candidate.model_fields]
-        if matching_kinds and name not in question.model_fields:
-            file_only_by_name = {n: about(info, "file_only") for n, info in fields_of(question).items()}
-            file_only_names = [n for n, file_only in file_only_by_name.items() if file_only]
+        fitting = [k for k, q in kinds.items() if name in q.model_fields]
+        if fitting and name not in question.model_fields:
+            offered = {n: about(info, "file_only") for n, info in fields_of(question).items()}
+            deep = [n for n, file_only in offered.items() if file_only]
             raise AtollError(
-                f"{spelled(name)}: this is for {' or '.join(matching_kinds)}; a question about "
+                f"{spelled(name)}: this is for {' or '.join(fitting)}; a question about "
                 f"{question.model_fields['kind'].default} takes "
-                f"{', '.join(spelled(n) for n in file_only_by_name if n not in file_only_names)}"
-                f"{'; job files and Python also ' if file_only_names else ''}{', '.join(file_only_names)}."
+                f"{', '.join(spelled(n) for n in offered if n not in deep)}"
+                f"{'; job files and Python also ' if deep else ''}{', '.join(deep)}."
             )
     provided = {*fields, *first_swept(question, fields)}
     missing = [spelled(n) for n in question.needed(fields) if job is None and n not in provided]
@@ -86,9 +86,9 @@ def load_job(path: str | Path, kinds: Mapping[str, type[Q]]) -> Q:
 
 def _kind(kinds: Mapping[str, type[Q]], names: Iterable[str]) -> str:
     """The kind of a question by its fields: the first, but for one that the first has not."""
-    first, *other_kinds = kinds
-    extra_fields = {kind: kinds[kind].model_fields.keys() - kinds[first].model_fields for kind in other_kinds}
-    return next((kind for kind in other_kinds if extra_fields[kind] & set(names)), first)
+    first, *later = kinds
+    extra = {kind: kinds[kind].model_fields.keys() - kinds[first].model_fields for kind in later}
+    return next((kind for kind in later if extra[kind] & set(names)), first)
 
 
 def old_names(question: type[Question]) -> dict[str, str]:

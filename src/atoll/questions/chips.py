@@ -19,7 +19,7 @@ from atoll import units
 from atoll.files.yamlfile import MOST_BYTES, Count, FileModel
 from atoll.questions import fields as f
 from atoll.questions.fields import CHIPS, LAYOUT, SEARCH, TRAINED, AtLeastOne, Counts
-from atoll.questions.question import Area, Density, Named, Power, Question, Several, beside, option
+from atoll.questions.question import Area, Density, Named, Power, Question, Several, locate, option
 from atoll.registry import named
 
 LEAST_HBM_BYTES = 2**20
@@ -176,7 +176,7 @@ class SearchQuestion(Question):
     )
     time_limit: f.TimeLimit = 3600.0
     pareto: f.Pareto = False
-    robust: f.Whole = option(
+    robust: f.NonNegative = option(
         "Draws of the physical constants under which the answer is tried; 20 say much.", SEARCH, 0,
         shown="none",
     )  # fmt: skip
@@ -188,7 +188,7 @@ class SearchQuestion(Question):
     workers: f.Workers = None
     cluster: f.Cluster = None
     sweep: f.Sweep = ()
-    out: f.Kept = None
+    out: f.OutFolder = None
     trace: f.Trace = None
 
     example = "atoll search --model llama3-8b --devices 256 --max-area '400 mm2'"
@@ -200,11 +200,11 @@ class SearchQuestion(Question):
 
     @model_validator(mode="before")
     @classmethod
-    def _followed(cls, fields: Any, info: ValidationInfo) -> Any:
+    def _apply_followed_run(cls, fields: Any, info: ValidationInfo) -> Any:
         """What a run's answer says stands where nothing else is said."""
         if not isinstance(fields, dict) or fields.get("from_") is None:
             return fields
-        file = beside(str(fields["from_"]), info)
+        file = locate(str(fields["from_"]), info)
         return named("atoll.explore.ahead:completed")({**fields, "from_": file})
 
     @property

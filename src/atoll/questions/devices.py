@@ -11,7 +11,7 @@ from pydantic import Field, ValidationInfo, model_validator
 from atoll.errors import AtollError
 from atoll.files.yamlfile import Count
 from atoll.questions import fields as f
-from atoll.questions.fields import LAUNCH, LAYOUT, SYSTEM, TRAINED, WHOLE, Counts
+from atoll.questions.fields import LAUNCH, LAYOUT, RUN_LENGTH, SYSTEM, TRAINED, Counts
 from atoll.questions.question import (
     OUTPUT,
     Named,
@@ -21,7 +21,7 @@ from atoll.questions.question import (
     Several,
     Share,
     Tokens,
-    beside,
+    locate,
     option,
 )
 from atoll.questions.sweeps import first_swept
@@ -50,19 +50,19 @@ class LengthQuestion(Question):
     """How long the whole run is, and what failures and checkpoints cost it."""
 
     tokens: Tokens | None = option(
-        'Tokens of the whole run, "1T": says its days, device-hours and energy.', WHOLE, None
+        'Tokens of the whole run, "1T": says its days, device-hours and energy.', RUN_LENGTH, None
     )
-    price: Price | None = option('Dollars per device and hour, "2.5/h".', WHOLE, None)
+    price: Price | None = option('Dollars per device and hour, "2.5/h".', RUN_LENGTH, None)
     mtbf: Seconds | None = option(
-        'Mean time between failures of one device, "50000 h".', WHOLE, None,
+        'Mean time between failures of one device, "50000 h".', RUN_LENGTH, None,
         shown="50,700 h, as of Llama 3's",
     )  # fmt: skip
     checkpoint: Seconds | None = option(
-        'For which training stands still while a checkpoint is written, "30 s".', WHOLE, None,
+        'For which training stands still while a checkpoint is written, "30 s".', RUN_LENGTH, None,
         shown="its bytes at 122 MB/s per device",
     )  # fmt: skip
     restart: Seconds | None = option(
-        'From a failure to the next step, "10 min".', WHOLE, None, shown="10 min"
+        'From a failure to the next step, "10 min".', RUN_LENGTH, None, shown="10 min"
     )
 
 
@@ -157,22 +157,20 @@ class RunQuestion(LaunchQuestion, LengthQuestion):
 
     @model_validator(mode="before")
     @classmethod
-    def _launched(cls, fields: Any, info: ValidationInfo) -> Any:
+    def _apply_launch_file(cls, fields: Any, info: ValidationInfo) -> Any:
         """What a launch file says stands where nothing else is said."""
         if not isinstance(fields, dict):
             return fields
         if fields.get("from_") is None:
-            if orphan := next((name for name in LaunchQuestion.model_fields if fields.get(name)), ""):
+            if orphan := next((n for n in LaunchQuestion.model_fields if fields.get(n)), ""):
                 raise AtollError(f"{orphan}: said of a launch file; name it with --from (from_)")
             return fields
-        file_fields = {
-            field_name: fields[field_name] for field_name in ("from_", "device") if isinstance(fields.get(field_name), str | Path)
-        }
-        files = {name: beside(str(value), info) for name, value in file_fields.items()}
+        paths = {n: fields[n] for n in ("from_", "device") if isinstance(fields.get(n), str | Path)}
+        files = {name: locate(str(value), info) for name, value in paths.items()}
         return named("atoll.launch.ask:completed")(cls, {**fields, **files})
 
     @model_validator(mode="after")
-    def _heard(self) -> Self:
+    def _check_dependent_fields(self) -> Self:
         """Nothing is said that would be passed over; what a sweep adds is not known here."""
         if getattr(self, "sweep", ()):
             return self
@@ -278,7 +276,7 @@ class PlanQuestion(FilesQuestion, RunQuestion):
     time_limit: f.TimeLimit = 3600.0
     workers: f.Workers = None
     cluster: f.Cluster = None
-    out: f.Kept = None
+    out: f.OutFolder = None
     layouts: Path | None = option(
         "Write every layout that was estimated to this file (CSV).", OUTPUT, None, exclude=True
     )
@@ -311,9 +309,9 @@ class PodsQuestion(PlanQuestion):
         """The first pod's device stands for all, as far as a run on one device is asked for."""
         if not isinstance(fields, dict) or not isinstance(fields.get("pods"), str | Path):
             return fields
-        file = beside(str(fields["pods"]), info)
-        cluster = named("atoll.training.mixed.pods:load_pods")(file)
-        derived = {"device": cluster.pods[0].device, "devices": sum(pod.devices for pod in cluster.pods)}
+        file = locate(str(fields["pods"]), info)
+        pods = named("atoll.training.mixed.pods:load_pods")(file).pods
+        derived = {"device": pods[0].device, "devices": sum(pod.devices for pod in pods)}
         for name, value in fields.items():
             if name not in (*cls.offered, "kind") and value and value != derived.get(name):
                 in_pods_file = name in ("device", "devices", "network", "site")

@@ -55,7 +55,7 @@ class GroupedCommand(TyperCommand):
 def add_command(
     app: typer.Typer,
     name: str,
-    question_kinds: tuple[type[Question], ...],
+    verbs: tuple[type[Question], ...],
     run: Callable[..., None],
     words: Sequence[str] = (),
 ) -> None:
@@ -66,24 +66,24 @@ def add_command(
     `as_json` there is a flag `--json`; where it takes `began`, it is told when the command did, and
     there are flags for how much it says meanwhile.
     """
-    fields = options_of(*question_kinds)
-    kinds = {q.model_fields["kind"].default if "kind" in q.model_fields else name: q for q in question_kinds}
-    arguments, run_parameters = question_kinds[0].arguments, signature(run).parameters
-    old = {o: n for question in question_kinds for o, n in old_names(question).items() if o not in fields}
-    named_options = _named_in(words, (*fields, *old))
+    fields = options_of(*verbs)
+    kinds = {q.model_fields["kind"].default if "kind" in q.model_fields else name: q for q in verbs}
+    arguments, run_parameters = verbs[0].arguments, signature(run).parameters
+    old = {o: n for question in verbs for o, n in old_names(question).items() if o not in fields}
+    used = _options_named(words, (*fields, *old))
     parameters = [
-        _parameter(n, i, n in arguments) for n, i in fields.items() if n in arguments or n in named_options
+        _parameter(n, i, n in arguments) for n, i in fields.items() if n in arguments or n in used
     ]
-    parameters += [_parameter(o, fields[n], hidden=True) for o, n in old.items() if o in named_options]
+    parameters += [_parameter(o, fields[n], hidden=True) for o, n in old.items() if o in used]
     if name not in kinds:
         job = typer.Argument(metavar="JOB", help="A job file (YAML); options override its fields.")
-        parameters.insert(0, _named("job", Path | None, job))
+        parameters.insert(0, _keyword("job", Path | None, job))
     if "as_json" in run_parameters:
         flag = typer.Option("--json", help="Print one JSON object.")
-        parameters.append(_named("as_json", bool, flag, default=False))
+        parameters.append(_keyword("as_json", bool, flag, default=False))
 
     if "began" in run_parameters:
-        parameters += [_named(n, bool, typer.Option(*f, help=h), False) for n, f, h in _LOUDNESS]
+        parameters += [_keyword(n, bool, typer.Option(*f, help=h), False) for n, f, h in _LOUDNESS]
 
     def command(job: Path | None = None, as_json: bool = False, **options: Any) -> None:
         quiet, verbose = options.pop("quiet", False), options.pop("verbose", False)
@@ -100,20 +100,20 @@ def add_command(
     command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     command.__name__ = name
-    words = cleandoc(question_kinds[0].__doc__ or "")
+    words = cleandoc(verbs[0].__doc__ or "")
     if any(is_tuple(info) for n, info in fields.items() if n not in arguments):
         words += "\n\nAn option with N,... takes several values, with commas or given again."
-    examples = "\n".join(f"  {q.example}" for q in question_kinds if q.example.startswith(f"atoll {name}"))
+    examples = "\n".join(f"  {q.example}" for q in verbs if q.example.startswith(f"atoll {name}"))
     app.command(
         name,
-        cls=type("Command", (GroupedCommand,), {"fields": fields, "asked": question_kinds}),
+        cls=type("Command", (GroupedCommand,), {"fields": fields, "asked": verbs}),
         help=words,
         short_help=words.partition("\n\n")[0].replace("\n", " "),
         epilog=f"\b\nExample:\n{examples}",
     )(command)
 
 
-def _named_in(words: Sequence[str], names: Iterable[str]) -> set[str]:
+def _options_named(words: Sequence[str], names: Iterable[str]) -> set[str]:
     """Fields whose options are in a command line; all, where it has none or others."""
     options = {spelled(flag): n for n in names for flag in (n, f"no_{n}")}
     flags_given = {word.partition("=")[0] for word in words if word.startswith("-")}
@@ -128,7 +128,7 @@ def say(level: int) -> None:
     logging.getLogger("atoll").setLevel(level)
 
 
-def _named(name: str, annotation: Any, option: Any, default: Any = None) -> Parameter:
+def _keyword(name: str, annotation: Any, option: Any, default: Any = None) -> Parameter:
     kind = Annotated[annotation, option]
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
@@ -141,20 +141,20 @@ def _parameter(
     annotation: Any = list[str] if is_tuple(info) else str
     if positional:
         needed = Parameter.empty if info.is_required() else None
-        argument = typer.Argument(metavar=name.upper(), autocompletion=_completed(info))
-        return _named(
+        argument = typer.Argument(metavar=name.upper(), autocompletion=_completion(info))
+        return _keyword(
             name, annotation if info.is_required() else annotation | None, argument, needed
         )
     if kinds == {bool}:
         flags = f"{spelled(name)}/{spelled('no_' + name)}"
-        return _named(name, bool | None, typer.Option(flags, hidden=hidden))
+        return _keyword(name, bool | None, typer.Option(flags, hidden=hidden))
     option = typer.Option(
-        spelled(name), metavar=metavar(info), hidden=hidden, autocompletion=_completed(info)
+        spelled(name), metavar=metavar(info), hidden=hidden, autocompletion=_completion(info)
     )
-    return _named(name, annotation | None, option)
+    return _keyword(name, annotation | None, option)
 
 
-def _completed(info: FieldInfo) -> Callable[[str], list[str]]:
+def _completion(info: FieldInfo) -> Callable[[str], list[str]]:
     """What a shell offers for a value that is begun; of several with commas, for the last."""
 
     def offered(incomplete: str) -> list[str]:

@@ -242,7 +242,7 @@ class Named:
         """Values that are known, in order."""
         return tuple(self.listed)
 
-    def name_of(self, value: Any) -> Any:
+    def to_name(self, value: Any) -> Any:
         """An object by its name, a path as text."""
         if isinstance(value, Path):
             return str(value)
@@ -255,7 +255,7 @@ class Named:
 
     def check(self, value: Any, info: core_schema.ValidationInfo) -> Any:
         if self.file:
-            value = beside(value, info)
+            value = locate(value, info)
         try:
             if self.loader:
                 named(self.loader)(value)
@@ -270,7 +270,7 @@ class Named:
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
         checked = core_schema.with_info_after_validator_function(self.check, handler(source))
-        return core_schema.no_info_before_validator_function(self.name_of, checked)
+        return core_schema.no_info_before_validator_function(self.to_name, checked)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: Any) -> dict[str, Any]:
         inside: dict[str, Any] = handler(schema)
@@ -280,7 +280,7 @@ class Named:
         return inside | ({"examples": names} if self.loader else {"enum": names})
 
 
-def beside(value: str, info: core_schema.ValidationInfo) -> str:
+def locate(value: str, info: core_schema.ValidationInfo) -> str:
     """A file that a job file names, where it lies beside that."""
     folder = (info.context or {}).get("folder")
     if folder is not None and _exists(folder / value) and not _exists(value):

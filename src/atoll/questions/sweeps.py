@@ -19,22 +19,22 @@ def axes_of(question: type[Question], texts: Sequence[str]) -> dict[str, tuple[A
     """Fields and their values from "devices=64", "128", "tp=1": a text without a name belongs to
     the field before it.
     """
-    texts_by_field: dict[str, list[str]] = {}
+    texts_of: dict[str, list[str]] = {}
     name = ""
     for text in texts:
         before, equals, value = text.partition("=")
         name = before.strip().replace("-", "_") if equals else name
         if not name:
             raise AtollError(f"sweep: expected NAME=VALUE,..., got {text!r}")
-        texts_by_field.setdefault(name, []).append((value if equals else text).strip())
+        texts_of.setdefault(name, []).append((value if equals else text).strip())
     fields = question.model_fields
-    for name in texts_by_field:
+    for name in texts_of:
         if name not in fields or fields[name].exclude or name in ONCE:
             raise AtollError(
                 f"sweep: {name!r} is no field that could differ{suggestion(name, fields)}"
             )
     return {
-        name: tuple(read_text(fields[name], value_text) for value_text in values) for name, values in texts_by_field.items()
+        name: tuple(read_text(fields[name], v) for v in values) for name, values in texts_of.items()
     }
 
 

@@ -80,7 +80,7 @@ def _default(
     first, *others = question_kinds or (Question,)
     if name not in first.needed(()):
         return f"default: {default_words(info) or 'none'}"
-    substitutes = [substitute for substitute in fields_of(first) if name not in first.needed((substitute,))]
+    substitutes = [n for n in fields_of(first) if name not in first.needed((n,))]
     for question in others:
         kind = question.model_fields["kind"].default
         if kind in question.model_fields and name not in question.needed((kind,)):
@@ -92,8 +92,8 @@ def _default(
 def metavar(info: FieldInfo) -> str:
     """What stands for an option's value; "N,..." for several."""
     kinds = scalars(info)
-    single = "N" if int in kinds else "X" if kinds == {float} else "PATH" if Path in kinds else "TEXT"
-    return f"{single},..." if is_tuple(info) else single
+    word = "N" if int in kinds else "X" if kinds == {float} else "PATH" if Path in kinds else "TEXT"
+    return f"{word},..." if is_tuple(info) else word
 
 
 def python_type(info: FieldInfo, single: str = "") -> str:

@@ -1,4 +1,4 @@
-"""What the page shows of a plan or of one estimate."""
+"""Page view of a plan or of one estimate."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from atoll.report.timeline_view import timeline_view
 from atoll.report.view import (
     MemoryView,
     ModelView,
+    PageView,
     PassView,
     SensitivityView,
     StageView,
     TimeRow,
     TimesView,
-    View,
 )
 from atoll.step.length import WholeRun
 from atoll.step.parts import in_words
@@ -27,8 +27,8 @@ from atoll.units import format_bytes, format_count, format_mfu, format_seconds
 AXES = {"tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert", "dp": "data"}
 
 
-def plan_view(answer: PlanAnswer | EstimateAnswer) -> View:
-    """The sections of a plan's page."""
+def plan_view(answer: PlanAnswer | EstimateAnswer) -> PageView:
+    """Return the sections of a plan's page."""
     plan = answer if isinstance(answer, PlanAnswer) else None
     rows = [
         TimeRow(name="this layout", about=answer.layout_words, parts=in_words(answer.breakdown_s))
@@ -45,7 +45,7 @@ def plan_view(answer: PlanAnswer | EstimateAnswer) -> View:
         StageView(name=f"stage {number}", layers=stage.layers, parts=in_words(stage.memory_bytes))
         for number, stage in enumerate(answer.stages)
     )
-    return View(
+    return PageView(
         kind=answer.kind,
         title=f"{answer.model} on {answer.devices:,} {answer.device}",
         sentence=_sentence(answer),
@@ -121,7 +121,7 @@ def _proof(proof: LayoutProof, fastest: str) -> str:
     )
 
 
-def _whole_run(run: WholeRun) -> Iterator[tuple[str, str]]:
+def _run_length_facts(run: WholeRun) -> Iterator[tuple[str, str]]:
     yield "Whole run", f"{run.days:,.1f} days for {format_count(run.tokens)} tokens"
     yield "Between", f"{run.days_low:,.1f} and {run.days_high:,.1f} days"
     yield "Device-hours", f"{run.device_hours:,.0f}"
@@ -147,5 +147,5 @@ def _facts(answer: PlanAnswer | EstimateAnswer) -> tuple[tuple[str, str], ...]:
         ("MFU", format_mfu(answer.mfu)),
         *_power(answer),
         ("Memory", f"{format_bytes(answer.memory_bytes.needed)} on the fullest device"),
-        *(() if answer.whole_run is None else _whole_run(answer.whole_run)),
+        *(() if answer.whole_run is None else _run_length_facts(answer.whole_run)),
     )

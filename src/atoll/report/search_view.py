@@ -1,4 +1,4 @@
-"""What the page shows of a search."""
+"""Page view of a search."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from atoll.errors import AtollError
 from atoll.hardware.catalog import load_accelerator_file
 from atoll.hardware.silicon.chip import area_parts, template_of
 from atoll.report.sensitivity import sensitivity
-from atoll.report.space_view import job_of, space_points
+from atoll.report.space_view import answer_question, space_points
 from atoll.report.timeline import placement_timeline
 from atoll.report.timeline_view import timeline_view
 from atoll.report.view import (
     BaselineView,
     ChipView,
-    Cores,
+    CoreCounts,
     MemoryView,
     ModelView,
+    PageView,
     PassView,
     SensitivityView,
     StageView,
     TableView,
     TimeRow,
     TimesView,
-    View,
 )
 from atoll.step.parts import in_words
 from atoll.store import StatusAnswer
@@ -47,8 +47,8 @@ PARTS = {
 
 def search_view(
     folder: Path | None, answer: SearchAnswer, status: StatusAnswer | None = None
-) -> View:
-    """The sections of a search's page."""
+) -> PageView:
+    """Return the sections of a search's page."""
     best = answer.best
     unit = "score" if len(best.models) > 1 else "samples/s"
     notes = [f"Warning: {words}." for words in answer.warnings]
@@ -62,12 +62,12 @@ def search_view(
     points = space_points(folder, answer)
     gains: SensitivityView | None = None
     try:
-        gains = sensitivity(answer.best.accelerator, job_of(answer), unit)
+        gains = sensitivity(answer.best.accelerator, answer_question(answer), unit)
     except AtollError as error:
         notes.append(f"No sensitivities: {error}")
     chip = best.accelerator
     capacity_bytes = chip.hbm_GiB * 2**30
-    return View(
+    return PageView(
         kind="search",
         title=f"A chip for {', '.join(plan.model for plan in best.models)}",
         sentence=_sentence(answer),
@@ -85,11 +85,11 @@ def search_view(
         times=_times(answer),
         space=None if points is None else points.packed(),
         sensitivity=gains,
-        tables=() if answer.ahead is None else (_prices(answer.ahead),),
+        tables=() if answer.ahead is None else (_price_table(answer.ahead),),
     )
 
 
-def _prices(ahead: Ahead) -> TableView:
+def _price_table(ahead: Ahead) -> TableView:
     run, *_ = ahead.words()
     heads = ("", "now", "a unit less takes", "a unit more brings")
     rows = tuple(price.cells() for price in ahead.prices)
@@ -97,13 +97,13 @@ def _prices(ahead: Ahead) -> TableView:
 
 
 def model_view(plan: PlacedModel, chip: SizedChip, capacity_bytes: float) -> ModelView:
-    """One model on the best chip: schedules, pipeline, memory."""
+    """Return schedules, pipeline and memory of one model on the best chip."""
     timeline = placement_timeline(plan.placement)
     searched = plan if isinstance(plan, SearchedModel) else None
     return ModelView(
         model=plan.model,
         layers=tuple(map(_layer, searched.layers)) if searched else (),
-        cores=Cores(tensor=chip.tensor_cores, vector=chip.vector_cores),
+        cores=CoreCounts(tensor=chip.tensor_cores, vector=chip.vector_cores),
         pipeline=None if timeline is None else timeline_view(timeline),
         memory=MemoryView(
             capacity_bytes=capacity_bytes,
@@ -122,21 +122,21 @@ def model_view(plan: PlacedModel, chip: SizedChip, capacity_bytes: float) -> Mod
 
 
 def certificate_words(proof: ArchitectureProof) -> str:
-    """What was proven, and over what."""
+    """Return what was proven and over what, in words."""
     ruled_out = ", ".join(f"{count:,} by {name}" for name, count in proof.pruned_by.items())
     return f"{proof.sentence} {proof.evaluated:,} were evaluated; ruled out: {ruled_out or 'none'}."
 
 
 def chip_view(chip: SizedChip) -> ChipView:
-    """Counts and square millimetres of a chip's parts."""
+    """Return the counts and areas of a chip's parts."""
     parts = area_parts(chip.device())
     parts["hbm_mm2"] = max(0.0, chip.area_mm2 - sum(parts.values()))
-    shown = {PARTS.get(name, _plain(name)): value for name, value in parts.items() if value > 1e-9}
+    shown = {PARTS.get(name, _label(name)): value for name, value in parts.items() if value > 1e-9}
     return made_of(ChipView, chip, parts=shown)
 
 
-def _plain(part: str) -> str:
-    """A part that only the chip's template has."""
+def _label(part: str) -> str:
+    """Return the label of a part that only the chip's template has."""
     return part.removesuffix("_mm2").replace("_", " ")
 
 
@@ -168,7 +168,7 @@ def _facts(answer: SearchAnswer) -> tuple[tuple[str, str], ...]:
         ("HBM", f"{chip.hbm_GiB:g} GiB at {chip.hbm_bandwidth_GBps:,.0f} GB/s"),
     ]
     for near in answer.plateau:
-        facts.append((f"Others within {100 * near.share:g} %", _near(near, chip)))
+        facts.append((f"Others within {100 * near.share:g} %", _near_words(near, chip)))
     for plan in plans:
         name = f", {plan.model}" if len(plans) > 1 else ""
         facts += [
@@ -181,8 +181,8 @@ def _facts(answer: SearchAnswer) -> tuple[tuple[str, str], ...]:
     return tuple(facts)
 
 
-def _near(near: NearAnswer, chip: SizedChip) -> str:
-    """How many designs come close, and what the most frugal of them costs and saves."""
+def _near_words(near: NearAnswer, chip: SizedChip) -> str:
+    """Return the number of near designs, and the cost and saving of the one with least power."""
     count = f"{near.others:,}" if near.complete else f"at least {near.others:,}"
     least = near.least_power
     if least is None:
@@ -196,7 +196,7 @@ def _near(near: NearAnswer, chip: SizedChip) -> str:
 
 
 def _baselines(answer: SearchAnswer) -> tuple[BaselineView, ...]:
-    """Scores to lay beside; where the chip is known, also its area."""
+    """Return the scores of baselines, with the area of known chips."""
     template = template_of(answer.best.accelerator.device())
     area_mm2, _ = load_accelerator_file(template.reference).area_and_power()
     return tuple(
@@ -211,8 +211,8 @@ def _baselines(answer: SearchAnswer) -> tuple[BaselineView, ...]:
 
 
 def _times(answer: SearchAnswer) -> tuple[TimesView, ...]:
-    """The step by cause of the best design and the runners-up, model by model."""
-    runners_up = ((f"runner-up {number}", design) for number, design in enumerate(answer.runners_up, start=1))
+    """Return the step by cause of the best design and the runners-up, per model."""
+    runners_up = ((f"runner-up {n}", design) for n, design in enumerate(answer.runners_up, start=1))
     designs = [("best", answer.best), *runners_up]
     return tuple(
         TimesView(

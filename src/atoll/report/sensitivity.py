@@ -1,8 +1,7 @@
-"""What a little more of each part of the best chip is worth: neighbours evaluated in full.
+"""Sensitivity of the best chip: neighbours with one changed part, evaluated in full.
 
-Each neighbour differs in one part, a step down and a step up, and is priced, scheduled and placed
-by the same code as any design of the search. Differences are finite, not derivatives: a step that
-changes a tiling or a layout shows as it is.
+Each neighbour differs in one part, a step down or a step up, and is priced, scheduled and placed
+by the code of the search. Differences are finite, not derivatives: a step may change a tiling.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ LINK = "link bandwidth"
 
 
 def sensitivity(best_chip: Chip, job: SearchQuestion, unit: str = "score") -> SensitivityView:
-    """The best chip of a search and its neighbours, as the report draws them."""
+    """Return the gains of the neighbours of a search's best chip."""
     chip = best_chip.device()
     space = open_space(job)[0]
     setting, variants = prepare_search(job)
@@ -37,13 +36,13 @@ def sensitivity(best_chip: Chip, job: SearchQuestion, unit: str = "score") -> Se
         changed = rebanked(changed)
         score = score_of(changed, changed_setting, variants, objective)
         area_mm2 = accelerator_area_mm2(changed) - base_mm2
-        score_and_base = None if score is None or not base_score else (score, base_score)
+        pair = None if score is None or not base_score else (score, base_score)
         return Gain(
             change=change,
-            gain=score_and_base and score_and_base[0] / score_and_base[1] - 1.0,
+            gain=pair and pair[0] / pair[1] - 1.0,
             area_mm2=area_mm2,
             score=score,
-            per_mm2=(score_and_base[0] - score_and_base[1]) / area_mm2 if score_and_base and abs(area_mm2) >= 1e-9 else None,
+            per_mm2=(pair[0] - pair[1]) / area_mm2 if pair and abs(area_mm2) >= 1e-9 else None,
         )
 
     rows = tuple(
@@ -57,7 +56,7 @@ Step = tuple[str, Accelerator, Setting]
 
 
 def _steps(chip: Accelerator, setting: Setting) -> Iterator[tuple[str, Step, Step]]:
-    """(part, a step down, a step up): counts by an eighth (at least one), rates by a tenth."""
+    """Yield (part, step down, step up): counts change by 1/8 (at least 1), rates by 1/10."""
     for name in ("tensor_cores", "vector_cores"):
         count = getattr(chip, name)
         step = max(1, count // 8)
@@ -68,7 +67,7 @@ def _steps(chip: Accelerator, setting: Setting) -> Iterator[tuple[str, Step, Ste
         yield name.replace("_", " "), few, many
     yield "shared buffer", _buffer(chip, setting, 0.75), _buffer(chip, setting, 1.25)
     for index, (parameter, _) in enumerate(chip.more):
-        less, more = (_own(chip, setting, index, factor) for factor in (0.75, 1.25))
+        less, more = (_template_parameter(chip, setting, index, factor) for factor in (0.75, 1.25))
         if less != more:
             yield parameter.label.lower(), less, more
     if setting.profile.hbm_bandwidth_Bps is None:
@@ -77,15 +76,15 @@ def _steps(chip: Accelerator, setting: Setting) -> Iterator[tuple[str, Step, Ste
 
 
 def _buffer(chip: Accelerator, setting: Setting, factor: float) -> Step:
-    """Capacity and, unless it is by banks of the chip's own, with it the bandwidth."""
+    """Scale the buffer's capacity and bandwidth."""
     size = round(chip.glb_bytes * factor)
     change = f"{(size - chip.glb_bytes) / MIB:+g} MiB"
     bandwidth_Bpc = chip.glb_bandwidth_Bpc * factor
     return change, replace(chip, glb_bytes=size, glb_bandwidth_Bpc=bandwidth_Bpc), setting
 
 
-def _own(chip: Accelerator, setting: Setting, index: int, factor: float) -> Step:
-    """A parameter of the chip's own template."""
+def _template_parameter(chip: Accelerator, setting: Setting, index: int, factor: float) -> Step:
+    """Scale a parameter that only the chip's template has."""
     parameter, value = chip.more[index]
     changed = max(1, round(value * factor))
     more = (*chip.more[:index], (parameter, changed), *chip.more[index + 1 :])

@@ -1,4 +1,4 @@
-"""What the page shows of several answers: a sweep's table and its plot, runs side by side."""
+"""Page view of several answers: a sweep's table and plot, or compared runs."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import re
 from pydantic import JsonValue
 
 from atoll.answers.designs import CompareAnswer, ComparedRow, SweepAnswer
-from atoll.report.view import PlotView, TableView, View
+from atoll.report.view import PageView, PlotView, TableView
 from atoll.units import format_value
 
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?) ?([A-Za-z%/]*)")
 
 
-def table_view(answer: SweepAnswer | CompareAnswer) -> View:
+def table_view(answer: SweepAnswer | CompareAnswer) -> PageView:
     return _sweep(answer) if isinstance(answer, SweepAnswer) else _compared(answer)
 
 
-def _sweep(sweep: SweepAnswer) -> View:
+def _sweep(sweep: SweepAnswer) -> PageView:
     rows, columns = sweep.lines(), sweep.columns
     table = TableView(
         title="Every value",
@@ -26,7 +26,7 @@ def _sweep(sweep: SweepAnswer) -> View:
     )
     figure = next(iter(next(row.figures for row in sweep.rows if row.figures)))
     failed = sum(1 for row in sweep.rows if row.problem)
-    return View(
+    return PageView(
         kind=sweep.kind,
         title=f"{', '.join(sweep.axes)} swept",
         sentence=f"{len(rows)} questions, one for every combination of {', '.join(sweep.axes)}.",
@@ -39,7 +39,7 @@ def _sweep(sweep: SweepAnswer) -> View:
 
 
 def _plot(sweep: SweepAnswer, figure: str) -> PlotView | None:
-    """The first figure against the first axis, a line for each value of the others."""
+    """Plot the first figure against the first axis, one line per value of the other axes."""
     axis, *line_axes = sweep.axes
     units = {_amount(row.asked[axis])[1] for row in sweep.rows}
     if len(units) > 1:
@@ -61,13 +61,13 @@ def _plot(sweep: SweepAnswer, figure: str) -> PlotView | None:
 
 
 def _amount(value: JsonValue) -> tuple[float | None, str]:
-    """A number and its unit, as "500 W" has both; no number where it is a name."""
+    """Split "500 W" into number and unit; the number is None for other texts."""
     quantity = _QUANTITY.fullmatch(str(value))
     return (float(quantity[1]), quantity[2]) if quantity else (None, "")
 
 
-def _compared(comparison: CompareAnswer) -> View:
-    return View(
+def _compared(comparison: CompareAnswer) -> PageView:
+    return PageView(
         kind=comparison.kind,
         title=f"{len(comparison.runs)} runs side by side",
         sentence=", ".join(comparison.runs),

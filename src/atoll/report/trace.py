@@ -1,12 +1,11 @@
 """A step as Chrome trace events, for Perfetto and chrome://tracing.
 
-One process a pipeline stage with three lanes: its passes (idle time included, so that the lane adds
-up to the step), what a pass is made of, and messages to the neighbours; of a plan also a counter of
-its memory. One process a kind of layer with its operators on their cores, and counters of the FLOPs
-and bytes per second that they do.
+One process per pipeline stage with three lanes: its passes and idle time, which add up to the
+step; the parts of a pass; and messages to the neighbours. Plans also have a memory counter. One
+process per kind of layer with its operators on their cores, and counters of FLOP/s and bytes/s.
 
-Times are microseconds, as the format wants them, on whole nanoseconds: Perfetto rounds starts and
-durations to those on its own, and drops what then overlaps.
+Times are microseconds, rounded to nanoseconds: Perfetto rounds starts and durations separately to
+nanoseconds, and drops slices that then overlap.
 """
 
 from __future__ import annotations
@@ -40,21 +39,21 @@ NS = 1e9
 NS_PER_US = 1000
 PASSES, INSIDE, MESSAGES = 0, 1, 2
 STAGES = 1
-"""Process numbers of stages begin here: 0 is the kernel's."""
+"""First process number of stages; 0 is reserved for the kernel."""
 LAYERS = 10_000
-"""Those of layers begin here."""
+"""First process number of layers."""
 LANES = 1000
-"""Thread numbers are the process's times this, and the lane: viewers want each only once."""
+"""Thread number = process number x LANES + lane + 1: unique, as viewers require."""
 LINK = "link"
 RATES = (("compute", "TFLOP/s", 1e12), ("HBM", "GB/s", 1e9), ("links", "GB/s", 1e9))
-ROUNDING = 1e-9  # of the largest rate: what sums leave where nothing runs
+ROUNDING = 1e-9  # share of the largest rate below which a sum of rates counts as 0
 Work = tuple[float, float, float, float, bool]
 """Start, end, FLOPs, bytes, and whether these cross links."""
-MOST_INSIDE = 20_000  # passes; beyond them their parts are left out of the trace
+MOST_INSIDE = 20_000  # passes; the trace of a longer step omits the parts of passes
 
 
-class Event(TypedDict, total=False):
-    """One entry of the Trace Event Format, of the kinds that we write."""
+class TraceEvent(TypedDict, total=False):
+    """One entry of the Trace Event Format."""
 
     name: str
     cat: str
@@ -67,8 +66,8 @@ class Event(TypedDict, total=False):
     id2: Mapping[str, str]
 
 
-class About(TypedDict):
-    """What a viewer shows of one pipeline beside its events."""
+class PipelineSummary(TypedDict):
+    """Figures of one pipeline that a viewer shows with its events."""
 
     step_time_s: float
     stretch: float
@@ -77,18 +76,18 @@ class About(TypedDict):
     bubble_s: list[float]
 
 
-class Trace(TypedDict):
+class ChromeTrace(TypedDict):
     """A trace file."""
 
-    traceEvents: list[Event]
+    traceEvents: list[TraceEvent]
     displayTimeUnit: str
-    otherData: dict[str, str | About]
+    otherData: dict[str, str | PipelineSummary]
 
 
-def search_trace(answer: SearchAnswer | WaferAnswer) -> Trace:
-    """Schedules of the layers and the pipeline of a search's best design, of every model."""
-    events: list[Event] = []
-    about: dict[str, str | About] = {"tool": "atoll search"}
+def search_trace(answer: SearchAnswer | WaferAnswer) -> ChromeTrace:
+    """Return the trace of a search's best design: pipeline and layer schedules per model."""
+    events: list[TraceEvent] = []
+    about: dict[str, str | PipelineSummary] = {"tool": "atoll search"}
     stage, layer = STAGES, LAYERS
     for plan in answer.best.models:
         timeline = placement_timeline(plan.placement)
@@ -105,8 +104,8 @@ def search_trace(answer: SearchAnswer | WaferAnswer) -> Trace:
     return _file(events, about)
 
 
-def plan_trace(answer: PlanAnswer | EstimateAnswer) -> Trace:
-    """The pipeline of a plan, its collectives, and its layers' operators."""
+def plan_trace(answer: PlanAnswer | EstimateAnswer) -> ChromeTrace:
+    """Return the trace of a plan: pipeline, collectives, and operators of its layers."""
     timeline = plan_timeline(answer.pipeline)
     events = list(_pipeline_events(timeline, STAGES, "", answer.pipeline.parts))
     for stage, (row, memory) in enumerate(
@@ -123,7 +122,7 @@ def plan_trace(answer: PlanAnswer | EstimateAnswer) -> Trace:
 def trace_answer(
     answer: SearchAnswer | WaferAnswer | PlanAnswer | EstimateAnswer, path: Path
 ) -> Path:
-    """Write the step of an answer."""
+    """Write the step of an answer as a trace."""
     check_trace_path(path)
     if isinstance(answer, SearchAnswer | WaferAnswer):
         trace = search_trace(answer)
@@ -134,25 +133,25 @@ def trace_answer(
     return write_trace(trace, path)
 
 
-def write_trace(trace: Trace, path: Path) -> Path:
-    """Write a trace, whole or not at all."""
+def write_trace(trace: ChromeTrace, path: Path) -> Path:
+    """Write a trace atomically."""
     with whole_files(lambda why: f"trace: {path} cannot be written ({why}).", path) as (part,):
         part.write_text(json.dumps(trace, allow_nan=False) + "\n", encoding="utf-8")
     return path
 
 
 def check_trace_path(path: Path | None) -> None:
-    """Refuse, before any work, a file that could not be written in the end."""
+    """Refuse a file that cannot be written, before any work."""
     if path is not None:
         words = "give a file such as step.json"
         check_place(lambda why: f"trace: {path} cannot be written ({why}); {words}.", path)
 
 
-def _file(events: list[Event], about: dict[str, str | About]) -> Trace:
+def _file(events: list[TraceEvent], about: dict[str, str | PipelineSummary]) -> ChromeTrace:
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
 
 
-def _about(timeline: Timeline) -> About:
+def _about(timeline: Timeline) -> PipelineSummary:
     return {
         "step_time_s": timeline.step_time_s,
         "stretch": timeline.stretch,
@@ -167,7 +166,7 @@ def _about(timeline: Timeline) -> About:
 
 def _pipeline_events(
     timeline: Timeline, base: int, prefix: str, parts: Sequence[PassParts] = ()
-) -> Iterator[Event]:
+) -> Iterator[TraceEvent]:
     count = len(timeline.stages)
     inside = len(parts) == count and count * timeline.shown <= MOST_INSIDE
     for stage, row in enumerate(timeline.stages):
@@ -176,38 +175,38 @@ def _pipeline_events(
         yield _thread(pid, PASSES, "passes")
         if inside:
             yield _thread(pid, INSIDE, "parts of a pass (shares, not their order)")
-        for piece in row:
-            yield _complete(pid, PASSES, _title(piece), _category(piece), piece.start_s, piece.end_s, {
-                "kind": piece.kind,
-                **({"microbatch": piece.microbatch} if piece.microbatch >= 0 else {}),
-                **({"chunk": piece.chunk} if piece.chunk else {}),
+        for item in row:
+            yield _complete(pid, PASSES, _title(item), _category(item), item.start_s, item.end_s, {
+                "kind": item.kind,
+                **({"microbatch": item.microbatch} if item.microbatch >= 0 else {}),
+                **({"chunk": item.chunk} if item.chunk else {}),
             })  # fmt: skip
-            if inside and piece.kind in (FORWARD, BACKWARD):
+            if inside and item.kind in (FORWARD, BACKWARD):
                 stage_parts = parts[stage]
-                shares = stage_parts.forward if piece.kind == FORWARD else stage_parts.backward
-                yield from _parts(pid, piece, shares)
+                shares = stage_parts.forward if item.kind == FORWARD else stage_parts.backward
+                yield from _parts(pid, item, shares)
         yield from _messages(timeline, stage, pid, count)
 
 
-def _memory(pid: int, row: Sequence[Slice], memory: StageMemory) -> Iterator[Event]:
-    """Bytes of a device over the step: a forward pass leaves its share of what is saved, the last
-    pass that reads it frees it; at most as many are in flight as the estimate's activations hold.
+def _memory(pid: int, row: Sequence[Slice], memory: StageMemory) -> Iterator[TraceEvent]:
+    """Yield bytes of a device over the step: a forward pass saves its activations, the last pass
+    that reads them frees them. The peak equals the activations of the estimate.
     """
     last = WEIGHT if any(piece.kind == WEIGHT for piece in row) else BACKWARD
     steps = [(piece.end_s, 1 if piece.kind == FORWARD else -1) for piece in row
              if piece.kind in (FORWARD, last)]  # fmt: skip
-    in_flight, most_in_flight = 0, 0
+    in_flight, most = 0, 0
     for _, change in steps:
         in_flight += change
-        most_in_flight = max(most_in_flight, in_flight)
-    activation_bytes = memory.parts.get("activations", 0.0)
-    in_flight = 0
+        most = max(most, in_flight)
+    saved, in_flight = memory.parts.get("activations", 0.0), 0
     for time_s, change in ((0.0, 0), *steps):
         in_flight += change
         yield {
             "name": "memory", "cat": "memory", "ph": "C", "pid": pid, "tid": _tid(pid, PASSES),
             "ts": round(time_s * NS) / NS_PER_US,
-            "args": {"other": memory.total - activation_bytes, "activations": activation_bytes * in_flight / max(most_in_flight, 1)},
+            "args": {"other": memory.total - saved,
+                     "activations": saved * in_flight / max(most, 1)},
         }  # fmt: skip
 
 
@@ -224,8 +223,8 @@ def _category(piece: Slice) -> str:
     return "bubble" if piece.kind == IDLE else "pipeline"
 
 
-def _parts(pid: int, piece: Slice, parts: Mapping[str, float]) -> Iterator[Event]:
-    """A pass divided by what its time is spent on."""
+def _parts(pid: int, piece: Slice, parts: Mapping[str, float]) -> Iterator[TraceEvent]:
+    """Divide a pass into its parts, in proportion to their times."""
     total_s = sum(parts.values())
     clock = piece.start_s
     for name, seconds in parts.items():
@@ -235,8 +234,8 @@ def _parts(pid: int, piece: Slice, parts: Mapping[str, float]) -> Iterator[Event
         clock = end
 
 
-def _messages(timeline: Timeline, stage: int, pid: int, count: int) -> Iterator[Event]:
-    """Activations to the next stage and gradients to the one before; they may overlap."""
+def _messages(timeline: Timeline, stage: int, pid: int, count: int) -> Iterator[TraceEvent]:
+    """Yield sends of activations to the next stage and gradients to the previous one."""
     if timeline.send_s <= 0.0 or count == 1:
         return
     for piece in timeline.stages[stage]:
@@ -266,8 +265,8 @@ def _by_layer(entries: Iterable[P]) -> dict[str, list[P]]:
     return entries_by_layer
 
 
-def _schedule_events(pid: int, entries: Sequence[LayerPass]) -> Iterator[Event]:
-    """Operators of a chip's schedule: a lane for each that runs beside others on its cores."""
+def _schedule_events(pid: int, entries: Sequence[LayerPass]) -> Iterator[TraceEvent]:
+    """Yield operators of a chip's schedule; concurrent operators of a core have several lanes."""
     lanes: dict[tuple[str, int], int] = {}
     done: list[Work] = []
     clock = 0.0
@@ -295,8 +294,8 @@ def _schedule_events(pid: int, entries: Sequence[LayerPass]) -> Iterator[Event]:
     yield from _rates(pid, done)
 
 
-def _operator_events(pid: int, entries: Sequence[DevicePass]) -> Iterator[Event]:
-    """Operators of a device that runs one after the other, a lane for each kind."""
+def _operator_events(pid: int, entries: Sequence[DevicePass]) -> Iterator[TraceEvent]:
+    """Yield operators that run one after the other, one lane per kind."""
     lanes: dict[str, int] = {}
     done: list[Work] = []
     clock = 0.0
@@ -314,8 +313,8 @@ def _operator_events(pid: int, entries: Sequence[DevicePass]) -> Iterator[Event]
     yield from _rates(pid, done)
 
 
-def _rates(pid: int, done: Sequence[Work]) -> Iterator[Event]:
-    """Counters of a layer: what runs at a time adds up, each operator at its mean rate."""
+def _rates(pid: int, done: Sequence[Work]) -> Iterator[TraceEvent]:
+    """Yield rate counters of a layer: the sum of mean rates of concurrent operators."""
     for name, unit, scale in RATES:
         changes: dict[float, float] = {}
         for start, end, flops, moved, links in done:
@@ -339,7 +338,7 @@ def _rates(pid: int, done: Sequence[Work]) -> Iterator[Event]:
 def _complete(
     pid: int, lane: int, name: str, category: str, start_s: float, end_s: float,
     args: Mapping[str, str | int],
-) -> Event:  # fmt: skip
+) -> TraceEvent:  # fmt: skip
     start, end = round(start_s * NS), round(end_s * NS)
     return {
         "name": name, "cat": category, "ph": "X", "pid": pid, "tid": _tid(pid, lane),
@@ -351,7 +350,7 @@ def _tid(pid: int, lane: int) -> int:
     return pid * LANES + lane + 1
 
 
-def _process(pid: int, name: str) -> Iterator[Event]:
+def _process(pid: int, name: str) -> Iterator[TraceEvent]:
     about: dict[str, dict[str, str | int]] = {
         "process_name": {"name": name},
         "process_sort_index": {"sort_index": pid},
@@ -360,6 +359,6 @@ def _process(pid: int, name: str) -> Iterator[Event]:
         yield {"name": what, "ph": "M", "pid": pid, "tid": _tid(pid, 0), "args": args}
 
 
-def _thread(pid: int, lane: int, name: str) -> Event:
+def _thread(pid: int, lane: int, name: str) -> TraceEvent:
     tid = _tid(pid, lane)
     return {"name": "thread_name", "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}

@@ -1,4 +1,4 @@
-"""Counting over all designs at once, compiled.
+"""Compiled counting over all designs.
 
 Not a `*_kernels.py`: those are part of the identity of a stored search, which does not depend on
 how it is looked at. All of it is in one file, so that numba sees every edit.
@@ -11,10 +11,10 @@ from atoll.jit import entry
 
 @entry
 def count_bars(codes, failing, filter_columns, counts):
-    """Designs in each bar of each column: those that fail no filter but the column's own.
+    """Count designs per bar of each column: those that fail no filter except the column's own.
 
-    `codes` (designs, columns) are bars, `bad` (filters, designs) says who fails, `own` is each
-    filter's column or -1. Returns how many designs fail none.
+    `codes` (designs, columns): bar indices. `failing` (filters, designs): whether a design fails.
+    `filter_columns`: column of each filter or -1. Returns the number of designs that fail none.
     """
     passed = 0
     for design in range(codes.shape[0]):
@@ -38,7 +38,7 @@ def count_bars(codes, failing, filter_columns, counts):
 
 @entry
 def extent(mask, x, y, ends):
-    """Least and greatest x and y of the designs that pass and have both; returns how many."""
+    """Write min and max of x and y over designs that pass and have both; return their count."""
     count = 0
     for design in range(len(mask)):
         if mask[design] and x[design] == x[design] and y[design] == y[design]:
@@ -55,7 +55,7 @@ def extent(mask, x, y, ends):
 
 @entry
 def fill_cells(mask, x, y, score, ends, counts, best):
-    """Designs in each cell (across, up), and the position of the best by score, or the first."""
+    """Count designs per cell (x, y) and write the position of the best by score, or the first."""
     wide, high = counts.shape
     across = wide / (ends[1] - ends[0]) if ends[1] > ends[0] else 0.0
     up = high / (ends[3] - ends[2]) if ends[3] > ends[2] else 0.0
@@ -71,7 +71,7 @@ def fill_cells(mask, x, y, score, ends, counts, best):
 
 @entry
 def walk_front(order, mask, cost, gain, front):
-    """Along the designs from the greatest gain on: those that cost less than all before."""
+    """Walk designs by falling gain and keep those that cost less than all before."""
     count = 0
     for k in range(len(order)):
         design = order[k]

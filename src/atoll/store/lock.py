@@ -30,7 +30,7 @@ class FolderLock:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(self._file)
-            holder = holder_of(folder) or "another one"
+            holder = lock_holder(folder) or "another one"
             raise AtollError(
                 f"out: {folder} is in use by process {holder}; wait for it, stop it, or give "
                 "another folder."
@@ -50,7 +50,7 @@ class FolderLock:
         self._forget()
 
 
-def holder_of(folder: Path) -> str | None:
+def lock_holder(folder: Path) -> str | None:
     """Process and host that hold the folder now, or None."""
     try:
         if "fcntl" not in globals():

@@ -10,7 +10,7 @@ from atoll.store.reader import RunReader
 from atoll.store.rows import Rows
 
 _TEXT = ("model", "phase", "plans")
-_WHOLE = ("chip", "design", "microbatch", "tensor", "pipeline", "data")
+_INTEGERS = ("chip", "design", "microbatch", "tensor", "pipeline", "data")
 
 
 def export_parquet(reader: RunReader | Rows, path: Path) -> int:
@@ -26,7 +26,7 @@ def export_parquet(reader: RunReader | Rows, path: Path) -> int:
         schema = pa.Table.from_pylist(next(reader.batches())).schema
     else:
         columns = (*reader.columns, "plans")
-        integers = {*_WHOLE, *(p.name for p in reader.parameters if p.whole)}
+        integers = {*_INTEGERS, *(p.name for p in reader.parameters if p.whole)}
         kinds = [
             pa.string() if name in _TEXT else pa.int64() if name in integers else pa.float64()
             for name in columns

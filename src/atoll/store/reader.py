@@ -28,7 +28,7 @@ from atoll.errors import AtollError
 from atoll.files.jsonfile import parse_object
 from atoll.files.wholefile import as_written
 from atoll.step.certificate import relative_gap
-from atoll.store.lock import holder_of
+from atoll.store.lock import lock_holder
 from atoll.store.schema import (
     FIGURES,
     FILE,
@@ -37,7 +37,7 @@ from atoll.store.schema import (
     check_version,
     design_columns,
     in_sentences,
-    parameters_of,
+    job_parameters,
 )
 
 TEXTS = ("model", "phase", "plans", "key", "value", "effort")
@@ -87,7 +87,7 @@ class RunReader:
         try:
             self.as_written = as_written(self.path)
             """Whether it is known to be as a search left it."""
-            if not self.as_written and holder_of(self.folder) is None:  # killed, or copied
+            if not self.as_written and lock_holder(self.folder) is None:  # killed, or copied
                 _check_once(self.path, _state(self.path))
         except AtollError:
             self._connection.close()
@@ -120,10 +120,10 @@ class RunReader:
 
     def status(self) -> StatusAnswer:
         """Where the latest run stands."""
-        run = self._one("SELECT * FROM runs ORDER BY run DESC LIMIT 1")
+        run = self._single_row("SELECT * FROM runs ORDER BY run DESC LIMIT 1")
         last = next(self._records("progress", "ORDER BY rowid DESC LIMIT 1"), None)
         state = str(run["status"])
-        if state == "running" and holder_of(self.folder) is None:
+        if state == "running" and lock_holder(self.folder) is None:
             state = "killed"
         score, bound = (last["score"], last["bound"]) if last else (0.0, 0.0)
         return StatusAnswer(
@@ -131,8 +131,8 @@ class RunReader:
             pid=run["pid"],
             host=run["host"],
             executor=run["executor"],
-            bounded=int(self._one("SELECT count(*) FROM bounds")[0]),
-            evaluated=int(self._one("SELECT count(DISTINCT chip) FROM evaluations")[0]),
+            bounded=int(self._single_row("SELECT count(*) FROM bounds")[0]),
+            evaluated=int(self._single_row("SELECT count(DISTINCT chip) FROM evaluations")[0]),
             designs=self.count(),
             phase=last["phase"] if last else "",
             left=last["left"] if last else 0,
@@ -174,7 +174,7 @@ class RunReader:
     @cached_property
     def parameters(self) -> tuple[ShownParameter, ...]:
         """Of the chips; each is a column."""
-        return parameters_of(self.job(), f"{self.path}: the job")
+        return job_parameters(self.job(), f"{self.path}: the job")
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -197,7 +197,7 @@ class RunReader:
         """Evaluated designs that pass the filters."""
         where, values = self._where(filters)
         source = self._source(filters or {})
-        return int(self._one(f"SELECT count(*) FROM {source}{where}", *values)[0])
+        return int(self._single_row(f"SELECT count(*) FROM {source}{where}", *values)[0])
 
     def designs(
         self,
@@ -300,7 +300,7 @@ class RunReader:
 
     def version(self) -> int:
         """A number that is another one after every write by others, and cheap to ask for."""
-        return int(self._one("PRAGMA data_version")[0])
+        return int(self._single_row("PRAGMA data_version")[0])
 
     def since(self, at: float, size: int = 20_000) -> Iterator[list[tuple[Any, ...]]]:
         """Designs recorded at that moment or later, as plain rows of `columns`, in pieces.
@@ -326,7 +326,7 @@ class RunReader:
                 yield self._checked(row)
 
     def _record(self, table: str, which: str) -> sqlite3.Row:
-        return self._known(next(self._records(table, which), None))
+        return self._existing(next(self._records(table, which), None))
 
     def _all(self, query: str, *values: Any) -> list[sqlite3.Row]:
         with in_sentences(self.path):
@@ -345,11 +345,11 @@ class RunReader:
                 )
         return row
 
-    def _one(self, query: str, *values: Any) -> sqlite3.Row:
+    def _single_row(self, query: str, *values: Any) -> sqlite3.Row:
         with in_sentences(self.path):
-            return self._known(self._connection.execute(query, values).fetchone())
+            return self._existing(self._connection.execute(query, values).fetchone())
 
-    def _known(self, row: sqlite3.Row | None) -> sqlite3.Row:
+    def _existing(self, row: sqlite3.Row | None) -> sqlite3.Row:
         if row is None:
             raise AtollError(f"{self.path}: nothing on record yet: the search has only begun.")
         return row

@@ -47,7 +47,7 @@ class Rows:
     def _passing(self, filters: Filters) -> list[Row]:
         for name in filters:
             self._check(name)
-        return [row for row in self._rows if all(_passes(row[column], wanted) for column, wanted in filters.items())]
+        return [row for row in self._rows if all(_passes(row[n], w) for n, w in filters.items())]
 
     def _check(self, column: str) -> None:
         columns = list(self._rows[0]) if self._rows else [column]

@@ -74,7 +74,7 @@ def _layout(connection: sqlite3.Connection) -> int:
     return record_sum([sql for (sql,) in rows])
 
 
-def parameters_of(job: Identity, where: str = "job") -> tuple[ShownParameter, ...]:
+def job_parameters(job: Identity, where: str = "job") -> tuple[ShownParameter, ...]:
     """The parameters of a job's chips: columns of their own."""
     parameters = checked(job, ChipJob, where).parameters
     for parameter in parameters:

@@ -39,7 +39,7 @@ from atoll.store.schema import (
     check_version,
     create,
     in_sentences,
-    parameters_of,
+    job_parameters,
     record_sum,
 )
 
@@ -102,7 +102,7 @@ class RunStore:
         self.folder = folder
         self.path = folder / FILE
         self._created = not folder.exists()
-        self._parameters = tuple(parameter.name for parameter in parameters_of(job))
+        self._parameters = tuple(parameter.name for parameter in job_parameters(job))
         self.ending = "failed"
         """How the run ended, once it did."""
         self._told = 0.0, -1.0
@@ -145,15 +145,15 @@ class RunStore:
             self._connection.close()
             raise AtollError(self._refusal(job, json.loads(meta["job"])))
 
-    def _refusal(self, current: Identity, stored: Identity) -> str:
+    def _refusal(self, job: Identity, stored: Identity) -> str:
         # Fields that only one of them has come from another version too.
-        if all(current[name] == stored[name] for name in (current.keys() & stored.keys()) - set(CODE)):
+        if all(job[name] == stored[name] for name in (job.keys() & stored.keys()) - set(CODE)):
             return (
-                f"out: {self.folder} was begun by {code_words(stored)}, this is {code_words(current)}, "
+                f"out: {self.folder} was begun by {code_words(stored)}, this is {code_words(job)}, "
                 "and what the two compute must not be mixed; give another folder, or continue "
                 "with the atoll that began it."
             )
-        changes = "; ".join(differences(current, stored)[:3])
+        changes = "; ".join(differences(job, stored)[:3])
         return f"out: {self.folder} holds another job ({changes}); give another folder."
 
     def _begin_run(self, executor: str, version: str) -> int:
@@ -280,7 +280,7 @@ class RunStore:
 
     def end(self, answer: Identity, proof: Certificate, early: bool) -> None:
         """Keep the answer, and how the search ended."""
-        self._check_there()
+        self._check_exists()
         self.put_note("result", answer)
         self.ending = "stopped" if early else "finished"
         self.put_progress(self.ending, 0, proof.items, None, proof.score, proof.bound)
@@ -321,11 +321,11 @@ class RunStore:
     def sync(self) -> None:
         """Synchronise with the disk if the last time is long ago."""
         if time.monotonic() - self._synced > SYNC_S:
-            self._check_there()
+            self._check_exists()
             self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
             self._synced = time.monotonic()
 
-    def _check_there(self) -> None:
+    def _check_exists(self) -> None:
         if not self.path.exists():
             raise AtollError(f"{self.path}: {REMOVED}")
 

@@ -58,22 +58,22 @@ def check_cost_model(
     the `rates` slows nothing down. Floors, if it has any, lie below.
     """
     configs = configs or some_configs()
-    costs = _asked(model, shapes, configs)
+    costs = _costs(model, shapes, configs)
     slack = 1.0 + tolerance
-    macs = np.array([product.batch * product.m * product.n * product.k * product.fraction for product in shapes])
+    macs = np.array([s.batch * s.m * s.n * s.k * s.fraction for s in shapes])
     peak = configs.cores * configs.width * configs.depth * configs.clock_Hz
     assert np.all(costs.seconds * slack >= macs[:, None] / peak), "faster than the arrays' peak"
-    on_chip = np.array([product.on_chip for product in shapes])
+    on_chip = np.array([s.on_chip for s in shapes])
     hbm_s = np.where(on_chip[:, None], 0.0, costs.hbm_bytes) / configs.hbm_Bps
     assert np.all(costs.seconds * slack >= hbm_s), "faster than its HBM bytes"
     assert np.all(costs.seconds * slack >= costs.glb_bytes / configs.glb_Bps), "faster than its GLB"
-    moved = np.array([2.0 * product.batch * (product.m * product.k + product.k * product.n + product.m * product.n * product.fraction)
-                      + product.extra_bytes for product in shapes])  # fmt: skip
+    moved = np.array([2.0 * s.batch * (s.m * s.k + s.k * s.n + s.m * s.n * s.fraction)
+                      + s.extra_bytes for s in shapes])  # fmt: skip
     assert np.all(costs.hbm_bytes[~on_chip] * slack >= moved[~on_chip, None]), (
         "less HBM traffic than operands and outputs once"
     )
     for row, shape in enumerate(shapes):
-        single = _asked(model, [shape], configs)
+        single = _costs(model, [shape], configs)
         for (name, values), (_, single_values) in zip(_tables(costs), _tables(single), strict=True):
             assert np.allclose(values[row], single_values[0], rtol=tolerance), (
                 f"{name} of {shape} depends on the other products of its table"
@@ -84,12 +84,12 @@ def check_cost_model(
             assert np.all(least <= values * slack), f"the floor of {name} is above it"
     for rate in rates:
         faster = replace(configs, **{rate: 2.0 * getattr(configs, rate)})
-        assert np.all(_asked(model, shapes, faster).seconds <= costs.seconds * slack), (
+        assert np.all(_costs(model, shapes, faster).seconds <= costs.seconds * slack), (
             f"slower with twice the {rate}"
         )
 
 
-def _asked(model: CostModel, shapes: Sequence[Shape], configs: TensorConfigs) -> ProductCosts:
+def _costs(model: CostModel, shapes: Sequence[Shape], configs: TensorConfigs) -> ProductCosts:
     costs = model.products(list(shapes), configs)
     for name, values in _tables(costs):
         assert np.shape(values)[:2] == (len(shapes), len(configs)), f"{name} has another shape"

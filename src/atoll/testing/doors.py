@@ -67,9 +67,9 @@ def check_stack(stack: Stack, model: str = "megatron-1.7b", device: str = "h100"
     estimator = Estimator(run)
     for layout in LAYOUTS:
         estimate = estimator.estimate(layout)
-        parts = estimate.step.breakdown()
-        assert np.isfinite(estimate.step.time_s) and min(parts.values()) >= 0.0, f"a part of {layout}"
-        assert np.isclose(sum(parts.values()), estimate.step.time_s), "the parts do not add up"
+        step_s, parts = estimate.step.time_s, estimate.step.breakdown()
+        assert np.isfinite(step_s) and min(parts.values()) >= 0.0, f"a part of {layout}"
+        assert np.isclose(sum(parts.values()), step_s), "the parts do not add up"
         assert all(memory.needed > 0 for memory in estimate.memory)
     for name, passes in stack.passes.items():
         assert passes.bytes >= 0 and passes.kernels >= 0, name
@@ -88,9 +88,9 @@ def check_predictor(
         except AtollError as error:
             assert str(error).strip(), "a refusal says why"
             continue
-        figures = [value for value in (prediction.time_s, prediction.peak_bytes) if value is not None]
+        figures = [n for n in (prediction.time_s, prediction.peak_bytes) if n is not None]
         assert figures, f"nothing is said of {layout}, and nothing refused"
-        assert all(np.isfinite(value) and value > 0 for value in figures), f"{prediction} of {layout}"
+        assert all(np.isfinite(n) and n > 0 for n in figures), f"{prediction} of {layout}"
         assert predictor.predict(request) == prediction, "another answer to the same question"
         answered += 1
     assert answered, f"no layout of {', '.join(models)} on eight devices is predicted"

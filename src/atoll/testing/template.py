@@ -85,7 +85,7 @@ def _check_growth(template: ChipTemplate, index: int) -> None:
     """Along one parameter, from the least chip and from the largest."""
     name = template.parameters[index].name
     for pick in (min, max):
-        ends = {parameter.name: (pick(parameter.values),) for parameter in template.parameters if not parameter.tied}
+        ends = {p.name: (pick(p.values),) for p in template.parameters if not p.tied}
         axes = Axes(ends | {name: tuple(sorted(template.parameters[index].values))}, template)
         space = ProductSpace(template.name, axes, HBM_OPTIONS[-1:], DEFAULT_GLB).build()
         for what, values in _figures(template, space.columns).items():
@@ -104,7 +104,7 @@ def _figures(template: ChipTemplate, chips: Columns) -> dict[str, np.ndarray]:
     if template.levels is not None:
         for what, values in zip(("size", "rate"), template.levels.sizes(chips), strict=True):
             figures |= {
-                f"the {what} of {name}": values[:, level] for level, name in enumerate(template.levels.names)
+                f"the {what} of {n}": values[:, i] for i, n in enumerate(template.levels.names)
             }
     return figures
 
