@@ -38,7 +38,7 @@ class JsonSerializable:
     __slots__ = ()
 
     @property
-    def _told(self) -> Answer:
+    def _data(self) -> Answer:
         raise NotImplementedError
 
     def to_dict(self) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class JsonSerializable:
             >>> atoll.describe_model("gpt2-xl").to_dict()["parameters"]
             1557611200
         """
-        content: dict[str, Any] = dumped(self._told)
+        content: dict[str, Any] = dumped(self._data)
         return content
 
     def save(self, path: str | Path) -> Path:
@@ -75,7 +75,7 @@ class JsonSerializable:
         """
         path = Path(path)
         with whole_files(lambda why: f"{path}: cannot be written ({why})", path) as (part,):
-            part.write_text(self._told.to_json(), encoding="utf-8")
+            part.write_text(self._data.to_json(), encoding="utf-8")
         return path
 
 
@@ -85,7 +85,7 @@ class Answer(JsonSerializable):
     __slots__ = ()
 
     @property
-    def _told(self) -> Answer:
+    def _data(self) -> Answer:
         return self
 
     def to_json(self, indent: int | None = None) -> str:
@@ -149,7 +149,7 @@ class Drawable(JsonSerializable):
             'report.html'
         """
         folder = getattr(self, "kept", None)
-        return Path(named("atoll.report.page:write_page")(self._told, Path(path), folder))
+        return Path(named("atoll.report.page:write_page")(self._data, Path(path), folder))
 
     def trace(self, path: str | Path) -> Path:
         """Write the step as a Chrome trace, which Perfetto opens, as `atoll trace` does.
@@ -168,7 +168,7 @@ class Drawable(JsonSerializable):
             >>> atoll.estimate("gpt2-xl", "h100", 8, batch=64).trace("trace.json").name
             'trace.json'
         """
-        return Path(named("atoll.report.trace:trace_answer")(self._told, Path(path)))
+        return Path(named("atoll.report.trace:trace_answer")(self._data, Path(path)))
 
 
 class DrawnAnswer(Drawable, Answer):
@@ -208,7 +208,7 @@ T = TypeVar("T")
 
 @singledispatch
 def answer_of(result: object) -> Any:
-    """What a program found, as data; each program registers how for its own."""
+    """Convert the result of a program to its answer; programs register their types."""
     raise TypeError(f"no answer is made of a {type(result).__name__}")
 
 
@@ -222,7 +222,7 @@ class Answered(JsonSerializable, Generic[A]):
         return answer
 
     @property
-    def _told(self) -> A:
+    def _data(self) -> A:
         return self.answer
 
 
@@ -267,8 +267,8 @@ class Pictured(Drawable, Answered[P]):
 
         Examples:
             >>> import atoll
-            >>> found = atoll.estimate("gpt2-xl", "h100", 8, batch=64)
-            >>> int(found.to_dataframe()["devices"].iloc[0])
+            >>> estimate = atoll.estimate("gpt2-xl", "h100", 8, batch=64)
+            >>> int(estimate.to_dataframe()["devices"].iloc[0])
             8
         """
         import pandas as pd
@@ -281,7 +281,7 @@ class Pictured(Drawable, Answered[P]):
 
 
 def made_of(kind: type[T], source: object, /, **given: Any) -> T:
-    """A value of a class from the attributes of a source that have its fields' names."""
+    """Build `kind` from the attributes of `source` with the same names, and from `given`."""
     names = [f.name for f in fields(kind) if f.name not in given and hasattr(source, f.name)]  # type: ignore[arg-type]
     return kind(**{name: getattr(source, name) for name in names}, **given)
 
@@ -290,24 +290,24 @@ _ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
 
 
 def adapter(kind: Any) -> TypeAdapter[Any]:
-    """What writes, reads and checks values of a type; made when it is first asked for."""
+    """Return the cached pydantic adapter of a type."""
     if kind not in _ADAPTERS:
         _ADAPTERS[kind] = TypeAdapter(kind)
     return _ADAPTERS[kind]
 
 
 def dumped(value: object) -> Any:
-    """A dataclass as plain JSON data; a value that is not of its type is an error."""
+    """Convert a dataclass to plain JSON data; a value of the wrong type is an error."""
     return adapter(type(value)).dump_python(value, mode="json", by_alias=True, warnings="error")
 
 
 def read_answer(path: str | Path, *kinds: type[A]) -> A:
-    """The answer in a file, which may be one of these kinds."""
+    """Read the answer in a file, which must be one of these kinds."""
     return parse_answer(read_object(path_of("path", path)), str(path), *kinds)
 
 
 def parse_answer(content: Mapping[str, Any], where: str, *kinds: type[A]) -> A:
-    """The same of what was read already."""
+    """Convert parsed JSON to an answer of one of these kinds."""
     kind_by_name = {field_default(kind, "kind"): kind for kind in kinds}
     kind_name = content.get("kind")
     if not isinstance(kind_name, str) or kind_name not in kind_by_name:
@@ -326,12 +326,12 @@ def parse_answer(content: Mapping[str, Any], where: str, *kinds: type[A]) -> A:
 
 
 def field_default(kind: type, name: str) -> Any:
-    """What a field of a class is without being given."""
+    """Return the default of a field."""
     return next(field.default for field in fields(kind) if field.name == name)
 
 
 def checked(content: object, kind: type[T], where: str) -> T:
-    """Data as a value of a type; a sentence names the first field that is not."""
+    """Convert data to a type; the AtollError names the first invalid field."""
     try:
         value: T = adapter(kind).validate_python(content)
         return value

@@ -36,7 +36,7 @@ class Proof:
 
     @classmethod
     def of(cls, certificate: Certificate, **more: Any) -> Self:
-        """A certificate as data, with what is said beside it."""
+        """Convert a certificate, with further fields."""
         sentence = certificate.sentence()
         return made_of(
             cls,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Identity = Mapping[str, JsonValue]
-"""What the results of a job depend on, as its store is known by."""
+"""All that the results of a job depend on; identifies its store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class ShownParameter:
     label: str
     unit: str
     per: float
-    """Base units in one of those."""
+    """Base units per `unit`."""
     whole: bool
 
 
@@ -56,7 +56,7 @@ class StoredPlan(TypedDict):
     """The best plan known of one model on one chip."""
 
     number: int
-    """The model's among those of the job."""
+    """Index of the model in the job."""
     model: str
     samples_per_s: float | None
     step_time_s: float
@@ -103,7 +103,7 @@ class StoredDesign(TypedDict):
     phase: str
     at: float
     plans: NotRequired[Sequence[StoredPlan]]
-    """Of all models, where one design is asked for."""
+    """Plans of all models, if one design is requested."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +117,7 @@ class StatusAnswer:
     executor: str
     phase: str
     left: int
-    """Chips that may still beat the incumbent, whatever their HBM."""
+    """Chips that may still beat the incumbent."""
     total: int
     """Chips of the space, as the certificate counts them."""
     bounded: int
@@ -130,7 +130,7 @@ class StatusAnswer:
     bound: float | None
     """None where nothing is bounded yet."""
     seconds: float
-    """Of searching, over all runs in the folder."""
+    """Search time over all runs in the folder."""
     gap: float | None
     """Relative distance of the best design to the bound; None before the first design."""
 
@@ -150,11 +150,11 @@ class DesignsAnswer(Answer):
     kind: Literal["designs"] = "designs"
     format: Literal[1] = 1
     run: RunKind
-    """What was searched: the rows are chips, wafers or layouts."""
+    """Kind of the run: the rows are chips, wafers or layouts."""
     status: StatusAnswer
     count: int
     parameters: tuple[ShownParameter, ...] = ()
-    """Of chips: columns of their rows."""
+    """Parameter columns of chips."""
     designs: tuple[Row, ...]
     parquet: ParquetFile | None = None
 
@@ -177,12 +177,12 @@ class SweepAnswer(DrawnAnswer):
     format: Literal[1] = 1
     axes: tuple[str, ...]
     given: str
-    """What all of them share."""
+    """Assumptions that all rows share."""
     rows: tuple[SweptRow, ...]
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What was asked, what came out, and why it did not."""
+        """Names of the axes, the figures and the problem."""
         figures = dict.fromkeys(name for row in self.rows for name in row.figures)
         problems = ("problem",) if any(row.problem for row in self.rows) else ()
         return *self.axes, *figures, *problems
@@ -244,11 +244,11 @@ class ComparedRow:
     name: str
     values: tuple[JsonValue, ...]
     ratios: tuple[float, ...]
-    """To the first run's, of numbers; else empty."""
+    """Ratios of numbers to the first run; empty for other values."""
     differs: bool
 
     def cells(self) -> list[str]:
-        """Its values, with the ratios of those that differ."""
+        """Return the values as text, with the ratios of those that differ."""
         ratios = dict(enumerate(self.ratios))
         return [
             format_value(value) + (f" ({ratios[i]:.3g}x)" if i and ratios.get(i, 1) != 1 else "")

@@ -1,6 +1,6 @@
-"""How many threads kernels run on, and how ranges are spread over them.
+"""Number of threads of kernels, and distribution of ranges over them.
 
-Apart from the compiler: what compiles nothing need not wait for numba.
+Separate from `jit`, so that importing it does not import numba.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ _threads: ContextVar[int | None] = ContextVar("threads", default=None)
 
 
 def set_threads(count: int | None) -> int | None:
-    """Threads that kernels called from this thread may use (None: one a core); the old number.
+    """Set the threads of kernels called from this thread (None: one per core); return the old value.
 
-    Searches side by side in one process do not see each other's.
+    Concurrent searches in one process have separate values.
     """
     before = _threads.get()
     _threads.set(count)
@@ -25,7 +25,7 @@ def set_threads(count: int | None) -> int | None:
 
 
 def threads() -> int:
-    """Threads that kernels called from this thread use."""
+    """Return the number of threads of kernels called from this thread."""
     return _threads.get() or os.cpu_count() or 1
 
 

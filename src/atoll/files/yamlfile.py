@@ -37,7 +37,7 @@ def quantity(dimension: units.Dimension, default_unit: str | None = None) -> Bef
 
 
 MOST = 10**9
-"""Of anything that is counted: products of two counts stay exact in 64 bits."""
+"""Largest count: products of two counts are exact in 64 bits."""
 MOST_BYTES = 2**60
 LARGEST_FACTOR = 1e9
 
@@ -57,21 +57,21 @@ Share = Annotated[float, Field(ge=1 / LARGEST_FACTOR, le=1)]
 M = TypeVar("M", bound=BaseModel)
 
 MOST_CHARACTERS = 2**18
-"""Of a file that people write; PyYAML reads no more than that in some seconds."""
+"""Largest file; PyYAML takes some seconds for it."""
 MOST_VALUES = 50_000
-"""In a file, each counted as often as aliases repeat it."""
+"""Most values in a file, with aliases expanded."""
 _TOO_DEEP = re.compile(r"(?:[\[{]\s*){200}")
-"""PyYAML takes seconds before it meets the limit of recursion."""
+"""Nesting for which PyYAML takes seconds to reach the recursion limit."""
 DEEPEST = 40
 LARGEST_INTEGER = 2**63 - 1
 
 
 Pick = Callable[[Mapping[str, str]], tuple[type[M], Mapping[str, str]]]
-"""From the fields at the top of a file (text of plain ones) its model, and new names of fields."""
+"""Maps the top-level fields of a file (text of scalars) to its model and renamed fields."""
 
 
 def load_yaml(path: str | Path, model: type[M] | Pick[M]) -> M:
-    """The file as a model, or one AtollError with a sentence for every problem in it."""
+    """Read a file as a model; the AtollError has one sentence per problem."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -84,7 +84,7 @@ def load_yaml(path: str | Path, model: type[M] | Pick[M]) -> M:
 
 
 def fields_of(path: str | Path) -> tuple[str, ...]:
-    """The names at the top of a file, by which its kind is known; none where it cannot be read."""
+    """Return the top-level names of a file; empty if it cannot be read."""
     try:
         text = Path(path).read_text(encoding="utf-8")
         root = _Loader(text).get_single_node() if len(text) <= MOST_CHARACTERS else None
@@ -95,20 +95,18 @@ def fields_of(path: str | Path) -> tuple[str, ...]:
 
 
 def read_shipped(text: str, model: type[M], where: str) -> M:
-    """The same for a file of ours, which is known to be well-formed: by libyaml where it is there,
-    in a tenth of the time.
-    """
+    """Parse a file of this package with libyaml if available, ten times as fast."""
     return _validate(yaml.load(text, _Shipped), model, where, None)
 
 
 def shipped_table(package: str, name: str) -> Any:
-    """What a YAML file beside our own modules holds, as it is."""
+    """Return the unchecked content of a YAML file of this package."""
     text = (files(package) / name).read_text(encoding="utf-8")
     return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 def parse_yaml(text: str, model: type[M] | Pick[M], where: str) -> M:
-    """The same for text already in hand; `where` names it in the sentences."""
+    """Parse text as a model; `where` names it in errors."""
     if len(text) > MOST_CHARACTERS:
         raise AtollError(f"{where}: {len(text):,} characters, but at most {MOST_CHARACTERS:,}")
     if _TOO_DEEP.search(text):
@@ -138,12 +136,12 @@ def parse_yaml(text: str, model: type[M] | Pick[M], where: str) -> M:
 
 
 def validate_dict(data: Mapping[str, Any], model: type[M], where: str) -> M:
-    """Built-in or programmatic data as a model, with the same sentences less line and column."""
+    """Convert a dictionary to a model; errors have no line and column."""
     return _validate(data, model, where, None)
 
 
 def suggestion(name: object, choices: Iterable[str]) -> str:
-    """`, did you mean X?`, or the list of what is known when nothing is close."""
+    """Return `, did you mean X?`, or the list of choices if none is close."""
     names = list(choices)
     close = difflib.get_close_matches(str(name), names, n=3)
     if close:
@@ -164,7 +162,7 @@ def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
 
 
 def _plain(construct: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """PyYAML's reading of a scalar, which with a tag (`!!int abc`) may be of any content."""
+    """Wrap a scalar constructor: tags such as `!!int abc` allow any content."""
 
     def checked(loader: _Loader, node: yaml.ScalarNode) -> Any:
         try:
@@ -215,7 +213,7 @@ _Shipped: Any = type(
         "yaml_implicit_resolvers": _Loader.yaml_implicit_resolvers,
     },
 )
-"""The same reading by libyaml, whose words for mistakes are others."""
+"""The same rules with libyaml, which has other error messages."""
 
 
 def _scalar(node: yaml.Node) -> str:
@@ -331,7 +329,7 @@ def _sentence(detail: ErrorDetails, path: list[str], model: type[BaseModel]) -> 
 
 
 def _field_names(annotation: Any, path: list[str]) -> list[str]:
-    """Names of the fields that a model, or the models inside an annotation, take at a path."""
+    """Return the field names at a path of a model or of the models in an annotation."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         fields = {field.alias or name: field for name, field in annotation.model_fields.items()}
         if not path:
@@ -370,11 +368,11 @@ def _refuse_repeated_keys(root: yaml.Node, where: str) -> None:
 
 
 def _refuse_too_much(root: yaml.Node, where: str) -> None:
-    """Aliases repeat what they stand for: 400 bytes can mean a billion values, or endless ones."""
+    """Refuse files that aliases expand to too many or infinitely many values."""
     measured: dict[int, tuple[int, int] | None] = {}
 
     def measure(node: yaml.Node) -> tuple[int, int]:
-        """Values in it and levels of them, aliases written out."""
+        """Return the number of values and levels with aliases expanded."""
         if isinstance(node, yaml.ScalarNode):
             return 1, 0
         total = measured.setdefault(id(node), None)

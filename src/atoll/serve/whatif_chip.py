@@ -162,7 +162,7 @@ class ChipWhatIf:
         return f"Searched with {searched}, estimated again with {code_words(installed)}."
 
     def _variant(self, model: int, change: Change, plan: StoredPlan) -> Variants:
-        """Return the variant with the plan's cp, ep, etp and sp; split backward if an order needs."""
+        """Return the variant with the plan's cp, ep, etp and sp; split backward if needed."""
         microbatch, tensor = change.microbatch or 1, change.tensor or 1
         spread = plan["cp"], plan["ep"], plan["etp"], plan["sp"]
         key = model, microbatch, tensor, change.batch, change.sequence, *spread

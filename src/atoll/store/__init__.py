@@ -1,4 +1,4 @@
-"""One SQLite file for each run: every finished evaluation, readable while the search writes."""
+"""One SQLite file per run with every finished evaluation, readable while the search writes."""
 
 from atoll.answers.designs import (
     DesignsAnswer,

@@ -1,4 +1,4 @@
-"""What makes two jobs the same: one hash of their content, however it was written down."""
+"""Fingerprint of a job: a hash of its content, independent of formatting."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import json
 from atoll.answers.designs import Identity
 
 CODE = ("version", "sources")
-"""The fields of a stored job that tell which Atoll computed its records."""
+"""Fields of a stored job that identify the Atoll that computed its records."""
 
 
 def canonical_json(content: Identity) -> str:
-    """The same text for the same content: sorted keys, no spaces, floats to the last digit."""
+    """Return the same text for the same content: sorted keys, no spaces, exact floats."""
     return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
@@ -21,7 +21,7 @@ def fingerprint(content: Identity) -> str:
 
 
 def differences(current: Identity, stored: Identity) -> list[str]:
-    """In words: the fields in which two jobs differ."""
+    """Return the fields in which two jobs differ, in words."""
     lines = []
     for name in sorted(set(current) | set(stored)):
         ours, theirs = current.get(name), stored.get(name)

@@ -14,7 +14,7 @@ _INTEGERS = ("chip", "design", "microbatch", "tensor", "pipeline", "data")
 
 
 def export_parquet(reader: RunReader | Rows, path: Path) -> int:
-    """Write every design, best first, and return their number; the file appears whole."""
+    """Write every design atomically, best first, and return their number."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq

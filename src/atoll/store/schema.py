@@ -1,8 +1,7 @@
-"""The tables of a run's file, its version, and what can go wrong with a file, in sentences.
+"""Tables and version of a run's file, and error messages for damaged files.
 
-Plain columns wherever someone may want to filter; bounds of a chip are little-endian doubles, plans
-are JSON. Times are seconds since 1970. Every record that an answer may come from ends with its
-checksum.
+Columns that users filter by are plain; bounds of a chip are little-endian doubles, plans are JSON.
+Times are seconds since 1970. Records end with their checksum.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ SCHEMA_VERSION = 2
 
 FIGURES = ("score", "area_mm2", "power_W", "energy_per_token_J")
 PLAN = ("model", "samples_per_s", "step_time_s", "microbatch", "tensor", "pipeline", "data")
-"""Of the first model; all models' plans are in `plans`."""
+"""Plan columns of the first model; `plans` has those of all models."""
 
 _SUM = "crc INTEGER NOT NULL"
 
 
 def record_sum(values: Sequence[Any]) -> int:
-    """CRC-32 of a record's numbers and texts, whether SQLite keeps 1.0 as a float or as 1."""
+    """Return the CRC-32 of a record; 1.0 and 1 are equal, as SQLite may store either."""
     numbers = [_number(value) for value in values if not isinstance(value, str | bytes)]
     checksum = zlib.crc32(struct.pack(f"<{len(numbers)}d", *numbers))
     for value in values:
@@ -47,7 +46,7 @@ def _number(value: float | None) -> float:
 
 
 def check_record(row: Sequence[Any], path: Path) -> None:
-    """Refuse a record that is not as it was written."""
+    """Refuse a record whose checksum differs."""
     *values, recorded = row
     if record_sum(values) != recorded:
         raise AtollError(
@@ -57,9 +56,7 @@ def check_record(row: Sequence[Any], path: Path) -> None:
 
 
 def check_pages(connection: sqlite3.Connection) -> None:
-    """Refuse a file whose trees, indexes or columns are not as they were made: a record may be
-    missing, or under another name.
-    """
+    """Refuse a file with damaged pages, indexes or table definitions."""
     problem = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
     if problem == "ok":
         recorded = connection.execute("SELECT value FROM meta WHERE key = 'layout'").fetchone()
@@ -75,7 +72,7 @@ def _layout(connection: sqlite3.Connection) -> int:
 
 
 def job_parameters(job: Identity, where: str = "job") -> tuple[ShownParameter, ...]:
-    """The parameters of a job's chips: columns of their own."""
+    """Return the parameters of a job's chips, which have columns."""
     parameters = checked(job, ChipJob, where).parameters
     for parameter in parameters:
         if not parameter.name.isidentifier():
@@ -84,12 +81,12 @@ def job_parameters(job: Identity, where: str = "job") -> tuple[ShownParameter, .
 
 
 def design_columns(parameters: Sequence[str]) -> tuple[str, ...]:
-    """What designs can be filtered and sorted by."""
+    """Return the columns of designs."""
     return ("chip", "design", *FIGURES, *parameters, *PLAN, "phase", "at")
 
 
 def _tables(parameters: Sequence[str]) -> str:
-    """One index holds figures and parameters: questions about these never touch the table."""
+    """Return the SQL of all tables; an index covers queries on figures and parameters."""
     covered = ", ".join((*FIGURES[1:], *parameters))
     return f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL, {_SUM}) WITHOUT ROWID;
@@ -128,7 +125,7 @@ CREATE TABLE notes (key TEXT PRIMARY KEY, value TEXT NOT NULL, {_SUM}) WITHOUT R
 
 
 def create(connection: sqlite3.Connection, parameters: Sequence[str]) -> None:
-    """All tables at once, or none."""
+    """Create all tables in one transaction."""
     connection.executescript(
         f"BEGIN IMMEDIATE; {_tables(parameters)} PRAGMA application_id = {APPLICATION}; "
         f"PRAGMA user_version = {SCHEMA_VERSION};"
@@ -139,7 +136,7 @@ def create(connection: sqlite3.Connection, parameters: Sequence[str]) -> None:
 
 
 def check_version(connection: sqlite3.Connection, path: Path) -> None:
-    """Refuse a file of another kind or of another version."""
+    """Refuse a file of another kind or version."""
     application = connection.execute("PRAGMA application_id").fetchone()[0]
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
@@ -156,7 +153,7 @@ def check_version(connection: sqlite3.Connection, path: Path) -> None:
 
 @contextmanager
 def in_sentences(path: Path) -> Iterator[None]:
-    """Turn what SQLite and the system complain about into one sentence."""
+    """Convert errors of SQLite and the system to one AtollError."""
     try:
         yield
     except (sqlite3.Error, UnicodeDecodeError) as error:
@@ -166,7 +163,7 @@ def in_sentences(path: Path) -> Iterator[None]:
 
 
 REMOVED = "was removed while the search wrote to it; run it again, in a folder that stays."
-"""The system lets anybody remove a file that is written to."""
+"""For a file that was removed while it was open."""
 
 
 def _reason(error: Exception, path: Path) -> str:
