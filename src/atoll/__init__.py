@@ -104,8 +104,8 @@ _PLACES = {
     "atoll.workload.stored": ("StoredModel",),
 }
 _WHERE = {name: place for place, names in _PLACES.items() for name in names}
-"""Imported when they are asked for: the command is then loaded where Ctrl-C is one line, and
-`atoll --help` needs few of them."""
+"""Modules of the public names, imported on first use: `atoll --help` needs few of them, and Ctrl-C
+during the import is handled by the command."""
 
 
 def __getattr__(name: str) -> Any:

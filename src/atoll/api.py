@@ -330,8 +330,8 @@ def estimate(
 
     Examples:
         >>> import atoll
-        >>> found = atoll.estimate("llama3-70b", "h100", 512, tp=8, pp=4, batch=1024)
-        >>> found.fits
+        >>> estimate = atoll.estimate("llama3-70b", "h100", 512, tp=8, pp=4, batch=1024)
+        >>> estimate.fits
         True
     """
     from atoll.training.estimate import estimate as run
@@ -422,7 +422,7 @@ def plan(
             axes, usable = axes_of(question, EXPORTERS[target].values, run), refusals(target, run)
         else:
             axes, usable = axes_of(question, {}, run), None
-        now = stop is not None or means != Means()  # else reasons wait until they are asked for
+        now = stop is not None or means != Means()  # else reasons are computed on request
         return PlanProblem(question, run, axes, usable, now)
 
     best_plan = drive(prepare, means, stop, question.time_limit, progress, "a layout was estimated")
@@ -480,9 +480,7 @@ def check(file: str | Path, **fields: Unpack[keywords.CheckFields]) -> Checked:
 def _check_files(
     question: SearchQuestion | WaferQuestion | PlanQuestion | EstimateQuestion,
 ) -> None:
-    """Refuse, before any work, what could not be written in the end. The modules that write take
-    longer to import than a plan.
-    """
+    """Refuse output files that cannot be written, before any work and without importing writers."""
     if getattr(question, "sweep", ()):
         raise AtollError("sweep: one answer is asked for here; atoll.sweep has one for every value")
     if question.out is not None:

@@ -1,7 +1,7 @@
-"""One entry of the catalogue, or of a user's own file, as plain data for a reader.
+"""Entries of the catalogue, or of a user's file, as data.
 
-What a file describes is told from its fields, so that any file that another command takes can be
-shown: devices, accelerators, networks, spaces, wafers and calibrations.
+The kind of a file follows from its fields: device, accelerator, network, space, wafer or
+calibration.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ SPACES = ("phaze",)
 
 
 def catalogue() -> CatalogueAnswer:
-    """Every name, by kind."""
+    """Return all names by kind."""
     return CatalogueAnswer(
         devices=tuple(gpu_names()),
         accelerators=tuple(accelerator_names()),
@@ -73,7 +73,7 @@ def catalogue() -> CatalogueAnswer:
 
 
 def hardware_names() -> tuple[str, ...]:
-    """Every name that can be described."""
+    """Return all names that can be described."""
     names = catalogue()
     return (
         *names.devices, *names.accelerators, *names.networks, *names.spaces, *names.wafers,
@@ -82,7 +82,7 @@ def hardware_names() -> tuple[str, ...]:
 
 
 def describe(name: str) -> HardwareAnswer:
-    """A name of the catalogue, a device as people write it, or a file."""
+    """Describe a name of the catalogue, a device in free spelling, or a file."""
     name = str(path_of("name", name))
     if is_file(name):
         return _FILES[_kind(name)][1](name)
@@ -126,7 +126,7 @@ def _network(name: str) -> NetworkAnswer:
 
 
 def _levels(network: Network) -> tuple[HardwareLevel, ...]:
-    """The levels of a network, with what messages reach of their bandwidth."""
+    """Return the levels of a network with their efficiency for long messages."""
     return tuple(
         HardwareLevel(
             name=level.name,
@@ -210,7 +210,7 @@ _FILES: dict[str, tuple[type[BaseModel], Callable[[str], HardwareAnswer]]] = {
 }
 _COMMON = {"name", "source"}
 _CHOICES = ("tensor_cores", "vector_cores", "width", "depth", "glb", "hbm")
-"""Of an accelerator one value, of a space a list or a rule."""
+"""Fields with one value in an accelerator, and a list or a rule in a space."""
 
 
 class _Fields(BaseModel):
@@ -218,7 +218,7 @@ class _Fields(BaseModel):
 
 
 def _kind(path: str) -> str:
-    """What a file describes: the kind that knows most of its fields."""
+    """Return the kind of a file: the one with most of its fields."""
     fields = load_yaml(path, _Fields).model_extra or {}
     matches = {
         kind: len(fields.keys() & (model.model_fields.keys() - _COMMON))

@@ -1,6 +1,6 @@
-"""Results in a notebook (plain HTML) and in a line of text: a bar of the time's parts.
+"""Results as HTML for notebooks and as a line of text, with a bar of the step's parts.
 
-Only plain values come in, so that every result can use it; nothing is fetched, no script runs.
+Takes plain values only; the HTML loads nothing and has no scripts.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from html import escape
 
 from atoll.units import format_seconds
 
-# Okabe and Ito's palette: told apart by readers with any kind of colour vision.
+# Palette of Okabe and Ito, suitable for colour-blind readers.
 COLOURS = (
     "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#B3A000", "#7F7F7F",
 )  # fmt: skip
 LEAST_SHARE = 0.0005
-"""Of the whole: a part below it is left out."""
+"""Share of the total below which a part is left out."""
 
 
 def answer_html(
@@ -25,7 +25,7 @@ def answer_html(
     footer: str = "",
     others: Sequence[tuple[str, str]] = (),
 ) -> str:
-    """One answer: its facts, where its time goes, what it was compared with, and its proof."""
+    """Return an answer as HTML: facts, parts of its time, comparisons and proof."""
     rows = "".join(_row(name, value) for name, value in facts)
     comparison = "".join(_row(name, value) for name, value in others)
     if comparison:
@@ -44,7 +44,7 @@ SHADES = "█▓▒░"
 
 
 def bar_text(parts_s: Mapping[str, float], width: int = 40) -> str:
-    """The parts of a time as a bar of characters, the largest first, with their shares."""
+    """Return the parts of a time as a text bar, largest first, with their shares."""
     total_s = sum(parts_s.values())
     shown = [(n, v) for n, v in parts_s.items() if total_s and v / total_s >= LEAST_SHARE]
     shown.sort(key=lambda part: -part[1])
@@ -67,7 +67,7 @@ def _row(name: str, value: str) -> str:
 
 
 def _bar(parts_s: Mapping[str, float]) -> str:
-    """The parts of a time side by side, and their legend."""
+    """Return the parts of a time as an HTML bar with a legend."""
     total_s = sum(parts_s.values())
     shown = [(n, v) for n, v in parts_s.items() if total_s and v / total_s >= LEAST_SHARE]
     pieces, legend = [], []

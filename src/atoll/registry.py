@@ -1,13 +1,13 @@
-"""Doors for plug-ins: named objects of one kind, ours and those that other packages bring.
+"""Registries of named objects of one kind, built in or from plug-in packages.
 
-A package names what it brings by entry points, and `pip install` is all that a user does:
+A package declares its objects by entry points; `pip install` is all that a user does:
 
     [project.entry-points."atoll.stacks"]
     mine = "my_package.atoll:MINE"
 
-The name is what options, keywords and job files take; help and JSON Schema list it. Python may give
-the object itself (`atoll.plan(..., stack=MINE)`), which is then known by its name, in this process.
-Nothing is imported before it is asked for. docs/extending.md shows each door.
+Options, keywords and job files take the name; help and JSON Schema list it. Python may pass the
+object itself (`atoll.plan(..., stack=MINE)`), which is then registered in this process. Plug-ins
+are imported on use. docs/extending.md describes each registry.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ T = TypeVar("T")
 
 
 def named(path: str) -> Any:
-    """What "module:attribute" names, imported when it is asked for: for what stands in a package
-    above the one that asks, or takes long to import.
+    """Import "module:attribute" on use: for objects of packages above the caller's, or with slow
+    imports.
     """
     module, _, name = path.partition(":")
     return getattr(import_module(module), name)
@@ -46,7 +46,7 @@ def _item_name(item: Any) -> tuple[str, ...]:
 
 
 class Registry(Generic[T]):
-    """The objects of one kind by name; it lists ours and plug-ins', in this order."""
+    """Objects of one kind by name: built-in ones first, then those of plug-ins."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Registry(Generic[T]):
         self.add(*ours)
 
     def add(self, *ours: T) -> None:
-        """What comes with atoll."""
+        """Add built-in objects."""
         pairs = [(name, item) for item in ours for name in self._names(item)]
         for name, item in pairs:
             if self._ours.setdefault(name, item) is not item:
@@ -80,7 +80,7 @@ class Registry(Generic[T]):
         return name in self._passed or any(name == listed for listed in self)
 
     def __getitem__(self, name: str) -> T:
-        """The object of that name, or an AtollError with a sentence."""
+        """Return the object of that name, or raise an AtollError."""
         offered = _plug_ins(self.group).get(name, ())
         if len(offered) + (name in self._ours) > 1:
             makers = [*(["atoll"] if name in self._ours else []), *map(_package, offered)]
@@ -97,15 +97,15 @@ class Registry(Generic[T]):
         return item
 
     def values(self) -> list[T]:
-        """All of them."""
+        """Return all objects."""
         return [self[name] for name in self]
 
     def plug_ins(self) -> dict[str, str]:
-        """Names that are not ours, with the packages that bring them."""
+        """Return plug-in names with their packages."""
         return {name: _package(points[0]) for name, points in _plug_ins(self.group).items()}
 
     def origin(self, name: str) -> str:
-        """What else than atoll an object is made of, with a hash of it; nothing for ours."""
+        """Return the package of an object with a hash of its sources; empty for built-in ones."""
         if name in self._ours:
             return ""
         item, digest = self[name], hashlib.blake2b(digest_size=8)
@@ -124,7 +124,7 @@ class Registry(Generic[T]):
         return f"{_package(points[0])} {digest.hexdigest()}"
 
     def accept(self, item: Any) -> str:
-        """The name of an object that Python gave, which is known by it from now on."""
+        """Register an object passed from Python; return its name."""
         if not isinstance(item, self.kind):
             raise AtollError(f"{item!r} is no {self.noun} (atoll's {self.kind.__name__})")
         first, *_ = names = self._names(item)
@@ -163,7 +163,7 @@ def _package(point: EntryPoint) -> str:
 
 @cache
 def _plug_ins(group: str) -> dict[str, tuple[EntryPoint, ...]]:
-    """What installed packages offer of one kind, by name."""
+    """Return entry points of installed packages for one kind, by name."""
     points_by_name: dict[str, tuple[EntryPoint, ...]] = {}
     for point in _installed()(group=f"atoll.{group}"):
         points_by_name[point.name] = (*points_by_name.get(point.name, ()), point)
@@ -172,7 +172,7 @@ def _plug_ins(group: str) -> dict[str, tuple[EntryPoint, ...]]:
 
 @cache
 def _installed() -> Callable[..., Iterable[EntryPoint]]:
-    """What packages offer of a group, all of them looked through once."""
+    """Return the entry point selector; packages are scanned once."""
     if not _any_offers():
         return lambda group: ()
     from importlib.metadata import entry_points
@@ -181,8 +181,8 @@ def _installed() -> Callable[..., Iterable[EntryPoint]]:
 
 
 def _any_offers() -> bool:
-    """Whether a package may bring plug-ins. The standard library knows all ways in which packages
-    are installed, but takes long to import; most users have no plug-in, in plain folders.
+    """Return whether a package may have plug-ins: a quick check of plain folders, as
+    `importlib.metadata` imports slowly and most users have no plug-in.
     """
     if [f for f in sys.meta_path if hasattr(f, "find_distributions")] != [PathFinder]:
         return True

@@ -47,7 +47,7 @@ def designs(question: DesignsQuestion, as_json: bool) -> None:
 
 
 def _source(reader: RunReader, kind: RunKind) -> RunReader | Rows:
-    """What is listed: chips, wafers of the answer, or layouts that were estimated."""
+    """Return the rows to list: chips, wafers of the answer, or estimated layouts."""
     from atoll.answers.wafer import WaferAnswer
     from atoll.store.rows import Rows
 

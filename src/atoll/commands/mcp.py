@@ -1,7 +1,7 @@
 """`atoll mcp`: the verbs that only read, as tools of the Model Context Protocol.
 
-Tools are the questions of the commands under the same names: schemas, checks and sentences are
-theirs, without the fields that write files or say who works. Answers are those of `--json`.
+Tools have the names, schemas, checks and texts of the commands' questions, without the fields for
+output files and workers. Answers are those of `--json`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def mcp(question: McpQuestion) -> None:
 
 
 def offered(name: str) -> dict[str, Any]:
-    """JSON Schema of a tool's arguments: the question's, without what writes."""
+    """Return the JSON Schema of a tool's arguments: the question's without output fields."""
     question = COMMANDS[name][0]
     schema = question.model_json_schema()
     shown = schema["properties"].keys() - hidden(question)
@@ -56,13 +56,13 @@ def offered(name: str) -> dict[str, Any]:
 
 
 def hidden(question: type[Question]) -> set[str]:
-    """Fields that are not an agent's: where files are written, who works."""
+    """Return the fields hidden from agents: output files and workers."""
     fields = question.model_fields.items()
     return {name for name, info in fields if info.exclude or about(info, "writes", False)}
 
 
 def run_tool(name: str, arguments: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """A tool's answer as `--json` has it, and the launch file that was asked for."""
+    """Run a tool; return its answer as JSON data, and the requested launch file."""
     if name not in VERBS:
         raise AtollError(f"tool {name!r} is not known; there are {', '.join(VERBS)}")
     question_kind = COMMANDS[name][0]
@@ -75,7 +75,7 @@ def run_tool(name: str, arguments: dict[str, Any]) -> tuple[dict[str, Any], list
 
 
 def build_server() -> Any:
-    """The server of the protocol's SDK, with a tool for each verb."""
+    """Build the SDK's server with one tool per verb."""
     import anyio
     from mcp import types
     from mcp.server.lowlevel import Server

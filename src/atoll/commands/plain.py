@@ -1,4 +1,4 @@
-"""Commands that ask and show, and nothing else: who answers each question, and who prints that."""
+"""Commands that only answer and print: the functions that answer and print each question."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 def _models(question: ModelsQuestion) -> Any:
-    """The zoo, or one model."""
+    """Return the zoo, or one model."""
     every = question.name is None
     return api.list_models() if every else api.describe_model(**question.asked())
 
 
 def _explained(question: ExplainQuestion) -> Explanation:
-    """Why the answer of a folder is as it is."""
+    """Explain the answer of a folder."""
     from atoll.answers.plan import EstimateAnswer
     from atoll.answers.wafer import WaferAnswer
     from atoll.report.folder import open_folder
@@ -58,7 +58,7 @@ ANSWERED: dict[str, Callable[[Any], Any]] = {
     "search": lambda question: api.search(question),
     "validate": lambda question: api.validate(**question.asked()),
 }
-"""From a command's question to what has its answer."""
+"""Functions from a command's question to its result."""
 
 
 def _print_operators(shown: OperatorsValidation) -> None:

@@ -231,7 +231,7 @@ class _Copy:
 
 
 def _core_waits() -> bool:
-    """Return whether a core is idle: in one of a few looks fewer threads run than there are cores."""
+    """Return whether a core is idle: some check finds fewer running threads than cores."""
     if len(os.sched_getaffinity(0)) < 2:
         return False
     for look in range(_LOOKS):

@@ -44,7 +44,7 @@ class LocalProcesses:
         self._context: Any = None
         self._closing: Any = None
         self._stopped: Counter[int] = Counter()
-        """By process: consecutive checks in which it was stopped, or dead but unnoticed by the pool."""
+        """By process: consecutive checks that saw it stopped, or dead but unnoticed."""
 
     def start(self, context: Any) -> None:
         self._context = context

@@ -15,7 +15,7 @@ _threads: ContextVar[int | None] = ContextVar("threads", default=None)
 
 
 def set_threads(count: int | None) -> int | None:
-    """Set the threads of kernels called from this thread (None: one per core); return the old value.
+    """Set the threads of kernels called from this thread (None: one per core); return the old one.
 
     Concurrent searches in one process have separate values.
     """

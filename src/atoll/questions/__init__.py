@@ -1,6 +1,6 @@
-"""What a user may ask, each question defined once; see `question`.
+"""Questions of users, each defined once; see `question`.
 
-Questions are imported when one is asked for: a command needs one or two of them.
+Questions are imported on first use: a command needs one or two of them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -62,7 +62,7 @@ T = TypeVar("T")
 
 
 class _QuestionTable(Mapping[str, T]):
-    """Questions by what they are asked by; a name without a place is one of `verbs`."""
+    """Questions by command or job kind; names without a module are in `verbs`."""
 
     def __init__(self, names: Mapping[str, str | tuple[str, ...]]) -> None:
         self._names = names

@@ -1,4 +1,4 @@
-"""From a job file and keywords to a question; names of the release before still work."""
+"""Builds a question from a job file and keywords; names of the last release still work."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def ask(
     keywords: Mapping[str, Any],
     spelled: Callable[[str], str] = str,
 ) -> Q:
-    """The question of a job (a file, or one made before) with some fields given, None aside.
+    """Build the question of a job (a file or a question), with keywords that are not None.
 
-    `kinds`: the questions that it may be, the first where nothing says which.
+    `kinds`: possible questions; the first is the default.
     """
     fields = {name: value for name, value in keywords.items() if value is not None}
     if wrong := next((n for n, value in fields.items() if isinstance(value, Question)), ""):
@@ -66,7 +66,7 @@ def ask(
 
 
 def load_job(path: str | Path, kinds: Mapping[str, type[Q]]) -> Q:
-    """The job in a YAML file. Files that it names are looked up beside it."""
+    """Read the job in a YAML file; files that it names are looked up in its folder."""
 
     def pick(fields: Mapping[str, str]) -> tuple[type[Q], Mapping[str, str]]:
         kind = fields["kind"] if "kind" in fields else _kind(kinds, fields)
@@ -85,14 +85,14 @@ def load_job(path: str | Path, kinds: Mapping[str, type[Q]]) -> Q:
 
 
 def _kind(kinds: Mapping[str, type[Q]], names: Iterable[str]) -> str:
-    """The kind of a question by its fields: the first, but for one that the first has not."""
+    """Return the kind by its fields: the first, unless a field exists only in another."""
     first, *later = kinds
     extra = {kind: kinds[kind].model_fields.keys() - kinds[first].model_fields for kind in later}
     return next((kind for kind in later if extra[kind] & set(names)), first)
 
 
 def old_names(question: type[Question]) -> dict[str, str]:
-    """Names of the release before, and today's."""
+    """Return current names by names of the last release."""
     return {
         old: name for name, info in question.model_fields.items() for old in about(info, "old", ())
     }
@@ -101,7 +101,7 @@ def old_names(question: type[Question]) -> dict[str, str]:
 def current_names(
     question: type[Question], keywords: Mapping[str, Any], spelled: Callable[[str], str] = str
 ) -> dict[str, Any]:
-    """The fields under today's names, with a sentence for each that has changed."""
+    """Return the fields under current names, with a warning for each old name."""
     old, fields = old_names(question), dict(keywords)
     for name in [n for n in keywords if n in old]:
         if old[name] in keywords:
@@ -118,4 +118,4 @@ def _say_old(name: str, new: str) -> None:
     frame, level = sys._getframe(), 1
     while frame.f_back is not None and frame.f_globals["__name__"].startswith("atoll"):
         frame, level = frame.f_back, level + 1
-    warnings.warn(OldNameWarning(words), stacklevel=level)  # the line of the user's program
+    warnings.warn(OldNameWarning(words), stacklevel=level)  # points at the user's code

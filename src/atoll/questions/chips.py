@@ -23,10 +23,10 @@ from atoll.questions.question import Area, Density, Named, Power, Question, Seve
 from atoll.registry import named
 
 LEAST_HBM_BYTES = 2**20
-"""Less is a number whose unit was forgotten."""
+"""Smaller values lack a unit."""
 
 
-# Built at once: one is a default, which pydantic before 2.14 cannot write to a schema otherwise.
+# Built at once: pydantic before 2.14 cannot write a deferred default to a schema.
 class ModelEntry(FileModel, defer_build=False):
     """One model to train, where there are several; what is not given is the question's."""
 
@@ -46,7 +46,7 @@ def _entries(value: Any) -> Any:
 
 
 def _capacity(value: Any) -> int:
-    """A memory's size; nobody who writes 80 means bytes."""
+    """Parse a memory size; plain small numbers are refused."""
     plain = isinstance(value, int) or str(value).strip().isdecimal()
     size = units.parse_bytes(f"{value} B" if plain else value)
     if size < LEAST_HBM_BYTES:
@@ -201,7 +201,7 @@ class SearchQuestion(Question):
     @model_validator(mode="before")
     @classmethod
     def _apply_followed_run(cls, fields: Any, info: ValidationInfo) -> Any:
-        """What a run's answer says stands where nothing else is said."""
+        """Fill fields that are not set from the answer of the run in `from_`."""
         if not isinstance(fields, dict) or fields.get("from_") is None:
             return fields
         file = locate(str(fields["from_"]), info)
@@ -209,7 +209,7 @@ class SearchQuestion(Question):
 
     @property
     def models(self) -> tuple[ModelEntry, ...]:
-        """The models, each with its sequence where one is told."""
+        """The models, each with its sequence if one is set."""
         return tuple(
             entry.model_copy(update={"sequence": entry.sequence or self.sequence})
             for entry in self.model

@@ -40,10 +40,10 @@ SAID_OF: tuple[tuple[str, str | None, tuple[str, ...]], ...] = (
     ("tokens", None, ("price", "mtbf", "checkpoint", "restart")),
     ("export", None, ("export_to",)),
 )
-"""Fields that say more of another one: that, its value (None: any), and they."""
+"""(field, value that it needs (None: any), fields that only then have an effect)."""
 TIES = 0.01
-"""Of a step: a tenth of the mean error of estimates, and far less than layouts of one run differ
-from their estimates among each other (data/errors.yaml)."""
+"""Share of a step: a tenth of the mean error of estimates, and far below the error between two
+layouts of one run (data/errors.yaml)."""
 
 
 class LengthQuestion(Question):
@@ -158,7 +158,7 @@ class RunQuestion(LaunchQuestion, LengthQuestion):
     @model_validator(mode="before")
     @classmethod
     def _apply_launch_file(cls, fields: Any, info: ValidationInfo) -> Any:
-        """What a launch file says stands where nothing else is said."""
+        """Fill fields that are not set from the launch file in `from_`."""
         if not isinstance(fields, dict):
             return fields
         if fields.get("from_") is None:
@@ -171,7 +171,7 @@ class RunQuestion(LaunchQuestion, LengthQuestion):
 
     @model_validator(mode="after")
     def _check_dependent_fields(self) -> Self:
-        """Nothing is said that would be passed over; what a sweep adds is not known here."""
+        """Refuse fields without effect; a sweep may still set the field that they need."""
         if getattr(self, "sweep", ()):
             return self
         for main_field, value, names in SAID_OF:
@@ -231,7 +231,7 @@ class FilesQuestion(Question):
     @model_validator(mode="before")
     @classmethod
     def _swept(cls, fields: Any) -> Any:
-        """A field that is swept needs no other value: its first one stands for it."""
+        """Set swept fields that are required to their first value."""
         return fields | first_swept(cls, fields) if isinstance(fields, dict) else fields
 
 
@@ -306,7 +306,7 @@ class PodsQuestion(PlanQuestion):
     @model_validator(mode="before")
     @classmethod
     def _on_pods(cls, fields: Any, info: ValidationInfo) -> Any:
-        """The first pod's device stands for all, as far as a run on one device is asked for."""
+        """Set `device` and `devices` from the file of pods; refuse fields that pods do not have."""
         if not isinstance(fields, dict) or not isinstance(fields.get("pods"), str | Path):
             return fields
         file = locate(str(fields["pods"]), info)

@@ -1,4 +1,4 @@
-"""Fields that several questions have: one name, one sentence, one type for each."""
+"""Fields shared by several questions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands from questions: every field an option, in groups, with its default and its values."""
+"""Builds commands from questions: one option per field, in groups."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LOUDNESS = (
 
 
 class GroupedCommand(TyperCommand):
-    """A command whose help lists options by group, and is worded when it is asked for."""
+    """A command whose help lists options by group and is built on request."""
 
     fields: Mapping[str, FieldInfo] = {}
     asked: tuple[type[Question], ...] = ()
@@ -59,12 +59,12 @@ def add_command(
     run: Callable[..., None],
     words: Sequence[str] = (),
 ) -> None:
-    """Add a command that asks a question and runs it; of its options those in the `words` that it
-    is called with, where it knows all of these: to make one takes a while.
+    """Add a command that builds its question and runs it. Only the options in `words` (its
+    arguments) are created if all are known, as creating options is slow.
 
-    Questions with a `kind` can stand in a job file, which the command then takes. Where `run` takes
-    `as_json` there is a flag `--json`; where it takes `began`, it is told when the command did, and
-    there are flags for how much it says meanwhile.
+    Questions with a `kind` can be in a job file, which the command then accepts. If `run` takes
+    `as_json`, the command has a flag `--json`; if it takes `began`, it gets the start time, and the
+    command has flags for its verbosity.
     """
     fields = options_of(*verbs)
     kinds = {q.model_fields["kind"].default if "kind" in q.model_fields else name: q for q in verbs}
@@ -114,16 +114,16 @@ def add_command(
 
 
 def _options_named(words: Sequence[str], names: Iterable[str]) -> set[str]:
-    """Fields whose options are in a command line; all, where it has none or others."""
+    """Return fields whose options are in a command line; all if it has none or unknown ones."""
     options = {spelled(flag): n for n in names for flag in (n, f"no_{n}")}
-    flags_given = {word.partition("=")[0] for word in words if word.startswith("-")}
+    flags_used = {word.partition("=")[0] for word in words if word.startswith("-")}
     plain = {"--json", *(flag for _, flags, _ in _LOUDNESS for flag in flags)}
-    all_known = bool(words) and flags_given <= options.keys() | plain
-    return {options[word] for word in flags_given - plain} if all_known else set(options.values())
+    only_options = bool(words) and flags_used <= options.keys() | plain
+    return {options[word] for word in flags_used - plain} if only_options else set(options.values())
 
 
 def say(level: int) -> None:
-    """Let messages of this level and above come to standard error, one a line."""
+    """Log messages of this level and above to standard error, one per line."""
     logging.basicConfig(format="%(message)s", force=True)
     logging.getLogger("atoll").setLevel(level)
 
@@ -136,7 +136,7 @@ def _keyword(name: str, annotation: Any, option: Any, default: Any = None) -> Pa
 def _parameter(
     name: str, info: FieldInfo, positional: bool = False, hidden: bool = False
 ) -> Parameter:
-    """What the command line reads: text, and flags; the question makes values of it."""
+    """Return the parameter of a field: text or a flag, which the question converts."""
     kinds = scalars(info)
     annotation: Any = list[str] if is_tuple(info) else str
     if positional:
@@ -155,7 +155,7 @@ def _parameter(
 
 
 def _completion(info: FieldInfo) -> Callable[[str], list[str]]:
-    """What a shell offers for a value that is begun; of several with commas, for the last."""
+    """Return the shell completion of a field; of comma-separated values, for the last."""
 
     def offered(incomplete: str) -> list[str]:
         cut = incomplete.rfind(",") + 1 if is_tuple(info) else 0
@@ -166,7 +166,7 @@ def _completion(info: FieldInfo) -> Callable[[str], list[str]]:
 
 
 def _read(info: FieldInfo, value: Any, split: bool) -> Any:
-    """Text of the command line as the field's type."""
+    """Convert text of the command line to the field's type."""
     if isinstance(value, bool):
         return value
     if not isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Fields of a question that take several values, one after the other."""
+"""Sweeps: fields of a question that take several values."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from atoll.files.yamlfile import suggestion
 from atoll.questions.question import Question, scalars
 
 ONCE = ("out", "trace", "export_to", "messages", "sweep", "layouts")
-"""Fields that say where one answer goes."""
+"""Output fields, which cannot be swept."""
 
 
 def axes_of(question: type[Question], texts: Sequence[str]) -> dict[str, tuple[Any, ...]]:
-    """Fields and their values from "devices=64", "128", "tp=1": a text without a name belongs to
-    the field before it.
+    """Parse fields and values from texts such as "devices=64", "128", "tp=1"; a text without a name
+    belongs to the previous field.
     """
     texts_of: dict[str, list[str]] = {}
     name = ""
@@ -39,7 +39,7 @@ def axes_of(question: type[Question], texts: Sequence[str]) -> dict[str, tuple[A
 
 
 def first_swept(question: type[Question], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The first swept value of fields that a question needs and that are not given."""
+    """Return the first swept value of required fields that are not set."""
     texts = given.get("sweep") or ()
     texts = (texts,) if isinstance(texts, str) else texts
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
@@ -49,7 +49,7 @@ def first_swept(question: type[Question], given: Mapping[str, Any]) -> dict[str,
 
 
 def read_text(info: FieldInfo, text: str) -> Any:
-    """One value of a field; what cannot be read is left to the question."""
+    """Convert text to a number if the field takes one; else return the text."""
     kinds = scalars(info)
     for kind in (int, float):
         if kind in kinds:

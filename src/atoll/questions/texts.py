@@ -1,4 +1,4 @@
-"""What is said of questions: `--help`, docstrings and JSON Schema."""
+"""Texts of questions: `--help`, docstrings and JSON Schema."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from atoll.questions.question import (
 
 F = TypeVar("F", bound=Callable[..., Any])
 _COMMANDS: dict[Callable[..., Any], str] = {}
-_GIVEN = {Path: "str | Path", float: "float | str", BaseModel: "str | Mapping[str, Any]"}
-"""What Python may give for a type, where it is not the type alone."""
+_ACCEPTED = {Path: "str | Path", float: "float | str", BaseModel: "str | Mapping[str, Any]"}
+"""Accepted Python types by field type, if there are several."""
 
 
 def spelled(name: str) -> str:
-    """A field as an option; one that Python's own words forbid ends in "_"."""
+    """Return the option of a field; names that are Python keywords end in "_"."""
     return f"--{name.rstrip('_').replace('_', '-')}"
 
 
 def options_of(*question_kinds: type[Question]) -> dict[str, FieldInfo]:
-    """The fields that can be written as options."""
+    """Return the fields that have options."""
     return {n: i for n, i in fields_of(*question_kinds).items() if not about(i, "file_only")}
 
 
 def fields_of(*question_kinds: type[Question]) -> dict[str, FieldInfo]:
-    """The fields that some questions offer, those that several have once."""
+    """Return the merged fields that these questions offer."""
     merged: dict[str, FieldInfo] = {}
     for question in question_kinds:
         for name, info in question.model_fields.items():
@@ -50,7 +50,7 @@ def fields_of(*question_kinds: type[Question]) -> dict[str, FieldInfo]:
 
 
 def grouped(fields: Mapping[str, FieldInfo]) -> dict[str, dict[str, FieldInfo]]:
-    """Fields by their groups, the output's last."""
+    """Return fields by group, with the output group last."""
     groups: dict[str, dict[str, FieldInfo]] = {}
     for name, info in fields.items():
         groups.setdefault(about(info, "group"), {})[name] = info
@@ -58,7 +58,7 @@ def grouped(fields: Mapping[str, FieldInfo]) -> dict[str, dict[str, FieldInfo]]:
 
 
 def help_words(name: str, info: FieldInfo, question_kinds: Sequence[type[Question]] = ()) -> str:
-    """What an option is for, its values, its default, and that of other kinds where it differs."""
+    """Return help: purpose, values, default, and differing defaults of other kinds."""
     values = ", ".join(map(str, allowed(info)))
     default = _default(name, info, question_kinds, spelled)
     for question in question_kinds[1:]:
@@ -74,8 +74,8 @@ def _default(
     question_kinds: Sequence[type[Question]],
     written: Callable[[str], str] = str,
 ) -> str:
-    """The default of a field in words; where the first kind of question needs it, the fields that
-    make up for it. A field named as another kind asks that kind.
+    """Return the default of a field in words; if the first kind requires it, the fields that
+    replace it. A field named like another kind selects that kind.
     """
     first, *others = question_kinds or (Question,)
     if name not in first.needed(()):
@@ -90,19 +90,19 @@ def _default(
 
 
 def metavar(info: FieldInfo) -> str:
-    """What stands for an option's value; "N,..." for several."""
+    """Return the placeholder of an option's value; "N,..." for several."""
     kinds = scalars(info)
     word = "N" if int in kinds else "X" if kinds == {float} else "PATH" if Path in kinds else "TEXT"
     return f"{word},..." if is_tuple(info) else word
 
 
 def python_type(info: FieldInfo, single: str = "") -> str:
-    """What Python may give for a field, as an annotation; `one`: of a single value, if known."""
+    """Return the annotation of a field's keyword; `single`: that of one value, if known."""
     if about(info, "file_only"):
         return "Any"
     listed = [part for part in inside(info.annotation) if get_origin(part) is Literal]
     words = [choices(get_args(part)) for part in listed] or [
-        _GIVEN[BaseModel] if issubclass(kind, BaseModel) else _GIVEN.get(kind, kind.__name__)
+        _ACCEPTED[BaseModel] if issubclass(kind, BaseModel) else _ACCEPTED.get(kind, kind.__name__)
         for kind in sorted(scalars(info), key=lambda kind: kind.__name__)
     ]
     single = single or " | ".join(dict.fromkeys(" | ".join(words).split(" | ")))
@@ -110,7 +110,7 @@ def python_type(info: FieldInfo, single: str = "") -> str:
 
 
 def choices(values: Sequence[Any]) -> str:
-    """Values as a type."""
+    """Return the Literal type of these values."""
     return f"Literal[{', '.join(json.dumps(value) for value in values)}]"
 
 
@@ -125,9 +125,9 @@ def described_by(command: str) -> Callable[[F], F]:
 
 
 def described(function: F) -> F:
-    """Give a function that was marked the names and sentences of its fields, at the end of the
-    Args of its docstring: once users see it, as all its questions are imported for that.
-    """
+    """Add the fields of a marked function's questions to its docstring and signature.
+
+    Done on first use, as it imports all its questions."""
     command = _COMMANDS.pop(function, None)
     if command is None:
         return function
@@ -153,7 +153,7 @@ def described(function: F) -> F:
 
 
 def schema(name: str) -> dict[str, Any]:
-    """JSON Schema of a command's question; of several, each under its kind."""
+    """Return the JSON Schema of a command's questions, discriminated by kind."""
     question_kinds = questions.COMMANDS[name]
     if len(question_kinds) == 1:
         return {"question": question_kinds[0].model_json_schema()}

@@ -98,7 +98,7 @@ class WaferQuestion(Question):
 
     @property
     def restricted(self) -> bool:
-        """Whether only some stages may be tried."""
+        """Whether stage shapes or counts are restricted."""
         return bool(self.stage_shapes or self.stage_counts)
 
 

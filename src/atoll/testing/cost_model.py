@@ -1,4 +1,4 @@
-"""What a cost model must keep to: below peak rates, no slower with more bandwidth, row by row."""
+"""Contract of cost models: below peak rates, monotone in bandwidth, row by row."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHAPES = (
 
 
 def some_configs() -> TensorConfigs:
-    """One, two and four cores of 32 x 32, with their buffer and memory."""
+    """Return one, two and four cores of 32 x 32, with their buffers and memory."""
     count = 3
     return TensorConfigs(
         cores=np.array([1, 2, 4]),
@@ -53,9 +53,9 @@ def check_cost_model(
 ) -> None:
     """Assert that a search may build on a model's table.
 
-    Its entries are those of each product alone; no product is faster than its multiply-adds at the
-    arrays' peak, or than the bytes that it states; no operand stays away from HBM; more of any of
-    the `rates` slows nothing down. Floors, if it has any, lie below.
+    Entries do not depend on other products of the table; no product is faster than its
+    multiply-adds at peak or its bytes at the bandwidths; every operand is read from HBM; raising
+    any of `rates` slows nothing down; floors are lower bounds.
     """
     configs = configs or some_configs()
     costs = _costs(model, shapes, configs)

@@ -1,4 +1,4 @@
-"""What exporters, stacks, predictors, objectives and families must keep to."""
+"""Contracts of exporters, stacks, predictors, objectives and families."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LAYOUTS = tuple(
     Layout(tp=tp, pp=pp, dp=8 // (tp * pp), sp=tp > 1, microbatch=1, zero=zero)
     for tp, pp, zero in product((1, 2), (1, 2), (0, 1))
 )
-"""Eight devices, spread in the ways that most tools know."""
+"""Layouts of eight devices that most tools support."""
 
 
 def check_exporter(

@@ -1,4 +1,4 @@
-"""What a chip template must keep to: silicon that adds up and grows, bounds below its costs."""
+"""Contract of chip templates: areas add up, figures grow, bounds are below costs."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _check_silicon(template: ChipTemplate, space: Space) -> None:
 
 
 def _check_growth(template: ChipTemplate, index: int) -> None:
-    """Along one parameter, from the least chip and from the largest."""
+    """Check growth along one parameter, from the smallest and the largest chip."""
     name = template.parameters[index].name
     for pick in (min, max):
         ends = {p.name: (pick(p.values),) for p in template.parameters if not p.tied}
