@@ -23,8 +23,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from atoll.errors import AtollError
-from atoll.files.yamlfile import suggestion
+from atoll.errors import AtollError, suggestion
 from atoll.identity import sources_digest
 
 if TYPE_CHECKING:

@@ -8,10 +8,9 @@ text. A key given twice is a problem, not an overwrite.
 
 from __future__ import annotations
 
-import difflib
 import re
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -22,6 +21,7 @@ from pydantic_core import ErrorDetails
 
 from atoll import units
 from atoll.errors import AtollError
+from atoll.errors import suggestion as suggestion
 
 
 class FileModel(BaseModel):
@@ -138,15 +138,6 @@ def parse_yaml(text: str, model: type[M] | Pick[M], where: str) -> M:
 def validate_dict(data: Mapping[str, Any], model: type[M], where: str) -> M:
     """Convert a dictionary to a model; errors have no line and column."""
     return _validate(data, model, where, None)
-
-
-def suggestion(name: object, choices: Iterable[str]) -> str:
-    """Return `, did you mean X?`, or the list of choices if none is close."""
-    names = list(choices)
-    close = difflib.get_close_matches(str(name), names, n=3)
-    if close:
-        return f", did you mean {' or '.join(close)}?"
-    return f", known are {', '.join(names)}" if names else ""
 
 
 class _Loader(yaml.SafeLoader):
