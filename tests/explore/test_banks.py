@@ -41,7 +41,7 @@ from atoll.hardware.template.template import ChipTemplate
 from atoll.profiles import DEFAULT
 from atoll.report.folder import open_folder
 from atoll.report.sensitivity import sensitivity
-from atoll.report.space_view import job_of
+from atoll.report.space_view import answer_question
 
 SPACE = """name: small
 template: physical-banks
@@ -274,7 +274,7 @@ def test_neighbours_of_the_best_chip_have_other_banks(tmp_path: Path) -> None:
     search(written(tmp_path, (8, 16), (1,)), out=tmp_path / "run")
     told = open_folder(tmp_path / "run").answer
     assert isinstance(told, SearchAnswer)
-    view = sensitivity(told.best.accelerator, job_of(told))
+    view = sensitivity(told.best.accelerator, answer_question(told))
     rows = {row.what: row for row in view.rows}
     assert "ports" not in rows
     assert rows["banks"].more.area_mm2 > 0 and (rows["banks"].more.gain or 0.0) >= -1e-3

@@ -39,17 +39,17 @@ class Proof:
     """What is proven, in words."""
 
     @classmethod
-    def of(cls, found: Certificate, **more: Any) -> Self:
-        """A certificate as data, with what is said beside it."""
-        said = found.sentence()
+    def of(cls, certificate: Certificate, **more: Any) -> Self:
+        """Convert a certificate, with further fields."""
+        sentence = certificate.sentence()
         return made_of(
             cls,
-            found,
-            most_better=most_better(found.gap),
-            pruned=sum(found.ruled_out.values()),
-            pruned_by=dict(found.ruled_out),
-            peak_bound=found.peak_bound if isfinite(found.peak_bound) else None,
-            sentence=f"{said[0].upper()}{said[1:]}.",
+            certificate,
+            most_better=most_better(certificate.gap),
+            pruned=sum(certificate.ruled_out.values()),
+            pruned_by=dict(certificate.ruled_out),
+            peak_bound=certificate.peak_bound if isfinite(certificate.peak_bound) else None,
+            sentence=f"{sentence[0].upper()}{sentence[1:]}.",
             **more,
         )
 
