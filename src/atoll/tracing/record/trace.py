@@ -12,21 +12,21 @@ from enum import StrEnum
 from math import prod
 
 
-class Source(StrEnum):
+class ValueSource(StrEnum):
     WEIGHT = "weight"
     BUFFER = "buffer"
     INPUT = "input"
-    MADE = "made"
+    COMPUTED = "computed"
 
 
 @dataclass(slots=True)
-class Value:
+class StorageValue:
     """Contents of one storage; `name` is the parameter's or input's, where it is one."""
 
     number: int
     elements: int
     element_bytes: int
-    source: Source
+    source: ValueSource
     name: str = ""
 
     @property
@@ -35,7 +35,7 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class TensorView:
     """A tensor: a part of a value, seen with a shape and strides (in elements)."""
 
     value: int
@@ -64,29 +64,29 @@ Argument = object
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class OperatorCall:
     """One operator that ran; `scope` is the module call in which it (or its forward twin) ran."""
 
     op: str
     args: tuple[Argument, ...]
-    outs: tuple[View, ...]
+    outs: tuple[TensorView, ...]
     scope: str
     path: str
     """The module's path: the scope without the number of the call."""
     backward: bool
     tick: int
     """When it ran (views tick too); of a backward call: when its forward twin ran."""
-    seen: float | None = None
+    unmasked_share: float | None = None
     """Of attention: the share of the scores that its mask leaves, where the module told."""
 
     @property
-    def ins(self) -> tuple[View, ...]:
+    def ins(self) -> tuple[TensorView, ...]:
         return tuple(views(self.args))
 
 
-def views(argument: Argument) -> list[View]:
+def views(argument: Argument) -> list[TensorView]:
     """All tensors in an argument, in order."""
-    if isinstance(argument, View):
+    if isinstance(argument, TensorView):
         return [argument]
     if isinstance(argument, tuple):
         return [view for item in argument for view in views(item)]
@@ -94,14 +94,14 @@ def views(argument: Argument) -> list[View]:
 
 
 @dataclass(slots=True)
-class Trace:
+class ModuleTrace:
     """Forward calls, then backward calls, in the order in which they ran."""
 
-    values: list[Value] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
+    values: list[StorageValue] = field(default_factory=list)
+    calls: list[OperatorCall] = field(default_factory=list)
     ticks: list[str] = field(default_factory=list)
     """The module's path at each tick of the forward pass."""
-    gradient_of: dict[int, int] = field(default_factory=dict)
+    gradient_weights: dict[int, int] = field(default_factory=dict)
     """Values that hold a weight's gradient, or a share of it, and that weight (a value)."""
     targets: tuple[int, ...] = ()
     """Values from which the backward pass starts."""
@@ -115,36 +115,36 @@ class Trace:
     """Tokens that attention reaches back at most in some layer, as the module's own configuration
     has it; 0 where it says nothing."""
 
-    def without_dead_calls(self) -> None:
+    def drop_dead_calls(self) -> None:
         """Drop calls whose results neither the outputs nor a weight's gradient depend on."""
-        wanted = {*self.gradient_of, *self.targets}
-        kept: list[Call] = []
+        wanted = {*self.gradient_weights, *self.targets}
+        live_calls: list[OperatorCall] = []
         for call in reversed(self.calls):
             if all(view.elements == 0 for view in call.outs):
                 continue
             if any(view.value in wanted for view in call.outs):
                 wanted.update(view.value for view in call.ins)
-                kept.append(call)
-        self.calls = kept[::-1]
+                live_calls.append(call)
+        self.calls = live_calls[::-1]
 
-    def without_sums_of_shares(self) -> None:
+    def drop_shared_gradient_sums(self) -> None:
         """Layers that hold one weight in common each make a share of its gradient. The shares are
         summed once a step, not in any layer: those additions go.
         """
-        kept: list[Call] = []
+        remaining: list[OperatorCall] = []
         for call in reversed(self.calls):
             total = call.outs[0].value
             ins = call.ins
             share = (
                 call.backward
                 and call.op == "add"
-                and total in self.gradient_of
+                and total in self.gradient_weights
                 and len(ins) == 2
                 and all(view.elements == call.outs[0].elements for view in ins)
             )
             if share:
-                weight = self.gradient_of.pop(total)
-                self.gradient_of.update({view.value: weight for view in ins})
+                weight = self.gradient_weights.pop(total)
+                self.gradient_weights.update({view.value: weight for view in ins})
             else:
-                kept.append(call)
-        self.calls = kept[::-1]
+                remaining.append(call)
+        self.calls = remaining[::-1]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from atoll.tracing.record.trace import View
+from atoll.tracing.record.trace import TensorView
 
 _PACKED = 3  # queries, keys and values of a joint projection as one dimension: not heads
 
@@ -45,7 +45,7 @@ class Cut:
     """Steps along the dimension that one piece takes."""
 
 
-def seen(label: Label, view: View) -> Cut:
+def view_cut(label: Label, view: TensorView) -> Cut:
     """The dimension of a view that carries the label."""
     span = label.stride * label.units
     dims = [
@@ -69,7 +69,7 @@ def seen(label: Label, view: View) -> Cut:
     return Cut(index, size, label.loose and stride == label.stride, label.origins)
 
 
-def placed(cut: Cut, view: View, dim: int) -> Label:
+def storage_label(cut: Cut, view: TensorView, dim: int) -> Label:
     """The label of the storage behind a view that is cut along `dim`."""
     size, stride = view.shape[dim], view.strides[dim] * view.element_bytes
     if cut.loose:
@@ -79,7 +79,7 @@ def placed(cut: Cut, view: View, dim: int) -> Label:
     return Label(stride * cut.block, cut.units, False, cut.origins)
 
 
-def both(a: Cut, b: Cut) -> Cut:
+def merged_cut(a: Cut, b: Cut) -> Cut:
     """Two cuts of one dimension: the coarser one, with the origins of both."""
     coarse = a if (a.loose, a.units) <= (b.loose, b.units) else b
     return replace(coarse, loose=a.loose and b.loose, origins=a.origins | b.origins)
