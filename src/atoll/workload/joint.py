@@ -26,7 +26,7 @@ def _groups(layer: Layer) -> list[list[Operator]]:
     """Linears of one module and one activation, each with one product of the same rows and depth:
     the branches of a parallel block are modules of their own, and stay apart.
     """
-    found: dict[tuple[object, ...], list[Operator]] = {}
+    groups: dict[tuple[object, ...], list[Operator]] = {}
     for op in layer.forward:
         if op.kind != "linear" or len(op.matmuls) != 1 or op.matmuls[0].batch != 1:
             continue
@@ -35,8 +35,8 @@ def _groups(layer: Layer) -> list[list[Operator]]:
         if len(activations) == 1 and product.n > 1:  # one column is a gate, not a projection
             module = op.name.rpartition(".")[0]
             key = module, activations[0], product.m, product.k, product.split, product.fraction
-            found.setdefault(key, []).append(op)
-    return [group for group in found.values() if len(group) > 1]
+            groups.setdefault(key, []).append(op)
+    return [group for group in groups.values() if len(group) > 1]
 
 
 def _activations(layer: Layer, names: Sequence[str]) -> list[str]:
@@ -48,18 +48,22 @@ def _join(layer: Layer, group: list[Operator]) -> Layer:
     weights = [_weight(layer, op) for op in group]
     if None in weights:
         return layer
-    data = [_only(op for op in layer.backward if op.kind == "linear_dgrad" and w in op.reads)
-            for w in weights]  # fmt: skip
-    own = [_only(op for op in layer.backward if op.kind == "linear_wgrad" and f"d{w}" in op.writes)
-           for w in weights]  # fmt: skip
-    if any(op is None or len(op.matmuls) != 1 for op in (*data, *own)):
+    back = layer.backward
+    data_gradients = [
+        _only(op for op in back if op.kind == "linear_dgrad" and w in op.reads) for w in weights
+    ]
+    weight_gradients = [
+        _only(op for op in back if op.kind == "linear_wgrad" and f"d{w}" in op.writes)
+        for w in weights
+    ]
+    if any(op is None or len(op.matmuls) != 1 for op in (*data_gradients, *weight_gradients)):
         return layer
     forward = _replaced(layer.forward, group, _side_by_side(group, "n"), first=True)
-    outs = [op.matmuls[0].m for op in own if op is not None]
+    outs = [op.matmuls[0].m for op in weight_gradients if op is not None]
     side = "m" if outs == [op.matmuls[0].n for op in group] else "n"
-    wgrads = [op for op in own if op is not None]
+    wgrads = [op for op in weight_gradients if op is not None]
     backward = _replaced(layer.backward, wgrads, _side_by_side(wgrads, side), first=False)
-    dgrads = [op for op in data if op is not None]
+    dgrads = [op for op in data_gradients if op is not None]
     summed = _summed(layer, backward, dgrads)
     if summed is None:
         return layer
@@ -81,13 +85,13 @@ def _bias_sums(
 def _weight(layer: Layer, op: Operator) -> str | None:
     """The matrix of a linear; its bias is a vector."""
     weights = [layer.tensors[n] for n in op.reads if layer.tensors[n].role is Role.WEIGHT]
-    found = [tensor.name for tensor in weights if len(tensor.shape) == 2]
-    return found[0] if len(found) == 1 else None
+    matrices = [tensor.name for tensor in weights if len(tensor.shape) == 2]
+    return matrices[0] if len(matrices) == 1 else None
 
 
 def _only(operators: Iterable[Operator]) -> Operator | None:
-    found = list(operators)
-    return found[0] if len(found) == 1 else None
+    candidates = list(operators)
+    return candidates[0] if len(candidates) == 1 else None
 
 
 def _side_by_side(group: Sequence[Operator], dim: str) -> Operator:
@@ -141,17 +145,17 @@ def _summed(
     if root is None or any(_root(part, readers) is not root for part in parts[1:]):
         return _read_together(operators, group, parts, readers)
     leaves, additions = _tree(root, operators, readers)
-    whole = root.writes[0]
+    total = root.writes[0]
     others = tuple(n for n in leaves if n not in parts)
-    result = whole if not others else parts[0]
+    result = total if not others else parts[0]
     product = _product(group, result)
     placed = _replaced(operators, group, product, first=False)
     if not others:
         return tuple(op for op in placed if op.name not in additions)
     adds = root.vectors[:1] * len(others)
     addition = replace(root, reads=(*others, result), vectors=adds)
-    kept = [op for op in placed if op.name not in additions or op.name == root.name]
-    return tuple(addition if op.name == root.name else op for op in kept)
+    remaining = [op for op in placed if op.name not in additions or op.name == root.name]
+    return tuple(addition if op.name == root.name else op for op in remaining)
 
 
 def _product(group: Sequence[Operator], result: str) -> Operator:
@@ -166,7 +170,10 @@ def _read_together(
 ) -> tuple[Operator, ...] | None:
     """Where one kernel adds them up among other things, it reads their sum instead."""
     users = [readers.get(part, []) for part in parts]
-    if any(len(found) != 1 for found in users) or len({found[0].name for found in users}) != 1:
+    if (
+        any(len(part_users) != 1 for part_users in users)
+        or len({part_users[0].name for part_users in users}) != 1
+    ):
         return None
     user = users[0][0]
     adds = [v for v in user.vectors if v.function == "add"]
@@ -184,8 +191,8 @@ def _adds(op: Operator) -> bool:
 def _root(name: str, readers: dict[str, list[Operator]]) -> Operator | None:
     """The last of the additions that a tensor goes through; None if it is not only added."""
     root = None
-    while len(found := readers.get(name, [])) == 1 and _adds(found[0]):
-        root = found[0]
+    while len(adders := readers.get(name, [])) == 1 and _adds(adders[0]):
+        root = adders[0]
         if len(root.writes) != 1:
             return None
         name = root.writes[0]

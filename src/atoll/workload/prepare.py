@@ -43,7 +43,7 @@ def prepare(
         )
         return check_size(fuse(share, fusion))
     config = padded(config, vocabulary_unit * tensor_parallel if vocabulary_unit > 1 else 1)
-    whole = build_model(
+    unsharded = build_model(
         config,
         microbatch,
         sequence,
@@ -51,7 +51,7 @@ def prepare(
         whole_periods=whole_periods,
         backward=tensor_parallel == max(1, expert_tensor) == 1,
     )
-    return fuse(shard(whole, tensor_parallel, sequence_parallel, expert_tensor), fusion)
+    return fuse(shard(unsharded, tensor_parallel, sequence_parallel, expert_tensor), fusion)
 
 
 def padded(config: ModelConfig, unit: int) -> ModelConfig:

@@ -24,7 +24,7 @@ TOKEN = 8  # token ids and labels come as 64-bit integers
 MASK = 1  # a dropout mask keeps one byte an element (Korthikanti et al., arXiv:2205.05198)
 
 
-class Graph:
+class GraphBuilder:
     """The forward graph of one layer while it is written.
 
     Activations of the residual stream are (batch, sequence, hidden) in the SEQUENCE region. All
@@ -52,7 +52,7 @@ class Graph:
         """An image's patches and class token rarely divide evenly: sequence parallelism pads."""
         return Uneven.PAD if self.config.patch_inputs else Uneven.REFUSE
 
-    def own(self, name: str) -> str:
+    def prefixed(self, name: str) -> str:
         return name if name.startswith(self.prefix) else f"{self.prefix}{name}"
 
     def add(
@@ -60,13 +60,13 @@ class Graph:
         name: str,
         shape: tuple[int, ...],
         element_bytes: int = HALF,
-        split: Region = Region.WHOLE,
+        split: Region = Region.UNDIVIDED,
         split_dim: int = 0,
         units: int = 0,
         uneven: Uneven = Uneven.REFUSE,
     ) -> str:
         """An activation."""
-        name = self.own(name)
+        name = self.prefixed(name)
         self.tensors[name] = Tensor(
             name, shape, element_bytes, Role.ACTIVATION, split, split_dim, units, uneven
         )
@@ -86,12 +86,12 @@ class Graph:
         shape = (self.microbatch, self.sequence, width)
         return self.add(name, shape, HALF, Region.TENSOR, 2, units, uneven)
 
-    def like(self, name: str, other: str, element_bytes: int = 0) -> str:
+    def like(self, name: str, template: str, element_bytes: int = 0) -> str:
         """A tensor of the same shape and layout."""
-        o, name = self.tensors[other], self.own(name)
-        size = element_bytes or o.element_bytes
+        t, name = self.tensors[template], self.prefixed(name)
+        size = element_bytes or t.element_bytes
         self.tensors[name] = Tensor(
-            name, o.shape, size, Role.ACTIVATION, o.split, o.split_dim, o.units, o.uneven
+            name, t.shape, size, Role.ACTIVATION, t.split, t.split_dim, t.units, t.uneven
         )
         return name
 
@@ -104,8 +104,8 @@ class Graph:
         uneven: Uneven = Uneven.REFUSE,
     ) -> str:
         """A weight, divided by the tensor width along `split_dim`, or whole."""
-        region = Region.WHOLE if split_dim is None else Region.TENSOR
-        name = f"{self.owner}{self.own(name)}"
+        region = Region.UNDIVIDED if split_dim is None else Region.TENSOR
+        name = f"{self.owner}{self.prefixed(name)}"
         self.tensors[name] = Tensor(
             name, shape, HALF, Role.WEIGHT, region, split_dim or 0, units, uneven
         )
@@ -126,7 +126,16 @@ class Graph:
     ) -> None:
         self.operators.append(
             Operator(
-                self.own(name), kind, reads, writes, matmuls, vectors, None, on_chip, enters, exits
+                self.prefixed(name),
+                kind,
+                reads,
+                writes,
+                matmuls,
+                vectors,
+                None,
+                on_chip,
+                enters,
+                exits,
             )
         )
 

@@ -55,10 +55,10 @@ class Layer:
             if op.kind == "dispatch":
                 experts = self.tensors[op.writes[0]].shape[0]
                 chosen = self.tensors[op.reads[1]].shape[-1]
-                own = op.name.removesuffix("dispatch")
-                names = (f"{own}{part}" for part in EXPERT_WEIGHTS)
-                held = sum(self.tensors[n].elements for n in names if n in self.tensors)
-                idle += held // experts * (experts - chosen)
+                prefix = op.name.removesuffix("dispatch")
+                names = (f"{prefix}{part}" for part in EXPERT_WEIGHTS)
+                expert_elements = sum(self.tensors[n].elements for n in names if n in self.tensors)
+                idle += expert_elements // experts * (experts - chosen)
         return self.parameters - idle
 
     @property
@@ -71,10 +71,10 @@ class Layer:
     @cached_property
     def saved(self) -> tuple[str, ...]:
         """Forward tensors (what enters included) that the backward pass reads."""
-        made = {name for op in self.forward for name in op.writes}
-        made |= set(self.entering)
+        forward_values = {name for op in self.forward for name in op.writes}
+        forward_values |= set(self.entering)
         wanted = {name for op in self.backward for name in op.reads}
-        return tuple(name for name in self.tensors if name in made and name in wanted)
+        return tuple(name for name in self.tensors if name in forward_values and name in wanted)
 
     @cached_property
     def saved_bytes(self) -> int:
@@ -180,15 +180,15 @@ def block_names(model: Model) -> frozenset[str]:
     if ENDS & set(names):
         return frozenset(n for n in names if not is_end(n))
     repeated = frozenset(layer.name for layer, repeat in model.layers if repeat > 1)
-    lists = {_list_of(name) for name in repeated} - {""}
-    beside = frozenset(name for name in names if _list_of(name) in lists)
-    return repeated | beside or frozenset(names[1:-1] or names)
+    lists = {_module_list(name) for name in repeated} - {""}
+    list_items = frozenset(name for name in names if _module_list(name) in lists)
+    return repeated | list_items or frozenset(names[1:-1] or names)
 
 
-def _list_of(name: str) -> str:
+def _module_list(name: str) -> str:
     """The list of an item such as "decoder.layers.0" ("layers.0-1" for a period of two)."""
     path, _, item = name.rpartition(".")
     return path if item.partition("-")[0].isdigit() else ""
 
 
-Whole = TypeVar("Whole", Layer, Model)
+LayerOrModel = TypeVar("LayerOrModel", Layer, Model)

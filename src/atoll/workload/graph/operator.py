@@ -44,7 +44,7 @@ class Region(StrEnum):
     sequence parallelism is on; WHOLE dimensions never.
     """
 
-    WHOLE = "whole"
+    UNDIVIDED = "whole"
     TENSOR = "tensor"
     SEQUENCE = "sequence"
 
@@ -78,7 +78,7 @@ class Tensor:
     element_bytes: float
     """Of formats with scales by block, a part of the scale included: perhaps no whole number."""
     role: Role
-    split: Region = Region.WHOLE
+    split: Region = Region.UNDIVIDED
     split_dim: int = 0
     units: int = 0
     uneven: Uneven = Uneven.REFUSE
@@ -145,7 +145,7 @@ class VectorWork:
     function: str
     rows: int
     cols: int
-    split: Region = Region.WHOLE
+    split: Region = Region.UNDIVIDED
 
     def sized(self, rows: int, cols: int) -> VectorWork:
         """The same of another size."""
@@ -166,7 +166,7 @@ def pass_over(function: str, tensor: Tensor) -> VectorWork:
 
 
 @dataclass(frozen=True, slots=True)
-class Collective:
+class TensorCollective:
     """A collective over the tensor-parallel group. `bytes` is the full (gathered) tensor."""
 
     kind: CollectiveKind
@@ -175,7 +175,7 @@ class Collective:
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class EagerSteps:
     """Kernels of one vector function where every step of an operator runs alone, and what they
     move through HBM.
     """
@@ -204,11 +204,11 @@ class Operator:
     writes: tuple[str, ...]
     matmuls: tuple[Matmul, ...] = ()
     vectors: tuple[VectorWork, ...] = ()
-    collective: Collective | None = None
+    collective: TensorCollective | None = None
     on_chip: bool = False
     enters: tuple[str, ...] = ()
     exits: bool = False
-    steps: tuple[Steps, ...] = ()
+    steps: tuple[EagerSteps, ...] = ()
     """Of a captured operator: how an eager framework runs it."""
 
     @property

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from atoll.workload.graph.operator import (
-    Collective,
     CollectiveKind,
     Operator,
     Role,
     Tensor,
+    TensorCollective,
     VectorWork,
     pass_over,
 )
@@ -97,7 +97,9 @@ class Tape:
         return label, (add, self._all_reduce(summed, total))
 
     def _all_reduce(self, partial: str, total: str) -> Operator:
-        collective = Collective(CollectiveKind.ALL_REDUCE, self.tensors[partial].bytes, self.group)
+        collective = TensorCollective(
+            CollectiveKind.ALL_REDUCE, self.tensors[partial].bytes, self.group
+        )
         return Operator(
             f"{total}.reduce", "all_reduce", (partial,), (total,), collective=collective
         )
