@@ -12,8 +12,8 @@ from atoll.arrays import BoolArray, FloatArray
 from atoll.fabric import mesh_kernels as kernels
 from atoll.fabric.digits import Digits
 from atoll.fabric.events import Message, simulate
-from atoll.fabric.mesh import ALGORITHMS, Mesh, Rectangle, ring_of
-from atoll.fabric.messages import Schedule
+from atoll.fabric.mesh import ALGORITHMS, Mesh, Rectangle, rectangle_ring
+from atoll.fabric.messages import MessageSchedule
 
 
 def wires(digits: Digits, mesh: Mesh) -> kernels.Wires:
@@ -40,7 +40,7 @@ def gathers_s(
     """`gather_s` of every row of member digits with its own volume."""
     seconds = np.zeros(len(member))
     chosen = ALGORITHMS.index(algorithm)
-    kernels.pass_each(member, volume, wires(digits, mesh), chosen, seconds)
+    kernels.pass_rows(member, volume, wires(digits, mesh), chosen, seconds)
     return seconds
 
 
@@ -62,11 +62,11 @@ def pass_messages(
     if fast == gather_s(digits, member, volume, mesh, "line"):
         return [_line_messages(digits, member, volume, 1.0, False)]
     if fast == gather_s(digits, member, volume, mesh, "ring"):
-        schedule = Schedule()
+        schedule = MessageSchedule()
         for group in digits.groups(member):
             columns, rows = {x for x, _ in group}, {y for _, y in group}
-            whole = Rectangle(min(columns), min(rows), len(columns), len(rows))
-            schedule.gather_ring(ring_of(whole), volume)
+            rectangle = Rectangle(min(columns), min(rows), len(columns), len(rows))
+            schedule.gather_ring(rectangle_ring(rectangle), volume)
         return [schedule.messages]
     # Two halves with the axes swapped.
     return [_line_messages(digits, member, volume, 0.5, swapped) for swapped in (False, True)]
@@ -89,7 +89,7 @@ def _line_messages(
     digits: Digits, member: Sequence[bool], volume: float, share: float, swapped: bool
 ) -> list[Message]:
     """Line after line; all groups at once; a die goes on when it has all of its pieces."""
-    schedule = Schedule()
+    schedule = MessageSchedule()
     runs = _lines(digits, member)
     if swapped:
         runs.reverse()
@@ -109,7 +109,7 @@ def simulate_exchange(digits: Digits, member: Sequence[bool], volume: float, mes
 
 def exchange_messages(digits: Digits, member: Sequence[bool], volume: float) -> list[Message]:
     """The messages of an all-to-all over the member digits."""
-    schedule = Schedule()
+    schedule = MessageSchedule()
     for group in digits.groups(member):
         schedule.exchange(group, volume)
     return schedule.messages

@@ -133,7 +133,7 @@ def pass_one(member, volume, wires, algorithm):
 
 
 @entry
-def pass_each(member, volume, wires, algorithm, seconds):
+def pass_rows(member, volume, wires, algorithm, seconds):
     """`pass_s` of every row of flags with its own volume."""
     wires = of_one_thread(wires)
     for i in range(member.shape[0]):

@@ -13,7 +13,7 @@ from atoll.fabric.events import Message
 from atoll.fabric.mesh import Die, xy_path
 
 
-class Schedule:
+class MessageSchedule:
     """Messages under construction; phases follow each other die by die."""
 
     def __init__(self) -> None:

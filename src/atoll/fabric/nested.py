@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.errors import AtollError
-from atoll.fabric.network import Level, Network, share_of
+from atoll.fabric.network import Level, Network, reached_share
 
 LONGEST_RING = 8  # members of an all-reduce; more are joined by trees, in fewer steps
 TREE_SHARE = 0.75  # of the bandwidth, that PAT reaches in NCCL's own model
@@ -51,11 +51,11 @@ class Terms(NamedTuple):
 @lru_cache(maxsize=8192)
 def terms(network: Network, kind: str, group: int, stride: int = 1) -> Terms:
     """What a collective over `group` devices takes, whatever its size."""
-    known, asked = network.known, (kind, group, stride)
-    if asked not in known:
-        known[asked] = _terms(network, *asked)
-    found: Terms = known[asked]
-    return found
+    cache, key = network.terms_cache, (kind, group, stride)
+    if key not in cache:
+        cache[key] = _terms(network, *key)
+    collective_terms: Terms = cache[key]
+    return collective_terms
 
 
 def _terms(network: Network, kind: str, group: int, stride: int) -> Terms:
@@ -63,36 +63,36 @@ def _terms(network: Network, kind: str, group: int, stride: int) -> Terms:
     inside = 1
     slopes, steps = [], []
     for number, level in enumerate(network.levels):
-        here = members(level, group, stride)
+        joined = members(level, group, stride)
         inside = _inside(level, group, stride, inside)
         slopes.append(0.0)
         steps.append(1.0)
-        if here <= inside:
+        if joined <= inside:
             continue
-        units, axes_Bps = ceil(here / inside), level.bandwidth_Bps
+        units, axes_Bps = ceil(joined / inside), level.bandwidth_Bps
         if kind == "all_reduce":
             hops = min(units - 1, 2 * ceil(log2(units)))
         else:
-            hops = ceil(group / inside) - ceil(group / here)
+            hops = ceil(group / inside) - ceil(group / joined)
         trees = kind != "all_reduce" and number > 0 and not level.torus
         tree_s += ceil(log2(units)) * level.latency_s if trees else inf
         if level.torus:
-            spans = torus_spans(level, here, stride)
+            spans = torus_spans(level, joined, stride)
             axes_Bps *= sum(span.share for span in spans)
             hops = sum(span.hops for span in spans)
         passes = 1.0 if kind == "all_reduce" and level.in_network else PASSES[kind]
         # Rings go through all members, one for each member of an inner unit, which carries its part
         # of the tensor out: all but what ends there.
-        reached_Bps = axes_Bps * (1 - level.few / here)
+        reached_Bps = axes_Bps * (1 - level.few / joined)
         if kind == "all_reduce":
             reached_Bps *= level.sums
-        slopes[-1] = passes * (here - 1) / here / inside / reached_Bps
+        slopes[-1] = passes * (joined - 1) / joined / inside / reached_Bps
         if level.ring:  # messages of as many bytes, however fast they are
             messages = passes * max(hops, min(units - 1, LONGEST_RING - 1))
             steps[-1] = messages * level.bandwidth_Bps / reached_Bps
         start_s = max(start_s, level.start_s)
         fixed_s += PASSES[kind] * hops * level.latency_s
-        inside = here
+        inside = joined
     if inside < group:
         raise _too_large(network, group * stride)
     return Terms(start_s + fixed_s, tuple(slopes), tuple(steps), start_s + tree_s)
@@ -119,7 +119,7 @@ def torus_spans(level: Level, group: int, stride: int) -> tuple[Span, ...]:
     inner = stride if stride > 1 else group
     orders = sorted(permutations(level.torus), reverse=True)
     order = next((o for o in orders if inner in accumulate(o, mul)), orders[0])
-    found, low, high, before = [], stride, stride * group, 1
+    spans, low, high, before = [], stride, stride * group, 1
     for length in order:
         after = before * length
         members = ceil(min(high, after) / max(low, before))
@@ -127,9 +127,9 @@ def torus_spans(level: Level, group: int, stride: int) -> tuple[Span, ...]:
             apart = max(1, low // before)
             ring = high >= after and length >= level.wraps
             hops = members // 2 if ring else members - 1
-            found.append(Span(members, (1.0 if ring else 0.5) / apart, hops * apart))
+            spans.append(Span(members, (1.0 if ring else 0.5) / apart, hops * apart))
         before = after
-    return tuple(found)
+    return tuple(spans)
 
 
 @lru_cache(maxsize=64)
@@ -137,10 +137,10 @@ def curves(network: Network) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Seconds that a device sends for at full bandwidth, and the shares of it that such messages of
     collectives reach, a row a level; all rows of one length: a curve goes on as it ends.
     """
-    known = [level.ring or level.efficiency or ((1.0, 1.0),) for level in network.levels]
-    points = max(len(curve) for curve in known)
+    level_curves = [level.ring or level.efficiency or ((1.0, 1.0),) for level in network.levels]
+    points = max(len(curve) for curve in level_curves)
     rows = []
-    for curve in known:
+    for curve in level_curves:
         largest, share = curve[-1]
         more = ((largest * 2.0**i, share) for i in range(1, points - len(curve) + 1))
         rows.append([*curve, *more])
@@ -180,7 +180,7 @@ def _sent_s(level: Level, full_s: float, steps: float = 0.0) -> float:
     else by itself.
     """
     if steps and level.ring:
-        return full_s / share_of(level.ring, full_s / steps * level.bandwidth_Bps)
+        return full_s / reached_share(level.ring, full_s / steps * level.bandwidth_Bps)
     return full_s / level.share(full_s * level.bandwidth_Bps)
 
 
@@ -202,26 +202,26 @@ def all_to_all_s(
     slowest_s = start_s = latency_s = 0.0
     inside = 1
     for level in network.levels:
-        here = members(level, group, stride)
+        joined = members(level, group, stride)
         inside = _inside(level, group, stride, inside)
-        if here <= inside:
+        if joined <= inside:
             continue
-        leaving = bytes_ * (here - inside) / group
+        leaving = bytes_ * (joined - inside) / group
         if chosen > 1:
             units = group / inside
             met = units * (1 - (1 - 1 / units) ** chosen)
             if 1 < units <= limit[0]:
                 met = min(met, limit[1])
-            leaving = bytes_ / chosen * met * (here - inside) / here
+            leaving = bytes_ / chosen * met * (joined - inside) / joined
         if level.torus:
             # Half of an axis sends to its other half, over both links of a cut through a ring.
-            spans = torus_spans(level, here, stride)
+            spans = torus_spans(level, joined, stride)
             leaving = bytes_ * max(span.members / 4 / span.share for span in spans)
-        reached_Bps = level.bandwidth_Bps * (1 - level.few / here)
+        reached_Bps = level.bandwidth_Bps * (1 - level.few / joined)
         slowest_s = max(slowest_s, _sent_s(level, leaving / reached_Bps))
         start_s = max(start_s, level.start_s)
         latency_s += level.latency_s
-        inside = here
+        inside = joined
     if inside < group:
         raise _too_large(network, group * stride)
     return slowest_s + start_s + latency_s

@@ -57,10 +57,10 @@ class Level:
 
     def share(self, sent_bytes: float) -> float:
         """Of the bandwidth that a device reaches which sends so much."""
-        return share_of(self.efficiency, sent_bytes)
+        return reached_share(self.efficiency, sent_bytes)
 
 
-def share_of(curve: tuple[tuple[float, float], ...], sent_bytes: float) -> float:
+def reached_share(curve: tuple[tuple[float, float], ...], sent_bytes: float) -> float:
     """Of the bandwidth that so many bytes reach, between measured sizes on a logarithmic scale and
     beyond them as at the nearest.
     """
@@ -83,7 +83,7 @@ class Network:
     levels: tuple[Level, ...]
 
     @cached_property
-    def known(self) -> dict[tuple[str, int, int], Any]:
+    def terms_cache(self) -> dict[tuple[str, int, int], Any]:
         """Collectives that were stated before (`nested.terms`): a search asks again and again."""
         return {}
 
@@ -99,8 +99,8 @@ class Network:
         holding = [shape for shape in inner.shapes[:-1] if prod(shape) >= devices]
         if not holding:
             return self
-        kept = inner.shapes[: inner.shapes.index(holding[0]) + 1]
-        inner = replace(inner, shapes=kept, devices=prod(holding[0]))
+        shapes = inner.shapes[: inner.shapes.index(holding[0]) + 1]
+        inner = replace(inner, shapes=shapes, devices=prod(holding[0]))
         return replace(self, levels=(inner, *outer))
 
     def sentence(self, devices: int) -> str:

@@ -50,9 +50,9 @@ class Topology:
         """Whether links alone join so many devices."""
         return devices <= (self.domain or (devices if self.switched else LARGEST_TORUS))
 
-    def network(self, link_Bps: float, known: Network) -> Network:
+    def network(self, link_Bps: float, template: Network) -> Network:
         """Of such links; `known` is the network that it follows."""
-        inner, *outer = known.levels
+        inner, *outer = template.levels
         name = self.named(link_Bps)
         if not self.switched:
             slices = _faster(inner, link_Bps / _AXES, "torus")

@@ -16,7 +16,7 @@ from atoll.arrays import FloatArray, IntArray
 
 BUCKET_MM2 = 0.01
 PATIENCE = 5
-_AHEAD = 64  # designs priced at a time; those beyond the stop are not counted
+_BATCH = 64  # designs priced at a time; those beyond the stop are not counted
 
 
 def visit_buckets(
@@ -31,9 +31,9 @@ def visit_buckets(
     recent: list[float] = []
     bucket_best = -1.0
     current: int | None = None
-    for start in range(0, len(order), _AHEAD):
-        ahead = order[start : start + _AHEAD]
-        for position, (chip, score) in enumerate(zip(ahead, evaluate(ahead), strict=True)):
+    for start in range(0, len(order), _BATCH):
+        batch = order[start : start + _BATCH]
+        for position, (chip, score) in enumerate(zip(batch, evaluate(batch), strict=True)):
             if current is not None and buckets[chip] != current:
                 recent.append(bucket_best)
                 bucket_best = -1.0
@@ -41,7 +41,7 @@ def visit_buckets(
                 if len(last) == PATIENCE and all(
                     after <= before for before, after in pairwise(last)
                 ):
-                    return ahead[position:]
+                    return batch[position:]
             current = int(buckets[chip])
             accept(int(chip), float(score))
             bucket_best = max(bucket_best, float(score))
