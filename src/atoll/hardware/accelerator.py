@@ -66,7 +66,7 @@ class Accelerator:
     """Its kind; none: the one described above."""
     more: tuple[tuple[Parameter, float], ...] = ()
     """What a chip of another kind has beside these numbers."""
-    own_core_buffer_bytes: int = 0
+    stated_core_buffer_bytes: int = 0
     stalls: Stalls | None = None
     """What it loses; none: as its kind does."""
 
@@ -75,7 +75,7 @@ class Accelerator:
         """Buffer beside each tensor core: its own, or PHAZE's rule, width x depth / 64 KiB, at
         least 1.
         """
-        return self.own_core_buffer_bytes or core_buffer_bytes(self.width, self.depth)
+        return self.stated_core_buffer_bytes or core_buffer_bytes(self.width, self.depth)
 
     @property
     def peak_flops(self) -> float:

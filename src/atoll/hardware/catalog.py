@@ -45,7 +45,7 @@ class GlbBandwidthFile(FileModel):
     fixed: BytesPerClock | None = None
 
     @model_validator(mode="after")
-    def _one_rule(self) -> GlbBandwidthFile:
+    def _either_rule(self) -> GlbBandwidthFile:
         if (self.per_mib is None) == (self.fixed is None):
             raise ValueError("expected either per_mib or fixed, in bytes per clock")
         return self
@@ -127,7 +127,7 @@ class AcceleratorFile(FileModel):
             name=self.name,
             template=None if template is SYSTOLIC else template,
             more=tuple((p, self.own[p.name]) for p in template.own),
-            own_core_buffer_bytes=self.core_buffer,
+            stated_core_buffer_bytes=self.core_buffer,
             stalls=None if self.kind is None else STALLS[self.kind],
         )
         return chip if "glb_bandwidth" in self.model_fields_set else rebanked(chip)
@@ -189,11 +189,11 @@ class LevelFile(FileModel):
         )
 
 
-def _curve(given: dict[str, float] | float) -> tuple[tuple[float, float], ...]:
+def _curve(efficiency: dict[str, float] | float) -> tuple[tuple[float, float], ...]:
     """Efficiency by bytes, smallest first."""
-    if isinstance(given, float):
-        return ((1.0, given),)
-    return tuple(sorted((float(parse_bytes(size)), share) for size, share in given.items()))
+    if isinstance(efficiency, float):
+        return ((1.0, efficiency),)
+    return tuple(sorted((float(parse_bytes(size)), share) for size, share in efficiency.items()))
 
 
 class NetworkFile(FileModel):
@@ -232,10 +232,10 @@ def load_accelerator_file(name_or_path: str | Path) -> AcceleratorFile:
 
 def load_network(name_or_path: str | Path) -> Network:
     """A network of the catalogue, of a user's YAML file, or of links: `switch-64@450GB/s`."""
-    made = None if is_file(name_or_path) else linked(str(name_or_path))
-    if made is None:
+    topology_and_links = None if is_file(name_or_path) else linked(str(name_or_path))
+    if topology_and_links is None:
         return load_entry("network", name_or_path, NetworkFile).network()
-    topology, link_Bps = made
+    topology, link_Bps = topology_and_links
     return topology.network(link_Bps, load_network(SWITCHED if topology.switched else TORUS))
 
 

@@ -62,8 +62,8 @@ class Chip:
 
     def peak_flops(self, dtype: str) -> float:
         if dtype not in CELL_PRODUCTS:
-            known = ", ".join(CELL_PRODUCTS)
-            raise AtollError(f"device {self.name} has no {dtype} matrix units; it has {known}")
+            formats = ", ".join(CELL_PRODUCTS)
+            raise AtollError(f"device {self.name} has no {dtype} matrix units; it has {formats}")
         return self.accelerator.peak_flops * CELL_PRODUCTS[dtype]
 
     def with_compute(self, factor: float) -> Chip:
@@ -115,8 +115,8 @@ def load_device(name_or_path: str | Path) -> Device:
     tensor cores.
     """
     path = Path(name_or_path)
-    own = path.suffix in (".yaml", ".yml")
-    if str(name_or_path) in accelerator_names() or (own and "tensor_cores" in fields_of(path)):
+    is_yaml = path.suffix in (".yaml", ".yml")
+    if str(name_or_path) in accelerator_names() or (is_yaml and "tensor_cores" in fields_of(path)):
         file = load_accelerator_file(name_or_path)
         return Chip(file.accelerator(), file.network)
     return load_gpu(name_or_path)
@@ -143,12 +143,12 @@ def chip_yaml(chip: Accelerator, name: str, network: str) -> str:
         },
         "network": network,
     }
-    if chip.own_core_buffer_bytes:
-        content["core_buffer"] = f"{chip.own_core_buffer_bytes} B"
+    if chip.stated_core_buffer_bytes:
+        content["core_buffer"] = f"{chip.stated_core_buffer_bytes} B"
     if chip.stalls is not None:
         from atoll.hardware.template.stalls import STALLS
 
-        content["kind"] = next(name for name, known in STALLS.items() if known == chip.stalls)
+        content["kind"] = next(name for name, stalls in STALLS.items() if stalls == chip.stalls)
     if chip.template is not None:
         content["template"] = chip.template.name
         content["own"] = {parameter.name: float(value) for parameter, value in chip.more}

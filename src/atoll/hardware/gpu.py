@@ -110,11 +110,11 @@ class Calibration:
 
     def format_fit(self, dtype: str) -> FormatFit:
         """Products of a format; those of narrow formats that were not measured are as fp8's."""
-        found = dict(self.formats)
-        if dtype in found:
-            return found[dtype]
-        if dtype in ELEMENT_BYTES and dtype not in ("bf16", "fp16") and "fp8" in found:
-            return found["fp8"]
+        fits = dict(self.formats)
+        if dtype in fits:
+            return fits[dtype]
+        if dtype in ELEMENT_BYTES and dtype not in ("bf16", "fp16") and "fp8" in fits:
+            return fits["fp8"]
         return FormatFit(self.matmul, self.kernel_s, self.throttle)
 
     def engine_fit(self, dtype: str) -> FormatFit:
@@ -239,8 +239,8 @@ class Gpu:
             forward=fit.slowed(fit.forward, under),
             backward=fit.slowed(fit.backward, under),
             formats=tuple(
-                (name, replace(own, throttle=under.slowdown(own.throttle)))
-                for name, own in fit.formats
+                (name, replace(format_fit, throttle=under.slowdown(format_fit.throttle)))
+                for name, format_fit in fit.formats
             ),
         )
         bandwidth_Bps = self.hbm_Bps * under.bandwidth
@@ -357,7 +357,9 @@ class CalibrationFile(FileModel):
             "backward": self.attention_backward.fit(),
             "prompt": self.attention_prompt and self.attention_prompt.fit(),
             "traffic": tuple(sorted(self.traffic.items())),
-            "formats": tuple((name, own.fit()) for name, own in self.formats.items()),
+            "formats": tuple(
+                (name, format_file.fit()) for name, format_file in self.formats.items()
+            ),
         }
         return Calibration(**values)
 
@@ -407,7 +409,7 @@ class GpuFile(FileModel):
     calibration: str = "h200"  # of the catalogue, or a .yaml beside this file
 
     @model_validator(mode="after")
-    def _some_peak(self) -> GpuFile:
+    def _half_peak_stated(self) -> GpuFile:
         if self.bf16 is None and self.fp16 is None:
             raise ValueError("expected bf16 or fp16, the dense 16-bit matrix peak")
         return self
@@ -450,35 +452,35 @@ def gpu_names() -> tuple[str, ...]:
     return tuple(name for name in entry_names("gpu") if not name.startswith(_CALIBRATION))
 
 
-def gpu_name(given: str) -> str | None:
+def gpu_name(device: str) -> str | None:
     """The catalogue's name of a device as people write it (H100-SXM, MI300X); None if unknown."""
     names = gpu_names()
-    if given in names:
-        return given
+    if device in names:
+        return device
     return catalogue_name(
-        given, names, lambda name: read_entry("gpu", name, GpuFile).hbm_capacity / 2**30
+        device, names, lambda name: read_entry("gpu", name, GpuFile).hbm_capacity / 2**30
     )
 
 
 def calibration_names() -> tuple[str, ...]:
-    found = (name for name in entry_names("gpu") if name.startswith(_CALIBRATION))
-    return tuple(name.removeprefix(_CALIBRATION) for name in found)
+    entries = (name for name in entry_names("gpu") if name.startswith(_CALIBRATION))
+    return tuple(name.removeprefix(_CALIBRATION) for name in entries)
 
 
 def load_gpu(name_or_path: str | Path, calibration: str | Path | None = None) -> Gpu:
     """A device of the catalogue or of a user's YAML file, under its own or another calibration."""
     if is_file(name_or_path):
         file = load_yaml(name_or_path, GpuFile)
-        beside = Path(name_or_path).parent / file.calibration
-        own: str | Path = beside if is_file(beside) else file.calibration
-        return file.gpu(load_calibration(own if calibration is None else calibration))
-    given = str(name_or_path)
-    name = gpu_name(given)
+        sibling = Path(name_or_path).parent / file.calibration
+        default: str | Path = sibling if is_file(sibling) else file.calibration
+        return file.gpu(load_calibration(default if calibration is None else calibration))
+    device = str(name_or_path)
+    name = gpu_name(device)
     if name is None:
-        near = suggestion(given.lower(), gpu_names())
-        if sizes := same_device(given, gpu_names()):
+        near = suggestion(device.lower(), gpu_names())
+        if sizes := same_device(device, gpu_names()):
             near = f", did you mean {' or '.join(sizes)}?"
-        raise unknown_entry("device", given, near)
+        raise unknown_entry("device", device, near)
     if calibration is None:
         return _catalogued(name)
     return read_entry("gpu", name, GpuFile).gpu(load_calibration(calibration))

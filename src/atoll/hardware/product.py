@@ -64,8 +64,8 @@ class ProductSpace:
         """Those of these points that satisfy the limits, and their places."""
         space = product_points(self.name, self.axes, self.hbm_options, self.glb_bandwidth, flat)
         space = replace(space, hbm_allowed=allowed_options(space, self.limits))
-        kept = np.flatnonzero(space.hbm_allowed.any(axis=1))
-        return space.subset(kept), flat[kept]
+        allowed = np.flatnonzero(space.hbm_allowed.any(axis=1))
+        return space.subset(allowed), flat[allowed]
 
     def values(self, place: int) -> dict[str, float]:
         """The parameters of the design at this point."""
@@ -90,15 +90,15 @@ class ProductSpace:
     def sample(self, count: int, seed: int) -> Space:
         """Designs drawn at random, in the order of the product; fewer where few satisfy."""
         rng = np.random.default_rng(seed)
-        found: list[IntArray] = []
-        known = 0
+        places: list[IntArray] = []
+        total = 0
         for _ in range(64):
             flat = np.unique(rng.integers(0, len(self), size=max(4 * count, 4096)))
-            found.append(self.designs(flat)[1])
-            known += len(found[-1])
-            if known >= count:
+            places.append(self.designs(flat)[1])
+            total += len(places[-1])
+            if total >= count:
                 break
-        drawn = np.unique(np.concatenate(found))
+        drawn = np.unique(np.concatenate(places))
         if len(drawn) == 0:
             raise InfeasibleError(
                 f"space {self.name}: none of many points drawn at random satisfies its "

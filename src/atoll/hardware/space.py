@@ -90,8 +90,8 @@ class Space:
     def resting_power_with(self, hbm: Hbm) -> FloatArray:
         """What every design takes with one HBM while nothing is computed or moved."""
         energy = energy_of(self.template)
-        rest_W = energy.hbm_W_per_byte * hbm.capacity_bytes
-        return energy.static_W_per_mm2 * self.area_with(hbm) + rest_W
+        hbm_idle_W = energy.hbm_W_per_byte * hbm.capacity_bytes
+        return energy.static_W_per_mm2 * self.area_with(hbm) + hbm_idle_W
 
     def values(self, index: int) -> dict[str, float]:
         """The parameters of one design."""
@@ -143,11 +143,13 @@ class Axes:
     template: ChipTemplate = SYSTOLIC
 
     @staticmethod
-    def of(template: ChipTemplate = SYSTOLIC, **values: tuple[float, ...] | None) -> Axes:
+    def with_defaults(
+        template: ChipTemplate = SYSTOLIC, **values: tuple[float, ...] | None
+    ) -> Axes:
         """With the template's own values for parameters that a space may leave out."""
-        given = {name: tuple(listed) for name, listed in values.items() if listed is not None}
+        stated = {name: tuple(listed) for name, listed in values.items() if listed is not None}
         usual = {p.name: p.values for p in template.parameters if p.optional}
-        return Axes(usual | given, template)
+        return Axes(usual | stated, template)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -164,9 +166,9 @@ class Axes:
 
     def columns(self, listed: Iterable[NDArray[Any]]) -> Columns:
         """Columns of designs, from those of the parameters that have a list."""
-        found = dict(zip(self.names, listed, strict=True))
-        tied = {p.name: found[p.tied] for p in self.template.parameters if p.name not in found}
-        return self.template.machine(found | tied)
+        by_name = dict(zip(self.names, listed, strict=True))
+        tied = {p.name: by_name[p.tied] for p in self.template.parameters if p.name not in by_name}
+        return self.template.machine(by_name | tied)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +206,7 @@ def build_space(
             f"space {name} has {axes.points:,} points before its constraints, and at most "
             f"{MAX_POINTS:,} are allowed: shorten a list."
         )
-    kept: list[Space] = []
+    chunks: list[Space] = []
     removed: Counter[str] = Counter()
     smallest_mm2 = np.inf
     for chunk in _chunks(name, axes, hbm_options, glb_bandwidth):
@@ -214,8 +216,8 @@ def build_space(
             removed[constraint] += int((~satisfied).sum())
             allowed &= satisfied
         chunk = replace(chunk, hbm_allowed=allowed)
-        kept.append(chunk.subset(np.flatnonzero(allowed.any(axis=1))))
-    allowed = np.concatenate([chunk.hbm_allowed for chunk in kept])
+        chunks.append(chunk.subset(np.flatnonzero(allowed.any(axis=1))))
+    allowed = np.concatenate([chunk.hbm_allowed for chunk in chunks])
     if len(allowed) == 0:
         constraint, count = removed.most_common(1)[0]
         raise InfeasibleError(
@@ -224,9 +226,9 @@ def build_space(
             f"it has {smallest_mm2:.2f} mm2."
         )
     used = np.flatnonzero(allowed.any(axis=0))
-    whole = kept[0].joined(*kept[1:])
+    space = chunks[0].joined(*chunks[1:])
     options = tuple(hbm_options[option] for option in used)
-    return replace(whole, hbm_options=options, hbm_allowed=allowed[:, used])
+    return replace(space, hbm_options=options, hbm_allowed=allowed[:, used])
 
 
 def _chunks(

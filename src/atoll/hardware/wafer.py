@@ -24,7 +24,7 @@ from math import hypot
 from atoll.errors import AtollError
 from atoll.fabric.mesh import Mesh
 from atoll.hardware.accelerator import GIB, Accelerator, Hbm
-from atoll.hardware.area import area_mm2, area_of_parts, area_of_space
+from atoll.hardware.area import area_mm2, columns_area_mm2, columns_area_parts
 from atoll.hardware.physical.chips import Chip, columns
 from atoll.hardware.physical.constants import PUBLISHED
 from atoll.hardware.physical.die import die_yield
@@ -50,7 +50,7 @@ PROCESSES = {f"{nm:g}nm": float(nm) for nm in reversed(PROCESSES_NM)}
 
 
 @dataclass(frozen=True, slots=True)
-class Stack:
+class DramStack:
     """One HBM stack beside a die: its memory, the area and the edge that it takes."""
 
     capacity_bytes: int
@@ -68,7 +68,7 @@ class Wafer:
     columns: int
     core: Accelerator
     stacks: int
-    stack: Stack
+    stack: DramStack
     usable_mm2: float
     halo_mm2: float
     link_latency_s: float
@@ -154,14 +154,14 @@ class Wafer:
         if self.stated_die_mm2 is not None:
             return self.stated_die_mm2
         core = columns_of(self.core)
-        d1, own = nodes(D1_NM), nodes(PROCESSES[self.process])
-        logic = float(own.logic / d1.logic)
-        memory = float(d1.macro_bytes_per_mm2 / own.macro_bytes_per_mm2)
+        d1, node = nodes(D1_NM), nodes(PROCESSES[self.process])
+        logic = float(node.logic / d1.logic)
+        memory = float(d1.macro_bytes_per_mm2 / node.macro_bytes_per_mm2)
         grown_mm2 = sum(
             float(mm2[0]) * ((logic if name in _LOGIC else memory) - 1.0)
-            for name, mm2 in area_of_parts(core).items()
+            for name, mm2 in columns_area_parts(core).items()
         )
-        return (float(area_of_space(core)[0]) + grown_mm2) * D1_AREA_SCALE
+        return (float(columns_area_mm2(core)[0]) + grown_mm2) * D1_AREA_SCALE
 
     @cached_property
     def site_mm2(self) -> float:
@@ -232,11 +232,11 @@ class Wafer:
             dram_Bps=self.stacks * self.stack.bandwidth_Bps,
             on_wafer=True,
         )
-        of_die = {name: float(watts[0]) for name, watts in power_parts_W(columns([die])).items()}
-        of_die["static"] = PUBLISHED.static_W_per_mm2 * self.die_mm2
+        die_W = {name: float(watts[0]) for name, watts in power_parts_W(columns([die])).items()}
+        die_W["static"] = PUBLISHED.static_W_per_mm2 * self.die_mm2
         links = 2 * (self.rows * (self.columns - 1) + self.columns * (self.rows - 1))
         busy = PUBLISHED.link_share * links * self.link_Bps * self.link_J_per_byte
-        return {name: self.dies * watts for name, watts in of_die.items()} | {"links": busy}
+        return {name: self.dies * watts for name, watts in die_W.items()} | {"links": busy}
 
     @property
     def peak_power_W(self) -> float:

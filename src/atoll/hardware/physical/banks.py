@@ -28,7 +28,7 @@ OPERAND_BYTES = 2
 MOST_PORTS = 2
 
 
-def words_asked(chips: Columns) -> FloatArray:
+def requested_words(chips: Columns) -> FloatArray:
     """Of all cores in a clock: an operand for each row of an array and for each lane."""
     rows, lanes = (
         np.ceil(np.asarray(chips[name], np.float64) * OPERAND_BYTES / WORD_BYTES)
@@ -37,18 +37,18 @@ def words_asked(chips: Columns) -> FloatArray:
     return np.asarray(chips["tensor_cores"] * rows + chips["vector_cores"] * lanes)
 
 
-def words_served(asked: FloatArray, banks: FloatArray, ports: FloatArray) -> FloatArray:
+def words_served(requested: FloatArray, banks: FloatArray, ports: FloatArray) -> FloatArray:
     """Of so many words that are asked for in a clock, in any of the banks."""
     chance = 1.0 / np.asarray(banks, np.float64)
-    idle = (1.0 - chance) ** asked
-    once = asked * chance * (1.0 - chance) ** (asked - 1.0)
-    second = np.where(np.asarray(ports) > 1, 1.0 - idle - once, 0.0)
+    idle = (1.0 - chance) ** requested
+    single = requested * chance * (1.0 - chance) ** (requested - 1.0)
+    second = np.where(np.asarray(ports) > 1, 1.0 - idle - single, 0.0)
     return np.asarray((1.0 - idle + second) / chance)
 
 
 def bytes_per_clock(chips: Columns) -> FloatArray:
     """That the buffer serves."""
-    return WORD_BYTES * words_served(words_asked(chips), chips["banks"], chips["ports"])
+    return WORD_BYTES * words_served(requested_words(chips), chips["banks"], chips["ports"])
 
 
 def port_bytes_per_clock(chips: Columns) -> FloatArray:
@@ -56,19 +56,19 @@ def port_bytes_per_clock(chips: Columns) -> FloatArray:
     return np.asarray(chips["banks"] * chips["ports"], np.float64) * WORD_BYTES
 
 
-def like_one_port_bytes(chips: Columns, physics: Physics = PUBLISHED) -> FloatArray:
+def single_port_bytes(chips: Columns, physics: Physics = PUBLISHED) -> FloatArray:
     """Bytes in banks of 1 MiB and one port that take the same area."""
     size = np.asarray(chips["glb_bytes"], np.float64)
     side = np.sqrt(np.asarray(chips["banks"], np.float64) * MIB / size)
-    return size * (1.0 + physics.bank_periphery * (side - 1.0)) * _of_ports(chips, physics)
+    return size * (1.0 + physics.bank_periphery * (side - 1.0)) * _port_area_factor(chips, physics)
 
 
 def energy(chips: Columns, physics: Physics = PUBLISHED) -> FloatArray:
     """Of a byte in a bank over that in one of 1 MiB with one port."""
     size = np.asarray(chips["glb_bytes"], np.float64) / chips["banks"] / MIB
-    return np.asarray((size * _of_ports(chips, physics)) ** physics.bank_energy)
+    return np.asarray((size * _port_area_factor(chips, physics)) ** physics.bank_energy)
 
 
-def _of_ports(chips: Columns, physics: Physics) -> FloatArray:
+def _port_area_factor(chips: Columns, physics: Physics) -> FloatArray:
     """Area over that with one port."""
     return 1.0 + (np.asarray(chips["ports"], np.float64) - 1.0) * (physics.second_port - 1.0)

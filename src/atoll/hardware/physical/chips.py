@@ -59,6 +59,6 @@ Columns = dict[str, Floats]
 def columns(chips: Sequence[Chip]) -> Columns:
     """One array a field."""
     return {
-        one.name: np.array([float(getattr(chip, one.name)) for chip in chips])
-        for one in fields(Chip)
+        entry.name: np.array([float(getattr(chip, entry.name)) for chip in chips])
+        for entry in fields(Chip)
     }

@@ -25,7 +25,7 @@ from atoll.hardware.physical.constants import PUBLISHED, Physics
 from atoll.hardware.physical.nodes import nodes
 
 _PJ = 1e-12
-_BYTES_PER_CELL_OF_EDGE = 2 + 4
+_BYTES_PER_EDGE_CELL = 2 + 4
 """An operand in and a result out of each row and column, in bf16 and fp32."""
 PARTS = ("cells", "operands", "lanes", "dram", "links", "static")
 
@@ -35,7 +35,7 @@ def power_parts_W(chips: Columns, physics: Physics = PUBLISHED) -> dict[str, Flo
     dynamic = chips["clock_Hz"] * nodes(chips["process_nm"]).energy * _PJ
     wide, narrow = chips["bf16_cells"], chips["fp8_cells"]
     macs = np.maximum(wide, narrow * physics.fp8_mac)
-    moved = np.maximum(wide, narrow / 2) * _BYTES_PER_CELL_OF_EDGE / np.sqrt(chips["unit_cells"])
+    moved = np.maximum(wide, narrow / 2) * _BYTES_PER_EDGE_CELL / np.sqrt(chips["unit_cells"])
     lane = np.where(chips["threaded"], physics.threaded_lane_pJ, physics.static_lane_pJ)
     stacked = chips["stacks"] > 0
     bit = physics.dram_pJ_per_bit * np.where(stacked, chips["dram_energy"], physics.other_dram)

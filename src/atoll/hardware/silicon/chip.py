@@ -26,8 +26,8 @@ def stalls_of(chip: Accelerator) -> Stalls:
 def columns_of(chip: Accelerator) -> Columns:
     """A chip as a space of one."""
     names = (*MACHINE, "glb_bandwidth_Bpc", "core_buffer_bytes")
-    own = {parameter.name: np.array([value]) for parameter, value in chip.more}
-    return {name: np.array([getattr(chip, name)]) for name in names} | own
+    parameters = {parameter.name: np.array([value]) for parameter, value in chip.more}
+    return {name: np.array([getattr(chip, name)]) for name in names} | parameters
 
 
 def rebanked(chip: Accelerator) -> Accelerator:

@@ -54,8 +54,8 @@ def physical_energy(process_nm: ArrayLike, physics: Physics = PUBLISHED) -> Ener
     """Joules per event of a process with random data, at nominal voltage; wires and interfaces do
     not shrink. Of several processes, columns.
     """
-    own = nodes(process_nm).energy
-    logic: Any = float(own) if own.ndim == 0 else own
+    node_energy = nodes(process_nm).energy
+    logic: Any = float(node_energy) if node_energy.ndim == 0 else node_energy
     busy = physics.sustained * logic * _PJ
     wire = physics.wire_pJ_per_bit_mm * physics.wire_mm * _BITS * _PJ
     return EnergyModel(
@@ -79,8 +79,8 @@ def physical_memories(dram: Dram = HBM["hbm2e"], physics: Physics = PUBLISHED) -
     """Some stacks of a generation, with their interfaces and the power that they are rated at."""
     traffic = physics.dram_share * dram.bandwidth_Bps * _BITS * _PJ
     size = dram.GiB * GIB
-    rest_W = physics.hbm_stack_W * size / _STACK_BYTES
-    stack_W = rest_W + traffic * physics.dram_pJ_per_bit * dram.energy
+    idle_W = physics.hbm_stack_W * size / _STACK_BYTES
+    stack_W = idle_W + traffic * physics.dram_pJ_per_bit * dram.energy
     area_mm2 = dram.phy_mm2 + dram.controller_mm2
     return tuple(
         Hbm(
@@ -97,31 +97,31 @@ def _area_parts(
     """By part; HBM's interfaces are the memory's."""
     tensor, vector = chips["tensor_cores"], chips["vector_cores"]
     cells, lanes = chips["width"] * chips["depth"], chips["vector_width"]
-    beside = tensor * np.maximum(KIB, cells // 64 * KIB) + vector * np.maximum(
+    core_bytes = tensor * np.maximum(KIB, cells // 64 * KIB) + vector * np.maximum(
         KIB, lanes // 64 * KIB
     )
     shared, wide_Bpc = chips["glb_bytes"], chips["glb_bandwidth_Bpc"]
     if "banks" in chips:
-        shared = banks.like_one_port_bytes(chips, physics)
+        shared = banks.single_port_bytes(chips, physics)
         wide_Bpc = banks.port_bytes_per_clock(chips)
-    own = columns([Chip(0.0, REFERENCE_HZ, 0.0, stacks=2.0)])
-    found = area_parts_mm2(
-        own
+    base = columns([Chip(0.0, REFERENCE_HZ, 0.0, stacks=2.0)])
+    parts = area_parts_mm2(
+        base
         | {
             "process_nm": np.asarray(process_nm or chips["process_nm"], np.float64),
             "bf16_cells": np.asarray(tensor * cells, np.float64),
             "cores": np.asarray(tensor + vector, np.float64),
             "lanes": np.asarray(vector * lanes, np.float64),
-            "scratchpad_bytes": np.asarray(beside + shared, np.float64),
+            "scratchpad_bytes": np.asarray(core_bytes + shared, np.float64),
             "link_Bps": np.asarray(chips.get("link_Bps", LINKS_BPS), np.float64),
         },
         physics,
     )
-    joined = total(found[name] for name in PARTS[: PARTS.index("network")])
+    joined = total(parts[name] for name in PARTS[: PARTS.index("network")])
     wires = physics.wire_mm2_per_Bpc_mm * wide_Bpc * np.sqrt(joined)
-    found["network"] = np.maximum(found["network"], wires)
+    parts["network"] = np.maximum(parts["network"], wires)
     return {
-        f"{name}_mm2": np.broadcast_to(found[name], joined.shape)
+        f"{name}_mm2": np.broadcast_to(parts[name], joined.shape)
         for name in PARTS
         if name not in ("cache", "dram")
     }
@@ -170,7 +170,7 @@ def physical_template(
     buffers = tuple(size * MIB for size in (8, 16, 32, 48, 64, 96, 128, 192, 256))
     clocks = (0.7e9, 0.94e9, 1.05e9, 1.2e9, 1.4e9)
     node = Parameter("process_nm", "Process", (7, 5, 3), key="node", unit="nm", silicon=True)
-    each_way = Parameter(
+    links = Parameter(
         "link_Bps", "Links", (150e9, 300e9, 600e9), kind="bandwidth", key="links", unit="GB/s",
         per=1e9, silicon=True,
     )  # fmt: skip
@@ -178,7 +178,7 @@ def physical_template(
         Parameter("banks", "Banks", (8, 16, 32, 64, 128, 256), banked=True),
         Parameter("ports", "Ports", (1, 2), unit="a bank", banked=True, optional=True),
     )
-    more = {"": (), "links": (each_way,), "banks": in_banks}[kind]
+    more = {"": (), "links": (links,), "banks": in_banks}[kind]
     banked = Banked(banks.bytes_per_clock, partial(_bank_energy, physics))
     where = "several processes" if process_nm is None else f"{process_nm:g} nm"
     name = f"physical-{kind}" if kind else "physical"
@@ -233,11 +233,11 @@ def redrawn(template: ChipTemplate, physics: Physics) -> ChipTemplate:
 
 def redrawn_memories(options: tuple[Hbm, ...], physics: Physics) -> tuple[Hbm, ...]:
     """Memories under other constants: the templates' own; what a file states stays as it is."""
-    known = {
+    replacements = {
         usual: now
         for dram in HBM.values()
         for usual, now in zip(
             physical_memories(dram), physical_memories(dram, physics), strict=True
         )
     }
-    return tuple(known.get(option, option) for option in options)
+    return tuple(replacements.get(option, option) for option in options)

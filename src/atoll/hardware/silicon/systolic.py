@@ -6,7 +6,7 @@ PHAZE's kind of chip (ICML 2024); its lists are those of PHAZE's space.
 from __future__ import annotations
 
 from atoll.hardware.accelerator import GIB, MIB
-from atoll.hardware.area import area_of_parts, area_of_space
+from atoll.hardware.area import columns_area_mm2, columns_area_parts
 from atoll.hardware.energy import die_power_W
 from atoll.hardware.silicon.physical import PHYSICAL
 from atoll.hardware.template.parameter import Parameter
@@ -47,8 +47,8 @@ SYSTOLIC = ChipTemplate(
             optional=True,
         ),
     ),
-    area_mm2=area_of_space,
-    area_parts=area_of_parts,
+    area_mm2=columns_area_mm2,
+    area_parts=columns_area_parts,
     power_W=die_power_W,
 )
 

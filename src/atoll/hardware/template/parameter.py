@@ -41,5 +41,5 @@ class Parameter:
 
     def to_dict(self) -> dict[str, Any]:
         """What a page needs to show it."""
-        told = {"name": self.name, "label": self.label, "unit": self.unit, "per": self.per}
-        return told | {"whole": self.kind in ("count", "bytes")}
+        shown = {"name": self.name, "label": self.label, "unit": self.unit, "per": self.per}
+        return shown | {"whole": self.kind in ("count", "bytes")}
