@@ -2,9 +2,9 @@
 
 A rectangle of h rows and w columns is written as a mixed-radix number: the prime factors of w along
 x (columns), then those of h along y (rows), each axis from its outermost digit to its innermost. A
-die's coordinates are its digits. An operator's gene is one tag a digit: the loop dimension that
-this digit splits. The product of the radices with the same tag is the split count of that dimension
-(Part), the digits' axes and nesting are its order on the mesh (Ord).
+die's coordinates are its digits. An operator's gene has one tag per digit: the loop dimension that
+it splits. The product of the radices with the same tag is the split count of that dimension (Part),
+the digits' axes and nesting are its order on the mesh (Ord).
 
 Every digit owns a fixed field of every dimension's index (block-cyclic tiles). A digit that splits
 rows in two operators therefore selects the same rows in both, whatever the other digits do, and

@@ -11,7 +11,7 @@ Link = tuple[Die, Die]
 """From a die to its neighbour: one direction."""
 
 ALGORITHMS = ("auto", "line", "ring", "2d")
-"""Of a collective over a rectangle, by their numbers in `mesh_kernels`."""
+"""Collective algorithms on a rectangle; indices are the constants of `mesh_kernels`."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Rectangle:
         ]
 
     def apart(self, second: Rectangle) -> float:
-        """Hops between the middles."""
+        """Hops between the centres of two rectangles."""
         across = abs(self.x + self.width / 2 - second.x - second.width / 2)
         return across + abs(self.y + self.height / 2 - second.y - second.height / 2)
 
@@ -63,7 +63,7 @@ def both_ways(links: Iterable[Link]) -> set[Link]:
 def snake(
     rows: int, columns: int, width: int, height: int, count: int
 ) -> tuple[Rectangle, ...] | None:
-    """Equal rectangles in boustrophedon order, each beside the next; None if there is no room."""
+    """Equal rectangles in boustrophedon order, neighbours adjacent; None if they do not fit."""
     across, down = columns // width, rows // height
     if count > across * down:
         return None
@@ -72,7 +72,7 @@ def snake(
 
 
 def xy_path(source: Die, target: Die) -> tuple[Link, ...]:
-    """Along x, then along y."""
+    """Route along x, then along y."""
     path: list[Link] = []
     die = source
     while die != target:
@@ -87,8 +87,8 @@ def xy_path(source: Die, target: Die) -> tuple[Link, ...]:
 
 
 def rectangle_ring(r: Rectangle) -> list[Die]:
-    """A closed walk over a rectangle with an even side, neighbours all the way: down the first
-    column (or along the first row), and back through the others.
+    """Return a closed walk of neighbours over a rectangle with an even side: down the first column
+    (or along the first row), and back through the others.
     """
     if r.height % 2 and r.width % 2:
         raise ValueError("a rectangle of odd sides holds no ring")

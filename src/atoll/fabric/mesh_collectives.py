@@ -17,7 +17,7 @@ from atoll.fabric.messages import MessageSchedule
 
 
 def wires(digits: Digits, mesh: Mesh) -> kernels.Wires:
-    """What kernels want to know of a rectangle and its links."""
+    """Pack the digits and links of a rectangle for the kernels."""
     return kernels.Wires(
         digits.radix, digits.axis, digits.stride, mesh.link_Bps, mesh.link_latency_s,
         np.zeros((3, 8), np.int64),
@@ -27,8 +27,8 @@ def wires(digits: Digits, mesh: Mesh) -> kernels.Wires:
 def gather_s(
     digits: Digits, member: Sequence[bool], volume: float, mesh: Mesh, algorithm: str = "auto"
 ) -> float:
-    """An all-gather to `volume` bytes a die over the member digits; a reduce-scatter of as many
-    takes as long, and an all-reduce twice that.
+    """Seconds of an all-gather to `volume` bytes per die over the member digits; a reduce-scatter
+    of the same volume takes as long, an all-reduce twice that.
     """
     flags, chosen = np.array(member, np.bool_), ALGORITHMS.index(algorithm)
     return float(kernels.pass_one(flags, volume, wires(digits, mesh), chosen))
@@ -37,7 +37,7 @@ def gather_s(
 def gathers_s(
     digits: Digits, member: BoolArray, volume: FloatArray, mesh: Mesh, algorithm: str = "auto"
 ) -> FloatArray:
-    """`gather_s` of every row of member digits with its own volume."""
+    """`gather_s` for each row of member digits and its volume."""
     seconds = np.zeros(len(member))
     chosen = ALGORITHMS.index(algorithm)
     kernels.pass_rows(member, volume, wires(digits, mesh), chosen, seconds)
@@ -47,7 +47,7 @@ def gathers_s(
 def simulate_pass(
     digits: Digits, member: Sequence[bool], volume: float, mesh: Mesh, algorithm: str = "auto"
 ) -> float:
-    """An all-gather over the member digits by the algorithm that the fast model takes."""
+    """Simulate an all-gather over the member digits by the algorithm that `gather_s` chooses."""
     halves = pass_messages(digits, member, volume, mesh, algorithm)
     return max((simulate(messages, mesh).end_s for messages in halves), default=0.0)
 
@@ -88,7 +88,7 @@ def _lines(digits: Digits, member: Sequence[bool]) -> list[list[int]]:
 def _line_messages(
     digits: Digits, member: Sequence[bool], volume: float, share: float, swapped: bool
 ) -> list[Message]:
-    """Line after line; all groups at once; a die goes on when it has all of its pieces."""
+    """Gather line after line, all groups at once; a die continues when all pieces have arrived."""
     schedule = MessageSchedule()
     runs = _lines(digits, member)
     if swapped:

@@ -65,5 +65,5 @@ class MessageSchedule:
         self._last.setdefault(die, []).append(message)
 
     def arrivals(self) -> dict[Die, list[int]]:
-        """What has been sent to each die so far: a following phase waits for it."""
+        """Messages sent to each die so far, which a following phase waits for."""
         return {die: list(sent) for die, sent in self._last.items()}

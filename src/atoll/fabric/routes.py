@@ -23,7 +23,7 @@ def boundaries(
     mesh: Mesh, rectangles: Sequence[Rectangle], stream_bytes: float,
     dead_links: Sequence[Link] = (),
 ) -> Boundary:  # fmt: skip
-    """All stages send at once in the steady state: a transfer waits for its most loaded link."""
+    """Time the transfers between stages: all send at once, each waits for its most loaded link."""
     broken = both_ways(dead_links)
     loads: dict[Link, float] = {}
     routes: list[list[tuple[tuple[Link, ...], float]]] = [[]]
@@ -45,8 +45,8 @@ def boundaries(
 
 @dataclass(frozen=True)
 class Journey:
-    """A stage's way to its helper and back: how many dies share its most loaded link, the longest
-    way in hops, and what crosses each link for every byte that a die leaves.
+    """Route of a stage to its helper and back: dies that share its most loaded link, its longest
+    path in hops, and bytes per link for each byte that a die sends.
     """
 
     sharing: float
@@ -58,7 +58,7 @@ def journeys(
     mesh: Mesh, rectangles: Sequence[Rectangle], helpers: Sequence[int | None],
     dead_links: Sequence[Link] = (),
 ) -> tuple[Journey | None, ...]:  # fmt: skip
-    """The ways of all senders, which share links."""
+    """Route all senders, which share links."""
     broken = both_ways(dead_links)
     stage_loads: list[dict[Link, float]] = []
     hops: list[int] = []
@@ -85,10 +85,8 @@ def journeys(
 
 
 def flows(before: Rectangle, after: Rectangle) -> list[tuple[Die, Die, float]]:
-    """Each die of the next stage takes its share from the dies at the same place in the last.
-
-    Both rectangles are walked in the direction in which they neighbour each other, so that pieces
-    cross where the rectangles touch.
+    """List (source, target, share): each die receives from the dies at the same relative position
+    of the stage before. Both rectangles are walked so that pieces cross where they touch.
     """
     sources, targets = before.dies(), after.dies()
     shares = []
@@ -102,7 +100,7 @@ def flows(before: Rectangle, after: Rectangle) -> list[tuple[Die, Die, float]]:
 
 
 def route(source: Die, target: Die, mesh: Mesh, broken: set[Link]) -> tuple[Link, ...]:
-    """Along x, then along y; around dead links by the shortest way."""
+    """Route along x, then along y; around dead links by a shortest path."""
     path = xy_path(source, target)
     if not broken or not broken.intersection(path):
         return path

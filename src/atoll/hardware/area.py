@@ -97,12 +97,12 @@ def area_mm2(
 
 
 def columns_area_mm2(chips: Columns) -> NDArray[np.float64]:
-    """The same of columns."""
+    """Area of designs given as columns."""
     return area_mm2(*(chips[name] for name in _SILICON))
 
 
 def columns_area_parts(chips: Columns) -> dict[str, NDArray[np.float64]]:
-    """The same area, part by part."""
+    """Area of designs by part."""
     cells, lanes = chips["width"] * chips["depth"], chips["vector_width"]
     tensor_cores, vector_cores = chips["tensor_cores"], chips["vector_cores"]
     return {

@@ -78,7 +78,7 @@ class HbmFile(FileModel):
 
 
 class PublishedFile(FileModel):
-    """What a chip that exists takes, where its maker says it."""
+    """Published area and power of an existing chip."""
 
     area: Area
     power: Power
@@ -133,7 +133,7 @@ class AcceleratorFile(FileModel):
         return chip if "glb_bandwidth" in self.model_fields_set else rebanked(chip)
 
     def area_and_power(self) -> tuple[float, float]:
-        """Of the whole chip, in mm2 and W: published, or by its template."""
+        """Chip area in mm2 and power in W: published, or by its template."""
         if self.published is not None:
             return self.published.area, self.published.power
         from atoll.hardware.silicon.chip import accelerator_area_mm2, peak_power_W
@@ -226,7 +226,7 @@ def load_accelerator(name_or_path: str | Path) -> Accelerator:
 
 
 def load_accelerator_file(name_or_path: str | Path) -> AcceleratorFile:
-    """The same as it is written, with the network that such chips sit on."""
+    """Load a chip file as written, with the network of such chips."""
     return load_entry("accelerator", name_or_path, AcceleratorFile)
 
 
@@ -258,13 +258,13 @@ def entry_names(kind: str) -> tuple[str, ...]:
 
 
 def read_entry(kind: str, name: str, model: type[F]) -> F:
-    """One of them."""
+    """Read one catalogue entry."""
     text = (_CATALOG / f"{kind}s" / f"{name}.yaml").read_text(encoding="utf-8")
     return read_shipped(text, model, f"catalogue entry {name}")
 
 
 def is_file(name_or_path: str | Path) -> bool:
-    """Whether a file of the user's own is meant."""
+    """Return whether the name is a user's file."""
     return Path(name_or_path).suffix in (".yaml", ".yml")
 
 

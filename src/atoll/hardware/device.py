@@ -21,7 +21,7 @@ from atoll.hardware.gpu import Gpu, gpu_names, load_gpu
 
 CLOCK_STEPS = 1000
 CELL_PRODUCTS = {"bf16": 1, "fp16": 1, "fp8": 2, "nvfp4": 4}
-"""Multiply-adds of a chip's cell in a clock."""
+"""Multiply-adds per cell and clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Chip:
         return replace(self, accelerator=chip)
 
     def capped(self, cap_W: float) -> Chip:
-        """The chip at the highest clock at which all of its parts, busy at once, keep to a cap."""
+        """Return the chip at the highest clock that keeps its peak power within the cap."""
         from atoll.hardware.silicon.chip import peak_power_W
 
         at = partial(replace, self.accelerator)
@@ -87,7 +87,7 @@ class Chip:
         return replace(self, accelerator=slower, cap_W=cap_W)
 
     def drawn_W(self, busy: float) -> float | None:
-        """Not known of a chip outside of a search, which counts its operations."""
+        """None: only a search counts the operations of a chip."""
         return None
 
     def with_hbm(self, hbm_bytes: int | None = None, hbm_Bps: float | None = None) -> Chip:
@@ -101,8 +101,8 @@ class Chip:
 
 
 Device = Gpu | Chip
-"""Both say the same of themselves: peaks, memory, the network and the software that such devices
-usually have, how fast streams of bytes run, and what an optimizer's step moves of them."""
+"""Both have the same interface: peaks, memory, usual network and software, streaming bandwidth, and
+optimizer traffic."""
 
 
 def device_names() -> tuple[str, ...]:

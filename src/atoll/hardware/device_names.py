@@ -62,7 +62,7 @@ def _spelling(name: str) -> _Spelling:
 
 
 def same_device(device: str, names: Iterable[str]) -> list[str]:
-    """Names of the same device, with any memory."""
+    """Return the names of the same device, with any memory size."""
     base = _spelling(device).base
     return [name for name in names if _spelling(name).base == base]
 
@@ -70,7 +70,7 @@ def same_device(device: str, names: Iterable[str]) -> list[str]:
 def catalogue_name(
     device: str, names: Iterable[str], memory_GB: Callable[[str], float]
 ) -> str | None:
-    """The name under which the catalogue has a device, or None; `memory_GB` of one of its names."""
+    """Return the catalogue name of a device, or None; `memory_GB` maps catalogue names to sizes."""
     wanted = _spelling(device)
     alike = same_device(device, names)
     if wanted.memory_GB is None:

@@ -54,12 +54,12 @@ ELEMENT_BYTES: Mapping[str, float] = {
     "mxfp8": 33 / 32,
     "nvfp4": 9 / 16,
 }
-"""Of an element in memory, with its share of a block's scale."""
+"""Bytes per element in memory, including its share of a block scale."""
 
 
 ATTENTION_POWER = 0.5
-"""Of the products' slowdown at the power limit, attention's: an H200 sustains 1.70 GHz in attention
-and 1.48 in products, of a boost of 1.98 (docs/gpu-model.md)."""
+"""Attention's share of the products' slowdown at the power limit: an H200 with a boost clock of
+1.98 GHz sustains 1.70 GHz in attention and 1.48 GHz in products (docs/gpu-model.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class Calibration:
         return table[function]
 
     def format_fit(self, dtype: str) -> FormatFit:
-        """Products of a format; those of narrow formats that were not measured are as fp8's."""
+        """Return the fit of a format; narrow formats that were not measured use fp8's."""
         fits = dict(self.formats)
         if dtype in fits:
             return fits[dtype]
@@ -118,7 +118,7 @@ class Calibration:
         return FormatFit(self.matmul, self.kernel_s, self.throttle)
 
     def engine_fit(self, dtype: str) -> FormatFit:
-        """The same as inference engines run it, where their kernels were timed beside others."""
+        """Return `format_fit` as inference engines run it, where their kernels were timed."""
         return dict(self.formats).get(f"{dtype}_engine") or self.format_fit(dtype)
 
     @property
@@ -159,7 +159,7 @@ class Gpu:
     power_W: float | None = None
     """Rated."""
     cap_W: float | None = None
-    """That its power is held to, where that is less."""
+    """Power cap, where it is below the rating."""
     process_nm: float | None = None
     die_mm2: float | None = None
     """Published; of all dies of the package."""
@@ -215,8 +215,8 @@ class Gpu:
         return replace(self, **peaks)
 
     def capped(self, cap_W: float) -> Gpu:
-        """The same device with its power held below the rating: products and attention follow the
-        clock, streams keep the memory's bandwidth as long as that can be fed.
+        """Return the device under a power cap: products and attention follow the clock, streams
+        keep the memory bandwidth as long as the clock can feed it.
         """
         rated_W = self.power_W
         if rated_W is None:
@@ -247,7 +247,7 @@ class Gpu:
         return replace(self, calibration=slow, hbm_Bps=bandwidth_Bps, cap_W=cap_W)
 
     def drawn_W(self, busy: float) -> float | None:
-        """Mean power, busy for this share of the time and waiting for others in the rest."""
+        """Mean power when busy for this share of the time and waiting otherwise."""
         return None if self.power_W is None else training_W(self.power_W, busy, self.cap_W)
 
     def loop_flops(self, dtype: str = "bf16") -> float:
@@ -277,7 +277,7 @@ EngineFormat = Literal["bf16_engine", "fp8_engine"]
 Part = Annotated[float, Field(ge=0, le=1)]
 Slowdown = Annotated[float, Field(ge=1, le=LARGEST_FACTOR)]
 Rate = Annotated[float, Field(ge=1 / LARGEST_FACTOR, le=LARGEST_FACTOR)]
-"""Something is divided by it."""
+"""A positive factor that may be a divisor."""
 
 
 class AttentionFile(FileModel):
@@ -379,7 +379,7 @@ CALIBRATED = {
     "attention_backward": "backward",
     "attention_prompt": "prompt",
 }
-"""For names of a calibration's file, those of the fields here."""
+"""Calibration file key -> field name."""
 
 
 class GpuFile(FileModel):
@@ -488,13 +488,13 @@ def load_gpu(name_or_path: str | Path, calibration: str | Path | None = None) ->
 
 @lru_cache(maxsize=64)
 def _catalogued(name: str) -> Gpu:
-    """Under its own calibration; asked for several times in a command."""
+    """Load a catalogue device with its default calibration, cached."""
     file = read_entry("gpu", name, GpuFile)
     return file.gpu(load_calibration(file.calibration))
 
 
 USUAL_GB = 80
-"""Of a device that comes with several sizes, where a table does not say."""
+"""Memory size assumed for a device sold in several sizes when a table does not say."""
 
 
 @lru_cache(maxsize=64)

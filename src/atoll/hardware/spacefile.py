@@ -58,7 +58,7 @@ from atoll.hardware.space import (
 )
 
 TOPOLOGIES = ("switch-8", "switch-64", "torus", "fat-tree")
-"""That links are tried in where a space names none."""
+"""Topologies tried where a space names none."""
 
 
 def _expanded(number: Callable[[object], float], base_unit: str) -> BeforeValidator:
@@ -132,7 +132,7 @@ def _listed(value: Any) -> Any:
 
 
 def _stacks(value: Any) -> Any:
-    """Names of generations as the stacks that the physical model knows, behind what is stated."""
+    """Replace generation names by their stacks in the physical model, after the stated options."""
     if not isinstance(value, list):
         return value
     named = [option for option in value if isinstance(option, str) and option in HBM]
@@ -148,7 +148,7 @@ def _stacks(value: Any) -> Any:
 
 
 class ConstraintsFile(FileModel):
-    """What a chip must satisfy, together with its HBM."""
+    """Constraints on a chip together with its HBM."""
 
     max_area: Area | None = None
     min_area: Area | None = None
@@ -173,7 +173,7 @@ class ConstraintsFile(FileModel):
 
 
 class ChipSpaceFile(FileModel):
-    """What all spaces say; the lists are those of the template's parameters."""
+    """Fields of all space files; the template's parameters add the lists."""
 
     name: str = Field(min_length=1)
     source: str = ""
@@ -184,7 +184,7 @@ class ChipSpaceFile(FileModel):
     constraints: ConstraintsFile = ConstraintsFile()
 
     def topologies(self) -> tuple[str, ...]:
-        """Those that links are tried in; of other templates none."""
+        """Topologies in which links are tried; empty for templates without links."""
         if TEMPLATES[self.template].edge_mm is None:
             if self.topology is None:
                 return ()
@@ -222,7 +222,7 @@ _LISTS: dict[str, Any] = {
 
 @cache
 def space_file(template: str = SYSTOLIC.name) -> type[ChipSpaceFile]:
-    """The form of a space of that template."""
+    """Return the file model of spaces of a template."""
     fields: dict[str, Any] = {"template": (Literal[template], template)}
     for parameter in TEMPLATES[template].parameters:
         lists = _LISTS[parameter.kind]

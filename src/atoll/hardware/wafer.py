@@ -87,9 +87,9 @@ class Wafer:
     """Weights may live in memory behind the wafer's ports (weight streaming); where a die has no
     DRAM, inputs of layers wait there too for their backward pass."""
     efficiency: float = 1.0
-    """Of the modelled rate of a die's operators, what software was measured to reach."""
+    """Measured share of the modelled rate of a die's operators."""
     step_s: float = 0.0
-    """Once a step, whatever the mapping: the host, and its memory outside between steps."""
+    """Fixed time per step: the host, and its external memory between steps."""
     process: str = "7nm"
     bond_yield: float = 0.99
     link_J_per_byte: float = 5.0 * 8 * 1e-12
@@ -189,9 +189,7 @@ class Wafer:
 
     @cached_property
     def chip(self) -> Accelerator:
-        """A die as the cost models see it: its cores, at the clock at which they would do what
-        software reaches, and its memory.
-        """
+        """A die for the cost models: its clock scaled by `efficiency`, and its memory."""
         c = replace(self.core, clock_Hz=self.efficiency * self.core.clock_Hz)
         if self.sram_memory:
             memory = Hbm(c.glb_bytes, c.glb_bandwidth_Bpc * c.clock_Hz, power_W=0.0)
@@ -217,8 +215,8 @@ class Wafer:
 
     @cached_property
     def power_parts_W(self) -> dict[str, float]:
-        """Of the whole wafer with all units busy, by part as of every chip; links with the energy
-        of the wafer's own, silicon with its stated area.
+        """Power of the wafer with all units busy, by part; links with the wafer's link energy,
+        static power with the stated area.
         """
         c = self.core
         array = c.width * c.depth
@@ -240,7 +238,7 @@ class Wafer:
 
     @property
     def peak_power_W(self) -> float:
-        """All units busy, memory and links as far as products at peak ask for them."""
+        """Power with all units busy, memory and links at the traffic of products at peak."""
         return sum(self.power_parts_W.values())
 
     @cached_property
@@ -249,12 +247,12 @@ class Wafer:
 
     @property
     def dead_share(self) -> float:
-        """Dies that do not work on a finished wafer of tested dies: those lost in bonding."""
+        """Share of dies that fail on a finished wafer of tested dies: those lost in bonding."""
         return 1.0 - self.bond_yield
 
     @cached_property
     def cost_dollars(self) -> float:
-        """Tested dies from as much silicon as their yield asks for, bonded; and their DRAM."""
+        """Cost of silicon / yield, the carrier wafer and DRAM, divided by the bonding yield."""
         wafer_mm2 = 70_686.0  # a 300 mm wafer
         silicon = self.dies * self.die_mm2 / self.die_yield
         price = float(nodes(PROCESSES[self.process]).wafer_usd)

@@ -28,7 +28,7 @@ _BITS = {"none": (False,), "full": (True,), "optimal": (False, True)}
 
 @dataclass(frozen=True, slots=True)
 class PhazePlacer:
-    """A `Placer`; the better of the two answers, without and with recomputation."""
+    """A `Placer` that returns the better placement without and with recomputation."""
 
     plain: ClassVar[bool] = True
 
@@ -91,8 +91,8 @@ class PhazePlacer:
         )
 
     def depths(self, problem: PlacementProblem) -> list[int]:
-        """Those with room for weights and gradients and one microbatch's activations, which are
-        resident whether they are recomputed or not."""
+        """Pipeline depths that fit weights, gradients and the activations of one microbatch, which
+        are resident whether they are recomputed or not."""
         facts = problem.facts
         resident = self.state_bytes(problem.states) * facts.parameters.sum()
         resident += facts.saved_bytes.sum()
@@ -156,7 +156,7 @@ def _division(
     data: int,
     starts: Sequence[int],
 ) -> Division:
-    """Every stage but the last runs its forward pass again, if any does."""
+    """Describe a division; with recomputation every stage but the last reruns its forward pass."""
     times_s = times.pass_s[problem.facts.kind]
     rerun_s = times_s[: starts[-1], 0].sum() if recompute else 0.0
     share = float(rerun_s / times_s.sum()) if rerun_s else 0.0

@@ -1,8 +1,8 @@
-"""PHAZE's own way through a space, for comparison: stop when five buckets did not improve.
+"""PHAZE's search strategy, for comparison: stop when five buckets did not improve.
 
 PHAZE sorts designs into buckets of 0.01 mm2, visits them from the largest area down, evaluates
 every design of a bucket, and stops once the best throughput of the last five buckets has not
-increased. What the rule leaves out it says nothing about.
+increased. It gives no bound on the designs that it leaves out.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def visit_buckets(
     evaluate: Callable[[IntArray], FloatArray],
     accept: Callable[[int, float], None],
 ) -> IntArray:
-    """Evaluate chips of these areas until the rule stops, and accept those that it visits with
-    their scores; the chips that were evaluated but not visited."""
+    """Evaluate chips by area until the rule stops, calling `accept` for each visited one. Return
+    the chips that were evaluated but not visited."""
     buckets = (area_mm2 / BUCKET_MM2).astype(np.int64)
     order = np.lexsort((np.arange(len(area_mm2)), -buckets))
     recent: list[float] = []

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """One of them as a person would write it down."""
+    """One constant with its range and source."""
 
     name: str
     value: float
@@ -41,7 +41,7 @@ def ranged(value: float, low: float, high: float, source: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Physics:
-    """All of them; draws and fits are other values of the same fields (`dataclasses.replace`)."""
+    """All constants; draws and fits replace field values (`dataclasses.replace`)."""
 
     cell_um2: float = ranged(
         600.0, 400.0, 900.0, "multiply-add in bf16 with its registers: [v4i] MXUs, at most 671"
@@ -154,7 +154,7 @@ PUBLISHED = Physics()
 
 
 def constants(record: DataclassInstance = PUBLISHED) -> Iterator[Constant]:
-    """Every constant of a record of them with its range and source."""
+    """Yield every constant of a record with its range and source."""
     for entry in fields(record):
         metadata = entry.metadata
         value = float(getattr(record, entry.name))

@@ -94,11 +94,11 @@ class Capped:
 
     @property
     def drawn(self) -> float:
-        """Share of the rating that it draws when busy."""
+        """Share of the rating drawn when busy."""
         return self.power.held * self.cap
 
     def slowdown(self, rated: float) -> float:
-        """Of a load's burst time under the cap, less one, where it is `rated` at the rating.
+        """Relative slowdown of a load under the cap, given its slowdown `rated` at the rating.
 
         Its dynamic power at the burst clock, D, is what made the clock give way to 1 / (1 + rated):
         idling + D f V(f)^2 is all that the rating allows there. The same D gives the clock here.
@@ -110,21 +110,21 @@ class Capped:
 
     @property
     def least(self) -> float:
-        """Share of the rating that it draws before anything is moved or multiplied."""
+        """Share of the rating drawn before any data moves or multiplies."""
         power = self.power
         clocked = power.feeding * _voltage(power.feeding) ** 2
         return power.idle + (power.running - power.idle) * clocked
 
     @property
     def bandwidth(self) -> float:
-        """Share of DRAM's bandwidth that the cap leaves, clocks no higher than it needs."""
+        """Share of the DRAM bandwidth available under the cap, at the lowest sufficient clock."""
         power = self.power
         ways = (1 - power.interface) * _voltage(power.feeding) ** 2
         return min(1.0, (self.drawn - self.least) / (power.dram * (power.interface + ways)))
 
 
 def _voltage(clock: float) -> float:
-    """Of the nominal one, at a share of the burst clock."""
+    """Voltage relative to nominal at a share of the burst clock."""
     return PUBLISHED.threshold + (1 - PUBLISHED.threshold) * clock
 
 
@@ -138,10 +138,10 @@ def training_W(
 
 @dataclass(frozen=True, slots=True)
 class NodeLoad:
-    """A node's devices and what they are at."""
+    """Devices of a node and their load."""
 
     devices: int
-    """In all nodes."""
+    """Total over all nodes."""
     per_node: int
     limit_W: float
     fixed_batch: bool

@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 
 
 def drawn(constants: Sequence[Constant], count: int, seed: int) -> list[Physics]:
-    """So many sets of constants; those that are not listed keep their values."""
+    """Draw `count` sets of constants; those that are not listed keep their values."""
     random = np.random.default_rng(seed)
     strata = np.array([random.permutation(count) for _ in constants]).reshape(-1, count)
     chances = (strata + random.random(strata.shape)) / count
@@ -35,7 +35,7 @@ def drawn(constants: Sequence[Constant], count: int, seed: int) -> list[Physics]
 
 
 def triangular(constant: Constant, chance: Floats) -> Floats:
-    """The values below which a constant lies with these chances."""
+    """Quantiles of a constant's triangular distribution."""
     width, rise = constant.high - constant.low, constant.value - constant.low
     below = constant.low + np.sqrt(chance * width * rise)
     above = constant.high - np.sqrt((1.0 - chance) * width * (constant.high - constant.value))
@@ -43,7 +43,7 @@ def triangular(constant: Constant, chance: Floats) -> Floats:
 
 
 def at_ends(constant: Constant) -> tuple[Physics, Physics]:
-    """With this constant alone at the low and at the high end of its range."""
+    """Return constants with only this one at the low and at the high end of its range."""
     low, high = (
         replace(PUBLISHED, **{constant.name: end}) for end in (constant.low, constant.high)
     )

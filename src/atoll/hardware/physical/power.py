@@ -31,7 +31,7 @@ PARTS = ("cells", "operands", "lanes", "dram", "links", "static")
 
 
 def power_parts_W(chips: Columns, physics: Physics = PUBLISHED) -> dict[str, Floats]:
-    """At peak, without a limit, in the order of `PARTS`."""
+    """Power by part at peak, without a limit, in the order of `PARTS`."""
     dynamic = chips["clock_Hz"] * nodes(chips["process_nm"]).energy * _PJ
     wide, narrow = chips["bf16_cells"], chips["fp8_cells"]
     macs = np.maximum(wide, narrow * physics.fp8_mac)
@@ -52,13 +52,13 @@ def power_parts_W(chips: Columns, physics: Physics = PUBLISHED) -> dict[str, Flo
 
 
 def module_W(chips: Columns, physics: Physics = PUBLISHED) -> Floats:
-    """What a module of its year could be cooled at; dies of a wafer have no module."""
+    """Power at which a module of its year could be cooled; infinite for dies of a wafer."""
     limit = physics.module_W_2016 * np.exp(physics.module_growth * (chips["year"] - 2016))
     return np.where(chips["on_wafer"], np.inf, limit)
 
 
 def rating_W(chips: Columns, physics: Physics = PUBLISHED) -> Floats:
-    """Thermal design power: what the peak draws, at most what the module is cooled at."""
+    """Thermal design power: peak power, at most the module's cooling limit."""
     drawn = total(power_parts_W(chips, physics).values())
     return np.asarray(np.minimum(drawn, module_W(chips, physics)))
 

@@ -70,13 +70,12 @@ class Prices:
 
 USUAL_PRICES = Prices()
 _OPTICAL = 0.25
-"""Of the cables of a torus: those that close its cubes of 4 x 4 x 4."""
+"""Share of a torus's cables that close its 4 x 4 x 4 cubes."""
 
 
 def with_links(prices: Prices, topology: Topology, link_Bps: float, devices: int) -> Prices:
-    """With dollars and watts of the network that links make up, a device's part: cables, which two
-    devices share, and of n layers of switches 2 n - 1 ports and n cables; what joins domains takes
-    what it does elsewhere. Cables of copper draw nothing.
+    """Set the network dollars and watts per device: shared cables, and for n switch layers 2 n - 1
+    ports and n cables; joining domains costs the usual network. Copper cables draw no power.
     """
     if topology.switched:
         layers = topology.layers(devices)
@@ -97,7 +96,7 @@ def with_links(prices: Prices, topology: Topology, link_Bps: float, devices: int
 def device_usd(
     area_mm2: ArrayLike, process_nm: ArrayLike, hbm_bytes: float, prices: Prices = USUAL_PRICES
 ) -> Floats:
-    """A good die and its HBM on an interposer that bonded."""
+    """Cost of a good die and its HBM on an interposer, divided by the bonding yield."""
     memory_GiB = hbm_bytes / _GIB
     footprint_mm2 = np.asarray(area_mm2) + memory_GiB * prices.hbm_mm2_per_GiB
     package = footprint_mm2 * prices.interposer_usd_per_mm2
@@ -108,8 +107,8 @@ def device_usd(
 def ownership_usd(
     device_usd: ArrayLike, peak_power_W: ArrayLike, prices: Prices = USUAL_PRICES
 ) -> Floats:
-    """Of a device over its years: itself, its part of the network, and the energy of both;
-    switches draw as much whatever passes them."""
+    """Cost of a device over its lifetime: purchase, network share, and energy of both; switches
+    draw constant power."""
     mean_W = np.asarray(peak_power_W) * prices.drawn + prices.network_W
     kWh = mean_W / _W_PER_KW * _HOURS_A_YEAR * prices.years
     purchase_usd = np.asarray(device_usd, np.float64) + prices.network_usd

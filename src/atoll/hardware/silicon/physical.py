@@ -43,7 +43,7 @@ LINKS_BPS = 300e9
 BUDGET_MM2, BUDGET_W = 600.0, 400.0
 """TPU v4's die and an A100's module: large, air-cooled, and a third below the reticle's 858 mm2."""
 SRAM_J_PER_BYTE = 1.75e-12
-"""Of a bank of 1 MB at 7 nm (Jouppi et al., ISCA 2021, Table 2)."""
+"""Access energy of a 1 MB bank at 7 nm (Jouppi et al., ISCA 2021, Table 2)."""
 _PJ, _BITS = 1e-12, 8
 _STACK_BYTES = 16 * GIB
 _USUAL_NM = 7.0
@@ -71,12 +71,12 @@ def physical_energy(process_nm: ArrayLike, physics: Physics = PUBLISHED) -> Ener
 
 
 def voltage(clock_Hz: FloatArray, physics: Physics = PUBLISHED) -> FloatArray:
-    """At a clock over the nominal one, in a line above the threshold."""
+    """Voltage relative to nominal, V = t + (1 - t) f, with f the clock relative to nominal."""
     return np.asarray(physics.threshold + (1 - physics.threshold) * clock_Hz / REFERENCE_HZ)
 
 
 def physical_memories(dram: Dram = HBM["hbm2e"], physics: Physics = PUBLISHED) -> tuple[Hbm, ...]:
-    """Some stacks of a generation, with their interfaces and the power that they are rated at."""
+    """Options of 2, 4 and 6 stacks of a generation, with interface area and rated power."""
     traffic = physics.dram_share * dram.bandwidth_Bps * _BITS * _PJ
     size = dram.GiB * GIB
     idle_W = physics.hbm_stack_W * size / _STACK_BYTES
@@ -94,7 +94,7 @@ def physical_memories(dram: Dram = HBM["hbm2e"], physics: Physics = PUBLISHED) -
 def _area_parts(
     process_nm: float | None, physics: Physics, chips: Columns
 ) -> dict[str, FloatArray]:
-    """By part; HBM's interfaces are the memory's."""
+    """Area by part, without HBM interfaces, which belong to the memory."""
     tensor, vector = chips["tensor_cores"], chips["vector_cores"]
     cells, lanes = chips["width"] * chips["depth"], chips["vector_width"]
     core_bytes = tensor * np.maximum(KIB, cells // 64 * KIB) + vector * np.maximum(
@@ -132,8 +132,8 @@ def _area_mm2(process_nm: float | None, physics: Physics, chips: Columns) -> Flo
 
 
 def _power_W(physics: Physics, chips: Columns, energy: EnergyModel) -> FloatArray:
-    """Arrays and lanes busy, the shared buffer (all of its ports) at the share that products leave
-    it; links where they tell chips apart."""
+    """Power with arrays and lanes busy, the shared buffer (all ports) at `buffer_share` of its
+    bandwidth, and links where they are a parameter."""
     used = {"glb_bandwidth_Bpc": chips["glb_bandwidth_Bpc"] * physics.buffer_share}
     if "banks" in chips:
         wide_Bpc = banks.port_bytes_per_clock(chips) * _bank_energy(physics, chips)
@@ -146,14 +146,14 @@ def _power_W(physics: Physics, chips: Columns, energy: EnergyModel) -> FloatArra
 
 
 def _bank_energy(physics: Physics, chips: Columns) -> FloatArray:
-    """Of a byte of the shared buffer over the energy model's: its banks', the wires as they are."""
+    """Energy per shared-buffer byte relative to the energy model: banks scaled, wires unchanged."""
     bank_J = SRAM_J_PER_BYTE * nodes(chips["process_nm"]).energy
     usual_J = physical_energy(chips["process_nm"], physics).glb_J_per_byte
     return np.asarray(1.0 + (banks.energy(chips, physics) - 1.0) * bank_J / usual_J)
 
 
 def _edge_mm(physics: Physics, chips: Columns) -> FloatArray:
-    """Of the die, that links take."""
+    """Die edge that links occupy."""
     return np.asarray(chips["link_Bps"] / (1e9 * physics.serdes_GBps_per_mm))
 
 
@@ -224,7 +224,7 @@ PHYSICAL = (*map(physical_template, (*PROCESSES_NM, None)), LINKED, BANKED)
 
 
 def redrawn(template: ChipTemplate, physics: Physics) -> ChipTemplate:
-    """One of them under other constants."""
+    """Rebuild a template with other constants."""
     if template.banked is not None:
         return physical_template(None, physics, "banks")
     linked = template.edge_mm is not None
@@ -232,7 +232,7 @@ def redrawn(template: ChipTemplate, physics: Physics) -> ChipTemplate:
 
 
 def redrawn_memories(options: tuple[Hbm, ...], physics: Physics) -> tuple[Hbm, ...]:
-    """Memories under other constants: the templates' own; what a file states stays as it is."""
+    """Rebuild the templates' memories with other constants; memories stated in a file stay."""
     replacements = {
         usual: now
         for dram in HBM.values()

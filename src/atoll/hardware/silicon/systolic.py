@@ -56,6 +56,6 @@ HBM_PARAMETERS = (
     Parameter("hbm_capacity_bytes", "HBM", (), kind="bytes", unit="GiB", per=GIB),
     Parameter("hbm_bandwidth_Bps", "HBM bandwidth", (), kind="bandwidth", unit="GB/s", per=1e9),
 )
-"""What every chip has beside its template's."""
+"""Parameters that every chip has in addition to those of its template."""
 
 TEMPLATES = Registry("chip_templates", ChipTemplate, (SYSTOLIC, *PHYSICAL))
