@@ -88,8 +88,7 @@ def xy_path(source: Die, target: Die) -> tuple[Link, ...]:
 
 def rectangle_ring(r: Rectangle) -> list[Die]:
     """Return a closed walk of neighbours over a rectangle with an even side: down the first column
-    (or along the first row), and back through the others.
-    """
+    (or along the first row), and back through the others."""
     if r.height % 2 and r.width % 2:
         raise ValueError("a rectangle of odd sides holds no ring")
     if r.height % 2:

@@ -28,8 +28,7 @@ def gather_s(
     digits: Digits, member: Sequence[bool], volume: float, mesh: Mesh, algorithm: str = "auto"
 ) -> float:
     """Seconds of an all-gather to `volume` bytes per die over the member digits; a reduce-scatter
-    of the same volume takes as long, an all-reduce twice that.
-    """
+    of the same volume takes as long, an all-reduce twice that."""
     flags, chosen = np.array(member, np.bool_), ALGORITHMS.index(algorithm)
     return float(kernels.pass_one(flags, volume, wires(digits, mesh), chosen))
 

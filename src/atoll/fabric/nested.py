@@ -36,8 +36,7 @@ PASSES = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}
 
 class Terms(NamedTuple):
     """A collective of b bytes takes min(fixed_s + x, tree_s + x / TREE_SHARE), where x is the max
-    over levels of s / share of what is sent in s / steps, and s = s_per_byte b.
-    """
+    over levels of s / share of what is sent in s / steps, and s = s_per_byte b."""
 
     fixed_s: float
     s_per_byte: tuple[float, ...]
@@ -135,8 +134,7 @@ def torus_spans(level: Level, group: int, stride: int) -> tuple[Span, ...]:
 @lru_cache(maxsize=64)
 def curves(network: Network) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Message durations at full bandwidth and the share of it that collectives reach, one row per
-    level; shorter curves are extended with their last share.
-    """
+    level; shorter curves are extended with their last share."""
     level_curves = [level.ring or level.efficiency or ((1.0, 1.0),) for level in network.levels]
     points = max(len(curve) for curve in level_curves)
     rows = []
@@ -234,8 +232,7 @@ def send_s(network: Network, bytes_: float, stride: int) -> float:
 
 def neighbours_s(network: Network, bytes_: float, group: int, stride: int) -> float:
     """Seconds in which every member of a ring or chain sends to the next, at the pace of its
-    slowest link, such as one between nodes.
-    """
+    slowest link, such as one between nodes."""
     if group <= 1:
         return 0.0
     return max(send_s(network, bytes_, stride), send_s(network, bytes_, stride * (group - 1)))

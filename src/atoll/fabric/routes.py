@@ -46,8 +46,7 @@ def boundaries(
 @dataclass(frozen=True)
 class Journey:
     """Route of a stage to its helper and back: dies that share its most loaded link, its longest
-    path in hops, and bytes per link for each byte that a die sends.
-    """
+    path in hops, and bytes per link for each byte that a die sends."""
 
     sharing: float
     hops: int
@@ -86,8 +85,7 @@ def journeys(
 
 def flows(before: Rectangle, after: Rectangle) -> list[tuple[Die, Die, float]]:
     """List (source, target, share): each die receives from the dies at the same relative position
-    of the stage before. Both rectangles are walked so that pieces cross where they touch.
-    """
+    of the stage before. Both rectangles are walked so that pieces cross where they touch."""
     sources, targets = before.dies(), after.dies()
     shares = []
     for i, target in enumerate(targets):

@@ -112,8 +112,7 @@ def device_names() -> tuple[str, ...]:
 
 def load_device(name_or_path: str | Path) -> Device:
     """A device of the catalogue, or of a YAML file of either form: a chip of the template has
-    tensor cores.
-    """
+    tensor cores."""
     path = Path(name_or_path)
     is_yaml = path.suffix in (".yaml", ".yml")
     if str(name_or_path) in accelerator_names() or (is_yaml and "tensor_cores" in fields_of(path)):

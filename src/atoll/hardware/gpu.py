@@ -124,8 +124,7 @@ class Calibration:
     @property
     def limit_throttle(self) -> float:
         """Slowdown of products of 16 and of 8 bits inside a training step, at the power limit: on
-        an H200 both sustain one clock, 1.48 GHz.
-        """
+        an H200 both sustain one clock, 1.48 GHz."""
         return self.throttle if self.step_throttle is None else self.step_throttle
 
     def attention_throttle(self, direction: AttentionFit) -> float:
@@ -216,8 +215,7 @@ class Gpu:
 
     def capped(self, cap_W: float) -> Gpu:
         """Return the device under a power cap: products and attention follow the clock, streams
-        keep the memory bandwidth as long as the clock can feed it.
-        """
+        keep the memory bandwidth as long as the clock can feed it."""
         rated_W = self.power_W
         if rated_W is None:
             raise AtollError(f"power_cap: device {self.name} has no rated power to be capped")

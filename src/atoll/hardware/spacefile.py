@@ -258,8 +258,7 @@ def read_space(path: str | Path, template: str | None = None) -> ProductSpace:
 
 def template_space(template: str) -> ProductSpace:
     """A template's own lists up to a reticle, with the memories of PHAZE's space; physical ones
-    with stacks that have an interface and a power.
-    """
+    with stacks that have an interface and a power."""
     named, most = TEMPLATES[template], Limits(max_area_mm2=RETICLE_MM2, edge=True)
     memories = physical_memories() if named in PHYSICAL else HBM_OPTIONS
     topologies = () if named.edge_mm is None else TOPOLOGIES

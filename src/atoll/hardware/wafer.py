@@ -216,8 +216,7 @@ class Wafer:
     @cached_property
     def power_parts_W(self) -> dict[str, float]:
         """Power of the wafer with all units busy, by part; links with the wafer's link energy,
-        static power with the stated area.
-        """
+        static power with the stated area."""
         c = self.core
         array = c.width * c.depth
         die = Chip(

@@ -37,8 +37,7 @@ def capture(
     keep: str = "fused",
 ) -> StoredModel:
     """A model from a torch module, or from a function that builds one, on fake tensors;
-    `atoll.capture` says what each argument is.
-    """
+    `atoll.capture` says what each argument is."""
     run_module = import_run_module()
     if not callable(module):
         raise AtollError(
@@ -68,7 +67,7 @@ def check_request(keep: str, sequence: int | None) -> None:
 
 
 def import_run_module() -> Any:
-    """The module that runs others; a sentence where torch is missing."""
+    """Import `run_module`, or raise if torch is missing."""
     try:
         import torch  # noqa: F401
     except ImportError:
@@ -88,19 +87,19 @@ class CaptureRequest:
     sequence: int | None
     batch_dim: int | None
     dtype: Any
-    """The type of weights and floating inputs, as torch has it; None: as they are."""
+    """Torch type of weights and floating inputs; None: unchanged."""
     keep: str
     loss: Callable[[Any], Any] | None = None
     samples: int = 1
-    """Where the batch is fixed."""
+    """Samples per microbatch where the batch is fixed."""
     notes: tuple[str, ...] = ()
-    """What a reader of the model should know, before what the capture has to say."""
+    """Notes put before those of the capture."""
 
 
 def capture_module(
     module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], request: CaptureRequest
 ) -> StoredModel:
-    """Run the module twice on fake tensors, at two batch sizes, and write down what ran."""
+    """Trace the module on fake tensors at two batch sizes and build the model."""
     check_request(request.keep, request.sequence)
     run_module, batch_dim, keep = import_run_module(), request.batch_dim, request.keep
     shapes = run_module.input_shapes([list(args), dict(kwargs)])

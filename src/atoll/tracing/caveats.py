@@ -15,7 +15,7 @@ _PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "linear"))
 
 
 def caveats(trace: ModuleTrace) -> tuple[str, ...]:
-    """Sentences, without a full stop, each about the whole model."""
+    """Return warnings about the model, without a full stop."""
     return (*_dense_experts(trace), *_windows(trace), *_masks(trace))
 
 
@@ -23,7 +23,7 @@ def caveats(trace: ModuleTrace) -> tuple[str, ...]:
 
 
 def _dense_experts(trace: ModuleTrace) -> list[str]:
-    """Routers that choose some experts for each token, where all experts ran on all tokens."""
+    """Warn about routed experts that all ran on all tokens."""
     routers: dict[tuple[int, int], list[str]] = {}
     for call in trace.calls:
         if call.op != "topk" or call.backward or not call.ins:
@@ -89,7 +89,7 @@ def _is_attention(call: OperatorCall) -> bool:
 
 
 def _windows(trace: ModuleTrace) -> list[str]:
-    """A window that the configuration states and no attention has."""
+    """Warn about a configured window that no captured attention has."""
     attention = [call for call in trace.calls if _is_attention(call)]
     products = [call for call in trace.calls if call.op in SOFTMAXES and not call.backward]
     tokens = max([_tokens(call) for call in (*attention, *products)], default=0)
@@ -105,13 +105,13 @@ def _windows(trace: ModuleTrace) -> list[str]:
 
 
 def _tokens(call: OperatorCall) -> int:
-    """Tokens that attention or a softmax looks at."""
+    """Number of keys of an attention or softmax."""
     view: TensorView = call.ins[1] if _is_attention(call) else call.ins[0]
     return view.shape[-2 if _is_attention(call) else -1]
 
 
 def _masks(trace: ModuleTrace) -> list[str]:
-    """Masks made by comparing positions that are counted as no mask, or as a triangle only."""
+    """Warn about position masks that are counted as no mask or as causal only."""
     makers = forward_makers(trace)
     dense, repeated = 0, 0
     for call in trace.calls:

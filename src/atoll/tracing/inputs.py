@@ -1,4 +1,4 @@
-"""Inputs in words."""
+"""Parsing of input descriptions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _INPUT = re.compile(r"(?:([^=\[]+)=)?(\w+)\[([0-9, ]*)\]")
 
 
 def parse_inputs(texts: Sequence[str], example: str) -> list[tuple[str, str, tuple[int, ...]]]:
-    """(name or "", type, shape) of inputs in words; all of them have a name, or none."""
+    """Parse inputs into (name or "", type, shape); all or none have a name."""
     parsed = []
     for text in texts:
         match = _INPUT.fullmatch(text.strip())

@@ -50,7 +50,7 @@ LORA_RANK = 16  # where nothing is said
 GRADIENT = Role.WEIGHT_GRADIENT
 Pair = tuple[Operator, Operator]
 GRADIENTS_ONLY = ("linear_wgrad", "bias_grad", "table_grad", "scatter_add")
-"""Operators that make nothing but gradients of weights."""
+"""Operators that compute only weight gradients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Adapters:
 
 
 def targets_named(words: str) -> tuple[str, ...]:
-    """Projections in people's words: "q_proj+v_proj", "attention", "all"; attention's for none."""
+    """Parse projections: "q_proj+v_proj", "attention", "all"; attention's for an empty text."""
     names = [word for word in re.split(r"[^a-z0-9_]+", words.lower()) if word]
     for word in names:
         if word not in TARGETS:
@@ -72,13 +72,12 @@ def targets_named(words: str) -> tuple[str, ...]:
 
 def with_adapters(model: Model, adapters: Adapters, *, apart: bool) -> Model:
     """The differentiated, unfused model with frozen weights; projections that are one product have
-    an adapter each where they run `apart`, else one together.
-    """
+    an adapter each where they run `apart`, else one together."""
     return model.map(lambda layer: _frozen(layer, adapters, apart))
 
 
 def trained_weights(layer: Layer) -> frozenset[str]:
-    """Weights of such a model that have gradients."""
+    """Weights of an adapted layer that have gradients."""
     weights = (n for n, t in layer.tensors.items() if t.role is Role.WEIGHT)
     return frozenset(name for name in weights if f"d{name}" in layer.tensors)
 
@@ -111,7 +110,7 @@ def _frozen(layer: Layer, adapters: Adapters, apart: bool) -> Layer:
 
 
 def _widths(layer: Layer, op: Operator, adapters: Adapters, apart: bool) -> tuple[int, ...]:
-    """Columns of each adapter beside a product: of the projections in it that have one."""
+    """Columns of each adapter of a product: those of its adapted projections."""
     names = PROJECTIONS.get(op.name.rpartition(".")[2], ())
     weights = [layer.tensors[n] for n in op.reads if layer.tensors[n].role is Role.WEIGHT]
     columns = [t.shape[-1] for t in weights if len(t.shape) > 1]
@@ -125,7 +124,7 @@ def _widths(layer: Layer, op: Operator, adapters: Adapters, apart: bool) -> tupl
 
 
 def _pair(tensors: dict[str, Tensor], op: Operator, rank: int, width: int, number: int) -> Pair:
-    """Down to the rank and up again, beside one product."""
+    """Add the down and up products of an adapter next to one product."""
     (product,), x = op.matmuls, tensors[op.reads[0]]
     label = f"{op.name}.adapter{number or ''}"
     bundle = (product.batch,) if product.batch > 1 else ()
@@ -149,7 +148,7 @@ def _pair(tensors: dict[str, Tensor], op: Operator, rank: int, width: int, numbe
 
 
 def _adding(tensors: dict[str, Tensor], op: Operator, more: Sequence[str]) -> Operator:
-    """A product with results of adapters added to its own."""
+    """Add adapter results to a product."""
     adds = tuple(pass_over("add", tensors[name]) for name in more)
     return replace(op, reads=(*op.reads, *more), vectors=(*op.vectors, *adds))
 

@@ -54,7 +54,7 @@ class _Core:
 
 
 def with_fused_attention(layer: LayerEntry) -> LayerEntry:
-    """The layer with every attention that is recognised as one operator a pass."""
+    """Replace every recognised attention by one operator per pass."""
     number = 0
     while (core := _find(layer)) is not None:
         layer = _fused(layer, core, number)
@@ -63,7 +63,7 @@ def with_fused_attention(layer: LayerEntry) -> LayerEntry:
 
 
 class _Uses:
-    """Who writes and reads each tensor of a layer."""
+    """Writers and readers of each tensor of a layer."""
 
     def __init__(self, layer: LayerEntry) -> None:
         self.layer = layer
@@ -84,7 +84,7 @@ class _Uses:
         return [op for op in readers if op.kind == "product" and len(op.matmuls) == 1]
 
     def inside(self, name: str) -> bool:
-        """Whether a tensor is the layer's own."""
+        """Return whether a tensor stays inside the layer."""
         return name not in (*self.layer.inputs, *self.layer.outputs)
 
 
@@ -164,7 +164,7 @@ def _scores_gradients(
 
 
 def _closed(uses: _Uses, core: _Core, square: int) -> bool:
-    """Whether the squares of an attention are read by itself alone."""
+    """Return whether only this attention reads its (queries x keys) tensors."""
     names = [op.name for op in core.forward]
     back_names = [op.name for op in core.backward]
     for op in (*core.forward[:-1], core.probabilities_gradient, *core.back):
@@ -243,14 +243,14 @@ def _fused(layer: LayerEntry, core: _Core, number: int) -> LayerEntry:
 
 
 def _operands(core: _Core) -> tuple[str, ...]:
-    """Queries, keys and values, and the gradient of what attention gives."""
+    """Queries, keys, values, and the gradient of the attention output."""
     inner = {n for op in core.forward for n in op.writes}
     pair = set(core.values_gradient.reads) & set(core.probabilities_gradient.reads)
     return once((*core.scores.reads[-2:], *(n for n in core.values.reads if n not in inner), *pair))
 
 
 def _leaves(uses: _Uses, name: str, core: _Core) -> bool:
-    """Whether a result of the backward pass is more than a step on its way."""
+    """Return whether a result of the backward pass is used outside the attention."""
     inside = {op.name for op in core.backward}
     readers = {op.name for op in uses.backward.get(name, [])}
     return not uses.inside(name) or not readers or not readers <= inside
@@ -262,7 +262,7 @@ def _products(operators: Iterable[OperatorEntry], fraction: float) -> tuple[Matm
 
 
 def _vectors(operators: tuple[OperatorEntry, ...], fraction: float) -> tuple[VectorEntry, ...]:
-    """Masked columns are left out; scale and mask come free in a product's end."""
+    """Vector work without masked columns; scale and mask are free in a product's epilogue."""
     free = {"mul", "add"}
     works = [v for op in operators for v in op.vectors if v.function not in free]
     return tuple(
@@ -274,7 +274,7 @@ def _vectors(operators: tuple[OperatorEntry, ...], fraction: float) -> tuple[Vec
 
 
 def _row_numbers(out: TensorEntry) -> TensorEntry:
-    """One fp32 log-sum-exp a row of the output."""
+    """One fp32 log-sum-exp per row of the output."""
     split = out.split if out.split is not None and out.split.dim < len(out.shape) - 1 else None
     return TensorEntry(shape=out.shape[:-1], element_bytes=4, split=split)
 
@@ -282,7 +282,7 @@ def _row_numbers(out: TensorEntry) -> TensorEntry:
 def _placed(
     operators: tuple[OperatorEntry, ...], old: tuple[OperatorEntry, ...], new: OperatorEntry
 ) -> tuple[OperatorEntry, ...]:
-    """The pass with one operator where the last of several stood."""
+    """Replace several operators by one at the position of the last."""
     names = {op.name for op in old}
     last = max(i for i, op in enumerate(operators) if op.name in names)
     return tuple(
@@ -296,7 +296,7 @@ def _placed(
 
 
 def _without_copies(layer: LayerEntry) -> LayerEntry:
-    """Fused attention reads and writes any layout: copies that only change it go."""
+    """Drop copies that only change a layout, as fused attention accepts any layout."""
     for op in (*layer.forward, *layer.backward):
         busy = op.matmuls or op.vectors or op.collective or not op.kind.startswith("activation")
         if busy or len(op.reads) != len(op.writes):
@@ -322,7 +322,7 @@ def _without_copy(layer: LayerEntry, name: str, source: str, copy: str) -> Layer
 
 
 def _renamed(layer: LayerEntry, name: str, names: dict[str, str], drop: str) -> LayerEntry:
-    """The layer without one pair of a copy; who used the one tensor uses the other."""
+    """Remove one pair of a copy and rename the tensor in operators that used it."""
 
     def rename(operators: tuple[OperatorEntry, ...]) -> tuple[OperatorEntry, ...]:
         result = []

@@ -130,12 +130,12 @@ def _only_reader(first: Operator, op: Operator, readers: dict[str, set[str]]) ->
 
 
 def _alone(op: Operator) -> bool:
-    """Collectives and flash attention fuse with nothing."""
+    """Return whether an operator fuses with nothing: collectives and flash attention."""
     return op.collective is not None or op.on_chip
 
 
 def _elementwise(op: Operator) -> bool:
-    """True of a chain of element-wise operators too."""
+    """Return whether an operator, or a fused chain, is element-wise."""
     return ELEMENTWISE.issuperset(op.kind.split("+"))
 
 

@@ -24,8 +24,7 @@ def joined(layer: Layer) -> Layer:
 
 def _groups(layer: Layer) -> list[list[Operator]]:
     """Linears of one module and one activation, each with one product of the same rows and depth:
-    the branches of a parallel block are modules of their own, and stay apart.
-    """
+    the branches of a parallel block are modules of their own, and stay apart."""
     groups: dict[tuple[object, ...], list[Operator]] = {}
     for op in layer.forward:
         if op.kind != "linear" or len(op.matmuls) != 1 or op.matmuls[0].batch != 1:
@@ -44,7 +43,7 @@ def _activations(layer: Layer, names: Sequence[str]) -> list[str]:
 
 
 def _join(layer: Layer, group: list[Operator]) -> Layer:
-    """One group joined; the layer as it was where its backward pass has another form."""
+    """Join one group; return the layer unchanged if its backward pass has another form."""
     weights = [_weight(layer, op) for op in group]
     if None in weights:
         return layer
@@ -73,7 +72,7 @@ def _join(layer: Layer, group: list[Operator]) -> Layer:
 def _bias_sums(
     layer: Layer, operators: tuple[Operator, ...], group: Sequence[Operator]
 ) -> tuple[Operator, ...]:
-    """The gradients of their biases, which are one vector now, as one sum over the tokens."""
+    """Join the bias gradients of a group into one sum over the tokens."""
     vectors = [n for op in group for n in op.reads if len(layer.tensors[n].shape) == 1]
     biases = {f"d{n}" for n in vectors if layer.tensors[n].role is Role.WEIGHT}
     sums = [op for op in operators if not op.matmuls and op.writes and biases.issuperset(op.writes)]
@@ -95,14 +94,14 @@ def _only(operators: Iterable[Operator]) -> Operator | None:
 
 
 def _side_by_side(group: Sequence[Operator], dim: str) -> Operator:
-    """One product that is as wide as all of them."""
+    """Return one product with the summed width of the group."""
     total = sum(getattr(op.matmuls[0], dim) for op in group)
     product = replace(group[0].matmuls[0], **{dim: total})
     return replace(_together(group), matmuls=(product,))
 
 
 def _together(group: Sequence[Operator]) -> Operator:
-    """All that they read and write, and their passes, as one operator like the first."""
+    """Merge reads, writes and passes of a group into one operator like the first."""
     return replace(
         group[0],
         name="+".join(op.name for op in group),
@@ -115,7 +114,7 @@ def _together(group: Sequence[Operator]) -> Operator:
 def _replaced(
     operators: Sequence[Operator], group: Sequence[Operator], new: Operator, *, first: bool
 ) -> tuple[Operator, ...]:
-    """The pass with `new` where the first (or last) of the group stood."""
+    """Replace the group by `new` at the position of its first (or last) operator."""
     names = {op.name for op in group}
     places = [i for i, op in enumerate(operators) if op.name in names]
     at = places[0] if first else places[-1]
@@ -131,9 +130,8 @@ def _replaced(
 def _summed(
     layer: Layer, operators: tuple[Operator, ...], group: Sequence[Operator]
 ) -> tuple[Operator, ...] | None:
-    """The pass with one data gradient for the group's several: the sum of them is its result, so
-    that the additions of one to another go. None where they are not added up.
-    """
+    """Replace the group's data gradients by one that computes their sum, and drop the additions.
+    None if they are not summed."""
     parts = [op.writes[0] for op in group]
     if any(len(op.writes) != 1 for op in group):
         return None
@@ -168,7 +166,7 @@ def _read_together(
     parts: Sequence[str],
     readers: dict[str, list[Operator]],
 ) -> tuple[Operator, ...] | None:
-    """Where one kernel adds them up among other things, it reads their sum instead."""
+    """If one kernel sums the parts, let it read their sum instead."""
     users = [readers.get(part, []) for part in parts]
     if (
         any(len(part_users) != 1 for part_users in users)
@@ -189,7 +187,7 @@ def _adds(op: Operator) -> bool:
 
 
 def _root(name: str, readers: dict[str, list[Operator]]) -> Operator | None:
-    """The last of the additions that a tensor goes through; None if it is not only added."""
+    """Return the last addition that a tensor goes through; None if it is not only added."""
     root = None
     while len(adders := readers.get(name, [])) == 1 and _adds(adders[0]):
         root = adders[0]
@@ -202,7 +200,7 @@ def _root(name: str, readers: dict[str, list[Operator]]) -> Operator | None:
 def _tree(
     root: Operator, operators: Sequence[Operator], readers: dict[str, list[Operator]]
 ) -> tuple[list[str], set[str]]:
-    """A tree of additions as one: what is added up, and the additions."""
+    """Return the summands of a tree of additions, and the names of the additions."""
     makers = {name: op for op in operators for name in op.writes}
     leaves: list[str] = []
     pending, names = list(root.reads), {root.name}

@@ -1,4 +1,4 @@
-"""Tensor and sequence parallelism: from the annotated whole layer to one device's share of it.
+"""Tensor and sequence parallelism: from an annotated layer to one device's share of it.
 
 Tensors shrink as their regions say, products follow from their tensors, and collectives appear
 where an operator enters or leaves a tensor-parallel region (Megatron-LM, arXiv:1909.08053; with
@@ -43,8 +43,7 @@ def shard(
     expert_tensor: int = 0,
 ) -> LayerOrModel:
     """One device's share of an unsharded, unfused layer or model; width 1 changes nothing. Experts
-    may have a tensor width of their own, where sequence parallelism divides the tokens.
-    """
+    may have a tensor width of their own, where sequence parallelism divides the tokens."""
     experts = expert_tensor or tensor_parallel
     check_count(f"{workload.name}: tensor_parallel", tensor_parallel)
     if tensor_parallel == experts == 1:
@@ -66,7 +65,7 @@ def shard(
 
 
 def widths(config: ModelConfig | StoredModel, candidates: Iterable[int]) -> tuple[int, ...]:
-    """Those candidates that can be tensor-parallel widths of the model, in their order."""
+    """Return the candidates that are valid tensor-parallel widths of the model, in order."""
     if isinstance(config, StoredModel):
         return stored_widths(config, candidates)
     return tuple(
@@ -173,7 +172,7 @@ class _Sharding:
         return self.sequence and self.unsharded.tensors[name].split is Region.SEQUENCE
 
     def _gather(self, name: str) -> str:
-        """The whole of a tensor that is cut along the sequence."""
+        """Gather a tensor that is divided along the sequence."""
         if name not in self._gathered:
             full = replace(
                 self.unsharded.tensors[name], name=f"{name}.full", split=Region.UNDIVIDED
@@ -213,9 +212,8 @@ class _Sharding:
             )
 
     def _folded_part(self, tensor: Tensor) -> Tensor:
-        """Of what belongs to experts with a tensor width of their own: columns (or rows of the
-        second product) over that width, and the tokens that so many devices bring together.
-        """
+        """Part of an expert tensor under a separate expert tensor width: columns (or rows of the
+        second product) / that width, and the tokens gathered from as many devices."""
         shape = list(tensor.shape)
         if tensor.split is Region.TENSOR:
             if (tensor.units or shape[tensor.split_dim]) % self.experts:
@@ -227,9 +225,7 @@ class _Sharding:
         return replace(tensor, shape=tuple(shape), units=tensor.units // self.experts)
 
     def _share_folded(self, op: Operator) -> None:
-        """An operator of such experts: what enters and leaves them is gathered and summed over
-        their own width.
-        """
+        """Write an expert operator with collectives over the expert tensor width."""
         reads = tuple(self._folded_gather(n) if n in op.enters else n for n in op.reads)
         if op.kind == "add":  # the shared experts' partial sums are completed by themselves
             reads = reads[0], self._completed(reads[1])
@@ -253,7 +249,7 @@ class _Sharding:
         self._collective(scatter, partial.bytes, partial.name, out, self.experts)
 
     def _folded_gather(self, name: str) -> str:
-        """A stream's tokens of all devices that share an expert's columns."""
+        """Gather stream tokens from all devices that share an expert's columns."""
         if self.experts == 1:
             return name
         full = f"{name}.folded"
@@ -265,7 +261,7 @@ class _Sharding:
         return full
 
     def _completed(self, name: str) -> str:
-        """A partial sum over the tensor group as this device's tokens of the whole sum."""
+        """Reduce-scatter a partial sum to this device's tokens."""
         if self.width == 1:
             return name
         partial, total = self.tensors[name], f"{name}.sum"
@@ -312,7 +308,7 @@ class _Sharding:
         return tuple(self._vector(op, index, v) for index, v in enumerate(op.vectors))
 
     def _vector(self, op: Operator, index: int, work: VectorWork) -> VectorWork:
-        """A pass follows the operator's main tensor (rotary, convolution: each of theirs)."""
+        """Scale a pass with the operator's main tensor (rotary, convolution: with each tensor)."""
         if work.split is Region.UNDIVIDED or (work.split is Region.SEQUENCE and not self.sequence):
             return work
         main = op.reads[index % len(op.writes) if op.kind in PER_TENSOR_KINDS else 0]
@@ -327,7 +323,7 @@ class _Sharding:
 
 
 def _expert_tensors(layer: Layer) -> frozenset[str]:
-    """Tensors of a layer's experts, from the tokens sent to them to what they make of them."""
+    """Tensors of a layer's experts, from the dispatched tokens to their outputs."""
     names: set[str] = set()
     for op in layer.forward:
         if op.kind == "dispatch" or names.intersection(op.reads):

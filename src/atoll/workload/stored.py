@@ -91,8 +91,7 @@ class StoredModel:
 
 def warnings_of(model: ModelConfig | StoredModel) -> tuple[str, ...]:
     """What a captured model may have counted wrongly, or a configuration says that is not modelled,
-    each a clause behind the model's name.
-    """
+    each a clause behind the model's name."""
     clauses = model.file.warnings if isinstance(model, StoredModel) else model.not_modelled
     return tuple(f"{model.name}: {words}" for words in clauses)
 
@@ -131,7 +130,7 @@ def check_target(path: str | Path) -> None:
 
 
 def stored_widths(stored: StoredModel, candidates: Iterable[int]) -> tuple[int, ...]:
-    """Those candidates that can be tensor-parallel widths of the model, in their order."""
+    """Return the candidates that are valid tensor-parallel widths of the model, in order."""
     if not stored.file.tensor_parallel:
         return tuple(t for t in candidates if t == 1)
     return tuple(t for t in candidates if t >= 1 and _obstacle(stored.file, t) is None)
@@ -154,20 +153,19 @@ def _obstacle(file: ModelFile, width: int) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """Which share of a layer is asked for."""
+    """Parameters of one device's share of a layer."""
 
     microbatch: int
     width: int
     vocabularies: frozenset[int]
-    """Sizes that are padded,"""
+    """Sizes that are padded on every device to a multiple of `unit`."""
     unit: int
-    """on every device to a multiple of this."""
 
     def size(self, size: int | str) -> int:
         return evaluated_size(size, self.microbatch)
 
     def part(self, size: int) -> int:
-        """A device's part of a size, of a vocabulary as it is padded."""
+        """Return a device's part of a size; vocabularies are padded."""
         unit = self.unit if size in self.vocabularies else 1
         return -(-size // (self.width * unit)) * unit
 

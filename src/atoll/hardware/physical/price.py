@@ -75,8 +75,7 @@ _OPTICAL = 0.25
 
 def with_links(prices: Prices, topology: Topology, link_Bps: float, devices: int) -> Prices:
     """Set the network dollars and watts per device: shared cables, and for n switch layers 2 n - 1
-    ports and n cables; joining domains costs the usual network. Copper cables draw no power.
-    """
+    ports and n cables; joining domains costs the usual network. Copper cables draw no power."""
     if topology.switched:
         layers = topology.layers(devices)
         ports, copper, optics = 2.0 * layers - 1.0, 1.0, layers - 1.0

@@ -52,8 +52,7 @@ _STACKS = (2, 4, 6)
 
 def physical_energy(process_nm: ArrayLike, physics: Physics = PUBLISHED) -> EnergyModel:
     """Joules per event of a process with random data, at nominal voltage; wires and interfaces do
-    not shrink. Of several processes, columns.
-    """
+    not shrink. Of several processes, columns."""
     node_energy = nodes(process_nm).energy
     logic: Any = float(node_energy) if node_energy.ndim == 0 else node_energy
     busy = physics.sustained * logic * _PJ
@@ -163,8 +162,7 @@ def physical_template(
     kind: Literal["", "links", "banks"] = "",
 ) -> ChipTemplate:
     """The template of a process, under these constants; without one, of several, also with links
-    of several bandwidths or several banks.
-    """
+    of several bandwidths or several banks."""
     sides, counts = (64, 128, 256), (1, 2, 4, 8, 16, 32, 64)
     fine = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
     buffers = tuple(size * MIB for size in (8, 16, 32, 48, 64, 96, 128, 192, 256))

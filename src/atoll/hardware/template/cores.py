@@ -17,8 +17,7 @@ from atoll.arrays import FloatArray, IntArray
 @dataclass(frozen=True, eq=False)
 class TensorConfigs:
     """Distinct (cores, array, buffers, memory, clock) combinations. HBM's bandwidth and the clock
-    are those that the kind of chip reaches (`stalls`).
-    """
+    are those that the kind of chip reaches (`stalls`)."""
 
     cores: IntArray
     width: IntArray

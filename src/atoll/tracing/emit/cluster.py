@@ -62,7 +62,7 @@ class _Clusters:
         return inside and self.pure(a) and self.pure(b)
 
     def barred(self, a: int, b: int) -> bool:
-        """Whether what one of them makes must leave the chip before the other reads it."""
+        """Return whether a result of one cluster must leave the chip before the other reads it."""
         if not self.barriers:
             return False
         members = [self.nodes[m] for c in (a, b) for m in self.members[c]]
@@ -89,10 +89,10 @@ def _path(scope: str) -> str:
 
 
 def cluster(nodes: Sequence[CallNode], barriers: Collection[int] = ()) -> list[list[CallNode]]:
-    """The nodes of one pass as kernels, in an order in which they can run.
+    """Group the nodes of one pass into kernels, in topological order.
 
-    Values in `barriers` are never passed on inside a kernel (partial sums: a reduction follows);
-    nor is what is read or written by index, which may lie anywhere.
+    Values in `barriers` are never passed inside a kernel (partial sums: a reduction follows), nor
+    are values that are read or written by index.
     """
     anywhere = {node.ins[0].value for node in nodes if node.kind in _INDEXED}
     anywhere |= {v.value for node in nodes if node.kind is NodeKind.SCATTER for v in node.outs}
@@ -117,7 +117,7 @@ def cluster(nodes: Sequence[CallNode], barriers: Collection[int] = ()) -> list[l
 
 
 def _ordered(state: _Clusters) -> list[list[CallNode]]:
-    """Topological, and otherwise as the operators ran."""
+    """List clusters in topological order, ties in the order in which operators ran."""
     parents = {c: state.parents(c) for c in state.members}
     done: set[int] = set()
     result = []

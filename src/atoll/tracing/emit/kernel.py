@@ -15,7 +15,7 @@ _SHUFFLES = frozenset(("cat", "stack", "slice_backward", "select_backward", "rol
 def kernel_kind(
     group: Sequence[CallNode], backward: bool, weights: Collection[int], gradients: Collection[int]
 ) -> str:
-    """Names that `fuse` knows: what may ride along with a product, and what closes a chain.
+    """Name the kind of a kernel as `fuse` knows it.
 
     `weights` and `gradients` are the values that are weights, and their gradients.
     """
@@ -46,10 +46,10 @@ def _product_kind(
 
 
 def kernel_passes(group: Sequence[CallNode]) -> list[VectorPass]:
-    """The passes of all nodes, less what comes free.
+    """List the passes of all nodes, without those that cost nothing.
 
-    An addition behind a product of the same kernel is one multiply-add; an activation that runs
-    again beside its derivative is computed by that anyway.
+    An addition after a product in the same kernel is one multiply-add; the derivative of an
+    activation already computes its recomputed forward value.
     """
     makers = {view.value: node for node in group for view in node.outs}
     derived = {
@@ -74,7 +74,7 @@ def kernel_passes(group: Sequence[CallNode]) -> list[VectorPass]:
 
 
 def eager_steps(group: Sequence[CallNode], divided: Collection[int]) -> dict[str, StepsEntry]:
-    """What the group is in an eager framework: one kernel for each node, by vector function."""
+    """Return the kernels of the group in an eager framework, one per node, by vector function."""
     kernels: Counter[str] = Counter()
     sizes: dict[tuple[str, bool], list[int]] = {}
     for node in group:

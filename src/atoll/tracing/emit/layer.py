@@ -26,7 +26,7 @@ from atoll.workload.modelfile import (
 
 @dataclass
 class Emission:
-    """One layer while it is written."""
+    """Writes one captured layer as a file entry."""
 
     segment: Segment
     trace: ModuleTrace
@@ -36,9 +36,9 @@ class Emission:
     """Values that other layers read, or that the step ends with."""
     splits: Splits
     fused: bool = True
-    """Vector operators of a module call run as one kernel; else each is its own, as in eager."""
+    """Whether vector operators of a module call run as one kernel, not one each as in eager."""
     causal: frozenset[int] = frozenset()
-    """Results of softmaxes that see only what lies before."""
+    """Results of causal softmaxes."""
     tensors: dict[str, TensorEntry] = field(default_factory=dict)
     name_counts: Counter[str] = field(default_factory=Counter)
     names: dict[int, str] = field(default_factory=dict)
@@ -231,7 +231,7 @@ class Emission:
         return MatmulEntry(**sizes, fraction=product.fraction, split=split)
 
     def _row_sums(self, group: list[CallNode], label: str) -> list[OperatorEntry]:
-        """A softmax over columns that are cut sums two numbers a row over the group."""
+        """All-reduce of two numbers per row, for a softmax over columns that are cut."""
         nodes = [node for node in group if id(node) in self.splits.rows_summed]
         if not nodes or nodes[0].call.backward:
             return []
@@ -240,7 +240,7 @@ class Emission:
         return [self._all_reduce(total)]
 
     def _reduction(self, view: TensorView) -> list[OperatorEntry]:
-        """The reduction behind the operator that writes a partial sum, if there is one."""
+        """Return the reduction after an operator that writes a partial sum, if any."""
         reduced = view.value in self.splits.reduced
         return [self._all_reduce(self.names[view.value])] if reduced else []
 
@@ -279,7 +279,7 @@ class Emission:
         return label if used == 1 else f"{label}{used}"
 
     def _lookup(self, node: CallNode, name: str, backward: bool) -> list[OperatorEntry]:
-        """A look-up moves the rows that are asked for, not the table."""
+        """Emit a look-up, which moves the requested rows, not the table."""
         table, ids = node.lookup_table, node.ins[1]
         assert table is not None
         label = self._unique(f"{name}.rows")
@@ -307,7 +307,7 @@ class Emission:
     # --- the ends --------------------------------------------------------------------------------
 
     def _weights(self) -> None:
-        """Every weight that a look-up alone reads, and a gradient for every weight."""
+        """Declare weights that only look-ups read, and a gradient for every weight."""
         for node in (*self.forward, *self.backward):
             for view in node.ins:
                 if self.values[view.value].source is ValueSource.WEIGHT:
@@ -331,8 +331,7 @@ class Emission:
 
 def _reductions_first(operators: list[OperatorEntry]) -> list[OperatorEntry]:
     """Weight gradients, which nothing in the pass waits for, run behind the next reduction: it
-    travels while they are computed (Megatron-LM does so).
-    """
+    travels while they are computed (Megatron-LM does so)."""
     result: list[OperatorEntry] = []
     waiting: list[OperatorEntry] = []
     for op in operators:

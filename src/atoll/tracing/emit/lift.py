@@ -17,7 +17,7 @@ from atoll.tracing.record.trace import TensorView
 def without_layout_copies(
     forward: Sequence[CallNode], backward: Sequence[CallNode]
 ) -> tuple[list[CallNode], list[CallNode]]:
-    """Both passes with attention writing straight to where its output was copied."""
+    """Drop layout copies of attention outputs: attention writes to the target of the copy."""
     attention_nodes = {
         node.outs[0].value: node
         for node in forward

@@ -67,7 +67,7 @@ class Parts:
                 self._pieces[number] = pieces
 
     def pieces(self, value: int) -> list[Piece]:
-        """None where the value is one tensor."""
+        """Return the pieces of a value; empty if it is one tensor."""
         return self._pieces.get(value, [])
 
     def covered(self, view: TensorView) -> list[int]:

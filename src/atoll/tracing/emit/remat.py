@@ -1,4 +1,4 @@
-"""What the backward pass keeps of the forward pass, as a fusing compiler would have it.
+"""Select the forward tensors that the backward pass saves, as a fusing compiler would.
 
 Eager autograd keeps every operand that a derivative mentions: of a norm in single precision the
 input twice, of a gated activation three tensors. A compiler keeps a tensor's origin instead and
@@ -21,7 +21,7 @@ _DEEPEST = 8
 
 @dataclass
 class _SavedValues:
-    """The forward pass, and the values that the backward pass reads of it."""
+    """Forward makers, and the values saved for the backward pass."""
 
     makers: dict[int, CallNode]
     stored: set[int]
@@ -42,7 +42,7 @@ class _SavedValues:
         return sum(self.value_bytes(v) for v in origins if v in self.stored and v not in self.saved)
 
     def origins(self, value: int) -> set[int] | None:
-        """The cheapest set of values from which this one can be made again, if it saves bytes."""
+        """Find the cheapest set of values to recompute this one from, if it saves bytes."""
         best, least = None, self.value_bytes(value)
         level = {value}
         for _ in range(_DEEPEST):
@@ -125,7 +125,7 @@ def _with_reruns(
 
 
 def _moved(node: CallNode, ins: list[TensorView], outs: list[TensorView]) -> CallNode:
-    """The node on other values; its passes follow their tensors."""
+    """Return the node on other views; its passes follow their tensors."""
     views = zip((*node.ins, *node.outs), (*ins, *outs), strict=True)
     after = dict(reversed(list(views)))  # of equal ones the first counts
     passes = tuple(replace(p, over=after.get(p.over, p.over)) for p in node.passes)

@@ -31,7 +31,7 @@ class OnnxNode:
 
     @property
     def where(self) -> str:
-        """For messages."""
+        """Label for messages."""
         label = self.name or (self.outputs[0] if self.outputs else "")
         return f"node {label} ({self.domain + '.' if self.domain else ''}{self.op})"
 
@@ -97,7 +97,7 @@ class OnnxGraph:
 
 
 def without_aliases(graph: OnnxGraph) -> OnnxGraph:
-    """Identity nodes are other names for what they read."""
+    """Remove Identity nodes, renaming their outputs."""
     same: dict[str, str] = {}
     nodes = []
     for node in graph.nodes:
@@ -122,7 +122,7 @@ def without_dead_nodes(graph: OnnxGraph) -> OnnxGraph:
 
 
 def outer_names(node: OnnxNode) -> set[str]:
-    """Values that the branches of an If read from around it."""
+    """Return the outer values that the branches of an If read."""
     names: set[str] = set()
     for value in node.attributes.values():
         if isinstance(value, OnnxGraph):
@@ -148,8 +148,7 @@ _ANGLES = ("Cast", "Expand", "Unsqueeze", "Squeeze", "Reshape", "Transpose", "Co
 
 def trained_initializers(graph: OnnxGraph, masks: set[str]) -> tuple[str, ...]:
     """Floating initializers of more than one element, unless the file says "buffer" or their use
-    does: statistics of batch norms, conditions, masks, rotary positions.
-    """
+    does: statistics of batch norms, conditions, masks, rotary positions."""
     readers = graph.readers()
     frequencies = _frequencies(graph)
     marked = any(initializer.kind for initializer in graph.initializers.values())
@@ -210,7 +209,7 @@ def _frequencies(graph: OnnxGraph) -> set[str]:
 
 
 def most_common_float(initializers: Mapping[str, Initializer]) -> str:
-    """By elements, among floating ones."""
+    """Return the floating type with the most elements."""
     elements: dict[str, int] = {}
     for initializer in initializers.values():
         if initializer.floating:

@@ -31,7 +31,7 @@ class ScopeModule(nn.Module):
 
 
 class GraphModule(nn.Module):
-    """The whole graph. `given` are the inputs that grow with the batch, in order."""
+    """The full graph. `batch_inputs` are the inputs that grow with the batch, in order."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class GraphModule(nn.Module):
         return tuple(value for value in outputs if isinstance(value, torch.Tensor))
 
     def run(self, nodes: Sequence[OnnxNode], path: str) -> None:
-        """Nodes of this path here, stretches of others inside the modules that they belong to."""
+        """Run nodes of this path, and runs of other nodes inside their modules."""
         at = 0
         start = f"{path}." if path else ""
         while at < len(nodes):

@@ -33,7 +33,7 @@ def _gemm(call: OnnxCall) -> torch.Tensor:
 def _padding(
     call: OnnxCall, sizes: tuple[int, ...], window: list[int]
 ) -> tuple[list[int], list[int]]:
-    """What is put before and behind every spatial dimension."""
+    """Return the padding before and after every spatial dimension."""
     n = len(window)
     auto = str(call.get("auto_pad", "NOTSET"))
     if auto in ("NOTSET", "VALID"):
@@ -53,7 +53,7 @@ def _padding(
 def _padded(
     call: OnnxCall, window: list[int], value: float = 0.0
 ) -> tuple[torch.Tensor, list[int]]:
-    """The input, and the padding that is the same on both sides; any other is put on at once."""
+    """Return the input and its symmetric padding; asymmetric padding is applied directly."""
     before, after = _padding(call, tuple(call.first.shape[2:]), window)
     if before == after:
         return call.first, before
@@ -116,7 +116,7 @@ def _group_norm(call: OnnxCall) -> torch.Tensor:
 
 
 def _is_causal(mask: Any, queries: int, keys: int) -> bool | None:
-    """Of a known mask in which True (or a number near zero) stays: causal, empty, or neither."""
+    """Classify a constant mask (True or near 0: visible): True causal, False empty, else None."""
     visible = np.asarray(mask)
     visible = visible if visible.dtype == bool else visible > -1e3
     if visible.all():

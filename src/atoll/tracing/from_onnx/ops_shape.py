@@ -12,7 +12,7 @@ from atoll.tracing.from_onnx.values import OnnxCall, Operator, Value, need
 
 
 def _shape(call: OnnxCall) -> Value:
-    """Known, whatever it is the shape of."""
+    """Return the shape as a constant."""
     return np.array(tuple(call.args[0].shape)[call.get("start", 0) : call.get("end")], np.int64)
 
 
@@ -130,7 +130,7 @@ def _gather_nd(call: OnnxCall) -> torch.Tensor:
 
 
 def _adds(call: OnnxCall) -> bool:
-    """Whether what is scattered is added to what lies there, or put in its place."""
+    """Return whether scattered values are added rather than assigned."""
     how = str(call.get("reduction", "none"))
     need(how in ("none", "add"), f"reduction {how}")
     return how == "add"

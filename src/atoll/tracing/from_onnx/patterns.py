@@ -17,7 +17,7 @@ _SHAPE_OPS = ("Shape", "Size", "Gather", "Slice", "Cast", "Sqrt", "Div", "Recipr
 
 @dataclass
 class _Search:
-    """The graph while groups are looked for."""
+    """Index of a graph for pattern search."""
 
     graph: OnnxGraph
     makers: dict[str, OnnxNode]
@@ -46,11 +46,11 @@ class _Search:
         )
 
     def scaled(self, name: str) -> str:
-        """What is multiplied by a number here; itself if nothing is."""
+        """Return the tensor that is scaled by a number, or the name itself."""
         return self.factor(name)[0]
 
     def factor(self, name: str) -> tuple[str, tuple[str, str] | None]:
-        """The same, with the number's name and whether it multiplies ("Mul") or divides."""
+        """Return the scaled tensor, with the number's name and operator ("Mul" or "Div")."""
         node = self.makers.get(name)
         if node is None or node.op not in _SCALES or not self.private(name):
             return name, None
@@ -63,7 +63,7 @@ class _Search:
 
 
 def with_patterns(graph: OnnxGraph) -> OnnxGraph:
-    """The graph with every group that is recognised as one node, where its last node was."""
+    """Replace every recognised group by one node at the position of its last node."""
     search = _Search(graph, graph.makers(), graph.readers())
     replacements: dict[int, OnnxNode] = {}
     for node in graph.nodes:
@@ -291,4 +291,4 @@ _PATTERNS = {
     "Sigmoid": _silu,
     "MatMul": _linear,
 }
-"""By the operator at the heart of a group."""
+"""Pattern functions by the central operator of a group."""

@@ -140,7 +140,7 @@ def tie_weights(graph: OnnxGraph) -> tuple[OnnxGraph, list[str]]:
 
 
 def _transposed(graph: OnnxGraph, table: str, copy: str, reader: OnnxNode) -> OnnxGraph:
-    """The copy becomes a view of the table, made where it is read."""
+    """Replace the copy by a transposed view of the table in front of its reader."""
     view = OnnxNode(
         "Transpose", "", f"{copy}.tied", (table,), (copy,), {"perm": [1, 0]}, reader.path
     )
@@ -195,8 +195,7 @@ def _scope(proto: Any) -> str:
 
 def fold(graph: OnnxGraph, more: Collection[str] = ()) -> OnnxGraph:
     """Evaluate what depends on no input and on no weight: on integers, on single numbers, and on
-    the initializers in `more`. The data of others are never looked at.
-    """
+    the initializers in `more`. The data of others are never looked at."""
     constants = dict(graph.constants)
     for name, initializer in graph.initializers.items():
         small = initializer.elements <= 1 or not initializer.floating or name in more
@@ -243,7 +242,7 @@ _RESULTS: dict[object, tuple[Array, ...]] = {}
 def evaluate(
     node: OnnxNode, inputs: Sequence[Array | None], opset: int
 ) -> tuple[Array, ...] | None:
-    """The outputs by the onnx package's reference; None where it fails or they are too large."""
+    """Evaluate a node with the onnx reference; None if it fails or the outputs are too large."""
     if _grows(node, inputs):
         return None
     small = sum(value.size for value in inputs if value is not None) <= 4096
@@ -283,7 +282,7 @@ def evaluate(
 
 
 def _grows(node: OnnxNode, inputs: Sequence[Array | None]) -> bool:
-    """Whether a result would be larger than what is worth computing."""
+    """Return whether a result would exceed `LARGEST_CONSTANT` elements."""
     sizes = [value.size for value in inputs if value is not None]
     if max(sizes, default=0) > LARGEST_CONSTANT:
         return True

@@ -1,4 +1,4 @@
-"""Values while a graph runs: known ones as numpy arrays, all others as tensors."""
+"""Values while a graph runs: constants as numpy arrays, all others as tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Value = Any
 
 @dataclass
 class OnnxContext:
-    """What operators need beside their inputs."""
+    """Settings that operators need in addition to their inputs."""
 
     opset: int
     float_type: str
@@ -28,13 +28,13 @@ class OnnxContext:
     hold: Callable[[Array, torch.dtype], torch.Tensor] = lambda value, kind: buffer_tensor(
         value.shape, kind
     )
-    """Makes a tensor of a known value; while a module is captured, one without values."""
+    """Makes a tensor from a constant; during capture, one without values."""
     tensors: dict[int, torch.Tensor] = field(default_factory=dict)
-    """Known values that have become tensors, by the identity of their array."""
+    """Tensors made from constants, by the identity of their array."""
     arrays: list[Array] = field(default_factory=list)
 
     def torch_dtype(self, name: str) -> torch.dtype:
-        """A type of the file as the run has it."""
+        """Return the torch type for a type name of the file."""
         if name == self.float_type:
             return self.dtype
         dtype = getattr(torch, {"bool_": "bool"}.get(name, name), None)
@@ -43,7 +43,7 @@ class OnnxContext:
         return dtype
 
     def tensor(self, value: Value) -> torch.Tensor:
-        """A known value as a tensor that the module holds."""
+        """Return a constant as a tensor that the module holds."""
         if isinstance(value, torch.Tensor):
             return value
         if id(value) not in self.tensors:
@@ -52,7 +52,7 @@ class OnnxContext:
         return self.tensors[id(value)]
 
     def operand(self, value: Value, partner: Value) -> Any:
-        """As `tensor`, but a single number beside a tensor stays a number."""
+        """As `tensor`, but a scalar combined with a tensor stays a number."""
         if isinstance(value, torch.Tensor) or value is None:
             return value
         if isinstance(partner, torch.Tensor) and value.size == 1 and value.ndim <= partner.ndim:
@@ -137,7 +137,7 @@ class OnnxCall:
 
     @property
     def axis(self) -> int:
-        """Of operators whose axis is the first unless they say otherwise."""
+        """The `axis` attribute, 0 by default."""
         return self.integer("axis", 0)
 
 

@@ -43,7 +43,7 @@ _WITHOUT_WORK = (
 
 
 def call_node(call: OperatorCall) -> CallNode:
-    """The call with its work."""
+    """Return the node of a call, with its work."""
     name = call.op.rstrip("_") if call.op.rstrip("_") in ELEMENTWISE else call.op
     if name in _SPECIAL:
         return _SPECIAL[name](call)
@@ -116,7 +116,7 @@ def _grouped(call: OperatorCall) -> CallNode:
 
 
 def _convolution(call: OperatorCall) -> CallNode:
-    """As a product over unfolded patches; depth-wise ones run on the vector cores."""
+    """A convolution as a product over unfolded patches; depth-wise ones run on vector cores."""
     input_view, weight = call.ins[:2]
     transposed, groups = bool(call.args[6]), int(str(call.args[8]))
     return _conv_node(call, input_view, weight, call.outs[0], transposed, groups, (True,), False)

@@ -1,4 +1,4 @@
-"""Which softmaxes see only what lies before: attention whose mask compares positions."""
+"""Find causal softmaxes: attention whose mask compares positions."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ _TRIANGLES = frozenset(("tril", "triu", "le", "ge", "lt", "gt"))
 
 
 def causal_softmaxes(trace: ModuleTrace) -> frozenset[int]:
-    """Results of those softmaxes whose input a triangular mask went into: element by element,
-    without a weight, a product or a look-up on the way.
-    """
+    """Return the results of softmaxes whose input contains a triangular mask, through element-wise
+    operators only."""
     makers = forward_makers(trace)
     results: set[int] = set()
     for call in trace.calls:
@@ -26,12 +25,12 @@ def causal_softmaxes(trace: ModuleTrace) -> frozenset[int]:
 
 
 def forward_makers(trace: ModuleTrace) -> dict[int, OperatorCall]:
-    """The forward call that made each value."""
+    """Return the forward call that computed each value."""
     return {view.value: call for call in trace.calls if not call.backward for view in call.outs}
 
 
 def comparisons(values: Iterable[int], makers: dict[int, OperatorCall]) -> list[OperatorCall]:
-    """The comparisons of positions and triangles that went into values."""
+    """Return the position comparisons and triangles that the values depend on."""
     pending = list(values)
     visited = set(pending)
     calls = []

@@ -111,7 +111,7 @@ def module_from_config(
 
 
 def _check(fields: dict[str, Any], where: str, sequence: int) -> None:
-    """Mistakes that fake tensors do not notice, or whose message would not help."""
+    """Raise on mistakes that fake tensors do not detect or report unclearly."""
     if is_stored(fields):
         raise AtollError(f"{where}: already an atoll-model file; give it to --model")
     if not fields.get("model_type"):
@@ -148,7 +148,7 @@ def _attention(causal: bool) -> Callable[..., Any]:
 
 
 def _share(module: Any, query: Any, key: Any, options: dict[str, Any]) -> float | None:
-    """What a layer's window or chunk leaves of the scores; None for no more than the triangle."""
+    """Share of the scores left by a window or chunk; None: only the causal mask applies."""
     tokens = int(query.shape[2])
     if tokens != int(key.shape[2]):
         return None
@@ -165,8 +165,7 @@ def _share(module: Any, query: Any, key: Any, options: dict[str, Any]) -> float 
 
 def _route(moe: Any) -> None:
     """Give Llama 4's experts the tokens that are routed to them, as training does; the library's
-    own module runs every expert on every token and multiplies by zero.
-    """
+    own module runs every expert on every token and multiplies by zero."""
     import torch
     from transformers.integrations.moe import grouped_mm_experts_forward
 

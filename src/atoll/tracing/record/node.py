@@ -49,13 +49,13 @@ class CallNode:
     matmuls: tuple[Matmul, ...] = ()
     passes: tuple[VectorPass, ...] = ()
     recomputed: bool = False
-    """A forward operator that runs once more in the backward pass, where kernels are fused."""
+    """Whether this is a forward operator recomputed in the backward pass."""
     in_table: bool = True
-    """False for an operator that the table lacks: it counts as one operation an element."""
+    """False for an operator missing from the table, which counts as one operation per element."""
     lookup_table: TensorView | None = None
-    """Of a look-up: the table, of which only the rows that are asked for move."""
+    """The table of a look-up; only its requested rows move."""
     grouped_rows: tuple[str, int] | None = None
-    """Of a grouped product: the dimension whose rows are dealt out to the groups, and all rows."""
+    """Grouped product: the dimension whose rows are split over groups, and the total rows."""
 
     @property
     def op(self) -> str:

@@ -30,7 +30,7 @@ def _default_dtype(dtype: torch.dtype | None) -> Iterator[None]:
 
 @contextmanager
 def _no_initial_values() -> Iterator[None]:
-    """Weights get no values: some initial distributions are drawn by looking at what was drawn."""
+    """Disable weight initialization, which may read values that fake tensors do not have."""
     names = [n for n in dir(torch.nn.init) if n.endswith("_") and not n.startswith("_")]
     before = {name: getattr(torch.nn.init, name) for name in names}
 
@@ -48,7 +48,7 @@ def _no_initial_values() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Fake tensors log what goes wrong before they raise it; the error says it all."""
+    """Silence the log of fake tensors, which repeats the raised error."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     before = log.disabled
     log.disabled = True
@@ -86,7 +86,7 @@ def _tensors(value: object) -> list[torch.Tensor]:
 
 
 def make_tensor(shape: Sequence[int], dtype: str) -> torch.Tensor:
-    """An input described in words, without memory."""
+    """Create an input tensor without memory."""
     torch_dtype = getattr(torch, dtype, None)
     if not isinstance(torch_dtype, torch.dtype):
         raise AtollError(f"inputs: expected a type of torch such as int64, got {dtype!r}")
@@ -159,7 +159,7 @@ def _failed(what: str, error: BaseException) -> AtollError:
 def _fresh(
     tensors: Iterator[tuple[str, torch.Tensor]], dtype: torch.dtype | None
 ) -> dict[str, torch.Tensor]:
-    """Fake twins of parameters or buffers; what was one tensor stays one."""
+    """Return fake copies of parameters or buffers; shared tensors stay shared."""
     twins: dict[int, torch.Tensor] = {}
     result = {}
     for name, tensor in tensors:
@@ -241,8 +241,7 @@ def _record(
 
 def stated_window(config: object) -> int:
     """Tokens that attention reaches back at most in some layer, by a configuration as the
-    transformers library has it; 0 where it says nothing of the kind.
-    """
+    transformers library has it; 0 where it says nothing of the kind."""
     config = getattr(config, "text_config", None) or config
     kinds = getattr(config, "layer_types", None)
     for field, kind in (

@@ -16,11 +16,11 @@ from atoll.workload.builders.blocks import periods
 
 @dataclass(frozen=True)
 class Segment:
-    """A stretch of the forward pass with its backward pass."""
+    """A contiguous part of the forward pass with its backward pass."""
 
     name: str
     prefix: str
-    """Path of the module that it is, with a dot; "" where it is none."""
+    """Module path with a trailing dot; "" if the segment is no module."""
     forward: tuple[OperatorCall, ...]
     backward: tuple[OperatorCall, ...]
     entering: tuple[int, ...]
@@ -112,8 +112,7 @@ def _cut_tail(
     trace: ModuleTrace, items: Sequence[str], bounds: list[int], names: list[str]
 ) -> None:
     """What runs between two items belongs to the first of them. Behind the last item of a list, as
-    much belongs to it as behind the one before it; the rest is a segment of its own.
-    """
+    much belongs to it as behind the one before it; the rest is a segment of its own."""
     for index in reversed(range(len(bounds))):
         name = names[index]
         if not name:
@@ -195,7 +194,7 @@ def _segments(
 
 
 def _name(calls: Sequence[OperatorCall], trace: ModuleTrace, first: bool) -> str:
-    """A segment that is no module is called after its first (or last) module with a weight."""
+    """Name a segment that is no module after its first (or last) module with a weight."""
     paths = [
         call.path
         for call in calls
@@ -207,7 +206,7 @@ def _name(calls: Sequence[OperatorCall], trace: ModuleTrace, first: bool) -> str
 
 
 def _joined(parts: Sequence[Segment]) -> Segment:
-    """Several segments as one: a period of blocks that alternate."""
+    """Join the segments of a period of alternating blocks."""
     if len(parts) == 1:
         return parts[0]
     return Segment(
@@ -224,7 +223,7 @@ def _joined(parts: Sequence[Segment]) -> Segment:
 
 
 def _signature(segment: Segment, trace: ModuleTrace) -> tuple[object, ...]:
-    """Equal for two segments that do the same: operators, shapes, connections."""
+    """Return a key that is equal for segments with the same operators, shapes and connections."""
     numbers: dict[int, int] = {}
     crossing = {value: f"in{i}" for i, value in enumerate(segment.entering)}
     computed = {v.value for call in (*segment.forward, *segment.backward) for v in call.outs}

@@ -1,4 +1,4 @@
-"""The one module that touches the inside of torch: every operator that runs is noted.
+"""The only module that uses torch internals: records every operator that runs.
 
 Operators on fake tensors pass through a dispatch mode; nothing is computed, no memory is taken.
 Three pieces of torch used here are not part of its stable interface, and are the reason why the
@@ -56,7 +56,7 @@ def score_share(share: float | None) -> Iterator[None]:
 
 
 class Recorder(TorchDispatchMode):
-    """Notes every operator with its module, its tensors as views, and its forward twin."""
+    """Records every operator with its module, its tensors as views, and its forward twin."""
 
     def __init__(self, paths: Mapping[int, str]) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class Recorder(TorchDispatchMode):
         self._twins: dict[int, tuple[int, str, str]] = {}
         self._last = (0, "", "")
         self._shares: dict[str, float] = {}
-        """Of each module call that told what its attention's mask leaves."""
+        """Unmasked share of the scores, by module call."""
 
     # --- modules ---------------------------------------------------------------------------------
 
@@ -202,7 +202,7 @@ class Recorder(TorchDispatchMode):
 
 
 def buffer_tensor(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor that a module holds without having registered it; its making is not noted."""
+    """Create a tensor like an unregistered buffer of a module, without recording it."""
     with _pop_mode_temporarily():
         return torch.empty(tuple(shape), dtype=dtype)
 

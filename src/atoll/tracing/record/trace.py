@@ -51,7 +51,7 @@ class TensorView:
 
     @property
     def distinct(self) -> int:
-        """Elements, those that an expanded dimension repeats counted once."""
+        """Number of elements without the repeats of expanded dimensions."""
         return prod(n for n, s in zip(self.shape, self.strides, strict=True) if s)
 
     @property
@@ -60,7 +60,7 @@ class TensorView:
 
 
 Argument = object
-"""A View, None, a number, a text, or a tuple of these."""
+"""A TensorView, None, a number, a text, or a tuple of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class OperatorCall:
     tick: int
     """When it ran (views tick too); of a backward call: when its forward twin ran."""
     unmasked_share: float | None = None
-    """Of attention: the share of the scores that its mask leaves, where the module told."""
+    """Share of the attention scores that the mask leaves, if the module states it."""
 
     @property
     def ins(self) -> tuple[TensorView, ...]:
@@ -102,7 +102,7 @@ class ModuleTrace:
     ticks: list[str] = field(default_factory=list)
     """The module's path at each tick of the forward pass."""
     gradient_weights: dict[int, int] = field(default_factory=dict)
-    """Values that hold a weight's gradient, or a share of it, and that weight (a value)."""
+    """Gradient (or gradient share) of a weight -> that weight, as value numbers."""
     targets: tuple[int, ...] = ()
     """Values from which the backward pass starts."""
     containers: tuple[str, ...] = ()
@@ -112,8 +112,7 @@ class ModuleTrace:
     unused: tuple[str, ...] = ()
     """Parameters that no gradient reaches."""
     window: int = 0
-    """Tokens that attention reaches back at most in some layer, as the module's own configuration
-    has it; 0 where it says nothing."""
+    """Attention window in tokens stated by the module's configuration; 0: none."""
 
     def drop_dead_calls(self) -> None:
         """Drop calls whose results neither the outputs nor a weight's gradient depend on."""
@@ -128,9 +127,8 @@ class ModuleTrace:
         self.calls = live_calls[::-1]
 
     def drop_shared_gradient_sums(self) -> None:
-        """Layers that hold one weight in common each make a share of its gradient. The shares are
-        summed once a step, not in any layer: those additions go.
-        """
+        """Drop additions of gradient shares of a weight that several layers use: the shares are
+        summed once per step, not in a layer."""
         remaining: list[OperatorCall] = []
         for call in reversed(self.calls):
             total = call.outs[0].value

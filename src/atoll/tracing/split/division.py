@@ -1,4 +1,4 @@
-"""The division of one captured layer while it is found, as the rules and the emission see it."""
+"""State of the tensor-parallel division of one captured layer, for the rules and the emission."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class Splits:
         self.partial: dict[int, frozenset[int]] = {}
         self.reduced: set[int] = set()
         self.sums: dict[int, tuple[int, ...]] = {}
-        """Of a partial sum, the partial sums that it was made of."""
+        """Partial sums -> the partial sums that they were computed from."""
         self.units: dict[int, int] = {}
         self.products: dict[int, list[ProductSplit]] = {}
         self.rows_summed: set[int] = set()
-        """Nodes that sum a few numbers a row over the group (a softmax over cut columns)."""
+        """Nodes that all-reduce a few numbers per row (a softmax over cut columns)."""
         self.padded: set[int] = set()
         self.scarce: set[int] = set()
         self.constant: set[int] = set()
         self.zeros: set[int] = set()
         self.readers: Counter[int] = Counter()
-        """How many operators of its own pass read a value."""
+        """Number of operators of the same pass that read a value."""
         self.tables: frozenset[int] = frozenset()
         """Look-up tables that may be cut: the largest one of the layer."""
         self.backward = False
@@ -64,20 +64,19 @@ class Splits:
         return self.cut_bias(view, dim, origins | {view.value})
 
     def cut_bias(self, view: TensorView, dim: int, origins: frozenset[int]) -> Cut:
-        """The same for a weight that only follows others (a bias)."""
+        """Divide a weight that follows others (a bias), without making it an origin."""
         cut = Cut(dim, view.shape[dim], True, origins)
         self.put(view, dim, cut)
         return cut
 
     def put_partial(self, view: TensorView, operands: Sequence[TensorView]) -> None:
-        """A partial sum because its operands are."""
+        """Mark a value as a partial sum computed from partial sums."""
         self.partial[view.value] = frozenset().union(*(self.partial[v.value] for v in operands))
         self.sums[view.value] = tuple(v.value for v in operands)
 
     def reduce_partial(self, view: TensorView) -> None:
-        """The operator needs all of the tensor: a partial sum is reduced before, itself or the
-        one that it was made of that has the fewest bytes.
-        """
+        """Reduce a partial sum before an operator that needs its total: at the value with the
+        fewest bytes among it and those it was computed from."""
         if not self.is_partial(view):
             return
         chain = [view.value]

@@ -24,7 +24,7 @@ def find_splits(
     forward: Sequence[CallNode], backward: Sequence[CallNode], trace: ModuleTrace, segment: Segment,
     outside: set[int],
 ) -> Splits:  # fmt: skip
-    """The division of one layer that keeps the most weights cut."""
+    """Find the division of a layer that keeps the most weights cut."""
     banned: frozenset[int] = frozenset()
     leaving = {*outside, *segment.leaving} - set(trace.gradient_weights)
     while True:
@@ -59,7 +59,7 @@ def _weight(trace: ModuleTrace, value: int) -> bool:
 def _without_gradient(
     forward: Sequence[CallNode], trace: ModuleTrace, segment: Segment
 ) -> set[int]:
-    """Values made here of constants alone (masks, rotations)."""
+    """Return values computed from constants only (masks, rotations)."""
     live = set(segment.entering) | {
         v.number for v in trace.values if v.source is ValueSource.WEIGHT
     }
@@ -75,7 +75,7 @@ def _without_gradient(
 def _walk(
     splits: Splits, forward: Sequence[CallNode], backward: Sequence[CallNode], leaving: set[int]
 ) -> None:
-    """Cut by cut through both passes; what leaves the layer is whole."""
+    """Propagate cuts through both passes; values that leave the layer are complete."""
     for nodes, splits.backward in ((forward, False), (backward, True)):
         for node in nodes:
             rule = RULES.get(node.op.rstrip("_"), RULES.get(node.op))

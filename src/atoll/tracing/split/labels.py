@@ -15,7 +15,7 @@ _PACKED = 3  # queries, keys and values of a joint projection as one dimension: 
 
 
 class ConflictError(Exception):
-    """The division that these weights started cannot go on; they must stay whole."""
+    """The division of these weights cannot be propagated; they must stay undivided."""
 
     def __init__(self, origins: frozenset[int]) -> None:
         super().__init__(origins)
@@ -30,19 +30,19 @@ class Label:
     loose: bool
     """Columns that belong to no head: any part of them may be cut again."""
     origins: frozenset[int]
-    """The weights whose division led here."""
+    """Weights whose division caused this label."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A label as one view shows it: the dimension, and the pieces along it."""
+    """A label seen through a view: the dimension, and the pieces along it."""
 
     dim: int
     units: int
     loose: bool
     origins: frozenset[int]
     block: int = 1
-    """Steps along the dimension that one piece takes."""
+    """Size of one piece along the dimension."""
 
 
 def view_cut(label: Label, view: TensorView) -> Cut:

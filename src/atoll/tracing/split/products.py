@@ -10,7 +10,7 @@ from atoll.workload.modelfile import ProductSplit
 
 
 def unknown(splits: Splits, node: CallNode) -> None:
-    """An operator without a rule: everything that it reads must be whole."""
+    """Handle an operator without a rule: all inputs must be undivided."""
     for view in node.ins:
         cut = splits.cut(view)
         if cut is not None:

@@ -24,7 +24,7 @@ _LINEAR = frozenset(_PASSING.split())
 
 
 def _pass_partial(splits: Splits, node: CallNode) -> bool:
-    """Whether the output is a partial sum because its operands are."""
+    """Return whether the output is a partial sum because its operands are."""
     partial = [view for view in node.ins if splits.is_partial(view)]
     if not partial:
         return False
@@ -38,7 +38,7 @@ def _pass_partial(splits: Splits, node: CallNode) -> bool:
     linear = len(partial) == 1 and (name in _WEIGHING or (name in _LINEAR and not others))
     # What several operators read is reduced once, before the first of them.
     once = all(splits.readers[view.value] == 1 for view in partial)
-    # What is whole is added on one device of the group, and the sum stays partial.
+    # A complete operand is added on one device of the group, and the sum stays partial.
     summed = name == "add" or (name == "cat" and len(partial) == len(node.ins))
     if same and once and (linear or summed):
         for view in node.outs:
@@ -90,7 +90,7 @@ def elementwise(splits: Splits, node: CallNode) -> None:
 
 
 def _dim_after(node: CallNode, view: TensorView, out: TensorView, cut: Cut) -> int:
-    """The dimension of the output to which a cut of one operand goes."""
+    """Return the output dimension to which the cut of an operand maps."""
     if node.op in ("select_backward", "stack"):  # a dimension more
         arguments = node.call.args
         which = arguments[2 if node.op == "select_backward" else 1] if len(arguments) > 1 else 0
@@ -106,7 +106,7 @@ def _dim_after(node: CallNode, view: TensorView, out: TensorView, cut: Cut) -> i
 
 
 def _dims(node: CallNode) -> tuple[set[int], bool]:
-    """Dimensions that a sum runs over, and whether they stay as ones."""
+    """Return the summed dimensions, and whether they are kept with size 1."""
     view = node.ins[0]
     over = node.call.args[1] if len(node.call.args) > 1 else None
     if isinstance(over, tuple) and over and all(isinstance(d, int) for d in over):
@@ -139,7 +139,7 @@ def reduction(splits: Splits, node: CallNode) -> None:
 
 
 def rowwise(splits: Splits, node: CallNode) -> None:
-    """Norms, softmax and their derivatives: rows may be divided, not what is in them."""
+    """Norms, softmax and their derivatives: only the dimensions of rows may be divided."""
     work = node.passes[0] if node.passes else None
     inner = work.inner if work is not None else 1
     main = work.over if work is not None else node.ins[0]
@@ -167,7 +167,7 @@ def rowwise(splits: Splits, node: CallNode) -> None:
 
 
 def nll_loss(splits: Splits, node: CallNode) -> None:
-    """Picks one column a row: where the columns are cut, on the device that has it."""
+    """Select one column per row; with cut columns, on the device that holds it."""
     splits.reduce_partials(node.ins)
     for view in node.ins:
         cut = splits.cut(view)
@@ -178,7 +178,7 @@ def nll_loss(splits: Splits, node: CallNode) -> None:
 
 
 def lookup(splits: Splits, node: CallNode) -> None:
-    """Rows of a table, which is cut by rows: a device finds its own, the others give zero."""
+    """Look up rows of a table cut by rows: devices without the row contribute zero."""
     table = node.ins[0]
     if splits.may_cut(table) and table.value in splits.tables:
         cut = splits.cut_weight(table, 0, frozenset())
@@ -192,7 +192,7 @@ def lookup(splits: Splits, node: CallNode) -> None:
 
 
 def gather(splits: Splits, node: CallNode) -> None:
-    """Rows by index: columns may be divided."""
+    """Gather rows by index; columns may be divided."""
     if _pass_partial(splits, node):
         return
     splits.reduce_partials(node.ins)

@@ -1,4 +1,4 @@
-"""One block: how its mixer, its feed-forward layer and its norms hang together."""
+"""One block: its mixer, feed-forward layer, norms and residual additions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _opened(graph: GraphBuilder, name: str, x: str) -> str:
 
 
 def _closed(graph: GraphBuilder, branch: str, x: str, linear: str, number: int) -> str:
-    """What stands between a branch's last linear and the residual stream."""
+    """Add norm, scale, dropout and residual addition after a branch's last linear."""
     config = graph.config
     if config.branch_norms:
         branch = graph.norm(f"branch_norm{number}", branch)
@@ -50,8 +50,7 @@ def _post_norm(graph: GraphBuilder, x: str, attention: str) -> str:
 
 def _parallel(graph: GraphBuilder, x: str, attention: str) -> str:
     """Both branches start from x. Without dropout between them and the addition, their partial
-    sums are added first and reduced once (as GPT-NeoX's training code does), then the biases.
-    """
+    sums are added first and reduced once (as GPT-NeoX's training code does), then the biases."""
     config = graph.config
     normed = graph.norm("norm1", x)
     ffn_input = normed if config.one_norm else graph.norm("norm2", x)

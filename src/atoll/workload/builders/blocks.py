@@ -1,4 +1,4 @@
-"""Which blocks a model is made of: runs of equal ones, and patterns that repeat.
+"""The blocks of a model: runs of equal blocks, and repeated patterns.
 
 Most models repeat one block. Some begin with others (DeepSeek's dense ones), some alternate
 (Gemma 2's windows): an alternation becomes one layer that holds a whole period of it, so that the
@@ -63,7 +63,7 @@ def block_runs(
 
 
 def _single_runs(config: ModelConfig, kinds: Sequence[ModelConfig]) -> tuple[BlockRun, ...]:
-    """Neighbours that are equal make a run; runs of one kind have one name, and are one layer."""
+    """Merge equal neighbours into runs; runs of one kind share a name and a layer."""
     runs: dict[ModelConfig, BlockRun] = {}
     for kind in dict.fromkeys(kinds):
         label = _label(config, kind)
@@ -73,7 +73,7 @@ def _single_runs(config: ModelConfig, kinds: Sequence[ModelConfig]) -> tuple[Blo
 
 
 def _facts(config: ModelConfig, layer: int) -> tuple[int, str, bool, bool, bool]:
-    """What tells a block from others: window, mixer, whether it is unrotated, dense, bare."""
+    """Properties by which blocks differ: window, mixer, unrotated, dense, bare."""
     return (
         config.windows[layer] if config.windows else config.window,
         config.mixers[layer] if config.mixers else config.mixer,
@@ -143,8 +143,7 @@ def _unused(name: str, runs: Sequence[BlockRun]) -> str:
 
 def periods(kinds: Sequence[Kind]) -> list[tuple[tuple[Kind, ...], int]]:
     """Cut the list into repeated periods, greedily: of those that start here, the one that reaches
-    farthest, and the shortest of these. Two rounds may be chance, three are a pattern.
-    """
+    farthest, and the shortest of these. Two rounds may be chance, three are a pattern."""
     repeated: list[tuple[tuple[Kind, ...], int]] = []
     at = 0
     while at < len(kinds):

@@ -1,6 +1,6 @@
 """An encoder and a decoder as one chain of layers (T5, arXiv:1910.10683).
 
-Encoder blocks first, then decoder blocks. Beside the residual stream two tensors run along the
+Encoder blocks first, then decoder blocks. Besides the residual stream two tensors run along the
 chain: relative positions, if it has them, which the first block of each stack makes and its other
 blocks read, and the encoder's output, which every decoder block attends to. Blocks at the ends of
 a stack make or end these and are layers of their own; the others repeat. The word table lies in
@@ -51,7 +51,7 @@ def _parts(name: str, blocks: int, *, decoder: bool) -> tuple[Part, ...]:
 
 
 def stack_part(graph: GraphBuilder, part: Part, attention: str) -> tuple[str, str]:
-    """One block with what it makes for the others or ends."""
+    """Write one block, with the tensors that it carries to other blocks."""
     graph.config = replace(graph.config, causal=part.decoder)
     write = _decoder if part.decoder else _encoder
     return write(graph, part, attention)

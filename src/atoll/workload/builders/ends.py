@@ -85,7 +85,7 @@ def build_logits(graph: GraphBuilder, x: str) -> str:
 
 
 def loss(graph: GraphBuilder, fused: bool) -> tuple[str, str]:
-    """Softmax cross entropy. Its output is two fp32 numbers a token: the log-sum-exp and the
+    """Softmax cross entropy. Its output is two fp32 numbers per token: the log-sum-exp and the
     target's logit, whose difference is that token's loss.
 
     Unless `fused`, the softmax is kept in fp32 for the backward pass, as Megatron-LM and PyTorch
@@ -111,5 +111,5 @@ def loss(graph: GraphBuilder, fused: bool) -> tuple[str, str]:
 
 
 def class_logits(graph: GraphBuilder) -> str:
-    """What an image classifier says of each image."""
+    """Logits of an image classifier."""
     return graph.add("logits", (graph.microbatch, 1, graph.config.vocab))

@@ -144,8 +144,7 @@ class GraphBuilder:
 
     def norm(self, name: str, x: str) -> str:
         """LayerNorm or RMSNorm over the last dimension. Its tiny statistics are left out, and so is
-        their sum over the group where that dimension is divided.
-        """
+        their sum over the group where that dimension is divided."""
         source = self.tensors[x]
         divided = 0 if source.split is Region.TENSOR else None
         shift = self.config.norm == "layernorm" and self.config.norm_bias
@@ -170,8 +169,7 @@ class GraphBuilder:
         self, name: str, x: str, out: str, *, bias: bool, split: str, inside: bool = False
     ) -> str:
         """A linear layer. `split`: "n" column-parallel, "k" row-parallel, "m" by tokens, "" on
-        every device.
-        """
+        every device."""
         source, target = self.tensors[x], self.tensors[out]
         shape = source.shape[-1], target.shape[-1]
         if split == "n":
@@ -202,8 +200,7 @@ class GraphBuilder:
         inside: bool = False,
     ) -> str:
         """One product of x with its weights side by side; `inside` a tensor-parallel region it
-        neither opens nor closes one (the linears of an expert, the end of a parallel branch).
-        """
+        neither opens nor closes one (the linears of an expert, the end of a parallel branch)."""
         matmul = linear_product(self.tensors[x], [self.tensors[w] for w in weights], split)
         region = Region.TENSOR if split == "n" else self.tensors[outs[0]].split
         vectors = (VectorWork("bias", matmul.m, matmul.n, region),) if biases else ()
@@ -297,8 +294,7 @@ class GraphBuilder:
 
     def late_bias(self, name: str, x: str, experts: int = 0) -> str:
         """A bias apart from its linear: one whose output was reduced together with another's, or
-        a bias for each of so many experts.
-        """
+        a bias for each of so many experts."""
         source = self.tensors[x]
         shape = (experts, source.shape[-1]) if experts else (source.shape[-1],)
         divided = len(shape) - 1 if source.split is Region.TENSOR else None

@@ -17,8 +17,7 @@ from atoll.workload.graph.products import scan_products
 
 def mixer(graph: GraphBuilder, x: str, kind: str, *, open_end: bool = False) -> str:
     """From the (normed) block input to the output projection, which with an `open_end` is left
-    without its reduction and its bias. `kind` is that of attention.
-    """
+    without its reduction and its bias. `kind` is that of attention."""
     name = graph.config.mixer
     if name == "attention":
         return attention(graph, x, kind, open_end=open_end)
@@ -52,8 +51,7 @@ def _mamba2(graph: GraphBuilder, x: str, *, open_end: bool) -> str:
 
 def _mamba1(graph: GraphBuilder, x: str, *, open_end: bool) -> str:
     """Gu and Dao, arXiv:2312.00752, with Jamba's norms: steps, keys and queries come from a narrow
-    projection, whose parts every device needs whole.
-    """
+    projection, whose parts every device needs whole."""
     shape = _shape(graph)
     values, z = _projected(graph, x, (("values", shape.inner), ("z", shape.inner)))
     (values,) = _conv(graph, (values,), "silu")
@@ -74,8 +72,7 @@ def _mamba1(graph: GraphBuilder, x: str, *, open_end: bool) -> str:
 
 def _delta(graph: GraphBuilder, x: str, *, open_end: bool) -> str:
     """A gated delta net (Yang et al., arXiv:2412.06464): convolved queries, keys and values, a
-    scan that overwrites what a key stood for, a norm of each head, a gate.
-    """
+    scan that overwrites what a key stood for, a norm of each head, a gate."""
     shape = _shape(graph)
     keys = shape.groups * shape.state
     parts = (("queries", keys), ("keys", keys), ("values", shape.inner), ("z", shape.inner))

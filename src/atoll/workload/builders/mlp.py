@@ -8,8 +8,7 @@ from atoll.workload.graph.operator import Region, VectorWork
 
 def mlp(graph: GraphBuilder, x: str, *, open_end: bool = False) -> str:
     """From the (normed) middle of the block to the second linear, which with an `open_end` is
-    left without its reduction and its bias.
-    """
+    left without its reduction and its bias."""
     config = graph.config
     if config.experts:
         return _experts(graph, x)
@@ -28,7 +27,7 @@ def _feed_forward(graph: GraphBuilder, x: str, name: str, width: int, open_end: 
 
 
 def _experts(graph: GraphBuilder, x: str) -> str:
-    """Router, dispatch, one batched product a linear, combine.
+    """Router, dispatch, one batched product per linear, combine.
 
     Every expert gets its fair share of the tokens (rounded up): imbalance is not modelled. Tensor
     parallelism cuts inside each expert, and every device dispatches all tokens.

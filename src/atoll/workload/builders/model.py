@@ -33,8 +33,8 @@ def build_model(
 ) -> Model:
     """The model's layers (embedding, blocks x n, head, loss) for one microbatch on one device.
 
-    Blocks that alternate are layers of a whole period each, or stand alone: then the chain has the
-    same layer in several places. Without `backward` they are to be sharded, which differentiates.
+    Alternating blocks become one layer per period, or with `whole_periods` false one layer each,
+    which then occurs several times. Without `backward` the caller shards, which differentiates.
     """
     length = config.sequence if sequence is None else sequence
     last = config.decoder_sequence or length
@@ -110,9 +110,8 @@ def _blocks(graph: GraphBuilder, run: BlockRun, attention: str) -> tuple[str, st
 
 
 def _further(graph: GraphBuilder, attention: str) -> tuple[str, str]:
-    """A block that predicts the token after the next, with its loss; the stream goes on as it came.
-    The projection of both its inputs side by side is written as the sum of two.
-    """
+    """Write a multi-token-prediction block with its loss; the stream passes through unchanged. The
+    projection of its two concatenated inputs is written as the sum of two products."""
     config = graph.config
     source = graph.stream("x", config.hidden)
     _, word = embedding(graph)

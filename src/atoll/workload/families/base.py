@@ -96,12 +96,12 @@ def positions(fields: Fields) -> int:
 
 
 def labels(fields: Fields) -> int:
-    """Those that the file names; two where it names none, as Hugging Face has it."""
+    """Number of labels in the file; 2 by default, as in Hugging Face."""
     return len(fields.block("id2label").entries) or 2
 
 
 def patch_inputs(fields: Fields) -> int:
-    """Numbers of a patch."""
+    """Values per patch."""
     return fields.size("num_channels", 3) * fields.size("patch_size", 16) ** 2
 
 

@@ -38,7 +38,7 @@ def config_from_hf(contents: dict[str, object], where: str) -> ModelConfig:
 
 
 def _quantized(contents: Mapping[str, object]) -> Iterator[str]:
-    """What is said of weights in fewer bits than they are planned with."""
+    """Describe quantized weights, which are not modelled."""
     parts = (contents, contents.get("text_config"))
     for part in (part for part in parts if isinstance(part, Mapping)):
         for name in QUANTIZED:
@@ -56,7 +56,7 @@ def _quantized(contents: Mapping[str, object]) -> Iterator[str]:
 
 
 def _omitted_parts(contents: Mapping[str, object], part: str) -> Iterator[str]:
-    """What is left out of a model of which one part is read."""
+    """Describe the parts of a multi-part model that are left out."""
     if not part:
         return
     others = []
@@ -98,9 +98,7 @@ def _read_family(fields: Fields) -> ModelConfig:
 
 
 def _constants(config: ModelConfig, fields: Fields) -> ModelConfig:
-    """With the numbers that change no operator: transformers 5 has those of positions in a block of
-    their own.
-    """
+    """Add the numbers that change no operator; transformers 5 keeps rotary ones in a sub-block."""
     rope = fields.get("rope_parameters")
     scaled = fields.get("rope_scaling") or rope
     kind = scaled.get("rope_type", scaled.get("type")) if isinstance(scaled, dict) else None

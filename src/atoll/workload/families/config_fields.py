@@ -42,7 +42,7 @@ SPELLINGS: Mapping[str, tuple[str, ...]] = {
 
 
 MOST = 10**9
-"""Of anything that is counted."""
+"""Largest count."""
 MOST_LAYERS = 10_000
 MOST_NUMBER = 1e15
 
@@ -78,7 +78,7 @@ class Fields:
     def spelled(
         self, spelling: Mapping[str, tuple[str, ...]], silent: Mapping[str, object]
     ) -> Fields:
-        """The same object as a family writes it, where nothing is known of it yet."""
+        """Add a family's spellings and defaults, below those already set."""
         return replace(
             self, spelling={**spelling, **self.spelling}, silent={**silent, **self.silent}
         )
@@ -100,7 +100,7 @@ class Fields:
         return usual(self) if callable(usual) else usual
 
     def near_miss(self) -> None:
-        """Refuse a field that no one reads where a reader missed one of almost that name."""
+        """Refuse an unread field whose name is close to a missing one."""
         missed = [name for name in self.names_read if name not in self.entries]
         for name in self.entries:
             close = difflib.get_close_matches(name, missed, n=1, cutoff=_TYPING_ERROR)
@@ -123,7 +123,7 @@ class Fields:
         return AtollError(f"{self.where}: {name} is {value!r}, but must be {allowed}")
 
     def _checked(self, name: str, default: Any, right: Callable[[Any], bool], allowed: str) -> Any:
-        """The field, its default where there is none, or a sentence on what it must be."""
+        """Return the field or its default, or raise if it is invalid."""
         value = self.get(name)
         if value is None:
             if default is _REQUIRED:
@@ -154,7 +154,7 @@ class Fields:
         return float(self._checked(name, default, lambda v: _number(v) and 0 < v <= 1, allowed))
 
     def positive(self, name: str) -> float | None:
-        """A number above 0, none where it is not told."""
+        """A number above 0; None if absent."""
         number = self._checked(
             name, None, lambda v: _number(v) and 0 < v < MOST_NUMBER, "a number above 0"
         )

@@ -17,8 +17,7 @@ _DELTA_CHUNK = 64  # tokens, in every public implementation
 
 def mamba2(names: Mapping[str, tuple[str, int]], inner: str = "") -> Step:
     """The sizes of Mamba-2 by their names in the file, with the values that are usual; `inner`
-    names the columns of its values where they are free.
-    """
+    names the columns of its values where they are free."""
 
     def step(fields: Fields, config: ModelConfig) -> ModelConfig:
         def size(part: str) -> int:

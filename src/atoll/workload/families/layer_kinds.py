@@ -1,4 +1,4 @@
-"""Which block is of which kind: words of a configuration, or the family's usual pattern."""
+"""The kind of each block: as the configuration says, or the family's usual pattern."""
 
 from __future__ import annotations
 
@@ -45,14 +45,13 @@ def listed(name: str, inside: str, outside: str) -> Usual:
 
 
 def always(word: str) -> Usual:
-    """All blocks alike."""
+    """Give all blocks the same kind."""
     return lambda fields, layers: (word,) * layers
 
 
 def kinds(usual: Usual, mixer: str = "") -> Step:
     """The kind of every block, as `layer_types` says or as usual in the family. `mixer` is what the
-    family has where it does not attend.
-    """
+    family has where it does not attend."""
 
     def step(fields: Fields, config: ModelConfig) -> ModelConfig:
         stated = fields.names("layer_types", _WORDS, config.layers)
@@ -98,7 +97,7 @@ def rotary_list(fields: Fields, config: ModelConfig) -> ModelConfig:
 
 
 def rotary_in_windows(fields: Fields, config: ModelConfig) -> ModelConfig:
-    """Blocks that see everything have no positions where others have windows (Cohere, EXAONE)."""
+    """Blocks without a window have no positions if others have windows (Cohere, EXAONE)."""
     unwindowed = tuple(i for i, window in enumerate(config.windows) if not window)
     return replace(config, unrotated=unwindowed)
 

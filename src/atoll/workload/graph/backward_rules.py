@@ -21,12 +21,12 @@ Names = Sequence[str]
 
 
 def backward_vectors(op: Operator) -> tuple[VectorWork, ...]:
-    """The derivatives' passes, last one first; an addition hands its gradient on unchanged."""
+    """Passes of the derivatives, in reverse; an addition passes its gradient on unchanged."""
     return tuple(v.by(f"{v.function}_bwd") for v in reversed(op.vectors) if v.function != "add")
 
 
 def _sums(op: Operator) -> tuple[VectorWork, ...]:
-    """Sums over the tokens, or over the batch: the gradient of what every sample shares."""
+    """Sums over tokens or batch: gradients of tensors that all samples share."""
     return tuple(v.by("bias_grad") for v in op.vectors)
 
 
@@ -43,10 +43,9 @@ def _back(
     vectors: tuple[VectorWork, ...] | None = None,
     on_chip: bool = False,
 ) -> None:
-    """One operator for the gradient of another: it reads the gradients `of` what that wrote
-    (default: all) and what is kept of the forward pass, and writes the gradients that go `to` what
-    that read (default: all). Those that leave a tensor-parallel region are summed behind it.
-    """
+    """Append the gradient operator of `op`: it reads the gradients of `outputs` (default: all) and
+    the `saved` forward tensors, and writes the gradients of `inputs` (default: all). Gradients that
+    leave a tensor-parallel region are summed after it."""
     grads = tuple(tape.gradient(name) for name in (op.writes if outputs is None else outputs))
     saved_reads = tuple(tape.saved(name) for name in saved)
     gradients = [
@@ -80,7 +79,7 @@ def linear(tape: Tape, op: Operator) -> None:
 
 
 def data_linear(tape: Tape, op: Operator) -> None:
-    """A linear over the model's data, whose gradient no one asks for."""
+    """A linear over input data, which needs no data gradient."""
     _linear_weights(tape, op, op.reads[0])
 
 
@@ -96,9 +95,8 @@ def _linear_weights(tape: Tape, op: Operator, saved_input: str) -> None:
 
 
 def added(tape: Tape, op: Operator) -> None:
-    """A bias apart from its product, or rows of small tables added to every sample: the gradient
-    passes, and is summed for them.
-    """
+    """A separate bias, or rows of small tables added to every sample: the gradient passes through,
+    and its sum is their gradient."""
     x, *tables = op.reads
     tape.pass_on(x, tape.gradient(op.writes[0]))
     kind = "bias_grad" if op.kind == "bias" else "table_grad"
@@ -106,7 +104,7 @@ def added(tape: Tape, op: Operator) -> None:
 
 
 def activation(tape: Tape, op: Operator) -> None:
-    """Reads its input again; ReLU its output, which what follows keeps anyway."""
+    """Save the input; ReLU saves its output, which the next operator saves anyway."""
     (x, *slopes), (y,) = op.reads, op.writes
     functions = [v.function for v in op.vectors]
     saved = y if functions == ["relu"] else x
@@ -119,8 +117,7 @@ def activation(tape: Tape, op: Operator) -> None:
 
 def conv(tape: Tape, op: Operator) -> None:
     """A convolution back over the gradient, one with the input for its taps, and the activation's
-    derivative, for which the forward one runs again.
-    """
+    derivative, for which the forward one runs again."""
     taps, acted = op.vectors[: len(op.writes)], op.vectors[len(op.writes) :]
     again = tuple(replace(v, function=f"{v.function}_bwd") for v in acted)
     vectors = (*(taps if again else ()), *again, *taps, *taps)
@@ -128,9 +125,8 @@ def conv(tape: Tape, op: Operator) -> None:
 
 
 def scan(tape: Tape, op: Operator) -> None:
-    """Two products for each of the forward's, whose scores and states are made again, as fused
-    kernels do: only what the scan read is kept.
-    """
+    """Two products per forward product; scores and states are recomputed as in fused kernels, so
+    that only the inputs are saved."""
     gradients = (f(p) for p in op.matmuls for f in (data_gradient, weight_gradient))
     again = op.matmuls[:-2]  # all but those that make the output
     vectors = op.vectors * 3  # once more, and once for each side of every product
@@ -186,13 +182,13 @@ def attention_product(tape: Tape, op: Operator) -> None:
 
 
 def softmax(tape: Tape, op: Operator) -> None:
-    """Needs its output, not its input."""
+    """Save the output, not the input."""
     vectors = (*backward_vectors(op), *_position_sums(tape, op, op.reads[1:]))
     _back(tape, op, "softmax_bwd", saved=op.writes, vectors=vectors)
 
 
 def _position_sums(tape: Tape, op: Operator, more: Names) -> tuple[VectorWork, ...]:
-    """The gradient of what is added to every sample's scores: their gradients' sum."""
+    """Gradient of positions added to all samples' scores: the sum of the score gradients."""
     if all(tape.tensors[name].role is Role.WEIGHT for name in more):
         return ()
     return tuple(replace(v, function="bias_grad") for v in op.vectors if v.function == "softmax")
@@ -212,7 +208,7 @@ def dispatch(tape: Tape, op: Operator) -> None:
 
 
 def join_keys(tape: Tape, op: Operator) -> None:
-    """Of the keys' gradient each head keeps its own part; the common part sums over the heads."""
+    """Split the key gradient per head; the common part is summed over heads."""
     joined = tape.tensors[op.writes[0]]
     columns = joined.shape[-1] - tape.tensors[op.reads[0]].shape[-1]
     vectors = (VectorWork("add", joined.rows, columns, joined.split),)

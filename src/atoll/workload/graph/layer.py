@@ -16,7 +16,7 @@ from atoll.workload.graph.operator import Operator, Role, Tensor
 
 ENDS = frozenset({"embedding", "head", "loss"})  # layers that are no blocks
 EXPERT_WEIGHTS = ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias")
-"""A mixture of experts' own, each with a first dimension that counts them."""
+"""Weights of a mixture of experts, whose first dimension counts the experts."""
 
 
 @final
@@ -49,7 +49,7 @@ class Layer:
 
     @cached_property
     def active_parameters(self) -> int:
-        """Elements of the weights that one token meets: of the experts, those of its choice."""
+        """Elements of the weights that one token uses, with only its chosen experts."""
         idle = 0
         for op in self.forward:
             if op.kind == "dispatch":
@@ -63,8 +63,8 @@ class Layer:
 
     @property
     def entering(self) -> tuple[str, ...]:
-        """The activations that enter and that this layer holds: one that passes through is held
-        where it was made and where it ends, and not once more in every layer between."""
+        """Entering activations stored by this layer. An activation that passes through is stored
+        where it was computed and where it ends, not in every layer between."""
         ending = (name for name in self.more_inputs if name not in self.more_outputs)
         return (self.input, *ending)
 
@@ -91,7 +91,7 @@ class Layer:
         return sum(self.tensors[name].bytes for name in (*op.reads, *op.writes))
 
     def moved_bytes(self, op: Operator) -> int:
-        """Of HBM, or over links where the operator is a collective."""
+        """HBM bytes of an operator, or link bytes of a collective."""
         return op.collective.bytes if op.collective is not None else self.traffic_bytes(op)
 
     @cached_property
@@ -104,7 +104,7 @@ class Layer:
 
 
 def is_end(name: str) -> bool:
-    """Whether a layer of that name is no block; extra heads of prediction are none."""
+    """Return whether a layer is no block: an end, or an extra prediction head."""
     return name in ENDS or name.startswith("mtp")
 
 
@@ -144,18 +144,18 @@ class Model:
 
     @property
     def active_parameters(self) -> int:
-        """Of these, what one token meets (embeddings and head included)."""
+        """Parameters that one token uses (embeddings and head included)."""
         total = sum(layer.active_parameters * repeat for layer, repeat in self.layers)
         return total - self.shared_parameters
 
     def map(self, change: Callable[[Layer], Layer]) -> Model:
-        """The same chain with every layer changed, one that occurs several times once."""
+        """Apply `change` to every distinct layer of the chain."""
         changed = {id(layer): change(layer) for layer, _ in self.kinds}
         return replace(self, layers=tuple((changed[id(layer)], n) for layer, n in self.layers))
 
     @property
     def kinds(self) -> tuple[tuple[Layer, int], ...]:
-        """The distinct layers, each with how often it stands in the chain."""
+        """The distinct layers, each with its number of occurrences."""
         counts: dict[int, int] = {}
         for layer, repeat in self.layers:
             counts[id(layer)] = counts.get(id(layer), 0) + repeat
@@ -173,9 +173,8 @@ class Model:
 
 
 def block_names(model: Model) -> frozenset[str]:
-    """The layers that a pipeline divides: of a captured model, those that repeat and the others of
-    the same lists of modules, or where none does all but the first and the last.
-    """
+    """Layers that a pipeline divides. In a captured model: repeated layers and others of the same
+    module lists, or without repeats all but the first and the last."""
     names = [layer.name for layer, _ in model.layers]
     if ENDS & set(names):
         return frozenset(n for n in names if not is_end(n))

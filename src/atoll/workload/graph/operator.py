@@ -15,7 +15,7 @@ from math import ceil, prod
 
 
 def once(names: Iterable[str]) -> tuple[str, ...]:
-    """Each name once, where it stands first."""
+    """Remove repeated names, keeping the first of each."""
     return tuple(dict.fromkeys(names))
 
 
@@ -41,7 +41,7 @@ class Region(StrEnum):
 
     TENSOR dimensions (heads, columns of the first linear, vocabulary) are divided by the tensor
     width always; SEQUENCE dimensions (tokens of the residual stream, norms) are divided only when
-    sequence parallelism is on; WHOLE dimensions never.
+    sequence parallelism is on; UNDIVIDED dimensions never.
     """
 
     UNDIVIDED = "whole"
@@ -76,7 +76,7 @@ class Tensor:
     name: str
     shape: tuple[int, ...]
     element_bytes: float
-    """Of formats with scales by block, a part of the scale included: perhaps no whole number."""
+    """Including the share of a block scale, so that it may be fractional."""
     role: Role
     split: Region = Region.UNDIVIDED
     split_dim: int = 0
@@ -84,14 +84,14 @@ class Tensor:
     uneven: Uneven = Uneven.REFUSE
 
     def like(self, name: str, role: Role) -> Tensor:
-        """Another one of this shape; graphs make so many that `replace` takes too long."""
+        """Copy with another name and role; faster than `replace`, as graphs make many."""
         return Tensor(
             name, self.shape, self.element_bytes, role, self.split, self.split_dim, self.units,
             self.uneven,
         )  # fmt: skip
 
     def part(self, shape: tuple[int, ...], units: int) -> Tensor:
-        """The share of this shape and so many units."""
+        """Copy with another shape and number of units."""
         return Tensor(
             self.name, shape, self.element_bytes, self.role, self.split, self.split_dim, units,
             self.uneven,
@@ -148,11 +148,11 @@ class VectorWork:
     split: Region = Region.UNDIVIDED
 
     def sized(self, rows: int, cols: int) -> VectorWork:
-        """The same of another size."""
+        """Copy with another size."""
         return VectorWork(self.function, rows, cols, self.split)
 
     def by(self, function: str) -> VectorWork:
-        """Another function of as much."""
+        """Copy with another function."""
         return VectorWork(function, self.rows, self.cols, self.split)
 
     @property
@@ -176,9 +176,8 @@ class TensorCollective:
 
 @dataclass(frozen=True, slots=True)
 class EagerSteps:
-    """Kernels of one vector function where every step of an operator runs alone, and what they
-    move through HBM.
-    """
+    """Kernels of one vector function when each step of an operator runs as its own kernel, and
+    their HBM bytes."""
 
     function: str
     kernels: int
@@ -209,7 +208,7 @@ class Operator:
     enters: tuple[str, ...] = ()
     exits: bool = False
     steps: tuple[EagerSteps, ...] = ()
-    """Of a captured operator: how an eager framework runs it."""
+    """Eager kernels of a captured operator."""
 
     @property
     def core(self) -> Core:
@@ -230,6 +229,6 @@ class Operator:
 
     @property
     def weighs(self) -> bool:
-        """Whether it makes a weight's gradient, which a pipeline order may put off."""
+        """Whether it computes a weight gradient, which a pipeline schedule may delay."""
         named = self.kind == "linear_grad" and self.name.endswith(".wgrad")
         return self.kind == "linear_wgrad" or named

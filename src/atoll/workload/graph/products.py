@@ -50,8 +50,7 @@ def scores_product(
     keys: int = 0,
 ) -> Matmul:
     """Q K^T. Query heads that share a key head are rows of one product (grouped queries); `keys`
-    where they are not as many as the queries.
-    """
+    where they are not as many as the queries."""
     rows = sequence * (heads // kv_heads)
     return Matmul(batch * kv_heads, rows, keys or sequence, head_dim, fraction, "batch")
 

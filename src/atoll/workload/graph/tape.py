@@ -1,4 +1,4 @@
-"""The backward pass while it is written: gradients received so far, and who still owes one."""
+"""Construction of the backward pass: gradient tensors and operators collected so far."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Tape:
         return name in self._shares
 
     def gradient(self, name: str) -> str:
-        """The whole gradient of a forward tensor, its shares summed."""
+        """Return the gradient of a forward tensor, summing its shares."""
         shares = self._shares[name]
         if len(shares) == 1:
             return shares[0]
@@ -64,14 +64,14 @@ class Tape:
         return total
 
     def give(self, name: str) -> str:
-        """A new tensor for a gradient of `name` (its share, if it has several readers)."""
+        """Declare a gradient of `name` (a share, if it has several readers)."""
         shares = self._shares.setdefault(name, [])
         label = f"d{name}" if self._readers[name] <= 1 else f"d{name}.{len(shares)}"
         shares.append(self._declare(label, name, Role.ACTIVATION_GRADIENT))
         return label
 
     def pass_on(self, name: str, gradient: str) -> None:
-        """The gradient of `name` is (a share of it) an existing tensor."""
+        """Use an existing tensor as the gradient of `name`, or as a share of it."""
         self._shares.setdefault(name, []).append(gradient)
 
     def give_entering(self, op: Operator, name: str) -> tuple[str, tuple[Operator, ...]]:
@@ -124,9 +124,8 @@ class Tape:
         return again
 
     def insert_early(self, op: Operator) -> None:
-        """Put an operator right behind the one that it waits for: a collective started there runs
-        while the weight gradient is computed.
-        """
+        """Insert an operator directly after its producer, so that a collective overlaps the weight
+        gradient."""
         ready = [i for i, o in enumerate(self.operators) if set(o.writes) & set(op.reads)]
         self.operators.insert(ready[-1] + 1 if ready else len(self.operators), op)
 
