@@ -192,19 +192,15 @@ class ChipSpaceFile(FileModel):
                 f"space {self.name}: topology: only chips of template {LINKED.name} have links "
                 "that tell them apart."
             )
-        return tuple(
-            dict.fromkeys(topology_of(topology).name for topology in self.topology or TOPOLOGIES)
-        )
+        return tuple(dict.fromkeys(topology_of(name).name for name in self.topology or TOPOLOGIES))
 
     def axes(self) -> Axes:
         template = TEMPLATES[self.template]
         lists = {p.name: getattr(self, p.key or p.name) for p in template.parameters}
         for node in lists.get("process_nm", ()):
             if node not in PROCESSES_NM:
-                processes = ", ".join(map(str, PROCESSES_NM))
-                raise AtollError(
-                    f"space {self.name}: node: {node} nm is not known, only {processes}."
-                )
+                nodes = ", ".join(map(str, PROCESSES_NM))
+                raise AtollError(f"space {self.name}: node: {node} nm is not known, only {nodes}.")
         if template.banked is not None and "glb_bandwidth" in self.model_fields_set:
             raise AtollError(
                 f"space {self.name}: glb_bandwidth: of template {template.name} it follows from "

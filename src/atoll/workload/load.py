@@ -38,8 +38,7 @@ def load_config(name_or_path: str | Path) -> ModelConfig:
 def load_model(name_or_path: str | Path) -> ModelConfig | StoredModel:
     """Whatever `--model` takes: a zoo name, the path of a config.json, of an atoll-model file or of
     a run that plan, estimate or check wrote, a folder that holds a config.json, or the id of a
-    model whose config.json lies in the local Hugging Face cache.
-    """
+    model whose config.json lies in the local Hugging Face cache."""
     path, text = path_of("model", name_or_path), str(name_or_path)
     if not text:
         raise AtollError("model: an empty name; give a zoo name (atoll models) or a file")

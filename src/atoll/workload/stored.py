@@ -181,8 +181,7 @@ def instantiate(
 ) -> Model:
     """One device's share of one microbatch, unfused; its part of the vocabulary (of every look-up
     table that tensor parallelism divides, and of its tied or own head) padded to whole units.
-    With "flash", attention that the module computes step by step is one operator.
-    """
+    With "flash", attention that the module computes step by step is one operator."""
     file = stored.file
     check_count(f"{stored.name}: microbatch", microbatch)
     for reason in _refusals(file, microbatch, sequence, tensor_parallel):

@@ -44,7 +44,6 @@ def triangular(constant: Constant, chance: Floats) -> Floats:
 
 def at_ends(constant: Constant) -> tuple[Physics, Physics]:
     """Return constants with only this one at the low and at the high end of its range."""
-    low, high = (
-        replace(PUBLISHED, **{constant.name: end}) for end in (constant.low, constant.high)
-    )
+    ends = (constant.low, constant.high)
+    low, high = (replace(PUBLISHED, **{constant.name: end}) for end in ends)
     return low, high

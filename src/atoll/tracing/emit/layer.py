@@ -11,7 +11,7 @@ from atoll.tracing.emit.kernel import eager_steps, kernel_kind, kernel_passes
 from atoll.tracing.emit.parts import Parts
 from atoll.tracing.record.node import CallNode, NodeKind, VectorPass
 from atoll.tracing.record.segment import Segment
-from atoll.tracing.record.trace import ModuleTrace, StorageValue, TensorView, ValueSource
+from atoll.tracing.record.trace import ModuleTrace, TensorView, Value, ValueSource
 from atoll.tracing.split.division import Splits
 from atoll.workload.graph.operator import Matmul, once
 from atoll.workload.modelfile import (
@@ -139,7 +139,7 @@ class Emission:
         covered = self.parts.covered(view)
         return [self._declare(f"{name}.part{i}", value, i) for i in covered]
 
-    def _declare(self, name: str, value: StorageValue, part: int | None) -> str:
+    def _declare(self, name: str, value: Value, part: int | None) -> str:
         if name not in self.tensors:
             shape, strides = self.parts.shape(value.number, part)
             split = self.splits.value_split(value.number, shape, strides)
@@ -148,7 +148,7 @@ class Emission:
             )
         return name
 
-    def _role(self, value: StorageValue) -> Role:
+    def _role(self, value: Value) -> Role:
         if value.source is ValueSource.WEIGHT:
             return "weight"
         if value.number in self.trace.gradient_weights:

@@ -69,9 +69,7 @@ def _pair(a: Any, b: Any, batches: tuple[int, int], where: str, size: bool) -> A
             for key in a
         }
     if isinstance(a, list | tuple) and isinstance(b, list | tuple) and len(a) == len(b):
-        return tuple(
-            _pair(small, large, batches, where, size) for small, large in zip(a, b, strict=True)
-        )
+        return tuple(_pair(*pair, batches, where, size) for pair in zip(a, b, strict=True))
     if size and isinstance(a, str) and isinstance(b, str):
         return _dealt(a, b, batches, where)
     if a == b and type(a) is type(b):

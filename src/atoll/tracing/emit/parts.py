@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.tracing.record.node import CallNode
-from atoll.tracing.record.trace import StorageValue, TensorView, ValueSource
+from atoll.tracing.record.trace import TensorView, Value, ValueSource
 
 Region = tuple[int, tuple[tuple[int, int], ...]]
 """Offset, and (stride, size) of each dimension, the widest stride first."""
@@ -47,7 +47,7 @@ class Parts:
     """The pieces of every value of a layer."""
 
     def __init__(
-        self, nodes: Sequence[CallNode], values: Sequence[StorageValue], undivided: set[int]
+        self, nodes: Sequence[CallNode], values: Sequence[Value], undivided: set[int]
     ) -> None:
         self._values = values
         partial_regions: dict[int, dict[Region, TensorView]] = {}

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from atoll.tracing.record.node import CallNode, NodeKind
-from atoll.tracing.record.trace import StorageValue, TensorView
+from atoll.tracing.record.trace import TensorView, Value
 
 _RANDOM = ("native_dropout", "_fused_dropout", "bernoulli", "rand_like", "uniform", "normal")
 _DEEPEST = 8
@@ -65,7 +65,7 @@ class _SavedValues:
 def rematerialise(
     forward: Sequence[CallNode],
     backward: Sequence[CallNode],
-    values: list[StorageValue],
+    values: list[Value],
     entering: set[int],
 ) -> list[CallNode]:
     """The backward pass with element-wise operators run again where that saves memory."""
@@ -95,7 +95,7 @@ def rematerialise(
 
 
 def _with_reruns(
-    backward: Sequence[CallNode], state: _SavedValues, values: list[StorageValue]
+    backward: Sequence[CallNode], state: _SavedValues, values: list[Value]
 ) -> list[CallNode]:
     result: list[CallNode] = []
     rerun_numbers: dict[tuple[int, str], int] = {}

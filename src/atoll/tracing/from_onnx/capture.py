@@ -134,10 +134,8 @@ def _shapes(
         shapes = dict(zip((i.name for i in graph.inputs), shapes, strict=False))
     for name in shapes:
         if name not in {i.name for i in graph.inputs}:
-            input_names = ", ".join(i.name for i in graph.inputs)
-            raise AtollError(
-                f"{where}: no input is called {name!r}; those that are used: {input_names}"
-            )
+            names = ", ".join(i.name for i in graph.inputs)
+            raise AtollError(f"{where}: no input is called {name!r}; those that are used: {names}")
     sizes: dict[str, int] = {}
     first = graph.inputs[0].dims
     if batch_dim is not None and batch_dim < len(first):

@@ -159,9 +159,8 @@ def trained_initializers(graph: OnnxGraph, masks: set[str]) -> tuple[str, ...]:
         if initializer.kind == "PARAMETER":
             weights.append(name)
             continue
-        fixed = all(_fixed(node, name) for node in readers[name]) or _rotation(
-            initializer, readers[name]
-        )
+        uses = readers[name]
+        fixed = all(_fixed(node, name) for node in uses) or _rotation(initializer, uses)
         if marked and initializer.elements <= _SMALL and _all_equal(initializer.load()):
             continue  # the exporter's own ones and zeros: weights would be marked
         if initializer.elements > 1 and not fixed and name not in frequencies | masks:

@@ -102,9 +102,8 @@ class GraphModule(nn.Module):
             self.values[name] = getattr(home, attribute)
         for name, initializer in graph.initializers.items():
             if name not in self.values:
-                self.values[name] = buffer_tensor(
-                    initializer.shape, self.context.torch_dtype(initializer.dtype)
-                )
+                dtype = self.context.torch_dtype(initializer.dtype)
+                self.values[name] = buffer_tensor(initializer.shape, dtype)
         types = {i.name: i.dtype for i in graph.inputs}
         for name, shape in self.fixed.items():
             self.values[name] = buffer_tensor(shape, self.context.torch_dtype(types[name]))

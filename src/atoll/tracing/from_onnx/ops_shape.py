@@ -76,10 +76,8 @@ def _split(call: OnnxCall) -> tuple[torch.Tensor, ...]:
 def _split_sequence(call: OnnxCall) -> tuple[list[torch.Tensor]]:
     """One value: a list of tensors."""
     sizes = call.ints(1, "sizes", [1])
-    single_size = (
-        len(sizes) == 1 and np.ndim(call.value(1) if call.value(1) is not None else 0) == 0
-    )
-    parts = list(torch.split(call.first, sizes[0] if single_size else sizes, call.axis))
+    single = len(sizes) == 1 and np.ndim(call.value(1) if call.value(1) is not None else 0) == 0
+    parts = list(torch.split(call.first, sizes[0] if single else sizes, call.axis))
     if len(call.args) < 2 and not call.get("keepdims", 1):
         parts = [part.squeeze(call.axis) for part in parts]
     return (parts,)

@@ -226,10 +226,8 @@ def fold(graph: OnnxGraph, more: Collection[str] = ()) -> OnnxGraph:
 def constant(node: OnnxNode) -> Array | None:
     kinds = {"value": None, "value_int": np.int64, "value_ints": np.int64,
              "value_float": np.float32, "value_floats": np.float32}  # fmt: skip
-    typed_values = (
-        (value, kinds[name]) for name, value in node.attributes.items() if name in kinds
-    )
-    return next((np.asarray(value, kind) for value, kind in typed_values), None)
+    typed = ((value, kinds[name]) for name, value in node.attributes.items() if name in kinds)
+    return next((np.asarray(value, kind) for value, kind in typed), None)
 
 
 def can_evaluate(node: OnnxNode) -> bool:
@@ -248,11 +246,9 @@ def evaluate(
     small = sum(value.size for value in inputs if value is not None) <= 4096
     key = None
     if small:
-        input_keys = tuple(
-            None if v is None else (v.dtype.str, v.shape, v.tobytes()) for v in inputs
-        )
+        arrays = tuple(None if v is None else (v.dtype.str, v.shape, v.tobytes()) for v in inputs)
         attributes = tuple(a.SerializeToString() for a in node.proto.attribute)
-        key = (node.op, opset, len(node.outputs), attributes, input_keys)
+        key = (node.op, opset, len(node.outputs), attributes, arrays)
         if key in _RESULTS:
             return _RESULTS[key]
     onnx = package()

@@ -190,11 +190,8 @@ def _scores(
     batch, heads, queries, width = q.shape
     kv_heads, keys = k.shape[1:3]
     if queries == keys:
-        fraction = (
-            attention_fraction(queries, causal, 0)
-            if call.unmasked_share is None
-            else call.unmasked_share
-        )
+        share = call.unmasked_share
+        fraction = attention_fraction(queries, causal, 0) if share is None else share
         product = scores_product(batch, queries, heads, kv_heads, width, fraction)
     else:
         fraction = 1.0

@@ -171,12 +171,10 @@ def _segments(
             last_reader[view.value] = max(where, last_reader.get(view.value, 0))
         for view in call.outs:
             maker.setdefault(view.value, where)
-    stream = {value: maker_index for value, maker_index in maker.items() if value in with_gradient}
+    stream = {value: start for value, start in maker.items() if value in with_gradient}
 
     def crossing(index: int) -> tuple[int, ...]:
-        values = (
-            v for v, maker_index in stream.items() if maker_index < index <= last_reader.get(v, -1)
-        )
+        values = (v for v, start in stream.items() if start < index <= last_reader.get(v, -1))
         return tuple(sorted(values, reverse=True))
 
     return [

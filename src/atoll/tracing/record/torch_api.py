@@ -30,8 +30,8 @@ from atoll.tracing.record.trace import (
     Argument,
     ModuleTrace,
     OperatorCall,
-    StorageValue,
     TensorView,
+    Value,
     ValueSource,
 )
 
@@ -95,7 +95,7 @@ class Recorder(TorchDispatchMode):
             self._alive.append(storage)
         number = len(self.trace.values)
         size = storage.nbytes() // tensor.element_size()
-        value = StorageValue(number, int(size), tensor.element_size(), source, name)
+        value = Value(number, int(size), tensor.element_size(), source, name)
         self.trace.values.append(value)
         self._values[storage._cdata] = number
         return number

@@ -20,7 +20,7 @@ class ValueSource(StrEnum):
 
 
 @dataclass(slots=True)
-class StorageValue:
+class Value:
     """Contents of one storage; `name` is the parameter's or input's, where it is one."""
 
     number: int
@@ -97,7 +97,7 @@ def views(argument: Argument) -> list[TensorView]:
 class ModuleTrace:
     """Forward calls, then backward calls, in the order in which they ran."""
 
-    values: list[StorageValue] = field(default_factory=list)
+    values: list[Value] = field(default_factory=list)
     calls: list[OperatorCall] = field(default_factory=list)
     ticks: list[str] = field(default_factory=list)
     """The module's path at each tick of the forward pass."""

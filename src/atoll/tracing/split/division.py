@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from atoll.tracing.record.node import CallNode, VectorPass
-from atoll.tracing.record.trace import StorageValue, TensorView, ValueSource
+from atoll.tracing.record.trace import TensorView, Value, ValueSource
 from atoll.tracing.split.labels import ConflictError, Cut, Label, storage_label, view_cut
 from atoll.workload.modelfile import PassSplit, ProductSplit, SplitEntry, Uneven
 
@@ -14,9 +14,7 @@ from atoll.workload.modelfile import PassSplit, ProductSplit, SplitEntry, Uneven
 class Splits:
     """The division of one layer: labels of values, partial sums, divided products."""
 
-    def __init__(
-        self, values: Sequence[StorageValue], banned: frozenset[int] = frozenset()
-    ) -> None:
+    def __init__(self, values: Sequence[Value], banned: frozenset[int] = frozenset()) -> None:
         self.values = values
         self.banned = banned
         self.labels: dict[int, Label] = {}

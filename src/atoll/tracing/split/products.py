@@ -116,10 +116,8 @@ def attention(splits: Splits, node: CallNode) -> None:
         if len(out.shape) >= 3 and out.shape[1] == 1 < heads:
             splits.partial[out.value] = origins  # each device's heads give a share
         elif len(out.shape) >= 3:
-            origin_sets = [
-                c.origins for v, c in cuts if c is not None and v.shape[1] == out.shape[1]
-            ]
-            head_origins = frozenset().union(*origin_sets) if out.shape[1] < heads else origins
+            sets = [c.origins for v, c in cuts if c is not None and v.shape[1] == out.shape[1]]
+            head_origins = frozenset().union(*sets) if out.shape[1] < heads else origins
             splits.put(out, 1, Cut(1, out.shape[1], False, head_origins))
 
 

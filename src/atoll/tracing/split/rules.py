@@ -157,9 +157,7 @@ def rowwise(splits: Splits, node: CallNode) -> None:
             splits.padded |= cut.origins
             splits.rows_summed.add(id(node))
     view, cut = cut_views[0]
-    if any(
-        second_cut.dim != cut.dim for v, second_cut in cut_views if len(v.shape) == len(view.shape)
-    ):
+    if any(c.dim != cut.dim for v, c in cut_views if len(v.shape) == len(view.shape)):
         raise ConflictError(cut.origins)
     for out in node.outs:
         if len(out.shape) == len(view.shape) and out.shape[cut.dim] == view.shape[cut.dim]:

@@ -19,8 +19,7 @@ def attention(
 ) -> str:
     """From the (normed) block input to the output projection, which with an `open_end` is left
     without its reduction and its bias. `positions` are added to the scores; keys and values come
-    from another `source` than the queries in cross-attention.
-    """
+    from another `source` than the queries in cross-attention."""
     config = graph.config
     gate = ""
     if source:

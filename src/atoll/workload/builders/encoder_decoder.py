@@ -91,8 +91,7 @@ def _decoder(graph: GraphBuilder, part: Part, attention: str) -> tuple[str, str]
 def _positions(graph: GraphBuilder, part: Part, attention: str) -> str:
     """A number for every head and distance. Flash attention looks distances up while it runs, so
     that only the table runs along the chain; otherwise one number for every head and pair of
-    tokens does. Nothing where positions are added to the embeddings.
-    """
+    tokens does. Nothing where positions are added to the embeddings."""
     if graph.config.positions != "relative":
         return ""
     config, length = graph.config, graph.sequence

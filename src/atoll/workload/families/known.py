@@ -18,13 +18,9 @@ _STEPS = {
 """Functions that the file may name."""
 
 
-def _evaluated(expression: Any) -> Any:
+def _evaluated(entry: Any) -> Any:
     """Evaluate an expression: a list is a call of its first word on the others."""
-    return (
-        _STEPS[expression[0]](*map(_evaluated, expression[1:]))
-        if isinstance(expression, list)
-        else expression
-    )
+    return _STEPS[entry[0]](*map(_evaluated, entry[1:])) if isinstance(entry, list) else entry
 
 
 def _reader(kind: str, *arguments: Any) -> Callable[[Fields], Any]:

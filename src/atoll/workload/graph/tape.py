@@ -77,8 +77,7 @@ class Tape:
     def give_entering(self, op: Operator, name: str) -> tuple[str, tuple[Operator, ...]]:
         """As `give`, for a read that enters a tensor-parallel region: the tensor to write, and the
         all-reduce (to be run after) that completes it, where there is a group to sum over. Of
-        several such reads of one tensor the last brings the sum and the one all-reduce of all.
-        """
+        several such reads of one tensor the last brings the sum and the one all-reduce of all."""
         if self.group == 1 or name not in op.enters:
             return self.give(name), ()
         if self._entering[name] == 1:
@@ -110,8 +109,7 @@ class Tape:
     def saved(self, name: str) -> str:
         """A forward tensor for use in the backward pass. One that was gathered over the sequence
         is not kept but gathered again (Korthikanti et al., arXiv:2205.05198, section 4.2.2), and
-        of a partial sum its total is meant.
-        """
+        of a partial sum its total is meant."""
         name = self._reduced.get(name, name)
         gather = self._gathered.get(name)
         if gather is None:
