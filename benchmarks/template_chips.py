@@ -56,7 +56,7 @@ from atoll.workload.graph.products import (
     values_product,
     weight_gradient,
 )
-from atoll.workload.narrow import FORMATS, Format
+from atoll.workload.narrow import FORMATS, PackedFormat
 from record import figure, recorded
 
 CHIPS = Path(__file__).parents[1] / "examples" / "devices" / "existing"
@@ -157,7 +157,7 @@ def device_case(row: TimedOperator) -> Iterator[Case]:
         yield Case(f"attention fwd {mask}", keys, row.measured_s)
 
 
-def narrow_case(row: TimedOperator, form: Format) -> Iterator[Case]:
+def narrow_case(row: TimedOperator, form: PackedFormat) -> Iterator[Case]:
     """A product in fp8 or nvfp4, several values in a word; scales by block of fp8 are work of their
     own, those of nvfp4 bytes beside the values, and its timings have the cast of the inputs.
     """

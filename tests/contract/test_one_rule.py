@@ -47,7 +47,7 @@ from atoll.wafer.staging.offload import StagePipeline
 from atoll.wafer.staging.stages import Planner
 from atoll.workload import load_config, prepare
 from atoll.workload.flops import model_flops
-from atoll.workload.graph.operator import Collective, CollectiveKind, Operator
+from atoll.workload.graph.operator import CollectiveKind, Operator, TensorCollective
 
 from .questions import SMALL, SPACE, WAFER
 
@@ -171,7 +171,7 @@ def test_gradients_are_summed_in_the_same_time_everywhere(name, replicas, tensor
     run = replace(run, network=network, states=optimizer)
     planned, _ = Stepper(run, Layout(dp=replicas, tp=tensor, zero=0)).gradient_s(parameters, 0.0)
     assert searched == pytest.approx(planned, rel=REL)
-    operator = Operator("sum", "all_reduce", (), (), collective=Collective(
+    operator = Operator("sum", "all_reduce", (), (), collective=TensorCollective(
         CollectiveKind.ALL_REDUCE, int(parameters), tensor))  # fmt: skip
     inside = collective_s(network, "all_reduce", int(parameters), tensor)
     assert link_s(operator, network) == pytest.approx(inside, rel=REL)

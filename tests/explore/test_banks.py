@@ -173,7 +173,7 @@ def _plain(folder: Path) -> Path:
 
 
 def tiny_space() -> ProductSpace:
-    axes = Axes.of(
+    axes = Axes.with_defaults(
         BANKED, process_nm=(7,), banks=(1, 2, 8, 32), ports=(1, 2), tensor_cores=(1, 4, 8),
         vector_cores=(1, 4), width=(32,), depth=(16, 32), glb_bytes=(1 * MIB, 8 * MIB),
         vector_width=(64,), clock_Hz=(1e9,),

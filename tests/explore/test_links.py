@@ -88,7 +88,7 @@ def test_the_best_of_all_is_the_best_of_each_alone(
 
 
 def space_of(link_Bps: float, max_area_mm2: float) -> Space:
-    axes = Axes.of(
+    axes = Axes.with_defaults(
         LINKED, process_nm=(7,), link_Bps=(link_Bps,), tensor_cores=(1, 4), vector_cores=(1, 4),
         width=(8, 32), depth=(16,), glb_bytes=(1 * MIB, 8 * MIB), vector_width=(64,),
         clock_Hz=(1e9,),

@@ -68,7 +68,7 @@ def random_space(
     template: ChipTemplate = SYSTOLIC,
 ) -> Space:
     """A random part of a product space of some thousand chips."""
-    axes = Axes.of(
+    axes = Axes.with_defaults(
         template,
         tensor_cores=(1, 2, 4, 8, 16),
         vector_cores=(1, 2, 8, 32),

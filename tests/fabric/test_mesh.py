@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from atoll.fabric.digits import digit_systems
 from atoll.fabric.events import Message, simulate
-from atoll.fabric.mesh import Mesh, Rectangle, ring_of
+from atoll.fabric.mesh import Mesh, Rectangle, rectangle_ring
 from atoll.fabric.mesh_collectives import gather_s, simulate_exchange, simulate_pass, wires
 from atoll.fabric.mesh_kernels import exchange_one
-from atoll.fabric.messages import Schedule
+from atoll.fabric.messages import MessageSchedule
 
 VOLUME = 3e6
 
@@ -44,7 +44,7 @@ def test_a_line_takes_n_minus_one_nths_of_the_volume(n, latency):
     assert simulate_pass(digits, member, VOLUME, mesh) == pytest.approx(expected)
 
 
-def scatter_line(schedule: Schedule, dies) -> None:
+def scatter_line(schedule: MessageSchedule, dies) -> None:
     """Reduce-scatter along a line: partial sums inwards, the farthest owner's first."""
     for owner in range(len(dies)):
         for begin, step in ((0, 1), (len(dies) - 1, -1)):
@@ -57,7 +57,7 @@ def scatter_line(schedule: Schedule, dies) -> None:
 @pytest.mark.parametrize("n", [2, 3, 5, 8])
 def test_reduce_scatter_on_a_line_takes_as_long_as_all_gather(n):
     mesh = mesh_of(1, n)
-    schedule = Schedule()
+    schedule = MessageSchedule()
     scatter_line(schedule, [(i, 0) for i in range(n)])
     simulated = simulate(schedule.messages, mesh).end_s
     assert simulated == pytest.approx((n - 1) * (VOLUME / n / mesh.link_Bps + 1e-8))
@@ -65,13 +65,13 @@ def test_reduce_scatter_on_a_line_takes_as_long_as_all_gather(n):
 
 @pytest.mark.parametrize(("width", "height"), [(2, 2), (3, 2), (2, 3), (4, 3), (4, 4), (5, 2)])
 def test_a_rectangle_with_an_even_side_holds_a_ring_of_neighbours(width, height):
-    ring = ring_of(Rectangle(1, 2, width, height))
+    ring = rectangle_ring(Rectangle(1, 2, width, height))
     assert sorted(ring) == sorted((1 + i, 2 + j) for i in range(width) for j in range(height))
     steps = zip(ring, ring[1:] + ring[:1], strict=True)
     assert all(abs(a[0] - b[0]) + abs(a[1] - b[1]) == 1 for a, b in steps)
     n = width * height
     mesh = mesh_of(height, width)
-    schedule = Schedule()
+    schedule = MessageSchedule()
     schedule.gather_ring(ring, VOLUME)
     simulated = simulate(schedule.messages, mesh).end_s
     expected = (n - 1) * (VOLUME / (2 * n) / mesh.link_Bps + mesh.link_latency_s)

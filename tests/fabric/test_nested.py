@@ -20,7 +20,7 @@ from atoll.fabric.nested import (
     send_s,
     terms,
 )
-from atoll.fabric.network import Level, Network, share_of
+from atoll.fabric.network import Level, Network, reached_share
 from atoll.hardware.catalog import load_network, network_names
 
 GB = 1e9
@@ -269,7 +269,8 @@ def test_measured_curves_never_make_more_bytes_faster(name: str) -> None:
     for level in network(name).levels:
         for curve in (level.efficiency, level.ring):
             times = [
-                size / share_of(curve, size) for size in (2.0 ** (i / 4) for i in range(32, 160))
+                size / reached_share(curve, size)
+                for size in (2.0 ** (i / 4) for i in range(32, 160))
             ]
             assert times == sorted(times)
 

@@ -64,7 +64,7 @@ def test_a_subset_keeps_order_and_cannot_be_written() -> None:
         part.area_mm2[0] = 0
 
 
-AXES = Axes.of(
+AXES = Axes.with_defaults(
     tensor_cores=(1, 4),
     vector_cores=(2,),
     width=(64, 128),
@@ -127,7 +127,7 @@ def test_an_empty_space_says_what_emptied_it_and_what_there_is() -> None:
 
 def test_a_space_too_large_to_enumerate_is_refused_at_once() -> None:
     many = tuple(range(1, 4001))
-    axes = Axes.of(
+    axes = Axes.with_defaults(
         tensor_cores=many, vector_cores=many, width=(8, 16), depth=(8,), glb_bytes=(MIB,)
     )
     with pytest.raises(AtollError, match=r"32,000,000 points .* at most 20,000,000"):

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from atoll.errors import AtollError, InfeasibleError
 from atoll.phaze import table_dp
 from atoll.phaze.table import LayerEdge, LayerGraph, LayerNode, LayerTable, read_table
-from atoll.phaze.table_dp import TablePlan, cost_of_plan, solve_table
+from atoll.phaze.table_dp import TablePlan, plan_cost_s, solve_table
 
 CASES = sorted((Path(__file__).parents[1] / "data" / "phaze_dp_cases").glob("*.in.json"))
 
@@ -36,7 +36,7 @@ def reference(path: Path) -> dict[str, Any]:
 def recomputed_s(table: LayerTable, plan: TablePlan) -> float:
     assert plan.tensor_parallel is not None and plan.data_parallel is not None
     stages = [stage.nodes for stage in plan.stages]
-    return cost_of_plan(table, plan.tensor_parallel, plan.data_parallel, stages)
+    return plan_cost_s(table, plan.tensor_parallel, plan.data_parallel, stages)
 
 
 # --- Exhaustive search ----------------------------------------------------------------------------
@@ -250,7 +250,7 @@ def test_shipped_cases_match_the_reference(path: Path) -> None:
         assert plan.time_per_batch_s == pytest.approx(expected_s, rel=1e-9)
         theirs = [stage["nodes"] for stage in answer["result"]["stages"]]
         width, copies = (answer["result"][f"{k}ParallelDegree"] for k in ("tensor", "data"))
-        assert cost_of_plan(table, width, copies, theirs) == pytest.approx(expected_s, rel=1e-12)
+        assert plan_cost_s(table, width, copies, theirs) == pytest.approx(expected_s, rel=1e-12)
     if plan.time_per_batch_s is not None:
         assert recomputed_s(table, plan) == pytest.approx(plan.time_per_batch_s, rel=1e-12)
 
@@ -375,4 +375,4 @@ def test_an_impossible_placement_has_no_cost(
 ) -> None:
     graph = line(layer(0, weight=3.0), layer(1, weight=5.0))
     with pytest.raises(InfeasibleError, match=sentence):
-        cost_of_plan(replace(ROOMY, memory_bytes=12.0, widths={1: graph}), 1, copies, stages)
+        plan_cost_s(replace(ROOMY, memory_bytes=12.0, widths={1: graph}), 1, copies, stages)

@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch")
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 import atoll  # noqa: E402
-from atoll.tracing.record.trace import View  # noqa: E402
-from atoll.tracing.split.labels import ConflictError, Label, placed, seen  # noqa: E402
+from atoll.tracing.record.trace import TensorView  # noqa: E402
+from atoll.tracing.split.labels import ConflictError, Label, storage_label, view_cut  # noqa: E402
 from atoll.workload import prepare  # noqa: E402
 
 from . import modules as m  # noqa: E402
@@ -105,7 +105,7 @@ def test_eager_autograd_keeps_what_its_hooks_see(build: Any) -> None:
 
 
 @st.composite
-def views(draw: st.DrawFn) -> tuple[Label, View, int]:
+def views(draw: st.DrawFn) -> tuple[Label, TensorView, int]:
     """A label on a storage of rows x (units x block) columns, seen through a permuted reshape."""
     rows, units = draw(st.integers(1, 4)), draw(st.sampled_from([2, 3, 4, 6]))
     block, tail = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2, 3]))
@@ -118,13 +118,17 @@ def views(draw: st.DrawFn) -> tuple[Label, View, int]:
         shape, strides = [rows, units * block, tail], [strides[0], strides[2], 1]
     order = draw(st.permutations(range(len(shape))))
     width = draw(st.sampled_from([2, 4, 8]))  # bytes of an element: labels count bytes
-    view = View(0, tuple(shape[i] for i in order), tuple(strides[i] for i in order), 0, width, True)
+    view = TensorView(
+        0, tuple(shape[i] for i in order), tuple(strides[i] for i in order), 0, width, True
+    )
     label = Label(block * tail * width, units, False, frozenset({1}))
     return label, view, rows * units * block * tail
 
 
 @given(views())
-def test_a_cut_seen_through_a_view_is_the_cut_of_the_storage(case: tuple[Label, View, int]) -> None:
+def test_a_cut_seen_through_a_view_is_the_cut_of_the_storage(
+    case: tuple[Label, TensorView, int],
+) -> None:
     """Taking every piece in turn along the dimension found gives every element of that piece."""
     label, view, size = case
     piece = (np.arange(size) * view.element_bytes // label.stride) % label.units
@@ -132,11 +136,11 @@ def test_a_cut_seen_through_a_view_is_the_cut_of_the_storage(case: tuple[Label, 
         piece, view.shape, [s * piece.itemsize for s in view.strides]
     )
     try:
-        cut = seen(label, view)
+        cut = view_cut(label, view)
     except ConflictError:
         pytest.fail("every such view shows the cut")
     along = np.moveaxis(array, cut.dim, 0)
     steps = np.arange(view.shape[cut.dim])
     expected = (steps // cut.block) % cut.units
     assert (along.reshape(len(steps), -1) == expected[:, None]).all()
-    assert placed(cut, view, cut.dim) == label
+    assert storage_label(cut, view, cut.dim) == label

@@ -14,9 +14,9 @@ onnx = pytest.importorskip("onnx")
 from onnx import TensorProto, helper  # noqa: E402
 from onnx.reference import ReferenceEvaluator  # noqa: E402
 
-from atoll.tracing.from_onnx.capture import prepared  # noqa: E402
+from atoll.tracing.from_onnx.capture import prepare_graph  # noqa: E402
 from atoll.tracing.from_onnx.module import GraphModule  # noqa: E402
-from atoll.tracing.from_onnx.values import Context  # noqa: E402
+from atoll.tracing.from_onnx.values import OnnxContext  # noqa: E402
 
 from .onnx_modules import EXPORTERS, FOLDER, MODULES, examples  # noqa: E402
 
@@ -34,16 +34,16 @@ def ints(*values: int) -> Any:
 class RealModule(GraphModule):
     """The module with the values of its constants, so that it computes."""
 
-    def make_context(self) -> Context:
+    def make_context(self) -> OnnxContext:
         def hold(value: Any, kind: Any) -> Any:
             return torch.from_numpy(np.array(value)).to(kind)
 
-        return Context(self.graph.opset, self.graph.float_type, self.float_dtype, hold)
+        return OnnxContext(self.graph.opset, self.graph.float_type, self.float_dtype, hold)
 
 
 def computed(path: Path, inputs: dict[str, Any]) -> list[Any]:
     """The outputs of the file as its module computes them."""
-    graph, _ = prepared(path)
+    graph, _ = prepare_graph(path)
     module = RealModule(str(path), graph, graph.inputs, {}, (), torch.float32)
     data = {}
     for name, (home, attribute) in module._homes.items():

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from atoll.errors import AtollError
-from atoll.hardware.area import area_of_parts
+from atoll.hardware.area import columns_area_parts
 from atoll.hardware.silicon.chip import columns_of
-from atoll.hardware.wafer import D1_AREA_SCALE, Stack
+from atoll.hardware.wafer import D1_AREA_SCALE, DramStack
 from atoll.hardware.wafer_files import load_wafer, load_wafers, wafer_names
 
 from .wafer_cases import small_wafer
@@ -60,7 +60,7 @@ def test_dies_shrink_with_their_process_unless_their_area_is_stated():
     fine, coarse = (replace(wafer, process=own, rows=2, columns=2) for own in ("5nm", "12nm"))
     # Logic by 91.2 / 138.2, memories by 0.021 / 0.027.
     assert 0.66 * wafer.die_mm2 < fine.die_mm2 < 0.78 * wafer.die_mm2 < coarse.die_mm2
-    parts = area_of_parts(columns_of(wafer.core))
+    parts = columns_area_parts(columns_of(wafer.core))
     logic = sum(float(parts[name][0]) for name in ("tensor_arrays_mm2", "vector_lanes_mm2"))
     memory = sum(float(mm2[0]) for mm2 in parts.values()) - logic
     assert wafer.die_mm2 == pytest.approx(D1_AREA_SCALE * (logic + memory), rel=1e-12)
@@ -92,7 +92,7 @@ def test_yield_falls_and_cost_rises_with_the_die():
     ("change", "words"),
     [
         ({"rows": 9}, "grid: 9 x 8 dies of 820 mm2"),
-        ({"stack": Stack(2**30, 1e11, 110.0, 40.0)}, "3 stacks take 120 mm of a die's edge"),
+        ({"stack": DramStack(2**30, 1e11, 110.0, 40.0)}, "3 stacks take 120 mm of a die's edge"),
         ({"stacks": 0}, "no stacks"),
         ({"process": "2nm"}, "process: allowed are 3nm, 4nm, 5nm, 7nm, 12nm, 16nm, 28nm"),
         ({"max_power_W": 1000.0}, "max_power"),

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from atoll.hardware.accelerator import MIB, Accelerator, Hbm
-from atoll.hardware.wafer import Stack, Wafer
+from atoll.hardware.wafer import DramStack, Wafer
 from atoll.wafer.encoding.block import make_block
 from atoll.wafer.encoding.block_parts import Block
 
@@ -28,7 +28,7 @@ def small_wafer(
         columns=columns,
         core=core,
         stacks=1,
-        stack=Stack(memory_bytes, 40e9, 1.0, 0.1),
+        stack=DramStack(memory_bytes, 40e9, 1.0, 0.1),
         usable_mm2=1e4,
         halo_mm2=1.0,
         link_latency_s=latency_s,

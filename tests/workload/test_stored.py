@@ -12,7 +12,7 @@ import pytest
 import atoll
 from atoll.errors import AtollError
 from atoll.workload import StoredModel, load_config, load_model, prepare, widths
-from atoll.workload.modelfile import size_of
+from atoll.workload.modelfile import evaluated_size
 
 TINY = Path(__file__).parents[2] / "examples" / "spaces" / "tiny.yaml"
 
@@ -141,9 +141,8 @@ def test_writing_and_reading_is_the_identity(tmp_path: Path) -> None:
 
 
 def test_sizes_grow_with_the_microbatch() -> None:
-    assert [size_of(s, 3) for s in (7, "microbatch", "5*microbatch", "5*microbatch/4", "9/4")] == [
-        7, 3, 15, 4, 3,
-    ]  # fmt: skip
+    sizes = (7, "microbatch", "5*microbatch", "5*microbatch/4", "9/4")
+    assert [evaluated_size(s, 3) for s in sizes] == [7, 3, 15, 4, 3]
 
 
 def test_weights_in_common_count_once(tmp_path: Path) -> None:

@@ -2,9 +2,9 @@
 
 A rectangle of h rows and w columns is written as a mixed-radix number: the prime factors of w along
 x (columns), then those of h along y (rows), each axis from its outermost digit to its innermost. A
-die's coordinates are its digits. An operator's gene is one tag a digit: the loop dimension that
-this digit splits. The product of the radices with the same tag is the split count of that dimension
-(Part), the digits' axes and nesting are its order on the mesh (Ord).
+die's coordinates are its digits. An operator's gene has one tag per digit: the loop dimension that
+it splits. The product of the radices with the same tag is the split count of that dimension (Part),
+the digits' axes and nesting are its order on the mesh (Ord).
 
 Every digit owns a fixed field of every dimension's index (block-cyclic tiles). A digit that splits
 rows in two operators therefore selects the same rows in both, whatever the other digits do, and
@@ -64,7 +64,7 @@ class Digits:
             [prod(axis[i + 1 :]) for axis in (self.x, self.y) for i in range(len(axis))], np.int64
         )
 
-    def of(self, column: int, row: int) -> tuple[int, ...]:
+    def digits(self, column: int, row: int) -> tuple[int, ...]:
         """The digits of a die of the rectangle."""
         values: list[int] = []
         for position, axis in ((column, self.x), (row, self.y)):
@@ -74,13 +74,13 @@ class Digits:
 
     def groups(self, members: Sequence[bool]) -> list[list[tuple[int, int]]]:
         """Dies (column, row) that differ only in the digits marked as members, group by group."""
-        found: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+        groups: dict[tuple[int, ...], list[tuple[int, int]]] = {}
         for row in range(self.height):
             for column in range(self.width):
-                digits = self.of(column, row)
+                digits = self.digits(column, row)
                 key = tuple(d for d, inside in zip(digits, members, strict=True) if not inside)
-                found.setdefault(key, []).append((column, row))
-        return list(found.values())
+                groups.setdefault(key, []).append((column, row))
+        return list(groups.values())
 
     def describe(self) -> str:
         text = [".".join(str(r) for r in axis) or "1" for axis in (self.x, self.y)]
@@ -90,14 +90,14 @@ class Digits:
 @cache
 def factors(number: int) -> tuple[int, ...]:
     """Prime factors, ascending."""
-    found: list[int] = []
+    primes: list[int] = []
     divisor = 2
     while number > 1:
         while number % divisor == 0:
-            found.append(divisor)
+            primes.append(divisor)
             number //= divisor
         divisor += 1
-    return tuple(found)
+    return tuple(primes)
 
 
 def digit_systems(width: int, height: int) -> tuple[Digits, ...]:

@@ -33,7 +33,7 @@ class Simulated:
 
 
 def simulate(messages: Sequence[Message], mesh: Mesh) -> Simulated:
-    """Run all messages."""
+    """Simulate all messages on the mesh."""
     waiting = [len(message.after) for message in messages]
     followers: list[list[int]] = [[] for _ in messages]
     for index, message in enumerate(messages):

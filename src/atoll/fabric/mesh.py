@@ -11,7 +11,7 @@ Link = tuple[Die, Die]
 """From a die to its neighbour: one direction."""
 
 ALGORITHMS = ("auto", "line", "ring", "2d")
-"""Of a collective over a rectangle, by their numbers in `mesh_kernels`."""
+"""Collective algorithms on a rectangle; indices are the constants of `mesh_kernels`."""
 
 
 @dataclass(frozen=True)
@@ -50,20 +50,20 @@ class Rectangle:
             for x in range(self.x, self.x + self.width)
         ]
 
-    def apart(self, other: Rectangle) -> float:
-        """Hops between the middles."""
-        across = abs(self.x + self.width / 2 - other.x - other.width / 2)
-        return across + abs(self.y + self.height / 2 - other.y - other.height / 2)
+    def apart(self, second: Rectangle) -> float:
+        """Hops between the centres of two rectangles."""
+        across = abs(self.x + self.width / 2 - second.x - second.width / 2)
+        return across + abs(self.y + self.height / 2 - second.y - second.height / 2)
 
 
 def both_ways(links: Iterable[Link]) -> set[Link]:
-    return {way for a, b in links for way in ((a, b), (b, a))}
+    return {link for a, b in links for link in ((a, b), (b, a))}
 
 
 def snake(
     rows: int, columns: int, width: int, height: int, count: int
 ) -> tuple[Rectangle, ...] | None:
-    """Equal rectangles in boustrophedon order, each beside the next; None if there is no room."""
+    """Equal rectangles in boustrophedon order, neighbours adjacent; None if they do not fit."""
     across, down = columns // width, rows // height
     if count > across * down:
         return None
@@ -72,28 +72,27 @@ def snake(
 
 
 def xy_path(source: Die, target: Die) -> tuple[Link, ...]:
-    """Along x, then along y."""
+    """Route along x, then along y."""
     path: list[Link] = []
-    here = source
-    while here != target:
-        x, y = here
+    die = source
+    while die != target:
+        x, y = die
         if x != target[0]:
             step = (x + (1 if target[0] > x else -1), y)
         else:
             step = (x, y + (1 if target[1] > y else -1))
-        path.append((here, step))
-        here = step
+        path.append((die, step))
+        die = step
     return tuple(path)
 
 
-def ring_of(r: Rectangle) -> list[Die]:
-    """A closed walk over a rectangle with an even side, neighbours all the way: down the first
-    column (or along the first row), and back through the others.
-    """
+def rectangle_ring(r: Rectangle) -> list[Die]:
+    """Return a closed walk of neighbours over a rectangle with an even side: down the first column
+    (or along the first row), and back through the others."""
     if r.height % 2 and r.width % 2:
         raise ValueError("a rectangle of odd sides holds no ring")
     if r.height % 2:
-        return [(a, b) for b, a in ring_of(Rectangle(r.y, r.x, r.height, r.width))]
+        return [(a, b) for b, a in rectangle_ring(Rectangle(r.y, r.x, r.height, r.width))]
     dies = [(r.x, r.y + row) for row in range(r.height)]
     for row in reversed(range(r.height)):
         columns = range(1, r.width)

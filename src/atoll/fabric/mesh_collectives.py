@@ -12,12 +12,12 @@ from atoll.arrays import BoolArray, FloatArray
 from atoll.fabric import mesh_kernels as kernels
 from atoll.fabric.digits import Digits
 from atoll.fabric.events import Message, simulate
-from atoll.fabric.mesh import ALGORITHMS, Mesh, Rectangle, ring_of
-from atoll.fabric.messages import Schedule
+from atoll.fabric.mesh import ALGORITHMS, Mesh, Rectangle, rectangle_ring
+from atoll.fabric.messages import MessageSchedule
 
 
 def wires(digits: Digits, mesh: Mesh) -> kernels.Wires:
-    """What kernels want to know of a rectangle and its links."""
+    """Pack the digits and links of a rectangle for the kernels."""
     return kernels.Wires(
         digits.radix, digits.axis, digits.stride, mesh.link_Bps, mesh.link_latency_s,
         np.zeros((3, 8), np.int64),
@@ -27,9 +27,8 @@ def wires(digits: Digits, mesh: Mesh) -> kernels.Wires:
 def gather_s(
     digits: Digits, member: Sequence[bool], volume: float, mesh: Mesh, algorithm: str = "auto"
 ) -> float:
-    """An all-gather to `volume` bytes a die over the member digits; a reduce-scatter of as many
-    takes as long, and an all-reduce twice that.
-    """
+    """Seconds of an all-gather to `volume` bytes per die over the member digits; a reduce-scatter
+    of the same volume takes as long, an all-reduce twice that."""
     flags, chosen = np.array(member, np.bool_), ALGORITHMS.index(algorithm)
     return float(kernels.pass_one(flags, volume, wires(digits, mesh), chosen))
 
@@ -37,17 +36,17 @@ def gather_s(
 def gathers_s(
     digits: Digits, member: BoolArray, volume: FloatArray, mesh: Mesh, algorithm: str = "auto"
 ) -> FloatArray:
-    """`gather_s` of every row of member digits with its own volume."""
+    """`gather_s` for each row of member digits and its volume."""
     seconds = np.zeros(len(member))
     chosen = ALGORITHMS.index(algorithm)
-    kernels.pass_each(member, volume, wires(digits, mesh), chosen, seconds)
+    kernels.pass_rows(member, volume, wires(digits, mesh), chosen, seconds)
     return seconds
 
 
 def simulate_pass(
     digits: Digits, member: Sequence[bool], volume: float, mesh: Mesh, algorithm: str = "auto"
 ) -> float:
-    """An all-gather over the member digits by the algorithm that the fast model takes."""
+    """Simulate an all-gather over the member digits by the algorithm that `gather_s` chooses."""
     halves = pass_messages(digits, member, volume, mesh, algorithm)
     return max((simulate(messages, mesh).end_s for messages in halves), default=0.0)
 
@@ -62,11 +61,11 @@ def pass_messages(
     if fast == gather_s(digits, member, volume, mesh, "line"):
         return [_line_messages(digits, member, volume, 1.0, False)]
     if fast == gather_s(digits, member, volume, mesh, "ring"):
-        schedule = Schedule()
+        schedule = MessageSchedule()
         for group in digits.groups(member):
             columns, rows = {x for x, _ in group}, {y for _, y in group}
-            whole = Rectangle(min(columns), min(rows), len(columns), len(rows))
-            schedule.gather_ring(ring_of(whole), volume)
+            rectangle = Rectangle(min(columns), min(rows), len(columns), len(rows))
+            schedule.gather_ring(rectangle_ring(rectangle), volume)
         return [schedule.messages]
     # Two halves with the axes swapped.
     return [_line_messages(digits, member, volume, 0.5, swapped) for swapped in (False, True)]
@@ -88,8 +87,8 @@ def _lines(digits: Digits, member: Sequence[bool]) -> list[list[int]]:
 def _line_messages(
     digits: Digits, member: Sequence[bool], volume: float, share: float, swapped: bool
 ) -> list[Message]:
-    """Line after line; all groups at once; a die goes on when it has all of its pieces."""
-    schedule = Schedule()
+    """Gather line after line, all groups at once; a die continues when all pieces have arrived."""
+    schedule = MessageSchedule()
     runs = _lines(digits, member)
     if swapped:
         runs.reverse()
@@ -109,7 +108,7 @@ def simulate_exchange(digits: Digits, member: Sequence[bool], volume: float, mes
 
 def exchange_messages(digits: Digits, member: Sequence[bool], volume: float) -> list[Message]:
     """The messages of an all-to-all over the member digits."""
-    schedule = Schedule()
+    schedule = MessageSchedule()
     for group in digits.groups(member):
         schedule.exchange(group, volume)
     return schedule.messages

@@ -29,7 +29,7 @@ class Wires(NamedTuple):
 
 @kernel
 def of_one_thread(wires):
-    """The same wires with scratch of their own."""
+    """Copy the wires with separate scratch arrays, for one thread."""
     runs = np.zeros((3, 8), np.int64)
     return Wires(wires.radix, wires.axis, wires.stride, wires.bandwidth_Bps, wires.latency_s, runs)
 
@@ -39,8 +39,8 @@ def pass_s(member, volume, wires, algorithm):
     """Seconds of an all-gather (or reduce-scatter) over the member digits (bits of `member`).
 
     `volume` is the gathered (or partial) bytes of one die. Member digits that follow each other on
-    an axis are one line; a line whose neighbours lie `stride` apart shares its wires with as many
-    others, so that every link carries that many times the load.
+    an axis are one line; a line whose neighbours lie `stride` apart shares its links with
+    `stride` - 1 others, so that every link carries `stride` times the load.
     """
     if member == 0 or volume <= 0.0:
         return 0.0
@@ -96,7 +96,7 @@ def pass_s(member, volume, wires, algorithm):
 
 @kernel
 def exchange_s(member, volume, wires):
-    """Seconds of an all-to-all of `volume` bytes a die: the bisection of its widest axis."""
+    """Seconds of an all-to-all of `volume` bytes per die: the bisection of its widest axis."""
     load_x = 0.0
     load_y = 0.0
     hops = 0.0
@@ -128,13 +128,13 @@ def _bits(member):
 
 @entry
 def pass_one(member, volume, wires, algorithm):
-    """`pass_s` for callers in Python, with one flag a digit."""
+    """`pass_s` for callers in Python, with one flag per digit."""
     return pass_s(_bits(member), volume, of_one_thread(wires), algorithm)
 
 
 @entry
-def pass_each(member, volume, wires, algorithm, seconds):
-    """`pass_s` of every row of flags with its own volume."""
+def pass_rows(member, volume, wires, algorithm, seconds):
+    """`pass_s` for each row of flags and its volume."""
     wires = of_one_thread(wires)
     for i in range(member.shape[0]):
         seconds[i] = pass_s(_bits(member[i]), volume[i], wires, algorithm)
@@ -142,5 +142,5 @@ def pass_each(member, volume, wires, algorithm, seconds):
 
 @entry
 def exchange_one(member, volume, wires):
-    """`exchange_s` for callers in Python, with one flag a digit."""
+    """`exchange_s` for callers in Python, with one flag per digit."""
     return exchange_s(_bits(member), volume, wires)

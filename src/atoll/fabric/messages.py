@@ -13,7 +13,7 @@ from atoll.fabric.events import Message
 from atoll.fabric.mesh import Die, xy_path
 
 
-class Schedule:
+class MessageSchedule:
     """Messages under construction; phases follow each other die by die."""
 
     def __init__(self) -> None:
@@ -65,5 +65,5 @@ class Schedule:
         self._last.setdefault(die, []).append(message)
 
     def arrivals(self) -> dict[Die, list[int]]:
-        """What has been sent to each die so far: a following phase waits for it."""
+        """Messages sent to each die so far, which a following phase waits for."""
         return {die: list(sent) for die, sent in self._last.items()}

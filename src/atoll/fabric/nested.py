@@ -1,4 +1,4 @@
-"""Collectives on a nested network, at what libraries reach of its bandwidth.
+"""Collectives on a nested network, at the bandwidth that libraries reach.
 
 The members of a group lie `stride` ranks apart. Inside one level they form a ring; across levels
 the library runs one ring (or tree) per member of a node, through all nodes and their members, so
@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.errors import AtollError
-from atoll.fabric.network import Level, Network, share_of
+from atoll.fabric.network import Level, Network, reached_share
 
 LONGEST_RING = 8  # members of an all-reduce; more are joined by trees, in fewer steps
 TREE_SHARE = 0.75  # of the bandwidth, that PAT reaches in NCCL's own model
@@ -36,26 +36,25 @@ PASSES = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}
 
 class Terms(NamedTuple):
     """A collective of b bytes takes min(fixed_s + x, tree_s + x / TREE_SHARE), where x is the max
-    over levels of s / share of what is sent in s / steps, and s = s_per_byte b.
-    """
+    over levels of s / share of what is sent in s / steps, and s = s_per_byte b."""
 
     fixed_s: float
     s_per_byte: tuple[float, ...]
-    """At the full bandwidth of each level of the network; 0 where it is not crossed."""
+    """At the full bandwidth of each level; 0 for levels that are not crossed."""
     steps: tuple[float, ...]
-    """Into which it is divided for the share of the bandwidth that is reached."""
+    """Number of messages per level; their size sets the reached share of the bandwidth."""
     tree_s: float
-    """As `fixed_s`, by PAT; infinite where it does not run."""
+    """`fixed_s` of the PAT algorithm; infinite where it does not run."""
 
 
 @lru_cache(maxsize=8192)
 def terms(network: Network, kind: str, group: int, stride: int = 1) -> Terms:
-    """What a collective over `group` devices takes, whatever its size."""
-    known, asked = network.known, (kind, group, stride)
-    if asked not in known:
-        known[asked] = _terms(network, *asked)
-    found: Terms = known[asked]
-    return found
+    """Return the size-independent terms of a collective over `group` devices, cached."""
+    cache, key = network.terms_cache, (kind, group, stride)
+    if key not in cache:
+        cache[key] = _terms(network, *key)
+    collective_terms: Terms = cache[key]
+    return collective_terms
 
 
 def _terms(network: Network, kind: str, group: int, stride: int) -> Terms:
@@ -63,49 +62,49 @@ def _terms(network: Network, kind: str, group: int, stride: int) -> Terms:
     inside = 1
     slopes, steps = [], []
     for number, level in enumerate(network.levels):
-        here = members(level, group, stride)
+        joined = members(level, group, stride)
         inside = _inside(level, group, stride, inside)
         slopes.append(0.0)
         steps.append(1.0)
-        if here <= inside:
+        if joined <= inside:
             continue
-        units, axes_Bps = ceil(here / inside), level.bandwidth_Bps
+        units, axes_Bps = ceil(joined / inside), level.bandwidth_Bps
         if kind == "all_reduce":
             hops = min(units - 1, 2 * ceil(log2(units)))
         else:
-            hops = ceil(group / inside) - ceil(group / here)
+            hops = ceil(group / inside) - ceil(group / joined)
         trees = kind != "all_reduce" and number > 0 and not level.torus
         tree_s += ceil(log2(units)) * level.latency_s if trees else inf
         if level.torus:
-            spans = torus_spans(level, here, stride)
+            spans = torus_spans(level, joined, stride)
             axes_Bps *= sum(span.share for span in spans)
             hops = sum(span.hops for span in spans)
         passes = 1.0 if kind == "all_reduce" and level.in_network else PASSES[kind]
-        # Rings go through all members, one for each member of an inner unit, which carries its part
-        # of the tensor out: all but what ends there.
-        reached_Bps = axes_Bps * (1 - level.few / here)
+        # One ring per member of an inner unit, through all members; each carries its share of the
+        # tensor out of the unit.
+        reached_Bps = axes_Bps * (1 - level.few / joined)
         if kind == "all_reduce":
             reached_Bps *= level.sums
-        slopes[-1] = passes * (here - 1) / here / inside / reached_Bps
-        if level.ring:  # messages of as many bytes, however fast they are
+        slopes[-1] = passes * (joined - 1) / joined / inside / reached_Bps
+        if level.ring:  # the curve is over message bytes, independent of their rate
             messages = passes * max(hops, min(units - 1, LONGEST_RING - 1))
             steps[-1] = messages * level.bandwidth_Bps / reached_Bps
         start_s = max(start_s, level.start_s)
         fixed_s += PASSES[kind] * hops * level.latency_s
-        inside = here
+        inside = joined
     if inside < group:
         raise _too_large(network, group * stride)
     return Terms(start_s + fixed_s, tuple(slopes), tuple(steps), start_s + tree_s)
 
 
 class Span(NamedTuple):
-    """What a group has of one axis of a torus."""
+    """Part of one torus axis that a group uses."""
 
     members: int
     share: float
-    """Of the bandwidth of an axis: half where it is no ring, less where groups lie interleaved."""
+    """Share of an axis's bandwidth: half if it is no ring, less if groups are interleaved."""
     hops: int
-    """Between neighbours, one after the other, until the farthest member is reached."""
+    """Sequential hops between neighbours to the farthest member."""
 
 
 @lru_cache(maxsize=4096)
@@ -119,7 +118,7 @@ def torus_spans(level: Level, group: int, stride: int) -> tuple[Span, ...]:
     inner = stride if stride > 1 else group
     orders = sorted(permutations(level.torus), reverse=True)
     order = next((o for o in orders if inner in accumulate(o, mul)), orders[0])
-    found, low, high, before = [], stride, stride * group, 1
+    spans, low, high, before = [], stride, stride * group, 1
     for length in order:
         after = before * length
         members = ceil(min(high, after) / max(low, before))
@@ -127,20 +126,19 @@ def torus_spans(level: Level, group: int, stride: int) -> tuple[Span, ...]:
             apart = max(1, low // before)
             ring = high >= after and length >= level.wraps
             hops = members // 2 if ring else members - 1
-            found.append(Span(members, (1.0 if ring else 0.5) / apart, hops * apart))
+            spans.append(Span(members, (1.0 if ring else 0.5) / apart, hops * apart))
         before = after
-    return tuple(found)
+    return tuple(spans)
 
 
 @lru_cache(maxsize=64)
 def curves(network: Network) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Seconds that a device sends for at full bandwidth, and the shares of it that such messages of
-    collectives reach, a row a level; all rows of one length: a curve goes on as it ends.
-    """
-    known = [level.ring or level.efficiency or ((1.0, 1.0),) for level in network.levels]
-    points = max(len(curve) for curve in known)
+    """Message durations at full bandwidth and the share of it that collectives reach, one row per
+    level; shorter curves are extended with their last share."""
+    level_curves = [level.ring or level.efficiency or ((1.0, 1.0),) for level in network.levels]
+    points = max(len(curve) for curve in level_curves)
     rows = []
-    for curve in known:
+    for curve in level_curves:
         largest, share = curve[-1]
         more = ((largest * 2.0**i, share) for i in range(1, points - len(curve) + 1))
         rows.append([*curve, *more])
@@ -162,7 +160,7 @@ def collective_s(network: Network, kind: str, bytes_: float, group: int, stride:
 def collective_times_s(
     network: Network, kind: str, group: int, bytes_: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """The same of neighbouring devices for positive numbers of bytes."""
+    """`collective_s` over neighbouring devices for an array of positive sizes."""
     if group <= 1:
         return np.zeros(len(bytes_))
     fixed_s, slopes, steps, tree_s = terms(network, kind, group)
@@ -176,11 +174,9 @@ def collective_times_s(
 
 
 def _sent_s(level: Level, full_s: float, steps: float = 0.0) -> float:
-    """Seconds of what takes so long at the full bandwidth of a level, in so many steps of a ring or
-    else by itself.
-    """
+    """Seconds of a transfer that takes `full_s` at full bandwidth, in ring steps or at once."""
     if steps and level.ring:
-        return full_s / share_of(level.ring, full_s / steps * level.bandwidth_Bps)
+        return full_s / reached_share(level.ring, full_s / steps * level.bandwidth_Bps)
     return full_s / level.share(full_s * level.bandwidth_Bps)
 
 
@@ -192,36 +188,35 @@ def all_to_all_s(
     chosen: int = 1,
     limit: tuple[int, int] = (0, 0),
 ) -> float:
-    """Seconds in which every member sends `bytes_`, spread evenly over the group. Where these are
-    rows for several `chosen` members each, one row goes to every unit with any of them, and is
-    copied there: of n units that k members are drawn from, n (1 - (1 - 1 / n)^k) are met. With a
-    `limit` the members lie in so many parts, of which a row meets at most so many.
+    """Seconds in which every member sends `bytes_`, spread evenly over the group. If each row goes
+    to several `chosen` members, it is sent once per unit and copied there: k draws from n units
+    hit n (1 - (1 - 1 / n)^k) of them. `limit` = (parts, most parts that a row may reach).
     """
     if group <= 1 or bytes_ <= 0:
         return 0.0
     slowest_s = start_s = latency_s = 0.0
     inside = 1
     for level in network.levels:
-        here = members(level, group, stride)
+        joined = members(level, group, stride)
         inside = _inside(level, group, stride, inside)
-        if here <= inside:
+        if joined <= inside:
             continue
-        leaving = bytes_ * (here - inside) / group
+        leaving = bytes_ * (joined - inside) / group
         if chosen > 1:
             units = group / inside
             met = units * (1 - (1 - 1 / units) ** chosen)
             if 1 < units <= limit[0]:
                 met = min(met, limit[1])
-            leaving = bytes_ / chosen * met * (here - inside) / here
+            leaving = bytes_ / chosen * met * (joined - inside) / joined
         if level.torus:
             # Half of an axis sends to its other half, over both links of a cut through a ring.
-            spans = torus_spans(level, here, stride)
+            spans = torus_spans(level, joined, stride)
             leaving = bytes_ * max(span.members / 4 / span.share for span in spans)
-        reached_Bps = level.bandwidth_Bps * (1 - level.few / here)
+        reached_Bps = level.bandwidth_Bps * (1 - level.few / joined)
         slowest_s = max(slowest_s, _sent_s(level, leaving / reached_Bps))
         start_s = max(start_s, level.start_s)
         latency_s += level.latency_s
-        inside = here
+        inside = joined
     if inside < group:
         raise _too_large(network, group * stride)
     return slowest_s + start_s + latency_s
@@ -236,18 +231,15 @@ def send_s(network: Network, bytes_: float, stride: int) -> float:
 
 
 def neighbours_s(network: Network, bytes_: float, group: int, stride: int) -> float:
-    """Seconds in which every member of a ring or chain sends to the next: a group that spans
-    several nodes has links between them, and its slowest link sets the pace.
-    """
+    """Seconds in which every member of a ring or chain sends to the next, at the pace of its
+    slowest link, such as one between nodes."""
     if group <= 1:
         return 0.0
     return max(send_s(network, bytes_, stride), send_s(network, bytes_, stride * (group - 1)))
 
 
 def level_of(network: Network, stride: int) -> int:
-    """The level that a message to the device `stride` ranks away crosses, seen from the first
-    device of a unit.
-    """
+    """Index of the level crossed by a message from a unit's first device over `stride` ranks."""
     for number, level in enumerate(network.levels):
         if stride < level.devices:
             return number
@@ -255,14 +247,12 @@ def level_of(network: Network, stride: int) -> int:
 
 
 def members(level: Level, group: int, stride: int) -> int:
-    """How many members of a group share one unit of this level, counted from its first device."""
+    """Members of a group in one unit of this level, counted from its first device."""
     return min(group, ceil(level.devices / stride))
 
 
 def _inside(level: Level, group: int, stride: int, before: int) -> int:
-    """Members that reach each other without a level: those that the levels before join, or those in
-    one of the pods that it joins.
-    """
+    """Members that reach each other without this level: by inner levels, or within one pod."""
     return min(group, ceil(level.across / stride)) if level.across else before
 
 

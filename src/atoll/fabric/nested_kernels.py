@@ -10,7 +10,7 @@ from atoll.jit import kernel
 
 @kernel
 def measured_share(durations_s, shares, full_s):
-    """Of a level's bandwidth that a message reaches which takes so long at all of it."""
+    """Share of a level's bandwidth reached by a message that takes `full_s` at full bandwidth."""
     last = durations_s.shape[0] - 1
     if full_s <= durations_s[0]:
         return shares[0]
@@ -25,7 +25,7 @@ def measured_share(durations_s, shares, full_s):
 
 @kernel
 def terms_s(fixed_s, tree_s, s_per_byte, steps, durations_s, shares, bytes_):
-    """Seconds of a collective of `bytes_` with these terms (`nested.Terms`), a row a level."""
+    """Seconds of a collective of `bytes_` with these terms (`nested.Terms`); one row per level."""
     slowest = 0.0
     for level in range(s_per_byte.shape[0]):
         if s_per_byte[level] > 0.0:

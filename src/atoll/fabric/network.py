@@ -24,26 +24,26 @@ class Level:
     bandwidth_Bps: float
     latency_s: float
     efficiency: tuple[tuple[float, float], ...] = ()
-    """Measured share of the bandwidth by the bytes that a device sends, ascending; empty: all."""
+    """(bytes sent by a device, measured share of the bandwidth), ascending; empty: share 1."""
     ring: tuple[tuple[float, float], ...] = ()
-    """The same for collectives, by the bytes of one step of a ring; empty: as `efficiency` has it.
-    Libraries change protocol with the size of a step's message, and not with all that is sent."""
+    """The same for collectives, by the bytes of one ring step; empty: `efficiency` applies.
+    Libraries choose the protocol by the message size of a step, not by the total sent."""
     sums: float = 1.0
-    """Rate of all-reduces, over that of a gather and a scatter."""
+    """All-reduce rate divided by the rate of a gather and a scatter."""
     in_network: bool = False
-    """Switches add up: an all-reduce crosses the level once in each direction, not twice."""
+    """Switches reduce: an all-reduce crosses the level once in each direction, not twice."""
     start_s: float = 0.0
-    """Of a collective or send, whatever its size and steps: its kernel starts and ends."""
+    """Fixed time per collective or send: its kernel starts and ends."""
     few: float = 0.0
-    """Few members do not fill the links: of n, 1 - few / n of the bandwidth is reached. Below 0
-    where members share what lies between them (a root of PCIe), so that few are faster."""
+    """n members reach 1 - few / n of the bandwidth, as few members do not fill the links. Negative
+    where members share a link (a PCIe root), so that few members are faster."""
     shapes: tuple[tuple[int, ...], ...] = ()
-    """Lengths of a torus' axes, of every size in which it is cut; ascending, the last one here."""
+    """Axis lengths of the torus in every size in which it is cut, ascending; the last is full."""
     wraps: int = 0
-    """The shortest axis that is closed to a ring; shorter ones are lines."""
+    """Length of the shortest axis that is closed to a ring; shorter axes are lines."""
     across: int = 0
-    """Devices of each of the pods that it joins: what goes from one to another crosses it too,
-    beside the levels before, which reach as far. 0: it joins whole groups of the level before."""
+    """Devices per pod that the level joins: traffic between pods crosses it in addition to the
+    inner levels. 0: it joins whole groups of the level before."""
 
     @property
     def torus(self) -> tuple[int, ...]:
@@ -52,18 +52,16 @@ class Level:
 
     @property
     def best_share(self) -> float:
-        """Of the bandwidth, that any message reaches."""
+        """Largest share of the bandwidth that any message reaches."""
         return max((share for _, share in (*self.efficiency, *self.ring)), default=1.0)
 
     def share(self, sent_bytes: float) -> float:
-        """Of the bandwidth that a device reaches which sends so much."""
-        return share_of(self.efficiency, sent_bytes)
+        """Share of the bandwidth reached by a device that sends `sent_bytes`."""
+        return reached_share(self.efficiency, sent_bytes)
 
 
-def share_of(curve: tuple[tuple[float, float], ...], sent_bytes: float) -> float:
-    """Of the bandwidth that so many bytes reach, between measured sizes on a logarithmic scale and
-    beyond them as at the nearest.
-    """
+def reached_share(curve: tuple[tuple[float, float], ...], sent_bytes: float) -> float:
+    """Interpolate the reached share of the bandwidth over log(size); constant beyond the curve."""
     if not curve:
         return 1.0
     sizes = [size for size, _ in curve]
@@ -83,8 +81,8 @@ class Network:
     levels: tuple[Level, ...]
 
     @cached_property
-    def known(self) -> dict[tuple[str, int, int], Any]:
-        """Collectives that were stated before (`nested.terms`): a search asks again and again."""
+    def terms_cache(self) -> dict[tuple[str, int, int], Any]:
+        """Cache of `nested.terms`, which a search requests repeatedly."""
         return {}
 
     @property
@@ -94,17 +92,17 @@ class Network:
         return prod(sorted(inner.torus)[:2]) if inner.torus else inner.devices
 
     def cut(self, devices: int) -> Network:
-        """The network as so many devices are given it: the smallest torus that holds them."""
+        """Return the network cut to the smallest torus that holds `devices`."""
         inner, *outer = self.levels
         holding = [shape for shape in inner.shapes[:-1] if prod(shape) >= devices]
         if not holding:
             return self
-        kept = inner.shapes[: inner.shapes.index(holding[0]) + 1]
-        inner = replace(inner, shapes=kept, devices=prod(holding[0]))
+        shapes = inner.shapes[: inner.shapes.index(holding[0]) + 1]
+        inner = replace(inner, shapes=shapes, devices=prod(holding[0]))
         return replace(self, levels=(inner, *outer))
 
     def sentence(self, devices: int) -> str:
-        """The levels that so many devices reach, with bandwidths of a device and of a node."""
+        """Describe the levels that `devices` reach, with bandwidths per device and per node."""
         words = []
         for inner, level in zip((None, *self.levels), self.levels, strict=False):
             if inner is not None and devices <= inner.devices:

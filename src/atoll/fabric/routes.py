@@ -23,7 +23,7 @@ def boundaries(
     mesh: Mesh, rectangles: Sequence[Rectangle], stream_bytes: float,
     dead_links: Sequence[Link] = (),
 ) -> Boundary:  # fmt: skip
-    """All stages send at once in the steady state: a transfer waits for its most loaded link."""
+    """Time the transfers between stages: all send at once, each waits for its most loaded link."""
     broken = both_ways(dead_links)
     loads: dict[Link, float] = {}
     routes: list[list[tuple[tuple[Link, ...], float]]] = [[]]
@@ -45,9 +45,8 @@ def boundaries(
 
 @dataclass(frozen=True)
 class Journey:
-    """A stage's way to its helper and back: how many dies share its most loaded link, the longest
-    way in hops, and what crosses each link for every byte that a die leaves.
-    """
+    """Route of a stage to its helper and back: dies that share its most loaded link, its longest
+    path in hops, and bytes per link for each byte that a die sends."""
 
     sharing: float
     hops: int
@@ -58,51 +57,48 @@ def journeys(
     mesh: Mesh, rectangles: Sequence[Rectangle], helpers: Sequence[int | None],
     dead_links: Sequence[Link] = (),
 ) -> tuple[Journey | None, ...]:  # fmt: skip
-    """The ways of all senders, which share links."""
+    """Route all senders, which share links."""
     broken = both_ways(dead_links)
-    own: list[dict[Link, float]] = []
+    stage_loads: list[dict[Link, float]] = []
     hops: list[int] = []
-    every: dict[Link, float] = {}
+    total_loads: dict[Link, float] = {}
     for stage, helper in enumerate(helpers):
         loads: dict[Link, float] = {}
         longest = 0
         if helper is not None:
             size = rectangles[stage].size
             for source, target, share in flows(rectangles[stage], rectangles[helper]):
-                for one_way in ((source, target), (target, source)):
-                    path = route(*one_way, mesh, broken)
+                for ends in ((source, target), (target, source)):
+                    path = route(*ends, mesh, broken)
                     longest = max(longest, len(path))
                     for link in path:
                         loads[link] = loads.get(link, 0.0) + share * size
         for link, load in loads.items():
-            every[link] = every.get(link, 0.0) + load
-        own.append(loads)
+            total_loads[link] = total_loads.get(link, 0.0) + load
+        stage_loads.append(loads)
         hops.append(longest)
     return tuple(
-        None if helper is None else Journey(max(every[link] for link in loads), far, loads)
-        for helper, loads, far in zip(helpers, own, hops, strict=True)
+        None if helper is None else Journey(max(total_loads[link] for link in loads), far, loads)
+        for helper, loads, far in zip(helpers, stage_loads, hops, strict=True)
     )
 
 
 def flows(before: Rectangle, after: Rectangle) -> list[tuple[Die, Die, float]]:
-    """Each die of the next stage takes its share from the dies at the same place in the last.
-
-    Both rectangles are walked in the direction in which they neighbour each other, so that pieces
-    cross where the rectangles touch.
-    """
+    """List (source, target, share): each die receives from the dies at the same relative position
+    of the stage before. Both rectangles are walked so that pieces cross where they touch."""
     sources, targets = before.dies(), after.dies()
-    found = []
+    shares = []
     for i, target in enumerate(targets):
         low, high = i / len(targets), (i + 1) / len(targets)
         for j, source in enumerate(sources):
             share = min(high, (j + 1) / len(sources)) - max(low, j / len(sources))
             if share > 1e-12:
-                found.append((source, target, share))
-    return found
+                shares.append((source, target, share))
+    return shares
 
 
 def route(source: Die, target: Die, mesh: Mesh, broken: set[Link]) -> tuple[Link, ...]:
-    """Along x, then along y; around dead links by the shortest way."""
+    """Route along x, then along y; around dead links by a shortest path."""
     path = xy_path(source, target)
     if not broken or not broken.intersection(path):
         return path
@@ -113,12 +109,12 @@ def _around(source: Die, target: Die, mesh: Mesh, broken: set[Link]) -> tuple[Li
     came: dict[Die, Die] = {source: source}
     queue = deque([source])
     while queue:
-        here = queue.popleft()
-        if here == target:
+        die = queue.popleft()
+        if die == target:
             break
-        for step in mesh.neighbours(here):
-            if step not in came and (here, step) not in broken:
-                came[step] = here
+        for step in mesh.neighbours(die):
+            if step not in came and (die, step) not in broken:
+                came[step] = die
                 queue.append(step)
     if target not in came:
         raise AtollError(
@@ -126,8 +122,8 @@ def _around(source: Die, target: Die, mesh: Mesh, broken: set[Link]) -> tuple[Li
             "them out as a dead die."
         )
     path: list[Link] = []
-    here = target
-    while here != source:
-        path.append((came[here], here))
-        here = came[here]
+    die = target
+    while die != source:
+        path.append((came[die], die))
+        die = came[die]
     return tuple(path[::-1])

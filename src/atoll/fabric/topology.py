@@ -1,9 +1,8 @@
-"""Networks that devices' own links make up: switched domains, tori, fat trees.
+"""Networks built from the links of the devices: switched domains, tori, fat trees.
 
-Named by their form and the bandwidth of all links of a device, one way: `switch-64@450GB/s`,
-`torus@300GB/s`, `fat-tree@100GB/s`. What is not said follows networks that were measured: domains
-and fat trees those of DGX A100, tori TPU v4's. Messages that take links as long reach the same
-share of their bandwidth.
+Named by topology and the one-way bandwidth of all links of a device: `switch-64@450GB/s`,
+`torus@300GB/s`, `fat-tree@100GB/s`. Other properties follow measured networks: DGX A100 for domains
+and fat trees, TPU v4 for tori. Messages of equal duration reach the same share of the bandwidth.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from atoll.fabric.network import Level, Network
 from atoll.units import BANDWIDTH, format_quantity, parse_quantity
 
 SWITCHED, TORUS = "dgx-a100", "tpu-v4"
-"""Networks of the catalogue that the others follow."""
+"""Catalogue networks whose measured properties are used."""
 RADIX = 64
-"""Ports of a switch at a device's bandwidth: 51.2 Tb/s over 800 Gb/s."""
+"""Ports per switch: 51.2 Tb/s / 800 Gb/s."""
 MOST_DOMAIN = LARGEST_TORUS = 4096
 _AXES = 3
 _FORM = re.compile(r"(torus|fat-tree|switch-([1-9][0-9]{0,3}))")
@@ -31,28 +30,28 @@ class Topology:
 
     name: str
     domain: int = 0
-    """Devices of a switched domain, which another network joins; 0: all devices."""
+    """Devices per switched domain; another network joins domains. 0: all devices in one."""
 
     @property
     def switched(self) -> bool:
         return self.name != "torus"
 
     def named(self, link_Bps: float) -> str:
-        """With links of so much, as a network."""
+        """Name the network with links of `link_Bps`."""
         return f"{self.name}@{format_quantity(link_Bps, BANDWIDTH, 12)}".replace(" ", "")
 
     def layers(self, devices: int) -> int:
-        """Of switches that a device's messages may have to climb."""
+        """Layers of switches between the most distant of `devices`."""
         reached = min(devices, self.domain or devices)
         return next(n for n in count(1) if 2 * (RADIX // 2) ** n >= reached)
 
     def whole(self, devices: int) -> bool:
-        """Whether links alone join so many devices."""
+        """Return whether the links alone join `devices`."""
         return devices <= (self.domain or (devices if self.switched else LARGEST_TORUS))
 
-    def network(self, link_Bps: float, known: Network) -> Network:
-        """Of such links; `known` is the network that it follows."""
-        inner, *outer = known.levels
+    def network(self, link_Bps: float, template: Network) -> Network:
+        """Build the network from links of `link_Bps`, with other properties of `template`."""
+        inner, *outer = template.levels
         name = self.named(link_Bps)
         if not self.switched:
             slices = _faster(inner, link_Bps / _AXES, "torus")
@@ -65,7 +64,7 @@ class Topology:
 
 
 def topology_of(name: str) -> Topology:
-    """By its name alone."""
+    """Parse a topology name."""
     form = _FORM.fullmatch(name)
     if form is None or int(form[2] or 2) < 2 or int(form[2] or 2) > MOST_DOMAIN:
         raise AtollError(
@@ -76,7 +75,7 @@ def topology_of(name: str) -> Topology:
 
 
 def linked(name: str) -> tuple[Topology, float] | None:
-    """What the name of a network says of links; none: it names another network."""
+    """Parse "topology@bandwidth"; None for any other network name."""
     form, at, bandwidth = name.partition("@")
     if not at:
         return None

@@ -63,19 +63,17 @@ class Accelerator:
     hbm: Hbm
     name: str = ""
     template: ChipTemplate | None = None
-    """Its kind; none: the one described above."""
+    """Chip template; None: the one described above."""
     more: tuple[tuple[Parameter, float], ...] = ()
-    """What a chip of another kind has beside these numbers."""
-    own_core_buffer_bytes: int = 0
+    """Further parameters of another template."""
+    stated_core_buffer_bytes: int = 0
     stalls: Stalls | None = None
-    """What it loses; none: as its kind does."""
+    """Stalls; None: those of the template."""
 
     @property
     def core_buffer_bytes(self) -> int:
-        """Buffer beside each tensor core: its own, or PHAZE's rule, width x depth / 64 KiB, at
-        least 1.
-        """
-        return self.own_core_buffer_bytes or core_buffer_bytes(self.width, self.depth)
+        """Buffer per tensor core: as stated, or max(1, width x depth / 64) KiB as in PHAZE."""
+        return self.stated_core_buffer_bytes or core_buffer_bytes(self.width, self.depth)
 
     @property
     def peak_flops(self) -> float:

@@ -96,13 +96,13 @@ def area_mm2(
     )
 
 
-def area_of_space(chips: Columns) -> NDArray[np.float64]:
-    """The same of columns."""
+def columns_area_mm2(chips: Columns) -> NDArray[np.float64]:
+    """Area of designs given as columns."""
     return area_mm2(*(chips[name] for name in _SILICON))
 
 
-def area_of_parts(chips: Columns) -> dict[str, NDArray[np.float64]]:
-    """The same area, part by part."""
+def columns_area_parts(chips: Columns) -> dict[str, NDArray[np.float64]]:
+    """Area of designs by part."""
     cells, lanes = chips["width"] * chips["depth"], chips["vector_width"]
     tensor_cores, vector_cores = chips["tensor_cores"], chips["vector_cores"]
     return {

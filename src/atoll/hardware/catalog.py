@@ -45,7 +45,7 @@ class GlbBandwidthFile(FileModel):
     fixed: BytesPerClock | None = None
 
     @model_validator(mode="after")
-    def _one_rule(self) -> GlbBandwidthFile:
+    def _either_rule(self) -> GlbBandwidthFile:
         if (self.per_mib is None) == (self.fixed is None):
             raise ValueError("expected either per_mib or fixed, in bytes per clock")
         return self
@@ -78,7 +78,7 @@ class HbmFile(FileModel):
 
 
 class PublishedFile(FileModel):
-    """What a chip that exists takes, where its maker says it."""
+    """Published area and power of an existing chip."""
 
     area: Area
     power: Power
@@ -127,13 +127,13 @@ class AcceleratorFile(FileModel):
             name=self.name,
             template=None if template is SYSTOLIC else template,
             more=tuple((p, self.own[p.name]) for p in template.own),
-            own_core_buffer_bytes=self.core_buffer,
+            stated_core_buffer_bytes=self.core_buffer,
             stalls=None if self.kind is None else STALLS[self.kind],
         )
         return chip if "glb_bandwidth" in self.model_fields_set else rebanked(chip)
 
     def area_and_power(self) -> tuple[float, float]:
-        """Of the whole chip, in mm2 and W: published, or by its template."""
+        """Chip area in mm2 and power in W: published, or by its template."""
         if self.published is not None:
             return self.published.area, self.published.power
         from atoll.hardware.silicon.chip import accelerator_area_mm2, peak_power_W
@@ -189,11 +189,11 @@ class LevelFile(FileModel):
         )
 
 
-def _curve(given: dict[str, float] | float) -> tuple[tuple[float, float], ...]:
+def _curve(efficiency: dict[str, float] | float) -> tuple[tuple[float, float], ...]:
     """Efficiency by bytes, smallest first."""
-    if isinstance(given, float):
-        return ((1.0, given),)
-    return tuple(sorted((float(parse_bytes(size)), share) for size, share in given.items()))
+    if isinstance(efficiency, float):
+        return ((1.0, efficiency),)
+    return tuple(sorted((float(parse_bytes(size)), share) for size, share in efficiency.items()))
 
 
 class NetworkFile(FileModel):
@@ -226,16 +226,16 @@ def load_accelerator(name_or_path: str | Path) -> Accelerator:
 
 
 def load_accelerator_file(name_or_path: str | Path) -> AcceleratorFile:
-    """The same as it is written, with the network that such chips sit on."""
+    """Load a chip file as written, with the network of such chips."""
     return load_entry("accelerator", name_or_path, AcceleratorFile)
 
 
 def load_network(name_or_path: str | Path) -> Network:
     """A network of the catalogue, of a user's YAML file, or of links: `switch-64@450GB/s`."""
-    made = None if is_file(name_or_path) else linked(str(name_or_path))
-    if made is None:
+    topology_and_links = None if is_file(name_or_path) else linked(str(name_or_path))
+    if topology_and_links is None:
         return load_entry("network", name_or_path, NetworkFile).network()
-    topology, link_Bps = made
+    topology, link_Bps = topology_and_links
     return topology.network(link_Bps, load_network(SWITCHED if topology.switched else TORUS))
 
 
@@ -258,13 +258,13 @@ def entry_names(kind: str) -> tuple[str, ...]:
 
 
 def read_entry(kind: str, name: str, model: type[F]) -> F:
-    """One of them."""
+    """Read one catalogue entry."""
     text = (_CATALOG / f"{kind}s" / f"{name}.yaml").read_text(encoding="utf-8")
     return read_shipped(text, model, f"catalogue entry {name}")
 
 
 def is_file(name_or_path: str | Path) -> bool:
-    """Whether a file of the user's own is meant."""
+    """Return whether the name is a user's file."""
     return Path(name_or_path).suffix in (".yaml", ".yml")
 
 

@@ -21,7 +21,7 @@ from atoll.hardware.gpu import Gpu, gpu_names, load_gpu
 
 CLOCK_STEPS = 1000
 CELL_PRODUCTS = {"bf16": 1, "fp16": 1, "fp8": 2, "nvfp4": 4}
-"""Multiply-adds of a chip's cell in a clock."""
+"""Multiply-adds per cell and clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,8 @@ class Chip:
 
     def peak_flops(self, dtype: str) -> float:
         if dtype not in CELL_PRODUCTS:
-            known = ", ".join(CELL_PRODUCTS)
-            raise AtollError(f"device {self.name} has no {dtype} matrix units; it has {known}")
+            formats = ", ".join(CELL_PRODUCTS)
+            raise AtollError(f"device {self.name} has no {dtype} matrix units; it has {formats}")
         return self.accelerator.peak_flops * CELL_PRODUCTS[dtype]
 
     def with_compute(self, factor: float) -> Chip:
@@ -71,7 +71,7 @@ class Chip:
         return replace(self, accelerator=chip)
 
     def capped(self, cap_W: float) -> Chip:
-        """The chip at the highest clock at which all of its parts, busy at once, keep to a cap."""
+        """Return the chip at the highest clock that keeps its peak power within the cap."""
         from atoll.hardware.silicon.chip import peak_power_W
 
         at = partial(replace, self.accelerator)
@@ -87,7 +87,7 @@ class Chip:
         return replace(self, accelerator=slower, cap_W=cap_W)
 
     def drawn_W(self, busy: float) -> float | None:
-        """Not known of a chip outside of a search, which counts its operations."""
+        """None: only a search counts the operations of a chip."""
         return None
 
     def with_hbm(self, hbm_bytes: int | None = None, hbm_Bps: float | None = None) -> Chip:
@@ -101,8 +101,8 @@ class Chip:
 
 
 Device = Gpu | Chip
-"""Both say the same of themselves: peaks, memory, the network and the software that such devices
-usually have, how fast streams of bytes run, and what an optimizer's step moves of them."""
+"""Both have the same interface: peaks, memory, usual network and software, streaming bandwidth, and
+optimizer traffic."""
 
 
 def device_names() -> tuple[str, ...]:
@@ -112,11 +112,10 @@ def device_names() -> tuple[str, ...]:
 
 def load_device(name_or_path: str | Path) -> Device:
     """A device of the catalogue, or of a YAML file of either form: a chip of the template has
-    tensor cores.
-    """
+    tensor cores."""
     path = Path(name_or_path)
-    own = path.suffix in (".yaml", ".yml")
-    if str(name_or_path) in accelerator_names() or (own and "tensor_cores" in fields_of(path)):
+    is_yaml = path.suffix in (".yaml", ".yml")
+    if str(name_or_path) in accelerator_names() or (is_yaml and "tensor_cores" in fields_of(path)):
         file = load_accelerator_file(name_or_path)
         return Chip(file.accelerator(), file.network)
     return load_gpu(name_or_path)
@@ -143,12 +142,12 @@ def chip_yaml(chip: Accelerator, name: str, network: str) -> str:
         },
         "network": network,
     }
-    if chip.own_core_buffer_bytes:
-        content["core_buffer"] = f"{chip.own_core_buffer_bytes} B"
+    if chip.stated_core_buffer_bytes:
+        content["core_buffer"] = f"{chip.stated_core_buffer_bytes} B"
     if chip.stalls is not None:
         from atoll.hardware.template.stalls import STALLS
 
-        content["kind"] = next(name for name, known in STALLS.items() if known == chip.stalls)
+        content["kind"] = next(name for name, stalls in STALLS.items() if stalls == chip.stalls)
     if chip.template is not None:
         content["template"] = chip.template.name
         content["own"] = {parameter.name: float(value) for parameter, value in chip.more}

@@ -18,7 +18,7 @@ _MOUNTED = re.compile(r"sxm\d?|nvl\d+|hbm\d?e?")
 _MEMORY = re.compile(r"(\d{1,6})(?:gb|gib|g)|(\d{2,3})")
 """A size with its unit, or a number that is no generation."""
 
-_OTHER_NAMES = {
+_ALIASES = {
     "trn1": "trainium1",
     "trn1core": "trainium1core",
     "trainium1neuroncorev2half": "trainium1core",
@@ -58,21 +58,21 @@ def _spelling(name: str) -> _Spelling:
         elif word not in _SILENT and not _MOUNTED.fullmatch(word):
             words.append(re.sub(r"sxm\d?$", "", word))
     base = re.sub(r"^tpuv(?=\d)", "tpu", "".join(words))
-    return _Spelling(_OTHER_NAMES.get(base, base), memory)
+    return _Spelling(_ALIASES.get(base, base), memory)
 
 
-def same_device(given: str, known: Iterable[str]) -> list[str]:
-    """Names of the same device, with any memory."""
-    base = _spelling(given).base
-    return [name for name in known if _spelling(name).base == base]
+def same_device(device: str, names: Iterable[str]) -> list[str]:
+    """Return the names of the same device, with any memory size."""
+    base = _spelling(device).base
+    return [name for name in names if _spelling(name).base == base]
 
 
 def catalogue_name(
-    given: str, known: Iterable[str], memory_GB: Callable[[str], float]
+    device: str, names: Iterable[str], memory_GB: Callable[[str], float]
 ) -> str | None:
-    """The name under which the catalogue has a device, or None; `memory_GB` of one of its names."""
-    wanted = _spelling(given)
-    alike = same_device(given, known)
+    """Return the catalogue name of a device, or None; `memory_GB` maps catalogue names to sizes."""
+    wanted = _spelling(device)
+    alike = same_device(device, names)
     if wanted.memory_GB is None:
         plain = [name for name in alike if _spelling(name).memory_GB is None]
         return plain[0] if plain else None

@@ -54,12 +54,12 @@ DEFAULT_ENERGY = EnergyModel(
 
 
 def energy_of(template: ChipTemplate) -> EnergyModel:
-    """What a template's chips take for each event."""
+    """Return the energy model of a template."""
     return template.energy or DEFAULT_ENERGY
 
 
 def energy_at(template: ChipTemplate, process_nm: ArrayLike) -> EnergyModel:
-    """The same of chips in these processes, where a template has several: columns, then."""
+    """Return the energy model at these processes, as columns where a template has several."""
     return energy_of(template) if template.energies is None else template.energies(process_nm)
 
 

@@ -54,12 +54,12 @@ ELEMENT_BYTES: Mapping[str, float] = {
     "mxfp8": 33 / 32,
     "nvfp4": 9 / 16,
 }
-"""Of an element in memory, with its share of a block's scale."""
+"""Bytes per element in memory, including its share of a block scale."""
 
 
 ATTENTION_POWER = 0.5
-"""Of the products' slowdown at the power limit, attention's: an H200 sustains 1.70 GHz in attention
-and 1.48 in products, of a boost of 1.98 (docs/gpu-model.md)."""
+"""Attention's share of the products' slowdown at the power limit: an H200 with a boost clock of
+1.98 GHz sustains 1.70 GHz in attention and 1.48 GHz in products (docs/gpu-model.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,23 +109,22 @@ class Calibration:
         return table[function]
 
     def format_fit(self, dtype: str) -> FormatFit:
-        """Products of a format; those of narrow formats that were not measured are as fp8's."""
-        found = dict(self.formats)
-        if dtype in found:
-            return found[dtype]
-        if dtype in ELEMENT_BYTES and dtype not in ("bf16", "fp16") and "fp8" in found:
-            return found["fp8"]
+        """Return the fit of a format; narrow formats that were not measured use fp8's."""
+        fits = dict(self.formats)
+        if dtype in fits:
+            return fits[dtype]
+        if dtype in ELEMENT_BYTES and dtype not in ("bf16", "fp16") and "fp8" in fits:
+            return fits["fp8"]
         return FormatFit(self.matmul, self.kernel_s, self.throttle)
 
     def engine_fit(self, dtype: str) -> FormatFit:
-        """The same as inference engines run it, where their kernels were timed beside others."""
+        """Return `format_fit` as inference engines run it, where their kernels were timed."""
         return dict(self.formats).get(f"{dtype}_engine") or self.format_fit(dtype)
 
     @property
     def limit_throttle(self) -> float:
         """Slowdown of products of 16 and of 8 bits inside a training step, at the power limit: on
-        an H200 both sustain one clock, 1.48 GHz.
-        """
+        an H200 both sustain one clock, 1.48 GHz."""
         return self.throttle if self.step_throttle is None else self.step_throttle
 
     def attention_throttle(self, direction: AttentionFit) -> float:
@@ -159,7 +158,7 @@ class Gpu:
     power_W: float | None = None
     """Rated."""
     cap_W: float | None = None
-    """That its power is held to, where that is less."""
+    """Power cap, where it is below the rating."""
     process_nm: float | None = None
     die_mm2: float | None = None
     """Published; of all dies of the package."""
@@ -215,9 +214,8 @@ class Gpu:
         return replace(self, **peaks)
 
     def capped(self, cap_W: float) -> Gpu:
-        """The same device with its power held below the rating: products and attention follow the
-        clock, streams keep the memory's bandwidth as long as that can be fed.
-        """
+        """Return the device under a power cap: products and attention follow the clock, streams
+        keep the memory bandwidth as long as the clock can feed it."""
         rated_W = self.power_W
         if rated_W is None:
             raise AtollError(f"power_cap: device {self.name} has no rated power to be capped")
@@ -239,15 +237,15 @@ class Gpu:
             forward=fit.slowed(fit.forward, under),
             backward=fit.slowed(fit.backward, under),
             formats=tuple(
-                (name, replace(own, throttle=under.slowdown(own.throttle)))
-                for name, own in fit.formats
+                (name, replace(format_fit, throttle=under.slowdown(format_fit.throttle)))
+                for name, format_fit in fit.formats
             ),
         )
         bandwidth_Bps = self.hbm_Bps * under.bandwidth
         return replace(self, calibration=slow, hbm_Bps=bandwidth_Bps, cap_W=cap_W)
 
     def drawn_W(self, busy: float) -> float | None:
-        """Mean power, busy for this share of the time and waiting for others in the rest."""
+        """Mean power when busy for this share of the time and waiting otherwise."""
         return None if self.power_W is None else training_W(self.power_W, busy, self.cap_W)
 
     def loop_flops(self, dtype: str = "bf16") -> float:
@@ -277,7 +275,7 @@ EngineFormat = Literal["bf16_engine", "fp8_engine"]
 Part = Annotated[float, Field(ge=0, le=1)]
 Slowdown = Annotated[float, Field(ge=1, le=LARGEST_FACTOR)]
 Rate = Annotated[float, Field(ge=1 / LARGEST_FACTOR, le=LARGEST_FACTOR)]
-"""Something is divided by it."""
+"""A positive factor that may be a divisor."""
 
 
 class AttentionFile(FileModel):
@@ -357,7 +355,9 @@ class CalibrationFile(FileModel):
             "backward": self.attention_backward.fit(),
             "prompt": self.attention_prompt and self.attention_prompt.fit(),
             "traffic": tuple(sorted(self.traffic.items())),
-            "formats": tuple((name, own.fit()) for name, own in self.formats.items()),
+            "formats": tuple(
+                (name, format_file.fit()) for name, format_file in self.formats.items()
+            ),
         }
         return Calibration(**values)
 
@@ -377,7 +377,7 @@ CALIBRATED = {
     "attention_backward": "backward",
     "attention_prompt": "prompt",
 }
-"""For names of a calibration's file, those of the fields here."""
+"""Calibration file key -> field name."""
 
 
 class GpuFile(FileModel):
@@ -407,7 +407,7 @@ class GpuFile(FileModel):
     calibration: str = "h200"  # of the catalogue, or a .yaml beside this file
 
     @model_validator(mode="after")
-    def _some_peak(self) -> GpuFile:
+    def _half_peak_stated(self) -> GpuFile:
         if self.bf16 is None and self.fp16 is None:
             raise ValueError("expected bf16 or fp16, the dense 16-bit matrix peak")
         return self
@@ -450,35 +450,35 @@ def gpu_names() -> tuple[str, ...]:
     return tuple(name for name in entry_names("gpu") if not name.startswith(_CALIBRATION))
 
 
-def gpu_name(given: str) -> str | None:
+def gpu_name(device: str) -> str | None:
     """The catalogue's name of a device as people write it (H100-SXM, MI300X); None if unknown."""
     names = gpu_names()
-    if given in names:
-        return given
+    if device in names:
+        return device
     return catalogue_name(
-        given, names, lambda name: read_entry("gpu", name, GpuFile).hbm_capacity / 2**30
+        device, names, lambda name: read_entry("gpu", name, GpuFile).hbm_capacity / 2**30
     )
 
 
 def calibration_names() -> tuple[str, ...]:
-    found = (name for name in entry_names("gpu") if name.startswith(_CALIBRATION))
-    return tuple(name.removeprefix(_CALIBRATION) for name in found)
+    entries = (name for name in entry_names("gpu") if name.startswith(_CALIBRATION))
+    return tuple(name.removeprefix(_CALIBRATION) for name in entries)
 
 
 def load_gpu(name_or_path: str | Path, calibration: str | Path | None = None) -> Gpu:
     """A device of the catalogue or of a user's YAML file, under its own or another calibration."""
     if is_file(name_or_path):
         file = load_yaml(name_or_path, GpuFile)
-        beside = Path(name_or_path).parent / file.calibration
-        own: str | Path = beside if is_file(beside) else file.calibration
-        return file.gpu(load_calibration(own if calibration is None else calibration))
-    given = str(name_or_path)
-    name = gpu_name(given)
+        sibling = Path(name_or_path).parent / file.calibration
+        default: str | Path = sibling if is_file(sibling) else file.calibration
+        return file.gpu(load_calibration(default if calibration is None else calibration))
+    device = str(name_or_path)
+    name = gpu_name(device)
     if name is None:
-        near = suggestion(given.lower(), gpu_names())
-        if sizes := same_device(given, gpu_names()):
+        near = suggestion(device.lower(), gpu_names())
+        if sizes := same_device(device, gpu_names()):
             near = f", did you mean {' or '.join(sizes)}?"
-        raise unknown_entry("device", given, near)
+        raise unknown_entry("device", device, near)
     if calibration is None:
         return _catalogued(name)
     return read_entry("gpu", name, GpuFile).gpu(load_calibration(calibration))
@@ -486,13 +486,13 @@ def load_gpu(name_or_path: str | Path, calibration: str | Path | None = None) ->
 
 @lru_cache(maxsize=64)
 def _catalogued(name: str) -> Gpu:
-    """Under its own calibration; asked for several times in a command."""
+    """Load a catalogue device with its default calibration, cached."""
     file = read_entry("gpu", name, GpuFile)
     return file.gpu(load_calibration(file.calibration))
 
 
 USUAL_GB = 80
-"""Of a device that comes with several sizes, where a table does not say."""
+"""Memory size assumed for a device sold in several sizes when a table does not say."""
 
 
 @lru_cache(maxsize=64)

@@ -1,7 +1,7 @@
 """A space as its lists and limits, not built: for spaces too large to hold in memory at once.
 
-Designs are known by their place in the whole product, before constraints; any of them can be built
-when it is needed.
+Designs are identified by their position in the full product, before constraints, and built on
+demand.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ProductSpace:
     glb_bandwidth: GlbBandwidth
     limits: Limits = NO_LIMITS
     topologies: tuple[str, ...] = ()
-    """That links are tried in, where they tell chips apart (`fabric.topology`)."""
+    """Topologies tried where chips differ in their links (`fabric.topology`)."""
 
     def __len__(self) -> int:
         """Points of the product, before its constraints."""
@@ -61,11 +61,11 @@ class ProductSpace:
         return build_space(self.name, self.axes, self.hbm_options, self.glb_bandwidth, self.limits)
 
     def designs(self, flat: IntArray) -> tuple[Space, IntArray]:
-        """Those of these points that satisfy the limits, and their places."""
+        """Build the designs at these points that satisfy the limits, with their positions."""
         space = product_points(self.name, self.axes, self.hbm_options, self.glb_bandwidth, flat)
         space = replace(space, hbm_allowed=allowed_options(space, self.limits))
-        kept = np.flatnonzero(space.hbm_allowed.any(axis=1))
-        return space.subset(kept), flat[kept]
+        allowed = np.flatnonzero(space.hbm_allowed.any(axis=1))
+        return space.subset(allowed), flat[allowed]
 
     def values(self, place: int) -> dict[str, float]:
         """The parameters of the design at this point."""
@@ -77,7 +77,7 @@ class ProductSpace:
         return int(np.ravel_multi_index(at, [len(listed) for listed in self.axes.lists()]))
 
     def part(self, values: Mapping[str, tuple[float, ...]]) -> ProductSpace:
-        """The same with other lists."""
+        """Return the space with other lists."""
         return replace(self, axes=replace(self.axes, values=values))
 
     def corner(self, pick: Callable[[Any], Any]) -> Space:
@@ -90,15 +90,15 @@ class ProductSpace:
     def sample(self, count: int, seed: int) -> Space:
         """Designs drawn at random, in the order of the product; fewer where few satisfy."""
         rng = np.random.default_rng(seed)
-        found: list[IntArray] = []
-        known = 0
+        places: list[IntArray] = []
+        total = 0
         for _ in range(64):
             flat = np.unique(rng.integers(0, len(self), size=max(4 * count, 4096)))
-            found.append(self.designs(flat)[1])
-            known += len(found[-1])
-            if known >= count:
+            places.append(self.designs(flat)[1])
+            total += len(places[-1])
+            if total >= count:
                 break
-        drawn = np.unique(np.concatenate(found))
+        drawn = np.unique(np.concatenate(places))
         if len(drawn) == 0:
             raise InfeasibleError(
                 f"space {self.name}: none of many points drawn at random satisfies its "
@@ -108,7 +108,7 @@ class ProductSpace:
         return self.designs(chosen)[0]
 
     def identity(self) -> dict[str, JsonValue]:
-        """What the space is, as plain data."""
+        """Describe the space as plain data, for identities."""
         return {
             "template": self.template.name,
             "axes": {name: list(values) for name, values in self.axes.values.items()},

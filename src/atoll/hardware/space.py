@@ -88,10 +88,10 @@ class Space:
         return dynamic + hbm_power_W(hbm, energy) + static
 
     def resting_power_with(self, hbm: Hbm) -> FloatArray:
-        """What every design takes with one HBM while nothing is computed or moved."""
+        """Idle power of every design with one HBM option."""
         energy = energy_of(self.template)
-        rest_W = energy.hbm_W_per_byte * hbm.capacity_bytes
-        return energy.static_W_per_mm2 * self.area_with(hbm) + rest_W
+        hbm_idle_W = energy.hbm_W_per_byte * hbm.capacity_bytes
+        return energy.static_W_per_mm2 * self.area_with(hbm) + hbm_idle_W
 
     def values(self, index: int) -> dict[str, float]:
         """The parameters of one design."""
@@ -136,23 +136,23 @@ class Space:
 
 @dataclass(frozen=True)
 class Axes:
-    """The list of values of each parameter; those that are tied to another and have none are left
-    out."""
+    """The list of values of each parameter; tied parameters without a list are left out."""
 
     values: Mapping[str, tuple[float, ...]]
     template: ChipTemplate = SYSTOLIC
 
     @staticmethod
-    def of(template: ChipTemplate = SYSTOLIC, **values: tuple[float, ...] | None) -> Axes:
-        """With the template's own values for parameters that a space may leave out."""
-        given = {name: tuple(listed) for name, listed in values.items() if listed is not None}
+    def with_defaults(
+        template: ChipTemplate = SYSTOLIC, **values: tuple[float, ...] | None
+    ) -> Axes:
+        """Build axes, with template values for optional parameters that are not listed."""
+        stated = {name: tuple(listed) for name, listed in values.items() if listed is not None}
         usual = {p.name: p.values for p in template.parameters if p.optional}
-        return Axes(usual | given, template)
+        return Axes(usual | stated, template)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the parameters that have a list, in the order of the designs: the first varies
-        slowest."""
+        """Parameters that have a list; the first varies slowest in the order of designs."""
         return tuple(p.name for p in self.template.parameters if p.name in self.values)
 
     def lists(self) -> tuple[tuple[float, ...], ...]:
@@ -164,26 +164,26 @@ class Axes:
 
     def columns(self, listed: Iterable[NDArray[Any]]) -> Columns:
         """Columns of designs, from those of the parameters that have a list."""
-        found = dict(zip(self.names, listed, strict=True))
-        tied = {p.name: found[p.tied] for p in self.template.parameters if p.name not in found}
-        return self.template.machine(found | tied)
+        by_name = dict(zip(self.names, listed, strict=True))
+        tied = {p.name: by_name[p.tied] for p in self.template.parameters if p.name not in by_name}
+        return self.template.machine(by_name | tied)
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a design, with its HBM, must satisfy."""
+    """Constraints on a design with its HBM."""
 
     max_area_mm2: float | None = None
     min_area_mm2: float | None = None
     single_cores_may_be_smaller: bool = False  # PHAZE spares one-core designs from min_area
     max_power_W: float | None = None
     max_W_per_mm2: float | None = None
-    """Of the device's power over its die."""
+    """Device power per die area."""
     min_peak_flops: float | None = None
     min_hbm_capacity_bytes: int | None = None
     min_hbm_bandwidth_Bps: float | None = None
     edge: bool = False
-    """Whether interfaces of HBM and links find room along a square die, where a template knows."""
+    """Whether HBM and link interfaces must fit the edge of a square die (templates with links)."""
 
 
 NO_LIMITS = Limits()
@@ -204,7 +204,7 @@ def build_space(
             f"space {name} has {axes.points:,} points before its constraints, and at most "
             f"{MAX_POINTS:,} are allowed: shorten a list."
         )
-    kept: list[Space] = []
+    chunks: list[Space] = []
     removed: Counter[str] = Counter()
     smallest_mm2 = np.inf
     for chunk in _chunks(name, axes, hbm_options, glb_bandwidth):
@@ -214,8 +214,8 @@ def build_space(
             removed[constraint] += int((~satisfied).sum())
             allowed &= satisfied
         chunk = replace(chunk, hbm_allowed=allowed)
-        kept.append(chunk.subset(np.flatnonzero(allowed.any(axis=1))))
-    allowed = np.concatenate([chunk.hbm_allowed for chunk in kept])
+        chunks.append(chunk.subset(np.flatnonzero(allowed.any(axis=1))))
+    allowed = np.concatenate([chunk.hbm_allowed for chunk in chunks])
     if len(allowed) == 0:
         constraint, count = removed.most_common(1)[0]
         raise InfeasibleError(
@@ -224,15 +224,15 @@ def build_space(
             f"it has {smallest_mm2:.2f} mm2."
         )
     used = np.flatnonzero(allowed.any(axis=0))
-    whole = kept[0].joined(*kept[1:])
+    space = chunks[0].joined(*chunks[1:])
     options = tuple(hbm_options[option] for option in used)
-    return replace(whole, hbm_options=options, hbm_allowed=allowed[:, used])
+    return replace(space, hbm_options=options, hbm_allowed=allowed[:, used])
 
 
 def _chunks(
     name: str, axes: Axes, hbm_options: tuple[Hbm, ...], glb_bandwidth: GlbBandwidth
 ) -> Iterator[Space]:
-    """The whole product, unconstrained, in pieces."""
+    """Yield the full product, unconstrained, in chunks."""
     for start in range(0, axes.points, _CHUNK_POINTS):
         flat = np.arange(start, min(start + _CHUNK_POINTS, axes.points))
         yield product_points(name, axes, hbm_options, glb_bandwidth, flat)
@@ -245,7 +245,7 @@ def product_points(
     glb_bandwidth: GlbBandwidth,
     flat: IntArray,
 ) -> Space:
-    """The points at these places of the whole product, unconstrained."""
+    """Build the designs at these positions of the full product, unconstrained."""
     lists = [np.asarray(values) for values in axes.lists()]
     places = np.unravel_index(flat, [len(values) for values in lists])
     columns = axes.columns(v[i] for v, i in zip(lists, places, strict=True))
@@ -259,7 +259,7 @@ def designs_of(
     hbm_options: tuple[Hbm, ...],
     glb_bandwidth: GlbBandwidth,
 ) -> Space:
-    """Designs with these numbers of a template's machine, unconstrained."""
+    """Build designs from a template's machine columns, unconstrained."""
     columns = dict(numbers)
     columns["clock_Hz"] = columns["clock_Hz"].astype(np.float64)
     columns["glb_bandwidth_Bpc"] = (
@@ -327,7 +327,7 @@ def _checks(space: Space, limits: Limits) -> Iterator[tuple[str, NDArray[np.bool
 
 
 def own_axes(template: ChipTemplate) -> Axes:
-    """A template's own lists."""
+    """Return the axes with a template's default lists."""
     return Axes({p.name: p.values for p in template.parameters if not p.tied}, template)
 
 

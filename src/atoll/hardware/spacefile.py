@@ -58,7 +58,7 @@ from atoll.hardware.space import (
 )
 
 TOPOLOGIES = ("switch-8", "switch-64", "torus", "fat-tree")
-"""That links are tried in where a space names none."""
+"""Topologies tried where a space names none."""
 
 
 def _expanded(number: Callable[[object], float], base_unit: str) -> BeforeValidator:
@@ -95,7 +95,7 @@ def _expanded(number: Callable[[object], float], base_unit: str) -> BeforeValida
     return BeforeValidator(expand)
 
 
-def _whole(value: object) -> float:
+def _integer(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"expected a whole number, got {value!r}")
     return value
@@ -117,7 +117,7 @@ def _distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 _List = Field(min_length=1)
-Counts = Annotated[tuple[Count, ...], _List, _expanded(_whole, ""), AfterValidator(_distinct)]
+Counts = Annotated[tuple[Count, ...], _List, _expanded(_integer, ""), AfterValidator(_distinct)]
 Sizes = Annotated[
     tuple[Bytes, ...], _List, _expanded(units.parse_bytes, "B"), AfterValidator(_distinct)
 ]
@@ -132,23 +132,23 @@ def _listed(value: Any) -> Any:
 
 
 def _stacks(value: Any) -> Any:
-    """Names of generations as the stacks that the physical model knows, behind what is stated."""
+    """Replace generation names by their stacks in the physical model, after the stated options."""
     if not isinstance(value, list):
         return value
-    named = [own for own in value if isinstance(own, str) and own in HBM]
+    named = [option for option in value if isinstance(option, str) and option in HBM]
     stacks = [
         HbmFile.model_construct(
             capacity=hbm.capacity_bytes, bandwidth=hbm.bandwidth_Bps, area=hbm.area_mm2,
             power=hbm.power_W, energy=hbm.energy, edge_mm=hbm.edge_mm,
         )
-        for own in named
-        for hbm in physical_memories(HBM[own])
+        for option in named
+        for hbm in physical_memories(HBM[option])
     ]  # fmt: skip
-    return [own for own in value if own not in named] + stacks
+    return [option for option in value if option not in named] + stacks
 
 
 class ConstraintsFile(FileModel):
-    """What a chip must satisfy, together with its HBM."""
+    """Constraints on a chip together with its HBM."""
 
     max_area: Area | None = None
     min_area: Area | None = None
@@ -172,8 +172,8 @@ class ConstraintsFile(FileModel):
         )
 
 
-class SpaceFile(FileModel):
-    """What all spaces say; the lists are those of the template's parameters."""
+class ChipSpaceFile(FileModel):
+    """Fields of all space files; the template's parameters add the lists."""
 
     name: str = Field(min_length=1)
     source: str = ""
@@ -184,7 +184,7 @@ class SpaceFile(FileModel):
     constraints: ConstraintsFile = ConstraintsFile()
 
     def topologies(self) -> tuple[str, ...]:
-        """Those that links are tried in; of other templates none."""
+        """Topologies in which links are tried; empty for templates without links."""
         if TEMPLATES[self.template].edge_mm is None:
             if self.topology is None:
                 return ()
@@ -192,15 +192,15 @@ class SpaceFile(FileModel):
                 f"space {self.name}: topology: only chips of template {LINKED.name} have links "
                 "that tell them apart."
             )
-        return tuple(dict.fromkeys(topology_of(own).name for own in self.topology or TOPOLOGIES))
+        return tuple(dict.fromkeys(topology_of(name).name for name in self.topology or TOPOLOGIES))
 
     def axes(self) -> Axes:
         template = TEMPLATES[self.template]
         lists = {p.name: getattr(self, p.key or p.name) for p in template.parameters}
         for node in lists.get("process_nm", ()):
             if node not in PROCESSES_NM:
-                known = ", ".join(map(str, PROCESSES_NM))
-                raise AtollError(f"space {self.name}: node: {node} nm is not known, only {known}.")
+                nodes = ", ".join(map(str, PROCESSES_NM))
+                raise AtollError(f"space {self.name}: node: {node} nm is not known, only {nodes}.")
         if template.banked is not None and "glb_bandwidth" in self.model_fields_set:
             raise AtollError(
                 f"space {self.name}: glb_bandwidth: of template {template.name} it follows from "
@@ -208,7 +208,7 @@ class SpaceFile(FileModel):
             )
         if max(lists.get("ports") or (1,)) > MOST_PORTS:
             raise AtollError(f"space {self.name}: ports: a bank has 1 or 2.")
-        return Axes.of(template, **lists)
+        return Axes.with_defaults(template, **lists)
 
 
 _LISTS: dict[str, Any] = {
@@ -217,8 +217,8 @@ _LISTS: dict[str, Any] = {
 
 
 @cache
-def space_file(template: str = SYSTOLIC.name) -> type[SpaceFile]:
-    """The form of a space of that template."""
+def space_file(template: str = SYSTOLIC.name) -> type[ChipSpaceFile]:
+    """Return the file model of spaces of a template."""
     fields: dict[str, Any] = {"template": (Literal[template], template)}
     for parameter in TEMPLATES[template].parameters:
         lists = _LISTS[parameter.kind]
@@ -228,7 +228,7 @@ def space_file(template: str = SYSTOLIC.name) -> type[SpaceFile]:
         else:
             usual = parameter.values if parameter.optional else ...
             fields[parameter.key or parameter.name] = (lists, usual)
-    return create_model("SpaceFile", __base__=SpaceFile, **fields)
+    return create_model("SpaceFile", __base__=ChipSpaceFile, **fields)
 
 
 def _unless(tied: str, value: Any) -> Any:
@@ -238,7 +238,7 @@ def _unless(tied: str, value: Any) -> Any:
 def read_space(path: str | Path, template: str | None = None) -> ProductSpace:
     """The space that a YAML file describes, not built; of that template unless it names one."""
 
-    def form(fields: Mapping[str, str]) -> tuple[type[SpaceFile], Mapping[str, str]]:
+    def form(fields: Mapping[str, str]) -> tuple[type[ChipSpaceFile], Mapping[str, str]]:
         return space_file(fields.get("template", template or SYSTOLIC.name)), {}
 
     file = load_yaml(path, form)
@@ -254,8 +254,7 @@ def read_space(path: str | Path, template: str | None = None) -> ProductSpace:
 
 def template_space(template: str) -> ProductSpace:
     """A template's own lists up to a reticle, with the memories of PHAZE's space; physical ones
-    with stacks that have an interface and a power.
-    """
+    with stacks that have an interface and a power."""
     named, most = TEMPLATES[template], Limits(max_area_mm2=RETICLE_MM2, edge=True)
     memories = physical_memories() if named in PHYSICAL else HBM_OPTIONS
     topologies = () if named.edge_mm is None else TOPOLOGIES

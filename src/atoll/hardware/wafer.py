@@ -24,7 +24,7 @@ from math import hypot
 from atoll.errors import AtollError
 from atoll.fabric.mesh import Mesh
 from atoll.hardware.accelerator import GIB, Accelerator, Hbm
-from atoll.hardware.area import area_mm2, area_of_parts, area_of_space
+from atoll.hardware.area import area_mm2, columns_area_mm2, columns_area_parts
 from atoll.hardware.physical.chips import Chip, columns
 from atoll.hardware.physical.constants import PUBLISHED
 from atoll.hardware.physical.die import die_yield
@@ -50,7 +50,7 @@ PROCESSES = {f"{nm:g}nm": float(nm) for nm in reversed(PROCESSES_NM)}
 
 
 @dataclass(frozen=True, slots=True)
-class Stack:
+class DramStack:
     """One HBM stack beside a die: its memory, the area and the edge that it takes."""
 
     capacity_bytes: int
@@ -68,7 +68,7 @@ class Wafer:
     columns: int
     core: Accelerator
     stacks: int
-    stack: Stack
+    stack: DramStack
     usable_mm2: float
     halo_mm2: float
     link_latency_s: float
@@ -87,9 +87,9 @@ class Wafer:
     """Weights may live in memory behind the wafer's ports (weight streaming); where a die has no
     DRAM, inputs of layers wait there too for their backward pass."""
     efficiency: float = 1.0
-    """Of the modelled rate of a die's operators, what software was measured to reach."""
+    """Measured share of the modelled rate of a die's operators."""
     step_s: float = 0.0
-    """Once a step, whatever the mapping: the host, and its memory outside between steps."""
+    """Fixed time per step: the host, and its external memory between steps."""
     process: str = "7nm"
     bond_yield: float = 0.99
     link_J_per_byte: float = 5.0 * 8 * 1e-12
@@ -154,14 +154,14 @@ class Wafer:
         if self.stated_die_mm2 is not None:
             return self.stated_die_mm2
         core = columns_of(self.core)
-        d1, own = nodes(D1_NM), nodes(PROCESSES[self.process])
-        logic = float(own.logic / d1.logic)
-        memory = float(d1.macro_bytes_per_mm2 / own.macro_bytes_per_mm2)
+        d1, node = nodes(D1_NM), nodes(PROCESSES[self.process])
+        logic = float(node.logic / d1.logic)
+        memory = float(d1.macro_bytes_per_mm2 / node.macro_bytes_per_mm2)
         grown_mm2 = sum(
             float(mm2[0]) * ((logic if name in _LOGIC else memory) - 1.0)
-            for name, mm2 in area_of_parts(core).items()
+            for name, mm2 in columns_area_parts(core).items()
         )
-        return (float(area_of_space(core)[0]) + grown_mm2) * D1_AREA_SCALE
+        return (float(columns_area_mm2(core)[0]) + grown_mm2) * D1_AREA_SCALE
 
     @cached_property
     def site_mm2(self) -> float:
@@ -189,9 +189,7 @@ class Wafer:
 
     @cached_property
     def chip(self) -> Accelerator:
-        """A die as the cost models see it: its cores, at the clock at which they would do what
-        software reaches, and its memory.
-        """
+        """A die for the cost models: its clock scaled by `efficiency`, and its memory."""
         c = replace(self.core, clock_Hz=self.efficiency * self.core.clock_Hz)
         if self.sram_memory:
             memory = Hbm(c.glb_bytes, c.glb_bandwidth_Bpc * c.clock_Hz, power_W=0.0)
@@ -217,9 +215,8 @@ class Wafer:
 
     @cached_property
     def power_parts_W(self) -> dict[str, float]:
-        """Of the whole wafer with all units busy, by part as of every chip; links with the energy
-        of the wafer's own, silicon with its stated area.
-        """
+        """Power of the wafer with all units busy, by part; links with the wafer's link energy,
+        static power with the stated area."""
         c = self.core
         array = c.width * c.depth
         die = Chip(
@@ -232,15 +229,15 @@ class Wafer:
             dram_Bps=self.stacks * self.stack.bandwidth_Bps,
             on_wafer=True,
         )
-        of_die = {name: float(watts[0]) for name, watts in power_parts_W(columns([die])).items()}
-        of_die["static"] = PUBLISHED.static_W_per_mm2 * self.die_mm2
+        die_W = {name: float(watts[0]) for name, watts in power_parts_W(columns([die])).items()}
+        die_W["static"] = PUBLISHED.static_W_per_mm2 * self.die_mm2
         links = 2 * (self.rows * (self.columns - 1) + self.columns * (self.rows - 1))
         busy = PUBLISHED.link_share * links * self.link_Bps * self.link_J_per_byte
-        return {name: self.dies * watts for name, watts in of_die.items()} | {"links": busy}
+        return {name: self.dies * watts for name, watts in die_W.items()} | {"links": busy}
 
     @property
     def peak_power_W(self) -> float:
-        """All units busy, memory and links as far as products at peak ask for them."""
+        """Power with all units busy, memory and links at the traffic of products at peak."""
         return sum(self.power_parts_W.values())
 
     @cached_property
@@ -249,12 +246,12 @@ class Wafer:
 
     @property
     def dead_share(self) -> float:
-        """Dies that do not work on a finished wafer of tested dies: those lost in bonding."""
+        """Share of dies that fail on a finished wafer of tested dies: those lost in bonding."""
         return 1.0 - self.bond_yield
 
     @cached_property
     def cost_dollars(self) -> float:
-        """Tested dies from as much silicon as their yield asks for, bonded; and their DRAM."""
+        """Cost of silicon / yield, the carrier wafer and DRAM, divided by the bonding yield."""
         wafer_mm2 = 70_686.0  # a 300 mm wafer
         silicon = self.dies * self.die_mm2 / self.die_yield
         price = float(nodes(PROCESSES[self.process]).wafer_usd)

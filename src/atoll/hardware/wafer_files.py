@@ -26,7 +26,7 @@ from atoll.files.yamlfile import (
 )
 from atoll.hardware.accelerator import GLB_BPC_PER_MIB, Accelerator, Hbm
 from atoll.hardware.catalog import GlbBandwidthFile, entry_names, load_entry
-from atoll.hardware.wafer import Stack, Wafer
+from atoll.hardware.wafer import DramStack, Wafer
 
 Positive = Annotated[float, Field(gt=1 / LARGEST_FACTOR, le=LARGEST_FACTOR, strict=True)]
 Stacks = Annotated[int, Field(ge=0, le=MOST, strict=True)]
@@ -57,7 +57,7 @@ class DramFile(FileModel):
     edge_mm: Positive = 11.0
 
 
-class LinkFile(FileModel):
+class WaferLinkFile(FileModel):
     """`bandwidth` of one link in one direction, or what a millimetre of die edge carries."""
 
     bandwidth: Bandwidth | None = None
@@ -66,7 +66,7 @@ class LinkFile(FileModel):
     energy: EnergyPerBit = 5.0e-12
 
 
-class SpaceFile(FileModel):
+class WaferSpaceFile(FileModel):
     """Values to search over; what is not listed stays as the wafer says."""
 
     grid: tuple[Grid, ...] | None = None
@@ -89,12 +89,12 @@ class WaferFile(FileModel):
     efficiency: Share = 1.0
     step: Seconds = 0.0
     halo: Area = 20.0
-    link: LinkFile
+    link: WaferLinkFile
     io_bandwidth: Bandwidth
     process: str = "7nm"
     bond_yield: Share = 0.99
     max_power: Power | None = None
-    space: SpaceFile | None = None
+    space: WaferSpaceFile | None = None
 
     def wafer(self) -> Wafer:
         link = self.link
@@ -115,9 +115,9 @@ class WaferFile(FileModel):
             name=self.name,
         )
         stack = (
-            Stack(1, 1.0, 0.0, 0.0)
+            DramStack(1, 1.0, 0.0, 0.0)
             if dram is None
-            else Stack(dram.capacity, dram.bandwidth, dram.area, dram.edge_mm)
+            else DramStack(dram.capacity, dram.bandwidth, dram.area, dram.edge_mm)
         )
         return Wafer(
             name=self.name,
@@ -160,7 +160,7 @@ def load_wafers(name_or_path: str | Path) -> tuple[Wafer, ...]:
     if file.space is None:
         return (file.wafer(),)
     space = file.space
-    found: list[Wafer] = []
+    wafers: list[Wafer] = []
     reason: AtollError | None = None
     for grid, cores, sram, stacks, (width, depth) in product(
         space.grid or (file.grid,),
@@ -189,7 +189,7 @@ def load_wafers(name_or_path: str | Path) -> tuple[Wafer, ...]:
             f"{grid[0]}x{grid[1]}, {cores} cores {width}x{depth}, {sram // 2**20} MiB, "
             f"{stacks} stacks"
         )
-        found.append(replace(wafer, name=f"{file.name} ({label})"))
-    if not found:
+        wafers.append(replace(wafer, name=f"{file.name} ({label})"))
+    if not wafers:
         raise AtollError(f"space: no wafer of it can be built; the first: {reason}")
-    return tuple(found)
+    return tuple(wafers)

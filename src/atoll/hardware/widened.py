@@ -47,7 +47,7 @@ def widened_space(max_area_mm2: float) -> Space:
     glb_bytes = np.array(sorted(sizes)) * MIB
     larger = build_space(
         name=default.name,
-        axes=Axes.of(
+        axes=Axes.with_defaults(
             tensor_cores=round_numbers(most, _TENSOR_BITS),
             vector_cores=round_numbers(most, 1),
             width=sides,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from atoll.arrays import FloatArray
 from atoll.errors import InfeasibleError
 from atoll.phaze.table import LayerEdge, LayerGraph, LayerNode, LayerTable
-from atoll.phaze.table_dp import cost_of_plan, solve_table, weight_copies
+from atoll.phaze.table_dp import plan_cost_s, solve_table, weight_copies
 from atoll.placement.chain import Division, PlacementProblem, Times, even_starts, layer_names
 from atoll.placement.placer import StepTerms
 from atoll.placement.plan import Placement, Stage
@@ -28,7 +28,7 @@ _BITS = {"none": (False,), "full": (True,), "optimal": (False, True)}
 
 @dataclass(frozen=True, slots=True)
 class PhazePlacer:
-    """A `Placer`; the better of the two answers, without and with recomputation."""
+    """A `Placer` that returns the better placement without and with recomputation."""
 
     plain: ClassVar[bool] = True
 
@@ -54,7 +54,7 @@ class PhazePlacer:
         for bit in _BITS[problem.recompute]:
             table = layer_table(problem, times, bit)
             try:
-                step_s = cost_of_plan(
+                step_s = plan_cost_s(
                     table, problem.tensor, data, [range(*span) for span in _spans(problem, starts)]
                 )
             except InfeasibleError:
@@ -91,8 +91,8 @@ class PhazePlacer:
         )
 
     def depths(self, problem: PlacementProblem) -> list[int]:
-        """Those with room for weights and gradients and one microbatch's activations, which are
-        resident whether they are recomputed or not."""
+        """Pipeline depths that fit weights, gradients and the activations of one microbatch, which
+        are resident whether they are recomputed or not."""
         facts = problem.facts
         resident = self.state_bytes(problem.states) * facts.parameters.sum()
         resident += facts.saved_bytes.sum()
@@ -156,10 +156,10 @@ def _division(
     data: int,
     starts: Sequence[int],
 ) -> Division:
-    """Every stage but the last runs its forward pass again, if any does."""
+    """Describe a division; with recomputation every stage but the last reruns its forward pass."""
     times_s = times.pass_s[problem.facts.kind]
-    again_s = times_s[: starts[-1], 0].sum() if recompute else 0.0
-    share = float(again_s / times_s.sum()) if again_s else 0.0
+    rerun_s = times_s[: starts[-1], 0].sum() if recompute else 0.0
+    share = float(rerun_s / times_s.sum()) if rerun_s else 0.0
     return Division(step_s, len(starts), data, tuple(starts), share)
 
 
@@ -177,22 +177,22 @@ def _stage(
 ) -> Stage:
     """Layers first..last-1 of a chain as a stage; `from_end` = 1 for the last of the pipeline."""
     graph = table.widths[problem.tensor]
-    own = graph.nodes[first:last]
-    forward_s = sum(node.forward_s for node in own)
+    nodes = graph.nodes[first:last]
+    forward_s = sum(node.forward_s for node in nodes)
     recompute_s = forward_s if table.recompute and from_end > 1 else 0.0
     entering_bytes = graph.edges[first - 1].size_bytes if first > 0 else 0.0
     leaving_bytes = graph.edges[last - 1].size_bytes if last < len(graph.nodes) else 0.0
     receive_s = entering_bytes / table.bandwidth_Bps
     return_s = leaving_bytes / table.bandwidth_Bps
-    weight_bytes = sum(node.weight_bytes for node in own)
-    activation_bytes = sum(node.activation_bytes for node in own)
+    weight_bytes = sum(node.weight_bytes for node in nodes)
+    activation_bytes = sum(node.activation_bytes for node in nodes)
     stash_bytes = entering_bytes if table.recompute else activation_bytes
     return Stage(
         layers=layer_names(problem.facts, first, last),
         first=first,
         last=last,
         devices=problem.tensor,
-        compute_s=forward_s + sum(node.backward_s for node in own),
+        compute_s=forward_s + sum(node.backward_s for node in nodes),
         recompute_s=recompute_s,
         # Gradients may arrive while the stage recomputes its forward pass.
         transfer_s=receive_s + max(0.0, return_s - recompute_s),

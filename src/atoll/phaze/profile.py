@@ -1,7 +1,7 @@
 """The assumptions of PHAZE (ICML 2024), with correct units, the weight-gradient products, the
 microbatch and a core count that matters.
 
-Constants of the release: 128 words a cycle from DRAM and 256 from the GLB, two bytes a word, at
+Constants of the release: 128 words per cycle from DRAM and 256 from the GLB, two bytes per word, at
 1.05 GHz; flat 4 GiB/s network; SGD; whole-stage activation recomputation.
 """
 

@@ -99,7 +99,7 @@ def parse_table(text: str, source: str = "layer table") -> LayerTable:
         ) from None
     if not isinstance(data, dict):
         raise AtollError(f"{source}: holds {_shown(data)}; a layer table is one JSON object.")
-    return _Reader(source).table(data)
+    return _TableReader(source).table(data)
 
 
 def topological_order(graph: LayerGraph, where: str = "layer table: edges") -> tuple[int, ...]:
@@ -131,11 +131,11 @@ class _DuplicateKeyError(Exception):
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """JSON lets a later field silently replace an earlier one; a table must not."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         keys = [key for key, _ in pairs]
         raise _DuplicateKeyError(next(key for key in keys if keys.count(key) > 1))
-    return found
+    return fields
 
 
 def _shown(value: object) -> str:
@@ -143,7 +143,7 @@ def _shown(value: object) -> str:
 
 
 @dataclass(frozen=True)
-class _Reader:
+class _TableReader:
     """Takes checked values out of parsed JSON; paths are dotted, like nodes.4[3].id."""
 
     source: str
@@ -170,7 +170,7 @@ class _Reader:
             self.fail(_join(parent, key), f"is {_shown(value)}", allowed)
         return number
 
-    def whole(self, data: dict[str, Any], parent: str, key: str, allowed: str) -> int:
+    def integer(self, data: dict[str, Any], parent: str, key: str, allowed: str) -> int:
         """An integer; 4.0 counts as one, true does not."""
         value = self.value(data, parent, key, allowed)
         if isinstance(value, float) and value.is_integer():
@@ -188,7 +188,7 @@ class _Reader:
 
     def table(self, data: dict[str, Any]) -> LayerTable:
         devices_allowed = f"it must be a whole number of devices from 1 to {LARGEST_COUNT}"
-        devices = self.whole(data, "", "maxDevices", devices_allowed)
+        devices = self.integer(data, "", "maxDevices", devices_allowed)
         if not 1 <= devices <= LARGEST_COUNT:
             self.fail("maxDevices", f"is {_shown(devices)}", devices_allowed)
         memory_bytes = self.number(data, "", "maxMemoryPerDevice", "bytes")
@@ -198,8 +198,8 @@ class _Reader:
         # PHAZE divides the batch by the microbatch size and truncates; a part of one is dropped.
         microbatches = self.number(data, "", "mbsInBatch", "microbatches")
         if not 1 <= microbatches < LARGEST_COUNT + 1:
-            given = _shown(data["mbsInBatch"])
-            self.fail("mbsInBatch", f"is {given}", f"it must be from 1 to {LARGEST_COUNT}")
+            shown = _shown(data["mbsInBatch"])
+            self.fail("mbsInBatch", f"is {shown}", f"it must be from 1 to {LARGEST_COUNT}")
         optimizer_allowed = f"allowed are {' and '.join(OPTIMIZERS)}"
         optimizer = self.value(data, "", "optimizerAlgorithm", optimizer_allowed)
         if optimizer not in OPTIMIZERS:
@@ -244,14 +244,14 @@ class _Reader:
                 self.fail(path, f"is {_shown(value)}", "it must be a list")
         if not nodes:
             self.fail(node_path, "is []", "it must hold at least one layer")
-        found: dict[int, LayerNode] = {}
+        by_id: dict[int, LayerNode] = {}
         for i, item in enumerate(nodes):
             node = self.node(item, f"{node_path}[{i}]")
-            if node.id in found:
+            if node.id in by_id:
                 self.fail(f"{node_path}[{i}].id", f"repeats {node.id}", "every id must be unique")
-            found[node.id] = node
-        links = tuple(self.edge(item, key, i, found) for i, item in enumerate(edge_items))
-        graph = LayerGraph(tuple(found.values()), links)
+            by_id[node.id] = node
+        links = tuple(self.edge(item, key, i, by_id) for i, item in enumerate(edge_items))
+        graph = LayerGraph(tuple(by_id.values()), links)
         topological_order(graph, f"{self.source}: {edge_path}")
         return graph
 
@@ -259,7 +259,7 @@ class _Reader:
         if not isinstance(item, dict):
             self.fail(path, f"is {_shown(item)}", "it must be an object describing one layer")
         return LayerNode(
-            id=self.whole(item, path, "id", "it must be a whole number"),
+            id=self.integer(item, path, "id", "it must be a whole number"),
             weight_bytes=self.number(item, path, "parameterSize", "bytes"),
             activation_bytes=self.number(item, path, "activationSize", "bytes"),
             forward_s=self.number(item, path, "optimalLatencyFw", "seconds"),
@@ -272,7 +272,7 @@ class _Reader:
         if not isinstance(item, dict):
             self.fail(path, f"is {_shown(item)}", "it must be an object describing one edge")
         allowed = f"it must be the id of a layer of nodes.{width}"
-        ends = {key: self.whole(item, path, key, allowed) for key in ("sourceId", "destId")}
+        ends = {key: self.integer(item, path, key, allowed) for key in ("sourceId", "destId")}
         for key, end in ends.items():
             if end not in nodes:
                 self.fail(_join(path, key), f"is {_shown(end)}", allowed)

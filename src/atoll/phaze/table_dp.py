@@ -28,9 +28,9 @@ from atoll.phaze.table_kernels import (
     FORWARD,
     RESIDENT,
     WIDE,
-    Graph,
     Job,
     Lattice,
+    PackedGraph,
     place,
 )
 
@@ -43,10 +43,10 @@ def solve_table(table: LayerTable) -> TablePlan:
     per_width_s: dict[int, float | None] = {}
     best: _Optimum | None = None
     for width in sorted(table.widths):
-        found = _solve_width(table, width)
-        per_width_s[width] = found.time_s if found else None
-        if found and (best is None or found.time_s < best.time_s):
-            best = found
+        optimum = _solve_width(table, width)
+        per_width_s[width] = optimum.time_s if optimum else None
+        if optimum and (best is None or optimum.time_s < best.time_s):
+            best = optimum
     if best is None:
         return TablePlan(None, None, None, (), per_width_s)
     stages = tuple(
@@ -59,7 +59,7 @@ def solve_table(table: LayerTable) -> TablePlan:
 # --- The cost of a given placement, in plain Python -----------------------------------------------
 
 
-def cost_of_plan(
+def plan_cost_s(
     table: LayerTable, width: int, data_parallel: int, stages: Sequence[Sequence[int]]
 ) -> float:
     """Seconds per batch of a placement given as layer ids per stage, first stage first.
@@ -70,14 +70,14 @@ def cost_of_plan(
     if width not in table.widths:
         raise InfeasibleError(f"Width {width} is not one of the table's: {list(table.widths)}.")
     graph = table.widths[width]
-    stage_of = {node: i for i, nodes in enumerate(stages) for node in nodes}
+    stage_index = {node: i for i, nodes in enumerate(stages) for node in nodes}
     placed = sorted(node for nodes in stages for node in nodes)
     if placed != sorted(node.id for node in graph.nodes) or not all(stages):
         raise InfeasibleError(
             "The stages of a placement must hold every layer exactly once, and none be empty."
         )
     for edge in graph.edges:
-        if stage_of[edge.source] > stage_of[edge.target]:
+        if stage_index[edge.source] > stage_index[edge.target]:
             raise InfeasibleError(
                 f"Layer {edge.source} feeds layer {edge.target}, so it cannot be in a later stage."
             )
@@ -201,11 +201,11 @@ def _solve_width(table: LayerTable, width: int) -> _Optimum | None:
     if not starts:
         return None
     masks = [sets[k] for k in starts] + [0]
-    stages = tuple(tuple(ids[v] for v in _bits(mask & ~rest)) for mask, rest in pairwise(masks))
+    stages = tuple(tuple(ids[v] for v in _bits(mask & ~below)) for mask, below in pairwise(masks))
     return _Optimum(time_s, width, data_parallel, stages)
 
 
-def _arrays(table: LayerTable, layers: LayerGraph, order: Sequence[int]) -> Graph:
+def _arrays(table: LayerTable, layers: LayerGraph, order: Sequence[int]) -> PackedGraph:
     nodes = [layers.nodes[i] for i in order]
     rank = {node.id: i for i, node in enumerate(nodes)}
     copies, stash = weight_copies(table.optimizer), not table.recompute
@@ -226,7 +226,7 @@ def _arrays(table: LayerTable, layers: LayerGraph, order: Sequence[int]) -> Grap
     cost = np.stack([size / table.bandwidth_Bps, size * table.recompute], axis=-1)
     starts = np.arange(len(nodes) + 1)
     by_target, by_source = np.argsort(target, kind="stable"), np.argsort(source, kind="stable")
-    return Graph(
+    return PackedGraph(
         layer=np.array(columns, np.float64),
         edge_start=np.stack(
             [
@@ -239,7 +239,7 @@ def _arrays(table: LayerTable, layers: LayerGraph, order: Sequence[int]) -> Grap
     )
 
 
-def _job(table: LayerTable, width: int, graph: Graph) -> Job | None:
+def _job(table: LayerTable, width: int, graph: PackedGraph) -> Job | None:
     """The scalars of one width; None if not even one pipeline of it has enough devices.
 
     Stages are counted by kind, wide or narrow. The rarer kind is the odd one, so that its count,
@@ -273,11 +273,11 @@ def _job(table: LayerTable, width: int, graph: Graph) -> Job | None:
         odd_stages=min(odd_stages, stages),
         work_s=float(work_s),
         cap_s=np.full(stages + 2, math.inf),
-        room_s=np.full(stages + 2, math.inf),
+        before_s=np.full(stages + 2, math.inf),
     )
 
 
-def _capped(job: Job, graph: Graph, ceiling_s: float) -> Job:
+def _capped(job: Job, graph: PackedGraph, ceiling_s: float) -> Job:
     """The job without stage counts, loads and places that cannot beat or equal `ceiling_s`."""
     longest_s = float(graph.layer[:, [FORWARD, BACKWARD]].sum(axis=1).max())
     resident_bytes = float(graph.layer[:, RESIDENT].sum())
@@ -293,24 +293,26 @@ def _capped(job: Job, graph: Graph, ceiling_s: float) -> Job:
             load_s[stages] = most_s
     most = max(load_s, default=1)
     cap_s = np.full(most + 2, -1.0)
-    room_s = np.full(most + 2, 1e-9 * job.work_s)
+    before_s = np.full(most + 2, 1e-9 * job.work_s)
     for s in range(most + 1):
         for stages, most_s in load_s.items():
             if stages >= s:
                 cap_s[s] = max(cap_s[s], most_s)
             if stages > s:
-                room_s[s] = max(room_s[s], (stages - s) * most_s)
+                before_s[s] = max(before_s[s], (stages - s) * most_s)
     odd_stages = min(job.odd_stages, most)
-    return job._replace(stages=most, odd_stages=odd_stages, cap_s=cap_s, room_s=room_s)
+    return job._replace(stages=most, odd_stages=odd_stages, cap_s=cap_s, before_s=before_s)
 
 
 # --- Successor-closed sets, as bit masks over topological ranks -----------------------------------
 
 
-def _closed_sets(graph: Graph, where: str) -> tuple[list[int], list[tuple[int, int, int]]]:
+def _closed_sets(graph: PackedGraph, where: str) -> tuple[list[int], list[tuple[int, int, int]]]:
     """All closed sets, smaller first, and the triples (set, set one layer below, that layer)."""
     n = len(graph.layer)
-    before, after = ([_neighbours(graph, way, v) for v in range(n)] for way in (FORWARD, BACKWARD))
+    before, after = (
+        [_neighbours(graph, direction, v) for v in range(n)] for direction in (FORWARD, BACKWARD)
+    )
     sets = [0]
     index = {0: 0}
     addable = [sum(1 << v for v in range(n) if after[v] == 0)]
@@ -345,9 +347,9 @@ def _lattice(n: int, sets: Sequence[int], covers: Sequence[tuple[int, int, int]]
     )
 
 
-def _neighbours(graph: Graph, way: int, v: int) -> int:
-    start, end = graph.edge_start[way, v : v + 2]
-    return sum(1 << int(w) for w in set(graph.edge_node[way, start:end]))
+def _neighbours(graph: PackedGraph, direction: int, v: int) -> int:
+    start, end = graph.edge_start[direction, v : v + 2]
+    return sum(1 << int(w) for w in set(graph.edge_node[direction, start:end]))
 
 
 def _bits(mask: int) -> list[int]:

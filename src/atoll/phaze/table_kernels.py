@@ -26,7 +26,7 @@ Ints = NDArray[np.int64]
 FORWARD, BACKWARD, WEIGHT, RESIDENT, STASH, WIDE = range(6)
 # Columns of Graph.edge_cost.
 SECONDS, BYTES = range(2)
-# Columns of Cuts.way and Cuts.cost.
+# Columns of Cuts.choice and Cuts.cost.
 BELOW, LIMIT, ODD = range(3)
 LOAD_S, WEIGHT_BYTES = range(2)
 # Columns of Walk.at.
@@ -35,7 +35,7 @@ SET, NEXT, NODE = range(3)
 CUT, STAGES, ODDS, COPIES, FILLED = range(5)
 
 
-class Graph(NamedTuple):
+class PackedGraph(NamedTuple):
     layer: Floats
     """(layers, 6): forward s, backward s, weight bytes, resident bytes (weights, gradients,
     optimizer, one activation), stash bytes (kept once more per stage that follows), 1 if wide,
@@ -66,20 +66,20 @@ class Job(NamedTuple):
     odd_stages: int  # most odd stages
     work_s: float  # of all layers, recomputation included
     cap_s: Floats  # by s, falling: a larger load there cannot be in an optimum
-    room_s: Floats  # by s, falling: more work than this does not fit in the stages before
+    before_s: Floats  # by s, falling: more work than this does not fit in the stages before
 
 
 class Cuts(NamedTuple):
     """Scratch: every stage that may be cut off one set, with the set that it leaves."""
 
-    way: Ints  # (cuts, 3): set below, largest s that fits in memory, 1 if odd
+    choice: Ints  # (cuts, 3): set below, largest s that fits in memory, 1 if odd
     cost: Floats  # (cuts, 2): load s, weight bytes
 
 
 class Walk(NamedTuple):
     """Scratch of the enumeration in a branching graph; depth = layers in the stage so far."""
 
-    seen: Ints  # by set: stamp of the walk that last reached it
+    stamps: Ints  # by set: stamp of the walk that last reached it
     at: Ints  # (depth, 3): set, next pair to try, layer taken
     sums: Floats  # (depth, 6): column sums of Graph.layer over the stage
     in_stage: NDArray[np.uint8]  # by layer
@@ -94,8 +94,8 @@ def _last_fit(resident, stash, memory, most):
         return 0
     if stash <= 0.0:
         return most
-    room = (memory - resident) / stash
-    s = most if room >= most else int(room) + 1
+    spare = (memory - resident) / stash
+    s = most if spare >= most else int(spare) + 1
     # The division rounds; the inequality itself decides.
     while s > 1 and resident + (s - 1) * stash > memory:
         s -= 1
@@ -143,9 +143,9 @@ def _chain_cuts(graph, job, backward_s, top, cuts):
         load_s = backward_s[i, j]
         if job.recompute and j < n:
             load_s = max(load_s, work_s)
-        cuts.way[count, BELOW] = n - j
-        cuts.way[count, LIMIT] = limit
-        cuts.way[count, ODD] = wide == job.odd_wide
+        cuts.choice[count, BELOW] = n - j
+        cuts.choice[count, LIMIT] = limit
+        cuts.choice[count, ODD] = wide == job.odd_wide
         cuts.cost[count, LOAD_S] = forward_s + load_s
         cuts.cost[count, WEIGHT_BYTES] = weight
         count += 1
@@ -192,9 +192,9 @@ def _put_cut(graph, job, walk, depth, below, limit, odd, cuts, count):
         if direction == BACKWARD and job.recompute and below > 0:
             pass_s = max(pass_s, walk.sums[depth, FORWARD] + walk.sums[depth, BACKWARD])
         load_s += pass_s
-    cuts.way[count, BELOW] = below
-    cuts.way[count, LIMIT] = limit
-    cuts.way[count, ODD] = odd
+    cuts.choice[count, BELOW] = below
+    cuts.choice[count, LIMIT] = limit
+    cuts.choice[count, ODD] = odd
     cuts.cost[count, LOAD_S] = load_s
     cuts.cost[count, WEIGHT_BYTES] = walk.sums[depth, WEIGHT]
 
@@ -222,13 +222,13 @@ def _relax(job, best_s, top, cuts, count):
     """Improve best_s[top] by the first `count` cuts."""
     for k in range(count):
         load_s = cuts.cost[k, LOAD_S]
-        odd = cuts.way[k, ODD]
-        below = cuts.way[k, BELOW]
+        odd = cuts.choice[k, ODD]
+        below = cuts.choice[k, BELOW]
         if below == 0:
             if load_s <= job.cap_s[1]:
                 best_s[top, 1, odd] = load_s
             continue
-        for s in range(2, min(cuts.way[k, LIMIT], top) + 1):
+        for s in range(2, min(cuts.choice[k, LIMIT], top) + 1):
             if load_s > job.cap_s[s]:
                 break
             for q in range(job.odd_stages + 1 - odd):
@@ -257,40 +257,40 @@ def _branching_cuts(graph, lattice, job, best_s, top, walk, stamp, use, cuts):
     useless before their load is worked out.
 
     A walk down the lattice that takes one layer at a time and sees every set once. Its first
-    descent, with `whole` set, goes straight to the empty set for the stage that is all of `top`.
+    descent, with `take_all` set, goes straight to the empty set for the stage that is all of `top`.
     """
     count = np.int64(0)
     depth = np.int64(0)
     last = job.stages
-    whole = True
-    walk.seen[0] = stamp
+    take_all = True
+    walk.stamps[0] = stamp
     walk.at[0, SET] = top
     walk.at[0, NEXT] = lattice.below_start[top]
     while True:
-        here = walk.at[depth, SET]
+        current = walk.at[depth, SET]
         step = walk.at[depth, NEXT]
-        if here > 0 and step < lattice.below_start[here + 1]:
+        if current > 0 and step < lattice.below_start[current + 1]:
             walk.at[depth, NEXT] += 1
             below = lattice.below[step, 0]
-            if not whole and walk.seen[below] == stamp:
+            if not take_all and walk.stamps[below] == stamp:
                 continue
             v = lattice.below[step, 1]
             _take(graph, lattice, top, walk, depth, v)
             sums = walk.sums[depth + 1]
             work_s = (1 + job.recompute) * sums[FORWARD] + sums[BACKWARD]
             limit = _last_fit(sums[RESIDENT], sums[STASH], job.memory_bytes, last)
-            if not whole:
-                walk.seen[below] = stamp
+            if not take_all:
+                walk.stamps[below] = stamp
                 if limit < 2 or work_s > job.cap_s[2]:
                     continue  # whatever lies further down needs at least as much
             walk.in_stage[v] = 1
             depth += 1
             walk.at[depth, SET] = below
             walk.at[depth, NEXT] = lattice.below_start[below]
-            if whole != (below == 0) or limit == 0:
+            if take_all != (below == 0) or limit == 0:
                 continue
             odd = np.int64(min(sums[WIDE], 1.0) == job.odd_wide)
-            may_help = whole or _improves(job, best_s, top, below, limit, odd, work_s)
+            may_help = take_all or _improves(job, best_s, top, below, limit, odd, work_s)
             if use and not may_help:
                 continue
             _put_cut(graph, job, walk, depth, below, limit, odd, cuts, count)
@@ -298,13 +298,13 @@ def _branching_cuts(graph, lattice, job, best_s, top, walk, stamp, use, cuts):
             if use:
                 _relax(job, best_s, top, cuts, count)
                 count = np.int64(0)
-        elif whole:
+        elif take_all:
             # All layers taken: start over, for the stages that leave something below. These are
             # of no use in places where the layers outside `top` overfill the stages before it.
-            whole = False
+            take_all = False
             sums = walk.sums[depth]
             outside_s = job.work_s - (1 + job.recompute) * sums[FORWARD] - sums[BACKWARD]
-            while last > 0 and outside_s > job.room_s[last]:
+            while last > 0 and outside_s > job.before_s[last]:
                 last -= 1
             for k in range(depth):
                 walk.in_stage[walk.at[k, NODE]] = 0
@@ -327,10 +327,10 @@ def _close(job, best_s, cuts, count, plan):
     least_s = np.inf
     m = job.microbatches
     for k in range(count):
-        odd = cuts.way[k, ODD]
-        below = cuts.way[k, BELOW]
+        odd = cuts.choice[k, ODD]
+        below = cuts.choice[k, BELOW]
         sync_s = job.sync_s_per_byte * cuts.cost[k, WEIGHT_BYTES]
-        for s in range(min(below, 1) + 1, (cuts.way[k, LIMIT] if below > 0 else 1) + 1):
+        for s in range(min(below, 1) + 1, (cuts.choice[k, LIMIT] if below > 0 else 1) + 1):
             for q in range(job.odd_stages + 1 - odd):
                 slowest_s = max(best_s[below, s - 1, q], cuts.cost[k, LOAD_S])
                 used = (q + odd) * job.devices_odd + (s - q - odd) * job.devices_even
@@ -341,26 +341,26 @@ def _close(job, best_s, cuts, count, plan):
                     continue
                 d = 1
                 while d <= most:
-                    each = -(-m // d)
-                    time_s = slowest_s * (each + s - 1) + (d - 1) / d * sync_s
+                    rounds = -(-m // d)
+                    time_s = slowest_s * (rounds + s - 1) + (d - 1) / d * sync_s
                     if time_s < least_s:
                         least_s = time_s
                         plan[CUT], plan[STAGES], plan[ODDS], plan[COPIES] = k, s, q + odd, d
-                    if each == 1:
+                    if rounds == 1:
                         break
-                    d = -(-m // (each - 1))
+                    d = -(-m // (rounds - 1))
     return least_s
 
 
 @kernel
-def _cut_of(best_s, top, cuts, plan):
+def _attaining_cut(best_s, top, cuts, plan):
     """The cut by which best_s[top] is attained with the stages that the plan has left."""
     s = plan[STAGES]
     k = 0
     while True:
-        below = cuts.way[k, BELOW]
-        odds = plan[ODDS] - cuts.way[k, ODD]
-        if s <= cuts.way[k, LIMIT] and odds >= 0 and (s > 1) == (below > 0):
+        below = cuts.choice[k, BELOW]
+        odds = plan[ODDS] - cuts.choice[k, ODD]
+        if s <= cuts.choice[k, LIMIT] and odds >= 0 and (s > 1) == (below > 0):
             value = max(best_s[below, s - 1, odds], cuts.cost[k, LOAD_S])
             if value == best_s[top, s, plan[ODDS]]:
                 return k
@@ -382,12 +382,12 @@ def _settle(job, full, best_s, top, cuts, count, plan, time_s, starts):
         if time_s[0] == np.inf:
             return np.int64(0)
     else:
-        plan[CUT] = _cut_of(best_s, top, cuts, plan)
+        plan[CUT] = _attaining_cut(best_s, top, cuts, plan)
     starts[plan[FILLED]] = top
     plan[FILLED] += 1
     plan[STAGES] -= 1
-    plan[ODDS] -= cuts.way[plan[CUT], ODD]
-    return cuts.way[plan[CUT], BELOW]
+    plan[ODDS] -= cuts.choice[plan[CUT], ODD]
+    return cuts.choice[plan[CUT], BELOW]
 
 
 @entry
@@ -411,7 +411,7 @@ def _place_branching(graph, job, best_s, cuts, plan, time_s, starts, lattice, wa
         top = _settle(job, full, best_s, top, cuts, count, plan, time_s, starts)
 
 
-def place(graph: Graph, lattice: Lattice | None, job: Job) -> tuple[float, int, list[int]]:
+def place(graph: PackedGraph, lattice: Lattice | None, job: Job) -> tuple[float, int, list[int]]:
     """Least time per batch, number of copies, and the set that each stage is cut off.
 
     The sets are [full, ..., last stage]; none when nothing fits, and the time is then infinite.
@@ -431,7 +431,7 @@ def place(graph: Graph, lattice: Lattice | None, job: Job) -> tuple[float, int, 
         _place_chain(graph, job, best_s, cuts, plan, time_s, starts, backward_s)
     else:
         walk = Walk(
-            seen=np.full(sets, -1, np.int64),
+            stamps=np.full(sets, -1, np.int64),
             at=np.empty((n + 1, 3), np.int64),
             sums=np.zeros((n + 1, 6)),
             in_stage=np.zeros(n, np.uint8),

@@ -12,10 +12,10 @@ from atoll.tracing.emit.layer import Emission
 from atoll.tracing.emit.lift import without_layout_copies
 from atoll.tracing.emit.pair import NotProportionalError, paired, summed_steps
 from atoll.tracing.emit.remat import rematerialise
-from atoll.tracing.record.aten import node_of
+from atoll.tracing.record.aten import call_node
 from atoll.tracing.record.causal import causal_softmaxes
-from atoll.tracing.record.segment import Chain, cut
-from atoll.tracing.record.trace import Source, Trace
+from atoll.tracing.record.segment import SegmentChain, cut_segments
+from atoll.tracing.record.trace import ModuleTrace, ValueSource
 from atoll.tracing.split.find import find_splits
 from atoll.workload.modelfile import LayerEntry, ModelFile
 from atoll.workload.stored import StoredModel
@@ -37,9 +37,8 @@ def capture(
     keep: str = "fused",
 ) -> StoredModel:
     """A model from a torch module, or from a function that builds one, on fake tensors;
-    `atoll.capture` says what each argument is.
-    """
-    run_module = torch_module()
+    `atoll.capture` says what each argument is."""
+    run_module = import_run_module()
     if not callable(module):
         raise AtollError(
             f"expected a torch.nn.Module or a function that returns one, got a "
@@ -54,8 +53,10 @@ def capture(
     else:
         args = (example_inputs,)
     name = name or str(getattr(module, "__name__", "") or type(module).__name__)
-    kind = run_module.dtype_named(dtype)
-    return captured(module, args, kwargs, Request(name, sequence, batch_dim, kind, keep, loss))
+    torch_dtype = run_module.dtype_named(dtype)
+    return capture_module(
+        module, args, kwargs, CaptureRequest(name, sequence, batch_dim, torch_dtype, keep, loss)
+    )
 
 
 def check_request(keep: str, sequence: int | None) -> None:
@@ -65,8 +66,8 @@ def check_request(keep: str, sequence: int | None) -> None:
         raise AtollError(f"sequence is {sequence}, but must be at least 1")
 
 
-def torch_module() -> Any:
-    """The module that runs others; a sentence where torch is missing."""
+def import_run_module() -> Any:
+    """Import `run_module`, or raise if torch is missing."""
     try:
         import torch  # noqa: F401
     except ImportError:
@@ -79,28 +80,28 @@ def torch_module() -> Any:
 
 
 @dataclass(frozen=True)
-class Request:
+class CaptureRequest:
     """How a module is captured; fields as in `capture`."""
 
     name: str
     sequence: int | None
     batch_dim: int | None
-    kind: Any
-    """The type of weights and floating inputs, as torch has it; None: as they are."""
+    dtype: Any
+    """Torch type of weights and floating inputs; None: unchanged."""
     keep: str
     loss: Callable[[Any], Any] | None = None
     samples: int = 1
-    """Where the batch is fixed."""
+    """Samples per microbatch where the batch is fixed."""
     notes: tuple[str, ...] = ()
-    """What a reader of the model should know, before what the capture has to say."""
+    """Notes put before those of the capture."""
 
 
-def captured(
-    module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], request: Request
+def capture_module(
+    module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], request: CaptureRequest
 ) -> StoredModel:
-    """Run the module twice on fake tensors, at two batch sizes, and write down what ran."""
+    """Trace the module on fake tensors at two batch sizes and build the model."""
     check_request(request.keep, request.sequence)
-    run_module, batch_dim, keep = torch_module(), request.batch_dim, request.keep
+    run_module, batch_dim, keep = import_run_module(), request.batch_dim, request.keep
     shapes = run_module.input_shapes([list(args), dict(kwargs)])
     if not shapes:
         raise AtollError("example_inputs: expected at least one tensor")
@@ -108,14 +109,14 @@ def captured(
         raise AtollError(f"batch_dim is {batch_dim}, but no input has that many dimensions")
     tokens = request.sequence or _sequence(shapes, batch_dim)
 
-    def run(batch: int | None) -> Trace:
+    def run(batch: int | None) -> ModuleTrace:
         def change(shape: tuple[int, ...]) -> tuple[int, ...]:
             if batch is None or batch_dim is None or batch_dim >= len(shape):
                 return shape
             return (*shape[:batch_dim], batch, *shape[batch_dim + 1 :])
 
-        trace: Trace = run_module.run(
-            module, args, kwargs, batch=change, dtype=request.kind, loss=request.loss
+        trace: ModuleTrace = run_module.run(
+            module, args, kwargs, batch=change, dtype=request.dtype, loss=request.loss
         )
         return trace
 
@@ -166,46 +167,46 @@ def _sequence(shapes: Sequence[tuple[int, ...]], batch_dim: int | None) -> int:
     return first[1] if batch_dim == 0 and len(first) == 2 else 1
 
 
-def _layers(trace: Trace, keep: str) -> tuple[list[LayerEntry], Chain]:
-    chain = cut(trace)
+def _layers(trace: ModuleTrace, keep: str) -> tuple[list[LayerEntry], SegmentChain]:
+    chain = cut_segments(trace)
     causal = causal_softmaxes(trace)
-    result = []
+    entries = []
     for segment, repeat in chain.segments:
-        own = {id(call) for call in (*segment.forward, *segment.backward)}
+        segment_calls = {id(call) for call in (*segment.forward, *segment.backward)}
         outside = {
-            view.value for call in trace.calls if id(call) not in own for view in call.ins
+            view.value for call in trace.calls if id(call) not in segment_calls for view in call.ins
         } | set(trace.targets)
-        forward = [node_of(call) for call in segment.forward]
-        backward = [node_of(call) for call in segment.backward]
+        forward = [call_node(call) for call in segment.forward]
+        backward = [call_node(call) for call in segment.backward]
         fused = keep == "fused"
         if fused:
             forward, backward = without_layout_copies(forward, backward)
             backward = rematerialise(forward, backward, trace.values, set(segment.entering))
         splits = find_splits(forward, backward, trace, segment, outside)
         emission = Emission(segment, trace, forward, backward, outside, splits, fused, causal)
-        result.append(emission.layer(repeat))
-    return result, chain
+        entries.append(emission.layer(repeat))
+    return entries, chain
 
 
-def few(names: Sequence[str]) -> str:
+def abbreviated(names: Sequence[str]) -> str:
     more = f" and {len(names) - 4} more" if len(names) > 4 else ""
     return ", ".join(names[:4]) + more
 
 
-def _notes(trace: Trace) -> list[str]:
-    unknown = sorted({call.op for call in trace.calls if not node_of(call).known})
+def _notes(trace: ModuleTrace) -> list[str]:
+    unknown = sorted({call.op for call in trace.calls if not call_node(call).in_table})
     notes = []
     if unknown:
         notes.append(f"counted as one operation an element: {', '.join(unknown)}")
     if trace.unused:
-        notes.append(f"parameters that no gradient reaches: {few(trace.unused)}")
+        notes.append(f"parameters that no gradient reaches: {abbreviated(trace.unused)}")
     frozen = [
-        v.name
-        for v in trace.values
-        if v.source is Source.WEIGHT
-        and v.number not in trace.gradient_of.values()
-        and v.name not in trace.unused
+        value.name
+        for value in trace.values
+        if value.source is ValueSource.WEIGHT
+        and value.number not in trace.gradient_weights.values()
+        and value.name not in trace.unused
     ]
     if frozen:
-        notes.append(f"parameters that are not trained: {few(frozen)}")
+        notes.append(f"parameters that are not trained: {abbreviated(frozen)}")
     return notes

@@ -8,46 +8,46 @@ from __future__ import annotations
 
 from math import prod
 
-from atoll.tracing.record.causal import SOFTMAXES, comparisons, makers_of
-from atoll.tracing.record.trace import Call, Source, Trace, View
+from atoll.tracing.record.causal import SOFTMAXES, comparisons, forward_makers
+from atoll.tracing.record.trace import ModuleTrace, OperatorCall, TensorView, ValueSource
 
 _PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "linear"))
 
 
-def caveats(trace: Trace) -> tuple[str, ...]:
-    """Sentences, without a full stop, each about the whole model."""
+def caveats(trace: ModuleTrace) -> tuple[str, ...]:
+    """Return warnings about the model, without a full stop."""
     return (*_dense_experts(trace), *_windows(trace), *_masks(trace))
 
 
 # --- experts --------------------------------------------------------------------------------------
 
 
-def _dense_experts(trace: Trace) -> list[str]:
-    """Routers that choose some experts for each token, where all experts ran on all tokens."""
-    found: dict[tuple[int, int], list[str]] = {}
+def _dense_experts(trace: ModuleTrace) -> list[str]:
+    """Warn about routed experts that all ran on all tokens."""
+    routers: dict[tuple[int, int], list[str]] = {}
     for call in trace.calls:
         if call.op != "topk" or call.backward or not call.ins:
             continue
-        scores, chosen = call.ins[0], call.outs[0]
-        experts, few = scores.shape[-1], chosen.shape[-1]
+        scores, chosen_scores = call.ins[0], call.outs[0]
+        experts, top = scores.shape[-1], chosen_scores.shape[-1]
         tokens = scores.elements // experts
         # The router may be the layer's own code or a module in it.
-        near = {call.path, call.path.rpartition(".")[0]}
-        dense = few < experts and any(
-            _rows(trace, where, experts) >= experts * tokens for where in near
+        module_paths = {call.path, call.path.rpartition(".")[0]}
+        dense = top < experts and any(
+            _rows(trace, path, experts) >= experts * tokens for path in module_paths
         )
         if dense:
-            found.setdefault((few, experts), []).append(call.path)
+            routers.setdefault((top, experts), []).append(call.path)
     return [
-        f"each token has {few} of {experts} experts, but the module runs all {experts} on every "
+        f"each token has {top} of {experts} experts, but the module runs all {experts} on every "
         f"token ({paths[0]}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''}): their work "
-        f"is counted {experts / few:g} times as often as training runs it; capture a module that "
+        f"is counted {experts / top:g} times as often as training runs it; capture a module that "
         "routes its tokens (grouped products)"
-        for (few, experts), paths in found.items()
+        for (top, experts), paths in routers.items()
     ]
 
 
-def _rows(trace: Trace, where: str, experts: int) -> int:
+def _rows(trace: ModuleTrace, where: str, experts: int) -> int:
     """The most rows that one matrix of each expert in a module gets, all experts together."""
     start = f"{where}." if where else ""
     joint, alone = 0, dict[str, dict[str, int]]()
@@ -58,7 +58,7 @@ def _rows(trace: Trace, where: str, experts: int) -> int:
             continue
         for view in call.ins:
             value = trace.values[view.value]
-            if value.source is not Source.WEIGHT:
+            if value.source is not ValueSource.WEIGHT:
                 continue
             rows = prod(call.outs[0].shape[:-1])
             if len(view.shape) == 3 and view.shape[0] == experts:
@@ -84,18 +84,18 @@ def _item(name: str, start: str) -> tuple[str | None, str]:
 # --- masks ----------------------------------------------------------------------------------------
 
 
-def _is_attention(call: Call) -> bool:
+def _is_attention(call: OperatorCall) -> bool:
     return "attention" in call.op and not call.backward and len(call.ins) >= 3
 
 
-def _windows(trace: Trace) -> list[str]:
-    """A window that the configuration states and no attention has."""
+def _windows(trace: ModuleTrace) -> list[str]:
+    """Warn about a configured window that no captured attention has."""
     attention = [call for call in trace.calls if _is_attention(call)]
     products = [call for call in trace.calls if call.op in SOFTMAXES and not call.backward]
     tokens = max([_tokens(call) for call in (*attention, *products)], default=0)
     if not trace.window or trace.window >= tokens:
         return []
-    if any(call.seen is not None for call in attention):
+    if any(call.unmasked_share is not None for call in attention):
         return []
     return [
         f"its configuration has attention windows of {trace.window} tokens, which the capture "
@@ -104,33 +104,33 @@ def _windows(trace: Trace) -> list[str]:
     ]
 
 
-def _tokens(call: Call) -> int:
-    """Tokens that attention or a softmax looks at."""
-    view: View = call.ins[1] if _is_attention(call) else call.ins[0]
+def _tokens(call: OperatorCall) -> int:
+    """Number of keys of an attention or softmax."""
+    view: TensorView = call.ins[1] if _is_attention(call) else call.ins[0]
     return view.shape[-2 if _is_attention(call) else -1]
 
 
-def _masks(trace: Trace) -> list[str]:
-    """Masks made by comparing positions that are counted as no mask, or as a triangle only."""
-    makers = makers_of(trace)
-    whole, several = 0, 0
+def _masks(trace: ModuleTrace) -> list[str]:
+    """Warn about position masks that are counted as no mask or as causal only."""
+    makers = forward_makers(trace)
+    dense, repeated = 0, 0
     for call in trace.calls:
-        if call.seen is not None or call.backward:
+        if call.unmasked_share is not None or call.backward:
             continue
         if _is_attention(call):
             mask = [view.value for view in call.ins[3:4]]
-            whole += bool(comparisons(mask, makers))
+            dense += bool(comparisons(mask, makers))
         elif call.op in SOFTMAXES:
-            several += len(comparisons([view.value for view in call.ins], makers)) > 1
-    told = []
-    if whole:
-        told.append(
-            f"{whole} calls of fused attention have a mask that compares positions (a triangle, a "
+            repeated += len(comparisons([view.value for view in call.ins], makers)) > 1
+    sentences = []
+    if dense:
+        sentences.append(
+            f"{dense} calls of fused attention have a mask that compares positions (a triangle, a "
             "window): they are counted in full; pass is_causal instead of a triangle"
         )
-    if several and not trace.window:
-        told.append(
-            f"{several} attentions have masks that compare positions more than once: they are "
+    if repeated and not trace.window:
+        sentences.append(
+            f"{repeated} attentions have masks that compare positions more than once: they are "
             "counted as causal, and a window in them is not seen"
         )
-    return told
+    return sentences

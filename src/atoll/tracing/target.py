@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import AtollError
-from atoll.tracing.capture import capture, check_request, torch_module
+from atoll.tracing.capture import capture, check_request, import_run_module
 from atoll.tracing.from_onnx.capture import capture_onnx
 from atoll.tracing.inputs import parse_inputs
 from atoll.workload.stored import StoredModel
@@ -32,9 +32,9 @@ def capture_target(
             target, name=name, inputs=inputs, sequence=sequence, batch_dim=batch_dim,
             dtype=dtype, keep=keep,
         )  # fmt: skip
-    run_module = torch_module()
+    run_module = import_run_module()
     check_request(keep, sequence)
-    given: Any = _inputs(inputs, run_module)
+    example_inputs: Any = _inputs(inputs, run_module)
     if target.endswith(".json") or Path(target).is_dir():
         from atoll.tracing.record.huggingface import module_from_config
 
@@ -44,16 +44,16 @@ def capture_target(
         )
         tokens = sequence if "input_ids" in examples else None
         return capture(
-            module, given or examples, name=name or default, sequence=tokens,
+            module, example_inputs or examples, name=name or default, sequence=tokens,
             batch_dim=batch_dim, dtype=dtype, keep=keep,
         )  # fmt: skip
-    if not given:
+    if not example_inputs:
         raise AtollError(
             'inputs: at least one is needed, such as --inputs "int64[1,4096]" or '
             '--inputs "input_ids=int64[1,4096]"'
         )
     return capture(
-        _builder(target), given, name=name or target.rpartition(":")[2], sequence=sequence,
+        _builder(target), example_inputs, name=name or target.rpartition(":")[2], sequence=sequence,
         batch_dim=batch_dim, dtype=dtype, keep=keep,
     )  # fmt: skip
 
@@ -68,25 +68,25 @@ def _builder(target: str) -> Any:
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
-        found: Any = importlib.import_module(module_name)
+        builder: Any = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # whatever the user's file raises
         first = (str(error) or "no message").strip().splitlines()[0]
         kind = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
         raise AtollError(f"{target}: cannot import {module_name} ({kind}{first})") from None
     for part in attribute.split("."):
-        if not hasattr(found, part):
+        if not hasattr(builder, part):
             raise AtollError(f"{target}: {module_name} has no {attribute!r}")
-        found = getattr(found, part)
-    return found
+        builder = getattr(builder, part)
+    return builder
 
 
 def _inputs(texts: Sequence[str], run_module: Any) -> tuple[Any, ...] | dict[str, Any]:
     """Example inputs from "int64[1,4096]" (in order) or "labels=int64[1,4096]" (by name)."""
     example = "int64[1,4096] or labels=int64[1,4096]"
-    found = parse_inputs(texts, example)
-    for text, (_, _, shape) in zip(texts, found, strict=True):
+    parsed = parse_inputs(texts, example)
+    for text, (_, _, shape) in zip(texts, parsed, strict=True):
         if 0 in shape:
             raise AtollError(f"inputs: every size must be at least 1, got {text!r}")
-    tensors = [(name, run_module.make_tensor(shape, dtype)) for name, dtype, shape in found]
+    tensors = [(name, run_module.make_tensor(shape, dtype)) for name, dtype, shape in parsed]
     named = {name: tensor for name, tensor in tensors if name}
     return named or tuple(tensor for _, tensor in tensors)

@@ -50,7 +50,7 @@ LORA_RANK = 16  # where nothing is said
 GRADIENT = Role.WEIGHT_GRADIENT
 Pair = tuple[Operator, Operator]
 GRADIENTS_ONLY = ("linear_wgrad", "bias_grad", "table_grad", "scatter_add")
-"""Operators that make nothing but gradients of weights."""
+"""Operators that compute only weight gradients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,23 +62,22 @@ class Adapters:
 
 
 def targets_named(words: str) -> tuple[str, ...]:
-    """Projections in people's words: "q_proj+v_proj", "attention", "all"; attention's for none."""
-    said = [word for word in re.split(r"[^a-z0-9_]+", words.lower()) if word]
-    for word in said:
+    """Parse projections: "q_proj+v_proj", "attention", "all"; attention's for an empty text."""
+    names = [word for word in re.split(r"[^a-z0-9_]+", words.lower()) if word]
+    for word in names:
         if word not in TARGETS:
             raise AtollError(f"{word!r} is not a projection; known are {', '.join(TARGETS)}")
-    return once(name for word in said or ("attention",) for name in TARGETS[word])
+    return once(name for word in names or ("attention",) for name in TARGETS[word])
 
 
 def with_adapters(model: Model, adapters: Adapters, *, apart: bool) -> Model:
     """The differentiated, unfused model with frozen weights; projections that are one product have
-    an adapter each where they run `apart`, else one together.
-    """
+    an adapter each where they run `apart`, else one together."""
     return model.map(lambda layer: _frozen(layer, adapters, apart))
 
 
 def trained_weights(layer: Layer) -> frozenset[str]:
-    """Weights of such a model that have gradients."""
+    """Weights of an adapted layer that have gradients."""
     weights = (n for n, t in layer.tensors.items() if t.role is Role.WEIGHT)
     return frozenset(name for name in weights if f"d{name}" in layer.tensors)
 
@@ -86,32 +85,32 @@ def trained_weights(layer: Layer) -> frozenset[str]:
 def _frozen(layer: Layer, adapters: Adapters, apart: bool) -> Layer:
     tensors = dict(layer.tensors)
     forward: list[Operator] = []
-    beside: dict[str, list[Pair]] = {}
+    adapters_by_product: dict[str, list[Pair]] = {}
     for op in layer.forward:
         widths = _widths(layer, op, adapters, apart) if op.kind == "linear" else ()
         pairs = [_pair(tensors, op, adapters.rank, width, n) for n, width in enumerate(widths)]
-        beside[op.name] = pairs
+        adapters_by_product[op.name] = pairs
         forward += [*chain(*pairs), _adding(tensors, op, [up.writes[0] for _, up in pairs])]
     backward: list[Operator] = []
     for op in layer.backward:
-        pairs = beside.get(op.name.rpartition(".")[0], [])
+        pairs = adapters_by_product.get(op.name.rpartition(".")[0], [])
         if op.kind in GRADIENTS_ONLY:
             backward += chain(*(_weights(tensors, pair, op) for pair in pairs))
             continue
         data = [_data(tensors, pair, op) for pair in pairs if op.kind == "linear_dgrad"]
         backward += chain(*data)
         changed = _adding(tensors, op, [down.writes[0] for _, down in data])
-        kept = [n for n in changed.writes if tensors[n].role is not Role.WEIGHT_GRADIENT]
-        backward.append(replace(changed, writes=tuple(kept)))
+        writes = [n for n in changed.writes if tensors[n].role is not Role.WEIGHT_GRADIENT]
+        backward.append(replace(changed, writes=tuple(writes)))
     read = {name for op in backward for name in op.reads}
     backward = [op for op in backward if op.collective is None or read & set(op.writes)]
-    made = {name for op in backward for name in op.writes}
-    left = {n: t for n, t in tensors.items() if t.role is not GRADIENT or n in made}
+    written = {name for op in backward for name in op.writes}
+    left = {n: t for n, t in tensors.items() if t.role is not GRADIENT or n in written}
     return replace(layer, tensors=left, forward=tuple(forward), backward=tuple(backward))
 
 
 def _widths(layer: Layer, op: Operator, adapters: Adapters, apart: bool) -> tuple[int, ...]:
-    """Columns of each adapter beside a product: of the projections in it that have one."""
+    """Columns of each adapter of a product: those of its adapted projections."""
     names = PROJECTIONS.get(op.name.rpartition(".")[2], ())
     weights = [layer.tensors[n] for n in op.reads if layer.tensors[n].role is Role.WEIGHT]
     columns = [t.shape[-1] for t in weights if len(t.shape) > 1]
@@ -125,13 +124,13 @@ def _widths(layer: Layer, op: Operator, adapters: Adapters, apart: bool) -> tupl
 
 
 def _pair(tensors: dict[str, Tensor], op: Operator, rank: int, width: int, number: int) -> Pair:
-    """Down to the rank and up again, beside one product."""
+    """Add the down and up products of an adapter next to one product."""
     (product,), x = op.matmuls, tensors[op.reads[0]]
-    own = f"{op.name}.adapter{number or ''}"
+    label = f"{op.name}.adapter{number or ''}"
     bundle = (product.batch,) if product.batch > 1 else ()
 
     def add(part: str, shape: tuple[int, ...], role: Role) -> str:
-        name = f"{own}.{part}"
+        name = f"{label}.{part}"
         tensors[name] = Tensor(name, shape, x.element_bytes, role)
         if role is Role.WEIGHT:
             tensors[f"d{name}"] = replace(tensors[name], name=f"d{name}", role=GRADIENT)
@@ -143,13 +142,13 @@ def _pair(tensors: dict[str, Tensor], op: Operator, rank: int, width: int, numbe
     out = add("out", (*x.shape[:-1], width), Role.ACTIVATION)
     first, second = replace(product, n=rank), replace(product, n=width, k=rank)
     return (
-        Operator(f"{own}.down", "adapter", (op.reads[0], down), (inner,), (first,)),
-        Operator(f"{own}.up", "adapter", (inner, up), (out,), (second,)),
+        Operator(f"{label}.down", "adapter", (op.reads[0], down), (inner,), (first,)),
+        Operator(f"{label}.up", "adapter", (inner, up), (out,), (second,)),
     )
 
 
 def _adding(tensors: dict[str, Tensor], op: Operator, more: Sequence[str]) -> Operator:
-    """A product with results of adapters added to its own."""
+    """Add adapter results to a product."""
     adds = tuple(pass_over("add", tensors[name]) for name in more)
     return replace(op, reads=(*op.reads, *more), vectors=(*op.vectors, *adds))
 
@@ -158,24 +157,24 @@ def _data(tensors: dict[str, Tensor], pair: Pair, op: Operator) -> Pair:
     """Gradients of an adapter's inner tensor and of its input."""
     down, up = pair
     grads = tuple(n for n in op.reads if tensors[n].role is not Role.WEIGHT)
-    found = []
-    for one, read in ((up, grads), (down, (f"d{up.reads[0]}",))):
-        x = tensors[one.reads[0]]
-        name = f"d{x.name}" if one is up else f"d{x.name}.{down.name}"
+    gradients = []
+    for side, read in ((up, grads), (down, (f"d{up.reads[0]}",))):
+        x = tensors[side.reads[0]]
+        name = f"d{x.name}" if side is up else f"d{x.name}.{down.name}"
         tensors[name] = replace(x, name=name, role=Role.ACTIVATION_GRADIENT)
-        products = (data_gradient(one.matmuls[0]),)
-        reads = (*read, one.reads[1])
-        found.append(Operator(f"{one.name}.dgrad", "adapter_dgrad", reads, (name,), products))
-    return found[0], found[1]
+        products = (data_gradient(side.matmuls[0]),)
+        reads = (*read, side.reads[1])
+        gradients.append(Operator(f"{side.name}.dgrad", "adapter_dgrad", reads, (name,), products))
+    return gradients[0], gradients[1]
 
 
 def _weights(tensors: dict[str, Tensor], pair: Pair, op: Operator) -> Pair:
     """Gradients of an adapter's weights, in place of the frozen one's."""
     down, up = pair
-    kept, *grads = op.reads
-    found = []
-    for one, reads in ((up, (up.reads[0], *grads)), (down, (kept, f"d{up.reads[0]}"))):
-        products = (weight_gradient(one.matmuls[0]),)
-        writes = (f"d{one.reads[1]}",)
-        found.append(Operator(f"{one.name}.wgrad", "adapter_wgrad", reads, writes, products))
-    return found[0], found[1]
+    saved, *grads = op.reads
+    gradients = []
+    for side, reads in ((up, (up.reads[0], *grads)), (down, (saved, f"d{up.reads[0]}"))):
+        products = (weight_gradient(side.matmuls[0]),)
+        writes = (f"d{side.reads[1]}",)
+        gradients.append(Operator(f"{side.name}.wgrad", "adapter_wgrad", reads, writes, products))
+    return gradients[0], gradients[1]

@@ -20,7 +20,7 @@ from atoll.workload.modelfile import (
     OperatorEntry,
     TensorEntry,
     VectorEntry,
-    size_of,
+    evaluated_size,
 )
 
 _HALF = 2
@@ -54,7 +54,7 @@ class _Core:
 
 
 def with_fused_attention(layer: LayerEntry) -> LayerEntry:
-    """The layer with every attention that is recognised as one operator a pass."""
+    """Replace every recognised attention by one operator per pass."""
     number = 0
     while (core := _find(layer)) is not None:
         layer = _fused(layer, core, number)
@@ -63,7 +63,7 @@ def with_fused_attention(layer: LayerEntry) -> LayerEntry:
 
 
 class _Uses:
-    """Who writes and reads each tensor of a layer."""
+    """Writers and readers of each tensor of a layer."""
 
     def __init__(self, layer: LayerEntry) -> None:
         self.layer = layer
@@ -78,13 +78,13 @@ class _Uses:
                     readers.setdefault(name, []).append(op)
 
     def elements(self, name: str) -> int:
-        return prod(size_of(size, _PROBE) for size in self.layer.tensors[name].shape)
+        return prod(evaluated_size(size, _PROBE) for size in self.layer.tensors[name].shape)
 
     def products(self, readers: Iterable[OperatorEntry]) -> list[OperatorEntry]:
         return [op for op in readers if op.kind == "product" and len(op.matmuls) == 1]
 
     def inside(self, name: str) -> bool:
-        """Whether a tensor is the layer's own."""
+        """Return whether a tensor stays inside the layer."""
         return name not in (*self.layer.inputs, *self.layer.outputs)
 
 
@@ -105,12 +105,12 @@ def _core(uses: _Uses, softmax: OperatorEntry) -> _Core | None:
         return None
     scores, between = before
     square = uses.elements(scores.writes[0])
-    kept = [n for n in softmax.writes if uses.elements(n) == square]
-    readers = [op for n in kept for op in uses.forward.get(n, [])]
+    probabilities = [n for n in softmax.writes if uses.elements(n) == square]
+    readers = [op for n in probabilities for op in uses.forward.get(n, [])]
     values = _only(uses.products(readers))
     if values is None or len(readers) != 1 or len(values.writes) != 1:
         return None
-    back_readers = _distinct(op for n in kept for op in uses.backward.get(n, []))
+    back_readers = _distinct(op for n in probabilities for op in uses.backward.get(n, []))
     values_gradient = _only(uses.products(back_readers))
     derivative = _only(op for op in back_readers if "softmax_bwd" in _functions(op))
     if values_gradient is None or derivative is None or len(back_readers) != 2:
@@ -121,10 +121,10 @@ def _core(uses: _Uses, softmax: OperatorEntry) -> _Core | None:
     if probabilities_gradient is None or after is None:
         return None
     back, (left, right) = after
-    found = _Core(
+    core = _Core(
         scores, between, values, values_gradient, probabilities_gradient, back, left, right
     )
-    return found if _closed(uses, found, square) else None
+    return core if _closed(uses, core, square) else None
 
 
 def _scores(
@@ -164,27 +164,27 @@ def _scores_gradients(
 
 
 def _closed(uses: _Uses, core: _Core, square: int) -> bool:
-    """Whether the squares of an attention are read by itself alone."""
-    own = [op.name for op in core.forward]
-    back = [op.name for op in core.backward]
+    """Return whether only this attention reads its (queries x keys) tensors."""
+    names = [op.name for op in core.forward]
+    back_names = [op.name for op in core.backward]
     for op in (*core.forward[:-1], core.probabilities_gradient, *core.back):
         for name in op.writes:
             if uses.elements(name) != square:
                 continue
-            readers = [r.name for r in uses.forward.get(name, [])]
-            late = [r.name for r in uses.backward.get(name, [])]
-            if not uses.inside(name) or not set(readers) <= set(own) or not set(late) <= set(back):
+            readers = {r.name for r in uses.forward.get(name, [])}
+            late = {r.name for r in uses.backward.get(name, [])}
+            if not uses.inside(name) or readers - {*names} or late - {*back_names}:
                 return False
-    return len({*own}) == len(own) and len({*back}) == len(back)
+    return len({*names}) == len(names) and len({*back_names}) == len(back_names)
 
 
-def _only(found: Iterable[OperatorEntry]) -> OperatorEntry | None:
-    distinct = _distinct(found)
+def _only(operators: Iterable[OperatorEntry]) -> OperatorEntry | None:
+    distinct = _distinct(operators)
     return distinct[0] if len(distinct) == 1 else None
 
 
-def _distinct(found: Iterable[OperatorEntry]) -> list[OperatorEntry]:
-    return list({op.name: op for op in found}.values())
+def _distinct(operators: Iterable[OperatorEntry]) -> list[OperatorEntry]:
+    return list({op.name: op for op in operators}.values())
 
 
 # --- the fused form -------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ def _distinct(found: Iterable[OperatorEntry]) -> list[OperatorEntry]:
 def _fused(layer: LayerEntry, core: _Core, number: int) -> LayerEntry:
     uses = _Uses(layer)
     causal = any(op.causal for op in core.between)
-    keys = size_of(core.scores.matmuls[0].n, _PROBE)
+    keys = evaluated_size(core.scores.matmuls[0].n, _PROBE)
     fraction = attention_fraction(keys, True, 0) if causal else 1.0
     inner = {n for op in (*core.forward, *core.backward) for n in op.writes}
     out = core.values.writes[0]
@@ -215,19 +215,19 @@ def _fused(layer: LayerEntry, core: _Core, number: int) -> LayerEntry:
     )
     products = (core.scores, core.values_gradient, core.probabilities_gradient,
                 core.left_gradient, core.right_gradient)  # fmt: skip
-    given = once(n for op in core.backward for n in op.reads if n not in inner or n == out)
+    gradients = once(n for op in core.backward for n in op.reads if n not in inner or n == out)
     backward = OperatorEntry(
         name=f"{name}.bwd",
         kind="attention_bwd",
-        reads=once((*given, *operands, out, statistics)),
+        reads=once((*gradients, *operands, out, statistics)),
         writes=once(n for op in core.backward for n in op.writes if _leaves(uses, n, core)),
         matmuls=_products(products, fraction),
         vectors=_vectors(core.back, fraction),
         on_chip=True,
     )
     tensors = {n: t for n, t in layer.tensors.items() if n not in inner}
-    for kept in (*forward.writes[:1], *backward.writes):
-        tensors[kept] = layer.tensors[kept]
+    for written in (*forward.writes[:1], *backward.writes):
+        tensors[written] = layer.tensors[written]
     # Kernels for fused attention take and give 16-bit tensors.
     for narrow in (*_operands(core), out, *backward.writes):
         if narrow in tensors and tensors[narrow].element_bytes > _HALF:
@@ -243,14 +243,14 @@ def _fused(layer: LayerEntry, core: _Core, number: int) -> LayerEntry:
 
 
 def _operands(core: _Core) -> tuple[str, ...]:
-    """Queries, keys and values, and the gradient of what attention gives."""
-    made = {n for op in core.forward for n in op.writes}
+    """Queries, keys, values, and the gradient of the attention output."""
+    inner = {n for op in core.forward for n in op.writes}
     pair = set(core.values_gradient.reads) & set(core.probabilities_gradient.reads)
-    return once((*core.scores.reads[-2:], *(n for n in core.values.reads if n not in made), *pair))
+    return once((*core.scores.reads[-2:], *(n for n in core.values.reads if n not in inner), *pair))
 
 
 def _leaves(uses: _Uses, name: str, core: _Core) -> bool:
-    """Whether a result of the backward pass is more than a step on its way."""
+    """Return whether a result of the backward pass is used outside the attention."""
     inside = {op.name for op in core.backward}
     readers = {op.name for op in uses.backward.get(name, [])}
     return not uses.inside(name) or not readers or not readers <= inside
@@ -262,19 +262,19 @@ def _products(operators: Iterable[OperatorEntry], fraction: float) -> tuple[Matm
 
 
 def _vectors(operators: tuple[OperatorEntry, ...], fraction: float) -> tuple[VectorEntry, ...]:
-    """Masked columns are left out; scale and mask come free in a product's end."""
+    """Vector work without masked columns; scale and mask are free in a product's epilogue."""
     free = {"mul", "add"}
-    found = [v for op in operators for v in op.vectors if v.function not in free]
+    works = [v for op in operators for v in op.vectors if v.function not in free]
     return tuple(
         v.model_copy(update={"cols": max(1, round(fraction * v.cols))})
         if isinstance(v.cols, int)
         else v
-        for v in found
+        for v in works
     )
 
 
 def _row_numbers(out: TensorEntry) -> TensorEntry:
-    """One fp32 log-sum-exp a row of the output."""
+    """One fp32 log-sum-exp per row of the output."""
     split = out.split if out.split is not None and out.split.dim < len(out.shape) - 1 else None
     return TensorEntry(shape=out.shape[:-1], element_bytes=4, split=split)
 
@@ -282,7 +282,7 @@ def _row_numbers(out: TensorEntry) -> TensorEntry:
 def _placed(
     operators: tuple[OperatorEntry, ...], old: tuple[OperatorEntry, ...], new: OperatorEntry
 ) -> tuple[OperatorEntry, ...]:
-    """The pass with one operator where the last of several stood."""
+    """Replace several operators by one at the position of the last."""
     names = {op.name for op in old}
     last = max(i for i, op in enumerate(operators) if op.name in names)
     return tuple(
@@ -296,7 +296,7 @@ def _placed(
 
 
 def _without_copies(layer: LayerEntry) -> LayerEntry:
-    """Fused attention reads and writes any layout: copies that only change it go."""
+    """Drop copies that only change a layout, as fused attention accepts any layout."""
     for op in (*layer.forward, *layer.backward):
         busy = op.matmuls or op.vectors or op.collective or not op.kind.startswith("activation")
         if busy or len(op.reads) != len(op.writes):
@@ -315,14 +315,14 @@ def _without_copy(layer: LayerEntry, name: str, source: str, copy: str) -> Layer
         return _renamed(layer, name, {copy: source}, drop=copy)
     maker = uses.maker.get(source)
     others = [*uses.forward.get(source, []), *uses.backward.get(source, [])]
-    own = maker is not None and maker.on_chip
-    if own and uses.inside(source) and all(o.on_chip or o.name == name for o in others):
+    from_attention = maker is not None and maker.on_chip
+    if from_attention and uses.inside(source) and all(o.on_chip or o.name == name for o in others):
         return _renamed(layer, name, {source: copy}, drop=source)
     return layer
 
 
 def _renamed(layer: LayerEntry, name: str, names: dict[str, str], drop: str) -> LayerEntry:
-    """The layer without one pair of a copy; who used the one tensor uses the other."""
+    """Remove one pair of a copy and rename the tensor in operators that used it."""
 
     def rename(operators: tuple[OperatorEntry, ...]) -> tuple[OperatorEntry, ...]:
         result = []

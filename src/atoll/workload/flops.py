@@ -30,7 +30,7 @@ def model_flops(
 
 
 def trained_parameters(model: ModelConfig | StoredModel, adapters: Adapters | None = None) -> float:
-    """Parameters whose states a checkpoint has."""
+    """Number of trained parameters, whose states a checkpoint holds."""
     if isinstance(model, StoredModel):
         return prepare(model, model.file.microbatch or 1, fusion="none").parameters
     built = build_model(model, 1)
@@ -48,7 +48,7 @@ def _built(config: ModelConfig, sequence: int | None, adapters: Adapters | None)
 
 
 def _needed(model: Model, *, frozen: bool = False) -> float:
-    """Frozen weights have no gradients: of their products only the inputs do."""
+    """FLOPs of both passes; products of frozen weights have only a data gradient."""
     return sum(
         (2 if frozen and op.kind == "linear" else 3) * repeat * product.flops * product.fraction
         for layer, repeat in model.layers

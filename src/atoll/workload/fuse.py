@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from atoll.errors import AtollError
-from atoll.workload.graph.layer import Layer, Model, Whole
+from atoll.workload.graph.layer import Layer, LayerOrModel, Model
 from atoll.workload.graph.operator import Operator, Role, once
 
 LEVELS = ("default", "phaze", "none")
@@ -37,7 +37,7 @@ _AFTER_PRODUCT = ELEMENTWISE | NORMS | {"rotary", "rotary_bwd"}
 _AFTER_ELEMENTWISE = ELEMENTWISE | NORMS | {"softmax", "softmax_bwd"}
 
 
-def fuse(whole: Whole, level: str = "default") -> Whole:
+def fuse(workload: LayerOrModel, level: str = "default") -> LayerOrModel:
     """The layer or model with its operators fused.
 
     "default": a product takes along its element-wise epilogue (bias, activation, dropout, residual
@@ -47,29 +47,29 @@ def fuse(whole: Whole, level: str = "default") -> Whole:
     """
     if level not in LEVELS:
         raise AtollError(
-            f"{whole.name}: fusion is {level!r}, but must be one of {', '.join(LEVELS)}"
+            f"{workload.name}: fusion is {level!r}, but must be one of {', '.join(LEVELS)}"
         )
-    if isinstance(whole, Model):
-        return whole.map(lambda layer: _fused(layer, level))
-    return _fused(whole, level)
+    if isinstance(workload, Model):
+        return workload.map(lambda layer: _fused(layer, level))
+    return _fused(workload, level)
 
 
-def _fused(whole: Layer, level: str) -> Layer:
+def _fused(layer: Layer, level: str) -> Layer:
     if level == "none":
-        return whole
-    weights = {n for n, t in whole.tensors.items() if t.role is Role.WEIGHT_GRADIENT}
-    outputs = {whole.output, *whole.more_outputs}
-    forward = _fuse_pass(whole.forward, {*whole.saved, *outputs}, level)
-    inputs = {whole.input, *whole.more_inputs}
-    backward = _fuse_pass(whole.backward, {*(f"d{name}" for name in inputs), *weights}, level)
+        return layer
+    weights = {n for n, t in layer.tensors.items() if t.role is Role.WEIGHT_GRADIENT}
+    outputs = {layer.output, *layer.more_outputs}
+    forward = _fuse_pass(layer.forward, {*layer.saved, *outputs}, level)
+    inputs = {layer.input, *layer.more_inputs}
+    backward = _fuse_pass(layer.backward, {*(f"d{name}" for name in inputs), *weights}, level)
     used = {name for op in (*forward, *backward) for name in (*op.reads, *op.writes)}
     used |= inputs | outputs
     tensors = {
         name: tensor
-        for name, tensor in whole.tensors.items()
+        for name, tensor in layer.tensors.items()
         if name in used or tensor.role in (Role.WEIGHT, Role.WEIGHT_GRADIENT)
     }
-    return replace(whole, tensors=tensors, forward=forward, backward=backward)
+    return replace(layer, tensors=tensors, forward=forward, backward=backward)
 
 
 def _fuse_pass(operators: tuple[Operator, ...], keep: set[str], level: str) -> tuple[Operator, ...]:
@@ -95,7 +95,7 @@ def _fuse_pass(operators: tuple[Operator, ...], keep: set[str], level: str) -> t
         for name in fused.reads:
             readers[name] = {fused.name if r in (first.name, op.name) else r for r in readers[name]}
         paired.add(fused.name)
-        between = {name for other in done[place + 1 :] for name in other.writes}
+        between = {name for later in done[place + 1 :] for name in later.writes}
         if between & set(op.reads):
             done[place : place + 1] = []
             done.append(fused)
@@ -130,12 +130,12 @@ def _only_reader(first: Operator, op: Operator, readers: dict[str, set[str]]) ->
 
 
 def _alone(op: Operator) -> bool:
-    """Collectives and flash attention fuse with nothing."""
+    """Return whether an operator fuses with nothing: collectives and flash attention."""
     return op.collective is not None or op.on_chip
 
 
 def _elementwise(op: Operator) -> bool:
-    """True of a chain of element-wise operators too."""
+    """Return whether an operator, or a fused chain, is element-wise."""
     return ELEMENTWISE.issuperset(op.kind.split("+"))
 
 

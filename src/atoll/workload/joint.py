@@ -24,9 +24,8 @@ def joined(layer: Layer) -> Layer:
 
 def _groups(layer: Layer) -> list[list[Operator]]:
     """Linears of one module and one activation, each with one product of the same rows and depth:
-    the branches of a parallel block are modules of their own, and stay apart.
-    """
-    found: dict[tuple[object, ...], list[Operator]] = {}
+    the branches of a parallel block are modules of their own, and stay apart."""
+    groups: dict[tuple[object, ...], list[Operator]] = {}
     for op in layer.forward:
         if op.kind != "linear" or len(op.matmuls) != 1 or op.matmuls[0].batch != 1:
             continue
@@ -35,8 +34,8 @@ def _groups(layer: Layer) -> list[list[Operator]]:
         if len(activations) == 1 and product.n > 1:  # one column is a gate, not a projection
             module = op.name.rpartition(".")[0]
             key = module, activations[0], product.m, product.k, product.split, product.fraction
-            found.setdefault(key, []).append(op)
-    return [group for group in found.values() if len(group) > 1]
+            groups.setdefault(key, []).append(op)
+    return [group for group in groups.values() if len(group) > 1]
 
 
 def _activations(layer: Layer, names: Sequence[str]) -> list[str]:
@@ -44,22 +43,26 @@ def _activations(layer: Layer, names: Sequence[str]) -> list[str]:
 
 
 def _join(layer: Layer, group: list[Operator]) -> Layer:
-    """One group joined; the layer as it was where its backward pass has another form."""
+    """Join one group; return the layer unchanged if its backward pass has another form."""
     weights = [_weight(layer, op) for op in group]
     if None in weights:
         return layer
-    data = [_only(op for op in layer.backward if op.kind == "linear_dgrad" and w in op.reads)
-            for w in weights]  # fmt: skip
-    own = [_only(op for op in layer.backward if op.kind == "linear_wgrad" and f"d{w}" in op.writes)
-           for w in weights]  # fmt: skip
-    if any(op is None or len(op.matmuls) != 1 for op in (*data, *own)):
+    back = layer.backward
+    data_gradients = [
+        _only(op for op in back if op.kind == "linear_dgrad" and w in op.reads) for w in weights
+    ]
+    weight_gradients = [
+        _only(op for op in back if op.kind == "linear_wgrad" and f"d{w}" in op.writes)
+        for w in weights
+    ]
+    if any(op is None or len(op.matmuls) != 1 for op in (*data_gradients, *weight_gradients)):
         return layer
     forward = _replaced(layer.forward, group, _side_by_side(group, "n"), first=True)
-    outs = [op.matmuls[0].m for op in own if op is not None]
+    outs = [op.matmuls[0].m for op in weight_gradients if op is not None]
     side = "m" if outs == [op.matmuls[0].n for op in group] else "n"
-    wgrads = [op for op in own if op is not None]
+    wgrads = [op for op in weight_gradients if op is not None]
     backward = _replaced(layer.backward, wgrads, _side_by_side(wgrads, side), first=False)
-    dgrads = [op for op in data if op is not None]
+    dgrads = [op for op in data_gradients if op is not None]
     summed = _summed(layer, backward, dgrads)
     if summed is None:
         return layer
@@ -69,7 +72,7 @@ def _join(layer: Layer, group: list[Operator]) -> Layer:
 def _bias_sums(
     layer: Layer, operators: tuple[Operator, ...], group: Sequence[Operator]
 ) -> tuple[Operator, ...]:
-    """The gradients of their biases, which are one vector now, as one sum over the tokens."""
+    """Join the bias gradients of a group into one sum over the tokens."""
     vectors = [n for op in group for n in op.reads if len(layer.tensors[n].shape) == 1]
     biases = {f"d{n}" for n in vectors if layer.tensors[n].role is Role.WEIGHT}
     sums = [op for op in operators if not op.matmuls and op.writes and biases.issuperset(op.writes)]
@@ -81,24 +84,24 @@ def _bias_sums(
 def _weight(layer: Layer, op: Operator) -> str | None:
     """The matrix of a linear; its bias is a vector."""
     weights = [layer.tensors[n] for n in op.reads if layer.tensors[n].role is Role.WEIGHT]
-    found = [tensor.name for tensor in weights if len(tensor.shape) == 2]
-    return found[0] if len(found) == 1 else None
+    matrices = [tensor.name for tensor in weights if len(tensor.shape) == 2]
+    return matrices[0] if len(matrices) == 1 else None
 
 
 def _only(operators: Iterable[Operator]) -> Operator | None:
-    found = list(operators)
-    return found[0] if len(found) == 1 else None
+    candidates = list(operators)
+    return candidates[0] if len(candidates) == 1 else None
 
 
 def _side_by_side(group: Sequence[Operator], dim: str) -> Operator:
-    """One product that is as wide as all of them."""
+    """Return one product with the summed width of the group."""
     total = sum(getattr(op.matmuls[0], dim) for op in group)
     product = replace(group[0].matmuls[0], **{dim: total})
     return replace(_together(group), matmuls=(product,))
 
 
 def _together(group: Sequence[Operator]) -> Operator:
-    """All that they read and write, and their passes, as one operator like the first."""
+    """Merge reads, writes and passes of a group into one operator like the first."""
     return replace(
         group[0],
         name="+".join(op.name for op in group),
@@ -111,7 +114,7 @@ def _together(group: Sequence[Operator]) -> Operator:
 def _replaced(
     operators: Sequence[Operator], group: Sequence[Operator], new: Operator, *, first: bool
 ) -> tuple[Operator, ...]:
-    """The pass with `new` where the first (or last) of the group stood."""
+    """Replace the group by `new` at the position of its first (or last) operator."""
     names = {op.name for op in group}
     places = [i for i, op in enumerate(operators) if op.name in names]
     at = places[0] if first else places[-1]
@@ -127,9 +130,8 @@ def _replaced(
 def _summed(
     layer: Layer, operators: tuple[Operator, ...], group: Sequence[Operator]
 ) -> tuple[Operator, ...] | None:
-    """The pass with one data gradient for the group's several: the sum of them is its result, so
-    that the additions of one to another go. None where they are not added up.
-    """
+    """Replace the group's data gradients by one that computes their sum, and drop the additions.
+    None if they are not summed."""
     parts = [op.writes[0] for op in group]
     if any(len(op.writes) != 1 for op in group):
         return None
@@ -141,17 +143,17 @@ def _summed(
     if root is None or any(_root(part, readers) is not root for part in parts[1:]):
         return _read_together(operators, group, parts, readers)
     leaves, additions = _tree(root, operators, readers)
-    whole = root.writes[0]
+    total = root.writes[0]
     others = tuple(n for n in leaves if n not in parts)
-    result = whole if not others else parts[0]
+    result = total if not others else parts[0]
     product = _product(group, result)
     placed = _replaced(operators, group, product, first=False)
     if not others:
         return tuple(op for op in placed if op.name not in additions)
     adds = root.vectors[:1] * len(others)
     addition = replace(root, reads=(*others, result), vectors=adds)
-    kept = [op for op in placed if op.name not in additions or op.name == root.name]
-    return tuple(addition if op.name == root.name else op for op in kept)
+    remaining = [op for op in placed if op.name not in additions or op.name == root.name]
+    return tuple(addition if op.name == root.name else op for op in remaining)
 
 
 def _product(group: Sequence[Operator], result: str) -> Operator:
@@ -164,9 +166,12 @@ def _read_together(
     parts: Sequence[str],
     readers: dict[str, list[Operator]],
 ) -> tuple[Operator, ...] | None:
-    """Where one kernel adds them up among other things, it reads their sum instead."""
+    """If one kernel sums the parts, let it read their sum instead."""
     users = [readers.get(part, []) for part in parts]
-    if any(len(found) != 1 for found in users) or len({found[0].name for found in users}) != 1:
+    if (
+        any(len(part_users) != 1 for part_users in users)
+        or len({part_users[0].name for part_users in users}) != 1
+    ):
         return None
     user = users[0][0]
     adds = [v for v in user.vectors if v.function == "add"]
@@ -182,10 +187,10 @@ def _adds(op: Operator) -> bool:
 
 
 def _root(name: str, readers: dict[str, list[Operator]]) -> Operator | None:
-    """The last of the additions that a tensor goes through; None if it is not only added."""
+    """Return the last addition that a tensor goes through; None if it is not only added."""
     root = None
-    while len(found := readers.get(name, [])) == 1 and _adds(found[0]):
-        root = found[0]
+    while len(adders := readers.get(name, [])) == 1 and _adds(adders[0]):
+        root = adders[0]
         if len(root.writes) != 1:
             return None
         name = root.writes[0]
@@ -195,7 +200,7 @@ def _root(name: str, readers: dict[str, list[Operator]]) -> Operator | None:
 def _tree(
     root: Operator, operators: Sequence[Operator], readers: dict[str, list[Operator]]
 ) -> tuple[list[str], set[str]]:
-    """A tree of additions as one: what is added up, and the additions."""
+    """Return the summands of a tree of additions, and the names of the additions."""
     makers = {name: op for op in operators for name in op.writes}
     leaves: list[str] = []
     pending, names = list(root.reads), {root.name}

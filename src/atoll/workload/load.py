@@ -38,15 +38,14 @@ def load_config(name_or_path: str | Path) -> ModelConfig:
 def load_model(name_or_path: str | Path) -> ModelConfig | StoredModel:
     """Whatever `--model` takes: a zoo name, the path of a config.json, of an atoll-model file or of
     a run that plan, estimate or check wrote, a folder that holds a config.json, or the id of a
-    model whose config.json lies in the local Hugging Face cache.
-    """
+    model whose config.json lies in the local Hugging Face cache."""
     path, text = path_of("model", name_or_path), str(name_or_path)
     if not text:
         raise AtollError("model: an empty name; give a zoo name (atoll models) or a file")
     if text in zoo_names():
         entry = _zoo() / f"{text}.json"
-        given = parse_object(entry.read_text(encoding="utf-8"), f"{text} (zoo)")
-        config = config_from_hf(given, f"{text} (zoo)")
+        contents = parse_object(entry.read_text(encoding="utf-8"), f"{text} (zoo)")
+        config = config_from_hf(contents, f"{text} (zoo)")
         return replace(config, name=text)
     try:
         folder = path.is_dir()
@@ -61,14 +60,14 @@ def load_model(name_or_path: str | Path) -> ModelConfig | StoredModel:
             f"{text}: an ONNX file is captured first: atoll capture {text} --out model.json"
         )
     if path.is_file():
-        given = read_json(path)
+        contents = read_json(path)
         # A folder is the better name for a file that everyone calls config.json.
         stem = path.resolve().parent.name if path.name == "config.json" else path.stem
-        if (kept := _kept(given, str(path))) is not None:
-            return kept
-        if is_stored(given):
-            return read_stored(given, str(path))
-        return _named(config_from_hf(given, str(path)), stem)
+        if (answered := _answer_config(contents, str(path))) is not None:
+            return answered
+        if is_stored(contents):
+            return read_stored(contents, str(path))
+        return _named(config_from_hf(contents, str(path)), stem)
     cached = cached_config(text)
     if cached is not None:
         config = config_from_hf(read_object(cached, text, foreign=True), text)
@@ -84,7 +83,7 @@ def load_model(name_or_path: str | Path) -> ModelConfig | StoredModel:
     raise AtollError(f"no model is called {text!r} in the zoo, nor is there such a file; {hint}")
 
 
-def _kept(answer: Mapping[str, Any], where: str) -> ModelConfig | None:
+def _answer_config(answer: Mapping[str, Any], where: str) -> ModelConfig | None:
     """The model of a run that plan, estimate or check wrote; none where it is no such file."""
     run = answer.get("estimate", answer)
     if not isinstance(run, dict) or run.get("kind") not in ("plan", "estimate"):

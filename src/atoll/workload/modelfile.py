@@ -45,7 +45,7 @@ Number = Annotated[int, Field(ge=1, le=MOST)]
 Size = Annotated[int | str, BeforeValidator(_size)]
 
 
-def size_of(size: int | str, microbatch: int) -> int:
+def evaluated_size(size: int | str, microbatch: int) -> int:
     """A size for a number of samples in a microbatch."""
     if isinstance(size, int):
         return size
@@ -78,7 +78,7 @@ class TensorEntry(FileModel):
 
     @model_validator(mode="after")
     def _dimension_exists(self) -> TensorEntry:
-        if prod(size_of(size, 1) for size in self.shape) > MOST_ELEMENTS:
+        if prod(evaluated_size(size, 1) for size in self.shape) > MOST_ELEMENTS:
             raise ValueError(f"more than {MOST_ELEMENTS:,} elements")
         if self.split is not None and self.split.dim >= len(self.shape):
             raise ValueError(
@@ -192,7 +192,7 @@ class ModelFile(FileModel):
     """What the file may have counted wrongly; every answer that uses it repeats them."""
 
     @model_validator(mode="after")
-    def _whole(self) -> ModelFile:
+    def _weights_exist(self) -> ModelFile:
         weights = {
             n for layer in self.layers for n, t in layer.tensors.items() if t.role == "weight"
         }

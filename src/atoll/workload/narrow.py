@@ -28,19 +28,19 @@ from atoll.workload.stored import StoredModel
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
-    """Of narrow values."""
+class PackedFormat:
+    """A number format of fewer than 16 bits."""
 
     name: str
     packed: int
-    """Values in a word of 16 bits."""
+    """Values per 16-bit word."""
     element_bytes: float
-    """With a value's share of its block's scale."""
+    """Including the value's share of its block scale."""
     ordered: bool
-    """Whether scales are of blocks along the inner dimension, so that each order is a cast."""
+    """Whether block scales follow the inner dimension, so that each operand order needs a cast."""
 
 
-FORMATS = {own.name: own for own in (Format("fp8", 2, 1, False), Format("nvfp4", 4, 9 / 16, True))}
+FORMATS = {"fp8": PackedFormat("fp8", 2, 1, False), "nvfp4": PackedFormat("nvfp4", 4, 9 / 16, True)}
 _PRODUCTS = frozenset({"linear", "linear_dgrad", "linear_wgrad", "linear_grad"})
 _WEIGHTS = "linear_wgrad"
 _ROUTER = "router"
@@ -59,12 +59,12 @@ def check_precision(model: object, name: str, precision: str) -> None:
         raise AtollError(f"{name} was captured: its products are those of its file; leave bf16")
 
 
-def _narrowed(layer: Layer, form: Format) -> Layer:
+def _narrowed(layer: Layer, form: PackedFormat) -> Layer:
     tensors = dict(layer.tensors)
     casts = _casts((*layer.forward, *layer.backward), form)
     forward = _with_casts(layer.forward, tensors, frozenset(), casts, form)
-    kept = frozenset(name for op in forward if op.kind == CAST for name in op.writes)
-    backward = _with_casts(layer.backward, tensors, kept, casts, form)
+    cast_names = frozenset(name for op in forward if op.kind == CAST for name in op.writes)
+    backward = _with_casts(layer.backward, tensors, cast_names, casts, form)
     return replace(layer, tensors=tensors, forward=forward, backward=backward)
 
 
@@ -72,30 +72,30 @@ def _is_narrow(op: Operator) -> bool:
     return op.kind in _PRODUCTS and bool(op.matmuls) and op.name.split(".")[0] != _ROUTER
 
 
-def _cast(name: str, op: Operator, form: Format) -> str:
-    """An operand as a product reads it."""
+def _cast(name: str, op: Operator, form: PackedFormat) -> str:
+    """Name the cast of an operand that a product reads."""
     turned = form.ordered and op.kind == _WEIGHTS
     return f"{name}.{form.name}{'.turned' if turned else ''}"
 
 
-def _casts(operators: Sequence[Operator], form: Format) -> Mapping[str, tuple[str, ...]]:
-    """All that a tensor is cast to, at once: it is read for it once."""
-    found: dict[str, tuple[str, ...]] = {}
+def _casts(operators: Sequence[Operator], form: PackedFormat) -> Mapping[str, tuple[str, ...]]:
+    """Return, per tensor, all formats that it is cast to in one pass."""
+    casts: dict[str, tuple[str, ...]] = {}
     for op in operators:
         for name in op.reads if _is_narrow(op) else ():
-            found[name] = once((*found.get(name, ()), _cast(name, op, form)))
-    return found
+            casts[name] = once((*casts.get(name, ()), _cast(name, op, form)))
+    return casts
 
 
 def _with_casts(
     operators: tuple[Operator, ...],
     tensors: dict[str, Tensor],
-    kept: frozenset[str],
+    existing: frozenset[str],
     casts: Mapping[str, tuple[str, ...]],
-    form: Format,
+    form: PackedFormat,
 ) -> tuple[Operator, ...]:
     """A pass whose linear products are narrow, each operand cast once before its first use."""
-    made, done = set(kept), list[Operator]()
+    available, done = set(existing), list[Operator]()
     for op in operators:
         if not _is_narrow(op):
             done.append(op)
@@ -109,21 +109,21 @@ def _with_casts(
                 tensors[name] = replace(tensor, element_bytes=form.element_bytes)
                 reads.append(name)
             else:
-                own = _cast(name, op, form)
-                if own not in made:
+                operand = _cast(name, op, form)
+                if operand not in available:
                     wanted = casts[name]
-                    made.update(wanted)
+                    available.update(wanted)
                     for cast in wanted:
                         narrow = replace(tensor, name=cast, element_bytes=form.element_bytes)
                         tensors[cast] = narrow
                     work = (pass_over(f"{CAST}_{form.name}", tensor),) * len(wanted)
                     first = f"{name}.{form.name}"
                     done.append(Operator(first, CAST, (name,), wanted, vectors=work))
-                reads.append(own)
+                reads.append(operand)
         products = tuple(_packed(product, form) for product in op.matmuls)
         done.append(replace(op, reads=once(reads), matmuls=products))
     return tuple(done)
 
 
-def _packed(product: Matmul, form: Format) -> Matmul:
+def _packed(product: Matmul, form: PackedFormat) -> Matmul:
     return replace(product, k=-(-product.k // form.packed))

@@ -1,4 +1,4 @@
-"""The whole road of a workload in one call."""
+"""Build, shard, differentiate and fuse a workload in one call."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def prepare(
     A stored model comes with its loss and its collectives: those arguments do not change it, and
     it knows no sequence parallelism and no width of experts; "flash" fuses attention that it
     computes step by step. Vocabularies are padded to `vocabulary_unit` times the tensor width
-    (images have none). Blocks that alternate are layers of `whole_periods`, or stand alone.
+    (images have none). Alternating blocks are one layer per period with `whole_periods`.
     """
     if isinstance(config, StoredModel):
         share = instantiate(
@@ -43,7 +43,7 @@ def prepare(
         )
         return check_size(fuse(share, fusion))
     config = padded(config, vocabulary_unit * tensor_parallel if vocabulary_unit > 1 else 1)
-    whole = build_model(
+    unsharded = build_model(
         config,
         microbatch,
         sequence,
@@ -51,16 +51,16 @@ def prepare(
         whole_periods=whole_periods,
         backward=tensor_parallel == max(1, expert_tensor) == 1,
     )
-    return fuse(shard(whole, tensor_parallel, sequence_parallel, expert_tensor), fusion)
+    return fuse(shard(unsharded, tensor_parallel, sequence_parallel, expert_tensor), fusion)
 
 
 def padded(config: ModelConfig, unit: int) -> ModelConfig:
-    """The model with its vocabulary filled up to whole units."""
+    """Round the vocabulary up to a multiple of `unit`."""
     if unit == 1 or config.patch_inputs:
         return config
     return replace(config, vocab=-(-config.vocab // unit) * unit)
 
 
 def in_context(config: ModelConfig | StoredModel, devices: int) -> ModelConfig | StoredModel:
-    """The model where so many devices share each sequence; a stored one has whole sequences."""
+    """Set the devices that share a sequence; a stored model has undivided sequences."""
     return config if isinstance(config, StoredModel) else replace(config, context=devices)

@@ -1,4 +1,4 @@
-"""Tensor and sequence parallelism: from the annotated whole layer to one device's share of it.
+"""Tensor and sequence parallelism: from an annotated layer to one device's share of it.
 
 Tensors shrink as their regions say, products follow from their tensors, and collectives appear
 where an operator enters or leaves a tensor-parallel region (Megatron-LM, arXiv:1909.08053; with
@@ -16,15 +16,15 @@ from atoll.errors import AtollError, check_count
 from atoll.workload.builders.model import shared_parameters
 from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.graph.backward import differentiate
-from atoll.workload.graph.layer import Layer, Whole
+from atoll.workload.graph.layer import Layer, LayerOrModel
 from atoll.workload.graph.operator import (
-    Collective,
     CollectiveKind,
     Matmul,
     Operator,
     Region,
     Role,
     Tensor,
+    TensorCollective,
     Uneven,
     VectorWork,
 )
@@ -33,27 +33,29 @@ from atoll.workload.stored import StoredModel, stored_widths
 
 LINEAR = ("linear", "data_linear")
 SCAN_PRODUCTS = 4  # without a delta rule
-EACH = ("rotary", "conv")  # passes of theirs go over one of their tensors each
+PER_TENSOR_KINDS = ("rotary", "conv")  # passes of theirs go over one of their tensors each
 
 
 def shard(
-    whole: Whole, tensor_parallel: int, sequence_parallel: bool = False, expert_tensor: int = 0
-) -> Whole:
+    workload: LayerOrModel,
+    tensor_parallel: int,
+    sequence_parallel: bool = False,
+    expert_tensor: int = 0,
+) -> LayerOrModel:
     """One device's share of an unsharded, unfused layer or model; width 1 changes nothing. Experts
-    may have a tensor width of their own, where sequence parallelism divides the tokens.
-    """
+    may have a tensor width of their own, where sequence parallelism divides the tokens."""
     experts = expert_tensor or tensor_parallel
-    check_count(f"{whole.name}: tensor_parallel", tensor_parallel)
+    check_count(f"{workload.name}: tensor_parallel", tensor_parallel)
     if tensor_parallel == experts == 1:
-        return whole
-    if isinstance(whole, Layer):
-        return _Sharding(whole, tensor_parallel, sequence_parallel, experts).layer()
+        return workload
+    if isinstance(workload, Layer):
+        return _Sharding(workload, tensor_parallel, sequence_parallel, experts).layer()
     try:
-        model = whole.map(
+        model = workload.map(
             lambda layer: _Sharding(layer, tensor_parallel, sequence_parallel, experts).layer()
         )
     except AtollError as error:
-        raise AtollError(f"{whole.name}, {error}") from None
+        raise AtollError(f"{workload.name}, {error}") from None
     return replace(
         model,
         tensor_parallel=tensor_parallel,
@@ -63,7 +65,7 @@ def shard(
 
 
 def widths(config: ModelConfig | StoredModel, candidates: Iterable[int]) -> tuple[int, ...]:
-    """Those candidates that can be tensor-parallel widths of the model, in their order."""
+    """Return the candidates that are valid tensor-parallel widths of the model, in order."""
     if isinstance(config, StoredModel):
         return stored_widths(config, candidates)
     return tuple(
@@ -80,33 +82,33 @@ def widths(config: ModelConfig | StoredModel, candidates: Iterable[int]) -> tupl
 class _Sharding:
     """The per-device forward graph of one layer while it is written."""
 
-    def __init__(self, whole: Layer, width: int, sequence: bool, experts: int) -> None:
-        if any(op.collective is not None or "+" in op.kind for op in whole.forward):
+    def __init__(self, unsharded: Layer, width: int, sequence: bool, experts: int) -> None:
+        if any(op.collective is not None or "+" in op.kind for op in unsharded.forward):
             raise AtollError(
-                f"layer {whole.name}: already sharded or fused, but only a whole, unfused layer "
-                "can be sharded"
+                f"layer {unsharded.name}: already sharded or fused, but only a whole, unfused "
+                "layer can be sharded"
             )
-        self.whole = whole
+        self.unsharded = unsharded
         self.width = width
         self.sequence = sequence
         self.experts = experts
         folded = experts != width
-        self.folded = _expert_tensors(whole) if folded else frozenset()
-        self.combined = {n for op in whole.forward if op.kind == "combine" for n in op.writes}
+        self.folded = _expert_tensors(unsharded) if folded else frozenset()
+        self.combined = {n for op in unsharded.forward if op.kind == "combine" for n in op.writes}
         self.combined = self.combined if folded else set()
         self.tensors = {
             name: self._local(tensor)
-            for name, tensor in whole.tensors.items()
+            for name, tensor in unsharded.tensors.items()
             if tensor.role in (Role.ACTIVATION, Role.WEIGHT)
         }
         self.operators: list[Operator] = []
         self._gathered: dict[str, str] = {}
 
     def layer(self) -> Layer:
-        for op in self.whole.forward:
+        for op in self.unsharded.forward:
             self._share(op)
         local = replace(
-            self.whole, tensors=self.tensors, forward=tuple(self.operators), backward=()
+            self.unsharded, tensors=self.tensors, forward=tuple(self.operators), backward=()
         )
         return differentiate(local, self.width)
 
@@ -117,7 +119,7 @@ class _Sharding:
         if tensor.name in self.combined:
             batch, tokens, columns = tensor.shape
             return replace(tensor, shape=(batch, tokens // self.width, columns))
-        if tensor.split is Region.WHOLE:
+        if tensor.split is Region.UNDIVIDED:
             return tensor
         if tensor.split is Region.SEQUENCE and not self.sequence:
             return tensor
@@ -142,9 +144,8 @@ class _Sharding:
             what = f"the sequence of {units} that sequence parallelism would cut"
         elif tensor.uneven is Uneven.REPLICATE:
             what = f"the {units} key and value heads, nor is a multiple of them"
-        return (
-            f"layer {self.whole.name}: tensor_parallel is {self.width}, but does not divide {what}"
-        )
+        where = f"layer {self.unsharded.name}"
+        return f"{where}: tensor_parallel is {self.width}, but does not divide {what}"
 
     def _share(self, op: Operator) -> None:
         """Write one operator, with the collectives around it."""
@@ -168,12 +169,14 @@ class _Sharding:
 
     def _cut(self, name: str) -> bool:
         """Whether a tensor is divided along the sequence."""
-        return self.sequence and self.whole.tensors[name].split is Region.SEQUENCE
+        return self.sequence and self.unsharded.tensors[name].split is Region.SEQUENCE
 
     def _gather(self, name: str) -> str:
-        """The whole of a tensor that is cut along the sequence."""
+        """Gather a tensor that is divided along the sequence."""
         if name not in self._gathered:
-            full = replace(self.whole.tensors[name], name=f"{name}.full", split=Region.WHOLE)
+            full = replace(
+                self.unsharded.tensors[name], name=f"{name}.full", split=Region.UNDIVIDED
+            )
             self.tensors[full.name] = full
             self._collective(CollectiveKind.ALL_GATHER, full.bytes, name, full.name)
             self._gathered[name] = full.name
@@ -182,8 +185,8 @@ class _Sharding:
     def _reduce(self, op: Operator) -> None:
         """Sum an operator's first output over the group, and only then add its bias."""
         out, *others = op.writes
-        whole = self.whole.tensors[out]
-        partial = replace(whole, name=f"{out}.partial", split=Region.WHOLE)
+        output = self.unsharded.tensors[out]
+        partial = replace(output, name=f"{out}.partial", split=Region.UNDIVIDED)
         self.tensors[partial.name] = partial
         biases = [v for v in op.vectors if v.function == "bias"]
         total = out
@@ -199,7 +202,7 @@ class _Sharding:
                 vectors=tuple(v for v in op.vectors if v.function != "bias"),
             )
         )
-        scatter = self.sequence and whole.split is Region.SEQUENCE
+        scatter = self.sequence and output.split is Region.SEQUENCE
         kind = CollectiveKind.REDUCE_SCATTER if scatter else CollectiveKind.ALL_REDUCE
         self._collective(kind, partial.bytes, partial.name, total)
         if biases:
@@ -209,9 +212,8 @@ class _Sharding:
             )
 
     def _folded_part(self, tensor: Tensor) -> Tensor:
-        """Of what belongs to experts with a tensor width of their own: columns (or rows of the
-        second product) over that width, and the tokens that so many devices bring together.
-        """
+        """Part of an expert tensor under a separate expert tensor width: columns (or rows of the
+        second product) / that width, and the tokens gathered from as many devices."""
         shape = list(tensor.shape)
         if tensor.split is Region.TENSOR:
             if (tensor.units or shape[tensor.split_dim]) % self.experts:
@@ -223,9 +225,7 @@ class _Sharding:
         return replace(tensor, shape=tuple(shape), units=tensor.units // self.experts)
 
     def _share_folded(self, op: Operator) -> None:
-        """An operator of such experts: what enters and leaves them is gathered and summed over
-        their own width.
-        """
+        """Write an expert operator with collectives over the expert tensor width."""
         reads = tuple(self._folded_gather(n) if n in op.enters else n for n in op.reads)
         if op.kind == "add":  # the shared experts' partial sums are completed by themselves
             reads = reads[0], self._completed(reads[1])
@@ -242,26 +242,26 @@ class _Sharding:
             self.operators.append(local)
             return
         out = op.writes[0]
-        partial = replace(self._folded_part(self.whole.tensors[out]), name=f"{out}.partial")
+        partial = replace(self._folded_part(self.unsharded.tensors[out]), name=f"{out}.partial")
         self.tensors[partial.name] = partial
         self.operators.append(replace(local, writes=(partial.name,)))
         scatter = CollectiveKind.REDUCE_SCATTER
         self._collective(scatter, partial.bytes, partial.name, out, self.experts)
 
     def _folded_gather(self, name: str) -> str:
-        """A stream's tokens of all devices that share an expert's columns."""
+        """Gather stream tokens from all devices that share an expert's columns."""
         if self.experts == 1:
             return name
         full = f"{name}.folded"
         if full not in self.tensors:
-            part = self._folded_part(self.whole.tensors[name])
-            self.tensors[full] = replace(part, name=full, split=Region.WHOLE)
+            part = self._folded_part(self.unsharded.tensors[name])
+            self.tensors[full] = replace(part, name=full, split=Region.UNDIVIDED)
             size = self.tensors[full].bytes
             self._collective(CollectiveKind.ALL_GATHER, size, name, full, self.experts)
         return full
 
     def _completed(self, name: str) -> str:
-        """A partial sum over the tensor group as this device's tokens of the whole sum."""
+        """Reduce-scatter a partial sum to this device's tokens."""
         if self.width == 1:
             return name
         partial, total = self.tensors[name], f"{name}.sum"
@@ -275,7 +275,7 @@ class _Sharding:
     def _collective(
         self, kind: CollectiveKind, size: int, source: str, target: str, group: int = 0
     ) -> None:
-        collective = Collective(kind, size, group or self.width)
+        collective = TensorCollective(kind, size, group or self.width)
         name = f"{target}.{'gather' if kind is CollectiveKind.ALL_GATHER else 'reduce'}"
         self.operators.append(
             Operator(name, str(kind), (source,), (target,), collective=collective)
@@ -296,7 +296,7 @@ class _Sharding:
             split = "" if product.split == "m" and not self.sequence else product.split
             return linear_product(tensors[0], weights, split)
         kv = op.reads[1]
-        kv_width = self.whole.tensors[kv].shape[-1] // self.tensors[kv].shape[-1]
+        kv_width = self.unsharded.tensors[kv].shape[-1] // self.tensors[kv].shape[-1]
         return local_attention(product, self.width, kv_width)
 
     def _vectors(self, op: Operator, products: tuple[Matmul, ...]) -> tuple[VectorWork, ...]:
@@ -308,27 +308,27 @@ class _Sharding:
         return tuple(self._vector(op, index, v) for index, v in enumerate(op.vectors))
 
     def _vector(self, op: Operator, index: int, work: VectorWork) -> VectorWork:
-        """A pass follows the operator's main tensor (rotary, convolution: each of theirs)."""
-        if work.split is Region.WHOLE or (work.split is Region.SEQUENCE and not self.sequence):
+        """Scale a pass with the operator's main tensor (rotary, convolution: with each tensor)."""
+        if work.split is Region.UNDIVIDED or (work.split is Region.SEQUENCE and not self.sequence):
             return work
-        main = op.reads[index % len(op.writes) if op.kind in EACH else 0]
-        before, after = self.whole.tensors[main], self.tensors[main]
+        main = op.reads[index % len(op.writes) if op.kind in PER_TENSOR_KINDS else 0]
+        before, after = self.unsharded.tensors[main], self.tensors[main]
         if work.split is Region.SEQUENCE:
             return work.sized(work.rows * after.rows // before.rows, work.cols)
-        of, part = before.shape[before.split_dim], after.shape[before.split_dim]
+        full, part = before.shape[before.split_dim], after.shape[before.split_dim]
         # Heads are rows to attention and to their own norms, columns to everything else.
         if op.kind in ("attention", "norm") or before.split_dim < len(before.shape) - 1:
-            return work.sized(work.rows * part // of, work.cols)
-        return work.sized(work.rows, work.cols * part // of)
+            return work.sized(work.rows * part // full, work.cols)
+        return work.sized(work.rows, work.cols * part // full)
 
 
 def _expert_tensors(layer: Layer) -> frozenset[str]:
-    """Tensors of a layer's experts, from the tokens sent to them to what they make of them."""
-    found: set[str] = set()
+    """Tensors of a layer's experts, from the dispatched tokens to their outputs."""
+    names: set[str] = set()
     for op in layer.forward:
-        if op.kind == "dispatch" or found.intersection(op.reads):
+        if op.kind == "dispatch" or names.intersection(op.reads):
             if op.kind == "combine":
                 break
-            found.update(n for n in op.reads if layer.tensors[n].role is Role.WEIGHT)
-            found.update(op.writes)
-    return frozenset(found)
+            names.update(n for n in op.reads if layer.tensors[n].role is Role.WEIGHT)
+            names.update(op.writes)
+    return frozenset(names)

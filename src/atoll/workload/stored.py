@@ -17,14 +17,14 @@ from atoll.workload.attention_pattern import with_fused_attention
 from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.graph.layer import Layer, Model
 from atoll.workload.graph.operator import (
-    Collective,
     CollectiveKind,
+    EagerSteps,
     Matmul,
     Operator,
     Region,
     Role,
-    Steps,
     Tensor,
+    TensorCollective,
     Uneven,
     VectorWork,
     once,
@@ -37,7 +37,7 @@ from atoll.workload.modelfile import (
     OperatorEntry,
     StepsEntry,
     TensorEntry,
-    size_of,
+    evaluated_size,
 )
 
 _MOST_OPERATORS = 256
@@ -91,29 +91,27 @@ class StoredModel:
 
 def warnings_of(model: ModelConfig | StoredModel) -> tuple[str, ...]:
     """What a captured model may have counted wrongly, or a configuration says that is not modelled,
-    each a clause behind the model's name.
-    """
-    said = model.file.warnings if isinstance(model, StoredModel) else model.not_modelled
-    return tuple(f"{model.name}: {words}" for words in said)
+    each a clause behind the model's name."""
+    clauses = model.file.warnings if isinstance(model, StoredModel) else model.not_modelled
+    return tuple(f"{model.name}: {words}" for words in clauses)
 
 
-def is_stored(given: object) -> bool:
+def is_stored(contents: object) -> bool:
     """Whether JSON data claim to be an atoll-model file."""
-    return isinstance(given, dict) and "format" in given and "model_type" not in given
+    return isinstance(contents, dict) and "format" in contents and "model_type" not in contents
 
 
-def read_stored(given: dict[str, Any], where: str, name: str | None = None) -> StoredModel:
+def read_stored(contents: dict[str, Any], where: str, name: str | None = None) -> StoredModel:
     """Check the contents of a file; every problem is a sentence."""
-    if given.get("format") != FORMAT:
+    if contents.get("format") != FORMAT:
         raise AtollError(
-            f"{where}: format is {given.get('format')!r}, but only {FORMAT!r} files and "
+            f"{where}: format is {contents.get('format')!r}, but only {FORMAT!r} files and "
             "Hugging Face configurations are known"
         )
-    if given.get("version") != VERSION:
-        raise AtollError(
-            f"{where}: version is {given.get('version')!r}, but this Atoll reads version {VERSION}"
-        )
-    file = validate_dict(given, ModelFile, where)
+    version = contents.get("version")
+    if version != VERSION:
+        raise AtollError(f"{where}: version is {version!r}, but this Atoll reads version {VERSION}")
+    file = validate_dict(contents, ModelFile, where)
     return StoredModel(name or file.name, file)
 
 
@@ -132,7 +130,7 @@ def check_target(path: str | Path) -> None:
 
 
 def stored_widths(stored: StoredModel, candidates: Iterable[int]) -> tuple[int, ...]:
-    """Those candidates that can be tensor-parallel widths of the model, in their order."""
+    """Return the candidates that are valid tensor-parallel widths of the model, in order."""
     if not stored.file.tensor_parallel:
         return tuple(t for t in candidates if t == 1)
     return tuple(t for t in candidates if t >= 1 and _obstacle(stored.file, t) is None)
@@ -145,7 +143,7 @@ def _obstacle(file: ModelFile, width: int) -> str | None:
             split = tensor.split
             if split is None:
                 continue
-            units = size_of(split.units, 1)
+            units = evaluated_size(split.units, 1)
             shared = split.uneven == "replicate" and width % units == 0
             if units % width and split.uneven != "pad" and not shared:
                 where = f"tensor {name} in layer {layer.name}"
@@ -155,20 +153,19 @@ def _obstacle(file: ModelFile, width: int) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """Which share of a layer is asked for."""
+    """Parameters of one device's share of a layer."""
 
     microbatch: int
     width: int
     vocabularies: frozenset[int]
-    """Sizes that are padded,"""
+    """Sizes that are padded on every device to a multiple of `unit`."""
     unit: int
-    """on every device to a multiple of this."""
 
     def size(self, size: int | str) -> int:
-        return size_of(size, self.microbatch)
+        return evaluated_size(size, self.microbatch)
 
     def part(self, size: int) -> int:
-        """A device's part of a size, of a vocabulary as it is padded."""
+        """Return a device's part of a size; vocabularies are padded."""
         unit = self.unit if size in self.vocabularies else 1
         return -(-size // (self.width * unit)) * unit
 
@@ -184,8 +181,7 @@ def instantiate(
 ) -> Model:
     """One device's share of one microbatch, unfused; its part of the vocabulary (of every look-up
     table that tensor parallelism divides, and of its tied or own head) padded to whole units.
-    With "flash", attention that the module computes step by step is one operator.
-    """
+    With "flash", attention that the module computes step by step is one operator."""
     file = stored.file
     check_count(f"{stored.name}: microbatch", microbatch)
     for reason in _refusals(file, microbatch, sequence, tensor_parallel):
@@ -227,15 +223,15 @@ def _refusals(file: ModelFile, microbatch: int, sequence: int | None, width: int
 
 def _vocabularies(file: ModelFile) -> frozenset[int]:
     """Rows of the look-up tables that may be padded."""
-    found = set()
+    sizes = set()
     for layer in file.layers:
         if not any(op.kind == "lookup" for op in layer.forward):
             continue
         for tensor in layer.tensors.values():
             split = tensor.split
             if tensor.role == "weight" and split is not None and split.uneven == "pad":
-                found.add(size_of(tensor.shape[split.dim], 1))
-    return frozenset(found)
+                sizes.add(evaluated_size(tensor.shape[split.dim], 1))
+    return frozenset(sizes)
 
 
 def check_size(model: Model) -> Model:
@@ -260,9 +256,9 @@ def _layer(entry: LayerEntry, share: _Share) -> Layer:
             if op.collective is not None:
                 same[op.reads[0]] = same.get(op.writes[0], op.writes[0])
 
-    def operators(given: tuple[OperatorEntry, ...]) -> tuple[Operator, ...]:
-        kept = (op for op in given if width > 1 or op.collective is None)
-        return tuple(_operator(op, tensors, same, share) for op in kept)
+    def operators(entries: tuple[OperatorEntry, ...]) -> tuple[Operator, ...]:
+        active = (op for op in entries if width > 1 or op.collective is None)
+        return tuple(_operator(op, tensors, same, share) for op in active)
 
     inputs = tuple(same.get(n, n) for n in entry.inputs)
     outputs = tuple(same.get(n, n) for n in entry.outputs)
@@ -285,13 +281,13 @@ def _tensor(name: str, entry: TensorEntry, share: _Share) -> Tensor:
     if split is None:
         return Tensor(name, tuple(shape), entry.element_bytes, role)
     units = share.size(split.units)
-    whole = shape[split.dim]
+    full = shape[split.dim]
     if units % share.width and split.uneven == "replicate":
-        shape[split.dim] = whole // units
+        shape[split.dim] = full // units
     elif split.uneven == "pad":
-        shape[split.dim] = share.part(whole)
+        shape[split.dim] = share.part(full)
     else:
-        shape[split.dim] = -(-whole // share.width)
+        shape[split.dim] = -(-full // share.width)
     units, uneven = max(1, units // share.width), Uneven(split.uneven)
     size = entry.element_bytes
     return Tensor(name, tuple(shape), size, role, Region.TENSOR, split.dim, units, uneven)
@@ -304,7 +300,7 @@ def _operator(
     collective = None
     if entry.collective is not None:
         size = max(tensors[n].bytes for n in (*entry.reads, *entry.writes))
-        collective = Collective(CollectiveKind(entry.collective), size, width)
+        collective = TensorCollective(CollectiveKind(entry.collective), size, width)
     padded = any(tensors[n].uneven is Uneven.PAD for n in (*entry.reads, *entry.writes))
 
     def part(size: int) -> int:
@@ -325,7 +321,7 @@ def _operator(
         rows, cols = share.size(v.rows), share.size(v.cols)
         rows = -(-rows // width) if v.split == "rows" else rows
         cols = part(cols) if v.split == "cols" else cols
-        region = Region.TENSOR if v.split else Region.WHOLE
+        region = Region.TENSOR if v.split else Region.UNDIVIDED
         vectors.append(VectorWork(v.function, rows, cols, region))
     return Operator(
         name=entry.name,
@@ -340,7 +336,7 @@ def _operator(
     )
 
 
-def _steps(function: str, entry: StepsEntry, share: _Share) -> Steps:
-    whole = sum(share.size(size) for size in entry.bytes)
-    divided = sum(share.size(size) for size in entry.divided)
-    return Steps(function, entry.kernels, whole + -(-divided // share.width))
+def _steps(function: str, entry: StepsEntry, share: _Share) -> EagerSteps:
+    replicated_bytes = sum(share.size(size) for size in entry.bytes)
+    divided_bytes = sum(share.size(size) for size in entry.divided)
+    return EagerSteps(function, entry.kernels, replicated_bytes + -(-divided_bytes // share.width))

@@ -31,7 +31,7 @@ PARTS = (
 
 
 def equal_cells(chips: Columns, physics: Physics = PUBLISHED) -> Floats:
-    """Cells of bf16 with the area of those that the chip has."""
+    """Number of bf16 cells with the area of the chip's cells."""
     narrow = np.maximum(
         chips["fp8_cells"] * physics.fp8_cell, chips["fp4_cells"] * physics.fp4_cell
     )
@@ -39,7 +39,7 @@ def equal_cells(chips: Columns, physics: Physics = PUBLISHED) -> Floats:
 
 
 def area_parts_mm2(chips: Columns, physics: Physics = PUBLISHED) -> dict[str, Floats]:
-    """By part, in the order of `PARTS`."""
+    """Area by part, in the order of `PARTS`."""
     node = nodes(chips["process_nm"])
     on_die = chips["spare"]
     logic = node.logic * _UM2 * on_die
@@ -74,5 +74,5 @@ def area_mm2(chips: Columns, physics: Physics = PUBLISHED) -> Floats:
 
 
 def total(parts: Iterable[Floats]) -> Floats:
-    """The sum of columns, some of which may be one value for all designs."""
+    """Sum columns, some of which may be scalars."""
     return np.asarray(reduce(np.add, parts))

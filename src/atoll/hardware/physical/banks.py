@@ -23,13 +23,13 @@ from atoll.hardware.physical.constants import PUBLISHED, Physics
 from atoll.hardware.template.parameter import Columns
 
 WORD_BYTES = 128
-"""Of a port in a clock: with banks of 1 MiB, the A100's 128 bytes a clock for each MiB of L2."""
+"""Bytes per port and clock: with banks of 1 MiB, the A100's 128 bytes per clock and MiB of L2."""
 OPERAND_BYTES = 2
 MOST_PORTS = 2
 
 
-def words_asked(chips: Columns) -> FloatArray:
-    """Of all cores in a clock: an operand for each row of an array and for each lane."""
+def requested_words(chips: Columns) -> FloatArray:
+    """Words that all cores request per clock: one operand per array row and per lane."""
     rows, lanes = (
         np.ceil(np.asarray(chips[name], np.float64) * OPERAND_BYTES / WORD_BYTES)
         for name in ("depth", "vector_width")
@@ -37,38 +37,38 @@ def words_asked(chips: Columns) -> FloatArray:
     return np.asarray(chips["tensor_cores"] * rows + chips["vector_cores"] * lanes)
 
 
-def words_served(asked: FloatArray, banks: FloatArray, ports: FloatArray) -> FloatArray:
-    """Of so many words that are asked for in a clock, in any of the banks."""
+def words_served(requested: FloatArray, banks: FloatArray, ports: FloatArray) -> FloatArray:
+    """Expected words served per clock when `requested` words fall into random banks."""
     chance = 1.0 / np.asarray(banks, np.float64)
-    idle = (1.0 - chance) ** asked
-    once = asked * chance * (1.0 - chance) ** (asked - 1.0)
-    second = np.where(np.asarray(ports) > 1, 1.0 - idle - once, 0.0)
+    idle = (1.0 - chance) ** requested
+    single = requested * chance * (1.0 - chance) ** (requested - 1.0)
+    second = np.where(np.asarray(ports) > 1, 1.0 - idle - single, 0.0)
     return np.asarray((1.0 - idle + second) / chance)
 
 
 def bytes_per_clock(chips: Columns) -> FloatArray:
-    """That the buffer serves."""
-    return WORD_BYTES * words_served(words_asked(chips), chips["banks"], chips["ports"])
+    """Bytes that the buffer serves per clock."""
+    return WORD_BYTES * words_served(requested_words(chips), chips["banks"], chips["ports"])
 
 
 def port_bytes_per_clock(chips: Columns) -> FloatArray:
-    """That all ports together could serve: what wires are laid for."""
+    """Bytes per clock that all ports could serve together, which sizes the wires."""
     return np.asarray(chips["banks"] * chips["ports"], np.float64) * WORD_BYTES
 
 
-def like_one_port_bytes(chips: Columns, physics: Physics = PUBLISHED) -> FloatArray:
-    """Bytes in banks of 1 MiB and one port that take the same area."""
+def single_port_bytes(chips: Columns, physics: Physics = PUBLISHED) -> FloatArray:
+    """Bytes of a buffer with single-port 1 MiB banks of the same area."""
     size = np.asarray(chips["glb_bytes"], np.float64)
     side = np.sqrt(np.asarray(chips["banks"], np.float64) * MIB / size)
-    return size * (1.0 + physics.bank_periphery * (side - 1.0)) * _of_ports(chips, physics)
+    return size * (1.0 + physics.bank_periphery * (side - 1.0)) * _port_area_factor(chips, physics)
 
 
 def energy(chips: Columns, physics: Physics = PUBLISHED) -> FloatArray:
-    """Of a byte in a bank over that in one of 1 MiB with one port."""
+    """Energy per byte relative to a single-port bank of 1 MiB."""
     size = np.asarray(chips["glb_bytes"], np.float64) / chips["banks"] / MIB
-    return np.asarray((size * _of_ports(chips, physics)) ** physics.bank_energy)
+    return np.asarray((size * _port_area_factor(chips, physics)) ** physics.bank_energy)
 
 
-def _of_ports(chips: Columns, physics: Physics) -> FloatArray:
-    """Area over that with one port."""
+def _port_area_factor(chips: Columns, physics: Physics) -> FloatArray:
+    """Area relative to a single-port bank."""
     return 1.0 + (np.asarray(chips["ports"], np.float64) - 1.0) * (physics.second_port - 1.0)

@@ -19,16 +19,16 @@ class Chip:
     process_nm: float
     clock_Hz: float
     bf16_cells: float
-    """Multiply-adds a clock; those of narrower types beside it, 0 where there are none."""
+    """Multiply-adds per clock; of narrower types below, 0 where there are none."""
     fp8_cells: float = 0.0
     fp4_cells: float = 0.0
     unit_cells: float = 1.0
     """Multiply-adds of one unit that shares its operands: an array, a tensor core, a SIMD."""
     matrix_units: bool = True
-    """False: vector lanes do the products, and cells take no area of their own."""
+    """False: vector lanes do the products, and cells take no extra area."""
     cores: float = 1.0
     lanes: float = 0.0
-    """Of vector units, 32 bits each."""
+    """Lanes of the vector units, 32 bits each."""
     threaded: bool = False
     """Lanes of multiprocessors behind a coherent cache, against statically scheduled ones."""
     spare: float = 1.0
@@ -36,29 +36,29 @@ class Chip:
     scratchpad_bytes: float = 0.0
     cache_bytes: float = 0.0
     stacks: float = 0.0
-    """Of HBM."""
+    """HBM stacks."""
     stack_mm2: float = 0.0
     """Interface and controller on the die."""
     channels: float = 0.0
     """64 bits each, of DRAM that is not stacked."""
     dram_Bps: float = 0.0
     dram_energy: float = 1.0
-    """Of a bit over HBM2's."""
+    """Energy per bit relative to HBM2."""
     link_Bps: float = 0.0
     """One way, all links."""
     on_wafer: bool = False
     """Links go to the next die of the same wafer; host and DRAM are elsewhere."""
     dies: float = 1.0
     year: float = USUAL_YEAR
-    """For what a module could be cooled at."""
+    """Sets the power at which a module could be cooled."""
 
 
 Columns = dict[str, Floats]
 
 
 def columns(chips: Sequence[Chip]) -> Columns:
-    """One array a field."""
+    """Return one array per field."""
     return {
-        one.name: np.array([float(getattr(chip, one.name)) for chip in chips])
-        for one in fields(Chip)
+        entry.name: np.array([float(getattr(chip, entry.name)) for chip in chips])
+        for entry in fields(Chip)
     }

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """One of them as a person would write it down."""
+    """One constant with its range and source."""
 
     name: str
     value: float
@@ -35,117 +35,117 @@ class Constant:
     source: str
 
 
-def known(value: float, low: float, high: float, source: str) -> Any:
+def ranged(value: float, low: float, high: float, source: str) -> Any:
     return field(default=value, metadata={"low": low, "high": high, "source": source})
 
 
 @dataclass(frozen=True, slots=True)
 class Physics:
-    """All of them; draws and fits are other values of the same fields (`dataclasses.replace`)."""
+    """All constants; draws and fits replace field values (`dataclasses.replace`)."""
 
-    cell_um2: float = known(
+    cell_um2: float = ranged(
         600.0, 400.0, 900.0, "multiply-add in bf16 with its registers: [v4i] MXUs, at most 671"
     )
-    fp8_cell: float = known(0.33, 0.2, 0.5, "its area over that of bf16: int8 cells of [v1]")
-    fp4_cell: float = known(0.16, 0.1, 0.25, "halved once more; assumed")
-    threaded_lane_um2: float = known(
+    fp8_cell: float = ranged(0.33, 0.2, 0.5, "its area over that of bf16: int8 cells of [v1]")
+    fp4_cell: float = ranged(0.16, 0.1, 0.25, "halved once more; assumed")
+    threaded_lane_um2: float = ranged(
         22400.0, 12000.0, 45000.0,
         "fitted; a lane of a multiprocessor with registers, schedulers and load units: [GA100]",
     )  # fmt: skip
-    static_lane_um2: float = known(
+    static_lane_um2: float = ranged(
         14100.0, 3000.0, 20000.0, "fitted; a lane of a statically scheduled vector unit"
     )
-    core_um2: float = known(
+    core_um2: float = ranged(
         6670.0, 3000.0, 20000.0,
         "fitted; control and router of a core, times the root of its cells: [USC] 8,000",
     )  # fmt: skip
-    scratchpad: float = known(
+    scratchpad: float = ranged(
         2.28, 1.3, 2.8, "fitted; area over the macro's: [v4i] 2.6 at most, [USC] 1.8"
     )
-    bank_periphery: float = known(
+    bank_periphery: float = ranged(
         0.1, 0.02, 0.33,
         "of the area of a bank of 1 MiB, what grows with its side; at most all that a macro has "
         "beside its cells (31.8 Mb/mm2 of 0.021 um2, WikiChip); banks of 6 KB of [USC] say little",
     )  # fmt: skip
-    second_port: float = known(
+    second_port: float = ranged(
         2.0, 1.5, 2.4,
         "area of a bank with two ports over one: dual-port SRAM of 8T cells has half the density "
         "(Memoir Systems, 2012); single-port banks and a third of their XOR 1.5",
     )  # fmt: skip
-    cache: float = known(7.0, 5.0, 8.0, "coherent, with tags and control: L2 of [GA100] 7.3")
-    shared_wiring: float = known(
+    cache: float = ranged(7.0, 5.0, 8.0, "coherent, with tags and control: L2 of [GA100] 7.3")
+    shared_wiring: float = ranged(
         0.25, 0.05, 0.4, "network on chip and gaps over the parts it joins: [GA100] 0.13 and others"
     )
-    uncore_mm2: float = known(
+    uncore_mm2: float = ranged(
         122.0, 30.0, 150.0, "fitted; host interface, pads, clocks, test, management: [GA100] 40"
     )
-    further_die: float = known(0.6, 0.4, 1.0, "uncore of each further die of a package; assumed")
-    serdes_mm2_per_GBps: float = known(
+    further_die: float = ranged(0.6, 0.4, 1.0, "uncore of each further die of a package; assumed")
+    serdes_mm2_per_GBps: float = ranged(
         0.05, 0.02, 0.1, "each way: NVLink 3 of [GA100] 0.07, NVLink 4 0.04, LLMCompass"
     )
-    serdes_GBps_per_mm: float = known(
+    serdes_GBps_per_mm: float = ranged(
         31.0, 18.0, 62.0, "each way, of the die's edge: NVLink 3 to 224 Gb/s lanes; assumed"
     )
-    on_wafer_link: float = known(
+    on_wafer_link: float = ranged(
         0.2, 0.1, 0.4, "area and energy of a link to the next die on a wafer over a SerDes"
     )
-    dram_channel_mm2: float = known(4.0, 2.9, 6.0, "64 bits of DDR, LPDDR or GDDR: LLMCompass")
-    mac_pJ: float = known(
+    dram_channel_mm2: float = ranged(4.0, 2.9, 6.0, "64 bits of DDR, LPDDR or GDDR: LLMCompass")
+    mac_pJ: float = ranged(
         0.70,
         0.4,
         1.2,
         "fitted; a multiply-add in bf16, at full rate: [v4i] 0.59 without wires; Gaudi 3's best "
         "product at 900 W leaves its cells 1.2 at 7 nm with random data, H200's 1.05, A100's 0.6",
     )
-    fp8_mac: float = known(0.25, 0.17, 0.75, "its energy over that of bf16: [v4i] int8 0.17")
-    operand_pJ_per_byte: float = known(
+    fp8_mac: float = ranged(0.25, 0.17, 0.75, "its energy over that of bf16: [v4i] int8 0.17")
+    operand_pJ_per_byte: float = ranged(
         1.11, 0.8, 2.0, "fitted; to and from a unit's registers or buffer: [v4i] 8 KB 0.94"
     )
-    threaded_lane_pJ: float = known(
+    threaded_lane_pJ: float = ranged(
         3.0, 1.0, 15.0, "a clock of a lane beside a matrix unit: issue, addresses; assumed"
     )
-    static_lane_pJ: float = known(6.0, 1.0, 15.0, "a clock of a vector lane; assumed")
-    sustained: float = known(
+    static_lane_pJ: float = ranged(6.0, 1.0, 15.0, "a clock of a vector lane; assumed")
+    sustained: float = ranged(
         1.4, 1.05, 1.7,
         "energy of products with random data over what ratings leave for them: what A100, H200, "
         "MI300X, MI325X and Gaudi 3 sustain of their peaks at their ratings",
     )  # fmt: skip
-    static_W_per_mm2: float = known(
+    static_W_per_mm2: float = ranged(
         0.059, 0.03, 0.15, "fitted; leakage and clocks: TPU v4 idle 90 W on less than 600 mm2"
     )
-    hbm_stack_W: float = known(
+    hbm_stack_W: float = ranged(
         30.0, 5.0, 30.0, "fitted; a stack's rating without its traffic, with PHY and regulators"
     )
-    dram_pJ_per_bit: float = known(
+    dram_pJ_per_bit: float = ranged(
         6.0, 3.5, 9.0, "HBM2 with controller and wires; the stack alone 3.9 [FGDRAM]"
     )
-    other_dram: float = known(1.5, 1.0, 3.0, "energy of other DRAM over HBM2: [v4i] GDDR6")
-    dram_share: float = known(0.4, 0.2, 0.7, "of DRAM's bandwidth in use when units are at peak")
-    buffer_share: float = known(
+    other_dram: float = ranged(1.5, 1.0, 3.0, "energy of other DRAM over HBM2: [v4i] GDDR6")
+    dram_share: float = ranged(0.4, 0.2, 0.7, "of DRAM's bandwidth in use when units are at peak")
+    buffer_share: float = ranged(
         0.125, 0.05, 0.4, "of a shared buffer's bandwidth in use at peak: tiles of 256 on arrays"
     )
-    bank_energy: float = known(
+    bank_energy: float = ranged(
         0.15, 0.1, 0.5,
         "power of a bank's area that a byte's energy grows with: [v4i] 8.5 pJ of 32 KB and 14 of "
         "1 MB at 7 nm, [Horowitz] 20 and 100 at 45 nm",
     )  # fmt: skip
-    link_pJ_per_bit: float = known(6.0, 4.0, 10.0, "SerDes, one end: 5.6 (112G PAM4, VLSI 2022)")
-    link_share: float = known(0.5, 0.2, 1.0, "of links' bandwidth in use when units are at peak")
-    module_W_2016: float = known(
+    link_pJ_per_bit: float = ranged(6.0, 4.0, 10.0, "SerDes, one end: 5.6 (112G PAM4, VLSI 2022)")
+    link_share: float = ranged(0.5, 0.2, 1.0, "of links' bandwidth in use when units are at peak")
+    module_W_2016: float = ranged(
         300.0, 250.0, 400.0, "what a module could be cooled at: P100 300 W, H100 700, MI325X 1,000"
     )
-    module_growth: float = known(0.15, 0.12, 0.18, "of it in a year (logarithm), same ratings")
-    wire_pJ_per_bit_mm: float = known(
+    module_growth: float = ranged(0.15, 0.12, 0.18, "of it in a year (logarithm), same ratings")
+    wire_pJ_per_bit_mm: float = ranged(
         0.12, 0.04, 0.24, "on-chip wires: Keckler et al., IEEE Micro 2011, random data"
     )
-    wire_mm: float = known(10.0, 5.0, 15.0, "of it from a shared buffer to a core: half a die")
-    wire_mm2_per_Bpc_mm: float = known(
+    wire_mm: float = ranged(10.0, 5.0, 15.0, "of it from a shared buffer to a core: half a die")
+    wire_mm2_per_Bpc_mm: float = ranged(
         5.2e-4, 2.5e-4, 1e-3, "of a crossbar: [GA100] 76 mm2 for 5,120 bytes a clock over 28.7 mm"
     )
-    threshold: float = known(
+    threshold: float = ranged(
         0.4, 0.3, 0.5, "of the nominal voltage, below which no clock runs (V = t + (1 - t) f)"
     )
-    defects_alpha: float = known(10.0, 3.0, 10.0, "clustering: Feng and Ma, DAC 2022")
+    defects_alpha: float = ranged(10.0, 3.0, 10.0, "clustering: Feng and Ma, DAC 2022")
 
 
 FITTED_AREA = ("threaded_lane_um2", "static_lane_um2", "core_um2", "scratchpad", "uncore_mm2")
@@ -154,8 +154,8 @@ PUBLISHED = Physics()
 
 
 def constants(record: DataclassInstance = PUBLISHED) -> Iterator[Constant]:
-    """Every constant of a record of them with its range and source."""
-    for one in fields(record):
-        told = one.metadata
-        value = float(getattr(record, one.name))
-        yield Constant(one.name, value, told["low"], told["high"], told["source"])
+    """Yield every constant of a record with its range and source."""
+    for entry in fields(record):
+        metadata = entry.metadata
+        value = float(getattr(record, entry.name))
+        yield Constant(entry.name, value, metadata["low"], metadata["high"], metadata["source"])

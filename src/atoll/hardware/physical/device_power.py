@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atoll.hardware.physical.constants import PUBLISHED, known
+from atoll.hardware.physical.constants import PUBLISHED, ranged
 from atoll.hardware.physical.power import clock_share
 
 
@@ -25,34 +25,34 @@ from atoll.hardware.physical.power import clock_share
 class DevicePower:
     """Shares of a device's rating, and watts of what is around it."""
 
-    idle: float = known(0.11, 0.1, 0.2, "clocks low: H200 79 W; others 0.2 (arXiv 2604.10852)")
-    running: float = known(0.34, 0.25, 0.4, "fitted; clocks high, nothing moved: H200 237 W")
-    products: float = known(
+    idle: float = ranged(0.11, 0.1, 0.2, "clocks low: H200 79 W; others 0.2 (arXiv 2604.10852)")
+    running: float = ranged(0.34, 0.25, 0.4, "fitted; clocks high, nothing moved: H200 237 W")
+    products: float = ranged(
         1.27, 1.0, 1.6, "fitted; matrix units at peak, random data: 0.9 pJ/FLOP"
     )
-    zeros: float = known(0.22, 0.1, 0.4, "fitted; of products, where operands are zeros")
-    half_zeros: float = known(0.8, 0.5, 1.0, "of products, where half of the operands are zeros")
-    dram: float = known(0.58, 0.4, 0.7, "fitted; DRAM at its peak with the way to it: 85 pJ/byte")
-    interface: float = known(
+    zeros: float = ranged(0.22, 0.1, 0.4, "fitted; of products, where operands are zeros")
+    half_zeros: float = ranged(0.8, 0.5, 1.0, "of products, where half of the operands are zeros")
+    dram: float = ranged(0.58, 0.4, 0.7, "fitted; DRAM at its peak with the way to it: 85 pJ/byte")
+    interface: float = ranged(
         0.45, 0.35, 0.6, "of dram, what no voltage lowers: HBM2e to HBM3e 4 to 5 pJ/bit"
     )
-    feeding: float = known(
+    feeding: float = ranged(
         0.5, 0.35, 0.7, "of the clock, what still asks for all of DRAM's bandwidth; assumed"
     )
-    cache: float = known(0.31, 0.2, 0.5, "of the same bytes out of the cache: 45 pJ/byte; assumed")
-    vector: float = known(
+    cache: float = ranged(0.31, 0.2, 0.5, "of the same bytes out of the cache: 45 pJ/byte; assumed")
+    vector: float = ranged(
         0.44, 0.2, 0.6, "fitted; an operation on each of 32 elements in the time of a FLOP's 64"
     )
-    held: float = known(0.985, 0.97, 1.0, "of the limit, what a capped device draws on average")
-    host_W: float = known(
+    held: float = ranged(0.985, 0.97, 1.0, "of the limit, what a capped device draws on average")
+    host_W: float = ranged(
         1350.0, 1000.0, 1800.0, "processors, switches, network cards, memory of a node of 8"
     )
-    fans: float = known(0.05, 0.02, 0.15, "of a node cooled by air; none in a liquid")
-    supply: float = known(0.97, 0.94, 0.985, "power out of the supplies over power in")
-    waiting: float = known(
+    fans: float = ranged(0.05, 0.02, 0.15, "of a node cooled by air; none in a liquid")
+    supply: float = ranged(0.97, 0.94, 0.985, "power out of the supplies over power in")
+    waiting: float = ranged(
         0.2, 0.1, 0.3, "a fixed small batch on n nodes keeps devices busy for n^-0.2 of the time"
     )
-    pretraining_wait: float = known(0.03, 0.0, 0.15, "of the time, in pretraining at scale")
+    pretraining_wait: float = ranged(0.03, 0.0, 0.15, "of the time, in pretraining at scale")
 
 
 H200_FIT = DevicePower()
@@ -94,11 +94,11 @@ class Capped:
 
     @property
     def drawn(self) -> float:
-        """Share of the rating that it draws when busy."""
+        """Share of the rating drawn when busy."""
         return self.power.held * self.cap
 
     def slowdown(self, rated: float) -> float:
-        """Of a load's burst time under the cap, less one, where it is `rated` at the rating.
+        """Relative slowdown of a load under the cap, given its slowdown `rated` at the rating.
 
         Its dynamic power at the burst clock, D, is what made the clock give way to 1 / (1 + rated):
         idling + D f V(f)^2 is all that the rating allows there. The same D gives the clock here.
@@ -110,21 +110,21 @@ class Capped:
 
     @property
     def least(self) -> float:
-        """Share of the rating that it draws before anything is moved or multiplied."""
+        """Share of the rating drawn before any data moves or multiplies."""
         power = self.power
         clocked = power.feeding * _voltage(power.feeding) ** 2
         return power.idle + (power.running - power.idle) * clocked
 
     @property
     def bandwidth(self) -> float:
-        """Share of DRAM's bandwidth that the cap leaves, clocks no higher than it needs."""
+        """Share of the DRAM bandwidth available under the cap, at the lowest sufficient clock."""
         power = self.power
         ways = (1 - power.interface) * _voltage(power.feeding) ** 2
         return min(1.0, (self.drawn - self.least) / (power.dram * (power.interface + ways)))
 
 
 def _voltage(clock: float) -> float:
-    """Of the nominal one, at a share of the burst clock."""
+    """Voltage relative to nominal at a share of the burst clock."""
     return PUBLISHED.threshold + (1 - PUBLISHED.threshold) * clock
 
 
@@ -138,10 +138,10 @@ def training_W(
 
 @dataclass(frozen=True, slots=True)
 class NodeLoad:
-    """A node's devices and what they are at."""
+    """Devices of a node and their load."""
 
     devices: int
-    """In all nodes."""
+    """Total over all nodes."""
     per_node: int
     limit_W: float
     fixed_batch: bool

@@ -19,10 +19,10 @@ def die_yield(area_mm2: ArrayLike, process_nm: ArrayLike, physics: Physics = PUB
 
 
 def dies_per_wafer(area_mm2: ArrayLike) -> Floats:
-    """Of square dies: the wafer's area over theirs, less what its edge cuts (de Vries 2005)."""
+    """Square dies per wafer: wafer area / die area, less edge losses (de Vries 2005)."""
     area = np.asarray(area_mm2, np.float64)
-    whole = np.pi * WAFER_MM**2 / 4 / area - np.pi * WAFER_MM / np.sqrt(2 * area)
-    return np.maximum(np.floor(whole), 1.0)
+    dies = np.pi * WAFER_MM**2 / 4 / area - np.pi * WAFER_MM / np.sqrt(2 * area)
+    return np.maximum(np.floor(dies), 1.0)
 
 
 def die_usd(area_mm2: ArrayLike, process_nm: ArrayLike, physics: Physics = PUBLISHED) -> Floats:

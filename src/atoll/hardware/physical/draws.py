@@ -20,26 +20,30 @@ Floats = NDArray[np.float64]
 
 
 def drawn(constants: Sequence[Constant], count: int, seed: int) -> list[Physics]:
-    """So many sets of constants; those that are not listed keep their values."""
+    """Draw `count` sets of constants; those that are not listed keep their values."""
     random = np.random.default_rng(seed)
     strata = np.array([random.permutation(count) for _ in constants]).reshape(-1, count)
     chances = (strata + random.random(strata.shape)) / count
-    values = {one.name: triangular(one, row) for one, row in zip(constants, chances, strict=True)}
+    values = {
+        constant.name: triangular(constant, row)
+        for constant, row in zip(constants, chances, strict=True)
+    }
     return [
         replace(PUBLISHED, **{name: float(row[draw]) for name, row in values.items()})
         for draw in range(count)
     ]
 
 
-def triangular(one: Constant, chance: Floats) -> Floats:
-    """The values below which a constant lies with these chances."""
-    width, rise = one.high - one.low, one.value - one.low
-    below = one.low + np.sqrt(chance * width * rise)
-    above = one.high - np.sqrt((1.0 - chance) * width * (one.high - one.value))
+def triangular(constant: Constant, chance: Floats) -> Floats:
+    """Quantiles of a constant's triangular distribution."""
+    width, rise = constant.high - constant.low, constant.value - constant.low
+    below = constant.low + np.sqrt(chance * width * rise)
+    above = constant.high - np.sqrt((1.0 - chance) * width * (constant.high - constant.value))
     return np.where(chance * width < rise, below, above)
 
 
-def at_ends(one: Constant) -> tuple[Physics, Physics]:
-    """With this constant alone at the low and at the high end of its range."""
-    low, high = (replace(PUBLISHED, **{one.name: end}) for end in (one.low, one.high))
+def at_ends(constant: Constant) -> tuple[Physics, Physics]:
+    """Return constants with only this one at the low and at the high end of its range."""
+    ends = (constant.low, constant.high)
+    low, high = (replace(PUBLISHED, **{constant.name: end}) for end in ends)
     return low, high

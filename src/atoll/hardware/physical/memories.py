@@ -16,14 +16,14 @@ class Dram:
 
     stacked: bool
     bandwidth_Bps: float
-    """As products run it."""
+    """As shipped in products."""
     GiB: int = 0
-    """Of a stack, as products have it."""
+    """Capacity per stack, as shipped in products."""
     phy_mm2: float = 0.0
     controller_mm2: float = 0.0
     edge_mm: float = 0.0
     energy: float = 1.0
-    """Of a bit over HBM2's."""
+    """Energy per bit relative to HBM2."""
 
 
 _GB = 1e9
@@ -44,7 +44,7 @@ CHANNELS = {
 
 
 def dram_of(words: str) -> Dram | None:
-    """The memory that words such as "HBM2e" or "DDR4 x6 ch" name; none: there is none."""
+    """Parse a memory such as "HBM2e" or "DDR4 x6 ch"; None if there is none."""
     word = words.strip().lower().split(" ")[0]
     if word in HBM:
         return HBM[word]

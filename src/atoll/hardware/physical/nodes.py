@@ -31,7 +31,7 @@ _NODES = np.array([
     (3.0, 197.0, 0.021, 0.48, 0.75, 19865.0, 0.20),
 ])[::-1]  # fmt: skip
 RETICLE_MM2 = 26.0 * 33.0
-"""What a lithography scanner exposes at once: no single die is larger."""
+"""Area of a lithography exposure: the largest possible die."""
 SMALLEST_NM, LARGEST_NM = float(_NODES[0, 0]), float(_NODES[-1, 0])
 RANGE = 1.15
 """Figures of a node are known within this factor; prices and defects within 1.5."""
@@ -41,22 +41,22 @@ _REFERENCE_NM = 7.0
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """Columns by node."""
+    """Properties of process nodes, one array entry per design."""
 
     logic: Floats
-    """Area of the same logic over that of 7 nm."""
+    """Logic area relative to 7 nm."""
     logic_MTr_per_mm2: Floats
     bit_cell_um2: Floats
     macro_bytes_per_mm2: Floats
     energy: Floats
-    """Of the same operation over that of 7 nm."""
+    """Energy of an operation relative to 7 nm."""
     voltage_V: Floats
     wafer_usd: Floats
     defects_per_mm2: Floats
 
 
 def nodes(process_nm: ArrayLike) -> Nodes:
-    """What is known of each node; values outside of 3 to 28 nm are those of the nearest."""
+    """Interpolate the properties of each node; outside 3 to 28 nm the nearest node counts."""
     wanted = np.log(np.clip(np.asarray(process_nm, np.float64), SMALLEST_NM, LARGEST_NM))
     nm = np.log(_NODES[:, 0])
     density, cell, energy, voltage, wafer, defects = (

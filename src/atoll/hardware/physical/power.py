@@ -25,17 +25,17 @@ from atoll.hardware.physical.constants import PUBLISHED, Physics
 from atoll.hardware.physical.nodes import nodes
 
 _PJ = 1e-12
-_BYTES_PER_CELL_OF_EDGE = 2 + 4
+_BYTES_PER_EDGE_CELL = 2 + 4
 """An operand in and a result out of each row and column, in bf16 and fp32."""
 PARTS = ("cells", "operands", "lanes", "dram", "links", "static")
 
 
 def power_parts_W(chips: Columns, physics: Physics = PUBLISHED) -> dict[str, Floats]:
-    """At peak, without a limit, in the order of `PARTS`."""
+    """Power by part at peak, without a limit, in the order of `PARTS`."""
     dynamic = chips["clock_Hz"] * nodes(chips["process_nm"]).energy * _PJ
     wide, narrow = chips["bf16_cells"], chips["fp8_cells"]
     macs = np.maximum(wide, narrow * physics.fp8_mac)
-    moved = np.maximum(wide, narrow / 2) * _BYTES_PER_CELL_OF_EDGE / np.sqrt(chips["unit_cells"])
+    moved = np.maximum(wide, narrow / 2) * _BYTES_PER_EDGE_CELL / np.sqrt(chips["unit_cells"])
     lane = np.where(chips["threaded"], physics.threaded_lane_pJ, physics.static_lane_pJ)
     stacked = chips["stacks"] > 0
     bit = physics.dram_pJ_per_bit * np.where(stacked, chips["dram_energy"], physics.other_dram)
@@ -52,13 +52,13 @@ def power_parts_W(chips: Columns, physics: Physics = PUBLISHED) -> dict[str, Flo
 
 
 def module_W(chips: Columns, physics: Physics = PUBLISHED) -> Floats:
-    """What a module of its year could be cooled at; dies of a wafer have no module."""
+    """Power at which a module of its year could be cooled; infinite for dies of a wafer."""
     limit = physics.module_W_2016 * np.exp(physics.module_growth * (chips["year"] - 2016))
     return np.where(chips["on_wafer"], np.inf, limit)
 
 
 def rating_W(chips: Columns, physics: Physics = PUBLISHED) -> Floats:
-    """Thermal design power: what the peak draws, at most what the module is cooled at."""
+    """Thermal design power: peak power, at most the module's cooling limit."""
     drawn = total(power_parts_W(chips, physics).values())
     return np.asarray(np.minimum(drawn, module_W(chips, physics)))
 

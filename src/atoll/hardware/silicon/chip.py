@@ -19,15 +19,15 @@ def template_of(chip: Accelerator) -> ChipTemplate:
 
 
 def stalls_of(chip: Accelerator) -> Stalls:
-    """What it loses: as it says itself, or as its kind does."""
+    """Return the stalls that a chip states, or those of its template."""
     return chip.stalls or template_of(chip).stalls
 
 
 def columns_of(chip: Accelerator) -> Columns:
-    """A chip as a space of one."""
+    """Return the columns of a space with this single chip."""
     names = (*MACHINE, "glb_bandwidth_Bpc", "core_buffer_bytes")
-    own = {parameter.name: np.array([value]) for parameter, value in chip.more}
-    return {name: np.array([getattr(chip, name)]) for name in names} | own
+    parameters = {parameter.name: np.array([value]) for parameter, value in chip.more}
+    return {name: np.array([getattr(chip, name)]) for name in names} | parameters
 
 
 def rebanked(chip: Accelerator) -> Accelerator:
@@ -44,7 +44,7 @@ def accelerator_area_mm2(chip: Accelerator) -> float:
 
 
 def area_parts(chip: Accelerator) -> dict[str, float]:
-    """Where the square millimetres of one device are."""
+    """Area of one device by part."""
     parts = template_of(chip).area_parts(columns_of(chip))
     return {name: float(mm2[0]) for name, mm2 in parts.items()} | {"hbm_mm2": chip.hbm.area_mm2}
 

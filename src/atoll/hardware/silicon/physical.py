@@ -43,7 +43,7 @@ LINKS_BPS = 300e9
 BUDGET_MM2, BUDGET_W = 600.0, 400.0
 """TPU v4's die and an A100's module: large, air-cooled, and a third below the reticle's 858 mm2."""
 SRAM_J_PER_BYTE = 1.75e-12
-"""Of a bank of 1 MB at 7 nm (Jouppi et al., ISCA 2021, Table 2)."""
+"""Access energy of a 1 MB bank at 7 nm (Jouppi et al., ISCA 2021, Table 2)."""
 _PJ, _BITS = 1e-12, 8
 _STACK_BYTES = 16 * GIB
 _USUAL_NM = 7.0
@@ -52,10 +52,9 @@ _STACKS = (2, 4, 6)
 
 def physical_energy(process_nm: ArrayLike, physics: Physics = PUBLISHED) -> EnergyModel:
     """Joules per event of a process with random data, at nominal voltage; wires and interfaces do
-    not shrink. Of several processes, columns.
-    """
-    own = nodes(process_nm).energy
-    logic: Any = float(own) if own.ndim == 0 else own
+    not shrink. Of several processes, columns."""
+    node_energy = nodes(process_nm).energy
+    logic: Any = float(node_energy) if node_energy.ndim == 0 else node_energy
     busy = physics.sustained * logic * _PJ
     wire = physics.wire_pJ_per_bit_mm * physics.wire_mm * _BITS * _PJ
     return EnergyModel(
@@ -71,16 +70,16 @@ def physical_energy(process_nm: ArrayLike, physics: Physics = PUBLISHED) -> Ener
 
 
 def voltage(clock_Hz: FloatArray, physics: Physics = PUBLISHED) -> FloatArray:
-    """At a clock over the nominal one, in a line above the threshold."""
+    """Voltage relative to nominal, V = t + (1 - t) f, with f the clock relative to nominal."""
     return np.asarray(physics.threshold + (1 - physics.threshold) * clock_Hz / REFERENCE_HZ)
 
 
 def physical_memories(dram: Dram = HBM["hbm2e"], physics: Physics = PUBLISHED) -> tuple[Hbm, ...]:
-    """Some stacks of a generation, with their interfaces and the power that they are rated at."""
+    """Options of 2, 4 and 6 stacks of a generation, with interface area and rated power."""
     traffic = physics.dram_share * dram.bandwidth_Bps * _BITS * _PJ
     size = dram.GiB * GIB
-    rest_W = physics.hbm_stack_W * size / _STACK_BYTES
-    stack_W = rest_W + traffic * physics.dram_pJ_per_bit * dram.energy
+    idle_W = physics.hbm_stack_W * size / _STACK_BYTES
+    stack_W = idle_W + traffic * physics.dram_pJ_per_bit * dram.energy
     area_mm2 = dram.phy_mm2 + dram.controller_mm2
     return tuple(
         Hbm(
@@ -94,34 +93,34 @@ def physical_memories(dram: Dram = HBM["hbm2e"], physics: Physics = PUBLISHED) -
 def _area_parts(
     process_nm: float | None, physics: Physics, chips: Columns
 ) -> dict[str, FloatArray]:
-    """By part; HBM's interfaces are the memory's."""
+    """Area by part, without HBM interfaces, which belong to the memory."""
     tensor, vector = chips["tensor_cores"], chips["vector_cores"]
     cells, lanes = chips["width"] * chips["depth"], chips["vector_width"]
-    beside = tensor * np.maximum(KIB, cells // 64 * KIB) + vector * np.maximum(
+    core_bytes = tensor * np.maximum(KIB, cells // 64 * KIB) + vector * np.maximum(
         KIB, lanes // 64 * KIB
     )
     shared, wide_Bpc = chips["glb_bytes"], chips["glb_bandwidth_Bpc"]
     if "banks" in chips:
-        shared = banks.like_one_port_bytes(chips, physics)
+        shared = banks.single_port_bytes(chips, physics)
         wide_Bpc = banks.port_bytes_per_clock(chips)
-    own = columns([Chip(0.0, REFERENCE_HZ, 0.0, stacks=2.0)])
-    found = area_parts_mm2(
-        own
+    base = columns([Chip(0.0, REFERENCE_HZ, 0.0, stacks=2.0)])
+    parts = area_parts_mm2(
+        base
         | {
             "process_nm": np.asarray(process_nm or chips["process_nm"], np.float64),
             "bf16_cells": np.asarray(tensor * cells, np.float64),
             "cores": np.asarray(tensor + vector, np.float64),
             "lanes": np.asarray(vector * lanes, np.float64),
-            "scratchpad_bytes": np.asarray(beside + shared, np.float64),
+            "scratchpad_bytes": np.asarray(core_bytes + shared, np.float64),
             "link_Bps": np.asarray(chips.get("link_Bps", LINKS_BPS), np.float64),
         },
         physics,
     )
-    joined = total(found[name] for name in PARTS[: PARTS.index("network")])
+    joined = total(parts[name] for name in PARTS[: PARTS.index("network")])
     wires = physics.wire_mm2_per_Bpc_mm * wide_Bpc * np.sqrt(joined)
-    found["network"] = np.maximum(found["network"], wires)
+    parts["network"] = np.maximum(parts["network"], wires)
     return {
-        f"{name}_mm2": np.broadcast_to(found[name], joined.shape)
+        f"{name}_mm2": np.broadcast_to(parts[name], joined.shape)
         for name in PARTS
         if name not in ("cache", "dram")
     }
@@ -132,8 +131,8 @@ def _area_mm2(process_nm: float | None, physics: Physics, chips: Columns) -> Flo
 
 
 def _power_W(physics: Physics, chips: Columns, energy: EnergyModel) -> FloatArray:
-    """Arrays and lanes busy, the shared buffer (all of its ports) at the share that products leave
-    it; links where they tell chips apart."""
+    """Power with arrays and lanes busy, the shared buffer (all ports) at `buffer_share` of its
+    bandwidth, and links where they are a parameter."""
     used = {"glb_bandwidth_Bpc": chips["glb_bandwidth_Bpc"] * physics.buffer_share}
     if "banks" in chips:
         wide_Bpc = banks.port_bytes_per_clock(chips) * _bank_energy(physics, chips)
@@ -146,14 +145,14 @@ def _power_W(physics: Physics, chips: Columns, energy: EnergyModel) -> FloatArra
 
 
 def _bank_energy(physics: Physics, chips: Columns) -> FloatArray:
-    """Of a byte of the shared buffer over the energy model's: its banks', the wires as they are."""
+    """Energy per shared-buffer byte relative to the energy model: banks scaled, wires unchanged."""
     bank_J = SRAM_J_PER_BYTE * nodes(chips["process_nm"]).energy
     usual_J = physical_energy(chips["process_nm"], physics).glb_J_per_byte
     return np.asarray(1.0 + (banks.energy(chips, physics) - 1.0) * bank_J / usual_J)
 
 
 def _edge_mm(physics: Physics, chips: Columns) -> FloatArray:
-    """Of the die, that links take."""
+    """Die edge that links occupy."""
     return np.asarray(chips["link_Bps"] / (1e9 * physics.serdes_GBps_per_mm))
 
 
@@ -163,14 +162,13 @@ def physical_template(
     kind: Literal["", "links", "banks"] = "",
 ) -> ChipTemplate:
     """The template of a process, under these constants; without one, of several, also with links
-    of several bandwidths or several banks.
-    """
+    of several bandwidths or several banks."""
     sides, counts = (64, 128, 256), (1, 2, 4, 8, 16, 32, 64)
     fine = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
     buffers = tuple(size * MIB for size in (8, 16, 32, 48, 64, 96, 128, 192, 256))
     clocks = (0.7e9, 0.94e9, 1.05e9, 1.2e9, 1.4e9)
     node = Parameter("process_nm", "Process", (7, 5, 3), key="node", unit="nm", silicon=True)
-    each_way = Parameter(
+    links = Parameter(
         "link_Bps", "Links", (150e9, 300e9, 600e9), kind="bandwidth", key="links", unit="GB/s",
         per=1e9, silicon=True,
     )  # fmt: skip
@@ -178,7 +176,7 @@ def physical_template(
         Parameter("banks", "Banks", (8, 16, 32, 64, 128, 256), banked=True),
         Parameter("ports", "Ports", (1, 2), unit="a bank", banked=True, optional=True),
     )
-    more = {"": (), "links": (each_way,), "banks": in_banks}[kind]
+    more = {"": (), "links": (links,), "banks": in_banks}[kind]
     banked = Banked(banks.bytes_per_clock, partial(_bank_energy, physics))
     where = "several processes" if process_nm is None else f"{process_nm:g} nm"
     name = f"physical-{kind}" if kind else "physical"
@@ -224,7 +222,7 @@ PHYSICAL = (*map(physical_template, (*PROCESSES_NM, None)), LINKED, BANKED)
 
 
 def redrawn(template: ChipTemplate, physics: Physics) -> ChipTemplate:
-    """One of them under other constants."""
+    """Rebuild a template with other constants."""
     if template.banked is not None:
         return physical_template(None, physics, "banks")
     linked = template.edge_mm is not None
@@ -232,12 +230,12 @@ def redrawn(template: ChipTemplate, physics: Physics) -> ChipTemplate:
 
 
 def redrawn_memories(options: tuple[Hbm, ...], physics: Physics) -> tuple[Hbm, ...]:
-    """Memories under other constants: the templates' own; what a file states stays as it is."""
-    known = {
+    """Rebuild the templates' memories with other constants; memories stated in a file stay."""
+    replacements = {
         usual: now
         for dram in HBM.values()
         for usual, now in zip(
             physical_memories(dram), physical_memories(dram, physics), strict=True
         )
     }
-    return tuple(known.get(option, option) for option in options)
+    return tuple(replacements.get(option, option) for option in options)

@@ -6,7 +6,7 @@ PHAZE's kind of chip (ICML 2024); its lists are those of PHAZE's space.
 from __future__ import annotations
 
 from atoll.hardware.accelerator import GIB, MIB
-from atoll.hardware.area import area_of_parts, area_of_space
+from atoll.hardware.area import columns_area_mm2, columns_area_parts
 from atoll.hardware.energy import die_power_W
 from atoll.hardware.silicon.physical import PHYSICAL
 from atoll.hardware.template.parameter import Parameter
@@ -47,8 +47,8 @@ SYSTOLIC = ChipTemplate(
             optional=True,
         ),
     ),
-    area_mm2=area_of_space,
-    area_parts=area_of_parts,
+    area_mm2=columns_area_mm2,
+    area_parts=columns_area_parts,
     power_W=die_power_W,
 )
 
@@ -56,6 +56,6 @@ HBM_PARAMETERS = (
     Parameter("hbm_capacity_bytes", "HBM", (), kind="bytes", unit="GiB", per=GIB),
     Parameter("hbm_bandwidth_Bps", "HBM bandwidth", (), kind="bandwidth", unit="GB/s", per=1e9),
 )
-"""What every chip has beside its template's."""
+"""Parameters that every chip has in addition to those of its template."""
 
 TEMPLATES = Registry("chip_templates", ChipTemplate, (SYSTOLIC, *PHYSICAL))

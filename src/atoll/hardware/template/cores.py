@@ -17,8 +17,7 @@ from atoll.arrays import FloatArray, IntArray
 @dataclass(frozen=True, eq=False)
 class TensorConfigs:
     """Distinct (cores, array, buffers, memory, clock) combinations. HBM's bandwidth and the clock
-    are those that the kind of chip reaches (`stalls`).
-    """
+    are those that the kind of chip reaches (`stalls`)."""
 
     cores: IntArray
     width: IntArray
@@ -36,7 +35,7 @@ class TensorConfigs:
 
     @property
     def outer_budget_bytes(self) -> FloatArray:
-        """Of the buffer next to HBM."""
+        """Budget of the buffer next to HBM."""
         return self.level_budget_bytes[:, -1] if self.levels else self.glb_budget_bytes
 
     @property
@@ -56,7 +55,7 @@ class Shape(NamedTuple):
     n: int
     k: int
     fraction: float = 1.0
-    """Of the outputs that are computed (causal masks)."""
+    """Share of the outputs that is computed (causal masks)."""
     extra_bytes: float = 0.0
     """HBM traffic that rides along: operands of a fused epilogue."""
     on_chip: bool = False
@@ -64,10 +63,10 @@ class Shape(NamedTuple):
 
 
 class ProductCosts(NamedTuple):
-    """Of each product on each configuration, alone: arrays (shapes, configurations)."""
+    """Cost of each product on each configuration: arrays (shapes, configurations)."""
 
     seconds: FloatArray
-    """Largest of compute and traffic."""
+    """Maximum of compute and traffic time."""
     hbm_bytes: FloatArray
     glb_bytes: FloatArray
     """Through the shared buffer."""
@@ -81,10 +80,10 @@ Products = Callable[[Sequence[Shape], TensorConfigs], ProductCosts]
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """A way to price products."""
+    """A named cost model of products."""
 
     name: str
     products: Products
     floors: Products | None = None
-    """From below, at a fraction of the cost: a search then prices only what these leave a chance.
-    Bytes are those that every configuration moves. None: there is nothing quicker."""
+    """Cheap lower bounds, with which a search skips exact pricing. Bytes are those that every
+    configuration moves. None: no cheaper bound exists."""

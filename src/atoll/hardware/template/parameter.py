@@ -9,23 +9,23 @@ from typing import Any, Literal
 from numpy.typing import NDArray
 
 Columns = Mapping[str, NDArray[Any]]
-"""By name, one value for each design."""
+"""Arrays by parameter name, one value per design."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One of them. Space files, store, tables, sliders and plots follow from it."""
+    """A chip parameter, from which space files, store, tables, sliders and plots follow."""
 
     name: str
-    """Of its column, with its base unit."""
+    """Column name, with its base unit."""
     label: str
     values: tuple[float, ...]
-    """What a space of the template has, unless it lists others."""
+    """Default list of a space."""
     kind: Literal["count", "bytes", "frequency", "bandwidth"] = "count"
     key: str = ""
-    """In files, where it is not the name."""
+    """Key in files, if it differs from the name."""
     unit: str = ""
-    """As people read it, and how many base units that is."""
+    """Display unit; `per` base units each."""
     per: float = 1.0
     tied: str = ""
     """The parameter whose value it takes where a space does not list it."""
@@ -40,6 +40,6 @@ class Parameter:
         return f"{value / self.per:g} {self.unit}".strip()
 
     def to_dict(self) -> dict[str, Any]:
-        """What a page needs to show it."""
-        told = {"name": self.name, "label": self.label, "unit": self.unit, "per": self.per}
-        return told | {"whole": self.kind in ("count", "bytes")}
+        """Return the fields that web pages show."""
+        shown = {"name": self.name, "label": self.label, "unit": self.unit, "per": self.per}
+        return shown | {"whole": self.kind in ("count", "bytes")}

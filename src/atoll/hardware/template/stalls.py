@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Stalls:
-    """As they stand here, nothing is lost."""
+    """Losses of a kind of chip; the defaults lose nothing."""
 
     start_s: float = 0.0
     """Start and end of an operator, while nothing of it runs."""
@@ -22,18 +22,18 @@ class Stalls:
     hbm: float = 1.0
     """Share of HBM's bandwidth that streams reach (refresh, turnarounds, row misses)."""
     fill_s: float = 0.0
-    """Way of the first operands of a round (rows of a core by columns of its array) to the core."""
+    """Time for the first operands of a round (core rows x array columns) to reach the core."""
     drained: float = 0.0
-    """Share of the outputs' way to the shared buffer for which arrays wait."""
+    """Share of the output transfer to the shared buffer for which arrays wait."""
     exposed: float = 0.0
-    """Of the shorter of two things that run side by side (work on the chip and its HBM traffic,
-    products and vector work of a fused operator), the share that the longer does not hide."""
+    """Share of the shorter of two overlapping activities (compute and HBM traffic, products and
+    vector work of a fused operator) that the longer does not hide."""
     mask_rows: int = 0
-    """Queries of a block of fused attention: what a mask cuts through is computed whole."""
+    """Queries per block of fused attention; blocks that a mask cuts are computed in full."""
     tail: float = 0.0
-    """Of the longest block under a mask, the share that other cores wait for at the end."""
+    """Share of the longest masked block for which other cores wait at the end."""
     operations: str = ""
-    """Operations of vector functions (`cost.vector`), where not the profile's."""
+    """Operation counts of vector functions (`cost.vector`); "": those of the profile."""
 
 
 NO_STALLS = Stalls()

@@ -42,7 +42,7 @@ class EnergyModel:
     link_J_per_byte: float
     static_W_per_mm2: float
     hbm_W_per_byte: float = 0.0
-    """Of capacity, without traffic."""
+    """Watts per byte of capacity, without traffic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Levels:
 
     names: tuple[str, ...]
     sizes: Callable[[Columns], tuple[FloatArray, FloatArray]]
-    """Bytes, and bytes a clock, of each design's: (designs, levels)."""
+    """Bytes, and bytes per clock, of each design: (designs, levels)."""
     J_per_byte: tuple[float, ...]
 
 
@@ -61,7 +61,7 @@ class Banked:
 
     bytes_per_clock: Callable[[Columns], FloatArray]
     energy: Callable[[Columns], FloatArray]
-    """Of a byte over the energy model's."""
+    """Energy per byte relative to the energy model."""
 
 
 def _as_they_are(columns: Columns) -> Columns:
@@ -70,7 +70,7 @@ def _as_they_are(columns: Columns) -> Columns:
 
 @dataclass(frozen=True, slots=True)
 class ChipTemplate:
-    """A kind of chip. Its functions take one array a parameter, with a value for each design."""
+    """A kind of chip. Its functions take one array per parameter, with one value per design."""
 
     name: str
     about: str
@@ -80,12 +80,12 @@ class ChipTemplate:
     area_mm2: Callable[[Columns], FloatArray]
     """Without HBM's interfaces."""
     area_parts: Callable[[Columns], Mapping[str, FloatArray]]
-    """The same area by part."""
+    """Area by part."""
     power_W: Callable[[Columns, EnergyModel], FloatArray]
-    """Of cores and buffers, all busy in every clock; of links where they are a parameter."""
+    """Power of cores and buffers, all busy in every clock, and of links that are a parameter."""
     edge_mm: Callable[[Columns], FloatArray] | None = None
-    """Of the die that links take, where they are a parameter (`link_Bps`): what HBM's interfaces
-    take has to be left."""
+    """Die edge used by links, where they are a parameter (`link_Bps`); HBM interfaces need the
+    remaining edge."""
     machine: Callable[[Columns], Columns] = _as_they_are
     """The columns with those of `MACHINE` that are no parameters."""
     banked: Banked | None = None
@@ -94,20 +94,20 @@ class ChipTemplate:
     cost_model: CostModel | None = None
     """What prices products on its chips; none: our mapper, which knows no further levels."""
     energy: EnergyModel | None = None
-    """Of its process, at nominal voltage; none: `hardware.energy`'s of 7 nm."""
+    """Energy model at nominal voltage; None: the 7 nm model of `hardware.energy`."""
     energies: Callable[[ArrayLike], EnergyModel] | None = None
-    """The same of each process, where that is a parameter (`process_nm`)."""
+    """Energy model by process, where that is a parameter (`process_nm`)."""
     voltage: Callable[[FloatArray], FloatArray] | None = None
-    """At clocks, over the nominal one; none: all designs have one voltage."""
+    """Voltage at a clock relative to nominal; None: all designs have one voltage."""
     process_nm: float | None = None
-    """That areas are of; none: of no one process, so that they have no price."""
+    """Process of the areas; None: no single process, so that chips have no price."""
     stalls: Stalls = NO_STALLS
-    """What its chips lose that do not say it themselves."""
+    """Stalls of chips that do not state their own."""
     budget_mm2: float | None = None
     budget_W: float | None = None
-    """Limits of a search over its own lists that states none; none: as large as they come."""
+    """Default limits of a search over the template's lists; None: unlimited."""
     reference: str = "phaze-tpuv4"
-    """Chip of the catalogue that its chips are laid beside."""
+    """Catalogue chip with which its chips are compared."""
 
     @property
     def own(self) -> tuple[Parameter, ...]:

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from atoll.tracing.record.node import Kind, Node
+from atoll.tracing.record.node import CallNode, NodeKind
 
-_INDEXED = (Kind.GATHER, Kind.SCATTER)
-_FUSIBLE = (Kind.ELEMENTWISE, Kind.ROWS, *_INDEXED)
+_INDEXED = (NodeKind.GATHER, NodeKind.SCATTER)
+_FUSIBLE = (NodeKind.ELEMENTWISE, NodeKind.ROWS, *_INDEXED)
 
 
 class _Clusters:
     """A partition of the nodes of one pass whose quotient graph has no cycle."""
 
-    def __init__(self, nodes: Sequence[Node], barriers: Collection[int]) -> None:
+    def __init__(self, nodes: Sequence[CallNode], barriers: Collection[int]) -> None:
         self.nodes = nodes
         self.barriers = barriers
-        self.of = list(range(len(nodes)))
+        self.cluster_ids = list(range(len(nodes)))
         self.members = {i: [i] for i in range(len(nodes))}
         makers = {view.value: i for i, node in enumerate(nodes) for view in node.outs}
         self.makers = makers
@@ -31,24 +31,24 @@ class _Clusters:
 
     def parents(self, cluster: int) -> set[int]:
         return {
-            self.of[p] for m in self.members[cluster] for p in self.before[m]
+            self.cluster_ids[p] for m in self.members[cluster] for p in self.before[m]
         } - {cluster}  # fmt: skip
 
     def reaches(self, start: int, goal: int) -> bool:
         """Whether a path leads from start to goal through some third cluster."""
         pending = [p for p in self.parents(goal) if p != start]
-        seen = set(pending)
+        visited = set(pending)
         while pending:
             cluster = pending.pop()
             if cluster == start:
                 return True
-            for parent in self.parents(cluster) - seen:
-                seen.add(parent)
+            for parent in self.parents(cluster) - visited:
+                visited.add(parent)
                 pending.append(parent)
         return False
 
     def pure(self, cluster: int) -> bool:
-        kinds = (Kind.ELEMENTWISE, *_INDEXED)
+        kinds = (NodeKind.ELEMENTWISE, *_INDEXED)
         return all(self.nodes[m].kind in kinds for m in self.members[cluster])
 
     def related(self, a: int, b: int, nested: bool) -> bool:
@@ -62,12 +62,12 @@ class _Clusters:
         return inside and self.pure(a) and self.pure(b)
 
     def barred(self, a: int, b: int) -> bool:
-        """Whether what one of them makes must leave the chip before the other reads it."""
+        """Return whether a result of one cluster must leave the chip before the other reads it."""
         if not self.barriers:
             return False
         members = [self.nodes[m] for c in (a, b) for m in self.members[c]]
-        made = {view.value for node in members for view in node.outs} & set(self.barriers)
-        return any(view.value in made for node in members for view in node.ins)
+        barred_values = {view.value for node in members for view in node.outs} & set(self.barriers)
+        return any(view.value in barred_values for node in members for view in node.ins)
 
     def merge(self, a: int, b: int, nested: bool) -> None:
         if (
@@ -80,7 +80,7 @@ class _Clusters:
             return
         keep, drop = sorted((a, b))
         for member in self.members.pop(drop):
-            self.of[member] = keep
+            self.cluster_ids[member] = keep
             self.members[keep].append(member)
 
 
@@ -88,14 +88,14 @@ def _path(scope: str) -> str:
     return scope.partition("#")[0]
 
 
-def cluster(nodes: Sequence[Node], barriers: Collection[int] = ()) -> list[list[Node]]:
-    """The nodes of one pass as kernels, in an order in which they can run.
+def cluster(nodes: Sequence[CallNode], barriers: Collection[int] = ()) -> list[list[CallNode]]:
+    """Group the nodes of one pass into kernels, in topological order.
 
-    Values in `barriers` are never passed on inside a kernel (partial sums: a reduction follows);
-    nor is what is read or written by index, which may lie anywhere.
+    Values in `barriers` are never passed inside a kernel (partial sums: a reduction follows), nor
+    are values that are read or written by index.
     """
     anywhere = {node.ins[0].value for node in nodes if node.kind in _INDEXED}
-    anywhere |= {v.value for node in nodes if node.kind is Kind.SCATTER for v in node.outs}
+    anywhere |= {v.value for node in nodes if node.kind is NodeKind.SCATTER for v in node.outs}
     state = _Clusters(nodes, {*barriers, *anywhere})
     fusible = [node.kind in _FUSIBLE for node in nodes]
     readers: dict[int, list[int]] = {}
@@ -108,16 +108,16 @@ def cluster(nodes: Sequence[Node], barriers: Collection[int] = ()) -> list[list[
             if fusible[i]:
                 for parent in sorted(state.before[i]):
                     if fusible[parent]:
-                        state.merge(state.of[parent], state.of[i], nested)
+                        state.merge(state.cluster_ids[parent], state.cluster_ids[i], nested)
         for value, group in readers.items():
             if value in state.makers:
-                for other in group[1:]:
-                    state.merge(state.of[group[0]], state.of[other], nested)
+                for reader in group[1:]:
+                    state.merge(state.cluster_ids[group[0]], state.cluster_ids[reader], nested)
     return _ordered(state)
 
 
-def _ordered(state: _Clusters) -> list[list[Node]]:
-    """Topological, and otherwise as the operators ran."""
+def _ordered(state: _Clusters) -> list[list[CallNode]]:
+    """List clusters in topological order, ties in the order in which operators ran."""
     parents = {c: state.parents(c) for c in state.members}
     done: set[int] = set()
     result = []

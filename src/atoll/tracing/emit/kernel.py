@@ -5,37 +5,37 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 
-from atoll.tracing.record.node import Kind, Node, Pass
+from atoll.tracing.record.node import CallNode, NodeKind, VectorPass
 from atoll.workload.modelfile import StepsEntry
 
 # A product's epilogue works on its own tile: it cannot join or pad what lies in others.
 _SHUFFLES = frozenset(("cat", "stack", "slice_backward", "select_backward", "roll", "flip"))
 
 
-def kind_of(
-    group: Sequence[Node], backward: bool, weights: Collection[int], gradients: Collection[int]
+def kernel_kind(
+    group: Sequence[CallNode], backward: bool, weights: Collection[int], gradients: Collection[int]
 ) -> str:
-    """Names that `fuse` knows: what may ride along with a product, and what closes a chain.
+    """Name the kind of a kernel as `fuse` knows it.
 
     `weights` and `gradients` are the values that are weights, and their gradients.
     """
     first = group[0]
-    if first.kind is Kind.PRODUCT:
+    if first.kind is NodeKind.PRODUCT:
         return _product_kind(first, backward, weights, gradients)
-    if first.kind is Kind.ATTENTION:
+    if first.kind is NodeKind.ATTENTION:
         return "attention_bwd" if backward else "attention"
-    if first.kind is Kind.MOVE:
+    if first.kind is NodeKind.MOVE:
         return "move"
-    if any(node.kind in (Kind.GATHER, Kind.SCATTER) for node in group):
+    if any(node.kind in (NodeKind.GATHER, NodeKind.SCATTER) for node in group):
         return "move" if len(group) == 1 else "shuffle"
     if any(node.op in _SHUFFLES and node.outs[0].elements > 1 for node in group):
         return "shuffle"
-    rows = any(node.kind is Kind.ROWS for node in group)
+    rows = any(node.kind is NodeKind.ROWS for node in group)
     return ("norm" if rows else "activation") + ("_bwd" if backward else "")
 
 
 def _product_kind(
-    node: Node, backward: bool, weights: Collection[int], gradients: Collection[int]
+    node: CallNode, backward: bool, weights: Collection[int], gradients: Collection[int]
 ) -> str:
     if backward and any(view.value in gradients for view in node.outs):
         # A convolution's backward operator makes both gradients at once.
@@ -45,11 +45,11 @@ def _product_kind(
     return "product"  # of two activations
 
 
-def passes_of(group: Sequence[Node]) -> list[Pass]:
-    """The passes of all nodes, less what comes free.
+def kernel_passes(group: Sequence[CallNode]) -> list[VectorPass]:
+    """List the passes of all nodes, without those that cost nothing.
 
-    An addition behind a product of the same kernel is one multiply-add; an activation that runs
-    again beside its derivative is computed by that anyway.
+    An addition after a product in the same kernel is one multiply-add; the derivative of an
+    activation already computes its recomputed forward value.
     """
     makers = {view.value: node for node in group for view in node.outs}
     derived = {
@@ -73,12 +73,12 @@ def passes_of(group: Sequence[Node]) -> list[Pass]:
     return result
 
 
-def steps_of(group: Sequence[Node], divided: Collection[int]) -> dict[str, StepsEntry]:
-    """What the group is in an eager framework: one kernel for each node, by vector function."""
+def eager_steps(group: Sequence[CallNode], divided: Collection[int]) -> dict[str, StepsEntry]:
+    """Return the kernels of the group in an eager framework, one per node, by vector function."""
     kernels: Counter[str] = Counter()
     sizes: dict[tuple[str, bool], list[int]] = {}
     for node in group:
-        if node.again or "empty" in node.op or not node.outs:
+        if node.recomputed or "empty" in node.op or not node.outs:
             continue
         function = node.passes[0].function if node.passes else "copy"
         kernels[function] += 1
@@ -94,7 +94,9 @@ def steps_of(group: Sequence[Node], divided: Collection[int]) -> dict[str, Steps
     }
 
 
-def _factor(node: Node, work: Pass, makers: dict[int, Node], used: set[int]) -> Node | None:
+def _factor(
+    node: CallNode, work: VectorPass, makers: dict[int, CallNode], used: set[int]
+) -> CallNode | None:
     """A product of the same kernel that this addition follows."""
     for view in node.ins:
         maker = makers.get(view.value)

@@ -10,21 +10,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from atoll.tracing.record.node import Kind, Node
-from atoll.tracing.record.trace import View
+from atoll.tracing.record.node import CallNode, NodeKind
+from atoll.tracing.record.trace import TensorView
 
 
 def without_layout_copies(
-    forward: Sequence[Node], backward: Sequence[Node]
-) -> tuple[list[Node], list[Node]]:
-    """Both passes with attention writing straight to where its output was copied."""
-    made = {
-        node.outs[0].value: node for node in forward if node.kind is Kind.ATTENTION and node.outs
+    forward: Sequence[CallNode], backward: Sequence[CallNode]
+) -> tuple[list[CallNode], list[CallNode]]:
+    """Drop layout copies of attention outputs: attention writes to the target of the copy."""
+    attention_nodes = {
+        node.outs[0].value: node
+        for node in forward
+        if node.kind is NodeKind.ATTENTION and node.outs
     }
-    moved: dict[int, View] = {}
+    moved: dict[int, TensorView] = {}
     dropped: set[int] = set()
     for node in forward:
-        source = made.get(node.ins[0].value) if node.op == "clone" and node.ins else None
+        source = attention_nodes.get(node.ins[0].value) if node.op == "clone" and node.ins else None
         if source is None or source.outs[0].value in moved:
             continue
         strides = _permuted(source.outs[0], node.ins[0], node.outs[0])
@@ -37,27 +39,27 @@ def without_layout_copies(
     if not moved:
         return list(forward), list(backward)
 
-    def redirect(node: Node) -> Node:
-        def view(old: View) -> View:
+    def redirect(node: CallNode) -> CallNode:
+        def view(old: TensorView) -> TensorView:
             new = moved.get(old.value)
             return new if new is not None and new.shape == old.shape else old
 
         return replace(node, ins=[view(v) for v in node.ins], outs=[view(v) for v in node.outs])
 
-    kept = [node for node in forward if id(node) not in dropped]
-    others = {v.value for n in (*kept, *backward) for v in n.ins if v.value in moved}
-    whole = {
+    remaining = [node for node in forward if id(node) not in dropped]
+    read_values = {v.value for n in (*remaining, *backward) for v in n.ins if v.value in moved}
+    reshaped_values = {
         value
-        for value in others
+        for value in read_values
         if any(v.value == value and v.shape != moved[value].shape
-               for n in (*kept, *backward) for v in n.ins)
+               for n in (*remaining, *backward) for v in n.ins)
     }  # fmt: skip
-    if whole:  # read in some other way as well: the copy is real
+    if reshaped_values:  # read in some other way as well: the copy is real
         return list(forward), list(backward)
-    return [redirect(n) for n in kept], [redirect(n) for n in backward]
+    return [redirect(n) for n in remaining], [redirect(n) for n in backward]
 
 
-def _permuted(out: View, read: View, copy: View) -> tuple[int, ...] | None:
+def _permuted(out: TensorView, read: TensorView, copy: TensorView) -> tuple[int, ...] | None:
     """Strides of the attention output (in its own order of dimensions) inside the copy."""
     if sorted(read.shape) != sorted(out.shape) or read.shape != copy.shape:
         return None

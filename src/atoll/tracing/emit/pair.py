@@ -69,7 +69,7 @@ def _pair(a: Any, b: Any, batches: tuple[int, int], where: str, size: bool) -> A
             for key in a
         }
     if isinstance(a, list | tuple) and isinstance(b, list | tuple) and len(a) == len(b):
-        return tuple(_pair(x, y, batches, where, size) for x, y in zip(a, b, strict=True))
+        return tuple(_pair(*pair, batches, where, size) for pair in zip(a, b, strict=True))
     if size and isinstance(a, str) and isinstance(b, str):
         return _dealt(a, b, batches, where)
     if a == b and type(a) is type(b):
@@ -86,8 +86,8 @@ def _pair(a: Any, b: Any, batches: tuple[int, int], where: str, size: bool) -> A
 
 def _dealt(a: str, b: str, batches: tuple[int, int], where: str) -> int | str:
     """Rows dealt out to groups: "rows/groups" in both captures."""
-    (rows_a, _, groups), (rows_b, _, other) = a.partition("/"), b.partition("/")
-    if groups != other:
+    (rows_a, _, groups), (rows_b, _, groups_b) = a.partition("/"), b.partition("/")
+    if groups != groups_b:
         raise NotProportionalError(where)
     rows = _pair(int(rows_a), int(rows_b), batches, where, True)
     count = int(groups)

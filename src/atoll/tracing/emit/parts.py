@@ -13,14 +13,14 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.tracing.record.node import Node
-from atoll.tracing.record.trace import Source, Value, View
+from atoll.tracing.record.node import CallNode
+from atoll.tracing.record.trace import TensorView, Value, ValueSource
 
 Region = tuple[int, tuple[tuple[int, int], ...]]
 """Offset, and (stride, size) of each dimension, the widest stride first."""
 
 
-def region_of(view: View) -> Region:
+def view_region(view: TensorView) -> Region:
     dims = [(s, n) for n, s in zip(view.shape, view.strides, strict=True) if n > 1 and s]
     dims.sort(reverse=True)
     merged: list[tuple[int, int]] = []
@@ -39,40 +39,42 @@ class Piece:
     elements: int
     regions: frozenset[Region]
     """The regions that contain it."""
-    view: View | None
+    view: TensorView | None
     """A view of exactly this piece, where there is one."""
 
 
 class Parts:
     """The pieces of every value of a layer."""
 
-    def __init__(self, nodes: Sequence[Node], values: Sequence[Value], whole: set[int]) -> None:
+    def __init__(
+        self, nodes: Sequence[CallNode], values: Sequence[Value], undivided: set[int]
+    ) -> None:
         self._values = values
-        found: dict[int, dict[Region, View]] = {}
-        self._shapes: dict[int, View] = {}
+        partial_regions: dict[int, dict[Region, TensorView]] = {}
+        self._shapes: dict[int, TensorView] = {}
         for node in nodes:
             for view in (*node.outs, *node.ins):
                 self._shapes.setdefault(view.value, view)
                 value = values[view.value]
-                if value.source is Source.MADE and view.value not in whole:
-                    region = region_of(view)
+                if value.source is ValueSource.COMPUTED and view.value not in undivided:
+                    region = view_region(view)
                     if prod(n for _, n in region[1]) < value.elements:
-                        found.setdefault(view.value, {}).setdefault(region, view)
+                        partial_regions.setdefault(view.value, {}).setdefault(region, view)
         self._pieces: dict[int, list[Piece]] = {}
-        for number, regions in found.items():
+        for number, regions in partial_regions.items():
             pieces = _pieces(values[number].elements, self._shapes[number], regions)
             if len(pieces) > 1:
                 self._pieces[number] = pieces
 
     def pieces(self, value: int) -> list[Piece]:
-        """None where the value is one tensor."""
+        """Return the pieces of a value; empty if it is one tensor."""
         return self._pieces.get(value, [])
 
-    def covered(self, view: View) -> list[int]:
+    def covered(self, view: TensorView) -> list[int]:
         """Indices of the pieces that a view reads: those in its region, or all of them."""
         pieces = self._pieces[view.value]
-        own = region_of(view)
-        return [i for i, piece in enumerate(pieces) if own in piece.regions] or list(
+        region = view_region(view)
+        return [i for i, piece in enumerate(pieces) if region in piece.regions] or list(
             range(len(pieces))
         )
 
@@ -88,7 +90,7 @@ class Parts:
         return _drop_expanded(view)
 
 
-def _pieces(size: int, shape: View, regions: dict[Region, View]) -> list[Piece]:
+def _pieces(size: int, shape: TensorView, regions: dict[Region, TensorView]) -> list[Piece]:
     """Columns that the same regions contain, if every region takes all rows of some columns."""
     row = shape.shape[-1] if shape.shape and shape.strides[-1] == 1 else 0
     if not row or size % row:
@@ -96,21 +98,21 @@ def _pieces(size: int, shape: View, regions: dict[Region, View]) -> list[Piece]:
     if len(regions) > 62:
         return []
     masks = np.zeros(row, np.int64)
-    order = list(regions)
-    columns_of = []
-    for bit, region in enumerate(order):
+    region_list = list(regions)
+    region_columns = []
+    for bit, region in enumerate(region_list):
         columns = _columns(region, row, size // row)
         if columns is None:
             return []
-        columns_of.append(columns)
+        region_columns.append(columns)
         masks[columns] |= 1 << bit
     result = []
     for mask in dict.fromkeys(masks.tolist()):
         columns = np.flatnonzero(masks == mask)
-        inside = [i for i in range(len(order)) if mask >> i & 1]
-        exact = [regions[order[i]] for i in inside if len(columns_of[i]) == len(columns)]
-        regions_ = frozenset(order[i] for i in inside)
-        result.append(Piece(len(columns) * (size // row), regions_, next(iter(exact), None)))
+        inside = [i for i in range(len(region_list)) if mask >> i & 1]
+        exact = [regions[region_list[i]] for i in inside if len(region_columns[i]) == len(columns)]
+        containing = frozenset(region_list[i] for i in inside)
+        result.append(Piece(len(columns) * (size // row), containing, next(iter(exact), None)))
     return result
 
 
@@ -136,7 +138,7 @@ def _columns(region: Region, row: int, rows: int) -> NDArray[np.int64] | None:
     return columns if columns.max() < row else None
 
 
-def _drop_expanded(view: View) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    kept = [(n, s) for n, s in zip(view.shape, view.strides, strict=True) if s or n == 1]
-    kept = kept or [(1, 1)]
-    return tuple(n for n, _ in kept), tuple(s for _, s in kept)
+def _drop_expanded(view: TensorView) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    dims = [(n, s) for n, s in zip(view.shape, view.strides, strict=True) if s or n == 1]
+    dims = dims or [(1, 1)]
+    return tuple(n for n, _ in dims), tuple(s for _, s in dims)

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import AtollError
-from atoll.tracing.capture import Request, captured, few, torch_module
-from atoll.tracing.from_onnx.graph import Graph, Input, trained
+from atoll.tracing.capture import CaptureRequest, abbreviated, capture_module, import_run_module
+from atoll.tracing.from_onnx.graph import Input, OnnxGraph, trained_initializers
 from atoll.tracing.from_onnx.paths import with_paths
 from atoll.tracing.from_onnx.patterns import mask_names, with_patterns
-from atoll.tracing.from_onnx.read import fold, package, read_graph, tie
+from atoll.tracing.from_onnx.read import fold, package, read_graph, tie_weights
 from atoll.tracing.inputs import parse_inputs
 from atoll.workload.stored import StoredModel
 
@@ -37,12 +37,12 @@ def capture_onnx(
     `sequence` stands for the one dimension, beside the batch, that it leaves open.
     """
     package()
-    run_module = torch_module()
+    run_module = import_run_module()
     from atoll.tracing.from_onnx.module import GraphModule
 
     where = str(path)
-    graph, notes = prepared(path)
-    shapes = _shapes(where, graph, _given(inputs), sequence, batch_dim)
+    graph, notes = prepare_graph(path)
+    shapes = _shapes(where, graph, _parsed_shapes(inputs), sequence, batch_dim)
     open_dim = batch_dim
     first = graph.inputs[0]
     if batch_dim is not None and (batch_dim >= len(first.dims) or first.dims[batch_dim] == ""):
@@ -72,35 +72,35 @@ def capture_onnx(
     if tokens is None and batch_dim == 0:
         shape = shapes[first.name]
         tokens = shape[1] if len(shape) == 2 else 1
-    request = Request(
+    request = CaptureRequest(
         name or Path(path).stem, tokens, open_dim, kind, keep, samples=samples, notes=tuple(notes)
     )
-    return captured(module, examples, {}, request)
+    return capture_module(module, examples, {}, request)
 
 
-def prepared(path: str | Path) -> tuple[Graph, list[str]]:
+def prepare_graph(path: str | Path) -> tuple[OnnxGraph, list[str]]:
     """The graph with its groups, weights and paths, and what a reader of the model should know."""
     graph = read_graph(path)
     if not graph.inputs:
         raise AtollError(f"{path}: the graph has no inputs")
-    kept = tuple(output for output in graph.outputs if not _CACHES.match(output))
+    outputs = tuple(output for output in graph.outputs if not _CACHES.match(output))
     notes = []
-    if kept and kept != graph.outputs:
+    if outputs and outputs != graph.outputs:
         notes.append("outputs that hold keys and values for later calls are left out")
-        graph = replace(graph, outputs=kept)
+        graph = replace(graph, outputs=outputs)
     graph = with_patterns(graph)
-    weights = trained(graph, mask_names(graph))
+    weights = trained_initializers(graph, mask_names(graph))
     if not weights:
         raise AtollError(f"{path}: the graph reads no floating-point initializer: nothing to train")
     constants = {name for name in graph.initializers if name not in weights}
-    taken = [
+    constant_names = [
         name for name in constants
         if graph.initializers[name].floating and graph.initializers[name].elements > 1
     ]  # fmt: skip
-    if taken:
-        notes.append(f"taken as constants, not as weights: {few(sorted(taken))}")
+    if constant_names:
+        notes.append(f"taken as constants, not as weights: {abbreviated(sorted(constant_names))}")
     graph = with_paths(fold(replace(graph, weights=weights), constants))
-    graph, tied = tie(graph)
+    graph, tied = tie_weights(graph)
     notes += tied
     read = {name for node in graph.nodes for name in node.inputs}
     graph = replace(graph, inputs=tuple(i for i in graph.inputs if i.name in read))
@@ -111,37 +111,37 @@ def prepared(path: str | Path) -> tuple[Graph, list[str]]:
     return graph, notes
 
 
-def _has(given: Input, dim: int, name: int | str) -> bool:
-    return dim < len(given.dims) and given.dims[dim] == name
+def _has(graph_input: Input, dim: int, name: int | str) -> bool:
+    return dim < len(graph_input.dims) and graph_input.dims[dim] == name
 
 
-def _given(texts: Sequence[str]) -> dict[str, tuple[int, ...]] | list[tuple[int, ...]]:
+def _parsed_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]] | list[tuple[int, ...]]:
     """Shapes by input name, or in order."""
-    found = parse_inputs(texts, "input_ids=int64[1,512]")
-    named = {name: shape for name, _, shape in found if name}
-    return named or [shape for _, _, shape in found]
+    parsed = parse_inputs(texts, "input_ids=int64[1,512]")
+    named = {name: shape for name, _, shape in parsed if name}
+    return named or [shape for _, _, shape in parsed]
 
 
 def _shapes(
     where: str,
-    graph: Graph,
-    given: dict[str, tuple[int, ...]] | list[tuple[int, ...]],
+    graph: OnnxGraph,
+    shapes: dict[str, tuple[int, ...]] | list[tuple[int, ...]],
     sequence: int | None,
     batch_dim: int | None,
 ) -> dict[str, tuple[int, ...]]:
     """A shape for every input; names of dimensions mean the same size everywhere."""
-    if isinstance(given, list):
-        given = dict(zip((i.name for i in graph.inputs), given, strict=False))
-    for name in given:
+    if isinstance(shapes, list):
+        shapes = dict(zip((i.name for i in graph.inputs), shapes, strict=False))
+    for name in shapes:
         if name not in {i.name for i in graph.inputs}:
-            known = ", ".join(i.name for i in graph.inputs)
-            raise AtollError(f"{where}: no input is called {name!r}; those that are used: {known}")
+            names = ", ".join(i.name for i in graph.inputs)
+            raise AtollError(f"{where}: no input is called {name!r}; those that are used: {names}")
     sizes: dict[str, int] = {}
     first = graph.inputs[0].dims
     if batch_dim is not None and batch_dim < len(first):
         sizes[str(first[batch_dim])] = 1
     for declared in graph.inputs:
-        shape = given.get(declared.name)
+        shape = shapes.get(declared.name)
         if shape is None:
             continue
         if len(shape) != len(declared.dims) or any(
@@ -154,14 +154,14 @@ def _shapes(
         for dim, size in zip(declared.dims, shape, strict=True):
             if isinstance(dim, str) and dim:
                 sizes.setdefault(dim, size)
-    free = {d for i in graph.inputs if i.name not in given for d in i.dims if isinstance(d, str)}
+    free = {d for i in graph.inputs if i.name not in shapes for d in i.dims if isinstance(d, str)}
     free -= sizes.keys()
     if sequence is not None and len(free) == 1 and "" not in free:
         sizes[free.pop()] = sequence
     result = {}
     for declared in graph.inputs:
-        if declared.name in given:
-            result[declared.name] = given[declared.name]
+        if declared.name in shapes:
+            result[declared.name] = shapes[declared.name]
             continue
         open_ = [d for d in declared.dims if isinstance(d, str) and d not in sizes]
         if open_:

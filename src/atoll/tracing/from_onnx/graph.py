@@ -10,12 +10,12 @@ from typing import Any
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-LARGEST_KNOWN = 1 << 24
+LARGEST_CONSTANT = 1 << 24
 """Elements of a constant that is computed; a larger one is a tensor like any other."""
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class OnnxNode:
     """One operator; `path` is the module that it belongs to ("layers.0.mlp")."""
 
     op: str
@@ -31,7 +31,7 @@ class Node:
 
     @property
     def where(self) -> str:
-        """For messages."""
+        """Label for messages."""
         label = self.name or (self.outputs[0] if self.outputs else "")
         return f"node {label} ({self.domain + '.' if self.domain else ''}{self.op})"
 
@@ -69,67 +69,67 @@ FLOATS = ("float32", "float16", "bfloat16", "float64")
 
 
 @dataclass(frozen=True, slots=True)
-class Graph:
+class OnnxGraph:
     """A graph whose nodes are in an order in which they can run."""
 
     name: str
     opset: int
-    nodes: tuple[Node, ...]
+    nodes: tuple[OnnxNode, ...]
     inputs: tuple[Input, ...]
     outputs: tuple[str, ...]
     initializers: Mapping[str, Initializer]
-    known: Mapping[str, Array] = field(default_factory=dict)
+    constants: Mapping[str, Array] = field(default_factory=dict)
     """Values that do not depend on the inputs: shapes, indices, masks, scalars."""
     weights: tuple[str, ...] = ()
     """Initializers that training changes."""
     float_type: str = "float32"
     """The type of most weights: the one that `dtype` replaces."""
 
-    def readers(self) -> dict[str, list[Node]]:
-        result: dict[str, list[Node]] = {}
+    def readers(self) -> dict[str, list[OnnxNode]]:
+        result: dict[str, list[OnnxNode]] = {}
         for node in self.nodes:
             for name in dict.fromkeys(node.inputs):
                 result.setdefault(name, []).append(node)
         return result
 
-    def makers(self) -> dict[str, Node]:
+    def makers(self) -> dict[str, OnnxNode]:
         return {name: node for node in self.nodes for name in node.outputs}
 
 
-def without_aliases(graph: Graph) -> Graph:
-    """Identity nodes are other names for what they read."""
+def without_aliases(graph: OnnxGraph) -> OnnxGraph:
+    """Remove Identity nodes, renaming their outputs."""
     same: dict[str, str] = {}
-    kept = []
+    nodes = []
     for node in graph.nodes:
         inputs = tuple(same.get(name, name) for name in node.inputs)
         if node.op == "Identity" and not node.domain:
             same[node.outputs[0]] = inputs[0]
         else:
-            kept.append(replace(node, inputs=inputs))
+            nodes.append(replace(node, inputs=inputs))
     outputs = tuple(same.get(name, name) for name in graph.outputs)
-    return replace(graph, nodes=tuple(kept), outputs=outputs)
+    return replace(graph, nodes=tuple(nodes), outputs=outputs)
 
 
-def without_dead_nodes(graph: Graph) -> Graph:
+def without_dead_nodes(graph: OnnxGraph) -> OnnxGraph:
     wanted = set(graph.outputs)
-    kept = []
+    live_nodes = []
     for node in reversed(graph.nodes):
         if any(name in wanted for name in node.outputs):
             wanted.update(node.inputs)
             wanted.update(outer_names(node))
-            kept.append(node)
-    return replace(graph, nodes=tuple(kept[::-1]))
+            live_nodes.append(node)
+    return replace(graph, nodes=tuple(live_nodes[::-1]))
 
 
-def outer_names(node: Node) -> set[str]:
-    """Values that the branches of an If read from around it."""
-    found: set[str] = set()
+def outer_names(node: OnnxNode) -> set[str]:
+    """Return the outer values that the branches of an If read."""
+    names: set[str] = set()
     for value in node.attributes.values():
-        if isinstance(value, Graph):
-            found.update(name for inner in value.nodes for name in inner.inputs)
-            found.update(value.outputs)
-            found.update(name for inner in value.nodes for name in outer_names(inner))
-    return found
+        if isinstance(value, OnnxGraph):
+            names.update(name for inner in value.nodes for name in inner.inputs)
+            names.update(value.outputs)
+            names.update(name for inner in value.nodes for name in outer_names(inner))
+    return names
 
 
 # --- which initializers are weights ---------------------------------------------------------------
@@ -146,71 +146,71 @@ _ANGLES = ("Cast", "Expand", "Unsqueeze", "Squeeze", "Reshape", "Transpose", "Co
            "MatMul", "Einsum")  # fmt: skip
 
 
-def trained(graph: Graph, masks: set[str]) -> tuple[str, ...]:
+def trained_initializers(graph: OnnxGraph, masks: set[str]) -> tuple[str, ...]:
     """Floating initializers of more than one element, unless the file says "buffer" or their use
-    does: statistics of batch norms, conditions, masks, rotary positions.
-    """
+    does: statistics of batch norms, conditions, masks, rotary positions."""
     readers = graph.readers()
     frequencies = _frequencies(graph)
-    marked = any(given.kind for given in graph.initializers.values())
-    found = []
-    for name, given in graph.initializers.items():
-        if not given.floating or name not in readers or given.kind == "BUFFER":
+    marked = any(initializer.kind for initializer in graph.initializers.values())
+    weights = []
+    for name, initializer in graph.initializers.items():
+        if not initializer.floating or name not in readers or initializer.kind == "BUFFER":
             continue
-        if given.kind == "PARAMETER":
-            found.append(name)
+        if initializer.kind == "PARAMETER":
+            weights.append(name)
             continue
-        fixed = all(_fixed(node, name) for node in readers[name]) or _rotation(given, readers[name])
-        if marked and given.elements <= _SMALL and _all_equal(given.load()):
+        uses = readers[name]
+        fixed = all(_fixed(node, name) for node in uses) or _rotation(initializer, uses)
+        if marked and initializer.elements <= _SMALL and _all_equal(initializer.load()):
             continue  # the exporter's own ones and zeros: weights would be marked
-        if given.elements > 1 and not fixed and name not in frequencies | masks:
-            found.append(name)
-    return tuple(found)
+        if initializer.elements > 1 and not fixed and name not in frequencies | masks:
+            weights.append(name)
+    return tuple(weights)
 
 
 def _all_equal(data: Array | None) -> bool:
     return data is not None and data.size > 0 and bool((data == data.reshape(-1)[0]).all())
 
 
-def _rotation(given: Initializer, readers: Sequence[Node]) -> bool:
+def _rotation(initializer: Initializer, readers: Sequence[OnnxNode]) -> bool:
     """A table of sines for rotary positions: multiplied with activations, position by position."""
-    wide = sum(n > 1 for n in given.shape) > 1
+    wide = sum(n > 1 for n in initializer.shape) > 1
     return wide and all(node.op == "Mul" for node in readers)
 
 
-def _fixed(node: Node, name: str) -> bool:
+def _fixed(node: OnnxNode, name: str) -> bool:
     if node.op not in _FIXED_USES:
         return False
     positions = _FIXED_USES[node.op]
     return positions is None or all(
-        i in positions for i, given in enumerate(node.inputs) if given == name
+        i in positions for i, input_name in enumerate(node.inputs) if input_name == name
     )
 
 
-def _frequencies(graph: Graph) -> set[str]:
+def _frequencies(graph: OnnxGraph) -> set[str]:
     """Vectors that lead to a sine or cosine through products and views (rotary positions)."""
     makers = graph.makers()
     pending = [name for node in graph.nodes if node.op in ("Sin", "Cos") for name in node.inputs]
-    found: set[str] = set()
-    seen: set[str] = set()
+    vectors: set[str] = set()
+    visited: set[str] = set()
     while pending:
         name = pending.pop()
-        if name in seen:
+        if name in visited:
             continue
-        seen.add(name)
-        given = graph.initializers.get(name)
-        if given is not None and max(given.shape, default=1) == given.elements:
-            found.add(name)
+        visited.add(name)
+        initializer = graph.initializers.get(name)
+        if initializer is not None and max(initializer.shape, default=1) == initializer.elements:
+            vectors.add(name)
         node = makers.get(name)
         if node is not None and node.op in _ANGLES:
             pending.extend(node.inputs)
-    return found
+    return vectors
 
 
 def most_common_float(initializers: Mapping[str, Initializer]) -> str:
-    """By elements, among floating ones."""
-    total: dict[str, int] = {}
-    for given in initializers.values():
-        if given.floating:
-            total[given.dtype] = total.get(given.dtype, 0) + given.elements
-    return max(total, key=lambda name: total[name], default="float32")
+    """Return the floating type with the most elements."""
+    elements: dict[str, int] = {}
+    for initializer in initializers.values():
+        if initializer.floating:
+            elements[initializer.dtype] = elements.get(initializer.dtype, 0) + initializer.elements
+    return max(elements, key=lambda name: elements[name], default="float32")

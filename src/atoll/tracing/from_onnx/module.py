@@ -12,32 +12,32 @@ from torch import nn
 
 from atoll.errors import AtollError
 from atoll.tracing.from_onnx import ops_math, ops_nn, ops_shape
-from atoll.tracing.from_onnx.graph import Graph, Input, Node
-from atoll.tracing.from_onnx.patterns import OWN
+from atoll.tracing.from_onnx.graph import Input, OnnxGraph, OnnxNode
+from atoll.tracing.from_onnx.patterns import GROUP_DOMAIN
 from atoll.tracing.from_onnx.read import can_evaluate, constant, evaluate, fold
-from atoll.tracing.from_onnx.values import Call, Context, UnsupportedError, Value
-from atoll.tracing.record.torch_api import ValueAskedFor, held
+from atoll.tracing.from_onnx.values import OnnxCall, OnnxContext, UnsupportedError, Value
+from atoll.tracing.record.torch_api import ValueAskedFor, buffer_tensor
 
 _DATA_SIZED = ("NonZero", "Compress", "Unique", "NonMaxSuppression")
 _STANDARD = {**ops_math.OPERATORS, **ops_shape.OPERATORS, **ops_nn.OPERATORS}
 _GROUPS = {**ops_math.PATTERNS, **ops_nn.PATTERNS}
 
 
-class Scope(nn.Module):
+class ScopeModule(nn.Module):
     """A module of the exported model: it runs the nodes whose path lies inside it."""
 
-    def forward(self, graph: GraphModule, nodes: Sequence[Node], path: str) -> None:
+    def forward(self, graph: GraphModule, nodes: Sequence[OnnxNode], path: str) -> None:
         graph.run(nodes, path)
 
 
 class GraphModule(nn.Module):
-    """The whole graph. `given` are the inputs that grow with the batch, in order."""
+    """The full graph. `batch_inputs` are the inputs that grow with the batch, in order."""
 
     def __init__(
         self,
         where: str,
-        graph: Graph,
-        given: Sequence[Input],
+        graph: OnnxGraph,
+        batch_inputs: Sequence[Input],
         fixed: dict[str, tuple[int, ...]],
         ones: Sequence[str],
         dtype: torch.dtype | None,
@@ -45,7 +45,7 @@ class GraphModule(nn.Module):
         super().__init__()
         self.where = where
         self.graph = graph
-        self.given = given
+        self.batch_inputs = batch_inputs
         self.fixed = fixed
         self.ones = frozenset(ones)
         self.float_dtype = dtype or getattr(torch, graph.float_type)
@@ -61,7 +61,7 @@ class GraphModule(nn.Module):
     def _scope(self, path: str, lists: set[str]) -> nn.Module:
         if path not in self._scopes:
             parent, _, name = path.rpartition(".")
-            module: nn.Module = nn.ModuleDict() if path in lists else Scope()
+            module: nn.Module = nn.ModuleDict() if path in lists else ScopeModule()
             self._scope(parent, lists).add_module(_attribute(name), module)
             self._scopes[path] = module
         return self._scopes[path]
@@ -69,12 +69,12 @@ class GraphModule(nn.Module):
     def _register_weights(self, lists: set[str]) -> None:
         """Weights keep the names of the module where the file has them; exporters that fold a
         transposition into a weight give it a number, and it is then called after its module."""
-        first: dict[str, Node] = {}
+        first: dict[str, OnnxNode] = {}
         for node in self.graph.nodes:
             for name in node.inputs:
                 first.setdefault(name, node)
         for name in self.graph.weights:
-            given = self.graph.initializers[name]
+            initializer = self.graph.initializers[name]
             path, _, last = name.rpartition(".")
             if not path or "::" in name or path not in self._scopes:
                 path, last = (first[name].path, "weight") if name in first else ("", name)
@@ -82,60 +82,61 @@ class GraphModule(nn.Module):
             last = _attribute(last)
             while hasattr(home, last):
                 last += "_"
-            kind = self.float_dtype if given.dtype == self.graph.float_type else None
+            kind = self.float_dtype if initializer.dtype == self.graph.float_type else None
             weight = torch.empty(
-                given.shape, dtype=kind or getattr(torch, given.dtype), device="meta"
+                initializer.shape, dtype=kind or getattr(torch, initializer.dtype), device="meta"
             )
             home.register_parameter(last, nn.Parameter(weight))
             self._homes[name] = (home, last)
 
     # --- running ---------------------------------------------------------------------------------
 
-    def make_context(self) -> Context:
-        return Context(self.graph.opset, self.graph.float_type, self.float_dtype)
+    def make_context(self) -> OnnxContext:
+        return OnnxContext(self.graph.opset, self.graph.float_type, self.float_dtype)
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         graph = self.graph
         self.context = self.make_context()
-        self.values: dict[str, Value] = dict(graph.known)
+        self.values: dict[str, Value] = dict(graph.constants)
         for name, (home, attribute) in self._homes.items():
             self.values[name] = getattr(home, attribute)
-        for name, given in graph.initializers.items():
+        for name, initializer in graph.initializers.items():
             if name not in self.values:
-                self.values[name] = held(given.shape, self.context.torch_dtype(given.dtype))
+                dtype = self.context.torch_dtype(initializer.dtype)
+                self.values[name] = buffer_tensor(initializer.shape, dtype)
         types = {i.name: i.dtype for i in graph.inputs}
         for name, shape in self.fixed.items():
-            self.values[name] = held(shape, self.context.torch_dtype(types[name]))
-        for declared, tensor in zip(self.given, inputs, strict=True):
+            self.values[name] = buffer_tensor(shape, self.context.torch_dtype(types[name]))
+        for declared, tensor in zip(self.batch_inputs, inputs, strict=True):
             self.values[declared.name] = tensor
         for name in self.ones & self.values.keys():
             kind = "float32" if types[name] == "bfloat16" else types[name]
             self.values[name] = np.ones(tuple(self.values[name].shape), kind)
         self.run(graph.nodes, "")
-        found = [self.values[name] for name in graph.outputs]
+        outputs = [self.values[name] for name in graph.outputs]
         self.values = {}
-        return tuple(value for value in found if isinstance(value, torch.Tensor))
+        return tuple(value for value in outputs if isinstance(value, torch.Tensor))
 
-    def run(self, nodes: Sequence[Node], path: str) -> None:
-        """Nodes of this path here, stretches of others inside the modules that they belong to."""
+    def run(self, nodes: Sequence[OnnxNode], path: str) -> None:
+        """Run nodes of this path, and runs of other nodes inside their modules."""
         at = 0
         start = f"{path}." if path else ""
         while at < len(nodes):
-            own = nodes[at].path
-            if own == path:
+            node_path = nodes[at].path
+            if node_path == path:
                 self._run_node(nodes[at])
                 at += 1
                 continue
-            inner = start + own[len(start) :].partition(".")[0]
+            inner = start + node_path[len(start) :].partition(".")[0]
             while isinstance(self._scopes[inner], nn.ModuleDict):
-                inner = f"{inner}." + own[len(inner) + 1 :].partition(".")[0]
+                inner = f"{inner}." + node_path[len(inner) + 1 :].partition(".")[0]
             end = at
             while end < len(nodes) and (nodes[end].path + ".").startswith(f"{inner}."):
                 end += 1
             self._scopes[inner](self, nodes[at:end], inner)
             at = end
 
-    def _run_node(self, node: Node) -> None:
+    def _run_node(self, node: OnnxNode) -> None:
         args = [self.values[name] if name else None for name in node.inputs]
         try:
             results = self._results(node, args)
@@ -162,48 +163,48 @@ class GraphModule(nn.Module):
             ) from None
         self.values.update(zip(node.outputs, results, strict=False))
 
-    def _results(self, node: Node, args: list[Value]) -> Sequence[Value]:
-        given = [value for value in args if value is not None]
+    def _results(self, node: OnnxNode, args: list[Value]) -> Sequence[Value]:
+        present = [value for value in args if value is not None]
         if node.op == "If" and not node.domain:
             return self._branch(node, args[0])
         if node.op == "Constant" and not node.domain:
             return (constant(node),)
-        known = given and all(isinstance(value, np.ndarray) for value in given)
-        if known and can_evaluate(node):
-            found = evaluate(node, args, self.graph.opset)
-            if found is not None:
-                return found
-        table = _GROUPS if node.domain == OWN else {} if node.domain else _STANDARD
+        constant_inputs = present and all(isinstance(value, np.ndarray) for value in present)
+        if constant_inputs and can_evaluate(node):
+            evaluated = evaluate(node, args, self.graph.opset)
+            if evaluated is not None:
+                return evaluated
+        table = _GROUPS if node.domain == GROUP_DOMAIN else {} if node.domain else _STANDARD
         if node.op not in table:
             if node.op in _DATA_SIZED and not node.domain:
                 raise UnsupportedError("the size of its result depends on the data")
             raise UnsupportedError("this operator has no counterpart here")
-        result: Any = table[node.op](Call(self.context, node, args))
+        result: Any = table[node.op](OnnxCall(self.context, node, args))
         return result if isinstance(result, tuple | list) else (result,)
 
-    def _branch(self, node: Node, condition: Value) -> Sequence[Value]:
+    def _branch(self, node: OnnxNode, condition: Value) -> Sequence[Value]:
         if isinstance(condition, torch.Tensor):
             raise UnsupportedError("which branch runs depends on the data")
-        branch: Graph = node.attributes["then_branch" if bool(condition) else "else_branch"]
+        branch: OnnxGraph = node.attributes["then_branch" if bool(condition) else "else_branch"]
         branch = fold(branch)
-        self.values.update(branch.known)
+        self.values.update(branch.constants)
         for inner in branch.nodes:
             self._run_node(replace(inner, path=node.path))
         return [self.values[name] for name in branch.outputs]
 
 
-def _lists(graph: Graph) -> set[str]:
+def _lists(graph: OnnxGraph) -> set[str]:
     """Paths whose children are all numbered, and that hold no node themselves."""
     children: dict[str, set[str]] = {}
-    own = {node.path for node in graph.nodes}
-    for path in own:
+    node_paths = {node.path for node in graph.nodes}
+    for path in node_paths:
         parts = path.split(".")
         for i in range(1, len(parts)):
             children.setdefault(".".join(parts[:i]), set()).add(parts[i])
     return {
         path
-        for path, found in children.items()
-        if path not in own and all(name.isdigit() for name in found)
+        for path, child_names in children.items()
+        if path not in node_paths and all(name.isdigit() for name in child_names)
     }
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from atoll.tracing.from_onnx.read import type_name
-from atoll.tracing.from_onnx.values import Call, Operator, need
+from atoll.tracing.from_onnx.values import OnnxCall, Operator, need
 
 _UNARY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "Abs": torch.abs, "Acos": torch.acos, "Asin": torch.asin, "Atan": torch.atan,
@@ -35,11 +35,11 @@ _TENSORS_ONLY = ("And", "Or", "Xor")
 
 
 def _unary(function: Callable[[torch.Tensor], torch.Tensor]) -> Operator:
-    return lambda call: function(call.x)
+    return lambda call: function(call.first)
 
 
 def _binary(name: str) -> Operator:
-    def run(call: Call) -> torch.Tensor:
+    def run(call: OnnxCall) -> torch.Tensor:
         left, right = call.pair(0, 1)
         if name in _SYMMETRIC and not isinstance(left, torch.Tensor):
             left, right = right, left
@@ -50,73 +50,77 @@ def _binary(name: str) -> Operator:
     return run
 
 
-def _div(call: Call) -> torch.Tensor:
+def _div(call: OnnxCall) -> torch.Tensor:
     left, right = call.pair(0, 1)
     tensor = left if isinstance(left, torch.Tensor) else right
     if not tensor.is_floating_point():
-        return torch.div(call.x, right, rounding_mode="trunc")
+        return torch.div(call.first, right, rounding_mode="trunc")
     if not isinstance(left, torch.Tensor):
         return torch.reciprocal(right) * left
     return torch.div(left, right)
 
 
-def _mod(call: Call) -> torch.Tensor:
+def _mod(call: OnnxCall) -> torch.Tensor:
     _, right = call.pair(0, 1)
-    return torch.fmod(call.x, right) if call.get("fmod") else torch.remainder(call.x, right)
+    return torch.fmod(call.first, right) if call.get("fmod") else torch.remainder(call.first, right)
 
 
 def _many(function: Callable[[Any, Any], Any]) -> Operator:
     return lambda call: reduce(function, call.tensors())
 
 
-def _where(call: Call) -> torch.Tensor:
+def _where(call: OnnxCall) -> torch.Tensor:
     left, right = call.pair(1, 2)
     if not isinstance(left, torch.Tensor) and not isinstance(right, torch.Tensor):
         left, right = call.tensor(1), call.tensor(2)
-    return torch.where(call.x, left, right)
+    return torch.where(call.first, left, right)
 
 
-def _clip(call: Call) -> torch.Tensor:
+def _clip(call: OnnxCall) -> torch.Tensor:
     low, high = (
-        call.get(name) if call.value(at) is None else call.context.operand(call.value(at), call.x)
+        call.get(name)
+        if call.value(at) is None
+        else call.context.operand(call.value(at), call.first)
         for at, name in ((1, "min"), (2, "max"))
     )
-    return call.x if low is None and high is None else torch.clamp(call.x, min=low, max=high)
+    return (
+        call.first if low is None and high is None else torch.clamp(call.first, min=low, max=high)
+    )
 
 
-def _prelu(call: Call) -> torch.Tensor:
+def _prelu(call: OnnxCall) -> torch.Tensor:
     _, slope = call.pair(0, 1)
-    return torch.where(call.x > 0, call.x, call.x * slope)
+    return torch.where(call.first > 0, call.first, call.first * slope)
 
 
 def _sloped(function: Callable[[torch.Tensor, float], torch.Tensor], alpha: float) -> Operator:
-    return lambda call: function(call.x, call.number("alpha", alpha))
+    return lambda call: function(call.first, call.number("alpha", alpha))
 
 
-def _hard_sigmoid(call: Call) -> torch.Tensor:
-    return torch.clamp(call.x * call.number("alpha", 0.2) + call.number("beta", 0.5), 0.0, 1.0)
+def _hard_sigmoid(call: OnnxCall) -> torch.Tensor:
+    return torch.clamp(call.first * call.number("alpha", 0.2) + call.number("beta", 0.5), 0.0, 1.0)
 
 
-def _gelu(call: Call) -> torch.Tensor:
-    return F.gelu(call.x, approximate=str(call.get("approximate", "none")))
+def _gelu(call: OnnxCall) -> torch.Tensor:
+    return F.gelu(call.first, approximate=str(call.get("approximate", "none")))
 
 
-def _silu(call: Call) -> torch.Tensor:
+def _silu(call: OnnxCall) -> torch.Tensor:
     alpha = call.number("alpha", 1.0)
-    return F.silu(call.x) if alpha == 1.0 else call.x * torch.sigmoid(alpha * call.x)
+    return F.silu(call.first) if alpha == 1.0 else call.first * torch.sigmoid(alpha * call.first)
 
 
 # --- reductions -----------------------------------------------------------------------------------
 
 
 def _reduction(function: Callable[[torch.Tensor, list[int], bool], torch.Tensor]) -> Operator:
-    def run(call: Call) -> torch.Tensor:
+    def run(call: OnnxCall) -> torch.Tensor:
         axes = call.axes()
         if not axes:
             if call.get("noop_with_empty_axes"):
-                return call.x
-            axes = list(range(call.x.ndim))
-        return function(call.x, axes, bool(call.get("keepdims", 1)))
+                return call.first
+            axes = list(range(call.first.ndim))
+        return function(call.first, axes, bool(call.get("keepdims", 1)))
 
     return run
 
@@ -132,11 +136,11 @@ def _norm(order: float) -> Operator:
 
 
 def _softmax(function: Callable[[torch.Tensor, int], torch.Tensor]) -> Operator:
-    def run(call: Call) -> torch.Tensor:
-        x = call.x
+    def run(call: OnnxCall) -> torch.Tensor:
+        x = call.first
         if call.context.opset >= 13:
-            return function(x, call.whole("axis", -1))
-        axis = call.whole("axis", 1) % x.ndim
+            return function(x, call.integer("axis", -1))
+        axis = call.integer("axis", 1) % x.ndim
         if axis == x.ndim - 1:
             return function(x, -1)
         return function(x.flatten(axis), -1).reshape(x.shape)  # older opsets: all from axis on
@@ -145,35 +149,35 @@ def _softmax(function: Callable[[torch.Tensor, int], torch.Tensor]) -> Operator:
 
 
 def _arg(function: Callable[[torch.Tensor, int, bool], torch.Tensor]) -> Operator:
-    return lambda call: function(call.x, call.axis, bool(call.get("keepdims", 1)))
+    return lambda call: function(call.first, call.axis, bool(call.get("keepdims", 1)))
 
 
-def _topk(call: Call) -> tuple[torch.Tensor, ...]:
+def _topk(call: OnnxCall) -> tuple[torch.Tensor, ...]:
     (k,) = call.ints(1, "number of results", call.get("k"))
-    return tuple(torch.topk(call.x, k, call.whole("axis", -1), bool(call.get("largest", 1))))
+    return tuple(torch.topk(call.first, k, call.integer("axis", -1), bool(call.get("largest", 1))))
 
 
-def _cumsum(call: Call) -> torch.Tensor:
+def _cumsum(call: OnnxCall) -> torch.Tensor:
     need(not call.get("exclusive"), "exclusive sums")
     (axis,) = call.ints(1, "axis")
     if call.get("reverse"):
-        return call.x.flip(axis).cumsum(axis).flip(axis)
-    return call.x.cumsum(axis)
+        return call.first.flip(axis).cumsum(axis).flip(axis)
+    return call.first.cumsum(axis)
 
 
 OPERATORS: dict[str, Operator] = {
     **{name: _unary(function) for name, function in _UNARY.items()},
     **{name: _binary(name) for name in _BINARY},
     "ArgMax": _arg(torch.argmax), "ArgMin": _arg(torch.argmin),
-    "Cast": lambda c: c.x.to(c.context.torch_dtype(type_name(int(c.get("to"))))),
-    "CastLike": lambda c: c.x.to(c.tensor(1).dtype),
+    "Cast": lambda c: c.first.to(c.context.torch_dtype(type_name(int(c.get("to"))))),
+    "CastLike": lambda c: c.first.to(c.tensor(1).dtype),
     "Celu": _sloped(F.celu, 1.0), "Clip": _clip, "CumSum": _cumsum, "Div": _div,
     "Dropout": lambda c: c.args[0],  # as for inference: the forward graph is taken as it is
     "Elu": _sloped(F.elu, 1.0), "Gelu": _gelu,
     "HardSigmoid": _hard_sigmoid, "LeakyRelu": _sloped(F.leaky_relu, 0.01),
     "LogSoftmax": _softmax(torch.log_softmax),
     "LpNormalization": lambda c: F.normalize(
-        c.x, p=float(c.whole("p", 2)), dim=c.whole("axis", -1)
+        c.first, p=float(c.integer("p", 2)), dim=c.integer("axis", -1)
     ),
     "Max": _many(torch.maximum), "Mean": lambda c: reduce(torch.add, c.tensors()) / len(c.args),
     "Min": _many(torch.minimum), "Mod": _mod, "PRelu": _prelu,

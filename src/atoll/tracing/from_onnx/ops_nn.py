@@ -9,17 +9,17 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from atoll.tracing.from_onnx.values import Call, Context, Operator, Value, need
+from atoll.tracing.from_onnx.values import OnnxCall, OnnxContext, Operator, Value, need
 
 # --- products -------------------------------------------------------------------------------------
 
 
-def _linear(call: Call) -> torch.Tensor:
+def _linear(call: OnnxCall) -> torch.Tensor:
     x, weight, bias = call.tensors()
     return F.linear(x, weight.t(), bias)
 
 
-def _gemm(call: Call) -> torch.Tensor:
+def _gemm(call: OnnxCall) -> torch.Tensor:
     a, b = call.tensors(2)
     a = a.t() if call.get("transA") else a
     b = b.t() if call.get("transB") else b
@@ -30,8 +30,10 @@ def _gemm(call: Call) -> torch.Tensor:
     return torch.addmm(c, a, b, beta=beta, alpha=alpha)
 
 
-def _padding(call: Call, sizes: tuple[int, ...], window: list[int]) -> tuple[list[int], list[int]]:
-    """What is put before and behind every spatial dimension."""
+def _padding(
+    call: OnnxCall, sizes: tuple[int, ...], window: list[int]
+) -> tuple[list[int], list[int]]:
+    """Return the padding before and after every spatial dimension."""
     n = len(window)
     auto = str(call.get("auto_pad", "NOTSET"))
     if auto in ("NOTSET", "VALID"):
@@ -48,16 +50,18 @@ def _padding(call: Call, sizes: tuple[int, ...], window: list[int]) -> tuple[lis
     return before, after
 
 
-def _padded(call: Call, window: list[int], value: float = 0.0) -> tuple[torch.Tensor, list[int]]:
-    """The input, and the padding that is the same on both sides; any other is put on at once."""
-    before, after = _padding(call, tuple(call.x.shape[2:]), window)
+def _padded(
+    call: OnnxCall, window: list[int], value: float = 0.0
+) -> tuple[torch.Tensor, list[int]]:
+    """Return the input and its symmetric padding; asymmetric padding is applied directly."""
+    before, after = _padding(call, tuple(call.first.shape[2:]), window)
     if before == after:
-        return call.x, before
+        return call.first, before
     amounts = [n for pair in zip(reversed(before), reversed(after), strict=True) for n in pair]
-    return F.pad(call.x, amounts, value=value), [0] * len(window)
+    return F.pad(call.first, amounts, value=value), [0] * len(window)
 
 
-def _conv(call: Call) -> torch.Tensor:
+def _conv(call: OnnxCall) -> torch.Tensor:
     x, weight = call.tensors(2)
     n = x.ndim - 2
     window = list(weight.shape[2:])
@@ -71,20 +75,20 @@ def _conv(call: Call) -> torch.Tensor:
     return torch.convolution(
         x, weight, call.optional(2), call.sizes("strides", [1] * n), before,
         call.sizes("dilations", [1] * n), transposed, call.sizes("output_padding", [0] * n),
-        call.whole("group", 1),
+        call.integer("group", 1),
     )  # fmt: skip
 
 
 # --- norms ----------------------------------------------------------------------------------------
 
 
-def _epsilon(call: Call) -> float:
+def _epsilon(call: OnnxCall) -> float:
     return call.number("epsilon", 1e-5)
 
 
-def _layer_norm(call: Call) -> torch.Tensor:
+def _layer_norm(call: OnnxCall) -> torch.Tensor:
     x, scale = call.tensors(2)
-    shape = list(x.shape[call.whole("axis", -1) :])
+    shape = list(x.shape[call.integer("axis", -1) :])
     scale = scale.expand(shape)
     if call.op != "LayerNormalization":
         return F.rms_norm(x, shape, scale, _epsilon(call))
@@ -93,14 +97,14 @@ def _layer_norm(call: Call) -> torch.Tensor:
     return F.layer_norm(x, shape, scale, bias, _epsilon(call))
 
 
-def _batch_norm(call: Call) -> torch.Tensor:
+def _batch_norm(call: OnnxCall) -> torch.Tensor:
     """As in training: with the statistics of the batch (or of each sample)."""
     x, scale, bias = call.tensors(3)
     function = F.instance_norm if call.op == "InstanceNormalization" else F.batch_norm
     return function(x, None, None, scale, bias, True, 0.1, _epsilon(call))
 
 
-def _group_norm(call: Call) -> torch.Tensor:
+def _group_norm(call: OnnxCall) -> torch.Tensor:
     x, scale, bias = call.tensors(3)
     groups = int(call.get("num_groups"))
     if scale.shape[0] != x.shape[1]:  # opset 18: one number a group
@@ -112,20 +116,20 @@ def _group_norm(call: Call) -> torch.Tensor:
 
 
 def _is_causal(mask: Any, queries: int, keys: int) -> bool | None:
-    """Of a known mask in which True (or a number near zero) stays: causal, empty, or neither."""
-    kept = np.asarray(mask)
-    kept = kept if kept.dtype == bool else kept > -1e3
-    if kept.all():
+    """Classify a constant mask (True or near 0: visible): True causal, False empty, else None."""
+    visible = np.asarray(mask)
+    visible = visible if visible.dtype == bool else visible > -1e3
+    if visible.all():
         return False
-    if kept.ndim < 2 or kept.shape[-2:] != (queries, keys) or queries != keys:
+    if visible.ndim < 2 or visible.shape[-2:] != (queries, keys) or queries != keys:
         return None
-    flat = kept.reshape(-1, queries, keys)
+    flat = visible.reshape(-1, queries, keys)
     lower = np.tri(queries, dtype=bool)
-    return True if all((one == lower).all() for one in flat) else None
+    return True if all((square == lower).all() for square in flat) else None
 
 
 def _scaled_dot_product(
-    context: Context,
+    context: OnnxContext,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -138,9 +142,9 @@ def _scaled_dot_product(
 ) -> torch.Tensor:
     """Fused attention. A mask that hides exactly the future, or nothing, is none."""
     if mask is not None and not isinstance(mask, torch.Tensor):
-        found = _is_causal(~mask if hide else mask, q.shape[-2], k.shape[-2])
-        if found is not None:
-            causal, mask = causal or found, None
+        is_causal = _is_causal(~mask if hide else mask, q.shape[-2], k.shape[-2])
+        if is_causal is not None:
+            causal, mask = causal or is_causal, None
     added = None
     if mask is not None:
         added = context.tensor(mask)
@@ -158,7 +162,7 @@ def _scaled_dot_product(
     return y.squeeze(0) if flat else y
 
 
-def _pattern(call: Call) -> torch.Tensor:
+def _pattern(call: OnnxCall) -> torch.Tensor:
     """Two products and a softmax between them."""
     q, keys, v = call.tensors(3)
     if call.get("transposed"):
@@ -173,7 +177,7 @@ def _pattern(call: Call) -> torch.Tensor:
     return _scaled_dot_product(call.context, q, keys, v, call.args[3], hide=hide, scale=scale)
 
 
-def _attention(call: Call) -> torch.Tensor:
+def _attention(call: OnnxCall) -> torch.Tensor:
     """The operator of opset 23."""
     q, k, v = call.tensors(3)
     need(not any(value is not None for value in call.args[4:]), "a cache of keys and values")
@@ -191,7 +195,7 @@ def _attention(call: Call) -> torch.Tensor:
     return y.transpose(1, 2).reshape(y.shape[0], y.shape[2], -1) if flat else y
 
 
-def _rotary(call: Call) -> torch.Tensor:
+def _rotary(call: OnnxCall) -> torch.Tensor:
     """The operator of opset 23: the first columns of every head are rotated in pairs."""
     x, cosine, sine = call.tensors(3)
     flat = x.ndim == 3
@@ -201,22 +205,22 @@ def _rotary(call: Call) -> torch.Tensor:
     if where is not None:
         cosine, sine = F.embedding(where, cosine), F.embedding(where, sine)
     cosine, sine = cosine.unsqueeze(1), sine.unsqueeze(1)
-    width = call.whole("rotary_embedding_dim", 0) or x.shape[-1]
-    turned, rest = x[..., :width], x[..., width:]
+    width = call.integer("rotary_embedding_dim", 0) or x.shape[-1]
+    rotated, unrotated = x[..., :width], x[..., width:]
     mixed = call.get("interleaved")
-    first, second = (turned[..., ::2], turned[..., 1::2]) if mixed else turned.chunk(2, -1)
+    first, second = (rotated[..., ::2], rotated[..., 1::2]) if mixed else rotated.chunk(2, -1)
     parts = (first * cosine - second * sine, first * sine + second * cosine)
     joined = torch.stack(parts, -1).flatten(-2) if mixed else torch.cat(parts, -1)
-    y = torch.cat((joined, rest), -1) if rest.shape[-1] else joined
+    y = torch.cat((joined, unrotated), -1) if unrotated.shape[-1] else joined
     return y.transpose(1, 2).reshape(x.shape[0], x.shape[2], -1) if flat else y
 
 
 # --- pooling and losses ---------------------------------------------------------------------------
 
 
-def _pool(call: Call) -> torch.Tensor:
-    n = call.x.ndim - 2
-    need(n in (1, 2, 3), f"{call.x.ndim} dimensions")
+def _pool(call: OnnxCall) -> torch.Tensor:
+    n = call.first.ndim - 2
+    need(n in (1, 2, 3), f"{call.first.ndim} dimensions")
     window = list(call.get("kernel_shape"))
     steps, ceil = call.sizes("strides", [1] * n), bool(call.get("ceil_mode", 0))
     pool: Any
@@ -230,21 +234,21 @@ def _pool(call: Call) -> torch.Tensor:
     return pool(x, window, steps, pads, ceil, bool(call.get("count_include_pad", 0)))
 
 
-def _loss(call: Call) -> torch.Tensor:
+def _loss(call: OnnxCall) -> torch.Tensor:
     function = F.nll_loss if call.op == "NegativeLogLikelihoodLoss" else F.cross_entropy
     need(call.value(2) is None, "weights of classes")
     labels = call.index(1)
     need(prod(labels.shape) > 0, "no labels")
-    ignored, reduction = call.whole("ignore_index", -100), str(call.get("reduction", "mean"))
-    return function(call.x, labels, ignore_index=ignored, reduction=reduction)
+    ignored, reduction = call.integer("ignore_index", -100), str(call.get("reduction", "mean"))
+    return function(call.first, labels, ignore_index=ignored, reduction=reduction)
 
 
 OPERATORS: dict[str, Operator] = {
     "Attention": _attention, "AveragePool": _pool, "BatchNormalization": _batch_norm,
     "Conv": _conv, "ConvTranspose": _conv,
     "Einsum": lambda c: torch.einsum(str(c.get("equation")), *c.tensors()), "Gemm": _gemm,
-    "GlobalAveragePool": lambda c: c.x.mean(list(range(2, c.x.ndim)), True),
-    "GlobalMaxPool": lambda c: torch.amax(c.x, list(range(2, c.x.ndim)), True),
+    "GlobalAveragePool": lambda c: c.first.mean(list(range(2, c.first.ndim)), True),
+    "GlobalMaxPool": lambda c: torch.amax(c.first, list(range(2, c.first.ndim)), True),
     "GroupNormalization": _group_norm, "InstanceNormalization": _batch_norm,
     "LayerNormalization": _layer_norm, "MatMul": lambda c: torch.matmul(*c.tensors()),
     "MaxPool": _pool,

@@ -14,12 +14,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from atoll.tracing.from_onnx.graph import Graph, Node
+from atoll.tracing.from_onnx.graph import OnnxGraph, OnnxNode
 
 _NUMBERED = re.compile(r"(.*?)[._]*(\d+)")
 
 
-def with_paths(graph: Graph) -> Graph:
+def with_paths(graph: OnnxGraph) -> OnnxGraph:
     """Every node with a path of dotted module names, items of a list by their number."""
     nodes = [replace(node, path=_dotted(node.path)) for node in graph.nodes]
     if not _has_items(nodes):
@@ -40,7 +40,7 @@ def _dotted(path: str) -> str:
     return ".".join(result)
 
 
-def _numbered(nodes: Sequence[Node]) -> list[Node]:
+def _numbered(nodes: Sequence[OnnxNode]) -> list[OnnxNode]:
     """Parts such as "layer_3" are an item of a list where there are several of their kind."""
     stems: dict[str, set[str]] = {}
     split = [[part for part in node.path.split("/") if part] for node in nodes]
@@ -62,7 +62,7 @@ def _numbered(nodes: Sequence[Node]) -> list[Node]:
     return result
 
 
-def _has_items(nodes: Sequence[Node]) -> bool:
+def _has_items(nodes: Sequence[OnnxNode]) -> bool:
     """Whether some list has two items, each a stretch of nodes of its own."""
     items: dict[str, set[str]] = {}
     for path in {node.path for node in nodes}:
@@ -70,17 +70,17 @@ def _has_items(nodes: Sequence[Node]) -> bool:
         for i, part in enumerate(parts):
             if part.isdigit() and i:
                 items.setdefault(".".join(parts[:i]), set()).add(part)
-    return any(len(found) > 1 for found in items.values())
+    return any(len(numbers) > 1 for numbers in items.values())
 
 
-def _repeated(graph: Graph, nodes: Sequence[Node]) -> list[Node]:
+def _repeated(graph: OnnxGraph, nodes: Sequence[OnnxNode]) -> list[OnnxNode]:
     """Items of "layers" by repetition; nodes that only handle shapes go with what follows them."""
     steps = _with_data(graph, nodes)
     working = [nodes[i] for i in steps]
-    found = repetition([_key(node, graph) for node in working])
-    if found is None:
+    repeat = repetition([_key(node, graph) for node in working])
+    if repeat is None:
         return list(nodes)
-    first, period, times, slack = found
+    first, period, times, slack = repeat
     start = first + min(range(slack + 1), key=lambda i: (_crossing(working, first + i), i))
     paths = []
     for index in range(len(working)):
@@ -93,9 +93,9 @@ def _repeated(graph: Graph, nodes: Sequence[Node]) -> list[Node]:
     return result
 
 
-def _with_data(graph: Graph, nodes: Sequence[Node]) -> list[int]:
+def _with_data(graph: OnnxGraph, nodes: Sequence[OnnxNode]) -> list[int]:
     """Indices of the nodes whose results depend on more than shapes."""
-    fixed = set(graph.known)
+    fixed = set(graph.constants)
     result = []
     for i, node in enumerate(nodes):
         if node.op in ("Shape", "Size") or all(not n or n in fixed for n in node.inputs):
@@ -105,10 +105,10 @@ def _with_data(graph: Graph, nodes: Sequence[Node]) -> list[int]:
     return result
 
 
-def _key(node: Node, graph: Graph) -> object:
+def _key(node: OnnxNode, graph: OnnxGraph) -> object:
     """Equal for nodes that do the same: operator, settings, shapes of the weights they read."""
     shapes = tuple(
-        graph.initializers[name].shape if name in graph.initializers else name in graph.known
+        graph.initializers[name].shape if name in graph.initializers else name in graph.constants
         for name in node.inputs
     )
     settings = sorted((name, str(value)) for name, value in node.attributes.items())
@@ -139,7 +139,7 @@ def repetition(keys: Sequence[object]) -> tuple[int, int, int, int] | None:
     return best
 
 
-def _crossing(nodes: Sequence[Node], at: int) -> int:
+def _crossing(nodes: Sequence[OnnxNode], at: int) -> int:
     """Values made before a node that it or later ones read."""
-    made = {name for node in nodes[:at] for name in node.outputs if name}
-    return len(made & {name for node in nodes[at:] for name in node.inputs})
+    earlier_outputs = {name for node in nodes[:at] for name in node.outputs if name}
+    return len(earlier_outputs & {name for node in nodes[at:] for name in node.inputs})

@@ -6,32 +6,32 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import isclose, pi, sqrt
 
-from atoll.tracing.from_onnx.graph import Graph, Node, without_dead_nodes
+from atoll.tracing.from_onnx.graph import OnnxGraph, OnnxNode, without_dead_nodes
 
-OWN = "atoll"
+GROUP_DOMAIN = "atoll"
 """Domain of the operators that stand for groups."""
 _SCALES = ("Mul", "Div")
-_OF_SHAPES = ("Shape", "Size", "Gather", "Slice", "Cast", "Sqrt", "Div", "Reciprocal", "Mul",
+_SHAPE_OPS = ("Shape", "Size", "Gather", "Slice", "Cast", "Sqrt", "Div", "Reciprocal", "Mul",
               "Squeeze", "Unsqueeze")  # fmt: skip
 
 
 @dataclass
 class _Search:
-    """The graph while groups are looked for."""
+    """Index of a graph for pattern search."""
 
-    graph: Graph
-    makers: dict[str, Node]
-    readers: dict[str, list[Node]]
+    graph: OnnxGraph
+    makers: dict[str, OnnxNode]
+    readers: dict[str, list[OnnxNode]]
 
-    def only_reader(self, name: str) -> Node | None:
-        found = self.readers.get(name, [])
-        return found[0] if len(found) == 1 and name not in self.graph.outputs else None
+    def only_reader(self, name: str) -> OnnxNode | None:
+        readers = self.readers.get(name, [])
+        return readers[0] if len(readers) == 1 and name not in self.graph.outputs else None
 
     def private(self, name: str) -> bool:
         return self.only_reader(name) is not None
 
     def scalar(self, name: str) -> float | None:
-        value = self.graph.known.get(name)
+        value = self.graph.constants.get(name)
         return float(value.reshape(-1)[0]) if value is not None and value.size == 1 else None
 
     def number(self, name: str) -> bool:
@@ -41,16 +41,16 @@ class _Search:
             return self.scalar(name) is not None
         if node.op in ("Shape", "Size"):
             return True
-        return node.op in _OF_SHAPES and all(
-            side in self.graph.known or self.number(side) for side in node.inputs
+        return node.op in _SHAPE_OPS and all(
+            side in self.graph.constants or self.number(side) for side in node.inputs
         )
 
     def scaled(self, name: str) -> str:
-        """What is multiplied by a number here; itself if nothing is."""
+        """Return the tensor that is scaled by a number, or the name itself."""
         return self.factor(name)[0]
 
     def factor(self, name: str) -> tuple[str, tuple[str, str] | None]:
-        """The same, with the number's name and whether it multiplies ("Mul") or divides."""
+        """Return the scaled tensor, with the number's name and operator ("Mul" or "Div")."""
         node = self.makers.get(name)
         if node is None or node.op not in _SCALES or not self.private(name):
             return name, None
@@ -62,36 +62,38 @@ class _Search:
         return name, None
 
 
-def with_patterns(graph: Graph) -> Graph:
-    """The graph with every group that is recognised as one node, where its last node was."""
+def with_patterns(graph: OnnxGraph) -> OnnxGraph:
+    """Replace every recognised group by one node at the position of its last node."""
     search = _Search(graph, graph.makers(), graph.readers())
-    instead: dict[int, Node] = {}
+    replacements: dict[int, OnnxNode] = {}
     for node in graph.nodes:
         find = _PATTERNS.get(node.op)
-        found = None if find is None else find(search, node)
-        if found is not None:
-            last, group = found
-            instead[id(last)] = group
-    nodes = tuple(instead.get(id(node), node) for node in graph.nodes)
+        match = None if find is None else find(search, node)
+        if match is not None:
+            last, group = match
+            replacements[id(last)] = group
+    nodes = tuple(replacements.get(id(node), node) for node in graph.nodes)
     return without_dead_nodes(replace(graph, nodes=nodes))
 
 
-def mask_names(graph: Graph) -> set[str]:
+def mask_names(graph: OnnxGraph) -> set[str]:
     """Initializers that are added to attention scores, directly."""
     return {
-        node.inputs[3] for node in graph.nodes if node.domain == OWN and node.op == "Attention"
+        node.inputs[3]
+        for node in graph.nodes
+        if node.domain == GROUP_DOMAIN and node.op == "Attention"
     } & set(graph.initializers)
 
 
-def _group(last: Node, op: str, inputs: tuple[str, ...], **attributes: object) -> Node:
+def _group(last: OnnxNode, op: str, inputs: tuple[str, ...], **attributes: object) -> OnnxNode:
     settings: Mapping[str, object] = attributes
-    return replace(last, op=op, domain=OWN, inputs=inputs, attributes=settings)
+    return replace(last, op=op, domain=GROUP_DOMAIN, inputs=inputs, attributes=settings)
 
 
 # --- attention ------------------------------------------------------------------------------------
 
 
-def _attention(search: _Search, softmax: Node) -> tuple[Node, Node] | None:
+def _attention(search: _Search, softmax: OnnxNode) -> tuple[OnnxNode, OnnxNode] | None:
     """softmax(scale * q k^T + mask) v; scales lie in front of the product or behind it."""
     default = -1 if search.graph.opset >= 13 else 1
     if softmax.attributes.get("axis", default) not in (-1, 3):
@@ -175,7 +177,7 @@ def _leads_to_product(search: _Search, name: str) -> bool:
     return False
 
 
-def _after(search: _Search, softmax: Node) -> tuple[Node, str] | None:
+def _after(search: _Search, softmax: OnnxNode) -> tuple[OnnxNode, str] | None:
     """The product with the values, behind a cast, a dropout or a guard against empty rows."""
     name = softmax.outputs[0]
     if name in search.graph.outputs:
@@ -195,34 +197,34 @@ def _after(search: _Search, softmax: Node) -> tuple[Node, str] | None:
             return None
 
 
-def _linear(search: _Search, product: Node) -> tuple[Node, Node] | None:
+def _linear(search: _Search, product: OnnxNode) -> tuple[OnnxNode, OnnxNode] | None:
     """A product with a weight, and a bias behind it."""
     weight = search.graph.initializers.get(product.inputs[1])
     plus = search.only_reader(product.outputs[0])
     if weight is None or len(weight.shape) != 2 or plus is None or plus.op != "Add":
         return None
-    other = plus.inputs[1] if plus.inputs[0] == product.outputs[0] else plus.inputs[0]
-    bias = search.graph.initializers.get(other)
+    bias_name = plus.inputs[1] if plus.inputs[0] == product.outputs[0] else plus.inputs[0]
+    bias = search.graph.initializers.get(bias_name)
     if bias is None or bias.shape != weight.shape[1:]:
         return None
-    return plus, _group(plus, "Linear", (*product.inputs, other))
+    return plus, _group(plus, "Linear", (*product.inputs, bias_name))
 
 
 # --- activations ----------------------------------------------------------------------------------
 
 
-def _erf_gelu(search: _Search, erf: Node) -> tuple[Node, Node] | None:
+def _erf_gelu(search: _Search, erf: OnnxNode) -> tuple[OnnxNode, OnnxNode] | None:
     """x / 2 * (1 + erf(x / sqrt 2)), in any order of its factors."""
     x = search.scaled(erf.inputs[0])
     plus = search.only_reader(erf.outputs[0])
     if x == erf.inputs[0] or plus is None or plus.op != "Add":
         return None
-    if not _adds_one(search, plus, erf.outputs[0]):
+    if not _adds_1(search, plus, erf.outputs[0]):
         return None
     return _half_times(search, x, plus.outputs[0], "none")
 
 
-def _tanh_gelu(search: _Search, tanh: Node) -> tuple[Node, Node] | None:
+def _tanh_gelu(search: _Search, tanh: OnnxNode) -> tuple[OnnxNode, OnnxNode] | None:
     """x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))."""
     inner = search.scaled(tanh.inputs[0])
     scale = search.makers.get(tanh.inputs[0])
@@ -237,18 +239,20 @@ def _tanh_gelu(search: _Search, tanh: Node) -> tuple[Node, Node] | None:
         power = search.makers.get(search.scaled(cubed))
         if power is None or x not in power.inputs:
             continue
-        if plus is None or plus.op != "Add" or not _adds_one(search, plus, tanh.outputs[0]):
+        if plus is None or plus.op != "Add" or not _adds_1(search, plus, tanh.outputs[0]):
             return None
         return _half_times(search, x, plus.outputs[0], "tanh")
     return None
 
 
-def _adds_one(search: _Search, plus: Node, name: str) -> bool:
-    other = plus.inputs[1] if plus.inputs[0] == name else plus.inputs[0]
-    return search.scalar(other) == 1.0
+def _adds_1(search: _Search, plus: OnnxNode, name: str) -> bool:
+    addend = plus.inputs[1] if plus.inputs[0] == name else plus.inputs[0]
+    return search.scalar(addend) == 1.0
 
 
-def _half_times(search: _Search, x: str, gate: str, approximate: str) -> tuple[Node, Node] | None:
+def _half_times(
+    search: _Search, x: str, gate: str, approximate: str
+) -> tuple[OnnxNode, OnnxNode] | None:
     """(x / 2) * gate, (x * gate) / 2 or x * (gate / 2)."""
     halved = False
     name, multiplied = gate, False
@@ -256,13 +260,13 @@ def _half_times(search: _Search, x: str, gate: str, approximate: str) -> tuple[N
         node = search.only_reader(name)
         if node is None or node.op not in _SCALES:
             return None
-        other = node.inputs[1] if node.inputs[0] == name else node.inputs[0]
-        number = search.scalar(other)
+        operand = node.inputs[1] if node.inputs[0] == name else node.inputs[0]
+        number = search.scalar(operand)
         if number in ((0.5,) if node.op == "Mul" else (2.0,)) and not halved:
             halved = True
-        elif node.op == "Mul" and not multiplied and other == x:
+        elif node.op == "Mul" and not multiplied and operand == x:
             multiplied = True
-        elif node.op == "Mul" and not multiplied and not halved and search.scaled(other) == x:
+        elif node.op == "Mul" and not multiplied and not halved and search.scaled(operand) == x:
             halved = multiplied = True
         else:
             return None
@@ -271,7 +275,7 @@ def _half_times(search: _Search, x: str, gate: str, approximate: str) -> tuple[N
     return last, _group(last, "Gelu", (x,), approximate=approximate)
 
 
-def _silu(search: _Search, sigmoid: Node) -> tuple[Node, Node] | None:
+def _silu(search: _Search, sigmoid: OnnxNode) -> tuple[OnnxNode, OnnxNode] | None:
     """x * sigmoid(x)."""
     x = sigmoid.inputs[0]
     times = search.only_reader(sigmoid.outputs[0])
@@ -287,4 +291,4 @@ _PATTERNS = {
     "Sigmoid": _silu,
     "MatMul": _linear,
 }
-"""By the operator at the heart of a group."""
+"""Pattern functions by the central operator of a group."""

@@ -12,12 +12,12 @@ import numpy as np
 
 from atoll.errors import AtollError
 from atoll.tracing.from_onnx.graph import (
-    LARGEST_KNOWN,
+    LARGEST_CONSTANT,
     Array,
-    Graph,
     Initializer,
     Input,
-    Node,
+    OnnxGraph,
+    OnnxNode,
     most_common_float,
     without_aliases,
     without_dead_nodes,
@@ -41,7 +41,7 @@ def package() -> Any:
     return onnx
 
 
-def read_graph(path: str | Path) -> Graph:
+def read_graph(path: str | Path) -> OnnxGraph:
     """The file's graph, with everything folded that does not depend on its inputs."""
     onnx = package()
     try:
@@ -62,7 +62,7 @@ def read_graph(path: str | Path) -> Graph:
     return fold(without_dead_nodes(without_aliases(graph)))
 
 
-def _graph(onnx: Any, proto: Any, opset: int, folder: Path) -> Graph:
+def _graph(onnx: Any, proto: Any, opset: int, folder: Path) -> OnnxGraph:
     kinds = {
         info.name: entry.value
         for info in (*proto.value_info, *proto.input)
@@ -71,7 +71,7 @@ def _graph(onnx: Any, proto: Any, opset: int, folder: Path) -> Graph:
     }
     tensors = [_initializer(onnx, tensor, kinds, folder) for tensor in proto.initializer]
     initializers = {tensor.name: tensor for tensor in tensors}
-    return Graph(
+    return OnnxGraph(
         name=proto.name,
         opset=opset,
         nodes=tuple(_node(onnx, node, opset, folder) for node in proto.node),
@@ -112,7 +112,7 @@ def _initializer(onnx: Any, tensor: Any, kinds: dict[str, str], folder: Path) ->
     return Initializer(tensor.name, shape, dtype, kind, load)
 
 
-def tie(graph: Graph) -> tuple[Graph, list[str]]:
+def tie_weights(graph: OnnxGraph) -> tuple[OnnxGraph, list[str]]:
     """Exporters fold the transposition of a tied head into a second copy of the word table. The
     copy goes where the data in the file show that it is one; where they are missing, a note."""
     notes = []
@@ -124,24 +124,26 @@ def tie(graph: Graph) -> tuple[Graph, list[str]]:
     for table in tables:
         shape = graph.initializers[table].shape
         for name in graph.weights:
-            found = readers.get(name, [])
-            product = len(found) == 1 and found[0].op in ("MatMul", "Linear")
+            weight_readers = readers.get(name, [])
+            product = len(weight_readers) == 1 and weight_readers[0].op in ("MatMul", "Linear")
             if not product or graph.initializers[name].shape != shape[::-1] or len(shape) != 2:
                 continue
             large = graph.initializers[table].elements > _LARGEST_COMPARED
-            data, other = (None if large else graph.initializers[n].load() for n in (table, name))
-            if data is None or other is None:
+            data, copy = (None if large else graph.initializers[n].load() for n in (table, name))
+            if data is None or copy is None:
                 notes.append(
                     f"{table} and {name} have one shape: if they are tied, count them once"
                 )
-            elif np.array_equal(data, other.T):
-                graph = _transposed(graph, table, name, found[0])
+            elif np.array_equal(data, copy.T):
+                graph = _transposed(graph, table, name, weight_readers[0])
     return graph, notes
 
 
-def _transposed(graph: Graph, table: str, copy: str, reader: Node) -> Graph:
-    """The copy becomes a view of the table, made where it is read."""
-    view = Node("Transpose", "", f"{copy}.tied", (table,), (copy,), {"perm": [1, 0]}, reader.path)
+def _transposed(graph: OnnxGraph, table: str, copy: str, reader: OnnxNode) -> OnnxGraph:
+    """Replace the copy by a transposed view of the table in front of its reader."""
+    view = OnnxNode(
+        "Transpose", "", f"{copy}.tied", (table,), (copy,), {"perm": [1, 0]}, reader.path
+    )
     nodes = [step for n in graph.nodes for step in ((view, n) if n is reader else (n,))]
     return replace(
         graph,
@@ -151,7 +153,7 @@ def _transposed(graph: Graph, table: str, copy: str, reader: Node) -> Graph:
     )
 
 
-def _node(onnx: Any, proto: Any, opset: int, folder: Path) -> Node:
+def _node(onnx: Any, proto: Any, opset: int, folder: Path) -> OnnxNode:
     attributes: dict[str, Any] = {}
     for attribute in proto.attribute:
         value = onnx.helper.get_attribute_value(attribute)
@@ -163,7 +165,7 @@ def _node(onnx: Any, proto: Any, opset: int, folder: Path) -> Node:
             value = _graph(onnx, value, opset, folder)
         attributes[attribute.name] = value
     domain = "" if proto.domain == "ai.onnx" else proto.domain
-    return Node(
+    return OnnxNode(
         op=proto.op_type,
         domain=domain,
         name=proto.name,
@@ -191,61 +193,62 @@ def _scope(proto: Any) -> str:
 # --- known values ---------------------------------------------------------------------------------
 
 
-def fold(graph: Graph, more: Collection[str] = ()) -> Graph:
+def fold(graph: OnnxGraph, more: Collection[str] = ()) -> OnnxGraph:
     """Evaluate what depends on no input and on no weight: on integers, on single numbers, and on
-    the initializers in `more`. The data of others are never looked at.
-    """
-    known = dict(graph.known)
-    for name, given in graph.initializers.items():
-        small = given.elements <= 1 or not given.floating or name in more
-        if name in known or not small or given.elements > LARGEST_KNOWN:
+    the initializers in `more`. The data of others are never looked at."""
+    constants = dict(graph.constants)
+    for name, initializer in graph.initializers.items():
+        small = initializer.elements <= 1 or not initializer.floating or name in more
+        if name in constants or not small or initializer.elements > LARGEST_CONSTANT:
             continue
-        if given.kind == "PARAMETER":
+        if initializer.kind == "PARAMETER":
             continue
-        data = given.load()
+        data = initializer.load()
         if data is not None:
-            known[name] = data
-    kept = []
+            constants[name] = data
+    nodes = []
     for node in graph.nodes:
         if node.op == "Constant" and not node.domain:
             value = constant(node)
             if value is not None:
-                known[node.outputs[0]] = value
+                constants[node.outputs[0]] = value
                 continue
         read = [name for name in node.inputs if name]
-        if read and all(name in known for name in read) and can_evaluate(node):
-            results = evaluate(node, [known.get(name) for name in node.inputs], graph.opset)
+        if read and all(name in constants for name in read) and can_evaluate(node):
+            results = evaluate(node, [constants.get(name) for name in node.inputs], graph.opset)
             if results is not None:
-                known.update(zip(node.outputs, results, strict=False))
+                constants.update(zip(node.outputs, results, strict=False))
                 continue
-        kept.append(node)
-    return without_dead_nodes(replace(graph, nodes=tuple(kept), known=known))
+        nodes.append(node)
+    return without_dead_nodes(replace(graph, nodes=tuple(nodes), constants=constants))
 
 
-def constant(node: Node) -> Array | None:
+def constant(node: OnnxNode) -> Array | None:
     kinds = {"value": None, "value_int": np.int64, "value_ints": np.int64,
              "value_float": np.float32, "value_floats": np.float32}  # fmt: skip
-    known = ((value, kinds[name]) for name, value in node.attributes.items() if name in kinds)
-    return next((np.asarray(value, kind) for value, kind in known), None)
+    typed = ((value, kinds[name]) for name, value in node.attributes.items() if name in kinds)
+    return next((np.asarray(value, kind) for value, kind in typed), None)
 
 
-def can_evaluate(node: Node) -> bool:
+def can_evaluate(node: OnnxNode) -> bool:
     return not node.domain and node.op not in _RANDOM and node.op not in ("Loop", "Scan", "If")
 
 
 _RESULTS: dict[object, tuple[Array, ...]] = {}
 
 
-def evaluate(node: Node, inputs: Sequence[Array | None], opset: int) -> tuple[Array, ...] | None:
-    """The outputs by the onnx package's reference; None where it fails or they are too large."""
+def evaluate(
+    node: OnnxNode, inputs: Sequence[Array | None], opset: int
+) -> tuple[Array, ...] | None:
+    """Evaluate a node with the onnx reference; None if it fails or the outputs are too large."""
     if _grows(node, inputs):
         return None
     small = sum(value.size for value in inputs if value is not None) <= 4096
     key = None
     if small:
-        given = tuple(None if v is None else (v.dtype.str, v.shape, v.tobytes()) for v in inputs)
+        arrays = tuple(None if v is None else (v.dtype.str, v.shape, v.tobytes()) for v in inputs)
         attributes = tuple(a.SerializeToString() for a in node.proto.attribute)
-        key = (node.op, opset, len(node.outputs), attributes, given)
+        key = (node.op, opset, len(node.outputs), attributes, arrays)
         if key in _RESULTS:
             return _RESULTS[key]
     onnx = package()
@@ -262,22 +265,22 @@ def evaluate(node: Node, inputs: Sequence[Array | None], opset: int) -> tuple[Ar
     feeds = dict(zip(node.inputs, inputs, strict=True))
     try:
         with np.errstate(all="ignore"):
-            found = onnx.reference.ReferenceEvaluator(function).run(
+            output_values = onnx.reference.ReferenceEvaluator(function).run(
                 None, {name: feeds[name] for name in names}, attributes={}
             )
     except Exception:  # not every operator of the reference takes every input: then it is run
         return None
-    by_name = dict(zip(outputs, (np.asarray(value) for value in found), strict=True))
+    by_name = dict(zip(outputs, (np.asarray(value) for value in output_values), strict=True))
     results = tuple(by_name.get(name, np.zeros(0)) for name in node.outputs)
     if key is not None and sum(value.size for value in results) <= 1 << 16:
         _RESULTS[key] = results
     return results
 
 
-def _grows(node: Node, inputs: Sequence[Array | None]) -> bool:
-    """Whether a result would be larger than what is worth computing."""
+def _grows(node: OnnxNode, inputs: Sequence[Array | None]) -> bool:
+    """Return whether a result would exceed `LARGEST_CONSTANT` elements."""
     sizes = [value.size for value in inputs if value is not None]
-    if max(sizes, default=0) > LARGEST_KNOWN:
+    if max(sizes, default=0) > LARGEST_CONSTANT:
         return True
     shape = {"Expand": 1, "ConstantOfShape": 0, "Tile": 1, "Reshape": 1}.get(node.op)
     if shape is None or len(inputs) <= shape or inputs[shape] is None:
@@ -285,4 +288,4 @@ def _grows(node: Node, inputs: Sequence[Array | None]) -> bool:
     factor = float(np.prod(np.abs(np.asarray(inputs[shape], np.float64))))
     if node.op == "Tile":
         factor *= max(sizes)
-    return factor > LARGEST_KNOWN
+    return factor > LARGEST_CONSTANT

@@ -1,4 +1,4 @@
-"""Values while a graph runs: known ones as numpy arrays, all others as tensors."""
+"""Values while a graph runs: constants as numpy arrays, all others as tensors."""
 
 from __future__ import annotations
 
@@ -10,50 +10,52 @@ import numpy as np
 import torch
 
 from atoll.errors import AtollError
-from atoll.tracing.from_onnx.graph import Array, Node
-from atoll.tracing.record.torch_api import held
+from atoll.tracing.from_onnx.graph import Array, OnnxNode
+from atoll.tracing.record.torch_api import buffer_tensor
 
 Value = Any
 """A torch.Tensor, a numpy array where it is known, or None for an input that is left out."""
 
 
 @dataclass
-class Context:
-    """What operators need beside their inputs."""
+class OnnxContext:
+    """Settings that operators need in addition to their inputs."""
 
     opset: int
     float_type: str
     """The type in the file that `dtype` stands for."""
     dtype: torch.dtype
-    hold: Callable[[Array, torch.dtype], torch.Tensor] = lambda value, kind: held(value.shape, kind)
-    """Makes a tensor of a known value; while a module is captured, one without values."""
-    made: dict[int, torch.Tensor] = field(default_factory=dict)
-    """Known values that have become tensors, by the identity of their array."""
-    keep: list[Array] = field(default_factory=list)
+    hold: Callable[[Array, torch.dtype], torch.Tensor] = lambda value, kind: buffer_tensor(
+        value.shape, kind
+    )
+    """Makes a tensor from a constant; during capture, one without values."""
+    tensors: dict[int, torch.Tensor] = field(default_factory=dict)
+    """Tensors made from constants, by the identity of their array."""
+    arrays: list[Array] = field(default_factory=list)
 
     def torch_dtype(self, name: str) -> torch.dtype:
-        """A type of the file as the run has it."""
+        """Return the torch type for a type name of the file."""
         if name == self.float_type:
             return self.dtype
-        found = getattr(torch, {"bool_": "bool"}.get(name, name), None)
-        if not isinstance(found, torch.dtype):
+        dtype = getattr(torch, {"bool_": "bool"}.get(name, name), None)
+        if not isinstance(dtype, torch.dtype):
             raise AtollError(f"type {name} is not supported")
-        return found
+        return dtype
 
     def tensor(self, value: Value) -> torch.Tensor:
-        """A known value as a tensor that the module holds."""
+        """Return a constant as a tensor that the module holds."""
         if isinstance(value, torch.Tensor):
             return value
-        if id(value) not in self.made:
-            self.keep.append(value)  # its identity is the key
-            self.made[id(value)] = self.hold(value, self.torch_dtype(str(value.dtype)))
-        return self.made[id(value)]
+        if id(value) not in self.tensors:
+            self.arrays.append(value)  # its identity is the key
+            self.tensors[id(value)] = self.hold(value, self.torch_dtype(str(value.dtype)))
+        return self.tensors[id(value)]
 
-    def operand(self, value: Value, beside: Value) -> Any:
-        """As `tensor`, but a single number beside a tensor stays a number."""
+    def operand(self, value: Value, partner: Value) -> Any:
+        """As `tensor`, but a scalar combined with a tensor stays a number."""
         if isinstance(value, torch.Tensor) or value is None:
             return value
-        if isinstance(beside, torch.Tensor) and value.size == 1 and value.ndim <= beside.ndim:
+        if isinstance(partner, torch.Tensor) and value.size == 1 and value.ndim <= partner.ndim:
             return value.reshape(-1)[0].item()
         return self.tensor(value)
 
@@ -68,11 +70,11 @@ def need(condition: object, what: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class OnnxCall:
     """A node while it runs: its inputs and settings, as operators ask for them."""
 
-    context: Context
-    node: Node
+    context: OnnxContext
+    node: OnnxNode
     args: Sequence[Value]
 
     @property
@@ -80,7 +82,7 @@ class Call:
         return self.node.op
 
     @property
-    def x(self) -> torch.Tensor:
+    def first(self) -> torch.Tensor:
         """The first input."""
         return self.tensor(0)
 
@@ -108,9 +110,9 @@ class Call:
     def ints(self, at: int, what: str, setting: object = None) -> list[int]:
         """A known list of whole numbers (a shape, axes, indices): an input, or, where it is left
         out, what an attribute says (older opsets)."""
-        given = setting if self.value(at) is None else self.value(at)
-        need(not isinstance(given, torch.Tensor), f"its {what} depends on the data")
-        return [int(n) for n in np.asarray(given).reshape(-1)]
+        numbers = setting if self.value(at) is None else self.value(at)
+        need(not isinstance(numbers, torch.Tensor), f"its {what} depends on the data")
+        return [int(n) for n in np.asarray(numbers).reshape(-1)]
 
     def axes(self, at: int = 1) -> list[int] | None:
         """Axes as an attribute (older opsets) or as an input."""
@@ -124,7 +126,7 @@ class Call:
     def get(self, name: str, default: Any = None) -> Any:
         return self.node.attributes.get(name, default)
 
-    def whole(self, name: str, default: int) -> int:
+    def integer(self, name: str, default: int) -> int:
         return int(self.get(name, default))
 
     def number(self, name: str, default: float) -> float:
@@ -135,8 +137,8 @@ class Call:
 
     @property
     def axis(self) -> int:
-        """Of operators whose axis is the first unless they say otherwise."""
-        return self.whole("axis", 0)
+        """The `axis` attribute, 0 by default."""
+        return self.integer("axis", 0)
 
 
-Operator = Callable[[Call], Any]
+Operator = Callable[[OnnxCall], Any]

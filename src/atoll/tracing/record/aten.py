@@ -21,8 +21,8 @@ from atoll.tracing.record.aten_names import (
     SCATTERS,
     SUMS,
 )
-from atoll.tracing.record.node import Kind, Node, Pass
-from atoll.tracing.record.trace import Call, View
+from atoll.tracing.record.node import CallNode, NodeKind, VectorPass
+from atoll.tracing.record.trace import OperatorCall, TensorView
 from atoll.workload.graph.operator import Matmul
 from atoll.workload.graph.products import (
     attention_fraction,
@@ -34,16 +34,16 @@ from atoll.workload.graph.products import (
 )
 
 _WITHOUT_WORK = (
-    (COPIES, Kind.ELEMENTWISE),
-    (GATHERS, Kind.GATHER),
-    (MOVES, Kind.MOVE),
-    (SCATTERS, Kind.SCATTER),
-    (LOSSES, Kind.ROWS),
+    (COPIES, NodeKind.ELEMENTWISE),
+    (GATHERS, NodeKind.GATHER),
+    (MOVES, NodeKind.MOVE),
+    (SCATTERS, NodeKind.SCATTER),
+    (LOSSES, NodeKind.ROWS),
 )
 
 
-def node_of(call: Call) -> Node:
-    """The call with its work."""
+def call_node(call: OperatorCall) -> CallNode:
+    """Return the node of a call, with its work."""
     name = call.op.rstrip("_") if call.op.rstrip("_") in ELEMENTWISE else call.op
     if name in _SPECIAL:
         return _SPECIAL[name](call)
@@ -51,45 +51,49 @@ def node_of(call: Call) -> Node:
         if name in names:
             return _node(call, kind)
     if name in FILLS:
-        return replace(_node(call, Kind.ELEMENTWISE), ins=[])
+        return replace(_node(call, NodeKind.ELEMENTWISE), ins=[])
     if name in SUMS:
         return _row("add")(call)
     if name in ADDING_SCATTERS:
-        return _node(call, Kind.SCATTER, passes=(Pass("add", call.ins[-1]),))
+        return _node(call, NodeKind.SCATTER, passes=(VectorPass("add", call.ins[-1]),))
     over = max((*call.outs, *call.ins), key=lambda view: view.elements)
     if name in ELEMENTWISE:
         floating = over.floating or call.outs[0].floating
-        work = (Pass(ELEMENTWISE[name], over),) if floating else ()
-        return _node(call, Kind.ELEMENTWISE, passes=work)
-    return replace(_node(call, Kind.ROWS, passes=(Pass("add", over),)), known=False)
+        work = (VectorPass(ELEMENTWISE[name], over),) if floating else ()
+        return _node(call, NodeKind.ELEMENTWISE, passes=work)
+    return replace(_node(call, NodeKind.ROWS, passes=(VectorPass("add", over),)), in_table=False)
 
 
 def _node(
-    call: Call, kind: Kind, *, matmuls: tuple[Matmul, ...] = (), passes: tuple[Pass, ...] = ()
-) -> Node:
+    call: OperatorCall,
+    kind: NodeKind,
+    *,
+    matmuls: tuple[Matmul, ...] = (),
+    passes: tuple[VectorPass, ...] = (),
+) -> CallNode:
     ins = [view for view in call.ins if view.elements]
-    return Node(call, kind, ins, [v for v in call.outs if v.elements], matmuls, passes)
+    return CallNode(call, kind, ins, [v for v in call.outs if v.elements], matmuls, passes)
 
 
 # --- products -------------------------------------------------------------------------------------
 
 
-def _mm(call: Call) -> Node:
+def _mm(call: OperatorCall) -> CallNode:
     a, b = call.ins[-2:]
     batch, m, k = a.shape if len(a.shape) == 3 else (1, *a.shape)
     plus = "add" if len(a.shape) == 3 else "bias"
-    passes = (Pass(plus, call.outs[0]),) if len(call.ins) == 3 else ()
-    return _node(call, Kind.PRODUCT, matmuls=(Matmul(batch, m, b.shape[-1], k),), passes=passes)
+    passes = (VectorPass(plus, call.outs[0]),) if len(call.ins) == 3 else ()
+    return _node(call, NodeKind.PRODUCT, matmuls=(Matmul(batch, m, b.shape[-1], k),), passes=passes)
 
 
-def _mv(call: Call) -> Node:
+def _mv(call: OperatorCall) -> CallNode:
     a, b = call.ins[-2:]
     m, k = (1, a.shape[0]) if len(a.shape) == 1 else a.shape
     n = b.shape[1] if len(b.shape) == 2 else 1
-    return _node(call, Kind.PRODUCT, matmuls=(Matmul(1, m, n, k),))
+    return _node(call, NodeKind.PRODUCT, matmuls=(Matmul(1, m, n, k),))
 
 
-def _grouped(call: Call) -> Node:
+def _grouped(call: OperatorCall) -> CallNode:
     """Experts: rows of the left operand are dealt out to the groups, evenly for the estimate.
 
     (rows, k) by (groups, k, n); and its weight gradient, (m, rows) by (rows, n).
@@ -108,67 +112,67 @@ def _grouped(call: Call) -> Node:
     else:
         groups, m, k = a.shape
         product, dealt = Matmul(groups, m, -(-b.shape[1] // groups), k), ("n", b.shape[1])
-    return replace(_node(call, Kind.PRODUCT, matmuls=(product,)), dealt_out=dealt)
+    return replace(_node(call, NodeKind.PRODUCT, matmuls=(product,)), grouped_rows=dealt)
 
 
-def _convolution(call: Call) -> Node:
-    """As a product over unfolded patches; depth-wise ones run on the vector cores."""
-    x, weight = call.ins[:2]
+def _convolution(call: OperatorCall) -> CallNode:
+    """A convolution as a product over unfolded patches; depth-wise ones run on vector cores."""
+    input_view, weight = call.ins[:2]
     transposed, groups = bool(call.args[6]), int(str(call.args[8]))
-    return _conv_node(call, x, weight, call.outs[0], transposed, groups, (True,), False)
+    return _conv_node(call, input_view, weight, call.outs[0], transposed, groups, (True,), False)
 
 
-def _convolution_backward(call: Call) -> Node:
-    grad, x, weight = call.ins[:3]
+def _convolution_backward(call: OperatorCall) -> CallNode:
+    grad, input_view, weight = call.ins[:3]
     transposed, groups = bool(call.args[7]), int(str(call.args[9]))
     mask = call.args[10]
-    wanted = tuple(bool(w) for w in mask) if isinstance(mask, tuple) else (True, True, True)
-    return _conv_node(call, x, weight, grad, transposed, groups, wanted, True)
+    gradient_mask = tuple(bool(w) for w in mask) if isinstance(mask, tuple) else (True, True, True)
+    return _conv_node(call, input_view, weight, grad, transposed, groups, gradient_mask, True)
 
 
 def _conv_node(
-    call: Call,
-    x: View,
-    weight: View,
-    y: View,
+    call: OperatorCall,
+    input_view: TensorView,
+    weight: TensorView,
+    output_view: TensorView,
     transposed: bool,
     groups: int,
-    wanted: tuple[bool, ...],
+    gradient_mask: tuple[bool, ...],
     backward: bool,
-) -> Node:
-    source, target = (y, x) if transposed else (x, y)
+) -> CallNode:
+    source, target = (output_view, input_view) if transposed else (input_view, output_view)
     kernel = prod(weight.shape[2:])
     rows = target.shape[0] * prod(target.shape[2:])
     inner, outer = source.shape[1] // groups, target.shape[1] // groups
     product = Matmul(groups, rows, outer, inner * kernel)
     if transposed:
         product = Matmul(groups, rows, inner * kernel, outer)
-    biased = wanted[2:3] == (True,) if backward else len(call.ins) > 2
-    bias = (Pass("bias_grad" if backward else "bias", y),) if biased else ()
+    biased = gradient_mask[2:3] == (True,) if backward else len(call.ins) > 2
+    bias = (VectorPass("bias_grad" if backward else "bias", output_view),) if biased else ()
     if inner == 1 and outer == 1:
-        times = kernel * (sum(wanted[:2]) if backward else 1)
-        return _node(call, Kind.ROWS, passes=(Pass("mul", target, times=times), *bias))
+        times = kernel * (sum(gradient_mask[:2]) if backward else 1)
+        return _node(call, NodeKind.ROWS, passes=(VectorPass("mul", target, times=times), *bias))
     matmuls: tuple[Matmul, ...] = (product,)
     if backward:
-        gradients = zip(wanted, (data_gradient, weight_gradient), strict=False)
-        matmuls = tuple(gradient(product) for asked, gradient in gradients if asked)
-    return _node(call, Kind.PRODUCT, matmuls=matmuls, passes=bias)
+        gradients = zip(gradient_mask, (data_gradient, weight_gradient), strict=False)
+        matmuls = tuple(gradient(product) for computed, gradient in gradients if computed)
+    return _node(call, NodeKind.PRODUCT, matmuls=matmuls, passes=bias)
 
 
 # --- attention ------------------------------------------------------------------------------------
 
 
-def _attention(call: Call) -> Node:
+def _attention(call: OperatorCall) -> CallNode:
     q, k, v = call.ins[:3]
     causal = any(a is True for a in call.args[3:6])
     scores, passes = _scores(q, k, causal, call)
     products = (scores, values_product(scores, v.shape[-1]))
-    node = _node(call, Kind.ATTENTION, matmuls=products, passes=passes)
+    node = _node(call, NodeKind.ATTENTION, matmuls=products, passes=passes)
     node.outs = [o for o in node.outs if o.elements > 1]
     return node
 
 
-def _attention_backward(call: Call) -> Node:
+def _attention_backward(call: OperatorCall) -> CallNode:
     """Five products: the scores once more, then dV, dP, dQ and dK (arXiv:2307.08691)."""
     _, q, k, v = call.ins[:4]
     causal = any(a is True for a in call.args[5:])
@@ -176,45 +180,48 @@ def _attention_backward(call: Call) -> Node:
     values = values_product(scores, v.shape[-1])
     products = (scores, weight_gradient(values), data_gradient(values), data_gradient(scores),
                 keys_gradient(scores))  # fmt: skip
-    again = tuple(Pass(f"{p.function}_bwd", p.over, p.inner) for p in passes)
-    return _node(call, Kind.ATTENTION, matmuls=products, passes=again)
+    backward_passes = tuple(VectorPass(f"{p.function}_bwd", p.over, p.inner) for p in passes)
+    return _node(call, NodeKind.ATTENTION, matmuls=products, passes=backward_passes)
 
 
-def _scores(q: View, k: View, causal: bool, call: Call) -> tuple[Matmul, tuple[Pass, ...]]:
+def _scores(
+    q: TensorView, k: TensorView, causal: bool, call: OperatorCall
+) -> tuple[Matmul, tuple[VectorPass, ...]]:
     batch, heads, queries, width = q.shape
     kv_heads, keys = k.shape[1:3]
     if queries == keys:
-        fraction = attention_fraction(queries, causal, 0) if call.seen is None else call.seen
+        share = call.unmasked_share
+        fraction = attention_fraction(queries, causal, 0) if share is None else share
         product = scores_product(batch, queries, heads, kv_heads, width, fraction)
     else:
         fraction = 1.0
         product = Matmul(batch * kv_heads, queries * (heads // kv_heads), keys, width, 1.0, "batch")
     columns = max(1, round(fraction * keys))
-    over = View(q.value, (batch, heads, queries, columns), (0, 0, 0, 0), 0, 2, True)
-    return product, (Pass("softmax", over),)
+    over = TensorView(q.value, (batch, heads, queries, columns), (0, 0, 0, 0), 0, 2, True)
+    return product, (VectorPass("softmax", over),)
 
 
 # --- norms, softmax, loss, look-ups ---------------------------------------------------------------
 
 
-def _row(function: str) -> Callable[[Call], Node]:
-    return lambda call: _node(call, Kind.ROWS, passes=(Pass(function, call.ins[0]),))
+def _row(function: str) -> Callable[[OperatorCall], CallNode]:
+    return lambda call: _node(call, NodeKind.ROWS, passes=(VectorPass(function, call.ins[0]),))
 
 
-def _layer_norm(call: Call) -> Node:
+def _layer_norm(call: OperatorCall) -> CallNode:
     back = call.op.endswith("_backward")  # whose first operand is the gradient
     shape = call.args[1 + back]
     inner = len(shape) if isinstance(shape, tuple) else 1
     function = ("rmsnorm" if "rms" in call.op else "layernorm") + ("_bwd" if back else "")
-    return _node(call, Kind.ROWS, passes=(Pass(function, call.ins[back], inner),))
+    return _node(call, NodeKind.ROWS, passes=(VectorPass(function, call.ins[back], inner),))
 
 
-def _embedding(call: Call) -> Node:
+def _embedding(call: OperatorCall) -> CallNode:
     table = call.outs[0] if call.op.endswith("_backward") else call.ins[0]
-    return replace(_node(call, Kind.MOVE), rows_of=table)
+    return replace(_node(call, NodeKind.MOVE), lookup_table=table)
 
 
-_SPECIAL: dict[str, Callable[[Call], Node]] = {
+_SPECIAL: dict[str, Callable[[OperatorCall], CallNode]] = {
     "mm": _mm, "addmm": _mm, "bmm": _mm, "baddbmm": _mm, "mv": _mv, "addmv": _mv, "dot": _mv,
     "_grouped_mm": _grouped,
     "convolution": _convolution, "convolution_backward": _convolution_backward,

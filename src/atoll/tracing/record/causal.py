@@ -1,50 +1,49 @@
-"""Which softmaxes see only what lies before: attention whose mask compares positions."""
+"""Find causal softmaxes: attention whose mask compares positions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from atoll.tracing.record.aten_names import COPIES, ELEMENTWISE
-from atoll.tracing.record.trace import Call, Trace
+from atoll.tracing.record.trace import ModuleTrace, OperatorCall
 
 SOFTMAXES = frozenset(("_softmax", "_safe_softmax"))
 # A triangle is cut out, or positions are compared with one another.
 _TRIANGLES = frozenset(("tril", "triu", "le", "ge", "lt", "gt"))
 
 
-def causal_softmaxes(trace: Trace) -> frozenset[int]:
-    """Results of those softmaxes whose input a triangular mask went into: element by element,
-    without a weight, a product or a look-up on the way.
-    """
-    makers = makers_of(trace)
-    found: set[int] = set()
+def causal_softmaxes(trace: ModuleTrace) -> frozenset[int]:
+    """Return the results of softmaxes whose input contains a triangular mask, through element-wise
+    operators only."""
+    makers = forward_makers(trace)
+    results: set[int] = set()
     for call in trace.calls:
         softmax = call.op in SOFTMAXES and not call.backward
         if softmax and comparisons([view.value for view in call.ins], makers):
-            found.update(view.value for view in call.outs)
-    return frozenset(found)
+            results.update(view.value for view in call.outs)
+    return frozenset(results)
 
 
-def makers_of(trace: Trace) -> dict[int, Call]:
-    """The forward call that made each value."""
+def forward_makers(trace: ModuleTrace) -> dict[int, OperatorCall]:
+    """Return the forward call that computed each value."""
     return {view.value: call for call in trace.calls if not call.backward for view in call.outs}
 
 
-def comparisons(values: Iterable[int], makers: dict[int, Call]) -> list[Call]:
-    """The comparisons of positions and triangles that went into values."""
+def comparisons(values: Iterable[int], makers: dict[int, OperatorCall]) -> list[OperatorCall]:
+    """Return the position comparisons and triangles that the values depend on."""
     pending = list(values)
-    seen = set(pending)
-    found = []
+    visited = set(pending)
+    calls = []
     while pending:
         call = makers.get(pending.pop())
         if call is None:
             continue
         name = call.op.rstrip("_")
         if name in _TRIANGLES:
-            found.append(call)
+            calls.append(call)
         elif name in ELEMENTWISE or call.op in COPIES:
             for view in call.ins:
-                if view.value not in seen:
-                    seen.add(view.value)
+                if view.value not in visited:
+                    visited.add(view.value)
                     pending.append(view.value)
-    return found
+    return calls

@@ -43,27 +43,27 @@ def module_from_config(
             "modules from a config.json need the transformers library: "
             'pip install "atoll[torch,transformers]"'
         ) from None
-    given = dict(config) if isinstance(config, dict) else read_json(Path(config))
+    fields = dict(config) if isinstance(config, dict) else read_json(Path(config))
     if not isinstance(config, dict):
-        _check(given, str(config), sequence)
-    model_type = str(given.pop("model_type", ""))
+        _check(fields, str(config), sequence)
+    model_type = str(fields.pop("model_type", ""))
     causal = model_type not in (*_MASKED_LM, *_IMAGE)
     for name, looks_back in ((_CAUSAL, True), (_FULL, False)):
         transformers.AttentionInterface.register(name, _attention(looks_back))
     for field in ("atoll", "rope_scaling"):  # ours; and one that changes no shape
-        given.pop(field, None)
-    given["attn_implementation"] = _CAUSAL if causal else _FULL
+        fields.pop(field, None)
+    fields["attn_implementation"] = _CAUSAL if causal else _FULL
     if model_type in _EAGER_ONLY:
-        given["attn_implementation"] = "eager"
+        fields["attn_implementation"] = "eager"
     if causal:
-        given["use_cache"] = False
+        fields["use_cache"] = False
     if model_type in _TRANSLATING:
-        given.setdefault("decoder_start_token_id", 0)
-        given.setdefault("pad_token_id", 0)
+        fields.setdefault("decoder_start_token_id", 0)
+        fields.setdefault("pad_token_id", 0)
     if model_type not in transformers.CONFIG_MAPPING:
         raise AtollError(f"transformers knows no model_type {model_type!r}")
     try:
-        settings = transformers.AutoConfig.for_model(model_type, **given)
+        settings = transformers.AutoConfig.for_model(model_type, **fields)
     except Exception as error:  # each version has errors of its own
         why = " ".join(str(error).split())[:200]
         raise AtollError(f"transformers cannot read this configuration ({why})") from None
@@ -93,7 +93,7 @@ def module_from_config(
             "alone; write a function that builds yours, and capture that"
         )
     if (
-        any("expert" in name for name in given)
+        any("expert" in name for name in fields)
         and loader._model_mapping[type(settings)]._can_set_experts_implementation()
     ):
         settings._experts_implementation = "grouped_mm"  # one product, not a loop over the data
@@ -110,17 +110,17 @@ def module_from_config(
     return build, inputs
 
 
-def _check(given: dict[str, Any], where: str, sequence: int) -> None:
-    """Mistakes that fake tensors do not notice, or whose message would not help."""
-    if is_stored(given):
+def _check(fields: dict[str, Any], where: str, sequence: int) -> None:
+    """Raise on mistakes that fake tensors do not detect or report unclearly."""
+    if is_stored(fields):
         raise AtollError(f"{where}: already an atoll-model file; give it to --model")
-    if not given.get("model_type"):
+    if not fields.get("model_type"):
         raise AtollError(f"{where}: field 'model_type' is missing")
-    for name, value in given.items():  # the library builds them one by one
+    for name, value in fields.items():  # the library builds them one by one
         if "layer" in name and isinstance(value, int) and value > MOST_LAYERS:
             raise AtollError(f"{where}: {name} is {value}, but at most {MOST_LAYERS:,} are built")
     try:
-        config = config_from_hf(given, where)
+        config = config_from_hf(fields, where)
     except AtollError:  # no family of ours: the library decides
         return
     if config.positions == "learned" and not config.patch_inputs and sequence > config.max_sequence:
@@ -135,9 +135,9 @@ def _attention(causal: bool) -> Callable[..., Any]:
     ) -> tuple[Any, None]:
         from torch.nn.functional import scaled_dot_product_attention
 
-        from atoll.tracing.record.torch_api import scores_seen
+        from atoll.tracing.record.torch_api import score_share
 
-        with scores_seen(_share(module, query, key, options) if causal else None):
+        with score_share(_share(module, query, key, options) if causal else None):
             out = scaled_dot_product_attention(
                 query, key, value, is_causal=causal, scale=options.get("scaling"),
                 enable_gqa=query.shape[1] != key.shape[1],
@@ -148,7 +148,7 @@ def _attention(causal: bool) -> Callable[..., Any]:
 
 
 def _share(module: Any, query: Any, key: Any, options: dict[str, Any]) -> float | None:
-    """What a layer's window or chunk leaves of the scores; None for no more than the triangle."""
+    """Share of the scores left by a window or chunk; None: only the causal mask applies."""
     tokens = int(query.shape[2])
     if tokens != int(key.shape[2]):
         return None
@@ -165,8 +165,7 @@ def _share(module: Any, query: Any, key: Any, options: dict[str, Any]) -> float 
 
 def _route(moe: Any) -> None:
     """Give Llama 4's experts the tokens that are routed to them, as training does; the library's
-    own module runs every expert on every token and multiplies by zero.
-    """
+    own module runs every expert on every token and multiplies by zero."""
     import torch
     from transformers.integrations.moe import grouped_mm_experts_forward
 

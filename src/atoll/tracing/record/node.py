@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import prod
 
-from atoll.tracing.record.trace import Call, View
+from atoll.tracing.record.trace import OperatorCall, TensorView
 from atoll.workload.graph.operator import Matmul
 
 
-class Kind(StrEnum):
+class NodeKind(StrEnum):
     PRODUCT = "product"
     ATTENTION = "attention"
     ELEMENTWISE = "elementwise"  # element by element, copies included: fuses with anything
@@ -21,11 +21,11 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class VectorPass:
     """One pass of a vector function over a tensor; its last `inner` dimensions are a row."""
 
     function: str
-    over: View
+    over: TensorView
     inner: int = 1
     times: int = 1
 
@@ -39,23 +39,23 @@ class Pass:
 
 
 @dataclass(slots=True)
-class Node:
+class CallNode:
     """A call with its work. `ins` are the views that it reads from memory."""
 
-    call: Call
-    kind: Kind
-    ins: list[View]
-    outs: list[View]
+    call: OperatorCall
+    kind: NodeKind
+    ins: list[TensorView]
+    outs: list[TensorView]
     matmuls: tuple[Matmul, ...] = ()
-    passes: tuple[Pass, ...] = ()
-    again: bool = False
-    """A forward operator that runs once more in the backward pass, where kernels are fused."""
-    known: bool = True
-    """False for an operator that the table lacks: it counts as one operation an element."""
-    rows_of: View | None = None
-    """Of a look-up: the table, of which only the rows that are asked for move."""
-    dealt_out: tuple[str, int] | None = None
-    """Of a grouped product: the dimension whose rows are dealt out to the groups, and all rows."""
+    passes: tuple[VectorPass, ...] = ()
+    recomputed: bool = False
+    """Whether this is a forward operator recomputed in the backward pass."""
+    in_table: bool = True
+    """False for an operator missing from the table, which counts as one operation per element."""
+    lookup_table: TensorView | None = None
+    """The table of a look-up; only its requested rows move."""
+    grouped_rows: tuple[str, int] | None = None
+    """Grouped product: the dimension whose rows are split over groups, and the total rows."""
 
     @property
     def op(self) -> str:

@@ -14,7 +14,7 @@ import torch
 
 from atoll.errors import AtollError
 from atoll.tracing.record.torch_api import TORCH, FakeTensorMode, Recorder, ValueAskedFor
-from atoll.tracing.record.trace import Source, Trace
+from atoll.tracing.record.trace import ModuleTrace, ValueSource
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def _default_dtype(dtype: torch.dtype | None) -> Iterator[None]:
 
 @contextmanager
 def _no_initial_values() -> Iterator[None]:
-    """Weights get no values: some initial distributions are drawn by looking at what was drawn."""
+    """Disable weight initialization, which may read values that fake tensors do not have."""
     names = [n for n in dir(torch.nn.init) if n.endswith("_") and not n.startswith("_")]
     before = {name: getattr(torch.nn.init, name) for name in names}
 
@@ -48,7 +48,7 @@ def _no_initial_values() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Fake tensors log what goes wrong before they raise it; the error says it all."""
+    """Silence the log of fake tensors, which repeats the raised error."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     before = log.disabled
     log.disabled = True
@@ -86,11 +86,11 @@ def _tensors(value: object) -> list[torch.Tensor]:
 
 
 def make_tensor(shape: Sequence[int], dtype: str) -> torch.Tensor:
-    """An input described in words, without memory."""
-    found = getattr(torch, dtype, None)
-    if not isinstance(found, torch.dtype):
+    """Create an input tensor without memory."""
+    torch_dtype = getattr(torch, dtype, None)
+    if not isinstance(torch_dtype, torch.dtype):
         raise AtollError(f"inputs: expected a type of torch such as int64, got {dtype!r}")
-    return torch.empty(tuple(shape), dtype=found, device="meta")
+    return torch.empty(tuple(shape), dtype=torch_dtype, device="meta")
 
 
 def run(
@@ -101,7 +101,7 @@ def run(
     batch: Callable[[tuple[int, ...]], tuple[int, ...]],
     dtype: torch.dtype | None,
     loss: Callable[[Any], torch.Tensor] | None,
-) -> Trace:
+) -> ModuleTrace:
     """Trace one forward and backward pass; `batch` changes the shapes of the inputs."""
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with fake, torch.device("cpu"):
@@ -120,8 +120,8 @@ def run(
                 return type(value)(example(item) for item in value)
             return value
 
-        given, named = example(list(args)), example(dict(kwargs))
-        return _record(module, weights, buffers, given, named, loss)
+        positional, named = example(list(args)), example(dict(kwargs))
+        return _record(module, weights, buffers, positional, named, loss)
 
 
 def _built(factory: Callable[[], Any], dtype: torch.dtype | None) -> torch.nn.Module:
@@ -159,7 +159,7 @@ def _failed(what: str, error: BaseException) -> AtollError:
 def _fresh(
     tensors: Iterator[tuple[str, torch.Tensor]], dtype: torch.dtype | None
 ) -> dict[str, torch.Tensor]:
-    """Fake twins of parameters or buffers; what was one tensor stays one."""
+    """Return fake copies of parameters or buffers; shared tensors stay shared."""
     twins: dict[int, torch.Tensor] = {}
     result = {}
     for name, tensor in tensors:
@@ -179,16 +179,16 @@ def _record(
     args: list[Any],
     kwargs: dict[str, Any],
     loss: Callable[[Any], torch.Tensor] | None,
-) -> Trace:
+) -> ModuleTrace:
     paths = {id(child): path for path, child in module.named_modules()}
     recorder = Recorder(paths)
     for name, tensor in weights.items():
-        if not recorder.known(tensor):
-            recorder.declare(tensor, Source.WEIGHT, name)
+        if not recorder.is_declared(tensor):
+            recorder.declare(tensor, ValueSource.WEIGHT, name)
     for name, tensor in buffers.items():
-        recorder.declare(tensor, Source.BUFFER, name)
+        recorder.declare(tensor, ValueSource.BUFFER, name)
     for index, tensor in enumerate(_tensors([args, kwargs])):
-        recorder.declare(tensor, Source.INPUT, f"input{index}")
+        recorder.declare(tensor, ValueSource.INPUT, f"input{index}")
     trained = {id(t): t for t in weights.values() if t.requires_grad}
     if not trained:
         raise AtollError("the module has no parameter that requires a gradient: nothing to train")
@@ -226,7 +226,7 @@ def _record(
             trace.unused += (names[key],)
         else:
             weight = recorder.view(tensor).value
-            trace.gradient_of[recorder.view(gradient).value] = weight
+            trace.gradient_weights[recorder.view(gradient).value] = weight
     trace.containers = tuple(
         path
         for path, child in module.named_modules()
@@ -234,15 +234,14 @@ def _record(
     )
     trace.classes = {path: type(child).__name__ for path, child in module.named_modules()}
     trace.window = stated_window(getattr(module, "config", None))
-    trace.without_dead_calls()
-    trace.without_sums_of_shares()
+    trace.drop_dead_calls()
+    trace.drop_shared_gradient_sums()
     return trace
 
 
 def stated_window(config: object) -> int:
     """Tokens that attention reaches back at most in some layer, by a configuration as the
-    transformers library has it; 0 where it says nothing of the kind.
-    """
+    transformers library has it; 0 where it says nothing of the kind."""
     config = getattr(config, "text_config", None) or config
     kinds = getattr(config, "layer_types", None)
     for field, kind in (
@@ -266,8 +265,8 @@ def _targets(output: Any, loss: Callable[[Any], torch.Tensor] | None) -> list[to
     named = getattr(output, "loss", None)
     if isinstance(named, torch.Tensor) and named.requires_grad:
         return [named]
-    found = [t for t in _tensors(output) if t.requires_grad and t.is_floating_point()]
-    scalars = [t for t in found if t.ndim == 0]
-    if not found:
+    outputs = [t for t in _tensors(output) if t.requires_grad and t.is_floating_point()]
+    scalars = [t for t in outputs if t.ndim == 0]
+    if not outputs:
         raise AtollError("none of the module's outputs depends on a parameter: nothing to train")
-    return scalars[:1] or list({id(t): t for t in found}.values())
+    return scalars[:1] or list({id(t): t for t in outputs}.values())

@@ -10,33 +10,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from atoll.tracing.record.trace import Argument, Call, Source, Trace, View
+from atoll.tracing.record.trace import Argument, ModuleTrace, OperatorCall, TensorView, ValueSource
 from atoll.workload.builders.blocks import periods
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A stretch of the forward pass with its backward pass."""
+    """A contiguous part of the forward pass with its backward pass."""
 
     name: str
     prefix: str
-    """Path of the module that it is, with a dot; "" where it is none."""
-    forward: tuple[Call, ...]
-    backward: tuple[Call, ...]
+    """Module path with a trailing dot; "" if the segment is no module."""
+    forward: tuple[OperatorCall, ...]
+    backward: tuple[OperatorCall, ...]
     entering: tuple[int, ...]
     """Values with a gradient that come from earlier segments, the main one first."""
     leaving: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Chain:
+class SegmentChain:
     """Distinct segments in order, each with its repeats; `copies` of each weight in all."""
 
     segments: tuple[tuple[Segment, int], ...]
     copies: dict[int, int]
 
 
-def cut(trace: Trace) -> Chain:
+def cut_segments(trace: ModuleTrace) -> SegmentChain:
     bounds, names = _bounds(trace)
     with_gradient = _with_gradient(trace)
     segments = _segments(trace, bounds, names, with_gradient)
@@ -50,15 +50,15 @@ def cut(trace: Trace) -> Chain:
     copies: dict[int, int] = {}
     for segment in segments:
         for value in {v.value for c in (*segment.forward, *segment.backward) for v in c.ins}:
-            if trace.values[value].source is Source.WEIGHT:
+            if trace.values[value].source is ValueSource.WEIGHT:
                 copies[value] = copies.get(value, 0) + 1
-    return Chain(tuple(merged), copies)
+    return SegmentChain(tuple(merged), copies)
 
 
 # --- where to cut ---------------------------------------------------------------------------------
 
 
-def _bounds(trace: Trace) -> tuple[list[int], list[str]]:
+def _bounds(trace: ModuleTrace) -> tuple[list[int], list[str]]:
     """First tick and module path of every segment."""
     containers = _containers(trace)
     items = [_item(path, containers) for path in trace.ticks]
@@ -76,7 +76,7 @@ def _bounds(trace: Trace) -> tuple[list[int], list[str]]:
     return bounds, names
 
 
-def _containers(trace: Trace) -> list[str]:
+def _containers(trace: ModuleTrace) -> list[str]:
     """The outermost lists that repeat a class; else the outermost lists; else the module."""
 
     def repeats(path: str) -> bool:
@@ -90,7 +90,7 @@ def _containers(trace: Trace) -> list[str]:
     def outermost(paths: Sequence[str]) -> list[str]:
         chosen: list[str] = []
         for path in paths:
-            if not any(path.startswith(f"{other}.") or other == "" for other in chosen):
+            if not any(path.startswith(f"{parent}.") or parent == "" for parent in chosen):
                 chosen.append(path)
         return chosen
 
@@ -108,10 +108,11 @@ def _item(path: str, containers: Sequence[str]) -> str:
     return ""
 
 
-def _cut_tail(trace: Trace, items: Sequence[str], bounds: list[int], names: list[str]) -> None:
+def _cut_tail(
+    trace: ModuleTrace, items: Sequence[str], bounds: list[int], names: list[str]
+) -> None:
     """What runs between two items belongs to the first of them. Behind the last item of a list, as
-    much belongs to it as behind the one before it; the rest is a segment of its own.
-    """
+    much belongs to it as behind the one before it; the rest is a segment of its own."""
     for index in reversed(range(len(bounds))):
         name = names[index]
         if not name:
@@ -139,25 +140,25 @@ def _cut_tail(trace: Trace, items: Sequence[str], bounds: list[int], names: list
 # --- what is in a segment -------------------------------------------------------------------------
 
 
-def _with_gradient(trace: Trace) -> set[int]:
+def _with_gradient(trace: ModuleTrace) -> set[int]:
     """Forward values of the model's stream: floating ones that depend on a weight."""
-    weights = {v.number for v in trace.values if v.source is Source.WEIGHT}
-    found = set(weights)
+    weights = {v.number for v in trace.values if v.source is ValueSource.WEIGHT}
+    dependent = set(weights)
     for call in trace.calls:
-        if not call.backward and any(view.value in found for view in call.ins):
-            found.update(view.value for view in call.outs if view.floating)
-    return found - weights
+        if not call.backward and any(view.value in dependent for view in call.ins):
+            dependent.update(view.value for view in call.outs if view.floating)
+    return dependent - weights
 
 
 def _segments(
-    trace: Trace, bounds: Sequence[int], names: Sequence[str], with_gradient: set[int]
+    trace: ModuleTrace, bounds: Sequence[int], names: Sequence[str], with_gradient: set[int]
 ) -> list[Segment]:
     ends = [*bounds[1:], len(trace.ticks)]
     owner = [
         index for index, (a, b) in enumerate(zip(bounds, ends, strict=True)) for _ in range(a, b)
     ]
-    forward: list[list[Call]] = [[] for _ in bounds]
-    backward: list[list[Call]] = [[] for _ in bounds]
+    forward: list[list[OperatorCall]] = [[] for _ in bounds]
+    backward: list[list[OperatorCall]] = [[] for _ in bounds]
     last_reader: dict[int, int] = {}
     maker: dict[int, int] = {}
     for call in trace.calls:
@@ -170,11 +171,11 @@ def _segments(
             last_reader[view.value] = max(where, last_reader.get(view.value, 0))
         for view in call.outs:
             maker.setdefault(view.value, where)
-    stream = {value: made for value, made in maker.items() if value in with_gradient}
+    stream = {value: start for value, start in maker.items() if value in with_gradient}
 
     def crossing(index: int) -> tuple[int, ...]:
-        found = (v for v, made in stream.items() if made < index <= last_reader.get(v, -1))
-        return tuple(sorted(found, reverse=True))
+        values = (v for v, start in stream.items() if start < index <= last_reader.get(v, -1))
+        return tuple(sorted(values, reverse=True))
 
     return [
         Segment(
@@ -190,12 +191,12 @@ def _segments(
     ]
 
 
-def _name(calls: Sequence[Call], trace: Trace, first: bool) -> str:
-    """A segment that is no module is called after its first (or last) module with a weight."""
+def _name(calls: Sequence[OperatorCall], trace: ModuleTrace, first: bool) -> str:
+    """Name a segment that is no module after its first (or last) module with a weight."""
     paths = [
         call.path
         for call in calls
-        if call.path and any(trace.values[v.value].source is Source.WEIGHT for v in call.ins)
+        if call.path and any(trace.values[v.value].source is ValueSource.WEIGHT for v in call.ins)
     ] or [call.path for call in calls if call.path]
     if not paths:
         return "inputs" if first else "outputs"
@@ -203,7 +204,7 @@ def _name(calls: Sequence[Call], trace: Trace, first: bool) -> str:
 
 
 def _joined(parts: Sequence[Segment]) -> Segment:
-    """Several segments as one: a period of blocks that alternate."""
+    """Join the segments of a period of alternating blocks."""
     if len(parts) == 1:
         return parts[0]
     return Segment(
@@ -219,18 +220,18 @@ def _joined(parts: Sequence[Segment]) -> Segment:
 # --- which are the same ---------------------------------------------------------------------------
 
 
-def _signature(segment: Segment, trace: Trace) -> tuple[object, ...]:
-    """Equal for two segments that do the same: operators, shapes, connections."""
+def _signature(segment: Segment, trace: ModuleTrace) -> tuple[object, ...]:
+    """Return a key that is equal for segments with the same operators, shapes and connections."""
     numbers: dict[int, int] = {}
     crossing = {value: f"in{i}" for i, value in enumerate(segment.entering)}
-    made = {v.value for call in (*segment.forward, *segment.backward) for v in call.outs}
+    computed = {v.value for call in (*segment.forward, *segment.backward) for v in call.outs}
 
     def plain(argument: Argument) -> object:
-        if isinstance(argument, View):
+        if isinstance(argument, TensorView):
             value = trace.values[argument.value]
             number = numbers.setdefault(argument.value, len(numbers))
             kind = crossing.get(argument.value) or (
-                "own" if argument.value in made else str(value.source)
+                "own" if argument.value in computed else str(value.source)
             )
             return (number, kind, argument.shape, argument.strides, argument.offset,
                     argument.element_bytes)  # fmt: skip
@@ -238,8 +239,8 @@ def _signature(segment: Segment, trace: Trace) -> tuple[object, ...]:
             return tuple(plain(item) for item in argument)
         return argument
 
-    def row(call: Call) -> object:
-        return (call.op, plain(call.args), plain(call.outs), call.seen)
+    def row(call: OperatorCall) -> object:
+        return (call.op, plain(call.args), plain(call.outs), call.unmasked_share)
 
     rows = [row(call) for call in (*segment.forward, *segment.backward)]
     leaving = tuple(numbers.get(value, -1) for value in segment.leaving)

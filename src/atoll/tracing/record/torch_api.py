@@ -1,4 +1,4 @@
-"""The one module that touches the inside of torch: every operator that runs is noted.
+"""The only module that uses torch internals: records every operator that runs.
 
 Operators on fake tensors pass through a dispatch mode; nothing is computed, no memory is taken.
 Three pieces of torch used here are not part of its stable interface, and are the reason why the
@@ -26,34 +26,41 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporarily
 
 from atoll.errors import AtollError
-from atoll.tracing.record.trace import Argument, Call, Source, Trace, Value, View
+from atoll.tracing.record.trace import (
+    Argument,
+    ModuleTrace,
+    OperatorCall,
+    TensorView,
+    Value,
+    ValueSource,
+)
 
-__all__ = ["TORCH", "FakeTensorMode", "Recorder", "ValueAskedFor", "held", "scores_seen"]
+__all__ = ["TORCH", "FakeTensorMode", "Recorder", "ValueAskedFor", "buffer_tensor", "score_share"]
 
 _QUESTIONS = ("prim::device", "aten::is_pinned", "aten::sym_size", "aten::sym_stride")
 TORCH = Path(torch.__file__).parent
 ValueAskedFor = (DataDependentOutputException, DynamicOutputShapeException)
 """Raised where a program looks at a value that a fake tensor does not have."""
-_HERE = Path(__file__).parent
-_seen: ContextVar[float | None] = ContextVar("seen", default=None)
+_FOLDER = Path(__file__).parent
+_unmasked_share: ContextVar[float | None] = ContextVar("unmasked_share", default=None)
 
 
 @contextmanager
-def scores_seen(share: float | None) -> Iterator[None]:
+def score_share(share: float | None) -> Iterator[None]:
     """Attention that runs inside has a mask that leaves this share of the scores."""
-    before = _seen.set(share)
+    before = _unmasked_share.set(share)
     try:
         yield
     finally:
-        _seen.reset(before)
+        _unmasked_share.reset(before)
 
 
 class Recorder(TorchDispatchMode):
-    """Notes every operator with its module, its tensors as views, and its forward twin."""
+    """Records every operator with its module, its tensors as views, and its forward twin."""
 
     def __init__(self, paths: Mapping[int, str]) -> None:
         super().__init__()
-        self.trace = Trace()
+        self.trace = ModuleTrace()
         self.backward = False
         self._paths = paths
         self._values: dict[int, int] = {}
@@ -63,7 +70,7 @@ class Recorder(TorchDispatchMode):
         self._twins: dict[int, tuple[int, str, str]] = {}
         self._last = (0, "", "")
         self._shares: dict[str, float] = {}
-        """Of each module call that told what its attention's mask leaves."""
+        """Unmasked share of the scores, by module call."""
 
     # --- modules ---------------------------------------------------------------------------------
 
@@ -81,7 +88,7 @@ class Recorder(TorchDispatchMode):
 
     # --- tensors ---------------------------------------------------------------------------------
 
-    def declare(self, tensor: torch.Tensor, source: Source, name: str = "") -> int:
+    def declare(self, tensor: torch.Tensor, source: ValueSource, name: str = "") -> int:
         """A new value for the tensor's storage."""
         storage = tensor.untyped_storage()
         if storage._cdata not in self._values:
@@ -93,11 +100,11 @@ class Recorder(TorchDispatchMode):
         self._values[storage._cdata] = number
         return number
 
-    def view(self, tensor: torch.Tensor) -> View:
+    def view(self, tensor: torch.Tensor) -> TensorView:
         number = self._values.get(tensor.untyped_storage()._cdata)
         if number is None:  # a tensor that the module holds without having registered it
-            number = self.declare(tensor, Source.BUFFER)
-        return View(
+            number = self.declare(tensor, ValueSource.BUFFER)
+        return TensorView(
             number,
             tuple(int(n) for n in tensor.shape),
             tuple(int(n) for n in tensor.stride()),
@@ -125,8 +132,8 @@ class Recorder(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
         twin, path, scope = self._place()
         mutates = func._schema.is_mutable
-        given = tuple(self._plain(a) for a in args)
-        given += tuple(self._plain(a) for a in (kwargs or {}).values())
+        arguments = tuple(self._plain(a) for a in args)
+        arguments += tuple(self._plain(a) for a in (kwargs or {}).values())
         try:
             result = func(*args, **(kwargs or {}))
         except ValueAskedFor as error:
@@ -136,7 +143,7 @@ class Recorder(TorchDispatchMode):
                 f"{_line()}: operator {name} has no shape rule for fake tensors; register one with "
                 "torch.library.register_fake"
             ) from error
-        self._note(name, given, result, mutates, (twin, path, scope), args)
+        self._note(name, arguments, result, mutates, (twin, path, scope), args)
         return result
 
     def _place(self) -> tuple[int, str, str]:
@@ -152,15 +159,15 @@ class Recorder(TorchDispatchMode):
         # Autograd made this operator's node just before: its number is the last one given out.
         number = torch._C._autograd._get_sequence_nr() - 1
         # Operators that need no gradient have no node: the number is then another's, noted before.
-        here = len(self.trace.ticks)
+        tick = len(self.trace.ticks)
         self.trace.ticks.append(path)
-        self._twins.setdefault(number, (here, path, scope))
-        return here, path, scope
+        self._twins.setdefault(number, (tick, path, scope))
+        return tick, path, scope
 
     def _note(
         self,
         name: str,
-        given: tuple[Argument, ...],
+        arguments: tuple[Argument, ...],
         result: Any,
         mutates: bool,
         place: tuple[int, str, str],
@@ -168,34 +175,34 @@ class Recorder(TorchDispatchMode):
     ) -> None:
         results = [result] if isinstance(result, torch.Tensor) else result
         results = results if isinstance(results, list | tuple) else []
-        made = [r for r in results if isinstance(r, torch.Tensor)]
-        if not mutates and made and all(self.known(r) for r in made):
+        tensors = [r for r in results if isinstance(r, torch.Tensor)]
+        if not mutates and tensors and all(self.is_declared(r) for r in tensors):
             return  # a view
         outs = []
-        for tensor in made:
-            if mutates or not self.known(tensor):
-                self.declare(tensor, Source.MADE)
+        for tensor in tensors:
+            if mutates or not self.is_declared(tensor):
+                self.declare(tensor, ValueSource.COMPUTED)
             outs.append(self.view(tensor))
-        if mutates and not made and args and isinstance(args[0], torch.Tensor):
-            self.declare(args[0], Source.MADE)
+        if mutates and not tensors and args and isinstance(args[0], torch.Tensor):
+            self.declare(args[0], ValueSource.COMPUTED)
             outs.append(self.view(args[0]))
         if outs:
             twin, path, scope = place
             op = name.removeprefix("aten::")
-            share = _seen.get()
+            share = _unmasked_share.get()
             if share is not None and not self.backward:
                 self._shares[scope] = share
             self.trace.calls.append(
-                Call(op, given, tuple(outs), scope, path, self.backward, twin,
+                OperatorCall(op, arguments, tuple(outs), scope, path, self.backward, twin,
                      self._shares.get(scope) if "attention" in op else None)
             )  # fmt: skip
 
-    def known(self, tensor: torch.Tensor) -> bool:
+    def is_declared(self, tensor: torch.Tensor) -> bool:
         return tensor.untyped_storage()._cdata in self._values
 
 
-def held(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor that a module holds without having registered it; its making is not noted."""
+def buffer_tensor(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Create a tensor like an unregistered buffer of a module, without recording it."""
     with _pop_mode_temporarily():
         return torch.empty(tuple(shape), dtype=dtype)
 
@@ -204,7 +211,7 @@ def _line() -> str:
     """Where in the user's code the operator was called: the innermost line outside torch."""
     for frame in reversed(traceback.extract_stack()):
         file = Path(frame.filename)
-        if TORCH not in file.parents and _HERE not in file.parents and file.suffix == ".py":
+        if TORCH not in file.parents and _FOLDER not in file.parents and file.suffix == ".py":
             return f"{frame.filename}:{frame.lineno}: `{frame.line}`"
     return "the module"
 

@@ -12,11 +12,11 @@ from enum import StrEnum
 from math import prod
 
 
-class Source(StrEnum):
+class ValueSource(StrEnum):
     WEIGHT = "weight"
     BUFFER = "buffer"
     INPUT = "input"
-    MADE = "made"
+    COMPUTED = "computed"
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class Value:
     number: int
     elements: int
     element_bytes: int
-    source: Source
+    source: ValueSource
     name: str = ""
 
     @property
@@ -35,7 +35,7 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class TensorView:
     """A tensor: a part of a value, seen with a shape and strides (in elements)."""
 
     value: int
@@ -51,7 +51,7 @@ class View:
 
     @property
     def distinct(self) -> int:
-        """Elements, those that an expanded dimension repeats counted once."""
+        """Number of elements without the repeats of expanded dimensions."""
         return prod(n for n, s in zip(self.shape, self.strides, strict=True) if s)
 
     @property
@@ -60,33 +60,33 @@ class View:
 
 
 Argument = object
-"""A View, None, a number, a text, or a tuple of these."""
+"""A TensorView, None, a number, a text, or a tuple of these."""
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class OperatorCall:
     """One operator that ran; `scope` is the module call in which it (or its forward twin) ran."""
 
     op: str
     args: tuple[Argument, ...]
-    outs: tuple[View, ...]
+    outs: tuple[TensorView, ...]
     scope: str
     path: str
     """The module's path: the scope without the number of the call."""
     backward: bool
     tick: int
     """When it ran (views tick too); of a backward call: when its forward twin ran."""
-    seen: float | None = None
-    """Of attention: the share of the scores that its mask leaves, where the module told."""
+    unmasked_share: float | None = None
+    """Share of the attention scores that the mask leaves, if the module states it."""
 
     @property
-    def ins(self) -> tuple[View, ...]:
+    def ins(self) -> tuple[TensorView, ...]:
         return tuple(views(self.args))
 
 
-def views(argument: Argument) -> list[View]:
+def views(argument: Argument) -> list[TensorView]:
     """All tensors in an argument, in order."""
-    if isinstance(argument, View):
+    if isinstance(argument, TensorView):
         return [argument]
     if isinstance(argument, tuple):
         return [view for item in argument for view in views(item)]
@@ -94,15 +94,15 @@ def views(argument: Argument) -> list[View]:
 
 
 @dataclass(slots=True)
-class Trace:
+class ModuleTrace:
     """Forward calls, then backward calls, in the order in which they ran."""
 
     values: list[Value] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
+    calls: list[OperatorCall] = field(default_factory=list)
     ticks: list[str] = field(default_factory=list)
     """The module's path at each tick of the forward pass."""
-    gradient_of: dict[int, int] = field(default_factory=dict)
-    """Values that hold a weight's gradient, or a share of it, and that weight (a value)."""
+    gradient_weights: dict[int, int] = field(default_factory=dict)
+    """Gradient (or gradient share) of a weight -> that weight, as value numbers."""
     targets: tuple[int, ...] = ()
     """Values from which the backward pass starts."""
     containers: tuple[str, ...] = ()
@@ -112,39 +112,37 @@ class Trace:
     unused: tuple[str, ...] = ()
     """Parameters that no gradient reaches."""
     window: int = 0
-    """Tokens that attention reaches back at most in some layer, as the module's own configuration
-    has it; 0 where it says nothing."""
+    """Attention window in tokens stated by the module's configuration; 0: none."""
 
-    def without_dead_calls(self) -> None:
+    def drop_dead_calls(self) -> None:
         """Drop calls whose results neither the outputs nor a weight's gradient depend on."""
-        wanted = {*self.gradient_of, *self.targets}
-        kept: list[Call] = []
+        wanted = {*self.gradient_weights, *self.targets}
+        live_calls: list[OperatorCall] = []
         for call in reversed(self.calls):
             if all(view.elements == 0 for view in call.outs):
                 continue
             if any(view.value in wanted for view in call.outs):
                 wanted.update(view.value for view in call.ins)
-                kept.append(call)
-        self.calls = kept[::-1]
+                live_calls.append(call)
+        self.calls = live_calls[::-1]
 
-    def without_sums_of_shares(self) -> None:
-        """Layers that hold one weight in common each make a share of its gradient. The shares are
-        summed once a step, not in any layer: those additions go.
-        """
-        kept: list[Call] = []
+    def drop_shared_gradient_sums(self) -> None:
+        """Drop additions of gradient shares of a weight that several layers use: the shares are
+        summed once per step, not in a layer."""
+        remaining: list[OperatorCall] = []
         for call in reversed(self.calls):
             total = call.outs[0].value
             ins = call.ins
             share = (
                 call.backward
                 and call.op == "add"
-                and total in self.gradient_of
+                and total in self.gradient_weights
                 and len(ins) == 2
                 and all(view.elements == call.outs[0].elements for view in ins)
             )
             if share:
-                weight = self.gradient_of.pop(total)
-                self.gradient_of.update({view.value: weight for view in ins})
+                weight = self.gradient_weights.pop(total)
+                self.gradient_weights.update({view.value: weight for view in ins})
             else:
-                kept.append(call)
-        self.calls = kept[::-1]
+                remaining.append(call)
+        self.calls = remaining[::-1]

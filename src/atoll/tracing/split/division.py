@@ -1,13 +1,13 @@
-"""The division of one captured layer while it is found, as the rules and the emission see it."""
+"""State of the tensor-parallel division of one captured layer, for the rules and the emission."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from atoll.tracing.record.node import Node, Pass
-from atoll.tracing.record.trace import Source, Value, View
-from atoll.tracing.split.labels import ConflictError, Cut, Label, placed, seen
+from atoll.tracing.record.node import CallNode, VectorPass
+from atoll.tracing.record.trace import TensorView, Value, ValueSource
+from atoll.tracing.split.labels import ConflictError, Cut, Label, storage_label, view_cut
 from atoll.workload.modelfile import PassSplit, ProductSplit, SplitEntry, Uneven
 
 
@@ -21,61 +21,60 @@ class Splits:
         self.partial: dict[int, frozenset[int]] = {}
         self.reduced: set[int] = set()
         self.sums: dict[int, tuple[int, ...]] = {}
-        """Of a partial sum, the partial sums that it was made of."""
+        """Partial sums -> the partial sums that they were computed from."""
         self.units: dict[int, int] = {}
         self.products: dict[int, list[ProductSplit]] = {}
         self.rows_summed: set[int] = set()
-        """Nodes that sum a few numbers a row over the group (a softmax over cut columns)."""
+        """Nodes that all-reduce a few numbers per row (a softmax over cut columns)."""
         self.padded: set[int] = set()
         self.scarce: set[int] = set()
         self.constant: set[int] = set()
         self.zeros: set[int] = set()
         self.readers: Counter[int] = Counter()
-        """How many operators of its own pass read a value."""
+        """Number of operators of the same pass that read a value."""
         self.tables: frozenset[int] = frozenset()
         """Look-up tables that may be cut: the largest one of the layer."""
         self.backward = False
 
     # --- for the rules ---------------------------------------------------------------------------
 
-    def is_weight(self, view: View) -> bool:
-        return self.values[view.value].source is Source.WEIGHT
+    def is_weight(self, view: TensorView) -> bool:
+        return self.values[view.value].source is ValueSource.WEIGHT
 
-    def may_cut(self, view: View) -> bool:
+    def may_cut(self, view: TensorView) -> bool:
         free = view.value not in self.banned and view.value not in self.labels
         return self.is_weight(view) and free and not self.backward
 
-    def cut(self, view: View) -> Cut | None:
+    def cut(self, view: TensorView) -> Cut | None:
         label = self.labels.get(view.value)
         if label is None:
             return None
-        found = seen(label, view)
-        known = self.units.get(view.value, found.units)
-        self.units[view.value] = min(known, found.units)
-        return found
+        cut = view_cut(label, view)
+        units = self.units.get(view.value, cut.units)
+        self.units[view.value] = min(units, cut.units)
+        return cut
 
-    def put(self, view: View, dim: int, cut: Cut) -> None:
-        self.labels[view.value] = placed(cut, view, dim)
+    def put(self, view: TensorView, dim: int, cut: Cut) -> None:
+        self.labels[view.value] = storage_label(cut, view, dim)
 
-    def cut_weight(self, view: View, dim: int, origins: frozenset[int]) -> Cut:
+    def cut_weight(self, view: TensorView, dim: int, origins: frozenset[int]) -> Cut:
         """Divide a weight along a dimension of the view through which it is read."""
         return self.cut_bias(view, dim, origins | {view.value})
 
-    def cut_bias(self, view: View, dim: int, origins: frozenset[int]) -> Cut:
-        """The same for a weight that only follows others (a bias)."""
+    def cut_bias(self, view: TensorView, dim: int, origins: frozenset[int]) -> Cut:
+        """Divide a weight that follows others (a bias), without making it an origin."""
         cut = Cut(dim, view.shape[dim], True, origins)
         self.put(view, dim, cut)
         return cut
 
-    def put_partial(self, view: View, made_of: Sequence[View]) -> None:
-        """A partial sum because its operands are."""
-        self.partial[view.value] = frozenset().union(*(self.partial[v.value] for v in made_of))
-        self.sums[view.value] = tuple(v.value for v in made_of)
+    def put_partial(self, view: TensorView, operands: Sequence[TensorView]) -> None:
+        """Mark a value as a partial sum computed from partial sums."""
+        self.partial[view.value] = frozenset().union(*(self.partial[v.value] for v in operands))
+        self.sums[view.value] = tuple(v.value for v in operands)
 
-    def whole(self, view: View) -> None:
-        """The operator needs all of the tensor: a partial sum is reduced before, itself or the
-        one that it was made of that has the fewest bytes.
-        """
+    def reduce_partial(self, view: TensorView) -> None:
+        """Reduce a partial sum before an operator that needs its total: at the value with the
+        fewest bytes among it and those it was computed from."""
         if not self.is_partial(view):
             return
         chain = [view.value]
@@ -87,48 +86,48 @@ class Splits:
                 self.partial.pop(value, None)
                 self.reduced.discard(value)
 
-    def all_whole(self, views: Iterable[View]) -> None:
+    def reduce_partials(self, views: Iterable[TensorView]) -> None:
         for view in views:
-            self.whole(view)
+            self.reduce_partial(view)
 
     def _open(self, value: int) -> bool:
         return value in self.partial and value not in self.reduced
 
-    def is_partial(self, view: View) -> bool:
+    def is_partial(self, view: TensorView) -> bool:
         return self._open(view.value)
 
     # --- for the emission ------------------------------------------------------------------------
 
-    def of_value(
+    def value_split(
         self, value: int, shape: tuple[int, ...], strides: tuple[int, ...]
     ) -> SplitEntry | None:
         label = self.labels.get(value)
         if label is None:
             return None
-        view = View(value, shape, strides, 0, self.values[value].element_bytes, True)
+        view = TensorView(value, shape, strides, 0, self.values[value].element_bytes, True)
         try:
-            found = seen(label, view)
+            cut = view_cut(label, view)
         except ConflictError:  # the rest of a value of which only pieces are read
             return None
-        units = min(found.units, self.units.get(value, found.units))
-        units = units if shape[found.dim] % units == 0 else found.units
-        return SplitEntry(dim=found.dim, units=units, uneven=self._uneven(label.origins))
+        units = min(cut.units, self.units.get(value, cut.units))
+        units = units if shape[cut.dim] % units == 0 else cut.units
+        return SplitEntry(dim=cut.dim, units=units, uneven=self._uneven(label.origins))
 
     def _uneven(self, origins: frozenset[int]) -> Uneven:
         if origins and origins <= self.padded:
             return "pad"
         return "replicate" if origins and origins <= self.scarce else "refuse"
 
-    def of_rows(self, table: View) -> SplitEntry | None:
+    def lookup_split(self, table: TensorView) -> SplitEntry | None:
         if table.value not in self.labels:
             return None
         return SplitEntry(dim=0, units=1, uneven="pad")
 
-    def of_product(self, node: Node, index: int) -> ProductSplit:
+    def product_split(self, node: CallNode, index: int) -> ProductSplit:
         splits = self.products.get(id(node), [])
         return splits[index] if index < len(splits) else ""
 
-    def of_pass(self, work: Pass) -> PassSplit:
+    def pass_split(self, work: VectorPass) -> PassSplit:
         view = work.over
         label = self.labels.get(view.value)
         if label is None:
@@ -136,7 +135,7 @@ class Splits:
         if not any(view.strides):  # the scores of fused attention: heads are rows
             return "rows"
         try:
-            dim = seen(label, view).dim
+            dim = view_cut(label, view).dim
         except ConflictError:
             return ""
         return "rows" if dim < len(view.shape) - work.inner else "cols"

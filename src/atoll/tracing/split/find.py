@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from atoll.tracing.record.node import Node
+from atoll.tracing.record.node import CallNode
 from atoll.tracing.record.segment import Segment
-from atoll.tracing.record.trace import Source, Trace
+from atoll.tracing.record.trace import ModuleTrace, ValueSource
 from atoll.tracing.split.division import Splits
 from atoll.tracing.split.labels import ConflictError
 from atoll.tracing.split.products import unknown
@@ -21,25 +21,25 @@ from atoll.tracing.split.rules import RULES, elementwise
 
 
 def find_splits(
-    forward: Sequence[Node], backward: Sequence[Node], trace: Trace, segment: Segment,
+    forward: Sequence[CallNode], backward: Sequence[CallNode], trace: ModuleTrace, segment: Segment,
     outside: set[int],
 ) -> Splits:  # fmt: skip
-    """The division of one layer that keeps the most weights cut."""
+    """Find the division of a layer that keeps the most weights cut."""
     banned: frozenset[int] = frozenset()
-    leaving = {*outside, *segment.leaving} - set(trace.gradient_of)
+    leaving = {*outside, *segment.leaving} - set(trace.gradient_weights)
     while True:
         splits = Splits(trace.values, banned)
-        own = {v.value for node in (*forward, *backward) for v in node.outs}
+        outputs = {v.value for node in (*forward, *backward) for v in node.outs}
         read = {v.value for node in (*forward, *backward) for v in node.ins}
         splits.constant = {
-            v for v in read - own - set(segment.entering) if not _weight(trace, v)
+            v for v in read - outputs - set(segment.entering) if not _weight(trace, v)
         } | _without_gradient(forward, trace, segment)
         for nodes in (forward, backward):
-            made = {v.value for node in nodes for v in node.outs}
+            pass_outputs = {v.value for node in nodes for v in node.outs}
             splits.readers.update(
-                value for n in nodes for value in {v.value for v in n.ins} if value in made
+                value for n in nodes for value in {v.value for v in n.ins} if value in pass_outputs
             )
-        tables = [n.rows_of.value for n in forward if n.rows_of is not None]
+        tables = [n.lookup_table.value for n in forward if n.lookup_table is not None]
         splits.tables = frozenset(sorted(tables, key=lambda v: trace.values[v].elements)[-1:])
         try:
             _walk(splits, forward, backward, leaving)
@@ -52,13 +52,17 @@ def find_splits(
         return splits
 
 
-def _weight(trace: Trace, value: int) -> bool:
-    return trace.values[value].source is Source.WEIGHT
+def _weight(trace: ModuleTrace, value: int) -> bool:
+    return trace.values[value].source is ValueSource.WEIGHT
 
 
-def _without_gradient(forward: Sequence[Node], trace: Trace, segment: Segment) -> set[int]:
-    """Values made here of constants alone (masks, rotations)."""
-    live = set(segment.entering) | {v.number for v in trace.values if v.source is Source.WEIGHT}
+def _without_gradient(
+    forward: Sequence[CallNode], trace: ModuleTrace, segment: Segment
+) -> set[int]:
+    """Return values computed from constants only (masks, rotations)."""
+    live = set(segment.entering) | {
+        v.number for v in trace.values if v.source is ValueSource.WEIGHT
+    }
     constant: set[int] = set()
     for node in forward:
         if any(view.value in live for view in node.ins):
@@ -69,9 +73,9 @@ def _without_gradient(forward: Sequence[Node], trace: Trace, segment: Segment) -
 
 
 def _walk(
-    splits: Splits, forward: Sequence[Node], backward: Sequence[Node], leaving: set[int]
+    splits: Splits, forward: Sequence[CallNode], backward: Sequence[CallNode], leaving: set[int]
 ) -> None:
-    """Cut by cut through both passes; what leaves the layer is whole."""
+    """Propagate cuts through both passes; values that leave the layer are complete."""
     for nodes, splits.backward in ((forward, False), (backward, True)):
         for node in nodes:
             rule = RULES.get(node.op.rstrip("_"), RULES.get(node.op))
@@ -83,4 +87,4 @@ def _walk(
                     label = splits.labels.get(view.value)
                     if label is not None:
                         raise ConflictError(label.origins)
-                    splits.whole(view)
+                    splits.reduce_partial(view)

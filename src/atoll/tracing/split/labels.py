@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from atoll.tracing.record.trace import View
+from atoll.tracing.record.trace import TensorView
 
 _PACKED = 3  # queries, keys and values of a joint projection as one dimension: not heads
 
 
 class ConflictError(Exception):
-    """The division that these weights started cannot go on; they must stay whole."""
+    """The division of these weights cannot be propagated; they must stay undivided."""
 
     def __init__(self, origins: frozenset[int]) -> None:
         super().__init__(origins)
@@ -30,22 +30,22 @@ class Label:
     loose: bool
     """Columns that belong to no head: any part of them may be cut again."""
     origins: frozenset[int]
-    """The weights whose division led here."""
+    """Weights whose division caused this label."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A label as one view shows it: the dimension, and the pieces along it."""
+    """A label seen through a view: the dimension, and the pieces along it."""
 
     dim: int
     units: int
     loose: bool
     origins: frozenset[int]
     block: int = 1
-    """Steps along the dimension that one piece takes."""
+    """Size of one piece along the dimension."""
 
 
-def seen(label: Label, view: View) -> Cut:
+def view_cut(label: Label, view: TensorView) -> Cut:
     """The dimension of a view that carries the label."""
     span = label.stride * label.units
     dims = [
@@ -69,7 +69,7 @@ def seen(label: Label, view: View) -> Cut:
     return Cut(index, size, label.loose and stride == label.stride, label.origins)
 
 
-def placed(cut: Cut, view: View, dim: int) -> Label:
+def storage_label(cut: Cut, view: TensorView, dim: int) -> Label:
     """The label of the storage behind a view that is cut along `dim`."""
     size, stride = view.shape[dim], view.strides[dim] * view.element_bytes
     if cut.loose:
@@ -79,7 +79,7 @@ def placed(cut: Cut, view: View, dim: int) -> Label:
     return Label(stride * cut.block, cut.units, False, cut.origins)
 
 
-def both(a: Cut, b: Cut) -> Cut:
+def merged_cut(a: Cut, b: Cut) -> Cut:
     """Two cuts of one dimension: the coarser one, with the origins of both."""
     coarse = a if (a.loose, a.units) <= (b.loose, b.units) else b
     return replace(coarse, loose=a.loose and b.loose, origins=a.origins | b.origins)

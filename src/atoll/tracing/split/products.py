@@ -2,71 +2,76 @@
 
 from __future__ import annotations
 
-from atoll.tracing.record.node import Kind, Node
-from atoll.tracing.record.trace import View
+from atoll.tracing.record.node import CallNode, NodeKind
+from atoll.tracing.record.trace import TensorView
 from atoll.tracing.split.division import Splits
 from atoll.tracing.split.labels import ConflictError, Cut
 from atoll.workload.modelfile import ProductSplit
 
 
-def unknown(splits: Splits, node: Node) -> None:
-    """An operator without a rule: everything that it reads must be whole."""
+def unknown(splits: Splits, node: CallNode) -> None:
+    """Handle an operator without a rule: all inputs must be undivided."""
     for view in node.ins:
         cut = splits.cut(view)
         if cut is not None:
             raise ConflictError(cut.origins)
-        splits.whole(view)
+        splits.reduce_partial(view)
 
 
-def product(splits: Splits, node: Node) -> None:
+def product(splits: Splits, node: CallNode) -> None:
     a, b = node.ins[-2:]
     if len(a.shape) == 3 or len(b.shape) == 3:
-        _contract(splits, node, a, "bmk", b, "bkn", "bmn")
+        _contract(splits, node, a, b, ("bmk", "bkn", "bmn"))
     elif len(a.shape) == 2 and len(b.shape) == 2:
-        _contract(splits, node, a, "mk", b, "kn", "mn")
+        _contract(splits, node, a, b, ("mk", "kn", "mn"))
     else:
         unknown(splits, node)
 
 
-def grouped(splits: Splits, node: Node) -> None:
+def grouped(splits: Splits, node: CallNode) -> None:
     a, b = node.ins[:2]
     roles = {(2, 3): ("mk", "bkn", "mn"), (2, 2): ("mr", "rn", "bmn")}
     chosen = roles.get((len(a.shape), len(b.shape)))
     if chosen is None:
         unknown(splits, node)
     else:
-        _contract(splits, node, a, chosen[0], b, chosen[1], chosen[2])
+        _contract(splits, node, a, b, chosen)
 
 
 _WIDE = 4  # columns over rows beyond which a weight is not cut by rows: its sums would be large
 _NAMES: dict[str, ProductSplit] = {"b": "batch", "m": "m", "n": "n", "k": "k"}
 
 
-def _contract(splits: Splits, node: Node, a: View, ra: str, b: View, rb: str, ro: str) -> None:
-    splits.all_whole(node.ins)
+def _contract(
+    splits: Splits, node: CallNode, a: TensorView, b: TensorView, roles: tuple[str, str, str]
+) -> None:
+    """Cut a product; `roles` names the dimensions of a, b and the output by letters."""
+    roles_a, roles_b, roles_out = roles
+    splits.reduce_partials(node.ins)
     left, right = splits.cut(a), splits.cut(b)
     if left is None and right is None:
         if splits.may_cut(b):
-            right = splits.cut_weight(b, rb.index("n"), frozenset())
+            right = splits.cut_weight(b, roles_b.index("n"), frozenset())
         elif splits.may_cut(a):
-            left = splits.cut_weight(a, ra.index("m"), frozenset())
+            left = splits.cut_weight(a, roles_a.index("m"), frozenset())
         else:
             return
     origins = frozenset().union(*(c.origins for c in (left, right) if c is not None))
-    role_a = ra[left.dim] if left is not None else ""
-    role_b = rb[right.dim] if right is not None else ""
-    if role_a and not role_b and role_a in rb:
+    role_a = roles_a[left.dim] if left is not None else ""
+    role_b = roles_b[right.dim] if right is not None else ""
+    if role_a and not role_b and role_a in roles_b:
         # The other operand has this dimension too: a weight is cut along, a constant is sliced.
-        if splits.may_cut(b) and role_a not in ro and b.shape[rb.index("n")] > _WIDE * b.shape[-2]:
+        wide = b.shape[roles_b.index("n")] > _WIDE * b.shape[-2]
+        if splits.may_cut(b) and role_a not in roles_out and wide:
             raise ConflictError(origins)  # better this one by columns (a head), and those whole
         if splits.may_cut(b):
-            right = splits.cut_weight(b, rb.index(role_a), origins)
+            right = splits.cut_weight(b, roles_b.index(role_a), origins)
         elif b.value not in splits.constant:
             raise ConflictError(origins)
         role_b = role_a
-    elif role_b and not role_a and role_b in ra:
+    elif role_b and not role_a and role_b in roles_a:
         if splits.may_cut(a):
-            left = splits.cut_weight(a, ra.index(role_b), origins)
+            left = splits.cut_weight(a, roles_a.index(role_b), origins)
         elif a.value not in splits.constant:
             raise ConflictError(origins)
         role_a = role_b
@@ -75,12 +80,12 @@ def _contract(splits: Splits, node: Node, a: View, ra: str, b: View, rb: str, ro
     role = role_a or role_b
     splits.products[id(node)] = [_NAMES.get(role, "")]
     out = node.outs[0]
-    if role not in ro:
+    if role not in roles_out:
         splits.partial[out.value] = origins
         return
-    known = [c for c in (left, right) if c is not None and c.dim >= 0]
-    cut = known[0]
-    dim = ro.index(role)
+    cuts = [c for c in (left, right) if c is not None and c.dim >= 0]
+    cut = cuts[0]
+    dim = roles_out.index(role)
     splits.put(out, dim, Cut(dim, cut.units, cut.loose, origins, cut.block))
     for bias in node.ins[: len(node.ins) - 2] if node.op.startswith("add") else []:
         at = dim - (len(out.shape) - len(bias.shape))
@@ -88,14 +93,14 @@ def _contract(splits: Splits, node: Node, a: View, ra: str, b: View, rb: str, ro
             splits.cut_bias(bias, at, origins)
 
 
-def attention(splits: Splits, node: Node) -> None:
+def attention(splits: Splits, node: CallNode) -> None:
     """Heads are divided; key and value heads may be fewer, and are then shared."""
-    splits.all_whole(node.ins)
+    splits.reduce_partials(node.ins)
     cuts = [(view, splits.cut(view)) for view in node.ins if len(view.shape) >= 3]
-    found = [cut for _, cut in cuts if cut is not None]
-    if not found:
+    head_cuts = [cut for _, cut in cuts if cut is not None]
+    if not head_cuts:
         return
-    origins = frozenset().union(*(cut.origins for cut in found))
+    origins = frozenset().union(*(cut.origins for cut in head_cuts))
     heads = max(view.shape[1] for view, _ in cuts)
     for view, cut in cuts:
         if cut is None and (view.shape[1] == 1 or view.value in splits.constant):
@@ -111,17 +116,17 @@ def attention(splits: Splits, node: Node) -> None:
         if len(out.shape) >= 3 and out.shape[1] == 1 < heads:
             splits.partial[out.value] = origins  # each device's heads give a share
         elif len(out.shape) >= 3:
-            own = [c.origins for v, c in cuts if c is not None and v.shape[1] == out.shape[1]]
-            few = frozenset().union(*own) if out.shape[1] < heads else origins
-            splits.put(out, 1, Cut(1, out.shape[1], False, few))
+            sets = [c.origins for v, c in cuts if c is not None and v.shape[1] == out.shape[1]]
+            head_origins = frozenset().union(*sets) if out.shape[1] < heads else origins
+            splits.put(out, 1, Cut(1, out.shape[1], False, head_origins))
 
 
-def convolution(splits: Splits, node: Node) -> None:
+def convolution(splits: Splits, node: CallNode) -> None:
     """Output channels are cut like columns, input channels like rows, depth-wise ones as heads."""
     back = node.op == "convolution_backward"
-    splits.all_whole(node.ins)
+    splits.reduce_partials(node.ins)
     x, weight = (node.ins[1], node.ins[2]) if back else (node.ins[0], node.ins[1])
-    deep = node.kind is not Kind.PRODUCT
+    deep = node.kind is not NodeKind.PRODUCT
     left, right = splits.cut(x), splits.cut(weight)
     if node.matmuls and node.matmuls[0].batch > 1:
         unknown(splits, node)
@@ -146,7 +151,7 @@ def convolution(splits: Splits, node: Node) -> None:
     _convolution_outputs(splits, node, right, back, deep)
 
 
-def _convolution_outputs(splits: Splits, node: Node, cut: Cut, back: bool, deep: bool) -> None:
+def _convolution_outputs(splits: Splits, node: CallNode, cut: Cut, back: bool, deep: bool) -> None:
     columns = cut.dim == 0 and not deep
     if not back:
         splits.products[id(node)] = ["n" if columns else "k"]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from atoll.tracing.record.aten_names import ZEROS
-from atoll.tracing.record.node import Node
-from atoll.tracing.record.trace import View
+from atoll.tracing.record.node import CallNode
+from atoll.tracing.record.trace import TensorView
 from atoll.tracing.split.division import Splits
-from atoll.tracing.split.labels import ConflictError, Cut, both
+from atoll.tracing.split.labels import ConflictError, Cut, merged_cut
 from atoll.tracing.split.products import attention, convolution, grouped, product, unknown
 
-Rule = Callable[[Splits, Node], None]
+Rule = Callable[[Splits, CallNode], None]
 
 # Linear in one operand: a partial sum passes through as a partial sum. So it does through products
 # and sums: gates that weigh experts, whose outputs are then added up; and the gates' gradients.
@@ -23,8 +23,8 @@ _PASSING = """
 _LINEAR = frozenset(_PASSING.split())
 
 
-def _pass_partial(splits: Splits, node: Node) -> bool:
-    """Whether the output is a partial sum because its operands are."""
+def _pass_partial(splits: Splits, node: CallNode) -> bool:
+    """Return whether the output is a partial sum because its operands are."""
     partial = [view for view in node.ins if splits.is_partial(view)]
     if not partial:
         return False
@@ -38,17 +38,17 @@ def _pass_partial(splits: Splits, node: Node) -> bool:
     linear = len(partial) == 1 and (name in _WEIGHING or (name in _LINEAR and not others))
     # What several operators read is reduced once, before the first of them.
     once = all(splits.readers[view.value] == 1 for view in partial)
-    # What is whole is added on one device of the group, and the sum stays partial.
+    # A complete operand is added on one device of the group, and the sum stays partial.
     summed = name == "add" or (name == "cat" and len(partial) == len(node.ins))
     if same and once and (linear or summed):
         for view in node.outs:
             splits.put_partial(view, partial)
         return True
-    splits.all_whole(partial)
+    splits.reduce_partials(partial)
     return False
 
 
-def elementwise(splits: Splits, node: Node) -> None:
+def elementwise(splits: Splits, node: CallNode) -> None:
     if not node.ins:  # zeros and the like
         splits.constant.update(view.value for view in node.outs)
         if node.op in ZEROS:
@@ -57,7 +57,7 @@ def elementwise(splits: Splits, node: Node) -> None:
     if _pass_partial(splits, node):
         return
     out = node.outs[0]
-    found: dict[int, Cut] = {}
+    cuts: dict[int, Cut] = {}
     for view in node.ins:
         cut = splits.cut(view)
         if cut is None:
@@ -65,13 +65,13 @@ def elementwise(splits: Splits, node: Node) -> None:
         dim = _dim_after(node, view, out, cut)
         if out.shape[dim] != view.shape[cut.dim]:  # joined or padded along the cut
             cut = Cut(cut.dim, out.shape[dim], True, cut.origins)
-        found[dim] = both(found[dim], cut) if dim in found else cut
-    if not found:
+        cuts[dim] = merged_cut(cuts[dim], cut) if dim in cuts else cut
+    if not cuts:
         return
-    origins = frozenset().union(*(cut.origins for cut in found.values()))
-    if len(found) > 1:
+    origins = frozenset().union(*(cut.origins for cut in cuts.values()))
+    if len(cuts) > 1:
         raise ConflictError(origins)
-    ((dim, cut),) = found.items()
+    ((dim, cut),) = cuts.items()
     for view in node.ins:
         if view.value in splits.labels:
             continue
@@ -89,8 +89,8 @@ def elementwise(splits: Splits, node: Node) -> None:
             splits.put(view, dim, cut)
 
 
-def _dim_after(node: Node, view: View, out: View, cut: Cut) -> int:
-    """The dimension of the output to which a cut of one operand goes."""
+def _dim_after(node: CallNode, view: TensorView, out: TensorView, cut: Cut) -> int:
+    """Return the output dimension to which the cut of an operand maps."""
     if node.op in ("select_backward", "stack"):  # a dimension more
         arguments = node.call.args
         which = arguments[2 if node.op == "select_backward" else 1] if len(arguments) > 1 else 0
@@ -105,8 +105,8 @@ def _dim_after(node: Node, view: View, out: View, cut: Cut) -> int:
     return dim
 
 
-def _dims(node: Node) -> tuple[set[int], bool]:
-    """Dimensions that a sum runs over, and whether they stay as ones."""
+def _dims(node: CallNode) -> tuple[set[int], bool]:
+    """Return the summed dimensions, and whether they are kept with size 1."""
     view = node.ins[0]
     over = node.call.args[1] if len(node.call.args) > 1 else None
     if isinstance(over, tuple) and over and all(isinstance(d, int) for d in over):
@@ -118,14 +118,14 @@ def _dims(node: Node) -> tuple[set[int], bool]:
     return dims, len(node.outs[0].shape) == len(view.shape)
 
 
-def reduction(splits: Splits, node: Node) -> None:
+def reduction(splits: Splits, node: CallNode) -> None:
     if _pass_partial(splits, node):
         return
-    splits.all_whole(node.ins)
+    splits.reduce_partials(node.ins)
     cut = splits.cut(node.ins[0])
     if cut is None:
         return
-    dims, kept = _dims(node)
+    dims, keeps_dims = _dims(node)
     if cut.dim in dims:
         norm = node.op == "mean" and not splits.backward  # what it scales would stay cut too
         if node.op not in ("sum", "mean") or norm:
@@ -133,40 +133,40 @@ def reduction(splits: Splits, node: Node) -> None:
         for view in node.outs:
             splits.partial[view.value] = cut.origins
         return
-    dim = cut.dim if kept else cut.dim - len([d for d in dims if d < cut.dim])
+    dim = cut.dim if keeps_dims else cut.dim - len([d for d in dims if d < cut.dim])
     for view in node.outs:
         splits.put(view, dim, cut)
 
 
-def rowwise(splits: Splits, node: Node) -> None:
-    """Norms, softmax and their derivatives: rows may be divided, not what is in them."""
+def rowwise(splits: Splits, node: CallNode) -> None:
+    """Norms, softmax and their derivatives: only the dimensions of rows may be divided."""
     work = node.passes[0] if node.passes else None
     inner = work.inner if work is not None else 1
     main = work.over if work is not None else node.ins[0]
-    splits.all_whole(node.ins)
+    splits.reduce_partials(node.ins)
     cuts = [(view, splits.cut(view)) for view in node.ins]
-    found = [(view, cut) for view, cut in cuts if cut is not None]
-    if not found:
+    cut_views = [(view, cut) for view, cut in cuts if cut is not None]
+    if not cut_views:
         return
     loss = "log_softmax" in node.op
-    for view, cut in found:
+    for view, cut in cut_views:
         rows = cut.dim < len(view.shape) - inner or len(view.shape) < len(main.shape)
         if not rows and not loss:
             raise ConflictError(cut.origins)
         if not rows:
             splits.padded |= cut.origins
             splits.rows_summed.add(id(node))
-    view, cut = found[0]
-    if any(other.dim != cut.dim for v, other in found if len(v.shape) == len(view.shape)):
+    view, cut = cut_views[0]
+    if any(c.dim != cut.dim for v, c in cut_views if len(v.shape) == len(view.shape)):
         raise ConflictError(cut.origins)
     for out in node.outs:
         if len(out.shape) == len(view.shape) and out.shape[cut.dim] == view.shape[cut.dim]:
             splits.put(out, cut.dim, cut)
 
 
-def nll_loss(splits: Splits, node: Node) -> None:
-    """Picks one column a row: where the columns are cut, on the device that has it."""
-    splits.all_whole(node.ins)
+def nll_loss(splits: Splits, node: CallNode) -> None:
+    """Select one column per row; with cut columns, on the device that holds it."""
+    splits.reduce_partials(node.ins)
     for view in node.ins:
         cut = splits.cut(view)
         if cut is not None:
@@ -175,25 +175,25 @@ def nll_loss(splits: Splits, node: Node) -> None:
                     splits.put(out, cut.dim, cut)
 
 
-def lookup(splits: Splits, node: Node) -> None:
-    """Rows of a table, which is cut by rows: a device finds its own, the others give zero."""
+def lookup(splits: Splits, node: CallNode) -> None:
+    """Look up rows of a table cut by rows: devices without the row contribute zero."""
     table = node.ins[0]
     if splits.may_cut(table) and table.value in splits.tables:
         cut = splits.cut_weight(table, 0, frozenset())
         splits.padded |= cut.origins
-    found = splits.cut(table)
-    if found is None:
+    table_cut = splits.cut(table)
+    if table_cut is None:
         return
-    if found.dim != 0:
-        raise ConflictError(found.origins)
-    splits.partial[node.outs[0].value] = found.origins
+    if table_cut.dim != 0:
+        raise ConflictError(table_cut.origins)
+    splits.partial[node.outs[0].value] = table_cut.origins
 
 
-def gather(splits: Splits, node: Node) -> None:
-    """Rows by index: columns may be divided."""
+def gather(splits: Splits, node: CallNode) -> None:
+    """Gather rows by index; columns may be divided."""
     if _pass_partial(splits, node):
         return
-    splits.all_whole(node.ins)
+    splits.reduce_partials(node.ins)
     out = node.outs[0]
     for view in node.ins:
         cut = splits.cut(view)

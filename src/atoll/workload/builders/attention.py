@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from atoll.workload.builders.graph import FLOAT, HALF, MASK, Graph
+from atoll.workload.builders.graph import FLOAT, HALF, MASK, GraphBuilder
 from atoll.workload.builders.latent import latent_projections
 from atoll.workload.graph.operator import Region, Role, Uneven, VectorWork
 from atoll.workload.graph.products import attention_fraction, scores_product, values_product
 
 
 def attention(
-    graph: Graph,
+    graph: GraphBuilder,
     x: str,
     kind: str,
     *,
@@ -19,8 +19,7 @@ def attention(
 ) -> str:
     """From the (normed) block input to the output projection, which with an `open_end` is left
     without its reduction and its bias. `positions` are added to the scores; keys and values come
-    from another `source` than the queries in cross-attention.
-    """
+    from another `source` than the queries in cross-attention."""
     config = graph.config
     gate = ""
     if source:
@@ -42,20 +41,20 @@ def attention(
     return graph.closing("proj", context, bias=config.output_bias, open_end=open_end)
 
 
-def _projections(graph: Graph, x: str) -> list[str]:
+def _projections(graph: GraphBuilder, x: str) -> list[str]:
     """Queries, keys and values, and the output's gate if there is one, in one product."""
     gate = ("q.gate",) if graph.config.gated_attention else ()
     return _joint(graph, "qkv", x, "q", "k", "v", *gate)
 
 
-def _cross_projections(graph: Graph, x: str, source: str) -> tuple[str, str, str]:
+def _cross_projections(graph: GraphBuilder, x: str, source: str) -> tuple[str, str, str]:
     """Queries of one sequence, keys and values of another."""
     (q,) = _joint(graph, "q", x, "q")
     k, v = _joint(graph, "kv", source, "k", "v")
     return q, k, v
 
 
-def _joint(graph: Graph, product: str, x: str, *names: str) -> list[str]:
+def _joint(graph: GraphBuilder, product: str, x: str, *names: str) -> list[str]:
     """Projections of one tensor in one product."""
     config, parts = graph.config, []
     for name in names:
@@ -66,7 +65,7 @@ def _joint(graph: Graph, product: str, x: str, *names: str) -> list[str]:
     return graph.joint(product, x, parts, bias=config.attention_bias)
 
 
-def _query_norm(graph: Graph, x: str) -> str:
+def _query_norm(graph: GraphBuilder, x: str) -> str:
     config = graph.config
     if config.qk_norm_form == "wide":
         return graph.norm(f"{x}_norm", x)
@@ -74,7 +73,7 @@ def _query_norm(graph: Graph, x: str) -> str:
     return graph.head_norm(f"{x}_norm", x, config.head_dim, scaled=scaled)
 
 
-def _rotary(graph: Graph, q: str, k: str) -> tuple[str, str]:
+def _rotary(graph: GraphBuilder, q: str, k: str) -> tuple[str, str]:
     """Only the rotated columns of each head are work."""
     config = graph.config
     outs = graph.like(f"{q}.rotated", q), graph.like(f"{k}.rotated", k)
@@ -86,18 +85,18 @@ def _rotary(graph: Graph, q: str, k: str) -> tuple[str, str]:
     return outs
 
 
-def _context(graph: Graph) -> str:
+def _context(graph: GraphBuilder) -> str:
     config = graph.config
     return graph.columns("context", config.heads * config.value_width, config.heads)
 
 
-def _flash(graph: Graph, q: str, k: str, v: str, more: tuple[str, ...]) -> str:
+def _flash(graph: GraphBuilder, q: str, k: str, v: str, more: tuple[str, ...]) -> str:
     """Attention that keeps its scores on chip and masked tiles out (Dao, arXiv:2307.08691)."""
     config, b, s = graph.config, graph.microbatch, graph.sequence
     keys = graph.tensors[k].shape[1]
     # Without a window every part of a sequence meets as much of each other as of itself.
-    whole = s * config.context if config.window else s
-    fraction = attention_fraction(whole, config.causal, config.window, chunked=config.chunked)
+    length = s * config.context if config.window else s
+    fraction = attention_fraction(length, config.causal, config.window, chunked=config.chunked)
     positions = [name for name in more if graph.tensors[name].role is Role.ACTIVATION]
     scores = scores_product(b, s, config.heads, config.kv_heads, config.head_dim, fraction, keys)
     out = _context(graph)
@@ -124,7 +123,7 @@ def _flash(graph: Graph, q: str, k: str, v: str, more: tuple[str, ...]) -> str:
     return out
 
 
-def _unfused(graph: Graph, q: str, k: str, v: str, more: tuple[str, ...]) -> str:
+def _unfused(graph: GraphBuilder, q: str, k: str, v: str, more: tuple[str, ...]) -> str:
     """Attention operator by operator, with its s x s tensors in memory."""
     config, b, s = graph.config, graph.microbatch, graph.sequence
     keys = graph.tensors[k].shape[1]
@@ -148,15 +147,15 @@ def _unfused(graph: Graph, q: str, k: str, v: str, more: tuple[str, ...]) -> str
     vectors = tuple(graph.vector(function, scores) for function in functions)
     graph.run("softmax", "softmax", (scores, *more), (probabilities,), vectors=vectors)
     if config.attention_dropout:
-        kept, mask = square("probabilities.kept"), square("probabilities.mask", MASK)
+        dropped_out, mask = square("probabilities.kept"), square("probabilities.mask", MASK)
         graph.run(
             "probabilities.dropout",
             "dropout",
             (probabilities,),
-            (kept, mask),
+            (dropped_out, mask),
             vectors=(graph.vector("dropout", probabilities),),
         )
-        probabilities = kept
+        probabilities = dropped_out
     out = _context(graph)
     values = values_product(product, config.value_width)
     graph.run("values", "attention_values", (probabilities, v), (out,), matmuls=(values,))

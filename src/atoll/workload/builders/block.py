@@ -1,13 +1,13 @@
-"""One block: how its mixer, its feed-forward layer and its norms hang together."""
+"""One block: its mixer, feed-forward layer, norms and residual additions."""
 
 from __future__ import annotations
 
-from atoll.workload.builders.graph import Graph
+from atoll.workload.builders.graph import GraphBuilder
 from atoll.workload.builders.mixers import mixer
 from atoll.workload.builders.mlp import mlp
 
 
-def block(graph: Graph, x: str, attention: str) -> str:
+def block(graph: GraphBuilder, x: str, attention: str) -> str:
     """From the residual stream to the residual stream."""
     config = graph.config
     if config.post_norm:
@@ -24,12 +24,12 @@ def block(graph: Graph, x: str, attention: str) -> str:
     return _closed(graph, mlp(graph, normed), normed if config.norm_residual else x, "fc2", 2)
 
 
-def _opened(graph: Graph, name: str, x: str) -> str:
+def _opened(graph: GraphBuilder, name: str, x: str) -> str:
     return graph.norm(name, x) if graph.config.opening_norms else x
 
 
-def _closed(graph: Graph, branch: str, x: str, linear: str, number: int) -> str:
-    """What stands between a branch's last linear and the residual stream."""
+def _closed(graph: GraphBuilder, branch: str, x: str, linear: str, number: int) -> str:
+    """Add norm, scale, dropout and residual addition after a branch's last linear."""
     config = graph.config
     if config.branch_norms:
         branch = graph.norm(f"branch_norm{number}", branch)
@@ -39,7 +39,7 @@ def _closed(graph: Graph, branch: str, x: str, linear: str, number: int) -> str:
     return graph.residual(f"residual{number}", branch, x, "middle" if number == 1 else "y")
 
 
-def _post_norm(graph: Graph, x: str, attention: str) -> str:
+def _post_norm(graph: GraphBuilder, x: str, attention: str) -> str:
     """The norms follow the additions."""
     dropout = graph.config.dropout
     branch = graph.dropout("proj_dropout", mixer(graph, x, attention), dropout)
@@ -48,22 +48,21 @@ def _post_norm(graph: Graph, x: str, attention: str) -> str:
     return graph.norm("norm2", graph.residual("residual2", branch, middle, "sum2"))
 
 
-def _parallel(graph: Graph, x: str, attention: str) -> str:
+def _parallel(graph: GraphBuilder, x: str, attention: str) -> str:
     """Both branches start from x. Without dropout between them and the addition, their partial
-    sums are added first and reduced once (as GPT-NeoX's training code does), then the biases.
-    """
+    sums are added first and reduced once (as GPT-NeoX's training code does), then the biases."""
     config = graph.config
     normed = graph.norm("norm1", x)
-    other = normed if config.one_norm else graph.norm("norm2", x)
+    ffn_input = normed if config.one_norm else graph.norm("norm2", x)
     if config.dropout:
         left = mixer(graph, normed, attention)
         left = graph.dropout("proj_dropout", left, config.dropout)
-        right = graph.dropout("fc2_dropout", mlp(graph, other), config.dropout)
+        right = graph.dropout("fc2_dropout", mlp(graph, ffn_input), config.dropout)
         return graph.residual(
             "residual2", right, graph.residual("residual1", left, x, "middle"), "y"
         )
     left = mixer(graph, normed, attention, open_end=True)
-    right = mlp(graph, other, open_end=True)
+    right = mlp(graph, ffn_input, open_end=True)
     total = graph.reduced_sum("branches", left, right)
     for name, biased in (("proj", config.output_bias), ("fc2", config.mlp_bias)):
         if biased:

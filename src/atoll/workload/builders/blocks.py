@@ -1,4 +1,4 @@
-"""Which blocks a model is made of: runs of equal ones, and patterns that repeat.
+"""The blocks of a model: runs of equal blocks, and repeated patterns.
 
 Most models repeat one block. Some begin with others (DeepSeek's dense ones), some alternate
 (Gemma 2's windows): an alternation becomes one layer that holds a whole period of it, so that the
@@ -22,7 +22,7 @@ Kind = TypeVar("Kind")
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class BlockRun:
     """`repeat` times the same layer, made of one block or of a period of different ones."""
 
     name: str
@@ -33,17 +33,19 @@ class Run:
 
 
 @lru_cache(maxsize=64)
-def block_runs(config: ModelConfig, sequence: int, *, whole: bool = True) -> tuple[Run, ...]:
-    """The chain between embedding and head, with `whole` periods or block by block."""
+def block_runs(
+    config: ModelConfig, sequence: int, *, merge_periods: bool = True
+) -> tuple[BlockRun, ...]:
+    """The chain between embedding and head, periods as one layer or block by block."""
     facts = [_facts(config, layer) for layer in range(config.layers)]
-    known = {its: _kind(config, sequence, *its) for its in dict.fromkeys(facts)}
-    kinds = [known[its] for its in facts]
+    kind_by_facts = {its: _kind(config, sequence, *its) for its in dict.fromkeys(facts)}
+    kinds = [kind_by_facts[its] for its in facts]
     several = len(set(kinds)) > 1
-    found = periods(kinds)
-    if not whole and any(len(period) > 1 for period, _ in found):
+    repeated = periods(kinds)
+    if not merge_periods and any(len(period) > 1 for period, _ in repeated):
         return _single_runs(config, kinds)
-    runs: list[Run] = []
-    for period, repeat in found:
+    runs: list[BlockRun] = []
+    for period, repeat in repeated:
         label = _label(config, period[0]) if several and len(period) == 1 else ""
         name = _unused(f"{label}_block" if label else "block", runs)
         if len(period) == 1:
@@ -56,22 +58,22 @@ def block_runs(config: ModelConfig, sequence: int, *, whole: bool = True) -> tup
                 (f"{first}{word}{i}.", kind)
                 for i, (word, kind) in enumerate(zip(words, period, strict=True))
             )
-        runs.append(Run(name, repeat, blocks))
+        runs.append(BlockRun(name, repeat, blocks))
     return tuple(runs)
 
 
-def _single_runs(config: ModelConfig, kinds: Sequence[ModelConfig]) -> tuple[Run, ...]:
-    """Neighbours that are equal make a run; runs of one kind have one name, and are one layer."""
-    runs: dict[ModelConfig, Run] = {}
+def _single_runs(config: ModelConfig, kinds: Sequence[ModelConfig]) -> tuple[BlockRun, ...]:
+    """Merge equal neighbours into runs; runs of one kind share a name and a layer."""
+    runs: dict[ModelConfig, BlockRun] = {}
     for kind in dict.fromkeys(kinds):
         label = _label(config, kind)
         name = _unused(f"{label}_block" if label else "block", tuple(runs.values()))
-        runs[kind] = Run(name, 1, ((name.replace("block", ""), kind),))
+        runs[kind] = BlockRun(name, 1, ((name.replace("block", ""), kind),))
     return tuple(replace(runs[kind], repeat=len(list(same))) for kind, same in groupby(kinds))
 
 
 def _facts(config: ModelConfig, layer: int) -> tuple[int, str, bool, bool, bool]:
-    """What tells a block from others: window, mixer, whether it is unrotated, dense, bare."""
+    """Properties by which blocks differ: window, mixer, unrotated, dense, bare."""
     return (
         config.windows[layer] if config.windows else config.window,
         config.mixers[layer] if config.mixers else config.mixer,
@@ -133,17 +135,16 @@ def _label(config: ModelConfig, kind: ModelConfig) -> str:
     return "_".join(words)
 
 
-def _unused(name: str, runs: Sequence[Run]) -> str:
-    taken = {run.name for run in runs}
-    candidates = (name, *(f"{name}{i}" for i in range(2, len(taken) + 3)))
-    return next(candidate for candidate in candidates if candidate not in taken)
+def _unused(name: str, runs: Sequence[BlockRun]) -> str:
+    used = {run.name for run in runs}
+    candidates = (name, *(f"{name}{i}" for i in range(2, len(used) + 3)))
+    return next(candidate for candidate in candidates if candidate not in used)
 
 
 def periods(kinds: Sequence[Kind]) -> list[tuple[tuple[Kind, ...], int]]:
     """Cut the list into repeated periods, greedily: of those that start here, the one that reaches
-    farthest, and the shortest of these. Two rounds may be chance, three are a pattern.
-    """
-    found: list[tuple[tuple[Kind, ...], int]] = []
+    farthest, and the shortest of these. Two rounds may be chance, three are a pattern."""
+    repeated: list[tuple[tuple[Kind, ...], int]] = []
     at = 0
     while at < len(kinds):
         best, repeat = 1, _repeats(kinds, at, 1)
@@ -151,9 +152,9 @@ def periods(kinds: Sequence[Kind]) -> list[tuple[tuple[Kind, ...], int]]:
             times = _repeats(kinds, at, length)
             if times > 2 and times * length > best * repeat:
                 best, repeat = length, times
-        found.append((tuple(kinds[at : at + best]), repeat))
+        repeated.append((tuple(kinds[at : at + best]), repeat))
         at += best * repeat
-    return found
+    return repeated
 
 
 def _repeats(kinds: Sequence[Kind], at: int, length: int) -> int:

@@ -1,6 +1,6 @@
 """An encoder and a decoder as one chain of layers (T5, arXiv:1910.10683).
 
-Encoder blocks first, then decoder blocks. Beside the residual stream two tensors run along the
+Encoder blocks first, then decoder blocks. Besides the residual stream two tensors run along the
 chain: relative positions, if it has them, which the first block of each stack makes and its other
 blocks read, and the encoder's output, which every decoder block attends to. Blocks at the ends of
 a stack make or end these and are layers of their own; the others repeat. The word table lies in
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from atoll.workload.builders.attention import attention as build_attention
 from atoll.workload.builders.ends import embedding
-from atoll.workload.builders.graph import HALF, Graph
+from atoll.workload.builders.graph import HALF, GraphBuilder
 from atoll.workload.builders.mlp import mlp
 from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.graph.operator import Region
@@ -50,14 +50,14 @@ def _parts(name: str, blocks: int, *, decoder: bool) -> tuple[Part, ...]:
     )
 
 
-def stack_part(graph: Graph, part: Part, attention: str) -> tuple[str, str]:
-    """One block with what it makes for the others or ends."""
+def stack_part(graph: GraphBuilder, part: Part, attention: str) -> tuple[str, str]:
+    """Write one block, with the tensors that it carries to other blocks."""
     graph.config = replace(graph.config, causal=part.decoder)
     write = _decoder if part.decoder else _encoder
     return write(graph, part, attention)
 
 
-def _encoder(graph: Graph, part: Part, attention: str) -> tuple[str, str]:
+def _encoder(graph: GraphBuilder, part: Part, attention: str) -> tuple[str, str]:
     graph.owner = f"{part.name}."
     x = graph.stream("x", graph.config.hidden)
     positions = _positions(graph, part, attention)
@@ -65,13 +65,13 @@ def _encoder(graph: Graph, part: Part, attention: str) -> tuple[str, str]:
     if part.last:
         y = graph.norm("final_norm", y)
         y = graph.dropout("final_dropout", y, graph.config.inner_dropout)
-    beside = tuple(filter(None, (positions,)))
-    graph.more_inputs = () if part.first else beside
-    graph.more_outputs = () if part.last else beside
+    carried = tuple(filter(None, (positions,)))
+    graph.more_inputs = () if part.first else carried
+    graph.more_outputs = () if part.last else carried
     return x, y
 
 
-def _decoder(graph: Graph, part: Part, attention: str) -> tuple[str, str]:
+def _decoder(graph: GraphBuilder, part: Part, attention: str) -> tuple[str, str]:
     config = graph.config
     encoded = graph.stream("encoded", config.hidden)
     graph.sequence = config.decoder_sequence or graph.sequence
@@ -82,17 +82,16 @@ def _decoder(graph: Graph, part: Part, attention: str) -> tuple[str, str]:
     middle = _self_attention(graph, x, positions, attention)
     middle = _cross_attention(graph, middle, encoded, attention)
     y = _feed_forward(graph, middle)
-    beside = encoded, *filter(None, (positions,))
-    graph.more_inputs = () if part.first else beside
-    graph.more_outputs = () if part.last else beside
+    carried = encoded, *filter(None, (positions,))
+    graph.more_inputs = () if part.first else carried
+    graph.more_outputs = () if part.last else carried
     return encoded if part.first else x, y
 
 
-def _positions(graph: Graph, part: Part, attention: str) -> str:
+def _positions(graph: GraphBuilder, part: Part, attention: str) -> str:
     """A number for every head and distance. Flash attention looks distances up while it runs, so
     that only the table runs along the chain; otherwise one number for every head and pair of
-    tokens does. Nothing where positions are added to the embeddings.
-    """
+    tokens does. Nothing where positions are added to the embeddings."""
     if graph.config.positions != "relative":
         return ""
     config, length = graph.config, graph.sequence
@@ -105,13 +104,13 @@ def _positions(graph: Graph, part: Part, attention: str) -> str:
     return positions
 
 
-def _self_attention(graph: Graph, x: str, positions: str, attention: str) -> str:
+def _self_attention(graph: GraphBuilder, x: str, positions: str, attention: str) -> str:
     branch = build_attention(graph, graph.norm("norm1", x), attention, positions=positions)
     branch = graph.dropout("proj_dropout", branch, graph.config.dropout)
     return graph.residual("residual1", branch, x, "middle")
 
 
-def _cross_attention(graph: Graph, x: str, encoded: str, attention: str) -> str:
+def _cross_attention(graph: GraphBuilder, x: str, encoded: str, attention: str) -> str:
     """Queries of the decoder over all that the encoder wrote."""
     config = graph.config
     graph.prefix, graph.config = "cross.", replace(config, causal=False)
@@ -122,7 +121,7 @@ def _cross_attention(graph: Graph, x: str, encoded: str, attention: str) -> str:
     return y
 
 
-def _feed_forward(graph: Graph, x: str) -> str:
+def _feed_forward(graph: GraphBuilder, x: str) -> str:
     branch = mlp(graph, graph.norm("norm2", x))
     branch = graph.dropout("fc2_dropout", branch, graph.config.dropout)
     return graph.residual("residual2", branch, x, "y")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from atoll.workload.builders.graph import FLOAT, HALF, TOKEN, Graph
+from atoll.workload.builders.graph import FLOAT, HALF, TOKEN, GraphBuilder
 from atoll.workload.graph.operator import Region, Uneven
 
 
-def embedding(graph: Graph) -> tuple[str, str]:
+def embedding(graph: GraphBuilder) -> tuple[str, str]:
     """Token ids to the residual stream: look-up, positions, token types, norm, dropout."""
     config, b, s = graph.config, graph.microbatch, graph.sequence
     tokens = graph.add("tokens", (b, s), TOKEN)
@@ -28,7 +28,7 @@ def embedding(graph: Graph) -> tuple[str, str]:
     return tokens, graph.dropout("embedding_dropout", x, config.embedding_dropout)
 
 
-def add_positions(graph: Graph, x: str) -> str:
+def add_positions(graph: GraphBuilder, x: str) -> str:
     """Learned positions and token types: small tables, added row by row."""
     config = graph.config
     rows = []
@@ -46,13 +46,13 @@ def add_positions(graph: Graph, x: str) -> str:
     return out
 
 
-def head(graph: Graph) -> tuple[str, str]:
+def head(graph: GraphBuilder) -> tuple[str, str]:
     """The residual stream to logits."""
     source = graph.stream("x", graph.config.hidden)
-    return source, logits_of(graph, source)
+    return source, build_logits(graph, source)
 
 
-def logits_of(graph: Graph, x: str) -> str:
+def build_logits(graph: GraphBuilder, x: str) -> str:
     """Last norm, the family's own transform, vocabulary."""
     config = graph.config
     if config.final_norm:
@@ -84,8 +84,8 @@ def logits_of(graph: Graph, x: str) -> str:
     return graph.cap("logit_cap", logits, graph.like("logits.capped", logits))
 
 
-def loss(graph: Graph, fused: bool) -> tuple[str, str]:
-    """Softmax cross entropy. Its output is two fp32 numbers a token: the log-sum-exp and the
+def loss(graph: GraphBuilder, fused: bool) -> tuple[str, str]:
+    """Softmax cross entropy. Its output is two fp32 numbers per token: the log-sum-exp and the
     target's logit, whose difference is that token's loss.
 
     Unless `fused`, the softmax is kept in fp32 for the backward pass, as Megatron-LM and PyTorch
@@ -98,18 +98,18 @@ def loss(graph: Graph, fused: bool) -> tuple[str, str]:
     else:
         logits = graph.columns("logits", graph.config.vocab, uneven=Uneven.PAD)
     labels, out = graph.add("labels", (b, s), TOKEN), graph.add("loss", (b, s, 2), FLOAT)
-    kept = () if fused else (graph.like("softmax", logits, FLOAT),)
+    softmax = () if fused else (graph.like("softmax", logits, FLOAT),)
     graph.run(
         "loss",
         "cross_entropy",
         (logits, labels),
-        (out, *kept),
+        (out, *softmax),
         vectors=(graph.vector("cross_entropy", logits),),
         exits=not vision,
     )
     return logits, out
 
 
-def class_logits(graph: Graph) -> str:
-    """What an image classifier says of each image."""
+def class_logits(graph: GraphBuilder) -> str:
+    """Logits of an image classifier."""
     return graph.add("logits", (graph.microbatch, 1, graph.config.vocab))

@@ -24,7 +24,7 @@ TOKEN = 8  # token ids and labels come as 64-bit integers
 MASK = 1  # a dropout mask keeps one byte an element (Korthikanti et al., arXiv:2205.05198)
 
 
-class Graph:
+class GraphBuilder:
     """The forward graph of one layer while it is written.
 
     Activations of the residual stream are (batch, sequence, hidden) in the SEQUENCE region. All
@@ -52,7 +52,7 @@ class Graph:
         """An image's patches and class token rarely divide evenly: sequence parallelism pads."""
         return Uneven.PAD if self.config.patch_inputs else Uneven.REFUSE
 
-    def own(self, name: str) -> str:
+    def prefixed(self, name: str) -> str:
         return name if name.startswith(self.prefix) else f"{self.prefix}{name}"
 
     def add(
@@ -60,13 +60,13 @@ class Graph:
         name: str,
         shape: tuple[int, ...],
         element_bytes: int = HALF,
-        split: Region = Region.WHOLE,
+        split: Region = Region.UNDIVIDED,
         split_dim: int = 0,
         units: int = 0,
         uneven: Uneven = Uneven.REFUSE,
     ) -> str:
         """An activation."""
-        name = self.own(name)
+        name = self.prefixed(name)
         self.tensors[name] = Tensor(
             name, shape, element_bytes, Role.ACTIVATION, split, split_dim, units, uneven
         )
@@ -86,12 +86,12 @@ class Graph:
         shape = (self.microbatch, self.sequence, width)
         return self.add(name, shape, HALF, Region.TENSOR, 2, units, uneven)
 
-    def like(self, name: str, other: str, element_bytes: int = 0) -> str:
+    def like(self, name: str, template: str, element_bytes: int = 0) -> str:
         """A tensor of the same shape and layout."""
-        o, name = self.tensors[other], self.own(name)
-        size = element_bytes or o.element_bytes
+        t, name = self.tensors[template], self.prefixed(name)
+        size = element_bytes or t.element_bytes
         self.tensors[name] = Tensor(
-            name, o.shape, size, Role.ACTIVATION, o.split, o.split_dim, o.units, o.uneven
+            name, t.shape, size, Role.ACTIVATION, t.split, t.split_dim, t.units, t.uneven
         )
         return name
 
@@ -104,8 +104,8 @@ class Graph:
         uneven: Uneven = Uneven.REFUSE,
     ) -> str:
         """A weight, divided by the tensor width along `split_dim`, or whole."""
-        region = Region.WHOLE if split_dim is None else Region.TENSOR
-        name = f"{self.owner}{self.own(name)}"
+        region = Region.UNDIVIDED if split_dim is None else Region.TENSOR
+        name = f"{self.owner}{self.prefixed(name)}"
         self.tensors[name] = Tensor(
             name, shape, HALF, Role.WEIGHT, region, split_dim or 0, units, uneven
         )
@@ -126,7 +126,16 @@ class Graph:
     ) -> None:
         self.operators.append(
             Operator(
-                self.own(name), kind, reads, writes, matmuls, vectors, None, on_chip, enters, exits
+                self.prefixed(name),
+                kind,
+                reads,
+                writes,
+                matmuls,
+                vectors,
+                None,
+                on_chip,
+                enters,
+                exits,
             )
         )
 
@@ -135,8 +144,7 @@ class Graph:
 
     def norm(self, name: str, x: str) -> str:
         """LayerNorm or RMSNorm over the last dimension. Its tiny statistics are left out, and so is
-        their sum over the group where that dimension is divided.
-        """
+        their sum over the group where that dimension is divided."""
         source = self.tensors[x]
         divided = 0 if source.split is Region.TENSOR else None
         shift = self.config.norm == "layernorm" and self.config.norm_bias
@@ -161,8 +169,7 @@ class Graph:
         self, name: str, x: str, out: str, *, bias: bool, split: str, inside: bool = False
     ) -> str:
         """A linear layer. `split`: "n" column-parallel, "k" row-parallel, "m" by tokens, "" on
-        every device.
-        """
+        every device."""
         source, target = self.tensors[x], self.tensors[out]
         shape = source.shape[-1], target.shape[-1]
         if split == "n":
@@ -193,8 +200,7 @@ class Graph:
         inside: bool = False,
     ) -> str:
         """One product of x with its weights side by side; `inside` a tensor-parallel region it
-        neither opens nor closes one (the linears of an expert, the end of a parallel branch).
-        """
+        neither opens nor closes one (the linears of an expert, the end of a parallel branch)."""
         matmul = linear_product(self.tensors[x], [self.tensors[w] for w in weights], split)
         region = Region.TENSOR if split == "n" else self.tensors[outs[0]].split
         vectors = (VectorWork("bias", matmul.m, matmul.n, region),) if biases else ()
@@ -288,8 +294,7 @@ class Graph:
 
     def late_bias(self, name: str, x: str, experts: int = 0) -> str:
         """A bias apart from its linear: one whose output was reduced together with another's, or
-        a bias for each of so many experts.
-        """
+        a bias for each of so many experts."""
         source = self.tensors[x]
         shape = (experts, source.shape[-1]) if experts else (source.shape[-1],)
         divided = len(shape) - 1 if source.split is Region.TENSOR else None

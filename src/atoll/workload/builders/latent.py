@@ -7,11 +7,11 @@ projections are not cut by tensor parallelism, as in Megatron-LM.
 
 from __future__ import annotations
 
-from atoll.workload.builders.graph import Graph
+from atoll.workload.builders.graph import GraphBuilder
 from atoll.workload.graph.operator import Region, VectorWork
 
 
-def latent_projections(graph: Graph, x: str) -> tuple[str, str, str]:
+def latent_projections(graph: GraphBuilder, x: str) -> tuple[str, str, str]:
     """Queries and keys (rotated) and values."""
     config = graph.config
     heads, rotated = config.heads, config.rotated
@@ -22,7 +22,7 @@ def latent_projections(graph: Graph, x: str) -> tuple[str, str, str]:
         graph.linear("q_b", graph.norm("q_a_norm", latent), q, bias=False, split="n")
     else:
         graph.linear("q", x, q, bias=False, split="n")
-    rest, common, values = _keys_and_values(graph, x)
+    head_keys, common, values = _keys_and_values(graph, x)
     q_rotated, common_rotated = graph.like("q.rotated", q), graph.like("k_common.rotated", common)
     vectors = (
         VectorWork("rotary", graph.tokens, heads * rotated, Region.TENSOR),
@@ -30,25 +30,25 @@ def latent_projections(graph: Graph, x: str) -> tuple[str, str, str]:
     )
     graph.run("rotary", "rotary", (q, common), (q_rotated, common_rotated), vectors=vectors)
     keys = graph.columns("k", heads * config.head_dim, heads)
-    graph.run("keys", "join_keys", (rest, common_rotated), (keys,), enters=(common_rotated,))
+    graph.run("keys", "join_keys", (head_keys, common_rotated), (keys,), enters=(common_rotated,))
     return q_rotated, keys, values
 
 
-def _keys_and_values(graph: Graph, x: str) -> tuple[str, str, str]:
+def _keys_and_values(graph: GraphBuilder, x: str) -> tuple[str, str, str]:
     """The heads' own part of the keys, the part common to all, and the values."""
     config = graph.config
-    heads, own = config.heads, config.head_dim - config.rotated
+    heads, key_columns = config.heads, config.head_dim - config.rotated
     latent = graph.stream("kv_a", config.latent_kv)
     common = graph.stream("k_common", config.rotated)
     width = config.latent_kv + config.rotated
     down = graph.weight("kv_a.weight", (config.hidden, width))
     bias = (graph.weight("kv_a.bias", (width,)),) if config.attention_bias else ()
     graph.product("kv_a", x, (down,), bias, (latent, common), "m")
-    rest = graph.columns("k_own", heads * own, heads)
+    head_keys = graph.columns("k_own", heads * key_columns, heads)
     values = graph.columns("v", heads * config.value_width, heads)
     up = tuple(
         graph.weight(f"{name}.weight", (config.latent_kv, heads * columns), 1, heads)
-        for name, columns in (("k_b", own), ("v_b", config.value_width))
+        for name, columns in (("k_b", key_columns), ("v_b", config.value_width))
     )
-    graph.product("kv_b", graph.norm("kv_a_norm", latent), up, (), (rest, values), "n")
-    return rest, common, values
+    graph.product("kv_b", graph.norm("kv_a_norm", latent), up, (), (head_keys, values), "n")
+    return head_keys, common, values

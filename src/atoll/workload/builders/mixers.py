@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from atoll.workload.builders.attention import attention
-from atoll.workload.builders.graph import Graph
+from atoll.workload.builders.graph import GraphBuilder
 from atoll.workload.families.model_config import StateSpace
 from atoll.workload.graph.operator import Region, Uneven, VectorWork
 from atoll.workload.graph.products import scan_products
 
 
-def mixer(graph: Graph, x: str, kind: str, *, open_end: bool = False) -> str:
+def mixer(graph: GraphBuilder, x: str, kind: str, *, open_end: bool = False) -> str:
     """From the (normed) block input to the output projection, which with an `open_end` is left
-    without its reduction and its bias. `kind` is that of attention.
-    """
+    without its reduction and its bias. `kind` is that of attention."""
     name = graph.config.mixer
     if name == "attention":
         return attention(graph, x, kind, open_end=open_end)
@@ -33,7 +32,7 @@ def mixer(graph: Graph, x: str, kind: str, *, open_end: bool = False) -> str:
     return _MIXERS[name](graph, x, open_end=open_end)
 
 
-def _mamba2(graph: Graph, x: str, *, open_end: bool) -> str:
+def _mamba2(graph: GraphBuilder, x: str, *, open_end: bool) -> str:
     """Dao and Gu, arXiv:2405.21060: one product in, convolution, scan, gated norm, product out."""
     shape = _shape(graph)
     keys = shape.groups * shape.state
@@ -50,10 +49,9 @@ def _mamba2(graph: Graph, x: str, *, open_end: bool) -> str:
     return _out(graph, y, open_end=open_end)
 
 
-def _mamba1(graph: Graph, x: str, *, open_end: bool) -> str:
+def _mamba1(graph: GraphBuilder, x: str, *, open_end: bool) -> str:
     """Gu and Dao, arXiv:2312.00752, with Jamba's norms: steps, keys and queries come from a narrow
-    projection, whose parts every device needs whole.
-    """
+    projection, whose parts every device needs whole."""
     shape = _shape(graph)
     values, z = _projected(graph, x, (("values", shape.inner), ("z", shape.inner)))
     (values,) = _conv(graph, (values,), "silu")
@@ -72,10 +70,9 @@ def _mamba1(graph: Graph, x: str, *, open_end: bool) -> str:
     return _out(graph, graph.gate("scan.gated", y, z, "silu"), open_end=open_end)
 
 
-def _delta(graph: Graph, x: str, *, open_end: bool) -> str:
+def _delta(graph: GraphBuilder, x: str, *, open_end: bool) -> str:
     """A gated delta net (Yang et al., arXiv:2412.06464): convolved queries, keys and values, a
-    scan that overwrites what a key stood for, a norm of each head, a gate.
-    """
+    scan that overwrites what a key stood for, a norm of each head, a gate."""
     shape = _shape(graph)
     keys = shape.groups * shape.state
     parts = (("queries", keys), ("keys", keys), ("values", shape.inner), ("z", shape.inner))
@@ -91,7 +88,7 @@ def _delta(graph: Graph, x: str, *, open_end: bool) -> str:
     return _out(graph, graph.gate("scan.gated", y, z, "silu"), open_end=open_end)
 
 
-def _lightning(graph: Graph, x: str, *, open_end: bool) -> str:
+def _lightning(graph: GraphBuilder, x: str, *, open_end: bool) -> str:
     """Linear attention with a fixed decay for each head (MiniMax-01, arXiv:2501.08313)."""
     shape = _shape(graph)
     names = ("queries", "keys", "values", "z")
@@ -105,7 +102,7 @@ def _lightning(graph: Graph, x: str, *, open_end: bool) -> str:
     return _out(graph, graph.gate("scan.gated", y, z, "tanh"), open_end=open_end)
 
 
-def _short_conv(graph: Graph, x: str, *, open_end: bool) -> str:
+def _short_conv(graph: GraphBuilder, x: str, *, open_end: bool) -> str:
     """A convolution of a few taps between two gates (LFM2)."""
     width = _shape(graph).inner
     b, c, values = _projected(graph, x, (("b", width), ("c", width), ("values", width)))
@@ -122,12 +119,12 @@ _MIXERS: dict[str, Callable[..., str]] = {
 }
 
 
-def _shape(graph: Graph) -> StateSpace:
+def _shape(graph: GraphBuilder) -> StateSpace:
     assert graph.config.scan is not None  # a reader that names such a mixer gives its shape
     return graph.config.scan
 
 
-def _projected(graph: Graph, x: str, parts: Sequence[tuple[str, int]]) -> list[str]:
+def _projected(graph: GraphBuilder, x: str, parts: Sequence[tuple[str, int]]) -> list[str]:
     """Projections of one tensor in one product, cut by heads, or groups of keys and queries."""
     shape, cut = _shape(graph), []
     for name, width in parts:
@@ -137,7 +134,7 @@ def _projected(graph: Graph, x: str, parts: Sequence[tuple[str, int]]) -> list[s
     return graph.joint("in_proj", x, cut, bias=shape.bias)
 
 
-def _conv(graph: Graph, inputs: tuple[str, ...], function: str) -> list[str]:
+def _conv(graph: GraphBuilder, inputs: tuple[str, ...], function: str) -> list[str]:
     """A causal convolution of every channel by itself, then its activation."""
     shape = _shape(graph)
     weights: list[str] = []
@@ -160,7 +157,7 @@ def _conv(graph: Graph, inputs: tuple[str, ...], function: str) -> list[str]:
 
 
 def _scan(
-    graph: Graph,
+    graph: GraphBuilder,
     values: str,
     others: tuple[str, ...],
     weights: tuple[str, ...],
@@ -192,5 +189,5 @@ def _scan(
     return out
 
 
-def _out(graph: Graph, y: str, *, open_end: bool) -> str:
+def _out(graph: GraphBuilder, y: str, *, open_end: bool) -> str:
     return graph.closing("out_proj", y, bias=_shape(graph).bias, open_end=open_end)

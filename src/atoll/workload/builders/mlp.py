@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from atoll.workload.builders.graph import FLOAT, HALF, INDEX, Graph
+from atoll.workload.builders.graph import FLOAT, HALF, INDEX, GraphBuilder
 from atoll.workload.graph.operator import Region, VectorWork
 
 
-def mlp(graph: Graph, x: str, *, open_end: bool = False) -> str:
+def mlp(graph: GraphBuilder, x: str, *, open_end: bool = False) -> str:
     """From the (normed) middle of the block to the second linear, which with an `open_end` is
-    left without its reduction and its bias.
-    """
+    left without its reduction and its bias."""
     config = graph.config
     if config.experts:
         return _experts(graph, x)
     return _feed_forward(graph, x, "fc", config.ffn, open_end)
 
 
-def _feed_forward(graph: Graph, x: str, name: str, width: int, open_end: bool) -> str:
+def _feed_forward(graph: GraphBuilder, x: str, name: str, width: int, open_end: bool) -> str:
     config = graph.config
     first, second, act = f"{name}1", f"{name}2", "act" if name == "fc" else f"{name}_act"
     # Gate and up projection run as one product of twice the columns.
@@ -27,8 +26,8 @@ def _feed_forward(graph: Graph, x: str, name: str, width: int, open_end: bool) -
     return graph.closing(second, acted, bias=config.mlp_bias, open_end=open_end)
 
 
-def _experts(graph: Graph, x: str) -> str:
-    """Router, dispatch, one batched product a linear, combine.
+def _experts(graph: GraphBuilder, x: str) -> str:
+    """Router, dispatch, one batched product per linear, combine.
 
     Every expert gets its fair share of the tokens (rounded up): imbalance is not modelled. Tensor
     parallelism cuts inside each expert, and every device dispatches all tokens.
@@ -50,7 +49,7 @@ def _experts(graph: Graph, x: str) -> str:
     share = -(-graph.tokens * chosen // experts)
 
     def bundle(name: str, width: int, units: int = 0) -> str:
-        region = Region.TENSOR if units else Region.WHOLE
+        region = Region.TENSOR if units else Region.UNDIVIDED
         return graph.add(name, (experts, share, width), HALF, region, 2, units)
 
     sent = bundle("sent", config.hidden)
@@ -86,7 +85,7 @@ def _experts(graph: Graph, x: str) -> str:
     return graph.reduced_sum("all_experts", out, shared) if shared else out
 
 
-def _shared_experts(graph: Graph, x: str) -> str:
+def _shared_experts(graph: GraphBuilder, x: str) -> str:
     """Experts that see every token: one wide feed-forward layer, perhaps behind a gate."""
     config = graph.config
     out = _feed_forward(graph, x, "shared", config.shared_ffn, open_end=True)

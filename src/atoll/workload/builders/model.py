@@ -8,10 +8,10 @@ from functools import partial
 
 from atoll.errors import AtollError, check_count
 from atoll.workload.builders.block import block
-from atoll.workload.builders.blocks import Run, block_runs
+from atoll.workload.builders.blocks import BlockRun, block_runs
 from atoll.workload.builders.encoder_decoder import stack_part, stack_parts
-from atoll.workload.builders.ends import embedding, head, logits_of, loss
-from atoll.workload.builders.graph import Graph
+from atoll.workload.builders.ends import build_logits, embedding, head, loss
+from atoll.workload.builders.graph import GraphBuilder
 from atoll.workload.builders.vision import classifier, patch_embedding
 from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.graph.backward import differentiate
@@ -33,15 +33,15 @@ def build_model(
 ) -> Model:
     """The model's layers (embedding, blocks x n, head, loss) for one microbatch on one device.
 
-    Blocks that alternate are layers of a whole period each, or stand alone: then the chain has the
-    same layer in several places. Without `backward` they are to be sharded, which differentiates.
+    Alternating blocks become one layer per period, or with `whole_periods` false one layer each,
+    which then occurs several times. Without `backward` the caller shards, which differentiates.
     """
     length = config.sequence if sequence is None else sequence
     last = config.decoder_sequence or length
     _check(config, microbatch, length, attention)
 
-    def layer(name: str, write: Callable[[Graph], tuple[str, str]]) -> Layer:
-        graph = Graph(config, microbatch, last if name in ("head", "loss") else length)
+    def layer(name: str, write: Callable[[GraphBuilder], tuple[str, str]]) -> Layer:
+        graph = GraphBuilder(config, microbatch, last if name in ("head", "loss") else length)
         source, target = write(graph)
         forward = Layer(
             name=name,
@@ -56,7 +56,7 @@ def build_model(
         return differentiate(forward) if backward else forward
 
     vision = bool(config.patch_inputs)
-    blocks: list[tuple[str, Callable[[Graph], tuple[str, str]], int]]
+    blocks: list[tuple[str, Callable[[GraphBuilder], tuple[str, str]], int]]
     if config.encoder_layers:
         blocks = [
             (part.name, partial(stack_part, part=part, attention=attention), part.repeat)
@@ -65,7 +65,7 @@ def build_model(
     else:
         blocks = [
             (run.name, partial(_blocks, run=run, attention=attention), run.repeat)
-            for run in block_runs(config, length * config.context, whole=whole_periods)
+            for run in block_runs(config, length * config.context, merge_periods=whole_periods)
         ]
     distinct = {name: layer(name, write) for name, write, _ in reversed(blocks)}
     chain = (
@@ -89,17 +89,17 @@ def build_model(
 
 def shared_parameters(layers: tuple[tuple[Layer, int], ...]) -> int:
     """Elements of weights that two layers of the chain both hold (same name, same weight)."""
-    seen: set[str] = set()
+    names: set[str] = set()
     shared = 0
     for layer in {id(layer): layer for layer, _ in layers}.values():
         for tensor in layer.tensors.values():
             if tensor.role is Role.WEIGHT:
-                shared += tensor.elements if tensor.name in seen else 0
-                seen.add(tensor.name)
+                shared += tensor.elements if tensor.name in names else 0
+                names.add(tensor.name)
     return shared
 
 
-def _blocks(graph: Graph, run: Run, attention: str) -> tuple[str, str]:
+def _blocks(graph: GraphBuilder, run: BlockRun, attention: str) -> tuple[str, str]:
     """The blocks of one layer of the chain, usually a single one."""
     graph.prefix = run.blocks[0][0]
     source = x = graph.stream("x", graph.config.hidden)
@@ -109,10 +109,9 @@ def _blocks(graph: Graph, run: Run, attention: str) -> tuple[str, str]:
     return source, x
 
 
-def _further(graph: Graph, attention: str) -> tuple[str, str]:
-    """A block that predicts the token after the next, with its loss; the stream goes on as it came.
-    The projection of both its inputs side by side is written as the sum of two.
-    """
+def _further(graph: GraphBuilder, attention: str) -> tuple[str, str]:
+    """Write a multi-token-prediction block with its loss; the stream passes through unchanged. The
+    projection of its two concatenated inputs is written as the sum of two products."""
     config = graph.config
     source = graph.stream("x", config.hidden)
     _, word = embedding(graph)
@@ -129,7 +128,7 @@ def _further(graph: Graph, attention: str) -> tuple[str, str]:
     )  # fmt: skip
     y = block(graph, graph.residual("joined", following, before, "joined"), attention)
     graph.prefix, graph.config = "", config
-    logits_of(graph, y)
+    build_logits(graph, y)
     loss(graph, fused=False)
     return source, source
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from atoll.workload.builders.ends import add_positions, class_logits
-from atoll.workload.builders.graph import HALF, Graph
+from atoll.workload.builders.graph import HALF, GraphBuilder
 from atoll.workload.graph.operator import Region
 
 
-def patch_embedding(graph: Graph) -> tuple[str, str]:
+def patch_embedding(graph: GraphBuilder) -> tuple[str, str]:
     """A linear over the pixels of each patch, a class token before them, positions, dropout."""
     config, b, patches = graph.config, graph.microbatch, graph.sequence - 1
 
@@ -26,7 +26,7 @@ def patch_embedding(graph: Graph) -> tuple[str, str]:
     return pixels, graph.dropout("embedding_dropout", x, config.embedding_dropout)
 
 
-def classifier(graph: Graph) -> tuple[str, str]:
+def classifier(graph: GraphBuilder) -> tuple[str, str]:
     """Last norm, then a small linear over the class token, which every device runs."""
     config = graph.config
     x = graph.stream("x", config.hidden)

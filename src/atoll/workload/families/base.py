@@ -34,8 +34,8 @@ def roberta(fields: Fields, config: ModelConfig) -> ModelConfig:
 def multi_query(fields: Fields, config: ModelConfig) -> ModelConfig:
     """GPT-BigCode is GPT-2 with one key and value head (arXiv:2305.06161)."""
     bigcode = fields.text("model_type") == "gpt_bigcode"
-    one = bigcode and fields.flag("multi_query", True)
-    return replace(config, kv_heads=1) if one else config
+    single_key_head = bigcode and fields.flag("multi_query", True)
+    return replace(config, kv_heads=1) if single_key_head else config
 
 
 def gptj(fields: Fields, config: ModelConfig) -> ModelConfig:
@@ -96,12 +96,12 @@ def positions(fields: Fields) -> int:
 
 
 def labels(fields: Fields) -> int:
-    """Those that the file names; two where it names none, as Hugging Face has it."""
-    return len(fields.block("id2label").given) or 2
+    """Number of labels in the file; 2 by default, as in Hugging Face."""
+    return len(fields.block("id2label").entries) or 2
 
 
 def patch_inputs(fields: Fields) -> int:
-    """Numbers of a patch."""
+    """Values per patch."""
     return fields.size("num_channels", 3) * fields.size("patch_size", 16) ** 2
 
 
@@ -111,13 +111,13 @@ def latent(fields: Fields, config: ModelConfig) -> ModelConfig:
     The modules that predict further tokens (num_nextn_predict_layers) are left out, as in the
     published counts of the main model.
     """
-    rotary, rest = fields.size("qk_rope_head_dim"), fields.size("qk_nope_head_dim")
+    rotary, unrotated = fields.size("qk_rope_head_dim"), fields.size("qk_nope_head_dim")
     third = fields.text("model_type") in ("deepseek_v3", "kimi_k2")
     return replace(
         config,
         # Keys and values are made for every head, whatever num_key_value_heads says.
         kv_heads=config.heads,
-        head_dim=rotary + rest,
+        head_dim=rotary + unrotated,
         rotary_dim=rotary,
         value_dim=fields.size("v_head_dim"),
         latent_kv=fields.size("kv_lora_rank"),

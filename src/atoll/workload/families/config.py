@@ -18,13 +18,13 @@ DEPTHS = ("depth", "num_hidden_layers", "num_layers", "encoder_layers")
 """Names of the number of blocks in parts for images and sound."""
 
 
-def config_from_hf(given: dict[str, object], where: str) -> ModelConfig:
+def config_from_hf(contents: dict[str, object], where: str) -> ModelConfig:
     """Read a Hugging Face style configuration; `where` names its file in error messages.
 
     Of a model with several parts (images and language) the language part is read. Other parts and
     quantized weights are named in `not_modelled`.
     """
-    fields = Fields(given, where)
+    fields = Fields(contents, where)
     atoll = fields.block("atoll")
     config = _read_family(fields)
     return replace(
@@ -33,21 +33,21 @@ def config_from_hf(given: dict[str, object], where: str) -> ModelConfig:
         published_parameters=atoll.size("parameters", 0, most=10**15),
         approximate=atoll.flag("approximate", False),
         source=atoll.text("source", ""),
-        not_modelled=(*_quantized(given), *_other_parts(given, config.part)),
+        not_modelled=(*_quantized(contents), *_omitted_parts(contents, config.part)),
     )
 
 
-def _quantized(given: Mapping[str, object]) -> Iterator[str]:
-    """What is said of weights in fewer bits than they are planned with."""
-    parts = (given, given.get("text_config"))
+def _quantized(contents: Mapping[str, object]) -> Iterator[str]:
+    """Describe quantized weights, which are not modelled."""
+    parts = (contents, contents.get("text_config"))
     for part in (part for part in parts if isinstance(part, Mapping)):
         for name in QUANTIZED:
-            said = part.get(name)
-            if not isinstance(said, Mapping):
+            settings = part.get(name)
+            if not isinstance(settings, Mapping):
                 continue
-            bits = next((n for n in (4, 8) if said.get(f"load_in_{n}bit") is True), None)
-            bits = bits or said.get("bits")
-            words = str(said.get("quant_method") or "a method that it does not name")
+            bits = next((n for n in (4, 8) if settings.get(f"load_in_{n}bit") is True), None)
+            bits = bits or settings.get("bits")
+            words = str(settings.get("quant_method") or "a method that it does not name")
             words += f", {bits} bits" if isinstance(bits, int) else ""
             yield (
                 f"quantized weights ({name}: {words}) are not modelled; weights are planned in 16 "
@@ -55,12 +55,12 @@ def _quantized(given: Mapping[str, object]) -> Iterator[str]:
             )
 
 
-def _other_parts(given: Mapping[str, object], part: str) -> Iterator[str]:
-    """What is left out of a model of which one part is read."""
+def _omitted_parts(contents: Mapping[str, object], part: str) -> Iterator[str]:
+    """Describe the parts of a multi-part model that are left out."""
     if not part:
         return
     others = []
-    for name, sizes in given.items():
+    for name, sizes in contents.items():
         if name.endswith("_config") and name not in READ and isinstance(sizes, Mapping):
             depth = next((sizes[n] for n in DEPTHS if isinstance(sizes.get(n), int)), None)
             others.append(name if depth is None else f"{name} ({depth} blocks)")
@@ -77,10 +77,10 @@ def _read_family(fields: Fields) -> ModelConfig:
     if isinstance(fields.get("text_config"), dict):
         inner = fields.block("text_config")
         tied = fields.get("tie_word_embeddings")
-        if tied is not None and "tie_word_embeddings" not in inner.given:
-            inner = replace(inner, given={**inner.given, "tie_word_embeddings": tied})
-        if "model_type" not in inner.given and f"{model_type}_text" in FAMILIES:
-            inner = replace(inner, given={**inner.given, "model_type": f"{model_type}_text"})
+        if tied is not None and "tie_word_embeddings" not in inner.entries:
+            inner = replace(inner, entries={**inner.entries, "tie_word_embeddings": tied})
+        if "model_type" not in inner.entries and f"{model_type}_text" in FAMILIES:
+            inner = replace(inner, entries={**inner.entries, "model_type": f"{model_type}_text"})
         return replace(_read_family(inner), part="language part")
     if model_type not in FAMILIES:
         close = difflib.get_close_matches(model_type, FAMILIES, n=3, cutoff=0.6)
@@ -98,13 +98,11 @@ def _read_family(fields: Fields) -> ModelConfig:
 
 
 def _constants(config: ModelConfig, fields: Fields) -> ModelConfig:
-    """With the numbers that change no operator: transformers 5 has those of positions in a block of
-    their own.
-    """
-    own = fields.get("rope_parameters")
-    scaled = fields.get("rope_scaling") or own
+    """Add the numbers that change no operator; transformers 5 keeps rotary ones in a sub-block."""
+    rope = fields.get("rope_parameters")
+    scaled = fields.get("rope_scaling") or rope
     kind = scaled.get("rope_type", scaled.get("type")) if isinstance(scaled, dict) else None
-    rotary = fields.block("rope_parameters") if isinstance(own, dict) else fields
+    rotary = fields.block("rope_parameters") if isinstance(rope, dict) else fields
     return replace(
         config,
         rotary_base=fields.positive("rope_theta") or rotary.positive("rope_theta"),

@@ -42,7 +42,7 @@ SPELLINGS: Mapping[str, tuple[str, ...]] = {
 
 
 MOST = 10**9
-"""Of anything that is counted."""
+"""Largest count."""
 MOST_LAYERS = 10_000
 MOST_NUMBER = 1e15
 
@@ -56,7 +56,7 @@ def _number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _whole(value: object) -> bool:
+def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -69,16 +69,16 @@ class Fields:
     default (`silent`: a value, or how to find it). A window of null is none at all.
     """
 
-    given: Mapping[str, object]
+    entries: Mapping[str, object]
     where: str
     spelling: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     silent: Mapping[str, object] = field(default_factory=dict)
-    asked: set[str] = field(default_factory=set)
+    names_read: set[str] = field(default_factory=set)
 
     def spelled(
         self, spelling: Mapping[str, tuple[str, ...]], silent: Mapping[str, object]
     ) -> Fields:
-        """The same object as a family writes it, where nothing is known of it yet."""
+        """Add a family's spellings and defaults, below those already set."""
         return replace(
             self, spelling={**spelling, **self.spelling}, silent={**silent, **self.silent}
         )
@@ -86,42 +86,44 @@ class Fields:
     def key(self, name: str) -> str:
         """The name under which the file has a field."""
         candidates = self.spelling.get(name) or SPELLINGS.get(name, (name,))
-        self.asked.update(candidates)
-        present = [key for key in candidates if key in self.given]
+        self.names_read.update(candidates)
+        present = [key for key in candidates if key in self.entries]
         return next(
-            (key for key in present if self.given[key] is not None), (*present, *candidates)[0]
+            (key for key in present if self.entries[key] is not None), (*present, *candidates)[0]
         )
 
     def get(self, name: str) -> object:
         key = self.key(name)
-        if self.given.get(key) is not None or (key in self.given and name == "sliding_window"):
-            return self.given[key]
+        if self.entries.get(key) is not None or (key in self.entries and name == "sliding_window"):
+            return self.entries[key]
         usual = self.silent.get(name)
         return usual(self) if callable(usual) else usual
 
     def near_miss(self) -> None:
-        """Refuse a field that no one reads where a reader missed one of almost that name."""
-        missed = [name for name in self.asked if name not in self.given]
-        for name in self.given:
+        """Refuse an unread field whose name is close to a missing one."""
+        missed = [name for name in self.names_read if name not in self.entries]
+        for name in self.entries:
             close = difflib.get_close_matches(name, missed, n=1, cutoff=_TYPING_ERROR)
-            if name not in self.asked and name not in _OTHERS and close:
+            if name not in self.names_read and name not in _OTHERS and close:
                 raise AtollError(
                     f"{self.where}: {name} is no field of this family; did you mean {close[0]}?"
                 )
 
     def _missing(self, name: str) -> AtollError:
         name = self.key(name)
-        close = difflib.get_close_matches(name, set(self.given) - self.asked, n=1, cutoff=0.8)
+        close = difflib.get_close_matches(
+            name, set(self.entries) - self.names_read, n=1, cutoff=0.8
+        )
         hint = f"; is {close[0]!r} meant for it?" if close else ""
         return AtollError(f"{self.where}: field {name!r} is missing{hint}")
 
     def _wrong(self, name: str, allowed: str) -> AtollError:
         name = self.key(name)
-        value = self.given.get(name, self.silent.get(name))
+        value = self.entries.get(name, self.silent.get(name))
         return AtollError(f"{self.where}: {name} is {value!r}, but must be {allowed}")
 
     def _checked(self, name: str, default: Any, right: Callable[[Any], bool], allowed: str) -> Any:
-        """The field, its default where there is none, or a sentence on what it must be."""
+        """Return the field or its default, or raise if it is invalid."""
         value = self.get(name)
         if value is None:
             if default is _REQUIRED:
@@ -134,13 +136,13 @@ class Fields:
     def size(self, name: str, default: int | None = None, most: int = MOST) -> int:
         """A positive integer."""
         otherwise = _REQUIRED if default is None else default
-        found: int = self._checked(
-            name, otherwise, lambda v: _whole(v) and v >= 1, "a positive integer"
+        size: int = self._checked(
+            name, otherwise, lambda v: _is_int(v) and v >= 1, "a positive integer"
         )
         limit = MOST_LAYERS if "layers" in name else most
-        if found > limit:
+        if size > limit:
             raise self._wrong(name, f"at most {limit}")
-        return found
+        return size
 
     def probability(self, name: str, default: float) -> float:
         allowed = "a probability from 0 up to, but not including, 1"
@@ -152,20 +154,20 @@ class Fields:
         return float(self._checked(name, default, lambda v: _number(v) and 0 < v <= 1, allowed))
 
     def positive(self, name: str) -> float | None:
-        """A number above 0, none where it is not told."""
-        found = self._checked(
+        """A number above 0; None if absent."""
+        number = self._checked(
             name, None, lambda v: _number(v) and 0 < v < MOST_NUMBER, "a number above 0"
         )
-        return None if found is None else float(found)
+        return None if number is None else float(number)
 
     def count(self, name: str, default: int) -> int:
         """An integer that may be 0."""
         value = self.get(name)
-        return 0 if _whole(value) and value == 0 else self.size(name, default)
+        return 0 if _is_int(value) and value == 0 else self.size(name, default)
 
     def present(self, name: str, default: bool) -> bool:
         """Whether a switch that takes a positive number is on (null or 0: off)."""
-        if self.key(name) not in self.given:
+        if self.key(name) not in self.entries:
             return default
         allowed = "a positive number, or null"
         return bool(self._checked(name, 0, lambda v: _number(v) and v >= 0, allowed) > 0)
@@ -174,7 +176,7 @@ class Fields:
         """A list of layer numbers."""
 
         def right(value: Any) -> bool:
-            return isinstance(value, list) and all(_whole(v) and 0 <= v < below for v in value)
+            return isinstance(value, list) and all(_is_int(v) and 0 <= v < below for v in value)
 
         allowed = f"a list of layer numbers from 0 to {below - 1}"
         return tuple(sorted(set(self._checked(name, (), right, allowed))))
@@ -183,8 +185,8 @@ class Fields:
         """A list of `length` words; empty where the field is absent."""
 
         def right(value: Any) -> bool:
-            known = isinstance(value, list) and all(word in allowed for word in value)
-            return known and len(value) == length
+            all_allowed = isinstance(value, list) and all(word in allowed for word in value)
+            return all_allowed and len(value) == length
 
         words = f"a list of {length} times {' or '.join(allowed)}"
         return tuple(self._checked(name, (), right, words))
@@ -222,7 +224,7 @@ class Fields:
         if not isinstance(value, list):
             return self.size(name)
         first = value[0] if value else 0
-        if not _whole(first) or first < 1 or any(v != first for v in value):
+        if not _is_int(first) or first < 1 or any(v != first for v in value):
             raise self._wrong(name, "one size, the same for all layers")
         return int(first)
 
@@ -249,9 +251,9 @@ class Fields:
         value = self._checked(name, {}, lambda v: isinstance(v, dict), "a JSON object")
         return Fields(value, f"{self.where}, {name}")
 
-    def divides(self, part: str, parts: int, whole: str, total: int) -> None:
+    def divides(self, part: str, parts: int, total_key: str, total: int) -> None:
         if total % parts:
             raise AtollError(
-                f"{self.where}: {self.key(part)} is {parts}, but must divide {self.key(whole)}, "
-                f"{total}"
+                f"{self.where}: {self.key(part)} is {parts}, but must divide "
+                f"{self.key(total_key)}, {total}"
             )

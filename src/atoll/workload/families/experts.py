@@ -64,8 +64,7 @@ def qwen_experts(fields: Fields, config: ModelConfig) -> ModelConfig:
 
 def deepseek_experts(fields: Fields, config: ModelConfig) -> ModelConfig:
     """Shared experts, and blocks without experts: the first ones, and all but every
-    `moe_layer_freq`-th.
-    """
+    `moe_layer_freq`-th."""
     first = min(fields.count("first_k_dense_replace", 0), config.layers)
     step = fields.size("moe_layer_freq", 1)
     dense = tuple(i for i in range(config.layers) if i < first or i % step)

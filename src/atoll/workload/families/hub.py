@@ -50,7 +50,7 @@ def cached_config(model_id: str) -> Path | None:
 def cached_models() -> list[str]:
     """Ids of the models in the cache."""
     try:
-        found = [p.name for p in cache_folder().glob("models--*") if p.is_dir()]
+        folders = [p.name for p in cache_folder().glob("models--*") if p.is_dir()]
     except OSError:
         return []
-    return sorted(name.removeprefix("models--").replace("--", "/") for name in found)
+    return sorted(name.removeprefix("models--").replace("--", "/") for name in folders)

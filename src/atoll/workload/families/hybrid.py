@@ -17,8 +17,7 @@ _DELTA_CHUNK = 64  # tokens, in every public implementation
 
 def mamba2(names: Mapping[str, tuple[str, int]], inner: str = "") -> Step:
     """The sizes of Mamba-2 by their names in the file, with the values that are usual; `inner`
-    names the columns of its values where they are free.
-    """
+    names the columns of its values where they are free."""
 
     def step(fields: Fields, config: ModelConfig) -> ModelConfig:
         def size(part: str) -> int:
@@ -155,10 +154,10 @@ def nemotron_h(fields: Fields, config: ModelConfig) -> ModelConfig:
     """A letter or a word for every block, each a mixer or a feed-forward layer."""
     pattern = fields.get("hybrid_override_pattern")
     words = tuple(_LETTERS.get(c, "") for c in pattern) if isinstance(pattern, str) else ()
-    given = fields.get("layers_block_type")
-    if not words and isinstance(given, list):
+    block_types = fields.get("layers_block_type")
+    if not words and isinstance(block_types, list):
         legacy = {"mamba": LINEAR, "attention": FULL}
-        words = tuple(legacy.get(str(w), str(w)) for w in given)
+        words = tuple(legacy.get(str(w), str(w)) for w in block_types)
     if not words or set(words) - set(_LETTERS.values()):
         raise AtollError(
             f"{fields.where}: hybrid_override_pattern is {pattern!r}, but must say M, *, - or E "

@@ -11,43 +11,43 @@ from atoll.workload.families.config_fields import Fields
 from atoll.workload.families.family import FAMILIES, Family
 
 _STEPS = {
-    name: found
+    name: value
     for module in (family, layer_kinds, base, experts, hybrid)
-    for name, found in vars(module).items()
+    for name, value in vars(module).items()
 }
-"""What the file may name."""
+"""Functions that the file may name."""
 
 
-def _made(given: Any) -> Any:
-    """A list is a call: its first word with the others."""
-    return _STEPS[given[0]](*map(_made, given[1:])) if isinstance(given, list) else given
+def _evaluated(entry: Any) -> Any:
+    """Evaluate an expression: a list is a call of its first word on the others."""
+    return _STEPS[entry[0]](*map(_evaluated, entry[1:])) if isinstance(entry, list) else entry
 
 
-def _reader(kind: str, *given: Any) -> Callable[[Fields], Any]:
-    """A method of `Fields` with its arguments, or a function of ours."""
-    return _STEPS.get(kind) or (lambda fields: getattr(fields, kind)(*given))
+def _reader(kind: str, *arguments: Any) -> Callable[[Fields], Any]:
+    """Return a reader: a function of `_STEPS`, or a method of `Fields` with its arguments."""
+    return _STEPS.get(kind) or (lambda fields: getattr(fields, kind)(*arguments))
 
 
-def _family(name: str, told: Mapping[str, Any]) -> Family:
-    spelling, silent, given = (told.get(part, {}) for part in ("spelling", "silent", "given"))
+def _family(name: str, entry: Mapping[str, Any]) -> Family:
+    spelling, silent, readers = (entry.get(part, {}) for part in ("spelling", "silent", "given"))
     return Family(
-        types=(name, *told.get("also", ())),
-        about=told["about"],
-        base=told.get("base", "llama"),
+        types=(name, *entry.get("also", ())),
+        about=entry["about"],
+        base=entry.get("base", "llama"),
         spelling={n: (v,) if isinstance(v, str) else tuple(v) for n, v in spelling.items()},
         silent={n: _reader(*v) if isinstance(v, list) else v for n, v in silent.items()},
-        fixed=told.get("fixed", {}),
-        given={n: _reader(*v) for n, v in given.items()},
+        fixed=entry.get("fixed", {}),
+        given={n: _reader(*v) for n, v in readers.items()},
         steps=tuple(
-            _made(step) if isinstance(step, list) else _STEPS[step]
-            for step in told.get("steps", ())
+            _evaluated(step) if isinstance(step, list) else _STEPS[step]
+            for step in entry.get("steps", ())
         ),
     )
 
 
 _READ = shipped_table("atoll.workload.families", "families.yaml")
 GROUPS: Mapping[str, tuple[Family, ...]] = {
-    group: tuple(_family(name, told) for name, told in members.items())
+    group: tuple(_family(name, entry) for name, entry in members.items())
     for group, members in _READ.items()
 }
 """Bases: those that others differ from, and a few with no kin."""
@@ -56,8 +56,8 @@ FAMILIES.add(*(family for members in GROUPS.values() for family in members))
 
 def family_table() -> str:
     """The families as rows of a Markdown table, in the order in which they were registered."""
-    found = {id(family): family for family in FAMILIES.values()}.values()
-    rows = (f"| {', '.join(f'`{t}`' for t in f.types)} | {f.about} |" for f in found)
+    families = {id(family): family for family in FAMILIES.values()}.values()
+    rows = (f"| {', '.join(f'`{t}`' for t in f.types)} | {f.about} |" for f in families)
     return "\n".join(("| `model_type` | what sets it apart |", "|---|---|", *rows))
 
 

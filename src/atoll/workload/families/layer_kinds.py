@@ -1,4 +1,4 @@
-"""Which block is of which kind: words of a configuration, or the family's usual pattern."""
+"""The kind of each block: as the configuration says, or the family's usual pattern."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ Usual = Callable[[Fields, int], tuple[str, ...]]
 
 
 def every(
-    name: str, default: int, last: str = FULL, rest: str = SLIDING, first: bool = False
+    name: str, default: int, last: str = FULL, between: str = SLIDING, first: bool = False
 ) -> Usual:
     """The last (or first) of every n blocks differs; a pattern such as "LLLG" has its length."""
 
     def usual(fields: Fields, layers: int) -> tuple[str, ...]:
-        given = fields.get(name)
-        period = len(given) if isinstance(given, str) and given else fields.size(name, default)
-        return tuple(last if (i + (not first)) % period == 0 else rest for i in range(layers))
+        pattern = fields.get(name)
+        period = (
+            len(pattern) if isinstance(pattern, str) and pattern else fields.size(name, default)
+        )
+        return tuple(last if (i + (not first)) % period == 0 else between for i in range(layers))
 
     return usual
 
@@ -43,18 +45,17 @@ def listed(name: str, inside: str, outside: str) -> Usual:
 
 
 def always(word: str) -> Usual:
-    """All blocks alike."""
+    """Give all blocks the same kind."""
     return lambda fields, layers: (word,) * layers
 
 
 def kinds(usual: Usual, mixer: str = "") -> Step:
     """The kind of every block, as `layer_types` says or as usual in the family. `mixer` is what the
-    family has where it does not attend.
-    """
+    family has where it does not attend."""
 
     def step(fields: Fields, config: ModelConfig) -> ModelConfig:
-        given = fields.names("layer_types", _WORDS, config.layers)
-        words = given or usual(fields, config.layers)
+        stated = fields.names("layer_types", _WORDS, config.layers)
+        words = stated or usual(fields, config.layers)
         return with_kinds(config, tuple(_LEGACY.get(w, w) for w in words), mixer)
 
     return step
@@ -83,22 +84,22 @@ def with_kinds(config: ModelConfig, words: tuple[str, ...], mixer: str = "") -> 
 
 def rotary_list(fields: Fields, config: ModelConfig) -> ModelConfig:
     """`no_rope_layers` has a 1 for each block with rotary positions (SmolLM3, Llama 4)."""
-    given = fields.get("no_rope_layers")
+    flags = fields.get("no_rope_layers")
     every_nth = fields.size("no_rope_layer_interval", 4)
-    if not given:
-        given = [int((i + 1) % every_nth != 0) for i in range(config.layers)]
-    if not isinstance(given, list) or len(given) != config.layers or not {*given} <= {0, 1}:
+    if not flags:
+        flags = [int((i + 1) % every_nth != 0) for i in range(config.layers)]
+    if not isinstance(flags, list) or len(flags) != config.layers or not {*flags} <= {0, 1}:
         raise AtollError(
-            f"{fields.where}: no_rope_layers is {given!r}, but must be a list of {config.layers} "
+            f"{fields.where}: no_rope_layers is {flags!r}, but must be a list of {config.layers} "
             "times 0 or 1"
         )
-    return replace(config, unrotated=tuple(i for i, rotated in enumerate(given) if not rotated))
+    return replace(config, unrotated=tuple(i for i, rotated in enumerate(flags) if not rotated))
 
 
 def rotary_in_windows(fields: Fields, config: ModelConfig) -> ModelConfig:
-    """Blocks that see everything have no positions where others have windows (Cohere, EXAONE)."""
-    whole = tuple(i for i, window in enumerate(config.windows) if not window)
-    return replace(config, unrotated=whole)
+    """Blocks without a window have no positions if others have windows (Cohere, EXAONE)."""
+    unwindowed = tuple(i for i, window in enumerate(config.windows) if not window)
+    return replace(config, unrotated=unwindowed)
 
 
 def windows_if_used(fields: Fields, config: ModelConfig) -> ModelConfig:

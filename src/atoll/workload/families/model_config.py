@@ -239,8 +239,8 @@ class ModelConfig:
 
     def width_words(self, width: int) -> str:
         """What one of these widths counts."""
-        own = width in (self.ffn, self.shared_ffn, self.dense_ffn)
-        return "feed-forward columns" if own else "heads of the state"
+        is_ffn = width in (self.ffn, self.shared_ffn, self.dense_ffn)
+        return "feed-forward columns" if is_ffn else "heads of the state"
 
     @property
     def recurrent(self) -> bool:
@@ -250,7 +250,7 @@ class ModelConfig:
     @property
     def special(self) -> str:
         """What the usual description of a transformer does not say, in words; "" for nothing."""
-        found = {
+        features = {
             "mixers other than attention": self.recurrent,
             "blocks without rotary positions": bool(self.unrotated),
             "chunked attention": self.chunked,
@@ -264,4 +264,4 @@ class ModelConfig:
             "scaled logits": self.logit_scale,
             "biases in its experts": self.expert_bias or self.router_bias,
         }
-        return next((words for words, so in found.items() if so), "")
+        return next((words for words, present in features.items() if present), "")

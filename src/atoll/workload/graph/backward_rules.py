@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from atoll.workload.graph.operator import (
-    Collective,
     CollectiveKind,
     Matmul,
     Operator,
     Role,
+    TensorCollective,
     VectorWork,
 )
 from atoll.workload.graph.products import data_gradient, keys_gradient, weight_gradient
@@ -21,12 +21,12 @@ Names = Sequence[str]
 
 
 def backward_vectors(op: Operator) -> tuple[VectorWork, ...]:
-    """The derivatives' passes, last one first; an addition hands its gradient on unchanged."""
+    """Passes of the derivatives, in reverse; an addition passes its gradient on unchanged."""
     return tuple(v.by(f"{v.function}_bwd") for v in reversed(op.vectors) if v.function != "add")
 
 
 def _sums(op: Operator) -> tuple[VectorWork, ...]:
-    """Sums over the tokens, or over the batch: the gradient of what every sample shares."""
+    """Sums over tokens or batch: gradients of tensors that all samples share."""
     return tuple(v.by("bias_grad") for v in op.vectors)
 
 
@@ -35,28 +35,29 @@ def _back(
     op: Operator,
     kind: str,
     *,
-    of: Names | None = None,
-    keep: Names = (),
-    to: Names | None = None,
+    outputs: Names | None = None,
+    saved: Names = (),
+    inputs: Names | None = None,
     label: str = "bwd",
     matmuls: tuple[Matmul, ...] = (),
     vectors: tuple[VectorWork, ...] | None = None,
     on_chip: bool = False,
 ) -> None:
-    """One operator for the gradient of another: it reads the gradients `of` what that wrote
-    (default: all) and what is kept of the forward pass, and writes the gradients that go `to` what
-    that read (default: all). Those that leave a tensor-parallel region are summed behind it.
-    """
-    grads = tuple(tape.gradient(name) for name in (op.writes if of is None else of))
-    kept = tuple(tape.saved(name) for name in keep)
-    given = [_given(tape, op, name) for name in (op.reads if to is None else to)]
+    """Append the gradient operator of `op`: it reads the gradients of `outputs` (default: all) and
+    the `saved` forward tensors, and writes the gradients of `inputs` (default: all). Gradients that
+    leave a tensor-parallel region are summed after it."""
+    grads = tuple(tape.gradient(name) for name in (op.writes if outputs is None else outputs))
+    saved_reads = tuple(tape.saved(name) for name in saved)
+    gradients = [
+        _input_gradient(tape, op, name) for name in (op.reads if inputs is None else inputs)
+    ]
     vectors = backward_vectors(op) if vectors is None else vectors
-    reads, writes = (*grads, *kept), tuple(name for name, _ in given)
+    reads, writes = (*grads, *saved_reads), tuple(name for name, _ in gradients)
     back = Operator(f"{op.name}.{label}", kind, reads, writes, matmuls, vectors, None, on_chip)
-    tape.operators += [back, *(step for _, after in given for step in after)]
+    tape.operators += [back, *(step for _, after in gradients for step in after)]
 
 
-def _given(tape: Tape, op: Operator, name: str) -> tuple[str, tuple[Operator, ...]]:
+def _input_gradient(tape: Tape, op: Operator, name: str) -> tuple[str, tuple[Operator, ...]]:
     if tape.tensors[name].role is Role.WEIGHT:
         return tape.weight_gradient(name), ()
     return tape.give_entering(op, name)
@@ -71,66 +72,65 @@ def linear(tape: Tape, op: Operator) -> None:
     x = op.reads[0]
     weights = [name for name in _parameters(tape, op) if len(tape.tensors[name].shape) > 1]
     products = (data_gradient(op.matmuls[0]),)
-    kept = tape.saved(x)
-    _back(tape, op, "linear_dgrad", keep=weights, to=(x,), label="dgrad", matmuls=products,
+    saved_input = tape.saved(x)
+    _back(tape, op, "linear_dgrad", saved=weights, inputs=(x,), label="dgrad", matmuls=products,
           vectors=())  # fmt: skip
-    _linear_weights(tape, op, kept)
+    _linear_weights(tape, op, saved_input)
 
 
 def data_linear(tape: Tape, op: Operator) -> None:
-    """A linear over the model's data, whose gradient no one asks for."""
+    """A linear over input data, which needs no data gradient."""
     _linear_weights(tape, op, op.reads[0])
 
 
-def _linear_weights(tape: Tape, op: Operator, kept: str) -> None:
+def _linear_weights(tape: Tape, op: Operator, saved_input: str) -> None:
     grads = tuple(tape.gradient(name) for name in op.writes)
     writes = tuple(tape.weight_gradient(name) for name in _parameters(tape, op))
     products = (weight_gradient(op.matmuls[0]),)
     tape.operators.append(
-        Operator(f"{op.name}.wgrad", "linear_wgrad", (kept, *grads), writes, products, _sums(op))
+        Operator(
+            f"{op.name}.wgrad", "linear_wgrad", (saved_input, *grads), writes, products, _sums(op)
+        )
     )
 
 
 def added(tape: Tape, op: Operator) -> None:
-    """A bias apart from its product, or rows of small tables added to every sample: the gradient
-    passes, and is summed for them.
-    """
+    """A separate bias, or rows of small tables added to every sample: the gradient passes through,
+    and its sum is their gradient."""
     x, *tables = op.reads
     tape.pass_on(x, tape.gradient(op.writes[0]))
     kind = "bias_grad" if op.kind == "bias" else "table_grad"
-    _back(tape, op, kind, to=tables, label="grad", vectors=_sums(op))
+    _back(tape, op, kind, inputs=tables, label="grad", vectors=_sums(op))
 
 
 def activation(tape: Tape, op: Operator) -> None:
-    """Reads its input again; ReLU its output, which what follows keeps anyway."""
+    """Save the input; ReLU saves its output, which the next operator saves anyway."""
     (x, *slopes), (y,) = op.reads, op.writes
     functions = [v.function for v in op.vectors]
-    kept = y if functions == ["relu"] else x
+    saved = y if functions == ["relu"] else x
     vectors = backward_vectors(op)
     if functions == ["mul", "tanh", "mul"]:  # a cap scales by constants: so does its derivative
         vectors = tuple(v if v.function == "mul" else b
                         for v, b in zip(reversed(op.vectors), vectors, strict=True))  # fmt: skip
-    _back(tape, op, "activation_bwd", keep=(kept, *slopes), vectors=vectors)
+    _back(tape, op, "activation_bwd", saved=(saved, *slopes), vectors=vectors)
 
 
 def conv(tape: Tape, op: Operator) -> None:
     """A convolution back over the gradient, one with the input for its taps, and the activation's
-    derivative, for which the forward one runs again.
-    """
+    derivative, for which the forward one runs again."""
     taps, acted = op.vectors[: len(op.writes)], op.vectors[len(op.writes) :]
     again = tuple(replace(v, function=f"{v.function}_bwd") for v in acted)
     vectors = (*(taps if again else ()), *again, *taps, *taps)
-    _back(tape, op, "conv_bwd", keep=op.reads, vectors=vectors)
+    _back(tape, op, "conv_bwd", saved=op.reads, vectors=vectors)
 
 
 def scan(tape: Tape, op: Operator) -> None:
-    """Two products for each of the forward's, whose scores and states are made again, as fused
-    kernels do: only what the scan read is kept.
-    """
+    """Two products per forward product; scores and states are recomputed as in fused kernels, so
+    that only the inputs are saved."""
     gradients = (f(p) for p in op.matmuls for f in (data_gradient, weight_gradient))
     again = op.matmuls[:-2]  # all but those that make the output
     vectors = op.vectors * 3  # once more, and once for each side of every product
-    _back(tape, op, "scan_bwd", keep=op.reads, matmuls=(*again, *gradients), vectors=vectors)
+    _back(tape, op, "scan_bwd", saved=op.reads, matmuls=(*again, *gradients), vectors=vectors)
 
 
 def scale(tape: Tape, op: Operator) -> None:
@@ -147,7 +147,7 @@ def add(tape: Tape, op: Operator) -> None:
 def lookup(tape: Tape, op: Operator) -> None:
     """The gradient of each token is added to its row of the table."""
     tokens, rows = op.reads
-    _back(tape, op, "scatter_add", keep=(tokens,), to=(rows,), label="scatter", vectors=())
+    _back(tape, op, "scatter_add", saved=(tokens,), inputs=(rows,), label="scatter", vectors=())
 
 
 def flash_attention(tape: Tape, op: Operator) -> None:
@@ -161,7 +161,7 @@ def flash_attention(tape: Tape, op: Operator) -> None:
         keys_gradient(scores),
     )
     vectors = (*backward_vectors(op), *_position_sums(tape, op, op.reads[3:]))
-    _back(tape, op, "attention_bwd", of=op.writes[:1], keep=(*op.reads, *op.writes),
+    _back(tape, op, "attention_bwd", outputs=op.writes[:1], saved=(*op.reads, *op.writes),
           matmuls=matmuls, vectors=vectors, on_chip=True)  # fmt: skip
 
 
@@ -182,13 +182,13 @@ def attention_product(tape: Tape, op: Operator) -> None:
 
 
 def softmax(tape: Tape, op: Operator) -> None:
-    """Needs its output, not its input."""
+    """Save the output, not the input."""
     vectors = (*backward_vectors(op), *_position_sums(tape, op, op.reads[1:]))
-    _back(tape, op, "softmax_bwd", keep=op.writes, vectors=vectors)
+    _back(tape, op, "softmax_bwd", saved=op.writes, vectors=vectors)
 
 
 def _position_sums(tape: Tape, op: Operator, more: Names) -> tuple[VectorWork, ...]:
-    """The gradient of what is added to every sample's scores: their gradients' sum."""
+    """Gradient of positions added to all samples' scores: the sum of the score gradients."""
     if all(tape.tensors[name].role is Role.WEIGHT for name in more):
         return ()
     return tuple(replace(v, function="bias_grad") for v in op.vectors if v.function == "softmax")
@@ -204,11 +204,11 @@ def dispatch(tape: Tape, op: Operator) -> None:
     """Each token sums the gradients that its experts send back."""
     x, choices = op.reads
     vectors = (tape.vector("add", op.writes[0]),)
-    _back(tape, op, "dispatch_bwd", keep=(choices,), to=(x,), vectors=vectors)
+    _back(tape, op, "dispatch_bwd", saved=(choices,), inputs=(x,), vectors=vectors)
 
 
 def join_keys(tape: Tape, op: Operator) -> None:
-    """Of the keys' gradient each head keeps its own part; the common part sums over the heads."""
+    """Split the key gradient per head; the common part is summed over heads."""
     joined = tape.tensors[op.writes[0]]
     columns = joined.shape[-1] - tape.tensors[op.reads[0]].shape[-1]
     vectors = (VectorWork("add", joined.rows, columns, joined.split),)
@@ -226,7 +226,7 @@ def cross_entropy(tape: Tape, op: Operator) -> None:
     logits, labels = op.reads
     loss, *softmax = op.writes
     keep = (*(softmax or (logits,)), loss, labels)
-    _back(tape, op, "cross_entropy_bwd", of=(), keep=keep, to=(logits,))
+    _back(tape, op, "cross_entropy_bwd", outputs=(), saved=keep, inputs=(logits,))
 
 
 def all_reduce(tape: Tape, op: Operator) -> None:
@@ -248,7 +248,7 @@ def conjugate(tape: Tape, op: Operator) -> None:
     (x,), (y,) = op.reads, op.writes
     dy = tape.gradient(y)
     kind = _CONJUGATES[op.collective.kind]
-    collective = Collective(kind, op.collective.bytes, op.collective.group)
+    collective = TensorCollective(kind, op.collective.bytes, op.collective.group)
     back = Operator(f"{op.name}.bwd", str(kind), (dy,), (tape.give(x),), collective=collective)
     tape.insert_early(back)
 
@@ -259,19 +259,19 @@ RULES: dict[str, Rule] = {
     "bias": added,
     "table_add": added,
     # Reads the input and the scale again; the shift of a layer norm is not needed.
-    "norm": lambda tape, op: _back(tape, op, "norm_bwd", keep=op.reads[:2]),
+    "norm": lambda tape, op: _back(tape, op, "norm_bwd", saved=op.reads[:2]),
     # Columns of one tensor as several, each normed: their gradients lie side by side again.
-    "split_norm": lambda tape, op: _back(tape, op, "norm_bwd", keep=op.reads),
+    "split_norm": lambda tape, op: _back(tape, op, "norm_bwd", saved=op.reads),
     "activation": activation,
     # A product of two tensors, one of them activated: each needs the other.
-    "glu": lambda tape, op: _back(tape, op, "glu_bwd", keep=op.reads),
+    "glu": lambda tape, op: _back(tape, op, "glu_bwd", saved=op.reads),
     # One gate a token: its gradient is an inner product with what it lets through.
-    "gate": lambda tape, op: _back(tape, op, "gate_bwd", keep=op.reads),
+    "gate": lambda tape, op: _back(tape, op, "gate_bwd", saved=op.reads),
     "conv": conv,
     "scan": scan,
     "scale": scale,
     "dropout": lambda tape, op: _back(
-        tape, op, "dropout_bwd", of=op.writes[:1], keep=op.writes[1:]
+        tape, op, "dropout_bwd", outputs=op.writes[:1], saved=op.writes[1:]
     ),
     "add": add,
     "lookup": lookup,
@@ -283,11 +283,11 @@ RULES: dict[str, Rule] = {
     "softmax": softmax,
     "relative": relative,
     "router": lambda tape, op: _back(
-        tape, op, "router_bwd", of=op.writes[:1], keep=(op.reads[0], op.writes[1])
+        tape, op, "router_bwd", outputs=op.writes[:1], saved=(op.reads[0], op.writes[1])
     ),
     "dispatch": dispatch,
     # Gradients of the experts' outputs and, by an inner product with these, of the gates.
-    "combine": lambda tape, op: _back(tape, op, "combine_bwd", keep=op.reads, to=op.reads[:2]),
+    "combine": lambda tape, op: _back(tape, op, "combine_bwd", saved=op.reads, inputs=op.reads[:2]),
     "join_keys": join_keys,
     "prepend": prepend,
     # One token of each sequence: the others' gradients are zero.

@@ -16,7 +16,7 @@ from atoll.workload.graph.operator import Operator, Role, Tensor
 
 ENDS = frozenset({"embedding", "head", "loss"})  # layers that are no blocks
 EXPERT_WEIGHTS = ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias")
-"""A mixture of experts' own, each with a first dimension that counts them."""
+"""Weights of a mixture of experts, whose first dimension counts the experts."""
 
 
 @final
@@ -49,32 +49,32 @@ class Layer:
 
     @cached_property
     def active_parameters(self) -> int:
-        """Elements of the weights that one token meets: of the experts, those of its choice."""
+        """Elements of the weights that one token uses, with only its chosen experts."""
         idle = 0
         for op in self.forward:
             if op.kind == "dispatch":
                 experts = self.tensors[op.writes[0]].shape[0]
                 chosen = self.tensors[op.reads[1]].shape[-1]
-                own = op.name.removesuffix("dispatch")
-                names = (f"{own}{part}" for part in EXPERT_WEIGHTS)
-                held = sum(self.tensors[n].elements for n in names if n in self.tensors)
-                idle += held // experts * (experts - chosen)
+                prefix = op.name.removesuffix("dispatch")
+                names = (f"{prefix}{part}" for part in EXPERT_WEIGHTS)
+                expert_elements = sum(self.tensors[n].elements for n in names if n in self.tensors)
+                idle += expert_elements // experts * (experts - chosen)
         return self.parameters - idle
 
     @property
     def entering(self) -> tuple[str, ...]:
-        """The activations that enter and that this layer holds: one that passes through is held
-        where it was made and where it ends, and not once more in every layer between."""
+        """Entering activations stored by this layer. An activation that passes through is stored
+        where it was computed and where it ends, not in every layer between."""
         ending = (name for name in self.more_inputs if name not in self.more_outputs)
         return (self.input, *ending)
 
     @cached_property
     def saved(self) -> tuple[str, ...]:
         """Forward tensors (what enters included) that the backward pass reads."""
-        made = {name for op in self.forward for name in op.writes}
-        made |= set(self.entering)
+        forward_values = {name for op in self.forward for name in op.writes}
+        forward_values |= set(self.entering)
         wanted = {name for op in self.backward for name in op.reads}
-        return tuple(name for name in self.tensors if name in made and name in wanted)
+        return tuple(name for name in self.tensors if name in forward_values and name in wanted)
 
     @cached_property
     def saved_bytes(self) -> int:
@@ -91,7 +91,7 @@ class Layer:
         return sum(self.tensors[name].bytes for name in (*op.reads, *op.writes))
 
     def moved_bytes(self, op: Operator) -> int:
-        """Of HBM, or over links where the operator is a collective."""
+        """HBM bytes of an operator, or link bytes of a collective."""
         return op.collective.bytes if op.collective is not None else self.traffic_bytes(op)
 
     @cached_property
@@ -104,7 +104,7 @@ class Layer:
 
 
 def is_end(name: str) -> bool:
-    """Whether a layer of that name is no block; extra heads of prediction are none."""
+    """Return whether a layer is no block: an end, or an extra prediction head."""
     return name in ENDS or name.startswith("mtp")
 
 
@@ -144,18 +144,18 @@ class Model:
 
     @property
     def active_parameters(self) -> int:
-        """Of these, what one token meets (embeddings and head included)."""
+        """Parameters that one token uses (embeddings and head included)."""
         total = sum(layer.active_parameters * repeat for layer, repeat in self.layers)
         return total - self.shared_parameters
 
     def map(self, change: Callable[[Layer], Layer]) -> Model:
-        """The same chain with every layer changed, one that occurs several times once."""
+        """Apply `change` to every distinct layer of the chain."""
         changed = {id(layer): change(layer) for layer, _ in self.kinds}
         return replace(self, layers=tuple((changed[id(layer)], n) for layer, n in self.layers))
 
     @property
     def kinds(self) -> tuple[tuple[Layer, int], ...]:
-        """The distinct layers, each with how often it stands in the chain."""
+        """The distinct layers, each with its number of occurrences."""
         counts: dict[int, int] = {}
         for layer, repeat in self.layers:
             counts[id(layer)] = counts.get(id(layer), 0) + repeat
@@ -173,22 +173,21 @@ class Model:
 
 
 def block_names(model: Model) -> frozenset[str]:
-    """The layers that a pipeline divides: of a captured model, those that repeat and the others of
-    the same lists of modules, or where none does all but the first and the last.
-    """
+    """Layers that a pipeline divides. In a captured model: repeated layers and others of the same
+    module lists, or without repeats all but the first and the last."""
     names = [layer.name for layer, _ in model.layers]
     if ENDS & set(names):
         return frozenset(n for n in names if not is_end(n))
     repeated = frozenset(layer.name for layer, repeat in model.layers if repeat > 1)
-    lists = {_list_of(name) for name in repeated} - {""}
-    beside = frozenset(name for name in names if _list_of(name) in lists)
-    return repeated | beside or frozenset(names[1:-1] or names)
+    lists = {_module_list(name) for name in repeated} - {""}
+    list_items = frozenset(name for name in names if _module_list(name) in lists)
+    return repeated | list_items or frozenset(names[1:-1] or names)
 
 
-def _list_of(name: str) -> str:
+def _module_list(name: str) -> str:
     """The list of an item such as "decoder.layers.0" ("layers.0-1" for a period of two)."""
     path, _, item = name.rpartition(".")
     return path if item.partition("-")[0].isdigit() else ""
 
 
-Whole = TypeVar("Whole", Layer, Model)
+LayerOrModel = TypeVar("LayerOrModel", Layer, Model)

@@ -15,7 +15,7 @@ from math import ceil, prod
 
 
 def once(names: Iterable[str]) -> tuple[str, ...]:
-    """Each name once, where it stands first."""
+    """Remove repeated names, keeping the first of each."""
     return tuple(dict.fromkeys(names))
 
 
@@ -41,10 +41,10 @@ class Region(StrEnum):
 
     TENSOR dimensions (heads, columns of the first linear, vocabulary) are divided by the tensor
     width always; SEQUENCE dimensions (tokens of the residual stream, norms) are divided only when
-    sequence parallelism is on; WHOLE dimensions never.
+    sequence parallelism is on; UNDIVIDED dimensions never.
     """
 
-    WHOLE = "whole"
+    UNDIVIDED = "whole"
     TENSOR = "tensor"
     SEQUENCE = "sequence"
 
@@ -76,22 +76,22 @@ class Tensor:
     name: str
     shape: tuple[int, ...]
     element_bytes: float
-    """Of formats with scales by block, a part of the scale included: perhaps no whole number."""
+    """Including the share of a block scale, so that it may be fractional."""
     role: Role
-    split: Region = Region.WHOLE
+    split: Region = Region.UNDIVIDED
     split_dim: int = 0
     units: int = 0
     uneven: Uneven = Uneven.REFUSE
 
     def like(self, name: str, role: Role) -> Tensor:
-        """Another one of this shape; graphs make so many that `replace` takes too long."""
+        """Copy with another name and role; faster than `replace`, as graphs make many."""
         return Tensor(
             name, self.shape, self.element_bytes, role, self.split, self.split_dim, self.units,
             self.uneven,
         )  # fmt: skip
 
     def part(self, shape: tuple[int, ...], units: int) -> Tensor:
-        """The share of this shape and so many units."""
+        """Copy with another shape and number of units."""
         return Tensor(
             self.name, shape, self.element_bytes, self.role, self.split, self.split_dim, units,
             self.uneven,
@@ -145,14 +145,14 @@ class VectorWork:
     function: str
     rows: int
     cols: int
-    split: Region = Region.WHOLE
+    split: Region = Region.UNDIVIDED
 
     def sized(self, rows: int, cols: int) -> VectorWork:
-        """The same of another size."""
+        """Copy with another size."""
         return VectorWork(self.function, rows, cols, self.split)
 
     def by(self, function: str) -> VectorWork:
-        """Another function of as much."""
+        """Copy with another function."""
         return VectorWork(function, self.rows, self.cols, self.split)
 
     @property
@@ -166,7 +166,7 @@ def pass_over(function: str, tensor: Tensor) -> VectorWork:
 
 
 @dataclass(frozen=True, slots=True)
-class Collective:
+class TensorCollective:
     """A collective over the tensor-parallel group. `bytes` is the full (gathered) tensor."""
 
     kind: CollectiveKind
@@ -175,10 +175,9 @@ class Collective:
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
-    """Kernels of one vector function where every step of an operator runs alone, and what they
-    move through HBM.
-    """
+class EagerSteps:
+    """Kernels of one vector function when each step of an operator runs as its own kernel, and
+    their HBM bytes."""
 
     function: str
     kernels: int
@@ -204,12 +203,12 @@ class Operator:
     writes: tuple[str, ...]
     matmuls: tuple[Matmul, ...] = ()
     vectors: tuple[VectorWork, ...] = ()
-    collective: Collective | None = None
+    collective: TensorCollective | None = None
     on_chip: bool = False
     enters: tuple[str, ...] = ()
     exits: bool = False
-    steps: tuple[Steps, ...] = ()
-    """Of a captured operator: how an eager framework runs it."""
+    steps: tuple[EagerSteps, ...] = ()
+    """Eager kernels of a captured operator."""
 
     @property
     def core(self) -> Core:
@@ -230,6 +229,6 @@ class Operator:
 
     @property
     def weighs(self) -> bool:
-        """Whether it makes a weight's gradient, which a pipeline order may put off."""
+        """Whether it computes a weight gradient, which a pipeline schedule may delay."""
         named = self.kind == "linear_grad" and self.name.endswith(".wgrad")
         return self.kind == "linear_wgrad" or named

@@ -50,8 +50,7 @@ def scores_product(
     keys: int = 0,
 ) -> Matmul:
     """Q K^T. Query heads that share a key head are rows of one product (grouped queries); `keys`
-    where they are not as many as the queries.
-    """
+    where they are not as many as the queries."""
     rows = sequence * (heads // kv_heads)
     return Matmul(batch * kv_heads, rows, keys or sequence, head_dim, fraction, "batch")
 
@@ -82,11 +81,11 @@ def attention_fraction(sequence: int, causal: bool, window: int, *, chunked: boo
             return 1.0
         return (sequence * (2 * side + 1) - side * (side + 1)) / sequence**2
     if chunked:
-        chunks, rest = divmod(sequence, reach)
-        seen = chunks * reach * (reach + 1) // 2 + rest * (rest + 1) // 2
+        chunks, remainder = divmod(sequence, reach)
+        visible = chunks * reach * (reach + 1) // 2 + remainder * (remainder + 1) // 2
     else:  # The first `reach` rows see 1, 2, ... tokens, the others `reach` each.
-        seen = reach * (reach + 1) // 2 + (sequence - reach) * reach
-    return seen / sequence**2
+        visible = reach * (reach + 1) // 2 + (sequence - reach) * reach
+    return visible / sequence**2
 
 
 def scan_products(values: Tensor, keys: Tensor, chunk: int, *, delta: bool) -> tuple[Matmul, ...]:

@@ -1,4 +1,4 @@
-"""The backward pass while it is written: gradients received so far, and who still owes one."""
+"""Construction of the backward pass: gradient tensors and operators collected so far."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from atoll.workload.graph.operator import (
-    Collective,
     CollectiveKind,
     Operator,
     Role,
     Tensor,
+    TensorCollective,
     VectorWork,
     pass_over,
 )
@@ -52,7 +52,7 @@ class Tape:
         return name in self._shares
 
     def gradient(self, name: str) -> str:
-        """The whole gradient of a forward tensor, its shares summed."""
+        """Return the gradient of a forward tensor, summing its shares."""
         shares = self._shares[name]
         if len(shares) == 1:
             return shares[0]
@@ -64,21 +64,20 @@ class Tape:
         return total
 
     def give(self, name: str) -> str:
-        """A new tensor for a gradient of `name` (its share, if it has several readers)."""
+        """Declare a gradient of `name` (a share, if it has several readers)."""
         shares = self._shares.setdefault(name, [])
         label = f"d{name}" if self._readers[name] <= 1 else f"d{name}.{len(shares)}"
         shares.append(self._declare(label, name, Role.ACTIVATION_GRADIENT))
         return label
 
     def pass_on(self, name: str, gradient: str) -> None:
-        """The gradient of `name` is (a share of it) an existing tensor."""
+        """Use an existing tensor as the gradient of `name`, or as a share of it."""
         self._shares.setdefault(name, []).append(gradient)
 
     def give_entering(self, op: Operator, name: str) -> tuple[str, tuple[Operator, ...]]:
         """As `give`, for a read that enters a tensor-parallel region: the tensor to write, and the
         all-reduce (to be run after) that completes it, where there is a group to sum over. Of
-        several such reads of one tensor the last brings the sum and the one all-reduce of all.
-        """
+        several such reads of one tensor the last brings the sum and the one all-reduce of all."""
         if self.group == 1 or name not in op.enters:
             return self.give(name), ()
         if self._entering[name] == 1:
@@ -97,7 +96,9 @@ class Tape:
         return label, (add, self._all_reduce(summed, total))
 
     def _all_reduce(self, partial: str, total: str) -> Operator:
-        collective = Collective(CollectiveKind.ALL_REDUCE, self.tensors[partial].bytes, self.group)
+        collective = TensorCollective(
+            CollectiveKind.ALL_REDUCE, self.tensors[partial].bytes, self.group
+        )
         return Operator(
             f"{total}.reduce", "all_reduce", (partial,), (total,), collective=collective
         )
@@ -108,8 +109,7 @@ class Tape:
     def saved(self, name: str) -> str:
         """A forward tensor for use in the backward pass. One that was gathered over the sequence
         is not kept but gathered again (Korthikanti et al., arXiv:2205.05198, section 4.2.2), and
-        of a partial sum its total is meant.
-        """
+        of a partial sum its total is meant."""
         name = self._reduced.get(name, name)
         gather = self._gathered.get(name)
         if gather is None:
@@ -122,9 +122,8 @@ class Tape:
         return again
 
     def insert_early(self, op: Operator) -> None:
-        """Put an operator right behind the one that it waits for: a collective started there runs
-        while the weight gradient is computed.
-        """
+        """Insert an operator directly after its producer, so that a collective overlaps the weight
+        gradient."""
         ready = [i for i, o in enumerate(self.operators) if set(o.writes) & set(op.reads)]
         self.operators.insert(ready[-1] + 1 if ready else len(self.operators), op)
 
