@@ -28,7 +28,7 @@ from atoll.profiles import DEFAULT
 from atoll.questions import WaferLayout as Stages
 from atoll.questions import WaferQuestion
 from atoll.report.timeline import placement_timeline, plan_timeline
-from atoll.step.bubbles import held, held_bytes, step_s, waiting
+from atoll.step.bubbles import held, held_bytes, step_s, microbatches_before_weight_pass
 from atoll.step.layout import Layout
 from atoll.step.orders import passes
 from atoll.step.parts import MEMORY_PARTS, TIME_PARTS
@@ -113,7 +113,7 @@ def test_zero_bubble_holds_what_its_order_holds(microbatches):
             kept += {"F": 1, "B": 0, "W": -1}[item.kind]
             most = max(most, kept)
         where = "zb-h1", stages, stage, microbatches
-        assert held(*where) + waiting(*where) == most
+        assert held(*where) + microbatches_before_weight_pass(*where) == most
         assert held_bytes(*where, kept_bytes=1.0, waiting_bytes=1.0) == most
         most_held, bytes_ = planner._held(line, stage)
         assert most_held + bytes_ / late_bytes == pytest.approx(most)

@@ -13,7 +13,7 @@ from atoll.questions import LayoutQuestion, PlanQuestion, RunQuestion
 from atoll.questions.devices import FilesQuestion, LengthQuestion
 from atoll.registry import named
 from atoll.step.layout import Layout
-from atoll.step.length import MTBF_S, RESTART_S, Length
+from atoll.step.length import MTBF_S, RESTART_S, RunLength
 from atoll.step.states import load_states
 from atoll.training.operators.layers import experts_of
 from atoll.training.planner.space import Axes
@@ -151,10 +151,10 @@ def _timed(gpu: Device, precision: str) -> Timed:
     return Timed(named("atoll.calibration.timed_tables:package_version")())
 
 
-def _length(asked: LengthQuestion) -> Length | None:
+def _length(asked: LengthQuestion) -> RunLength | None:
     if asked.tokens is None:
         return None
-    return Length(
+    return RunLength(
         asked.tokens,
         asked.price,
         asked.mtbf or MTBF_S,

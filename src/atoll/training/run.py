@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from atoll.fabric.network import Network
 from atoll.hardware.device import Device
 from atoll.hardware.gpu import ELEMENT_BYTES, SCALED, Gpu
-from atoll.step.length import Length
+from atoll.step.length import RunLength
 from atoll.step.states import States
 from atoll.training.stack import COMPOSED_GELU, Stack
 from atoll.units import FLOPS, FREQUENCY, counted, format_bytes, format_quantity
@@ -66,7 +66,7 @@ class Run:
     """The captured model, where there is no builder for it."""
     site: Site | None = None
     """What was measured where it runs: stack and network are as found there."""
-    length: Length | None = None
+    length: RunLength | None = None
     """The whole run, where its tokens are known."""
     timed: Timed | None = None
     """Whose timings of operators are used; none: the model's."""
