@@ -15,7 +15,7 @@ import numpy as np
 from atoll.step.layout import Layout
 from atoll.step.orders import arrivals, chunks_of, route
 from atoll.training.batch.estimates import Given, in_parts, tables_of
-from atoll.training.batch.parts import Held, Owned, Paces, Passes, States
+from atoll.training.batch.parts import Held, Paces, StagePasses, StageStateCosts, States
 from atoll.training.batch.sums import Sums
 from atoll.training.operators.priced import Priced
 from atoll.training.operators.tables import GROUP, PIPE, STAGES, Floats, Ints, Tables
@@ -45,10 +45,10 @@ class Joined(Sums):
         group = rows[self.row, GROUP]
         own_s, over_s = sends_s[self.pod, group], np.maximum(sends_s.max(axis=0), link_s)[group]
         over = crossing[self.stage]
-        self.arriving_s = (tables[0].came[self.stage] - over) * own_s[:, None] + over * over_s[
+        self.arriving_s = (tables[0].arrivals[self.stage] - over) * own_s[:, None] + over * over_s[
             :, None
         ]
-        came = tables[0].came[self.stage]
+        came = tables[0].arrivals[self.stage]
         self.message_s = self.arriving_s / np.where(came > 0, came, 1.0)
 
     def _mine(self, of: Iterable[Floats], pods: Ints | None = None) -> Floats:
@@ -60,29 +60,29 @@ class Joined(Sums):
             found[there] = other[there]
         return found
 
-    def owned(self) -> Owned:
-        each = [part.owned() for part in self.parts]
-        return Owned(*(self._mine(of) for of in zip(*each, strict=True)))
+    def stage_state_costs(self) -> StageStateCosts:
+        each = [part.stage_state_costs() for part in self.parts]
+        return StageStateCosts(*(self._mine(of) for of in zip(*each, strict=True)))
 
     def memory(self, states: States) -> Floats:
         own = self.run.capacity_bytes
         return self._mine(p.memory(states) * (own / p.run.capacity_bytes) for p in self.parts)
 
-    def passes(self, held: Held) -> Passes:
+    def passes(self, held: Held) -> StagePasses:
         each = [part.passes(held) for part in self.parts]
         pods = self.pod[self.chunk_stage]
         stages = (self._mine(of) for of in zip(*(x.stages for x in each), strict=True))
         chunks = (self._mine(of, pods) for of in zip(*(x.chunks for x in each), strict=True))
         rest = (self._mine(of) for of in zip(*(x[2:] for x in each), strict=True))
-        return Passes(Paces(*stages), Paces(*chunks), *rest)
+        return StagePasses(Paces(*stages), Paces(*chunks), *rest)
 
 
 class Before(Sums):
     """Sums of a step but for its update, which follows once all replicas have the gradients."""
 
-    def together(self, owned: Owned) -> States:
-        self.update_s = self.most(owned.update_s) * self.run.slack
-        return super().together(owned._replace(update_s=np.zeros_like(owned.update_s)))
+    def combine_stages(self, costs: StageStateCosts) -> States:
+        self.update_s = self.most(costs.update_s) * self.run.slack
+        return super().combine_stages(costs._replace(update_s=np.zeros_like(costs.update_s)))
 
 
 def replica_estimates(
