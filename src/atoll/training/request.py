@@ -15,7 +15,7 @@ from atoll.registry import named
 from atoll.step.layout import Layout
 from atoll.step.length import MTBF_S, RESTART_S, RunLength
 from atoll.step.states import load_states
-from atoll.training.operators.layers import experts_of
+from atoll.training.operators.layers import expert_count
 from atoll.training.planner.space import Axes
 from atoll.training.run import Run, Timed
 from atoll.training.software import software
@@ -184,7 +184,7 @@ def stand_in(stored: StoredModel) -> ModelConfig:
         positions="none",
         tied_embeddings=False,
         causal=False,  # its sequence is not divided
-        experts=max(experts_of(layer) for layer, _ in built.layers),
+        experts=max(expert_count(layer) for layer, _ in built.layers),
     )
 
 
