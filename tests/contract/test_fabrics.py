@@ -112,4 +112,6 @@ def test_a_wafers_pipeline_takes_and_holds_what_the_order_does(pipeline, order, 
         at = order, 4, number, microbatches
         least = held_bytes(*at, kept_bytes=kept, waiting_bytes=0.0)
         assert least <= held * (1 + REL)
-        assert (held > least * (1 + REL)) == (equal.peak_before_weight[number] > equal.peak_before_backward[number])
+        assert (held > least * (1 + REL)) == (
+            equal.peak_before_weight[number] > equal.peak_before_backward[number]
+        )

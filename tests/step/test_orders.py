@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from atoll.step.bubbles import bubble_s, held, step_s, microbatches_before_weight_pass
+from atoll.step.bubbles import bubble_s, held, microbatches_before_weight_pass, step_s
 from atoll.step.orders import ORDERS, SPLIT, chunks_of, first_group, groups, passes, route
 from atoll.step.replay import PassTime, Replay, pipeline_s, replay
 

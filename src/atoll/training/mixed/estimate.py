@@ -18,11 +18,11 @@ from atoll.training.mixed.pods import Pods
 from atoll.training.operators.layers import Share, choices_of
 from atoll.training.replay import (
     ReplayedStep,
-    passes_of,
     replay_estimate,
     replay_step,
+    stage_passes,
 )
-from atoll.training.step import StageTime, Step, Stepper
+from atoll.training.step import StageTime, Stepper, StepTime
 from atoll.units import format_bytes, ranges
 
 By = Literal["alone", "stages", "replicas"]
@@ -68,7 +68,7 @@ class MixedEstimate:
     pods: Pods
     placed: Placed
     time_s: float
-    step: Step
+    step: StepTime
     """By part; of replicas in several pods, of those that take longest."""
     stages: tuple[PlacedStage, ...]
     replayed: ReplayedStep = field(repr=False)
@@ -207,19 +207,19 @@ class Placer:
         ]
         main = max(own, key=lambda one: one.run.slack)
         pairs_s = [(a, g) for a, g in arriving_s]
-        step = main.step_of(steppers, shares, times, pairs_s)
+        step = main.combine_stages(steppers, shares, times, pairs_s)
         stages = [
             PlacedStage(
                 placed.pods[pod],
                 stage,
                 blocks_held(shares[stage]),
                 times[stage],
-                own[pod].memory_of(steppers[stage], stage, shares[stage], policies[stage]),
+                own[pod].peak_memory(steppers[stage], stage, shares[stage], policies[stage]),
                 policies[stage],
             )
             for stage, pod in enumerate(where)
         ]
-        replayed = replay_step(passes_of(main.run, layout, step, times, pairs_s))
+        replayed = replay_step(stage_passes(main.run, layout, step, times, pairs_s))
         return MixedEstimate(self.pods, placed, step.time_s, step, tuple(stages), replayed)
 
     def link_s(self, stepper: Stepper, bytes_: float) -> float:

@@ -38,7 +38,7 @@ class Priced:
         self.pricer = _pricer(run)
         self._variants: dict[tuple[object, ...], tuple[LayerCost, ...]] = {}
         self._models: dict[tuple[int, int, int, int, bool], Model] = {}
-        self._cache: dict[tuple[object, ...], Any] = {}
+        self._known: dict[tuple[object, ...], Any] = {}
 
     def beside(self, run: Run) -> Self:
         """Return the costs of a run that differs only in machine rates; both share the model."""
@@ -48,9 +48,9 @@ class Priced:
 
     def once(self, key: tuple[object, ...], make: Callable[[], T]) -> T:
         """Return the cached result of `make` for this key."""
-        if key not in self._cache:
-            self._cache[key] = make()
-        cached: T = self._cache[key]
+        if key not in self._known:
+            self._known[key] = make()
+        cached: T = self._known[key]
         return cached
 
     def costs(self, layout: Layout) -> tuple[LayerCost, ...]:

@@ -32,7 +32,7 @@ from atoll.training.operators.roles import (
     widths,
 )
 from atoll.training.operators.timings import BETWEEN, TIMED, Timings
-from atoll.training.stack import Passes, Stack
+from atoll.training.stack import Stack, VectorPasses
 from atoll.workload.graph.layer import Layer
 from atoll.workload.graph.operator import Matmul, Operator, VectorWork
 
@@ -55,22 +55,22 @@ TRANSPOSED_BYTES = 2  # an fp8 weight read and written
 _CALIBRATED = {"cross_entropy": "xent_fwd", "cross_entropy_bwd": "xent_bwd"}
 # Bytes per element without entry in stack or calibration: what the kernel reads and writes.
 _COUNTED = {
-    "bias": Passes(4, 1),
-    "bias_grad": Passes(2, 1),
-    "relu": Passes(4, 1),
-    "relu_bwd": Passes(6, 1),
-    "tanh": Passes(4, 1),
-    "tanh_bwd": Passes(6, 1),
-    "topk": Passes(8, 4),
-    "topk_bwd": Passes(4, 1),
-    "rotary": Passes(4, 1),
-    "rotary_bwd": Passes(4, 1),
-    "relu2": Passes(4, 1),
-    "relu2_bwd": Passes(6, 1),
-    "xielu": Passes(4, 1),
-    "xielu_bwd": Passes(6, 1),
-    "gelu_new": Passes(4, 1),
-    "gelu_new_bwd": Passes(6, 1),
+    "bias": VectorPasses(4, 1),
+    "bias_grad": VectorPasses(2, 1),
+    "relu": VectorPasses(4, 1),
+    "relu_bwd": VectorPasses(6, 1),
+    "tanh": VectorPasses(4, 1),
+    "tanh_bwd": VectorPasses(6, 1),
+    "topk": VectorPasses(8, 4),
+    "topk_bwd": VectorPasses(4, 1),
+    "rotary": VectorPasses(4, 1),
+    "rotary_bwd": VectorPasses(4, 1),
+    "relu2": VectorPasses(4, 1),
+    "relu2_bwd": VectorPasses(6, 1),
+    "xielu": VectorPasses(4, 1),
+    "xielu_bwd": VectorPasses(6, 1),
+    "gelu_new": VectorPasses(4, 1),
+    "gelu_new_bwd": VectorPasses(6, 1),
 }
 ROUTED = ("dispatch", "dispatch_bwd")
 # One kernel keeps their passes on chip: it costs its products, inputs and outputs.
@@ -500,7 +500,7 @@ class GpuPricer:
         moved_s = float(streaming_s(self.gpu, work.elements * passes.bytes, passes.kernels))
         return Cost(vector_s=moved_s, kernels=passes.kernels)
 
-    def _passes(self, work: VectorWork) -> Passes:
+    def _passes(self, work: VectorWork) -> VectorPasses:
         function = self.alias.get(work.function, work.function)
         passes = self.stack.passes.get(function)
         if passes is not None:
@@ -516,4 +516,4 @@ class GpuPricer:
         traffic = self.gpu.calibration.traffic_bytes(name)
         if name.startswith("softmax") and not self.stack.split_products:
             traffic /= 2  # measured in fp32, to which plain modules cast their 16-bit scores
-        return Passes(traffic, KERNELS.get(name, 1))
+        return VectorPasses(traffic, KERNELS.get(name, 1))
