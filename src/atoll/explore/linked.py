@@ -94,6 +94,7 @@ class Rest:
             evaluated=sum(one.evaluated for one in every),
             ruled_out={rule: sum(one.ruled_out.get(rule, 0) for one in every) for rule in rules},
             tightened=sum(one.tightened for one in every),
+            peak_bound=max(one.peak_bound for one in every),
         )
 
     def noted(self, scope: Scope) -> Scope:

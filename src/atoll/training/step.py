@@ -160,7 +160,7 @@ class StepTime:
         }
 
 
-class SharedCollective(NamedTuple):
+class Shared(NamedTuple):
     """A collective of weights (gathers) or gradients over `group` ranks at distance `stride`: bytes
     of the full tensor per dense and per expert parameter of a stage.
     """
@@ -434,13 +434,13 @@ class Stepper:
                 reduce_s += wire_s
         return gather_s, reduce_s
 
-    def shared(self) -> tuple[SharedCollective, ...]:
+    def shared(self) -> tuple[Shared, ...]:
         """Return the collectives of weights and gradients over the ranks that share them: inside a
         replica (hsdp), over both stages with the same weights under DualPipe, and over replicas.
         Outside of a replica each rank sends its part.
         """
         layout, states = self.layout, self.run.states
-        collectives: list[SharedCollective] = []
+        collectives: list[Shared] = []
         # The same ranks share dense and expert parameters: one collective.
         both = layout.ep == 1 and layout.etp == layout.tp
         dense = (1, 1) if both else (1, 0), layout.ranks, layout.tp
@@ -471,9 +471,7 @@ class Stepper:
                 bytes_ = (states.weight if gathers else states.reduced) / parts
                 if group > 1:
                     bytes_per_parameter = counts[0] * bytes_, counts[1] * bytes_
-                    collectives.append(
-                        SharedCollective(kind, gathers, *bytes_per_parameter, group, stride_)
-                    )
+                    collectives.append(Shared(kind, gathers, *bytes_per_parameter, group, stride_))
         return tuple(collectives)
 
 

@@ -30,7 +30,7 @@ from atoll.training.memory import (
 )
 from atoll.training.operators.layers import LayerCost
 from atoll.training.operators.priced import Priced
-from atoll.training.operators.tables import Floats, Ints, Tables
+from atoll.training.operators.tables import STAGES, Floats, Ints, Tables
 from atoll.training.run import Run
 from atoll.training.step import Stepper, accumulation_s, held_parameters, update_s
 
@@ -125,7 +125,7 @@ def in_parts(
     figures: Callable[[Sums], tuple[Floats, Floats, Ints]] = Sums.figures,
 ) -> tuple[Floats, Floats]:
     """Return the same from sums over batches of rows."""
-    stages = np.cumsum(tables.rows[:, 0])
+    stages = np.cumsum(tables.rows[:, STAGES])
     most = max(1, AT_ONCE // tables.bounds.size)
     cuts = np.searchsorted(stages, np.arange(0, stages[-1], most))
     parts = [figures(make_sums(rows)) for rows in np.split(tables.rows, cuts[1:]) if len(rows)]

@@ -173,7 +173,7 @@ def _layer_cost(
     routed = _has_experts(layer)
     (dense, expert), (frozen_dense, frozen_expert) = _parameters(layer, frozen)
     has_loss = stored or layer.name.startswith("mtp")
-    logits = _loss(layer) if has_loss else (_head(layer), False, 0.0)
+    logits_bytes, half_loss, loss_bytes = _loss(layer) if has_loss else (_head(layer), False, 0.0)
     inside = pricer.schedules_links
     # Layers other than blocks keep everything under every policy.
     keep_everything = (("none", keep_all(layer, pricer)),)
@@ -207,9 +207,9 @@ def _layer_cost(
         kv_heads=_kv_heads(layer) // samples,
         transient_bytes=max((_written(layer, op) for op in layer.backward), default=0),
         waiting_bytes=_waiting(layer) * (pricer.operand_share if is_block else 1.0),
-        logits_bytes=logits[0],
-        half_loss=logits[1],
-        loss_bytes=logits[2],
+        logits_bytes=logits_bytes,
+        half_loss=half_loss,
+        loss_bytes=loss_bytes,
         by_operator=cache(partial(by_operator, layer, pricer, costs)) if is_block else tuple,
     )
 

@@ -46,6 +46,17 @@ class Priced:
         prices._models = self._models
         return prices
 
+    def lower_bounds(self) -> Self:
+        """Return faster lower bounds on the costs of chips, whose passes are schedules; costs of
+        existing devices are returned unchanged.
+        """
+        if not isinstance(self.run.gpu, Chip):
+            return self
+        bounds = type(self)(self.run)
+        bounds.pricer = _pricer(self.run, bounds_only=True)
+        bounds._models = self._models
+        return bounds
+
     def once(self, key: tuple[object, ...], make: Callable[[], T]) -> T:
         """Return the cached result of `make` for this key."""
         if key not in self._known:
@@ -177,14 +188,15 @@ def cast_gathers(layer: Layer, precision: str) -> Layer:
     )
 
 
-def _pricer(run: Run) -> Pricer:
+def _pricer(run: Run, *, bounds_only: bool = False) -> Pricer:
     if isinstance(run.gpu, Chip):
         # Imports scipy and kernels: slow, rarely needed.
         from atoll.profiles import DEFAULT
         from atoll.schedule.chip import ChipPricer
 
         hidden = run.stack.overlap.tensor_products
-        return ChipPricer(run.gpu.accelerator, run.network, DEFAULT, hidden)
+        chip = run.gpu.accelerator
+        return ChipPricer(chip, run.network, DEFAULT, hidden, bounds_only=bounds_only)
     timings: Timings | None = None
     if run.timed is not None:
         timings = named("atoll.calibration.timed_tables:timings")(run.gpu.name, run.precision)
