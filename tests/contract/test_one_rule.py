@@ -28,7 +28,7 @@ from atoll.profiles import DEFAULT
 from atoll.questions import WaferLayout as Stages
 from atoll.questions import WaferQuestion
 from atoll.report.timeline import placement_timeline, plan_timeline
-from atoll.step.bubbles import held, held_bytes, step_s, waiting
+from atoll.step.bubbles import held, held_bytes, microbatches_before_weight_pass, step_s
 from atoll.step.layout import Layout
 from atoll.step.orders import passes
 from atoll.step.parts import MEMORY_PARTS, TIME_PARTS
@@ -38,7 +38,7 @@ from atoll.step.states import STATES, load_states
 from atoll.training.estimate import Estimator
 from atoll.training.replay import replay_estimate
 from atoll.training.request import make_layout, make_run
-from atoll.training.step import Pass, StageTime, Stepper, accumulation_s
+from atoll.training.step import PassSeconds, StageTime, Stepper, accumulation_s
 from atoll.wafer.api import estimate_wafer, search_wafer
 from atoll.wafer.encoding.block import make_block
 from atoll.wafer.evaluate import delayed_bytes
@@ -113,7 +113,7 @@ def test_zero_bubble_holds_what_its_order_holds(microbatches):
             kept += {"F": 1, "B": 0, "W": -1}[item.kind]
             most = max(most, kept)
         where = "zb-h1", stages, stage, microbatches
-        assert held(*where) + waiting(*where) == most
+        assert held(*where) + microbatches_before_weight_pass(*where) == most
         assert held_bytes(*where, kept_bytes=1.0, waiting_bytes=1.0) == most
         most_held, bytes_ = planner._peak_demand(line, stage)
         assert most_held + bytes_ / late_bytes == pytest.approx(most)
@@ -128,7 +128,9 @@ def placement_of(order: str, stages: int, microbatches: int, send_s: float = 0.0
 @pytest.mark.parametrize("order", ["1f1b", "zb-h1"])
 @pytest.mark.parametrize(("stages", "microbatches"), [(8, 16), (4, 2), (4, 12)])
 def test_a_pipeline_takes_the_same_step_everywhere(order, stages, microbatches):
-    time = StageTime(Pass(compute_s=1.0), Pass(compute_s=2.0), Pass(), weight_s=1.0)
+    time = StageTime(
+        PassSeconds(compute_s=1.0), PassSeconds(compute_s=2.0), PassSeconds(), weight_s=1.0
+    )
     by_formula = step_s(order, [time.paces(order)[0]] * stages, microbatches)
     by_events = replay(order, [[PassTime(1.0, 1.0, 1.0)]] * stages, microbatches).time_s
     assert by_formula == pytest.approx(by_events, rel=REL)

@@ -18,7 +18,7 @@ from atoll.placement.chain import PlacementProblem, describe, divide, fixed_divi
 from atoll.placement.facts import chain_facts
 from atoll.placement.plan import Placement
 from atoll.placement.replay import replay_placement
-from atoll.step.replay import Event, PassTime, replay
+from atoll.step.replay import PassEvent, PassTime, replay
 from atoll.step.states import STATES
 from atoll.workload import load_config, prepare
 
@@ -41,7 +41,7 @@ class Timeline:
         self.makespan_s = found.time_s
         self.bubble_s = [found.idle_s(stage) for stage in range(len(times))]
         self.start_s, self.end_s = (np.zeros((len(times), microbatches, 2)) for _ in range(2))
-        self.rows: list[list[Event]] = [[] for _ in times]
+        self.rows: list[list[PassEvent]] = [[] for _ in times]
         for event in found.events:
             where = event.stage, event.microbatch, int(event.kind == "B")
             self.start_s[where], self.end_s[where] = event.start_s, event.end_s

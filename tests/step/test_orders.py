@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from atoll.step.bubbles import bubble_s, held, step_s, waiting
+from atoll.step.bubbles import bubble_s, held, microbatches_before_weight_pass, step_s
 from atoll.step.orders import ORDERS, SPLIT, chunks_of, first_group, groups, passes, route
 from atoll.step.replay import PassTime, Replay, pipeline_s, replay
 
@@ -61,9 +61,11 @@ def test_what_a_stage_holds_is_what_the_replay_held(order):
         chunks = 1 if order == "dualpipe" else chunks_of(order, v)
         found = run(order, p, m, v, 1.0, 1.0, 1.0)
         for stage in range(p):
-            most = held(order, p, stage, m, v) + waiting(order, p, stage, m)
-            assert most * chunks == pytest.approx(found.kept[stage]), (p, m, v, stage)
-            assert held(order, p, stage, m, v) * chunks == pytest.approx(found.held[stage])
+            most = held(order, p, stage, m, v) + microbatches_before_weight_pass(order, p, stage, m)
+            assert most * chunks == pytest.approx(found.peak_before_weight[stage]), (p, m, v, stage)
+            assert held(order, p, stage, m, v) * chunks == pytest.approx(
+                found.peak_before_backward[stage]
+            )
 
 
 @pytest.mark.parametrize("order", ORDERS)

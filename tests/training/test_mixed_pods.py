@@ -18,11 +18,11 @@ from atoll.fabric.network import Level
 from atoll.step.stages import even_sizes
 from atoll.step.states import STATES
 from atoll.stopping import Stop
-from atoll.training.mixed.estimate import Placed, Placer
-from atoll.training.mixed.joined import blocks_of
+from atoll.training.mixed.estimate import PodEstimator, PodPlacement
+from atoll.training.mixed.joined import blocks_per_chunk
 from atoll.training.mixed.plan import MixedPlan, plan_mixed
 from atoll.training.mixed.pods import Pods
-from atoll.training.mixed.search import Replicas, Stages, Way
+from atoll.training.mixed.search import PipelineAcrossPods, PodUse, ReplicasPerPod
 from atoll.training.planner.plan import plan
 from atoll.training.planner.space import Axes
 from atoll.training.run import Run
@@ -57,7 +57,7 @@ def best_s(pods: Pods, axes: Axes = SMALL) -> float:
     return plan_mixed(pods, axes, runners_up=0).best.time_s
 
 
-def every_placement(pods: Pods, axes: Axes) -> Iterator[Placed]:
+def every_placement(pods: Pods, axes: Axes) -> Iterator[PodPlacement]:
     """Every layout of the space on two pods, written down without bounds or arrays."""
     sizes = [run.devices for run in pods.runs]
     total = replace(pods.runs[0], devices=sum(sizes))
@@ -71,9 +71,9 @@ def every_placement(pods: Pods, axes: Axes) -> Iterator[Placed]:
             where = [pod for pod in range(2) for _ in range(sizes[order[pod]] // width)]
             for first in range(total.model.layers + 1):
                 shares = first, total.model.layers - first
-                blocks = blocks_of(layout.schedule, tuple(where), layout.vpp, shares)
+                blocks = blocks_per_chunk(layout.schedule, tuple(where), layout.vpp, shares)
                 if min(blocks) > 0:
-                    yield Placed(replace(layout, blocks=blocks), order, "stages")
+                    yield PodPlacement(replace(layout, blocks=blocks), order, "stages")
     batch = total.global_batch
     for own in (replace(total, global_batch=layouts) for layouts in range(1, batch + 1)):
         for layout in all_layouts(own, replace(axes, microbatch=(1,))):
@@ -83,7 +83,9 @@ def every_placement(pods: Pods, axes: Axes) -> Iterator[Placed]:
             m = own.global_batch // layout.dp
             for each in product(range(1, batch + 1), repeat=2):
                 if m * sum(n // per * x for n, x in zip(sizes, each, strict=True)) == batch:
-                    yield Placed(replace(layout, microbatch=each[0]), (0, 1), "replicas", each)
+                    yield PodPlacement(
+                        replace(layout, microbatch=each[0]), (0, 1), "replicas", each
+                    )
 
 
 def test_the_plan_is_the_best_of_brute_force() -> None:
@@ -92,7 +94,7 @@ def test_the_plan_is_the_best_of_brute_force() -> None:
         run_on(name, 2, 3.77 * GIB, global_batch=6, model=dense(5)) for name in ("h100", "a100-80")
     )
     pods = Pods((a, b), SLOW)
-    placer = Placer(pods)
+    placer = PodEstimator(pods)
     every = [placer.estimate(placed) for placed in every_placement(pods, axes)]
     fitting = [found.time_s for found in every if found.fits]
     assert 0 < len(fitting) < len(every)
@@ -191,11 +193,14 @@ def test_replicas_share_the_batch_by_speed() -> None:
 def test_arrays_and_bounds_agree_with_the_readable_estimate(link: Level | None) -> None:
     axes = Axes(tp=(1, 2), cp=(1,), zero=(0, 1, 3), recompute=("none", "full", "optimal"))
     pods = Pods((run_on("h100", 4, 5 * GIB), run_on("a100-80", 4, 6 * GIB)), link)
-    placer = Placer(pods)
-    ways: list[Way] = [Stages(placer, axes, (1, 0)), Replicas(placer, axes, (0, 1))]
+    placer = PodEstimator(pods)
+    ways: list[PodUse] = [
+        PipelineAcrossPods(placer, axes, (1, 0)),
+        ReplicasPerPod(placer, axes, (0, 1)),
+    ]
     seen = 0
     for way in ways:
-        for group in list(way.groups())[:: 3 if isinstance(way, Stages) else 9]:
+        for group in list(way.groups())[:: 3 if isinstance(way, PipelineAcrossPods) else 9]:
             loose_s, tight_s = (way.bound_s(group.block, priced=x) for x in (False, True))
             items = np.flatnonzero(~np.isnan(tight_s))[::37][:2]
             if not items.size:
@@ -226,7 +231,7 @@ def test_chunks_of_pods_together_are_the_even_split() -> None:
             shares = tuple(
                 sum(n for n, pod in zip(even, held, strict=True) if pod == x) for x in (0, 1)
             )
-            assert blocks_of(order, where, vpp, shares) == even
+            assert blocks_per_chunk(order, where, vpp, shares) == even
 
 
 def test_a_link_that_joins_pods_is_crossed_beside_their_network() -> None:

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 from training_cases import dense, grouped, mixture, small_run
 
-from atoll.step.bubbles import held_bytes, held_chunks
+from atoll.step.bubbles import held_bytes, in_flight_per_chunk
 from atoll.step.layout import Layout
 from atoll.step.orders import ORDERS, chunks_of, copies_of, route
 from atoll.step.replay import PassTime, replay
@@ -86,7 +86,7 @@ def test_each_chunk_holds_what_the_memory_model_counts_of_it(
         for event in sorted((e for e in events if e.stage == stage), key=lambda e: e.start_s):
             now[event.chunk] += {"F": 1, "B": -1, "W": 0}[event.kind]
             seen.add(tuple(now))
-        assert held_chunks(schedule, stages, stage, microbatches) in seen
+        assert in_flight_per_chunk(schedule, stages, stage, microbatches) in seen
 
 
 def test_a_bidirectional_pipeline_holds_the_model_twice() -> None:

@@ -22,7 +22,7 @@ from atoll.errors import AtollError
 from atoll.hardware.gpu import load_gpu
 from atoll.training.operators.priced import Priced
 from atoll.training.operators.timings import BETWEEN, TIMED, Grid, Timings
-from atoll.training.run import Timed
+from atoll.training.run import TimingSource
 
 
 def test_between_sizes_ratios_follow_their_logarithms() -> None:
@@ -41,7 +41,7 @@ def test_between_sizes_ratios_follow_their_logarithms() -> None:
 
 
 @pytest.fixture
-def uneven(monkeypatch: pytest.MonkeyPatch) -> Iterator[Timed]:
+def uneven(monkeypatch: pytest.MonkeyPatch) -> Iterator[TimingSource]:
     """Times that scatter about the model's by a factor of up to two, with holes."""
     random = np.random.default_rng(0)
 
@@ -55,11 +55,13 @@ def uneven(monkeypatch: pytest.MonkeyPatch) -> Iterator[Timed]:
     heads = {(group, 64): grid([1.0, 4.0, 32.0, 500.0], [512.0, 1024.0]) for group in (1.0, 4.0)}
     made = Timings(products, heads)
     monkeypatch.setattr(timed_tables, "timings", lambda device, precision: made)
-    yield Timed("a table made here")
+    yield TimingSource("a table made here")
 
 
 @pytest.mark.parametrize("model", [dense(4), grouped(4), mixture(4)], ids=lambda m: m.name)
-def test_arrays_agree_with_the_readable_estimate_and_bounds_hold(model, uneven: Timed) -> None:
+def test_arrays_agree_with_the_readable_estimate_and_bounds_hold(
+    model, uneven: TimingSource
+) -> None:
     run = small_run(model, devices=8, timed=uneven)
     for layouts in drawn(run, WIDE, Random(1), blocks=2):
         assert_equal(run, layouts, NAMED, Random(2).sample(range(len(layouts)), 2))

@@ -1,1 +1,1 @@
-"""One training step: the rules that searched chips, devices and wafers share, each in one place."""
+"""Rules of one training step that chip search, device planning and wafer mapping share."""

@@ -1,10 +1,10 @@
-"""What a pipeline order costs beyond its slowest stage's work, and what each stage holds: formulas.
+"""Formulas of the bubble of each pipeline order, and of the microbatches that each stage holds.
 
 With p stages, M microbatches, and per chunk a forward pass f, a data gradient b and a weight
 gradient w, w <= f <= b (recomputation belongs to b), equal stages take M loads and the bubble
 
     1f1b, gpipe    (p - 1) (f + b + w)
-    interleaved    (p - 1 + (v - 1) max(0, p - M)) (f + b + w)               v chunks a stage
+    interleaved    (p - 1 + (v - 1) max(0, p - M)) (f + b + w)           v chunks per stage
     zb-h1          (p - 1) (f + b) - min(M - 1, p - 1) w
     zb-h2          (p - 1) (f + b) - min(M - 1, 2 p - 2) w, at least 0
     zb-v           2 max(0, p - M) f + max(2 (p - 1) b - 2 k w, (2 (p - 1) - k) b - (p - 1 - k) w),
@@ -12,10 +12,9 @@ gradient w, w <= f <= b (recomputation belongs to b), equal stages take M loads 
     dualpipe       M <= p: (p - M) f + (p - 2) b;  M > p: max(h (f + b), 2 h b - f)
                    - max(0, h - max(0, 2 p - M)) w,  h = p / 2 - 1
 
-Each equals the replay (`tests/step`). Unequal stages: the slowest is busy all the time, and every
-other adds its own part, with no more of its weight pass than the slowest stage's takes. Stages
-within 20 % of each other: at most 9 % below the replay and 18 % above it. Unequal chunks of
-interleaved stages wait for one another, which `turns` adds.
+Each formula equals the replay (`tests/step`). With unequal stages, the slowest is always busy and
+f, b and w are the means of the other stages, with w at most the slowest stage's weight pass.
+Stages within 20 % of each other: at most 9 % below the replay and 18 % above it.
 """
 
 from __future__ import annotations
@@ -34,43 +33,44 @@ Peaks = tuple[tuple[float, float], ...]
 
 
 def step_s(order: str, stages: Sequence[PassTime], microbatches: int, vpp: int = 1) -> float:
-    """Seconds of all microbatches; `stages` are the passes of one through all chunks of a stage."""
+    """Return the seconds of all microbatches; `stages` are the passes of one microbatch through all
+    chunks of each stage.
+    """
     slowest_s = max(stage.total_s for stage in stages)
     return microbatches * slowest_s + bubble_s(order, stages, microbatches, vpp)
 
 
 def bubble_s(order: str, stages: Sequence[PassTime], microbatches: int, vpp: int = 1) -> float:
-    """Seconds of a step beyond the slowest stage's microbatches."""
+    """Return the seconds of a step beyond the slowest stage's microbatches."""
     n = len(stages) - 1
     if n == 0:
         return 0.0
     slowest = max(stages, key=lambda s: s.total_s)
-    others = list(stages)
-    others.remove(slowest)
-    weights = [s.weight_s for s in others]
+    faster_stages = list(stages)
+    faster_stages.remove(slowest)
+    weights = [s.weight_s for s in faster_stages]
     if order in SPLIT:
         weights = [min(w, slowest.weight_s) for w in weights]
-    if order in LATE:  # the shortest are put off, where some cannot be
+    if order in LATE:  # where not all can be delayed, the shortest are
         weights = sorted(weights * LATE[order])[: microbatches - 1]
-    forward_s = sum(s.forward_s for s in others) / n
-    backward_s = sum(s.backward_s for s in others) / n
+    forward_s = sum(s.forward_s for s in faster_stages) / n
+    backward_s = sum(s.backward_s for s in faster_stages) / n
     weight_s = sum(weights) / max(1, len(weights))
-    ways = bubble_terms(order, n + 1, microbatches, vpp)
-    return max(0.0, *(f * forward_s + b * backward_s + w * weight_s for f, b, w in ways))
+    terms = bubble_terms(order, n + 1, microbatches, vpp)
+    return max(0.0, *(f * forward_s + b * backward_s + w * weight_s for f, b, w in terms))
 
 
 def bubble_terms(
     order: str, stages: int, microbatches: int, vpp: int
 ) -> tuple[tuple[float, float, float], ...]:
-    """The formulas: how often the mean forward, backward and weight pass of the stages but the
-    slowest stand in the bubble, those of one microbatch through all chunks; the longest way counts.
-    Longer with longer forward and backward passes (of both alike), shorter with longer weight
-    passes.
+    """Return (forward, backward, weight) coefficients of the bubble: the bubble is the largest of
+    these sums over the mean passes of one microbatch through all chunks of the stages other than
+    the slowest. It grows with forward and backward passes and shrinks with weight passes.
     """
     p, m, n = stages, microbatches, stages - 1
     if order in LATE:
         return ((n, n, -min(m - 1, LATE[order] * n)),)
-    if order == "zb-v":  # two chunks: a half of the passes each
+    if order == "zb-v":  # two chunks, each half of the passes
         k, first = min(max(0, m - p), n), max(0, p - m)
         return (first, n, -k), (first, n - k / 2, -(n - k) / 2)
     if order == "dualpipe" and m <= p:
@@ -84,7 +84,7 @@ def bubble_terms(
 
 
 def held(order: str, stages: int, stage: int, microbatches: int, vpp: int = 1) -> float:
-    """Microbatches, in units of a whole stage, whose activations wait for their backward pass."""
+    """Return the most microbatches (of all chunks of a stage) between forward and backward pass."""
     p, m = stages, microbatches
     if order == "gpipe":
         return float(m)
@@ -95,88 +95,93 @@ def held(order: str, stages: int, stage: int, microbatches: int, vpp: int = 1) -
     if order == "dualpipe":
         return float(min(p + 1, m // 2 + min(stage, p - 1 - stage) + 1, m))
     if vpp > 1:
-        ahead = 2 * (p - stage - 1) + (vpp - 1) * first_group(p, m) + 1
-        return min(ahead, m * vpp) / vpp
+        chunk_microbatches = 2 * (p - stage - 1) + (vpp - 1) * first_group(p, m) + 1
+        return min(chunk_microbatches, m * vpp) / vpp
     return float(min(p - stage, m))
 
 
-def waiting(order: str, stages: int, stage: int, microbatches: int) -> float:
-    """More microbatches whose weight gradients are still to come when a stage holds the most."""
+def microbatches_before_weight_pass(
+    order: str, stages: int, stage: int, microbatches: int
+) -> float:
+    """Return further microbatches whose weight pass is still to come at a stage's peak."""
     late = LATE.get(order, 0) * stage
     return min(float(late), microbatches - held(order, stages, stage, microbatches))
 
 
 def peaks(order: str, stages: int, stage: int, microbatches: int, vpp: int = 1) -> Peaks:
-    """(held, waiting) where a stage may need most: before a backward pass, or after one, when one
-    is held less and its weight gradient waits, or where most of these wait.
+    """Return (microbatches before their backward pass, microbatches before their weight pass) at
+    each moment at which a stage may need most memory: before a backward pass, after one, or when
+    most weight passes are delayed.
     """
     p, m = stages, microbatches
-    where = order, p, stage, m
-    most = held(*where, vpp)
+    pipeline = order, p, stage, m
+    in_flight = held(*pipeline, vpp)
     if order in LATE:
-        late = waiting(*where)
-        latest = min(LATE[order] * stage + 1.0, most + late)
-        return ((most, late), (most + late - latest, latest))
+        late = microbatches_before_weight_pass(*pipeline)
+        latest = min(LATE[order] * stage + 1.0, in_flight + late)
+        return ((in_flight, late), (in_flight + late - latest, latest))
     if order not in SPLIT:
-        return ((most, 0.0),)
-    one = copies_of(order) / chunks_of(order)
+        return ((in_flight, 0.0),)
+    microbatches_per_chunk = copies_of(order) / chunks_of(order)
     left, late = _latest_v(p, stage, m) if order == "zb-v" else _latest_both(p, stage, m)
-    return ((most, 0.0), (most - one, one), (left * one, late * one))
+    return (
+        (in_flight, 0.0),
+        (in_flight - microbatches_per_chunk, microbatches_per_chunk),
+        (left * microbatches_per_chunk, late * microbatches_per_chunk),
+    )
 
 
 def _latest_v(p: int, stage: int, m: int) -> tuple[int, int]:
-    """Of zb-v, backward passes left and weight passes put off when most are: at its end a stage
-    runs `stage` backward passes of both chunks, then those left of the first.
+    """Return the backward passes left and weight passes delayed in zb-v when most are delayed: at
+    its end a stage runs `stage` backward passes of both chunks, then the remaining ones of chunk 0.
     """
-    missing = max(0, 2 * p - 1 - m)  # of the order for a full pipeline
+    missing = max(0, 2 * p - 1 - m)  # microbatches, compared with a full pipeline
     after = max(0, p - stage - missing)
     late = min(stage, max(0, p - missing)) + max(0, stage - missing) + min(1, after)
     return max(0, after - 1), late
 
 
 def _latest_both(p: int, stage: int, m: int) -> tuple[int, int]:
-    """The same of dualpipe, which puts off the later half of the last backward passes of both
-    directions; each pass that is left then runs after one of these.
+    """Return the same for dualpipe, which delays the weight passes of the later half of the last
+    backward passes of both directions; each remaining backward pass then follows one of these.
     """
     near = min(stage, p - 1 - stage)
-    rest = p // 2 - near - 1
-    missing = max(0, 2 * p - m) // 2  # in each direction
-    ends = near + 1 - missing, near + 1 + rest - missing
+    to_middle = p // 2 - near - 1
+    missing = max(0, 2 * p - m) // 2  # per direction
+    ends = near + 1 - missing, near + 1 + to_middle - missing
     late = [i < end for i in range(near + 1) for end in ends][near + 1 :]
-    left = max(0, rest - missing)
-    found = left, sum(late)
-    for ran, there in enumerate(late[:left], start=1):
-        if not there:  # nothing ran before it
-            found = left - ran, found[1] + 1
-    return found
+    left = max(0, to_middle - missing)
+    counts = left, sum(late)
+    for ran, is_delayed in enumerate(late[:left], start=1):
+        if not is_delayed:  # nothing ran before it
+            counts = left - ran, counts[1] + 1
+    return counts
 
 
-def held_chunks(
+def in_flight_per_chunk(
     order: str, stages: int, stage: int, microbatches: int, vpp: int = 1
 ) -> tuple[float, ...]:
-    """Microbatches of each chunk where a stage holds most; of interleaved ones the mean. Where the
-    model turns (zb-v), or a direction begins far away (dualpipe), few wait for their backward pass.
+    """Return the microbatches in flight per chunk at a stage's peak; the mean for interleaved
+    chunks. Chunks near the end of the model (zb-v) or of a direction (dualpipe) hold few.
     """
     p, m = stages, microbatches
-    most = held(order, p, stage, m, vpp)
+    in_flight = held(order, p, stage, m, vpp)
     if order == "zb-v":
         second = min(stage + 1, m)
-        return 2 * most - second, second
+        return 2 * in_flight - second, second
     if order == "dualpipe":
         far = min(min(stage, p - 1 - stage) + 1, m // 2)
-        return (most - far, far) if stage < p // 2 else (far, most - far)
-    return (most,) * vpp
+        return (in_flight - far, far) if stage < p // 2 else (far, in_flight - far)
+    return (in_flight,) * vpp
 
 
 def chunk_weights(
     order: str, stages: int, stage: int, microbatches: int, vpp: int = 1
 ) -> tuple[float, ...]:
-    """How much what each chunk keeps of one microbatch counts, so that `held` of their sum are what
-    the chunks hold together.
-    """
-    where = order, stages, stage, microbatches, vpp
-    most = held(*where)
-    return tuple(of / most for of in held_chunks(*where))
+    """Return each chunk's share of a stage's microbatches in flight."""
+    pipeline = order, stages, stage, microbatches, vpp
+    in_flight = held(*pipeline)
+    return tuple(chunk_in_flight / in_flight for chunk_in_flight in in_flight_per_chunk(*pipeline))
 
 
 def held_bytes(
@@ -189,10 +194,10 @@ def held_bytes(
     kept_bytes: N,
     waiting_bytes: float,
 ) -> N:
-    """Bytes of all microbatches at a stage's peak, where one keeps some for its backward pass and
-    some after it, for weight gradients that the order puts off.
+    """Return the bytes of all microbatches at a stage's peak, where each keeps `kept_bytes` until
+    its backward pass and then `waiting_bytes` until a delayed weight pass.
     """
-    found = kept_bytes * 0.0
-    for most, late in peaks(order, stages, stage, microbatches, vpp):
-        found = np.maximum(found, kept_bytes * most + waiting_bytes * late)
-    return found
+    peak_bytes = kept_bytes * 0.0
+    for in_flight, delayed in peaks(order, stages, stage, microbatches, vpp):
+        peak_bytes = np.maximum(peak_bytes, kept_bytes * in_flight + waiting_bytes * delayed)
+    return peak_bytes

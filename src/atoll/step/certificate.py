@@ -1,7 +1,7 @@
-"""How far an answer can be from the best possible: one definition, one sentence.
+"""How far an answer can be from the best possible.
 
-The gap is 1 - score / bound: how far the answer is below the bound, of the bound. What a reader
-asks is how much better another answer could be, of this one: bound / score - 1, which is more.
+The gap is 1 - score / bound. Relative to the answer, another can be better by bound / score - 1,
+which is larger than the gap.
 """
 
 from __future__ import annotations
@@ -17,26 +17,23 @@ _ROUNDING = 1e-9  # relative: searches stop at the tolerance itself
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """How good an answer is, and over what.
-
-    "Optimal" means that no other is better than this one by more than `tolerance`.
-    """
+    """Proof of how good an answer is: "optimal" if none is better by more than `tolerance`."""
 
     score: float
     bound: float
-    """No other scores higher."""
+    """No item scores higher."""
     tolerance: float
     items: int
-    """What there was to choose from."""
+    """Size of the search space."""
     kind: str
     """What an item is: "architecture", "layout"."""
     evaluated: int
     ruled_out: Mapping[str, int]
-    """Items, by the bound that ruled them out."""
+    """Number of items ruled out, by bound."""
     tightened: int = 0
-    """Parts of items whose bounds were made sharper."""
+    """Parts of items whose bounds were tightened."""
     subject: str = ""
-    """What the proof is over, in words; empty: the items."""
+    """Description of the search space; empty: `items` and `kind`."""
     peak_bound: float = math.inf
     """No item scores higher with any layout, searched or not; infinite: not known."""
 
@@ -65,22 +62,22 @@ class Certificate:
 
 
 def relative_gap(score: float, bound: float) -> float:
-    """1 - score / bound: how far the best answer known is below the bound on all."""
+    """Return 1 - score / bound."""
     return max(0.0, 1.0 - score / bound) if bound > 0.0 else 0.0
 
 
 def most_better(gap: float) -> float:
-    """bound / score - 1: no other answer is better by more than this share."""
+    """Return bound / score - 1: no answer is better by more than this share."""
     return gap / (1.0 - gap) if gap < 1.0 else math.inf
 
 
 def is_optimal(gap: float, tolerance: float) -> bool:
-    """Whether no other answer is better by more than the tolerance."""
+    """Return whether no answer is better by more than the tolerance."""
     return most_better(gap) <= tolerance * (1.0 + _ROUNDING)
 
 
 def proof_sentence(gap: float, tolerance: float, over: str) -> str:
-    """What was proven over all of `over` ("29,360 architectures")."""
+    """Say what was proven over `over` ("29,360 architectures")."""
     more = percent_at_most(most_better(gap))
     if is_optimal(gap, tolerance):
         return (
@@ -91,13 +88,13 @@ def proof_sentence(gap: float, tolerance: float, over: str) -> str:
 
 
 def percent_at_most(share: float) -> str:
-    """A share that is not exceeded, to two digits: rounded up, for rounding down would be false."""
+    """Format an upper bound of a share with two digits, rounded up."""
     if not math.isfinite(share):
         return "any share"
     return f"{math.ceil(share * 1e4 * (1.0 - _ROUNDING)) / 1e4:.2%}"
 
 
 def times(ours: float, theirs: float) -> str:
-    """ "1.29x"; a ratio that would be shown as 1 although it is less, with more digits."""
+    """Format a ratio as "1.29x", with more digits if it is just below 1."""
     ratio = ours / theirs
     return f"{ratio:.2f}x" if ratio >= 1.0 or ratio < 0.995 else f"{ratio:.4f}x"

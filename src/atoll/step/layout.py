@@ -26,17 +26,17 @@ MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "sh
 HOSTED = ("attn_norm", "attn_proj", "core_attn", "expert_fc1", "mlp_norm", "moe_act", "qkv_linear")
 """Parts whose saved tensors it can send to the host's memory instead: "core_attn@host"."""
 SOME = "full@"
-"""Before a number: so many blocks of each stage from their inputs, the others not at all
+"""Prefix of a block count: that many blocks per stage are recomputed in full, the others not at all
 (Megatron's --recompute-method block)."""
 HOST = "host"
-"""All is kept, of the fewest blocks of a stage that let it fit in the host's memory; with a number
-("host@20") of so many (Megatron-Core's cpu_offloading_num_layers)."""
+"""Nothing is recomputed; saved tensors of the fewest blocks per stage that make it fit, or of the
+given number ("host@20"), go to host memory (Megatron-Core's cpu_offloading_num_layers)."""
 ZERO_STAGES = (0, 1, 2, 3)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """One way to spread a training run."""
+    """Assignment of a training run to devices by parallel axes."""
 
     dp: int = 1
     """Data parallel degree, expert and fully-sharded dimensions included, context apart."""
@@ -47,23 +47,23 @@ class Layout:
     etp: int = 0
     """Tensor width of the experts; 0 is set to `tp`."""
     vpp: int = 1
-    """Model chunks that each pipeline stage holds where they are interleaved; orders with chunks of
-    their own (zb-v, dualpipe) have 1 here."""
+    """Interleaved model chunks per pipeline stage; 1 for orders with a fixed number of chunks
+    (zb-v, dualpipe)."""
     microbatch: int = 1
     sp: bool = True
     """Sequence parallelism: norms and residuals are divided over the tensor group."""
     zero: int = 1
-    """0: every rank holds all; 1: optimizer states divided; 2: gradients too; 3: weights too."""
+    """0: nothing is divided; 1: optimizer states are divided; 2: gradients too; 3: weights too."""
     hsdp: int = 1
-    """Replicas of the group that ZeRO divides over: gradients are summed over all of them."""
+    """Replicas of the group that ZeRO divides over; gradients are summed over all replicas."""
     recompute: str = "none"
     """none; selective (attention's core); alternate (all but every second product's output);
-    full (each layer from its input; "full@21": of so many blocks of a stage); optimal (the cheapest
-    set of operators that fits); host ("host@20"); or modules (`MODULES`, `HOSTED`),
+    full (each layer from its input; "full@21": 21 blocks per stage); optimal (the cheapest set of
+    operators that fits); host ("host@20"); or modules (`MODULES`, `HOSTED`),
     "mla_up_proj+core_attn@host"."""
     schedule: str = "1f1b"
     blocks: tuple[int, ...] = ()
-    """Blocks of every model chunk, in the model's order; none: as even as can be."""
+    """Blocks per model chunk, in the model's order; empty: as even as possible."""
 
     def __post_init__(self) -> None:
         if self.etp == 0:
@@ -75,17 +75,17 @@ class Layout:
 
     @property
     def model_ranks(self) -> int:
-        """Devices that together hold one copy of the model."""
+        """Devices that hold one copy of the model."""
         return self.tp * self.pp * self.cp
 
     @property
     def copies(self) -> int:
-        """Times that a pipeline holds the model."""
+        """Copies of the model in a pipeline."""
         return copies_of(self.schedule)
 
     @property
     def rounds(self) -> int:
-        """Chunks of each stage that one microbatch passes."""
+        """Chunks per stage that one microbatch passes through."""
         return chunks_of(self.schedule, self.vpp) // self.copies
 
     @property
@@ -100,18 +100,16 @@ class Layout:
 
     @property
     def experts_outside(self) -> bool:
-        """Whether experts of the width tp are spread over data ranks alone; else through those of
-        the context, or folded."""
+        """Whether etp = tp and experts are spread over data-parallel ranks only; otherwise they
+        also use context-parallel ranks, or are folded."""
         return self.etp == self.tp and self.dp % self.ep == 0
 
     def divided(self, dense: float, expert: float) -> float:
-        """What one rank holds of these parameters where all that share them divide them, those of
-        other replicas apart.
-        """
+        """Return the parameters per rank where the ranks of one replica (hsdp) divide them."""
         return (dense / self.ranks + expert / self.expert_ranks) * self.hsdp
 
     def microbatches(self, global_batch: int) -> int:
-        """Microbatches that each rank runs in a step."""
+        """Return the microbatches per rank and step."""
         return global_batch // (self.dp * self.microbatch)
 
     def __str__(self) -> str:
@@ -134,7 +132,7 @@ class Layout:
 def check_layout(
     layout: Layout, model: ModelConfig, devices: int, global_batch: int, sequence: int
 ) -> None:
-    """Refuse what cannot be run, with the way out."""
+    """Raise an error that says what to change if the layout cannot run."""
     axes = ("dp", "tp", "pp", "cp", "ep", "etp", "vpp", "microbatch", "hsdp")
     check_positive(**{name: getattr(layout, name) for name in axes})
     check_recompute(layout.recompute)
@@ -214,11 +212,11 @@ def check_layout(
 
 
 def check_recompute(name: str) -> None:
-    """Refuse what is neither a policy nor modules of a block."""
-    known = {*MODULES, *(f"{module}@host" for module in HOSTED)}
+    """Raise an error unless `name` is a policy or a list of modules of a block."""
+    modules = {*MODULES, *(f"{module}@host" for module in HOSTED)}
     policy, _, number = name.partition("@")
-    some = name == HOST or (policy in ("full", HOST) and number.isdigit())
-    if name not in RECOMPUTE and not some and not set(name.split("+")) <= known:
+    is_block_count = name == HOST or (policy in ("full", HOST) and number.isdigit())
+    if name not in RECOMPUTE and not is_block_count and not set(name.split("+")) <= modules:
         raise AtollError(
             f"recompute is {name!r}, but must be one of {', '.join(RECOMPUTE)}, full@N or host@N "
             f"for N blocks of a stage, or modules joined by +: {', '.join(MODULES)}"
@@ -226,7 +224,7 @@ def check_recompute(name: str) -> None:
 
 
 def check_positive(**values: object) -> None:
-    """Refuse what is not a positive integer, by its name."""
+    """Raise an error for the first value that is not a positive integer."""
     for name, value in values.items():
         check_count(name.replace("_", " "), value)
 
@@ -263,9 +261,9 @@ def _check_order(layout: Layout, microbatches: int) -> None:
             "interleaved"
         )
     if order in SPLIT and layout.vpp > 1:
-        own = "two chunks of its own" if order in TWO_CHUNKS else "one chunk"
+        chunks = "two chunks of its own" if order in TWO_CHUNKS else "one chunk"
         raise AtollError(
-            f"schedule {order} has {own} a stage, but vpp is {layout.vpp}; leave vpp 1"
+            f"schedule {order} has {chunks} a stage, but vpp is {layout.vpp}; leave vpp 1"
         )
     if order in TWO_CHUNKS and pp == 1:
         raise AtollError(f"schedule {order} needs pp above 1")
@@ -300,8 +298,8 @@ def _named(field: str, value: str, allowed: tuple[str, ...]) -> None:
 
 
 def _divisors(n: int) -> str:
-    found = [d for d in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 64) if n % d == 0]
-    return ", ".join(str(d) for d in found)
+    small_divisors = [d for d in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 64) if n % d == 0]
+    return ", ".join(str(d) for d in small_divisors)
 
 
 @lru_cache(maxsize=4096)

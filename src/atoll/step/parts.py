@@ -1,5 +1,4 @@
-"""The parts of a step's time and of a device's memory by name: one list each for searched chips,
-devices and wafers."""
+"""Names of the parts of a step's time and of a device's memory, for chips, devices and wafers."""
 
 from __future__ import annotations
 
@@ -21,12 +20,12 @@ TIME_PARTS = (
     "optimizer",
     "host",
 )
-"""Of the slowest stage, but for what all stages wait for; a part that a program has not is left
-out, and those that it has add up to its step."""
+"""Times of the slowest stage, and what all stages wait for. They add up to the step; parts that do
+not occur are left out."""
 
 Origin = Literal["measured", "interpolated", "modelled"]
-"""How the time of an operator is known: timed at its sizes; between sizes that were timed, or of a
-backward pass as far from the model as its forward pass; by the model alone."""
+"""Source of an operator's time: measured at its sizes; interpolated between measured sizes (or a
+backward pass scaled like its measured forward pass); the model alone."""
 
 MEMORY_PARTS = (
     "weights",
@@ -38,12 +37,11 @@ MEMORY_PARTS = (
     "buffers",
     "guests",
 )
-"""Bytes of one device at its peak: what the states hold, what microbatches in flight keep, the
-logits of the loss, what one block rebuilds or uses while its backward pass runs, buffers of
-collectives and transfers, and on a wafer other stages' tensors. A part that a program has not is
-left out; those that it has add up to the peak."""
+"""Bytes of one device at its peak: states, activations of microbatches in flight, logits of the
+loss, temporaries of one block's backward pass, buffers of collectives and transfers, and on a wafer
+tensors of other stages. They add up to the peak; parts that do not occur are left out."""
 
 
 def in_words(parts: Mapping[str, float]) -> dict[str, float]:
-    """The same parts under names to be read."""
+    """Replace underscores in the names by spaces."""
     return {name.replace("_", " "): value for name, value in parts.items()}

@@ -1,7 +1,7 @@
-"""The event loop of a pipeline's replay: plain arithmetic on flat arrays.
+"""Event loop of a pipeline's replay: plain arithmetic on flat arrays.
 
-It runs as Python where few passes are replayed, and compiled (`atoll.jit`) where there are many,
-with the same results to the last bit. So it takes lists as well as arrays and allocates nothing.
+It runs as Python for few passes and compiled (`atoll.jit`) for many, with bit-identical results, so
+it takes lists as well as arrays and allocates nothing.
 """
 
 from __future__ import annotations
@@ -13,19 +13,17 @@ def replay_rows(
     rows, stages, length, time_at, input_at, wait_at, output_at, link_at, delay_at, times_s,
     waits_s, delays_s, spans, arrived_s, clock_s, first_s, free_s, position, start_s, end_s, step_s,
 ):  # fmt: skip
-    """Replay pipelines of one shape; write the seconds of each into `step_s` (rows,).
+    """Replay pipelines of one shape; write the seconds of each row into `step_s` (rows,).
 
-    For every pass of every stage (stages, length), in the order in which the stage runs them:
-    `time_at` is the place of its seconds in a row of `times_s`, `input_at` the place in
-    `arrived_s` at which its input arrives (or -1), `wait_at` the place in a row of `waits_s` of the
-    seconds for which the device waits for that message (or -1), `output_at` where its output
-    arrives (or -1), `link_at` the link that carries it (or -1) and `delay_at` the place in a row of
-    `delays_s` of the seconds on that link, which carries one message at a time.
-    With `spans` a step lasts from the first to the last pass of the stage that takes longest, else
-    from the first pass of all to the last. `start_s` and `end_s` (stages, length), if not empty,
+    Indices (stages, length) per pass in execution order, -1 for none:
+    `time_at`: its seconds in a row of `times_s`; `input_at`: its input in `arrived_s`;
+    `wait_at`: the seconds the device waits for that message, in a row of `waits_s`;
+    `output_at`: its output in `arrived_s`; `link_at`: the link that carries the output, one message
+    at a time; `delay_at`: the seconds on that link, in a row of `delays_s`.
+    With `spans` a step lasts from the first to the last pass of the longest stage, otherwise from
+    the first pass of all stages to the last. `start_s` and `end_s` (stages, length), if not empty,
     receive the times of all passes.
-    The other arrays are work space: `arrived_s`, `clock_s`, `first_s`, `position` (stages,),
-    `free_s` (links,).
+    Work space: `arrived_s`, `clock_s`, `first_s`, `position` (stages,), `free_s` (links,).
     """
     records = len(start_s)
     per_row = len(times_s) // rows

@@ -1,4 +1,4 @@
-"""Which layers each pipeline stage holds."""
+"""Assignment of layers to pipeline stages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from atoll.step.orders import chunks_of, copies_of, route
 
 
 class Repeated(Protocol):
-    """A kind of layer in a chain: whether it is a block, and how often it stands there."""
+    """A kind of layer in a chain: whether it is a block, and how often it occurs."""
 
     @property
     def is_block(self) -> bool: ...
@@ -26,13 +26,13 @@ class Repeated(Protocol):
 L = TypeVar("L", bound=Repeated)
 
 FULL = 3 / 4
-"""Of a block's time, recomputed in full, what it takes otherwise: a backward pass is two forward
-passes."""
+"""Time of a block without recomputation over that with full recomputation: a forward pass takes
+half as long as a backward pass."""
 
 
 def even_sizes(blocks: int, chunks: int) -> tuple[int, ...]:
-    """Blocks of each model chunk: equal, or where that cannot be, one fewer at the two ends first,
-    which also hold the embedding and the head.
+    """Return the blocks per model chunk: equal, or with one fewer first at the two ends, which also
+    hold the embedding and the head.
     """
     base, more = divmod(blocks, chunks)
     sizes = [base] * chunks
@@ -43,106 +43,113 @@ def even_sizes(blocks: int, chunks: int) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=4096)
-def balanced_sizes(blocks: int, order: str, pp: int, vpp: int, behind: float) -> tuple[int, ...]:
-    """Sizes whose slowest stage takes least, where what stands behind the blocks takes as long as
-    so many of them and no chunk is without a block; the even ones where none are better.
+def balanced_sizes(
+    blocks: int, order: str, pp: int, vpp: int, head_blocks: float
+) -> tuple[int, ...]:
+    """Return the blocks per chunk (at least one) that minimise the slowest stage, where the layers
+    behind the blocks take as long as `head_blocks` blocks; even sizes if none are better.
     """
-    held, last = _held(order, pp, vpp)
-    chunks = sum(map(len, held.values()))
+    stage_chunks, last = _chunks_by_stages(order, pp, vpp)
+    chunks = sum(map(len, stage_chunks.values()))
     even = even_sizes(blocks, chunks)
     if blocks < chunks:
         return even
     slowest = max(
-        sum(even[i] for i in of) + (behind if at == last else 0.0) for at, of in held.items()
+        sum(even[chunk] for chunk in chunk_indices) + (head_blocks if stages == last else 0.0)
+        for stages, chunk_indices in stage_chunks.items()
     )
-    if slowest <= _least_load(blocks, len(held), behind):
+    if slowest <= _least_load(blocks, len(stage_chunks), head_blocks):
         return even
-    # One block after another to the stage that is done first; of such, to the one whose chunk is
-    # the smallest, and to the last one, which holds the fewest microbatches.
-    counts = {at: len(of) for at, of in held.items()}
-    turns = [
-        (n + (behind if at == last else 0.0), 1, -held[at][-1], at) for at, n in counts.items()
+    # Add one block at a time to the stage with the least work; ties go to the smallest chunk, then
+    # to the last stage, which holds the fewest microbatches.
+    counts = {stages: len(chunk_indices) for stages, chunk_indices in stage_chunks.items()}
+    queue = [
+        (count + (head_blocks if stages == last else 0.0), 1, -stage_chunks[stages][-1], stages)
+        for stages, count in counts.items()
     ]
-    heapify(turns)
+    heapify(queue)
     for _ in range(blocks - chunks):
-        busy, _, _, at = turns[0]
-        counts[at] = n = counts[at] + 1
-        size, ahead = divmod(n, len(held[at]))
-        heapreplace(turns, (busy + 1, size, -held[at][-1 - ahead], at))
-    if max(turns)[0] >= slowest:
+        busy, _, _, stages = queue[0]
+        counts[stages] = count = counts[stages] + 1
+        size, chunks_ahead = divmod(count, len(stage_chunks[stages]))
+        heapreplace(queue, (busy + 1, size, -stage_chunks[stages][-1 - chunks_ahead], stages))
+    if max(queue)[0] >= slowest:
         return even
     sizes = [0] * chunks
-    for at, of in held.items():
-        for i, size in zip(of, _spread(counts[at], len(of), behind * (at == last)), strict=True):
-            sizes[i] = size
+    for stages, chunk_indices in stage_chunks.items():
+        spread = _spread(counts[stages], len(chunk_indices), head_blocks * (stages == last))
+        for chunk, size in zip(chunk_indices, spread, strict=True):
+            sizes[chunk] = size
     return tuple(sizes)
 
 
-def _spread(blocks: int, chunks: int, behind: float) -> list[int]:
-    """A stage's blocks in its chunks, each to the one that is done first (of such, the last): what
-    stands behind the blocks counts in the last chunk. Stages take turns chunk by chunk, and all
-    wait for the slowest of each turn.
+def _spread(blocks: int, chunks: int, head_blocks: float) -> list[int]:
+    """Divide a stage's blocks among its chunks, each to the chunk with the least work (ties: the
+    last); the head counts in the last chunk. All stages wait for the slowest chunk of each round.
     """
     sizes = [1] * chunks
-    turns = [(1.0, -i) for i in range(chunks - 1)] + [(1.0 + behind, 1 - chunks)]
-    heapify(turns)
+    queue = [(1.0, -i) for i in range(chunks - 1)] + [(1.0 + head_blocks, 1 - chunks)]
+    heapify(queue)
     for _ in range(blocks - chunks):
-        busy, i = turns[0]
+        busy, i = queue[0]
         sizes[-i] += 1
-        heapreplace(turns, (busy + 1, i))
+        heapreplace(queue, (busy + 1, i))
     return sizes
 
 
-@lru_cache(maxsize=2)  # of the two that `splits` tries
-def _held(
+@lru_cache(maxsize=2)  # for the two calls in `splits`
+def _chunks_by_stages(
     order: str, pp: int, vpp: int
 ) -> tuple[dict[tuple[int, ...], list[int]], tuple[int, ...]]:
-    """By stages the chunks that they have, and the stages that have the last. Stages with the same
-    chunks (both ends of dualpipe) are busy alike, and have one turn.
+    """Return the chunks by stages, and the stages that hold the last chunk. Stages with the same
+    chunks (both ends of dualpipe) have the same load and form one key.
     """
     count = chunks_of(order, vpp)
-    ways = [route(order, pp, count, microbatch) for microbatch in range(copies_of(order))]
-    held: dict[tuple[int, ...], list[int]] = {}
-    for chunk, at in enumerate(zip(*ways, strict=True)):
-        place = tuple(sorted({stage for stage, _ in at})) if len(at) > 1 else (at[0][0],)
-        held.setdefault(place, []).append(chunk)
-    return held, place
+    routes = [route(order, pp, count, microbatch) for microbatch in range(copies_of(order))]
+    stage_chunks: dict[tuple[int, ...], list[int]] = {}
+    for chunk, visits in enumerate(zip(*routes, strict=True)):
+        place = (
+            tuple(sorted({stage for stage, _ in visits})) if len(visits) > 1 else (visits[0][0],)
+        )
+        stage_chunks.setdefault(place, []).append(chunk)
+    return stage_chunks, place
 
 
-def _least_load(blocks: int, stages: int, behind: float) -> float:
-    """No split has a slowest stage below this, where one also has what stands behind."""
+def _least_load(blocks: int, stages: int, head_blocks: float) -> float:
+    """Return a lower bound on the slowest stage of any split, in blocks, with the head."""
     if stages == 1:
-        return blocks + behind
-    near = int((blocks - behind * (stages - 1)) / stages)
+        return blocks + head_blocks
+    near = int((blocks - head_blocks * (stages - 1)) / stages)
     return min(
-        max(k + behind, -((k - blocks) // (stages - 1)))
+        max(k + head_blocks, -((k - blocks) // (stages - 1)))
         for k in range(max(0, near - 1), max(0, near) + 3)
     )
 
 
 @lru_cache(maxsize=4096)
 def splits(
-    blocks: int, order: str, pp: int, vpp: int, behind: float
+    blocks: int, order: str, pp: int, vpp: int, head_blocks: float
 ) -> tuple[tuple[int, ...], ...]:
-    """Blocks of the chunks in the ways that are tried: as even as can be (none said), and balanced
-    where blocks run once or are recomputed in full, which takes a third more.
+    """Return the candidate blocks per chunk: even (an empty tuple), and balanced for blocks without
+    and with full recomputation, which takes a third longer.
     """
     if pp == 1:
         return ((),)
-    found = {balanced_sizes(blocks, order, pp, vpp, x) for x in (behind, FULL * behind)}
-    return ((), *sorted(found - {even_sizes(blocks, len(next(iter(found))))}))
+    loads = head_blocks, FULL * head_blocks
+    balanced = {balanced_sizes(blocks, order, pp, vpp, load) for load in loads}
+    return ((), *sorted(balanced - {even_sizes(blocks, len(next(iter(balanced))))}))
 
 
 def stage_shares(
-    layers: Sequence[L], order: str, pp: int, vpp: int, given: Sequence[int] = ()
+    layers: Sequence[L], order: str, pp: int, vpp: int, chunk_blocks: Sequence[int] = ()
 ) -> tuple[tuple[tuple[tuple[L, int], ...], ...], ...]:
-    """For each stage, the layers of each of its chunks with how often they occur; chunks have the
-    given numbers of blocks, or as even ones as can be.
+    """Return per stage and chunk the layers and how often they occur; chunks have `chunk_blocks`
+    blocks, or as even numbers as possible.
     """
     structure = tuple((layer.is_block, layer.repeat) for layer in layers)
     return tuple(
         tuple(tuple((layers[kind], n) for kind, n in enumerate(chunk) if n) for chunk in stage)
-        for stage in stage_counts(structure, order, pp, vpp, given).tolist()
+        for stage in stage_counts(structure, order, pp, vpp, chunk_blocks).tolist()
     )
 
 
@@ -151,17 +158,18 @@ def stage_counts(
     order: str,
     pp: int,
     vpp: int,
-    given: Sequence[int] = (),
+    chunk_blocks: Sequence[int] = (),
 ) -> NDArray[np.int64]:
-    """(stages, chunks, kinds): how many layers there are of each kind, for a chain of layers of
-    which each is given as (whether it is a block, repeats): what precedes the blocks goes to the
-    first chunk, what follows them to the last. Chunks lie on the stages as microbatches pass them
-    (`route`).
+    """Return (stages, chunks, kinds): the layers of each kind, for a chain of (is block, repeats).
+    Layers before the blocks go to the first chunk, those behind to the last; chunks lie on the
+    stages in the order of `route`.
     """
-    held = chunks_of(order, vpp)
-    ways = [route(order, pp, held, microbatch) for microbatch in range(copies_of(order))]
+    per_stage = chunks_of(order, vpp)
+    routes = [route(order, pp, per_stage, microbatch) for microbatch in range(copies_of(order))]
     blocks = [(kind, repeat) for kind, (is_block, repeat) in enumerate(structure) if is_block]
-    sizes = np.array(given or even_sizes(sum(repeat for _, repeat in blocks), len(ways[0])))
+    sizes = np.array(
+        chunk_blocks or even_sizes(sum(repeat for _, repeat in blocks), len(routes[0]))
+    )
     ends = np.cumsum(sizes)
     chunks = np.zeros((len(sizes), len(structure)), dtype=np.int64)
     at = 0
@@ -173,8 +181,8 @@ def stage_counts(
     for kind, (is_block, _) in enumerate(structure):
         if not is_block:
             chunks[0 if kind < first else -1, kind] += 1
-    found = np.zeros((pp, held, len(structure)), dtype=np.int64)
-    for way in ways:
-        stages, places = np.array(way).T
-        found[stages, places] = chunks
-    return found
+    counts = np.zeros((pp, per_stage, len(structure)), dtype=np.int64)
+    for stage_route in routes:
+        stages, places = np.array(stage_route).T
+        counts[stages, places] = chunks
+    return counts

@@ -1,4 +1,4 @@
-"""Bytes per parameter of weights, gradients and optimizer state, by name; the one table of them."""
+"""Bytes per parameter of weights, gradients and optimizer states, by name."""
 
 from __future__ import annotations
 
@@ -16,46 +16,46 @@ N = TypeVar("N", float, NDArray[np.float64])
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """Bytes per parameter of everything that is kept for it."""
+    """Bytes per parameter of weights, gradients and optimizer states."""
 
     name: str
     weight: float
     gradient: float
     optimizer: float
-    """Master weight and moments: what ZeRO 1 divides."""
+    """Master weight and moments, which ZeRO 1 divides."""
     reduced: float
-    """Bytes per parameter in which gradients are summed over data-parallel ranks."""
+    """Bytes of a gradient in the reduction over data-parallel ranks."""
     update: float
-    """Bytes per parameter that the optimizer's step moves."""
+    """Bytes that the optimizer's step moves."""
 
     @property
     def held(self) -> float:
-        """All that a device keeps of a parameter that is not divided."""
+        """Bytes of all states where ZeRO divides nothing."""
         return self.weight + self.gradient + self.optimizer
 
-    def parts(self, whole: N, divided: N, zero: int) -> tuple[N, N, N]:
-        """Bytes of weights, gradients and optimizer state on one rank that holds so many
-        parameters, or so many of them where all ranks that share them divide them: from ZeRO 1 on
-        the optimizer's, from 2 on gradients, from 3 on weights (Rajbhandari et al., SC 2020).
+    def parts(self, parameters: N, divided_parameters: N, zero: int) -> tuple[N, N, N]:
+        """Return the bytes of weights, gradients and optimizer states per rank: ZeRO divides the
+        optimizer states from stage 1 on, gradients from 2 on, weights from 3 on (Rajbhandari et
+        al., SC 2020).
         """
         return (
-            self.weight * (divided if zero >= 3 else whole),
-            self.gradient * (divided if zero >= 2 else whole),
-            self.optimizer * (divided if zero >= 1 else whole),
+            self.weight * (divided_parameters if zero >= 3 else parameters),
+            self.gradient * (divided_parameters if zero >= 2 else parameters),
+            self.optimizer * (divided_parameters if zero >= 1 else parameters),
         )
 
 
-# Adam, but for the last. Moved by a step: gradient, master, both moments read; master, moments,
-# weight written.
+# All but the last are Adam, whose update reads gradient, master and both moments, and writes
+# master, moments and weight.
 STATES = {
     s.name: s
     for s in (
         States("mixed", weight=2, gradient=4, optimizer=12, reduced=4, update=30),
         # Rajbhandari et al., ZeRO, SC 2020: 16 bytes.
         States("mixed16", weight=2, gradient=2, optimizer=12, reduced=2, update=28),
-        # DeepSpeed's bf16 optimizer keeps 16-bit gradients beside their fp32 sums.
+        # DeepSpeed's bf16 optimizer keeps 16-bit gradients and their fp32 sums.
         States("mixed-both", weight=2, gradient=6, optimizer=12, reduced=4, update=30),
-        # DeepSeek-V3's (arXiv:2412.19437, section 3.3.2): 16-bit moments beside an fp32 master.
+        # DeepSeek-V3's (arXiv:2412.19437, section 3.3.2): 16-bit moments and an fp32 master.
         States("moments16", weight=2, gradient=4, optimizer=8, reduced=4, update=22),
         States("bf16", weight=2, gradient=2, optimizer=4, reduced=2, update=14),
         States("fp32", weight=4, gradient=4, optimizer=8, reduced=4, update=28),
@@ -67,7 +67,7 @@ ALIASES = {"adam": "mixed16"}
 
 
 def load_states(name: str) -> States:
-    found = ALIASES.get(name, name)
-    if found not in STATES:
+    states_name = ALIASES.get(name, name)
+    if states_name not in STATES:
         raise AtollError(f"states {name!r} are not known{suggestion(name, STATES)}")
-    return STATES[found]
+    return STATES[states_name]

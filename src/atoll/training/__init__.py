@@ -1,1 +1,1 @@
-"""Training runs on existing hardware: what a layout costs, and which layout is best."""
+"""Training runs on existing hardware: costs of layouts, and the search for the best layout."""

@@ -1,7 +1,7 @@
-"""How far estimates of a kind of run were from measured ones, and where 90 % of such runs lie.
+"""Errors of estimates by kind of run, and the interval of 90 % of such runs.
 
 `data/errors.yaml` holds the quantiles of measured over predicted values by kind of run, over rows
-that nothing was fitted on; `benchmarks/error_classes.py` writes it (docs/accuracy.md, "Intervals").
+not used in any fit; `benchmarks/error_classes.py` writes it (docs/accuracy.md, "Intervals").
 """
 
 from __future__ import annotations
@@ -23,41 +23,40 @@ from atoll.units import format_seconds
 
 ERRORS = files("atoll") / "data" / "errors.yaml"
 PUBLISHED_MFU = files("atoll") / "data" / "published_mfu.yaml"
-LONG = 65536  # tokens from which rings were measured to be slower than estimated
+LONG = 65536  # tokens from which measured ring attention is slower than estimated
 DIGITS, FEW_DIGITS = 4, 2
-UNSURE = 0.15  # mean error from which times are shown to few digits
+UNSURE = 0.15  # mean error from which times are shown with few digits
 
 Kind = Literal["dense", "experts", "fine-tuning"]
 
 
 class ErrorClass(FileModel):
-    """Of one kind of run, measured values over predicted ones."""
+    """Measured over predicted values of one kind of run."""
 
     kind: Kind
     measured: bool = True
-    """Whether operators of such devices were timed; else they are extrapolated."""
+    """Whether operators of the devices were timed; otherwise they are extrapolated."""
     rows: Count
     runs: Count
-    """Rows, each measurement counted once: some were read with facts and without."""
+    """Distinct measurements; several rows may interpret one."""
     cells: Count
-    """Of model, device, method and precision."""
+    """Combinations of model, device, method and precision."""
     sources: Count
     mean: Factor
     """Mean absolute error of predictions."""
     low: Factor
     high: Factor
     margin: Factor
-    """By which the logarithms of low and high lie beyond the quantiles, as cells and sources that
-    were left out would not be covered as often otherwise."""
+    """Widening of the quantiles' logarithms to `low` and `high`, which keeps the coverage of
+    held-out cells and sources."""
     cell_coverage: Share
-    """Of rows whose cell was left out."""
+    """Coverage of rows whose cell was held out."""
     coverage: Share
-    """Of rows whose source was left out."""
+    """Coverage of rows whose source was held out."""
 
 
 class BetweenLayouts(FileModel):
-    """Pairs of layouts of one run, predicted to be near each other: how far measured over predicted
-    values of the one are from those of the other."""
+    """Relative errors between pairs of layouts of one run with similar predictions."""
 
     groups: Count
     rows: Count
@@ -67,22 +66,22 @@ class BetweenLayouts(FileModel):
 class ErrorClasses(FileModel):
     share: Share
     devices: tuple[str, ...] = Field(min_length=1)
-    """Whose operators were timed, by the first part of their names."""
+    """Devices with timed operators, by the first part of their names."""
     step_time: tuple[ErrorClass, ...]
     memory: tuple[ErrorClass, ...]
     between_layouts: BetweenLayouts
 
 
 class PublishedMfu(FileModel):
-    """The highest MFU of published runs on devices of one silicon."""
+    """Highest MFU of published runs on devices with the same silicon."""
 
     devices: tuple[str, ...]
-    """None: all devices without an entry of their own."""
+    """Empty: all devices without an entry."""
     precisions: tuple[str, ...] = Field(min_length=1)
     mfu: Factor
     runs: Count
     run: str
-    """Which one: model, devices."""
+    """Model and devices of that run."""
     source: str
 
 
@@ -92,17 +91,17 @@ class PublishedMfus(FileModel):
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """Mean error of a kind of run, and measured over predicted values of 90 % of them."""
+    """Mean error of a kind of run, and the 90 % range of measured over predicted values."""
 
     expected: Expected
     share: float
     step_time: tuple[float, float]
     memory: tuple[float, float]
     between: float
-    """How far two layouts of one run are off from each other, half of the time."""
+    """Median relative error between two layouts of one run."""
 
     def interval(self, step_time_s: float, memory_bytes: float) -> Interval:
-        """Of an estimate."""
+        """Return the interval of an estimate."""
         return Interval(
             share=self.share,
             step_time_s=_times(step_time_s, self.step_time),
@@ -127,14 +126,14 @@ def _published() -> tuple[PublishedMfu, ...]:
 
 
 def beyond_published(run: Run, mfu: float, step_s: float) -> tuple[str, ...]:
-    """What is said of an MFU above all published runs of the device, or of any where too few are on
-    record; nothing of a chip that does not exist.
+    """Return a note if the MFU is above all published runs on the device (or on any device if too
+    few are on record); none for chips that do not exist.
     """
     if not isinstance(run.gpu, Gpu):
         return ()
-    alike = [entry for entry in _published() if run.precision in entry.precisions]
-    own = (entry for entry in alike if run.gpu.name in entry.devices)
-    best = next(own, None) or next(entry for entry in alike if not entry.devices)
+    entries = [entry for entry in _published() if run.precision in entry.precisions]
+    of_device = (entry for entry in entries if run.gpu.name in entry.devices)
+    best = next(of_device, None) or next(entry for entry in entries if not entry.devices)
     if mfu <= best.mfu:
         return ()
     few = f"all devices (too few on {run.gpu.name} are on record)"
@@ -152,7 +151,7 @@ def kind_of(run: Run) -> Kind:
 
 
 def is_measured(run: Run, layout: Layout) -> bool:
-    """Whether operators of the device were timed at its clock, and no part of the layout is
+    """Return whether operators of the device were timed at its clock and no part of the layout is
     extrapolated.
     """
     beyond = (layout.cp > 1 and run.sequence >= LONG) or run.gpu.cap_W is not None
@@ -160,13 +159,13 @@ def is_measured(run: Run, layout: Layout) -> bool:
 
 
 def accuracy(run: Run, layout: Layout) -> Accuracy:
-    """Of a run's kind; at a site of its own runs, theirs."""
-    known = error_classes()
+    """Return the accuracy of a run's kind, or of its site's measured runs."""
+    classes = error_classes()
     kind, measured = kind_of(run), is_measured(run, layout)
-    times = _classes(known.step_time, kind, measured)
-    peaks = _classes(known.memory, kind, True)
+    times = _classes(classes.step_time, kind, measured)
+    peaks = _classes(classes.memory, kind, True)
     device = "measured" if measured else "extrapolated"
-    found = Accuracy(
+    shipped = Accuracy(
         Expected(
             of=f"{kind}, {device} device",
             mean=max(c.mean for c in times),
@@ -174,24 +173,24 @@ def accuracy(run: Run, layout: Layout) -> Accuracy:
             sources=sum(c.sources for c in times),
             extrapolated=not measured,
         ),
-        known.share,
+        classes.share,
         _hull(times),
         _hull(peaks),
-        known.between_layouts.median,
+        classes.between_layouts.median,
     )
     site = run.site
     if site is None or site.error is None or site.reach is None:
-        return found
-    low, high = found.step_time
+        return shipped
+    low, high = shipped.step_time
     reach = min(math.exp(site.reach), math.sqrt(high / low))
-    own = Expected(of=f"at {site.name}", mean=site.error, runs=site.runs, sources=1)
-    return replace(found, expected=own, step_time=(1 / reach, reach))
+    site_expected = Expected(of=f"at {site.name}", mean=site.error, runs=site.runs, sources=1)
+    return replace(shipped, expected=site_expected, step_time=(1 / reach, reach))
 
 
 def _classes(classes: tuple[ErrorClass, ...], kind: Kind, measured: bool) -> list[ErrorClass]:
-    """The class; where too few such runs were measured, those that share either property."""
-    own = [c for c in classes if (c.kind, c.measured) == (kind, measured)]
-    return own or [
+    """Return the matching class, or if too few runs were measured those that share a property."""
+    matching = [c for c in classes if (c.kind, c.measured) == (kind, measured)]
+    return matching or [
         c for c in classes if c.kind == kind or (c.kind, c.measured) == ("dense", measured)
     ]
 

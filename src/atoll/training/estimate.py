@@ -1,4 +1,4 @@
-"""One training run under one layout: step time by part, memory by part, and whether it fits."""
+"""Estimate of a training run under one layout: step time by part, memory by part, fit."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from atoll.training.operators.layers import LayerCost, Share, choices_of
 from atoll.training.operators.priced import Priced
 from atoll.training.operators.tables import Floats
 from atoll.training.run import Run
-from atoll.training.step import StageTime, Step, Stepper, accumulation_s, update_s
+from atoll.training.step import StageTime, Stepper, StepTime, accumulation_s, update_s
 from atoll.units import format_bytes, format_mfu, format_seconds, ranges
 from atoll.workload.flops import model_flops, trained_parameters
 
@@ -57,27 +57,27 @@ class Estimate(Launched, Pictured["EstimateAnswer"]):
 
     run: Run
     layout: Layout
-    step: Step
+    step: StepTime
     memory: tuple[Memory, ...]
     stages: tuple[StageTime, ...]
     policies: tuple[str, ...]
-    """What each stage recomputes: what "optimal" came to, or the layout's policy."""
+    """Recomputation policy per stage: the choices of "optimal", or the layout's policy."""
     rerun: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """Under "optimal", the operators of each kind of block that run again."""
+    """Under "optimal", the recomputed operators per kind of block."""
     launched: bool = False
-    """Whether launch files are wanted."""
+    """Whether launch files are requested."""
 
     @cached_property
     def launch(self) -> tuple[LaunchFile, ...]:
         """Of the tools that can be told the layout, where wanted; of the others why not."""
         if not self.launched:
             return ()
-        made: tuple[LaunchFile, ...] = named("atoll.export:launch_files")(self.run, self.layout)
-        return made
+        files: tuple[LaunchFile, ...] = named("atoll.export:launch_files")(self.run, self.layout)
+        return files
 
     def _launch_file(self, target: str) -> LaunchFile:
-        made: LaunchFile = named("atoll.export:export_run")(target, self.run, self.layout)
-        return made
+        file: LaunchFile = named("atoll.export:export_run")(target, self.run, self.layout)
+        return file
 
     @property
     def worst(self) -> Memory:
@@ -145,8 +145,8 @@ class Estimate(Launched, Pictured["EstimateAnswer"]):
         if self.run.timed is None:
             return {}
         costs = Estimator(self.run).costs(self.layout)
-        found_s = total((c.forward + c.backward).times(c.repeat) for c in costs)
-        return {name: part_s / found_s.total_s for name, part_s in found_s.origins_s.items()}
+        operators = total((c.forward + c.backward).times(c.repeat) for c in costs)
+        return {name: part_s / operators.total_s for name, part_s in operators.origins_s.items()}
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -283,19 +283,19 @@ class Estimate(Launched, Pictured["EstimateAnswer"]):
 
 
 @answer_of.register(Estimate)
-def _answer(found: Estimate) -> EstimateAnswer:
-    """Made, and its types imported, when it is asked for."""
-    made: EstimateAnswer = named("atoll.training.planner.answer:estimate_answer")(found)
-    return made
+def _answer(estimate: Estimate) -> EstimateAnswer:
+    """Create the answer; its types are imported on demand."""
+    answer: EstimateAnswer = named("atoll.training.planner.answer:estimate_answer")(estimate)
+    return answer
 
 
 class Estimator(Priced):
-    """Estimates layouts of one run; variants of its model are priced once."""
+    """Estimates layouts of one run; costs of its model's variants are cached."""
 
     def estimate(self, layout: Layout) -> Estimate:
-        """What one layout costs; under "optimal" recomputation every stage has the fastest choice
-        that fits it, where no single one for all is faster, and under "host" the fewest blocks are
-        in the host's memory.
+        """Estimate one layout. Under "optimal" recomputation each stage has the fastest choice that
+        fits, or one choice for all if that is faster; under "host" the fewest blocks use host
+        memory.
         """
         run = self.run
         check_layout(layout, run.model, run.devices, run.global_batch, run.sequence)
@@ -312,8 +312,8 @@ class Estimator(Priced):
         return self._estimate(layout)
 
     def _hosted(self, layout: Layout) -> Estimate:
-        """With the tensors of the fewest blocks of a stage in the host's memory that let it fit, or
-        of all where nothing does.
+        """Move the tensors of the fewest blocks per stage that make it fit to host memory, or of
+        all blocks if nothing fits.
         """
         blocks = sum(cost.repeat for cost in self.costs(layout) if cost.is_block)
 
@@ -323,34 +323,34 @@ class Estimator(Priced):
         most = -(-blocks // layout.pp)
         return hosting(bisect_left(range(most), True, key=lambda count: hosting(count).fits))
 
-    def step(self, layout: Layout) -> Step:
-        """The step alone of a layout that was estimated before, for one at another site."""
+    def step(self, layout: Layout) -> StepTime:
+        """Estimate only the step of a layout, to compare sites."""
         stepper, shares = self.shares(layout)
         stages = [stepper.stage_time(chunks, layout.recompute) for chunks in shares]
-        return self.step_of([stepper] * layout.pp, shares, stages)
+        return self.combine_stages([stepper] * layout.pp, shares, stages)
 
     def shares(self, layout: Layout) -> tuple[Stepper, Sequence[Sequence[Share]]]:
-        """What prices a layout, and the layers of every stage and chunk."""
+        """Return the layout's stepper, and the layers of every stage and chunk."""
         costs = self.costs(layout)
         shares = stage_shares(costs, layout.schedule, layout.pp, layout.vpp, layout.blocks)
         return Stepper(self.run, layout), shares
 
     def _estimate(self, layout: Layout, policies: tuple[str, ...] = ()) -> Estimate:
-        """With a policy for each stage, or the layout's for all."""
+        """Estimate with one policy per stage, or the layout's for all."""
         run, policies = self.run, policies or (layout.recompute,) * layout.pp
         stepper, shares = self.shares(layout)
         stages = tuple(map(stepper.stage_time, shares, policies))
-        step = self.step_of([stepper] * layout.pp, shares, stages)
-        memory = tuple(map(partial(self.memory_of, stepper), range(layout.pp), shares, policies))
+        step = self.combine_stages([stepper] * layout.pp, shares, stages)
+        memory = tuple(map(partial(self.peak_memory, stepper), range(layout.pp), shares, policies))
         rerun = _rerun(shares, policies) if layout.recompute == "optimal" else ()
         return Estimate(run, layout, step, memory, stages, policies, rerun)
 
-    def memory_of(
+    def peak_memory(
         self, stepper: Stepper, stage: int, chunks: Sequence[Share], recompute: str
     ) -> Memory:
-        """The peak of one stage."""
+        """Return the peak memory of one stage."""
         layout = stepper.layout
-        came, _ = arrivals(layout.schedule, layout.pp, len(chunks))[stage]
+        activations, _ = arrivals(layout.schedule, layout.pp, len(chunks))[stage]
         boundary = boundary_bytes([chunks])
         return stage_memory(
             self.run,
@@ -360,34 +360,34 @@ class Estimator(Priced):
             stepper.microbatches,
             recompute,
             shared_parameters=self.shared(layout, _costs(chunks)),
-            entering_bytes=boundary if came else 0.0,
+            entering_bytes=boundary if activations else 0.0,
         )
 
     def trained(self, layout: Layout, chunks: Sequence[Share]) -> tuple[float, float]:
-        """Dense and expert parameters of a stage that are trained."""
+        """Return the dense and expert parameters of a stage that are trained."""
         layers = [pair for chunk in chunks for pair in chunk]
         return stage_parameters(self.run, layers, self.shared(layout, _costs(chunks)))[0]
 
-    def step_of(
+    def combine_stages(
         self,
         steppers: Sequence[Stepper],
         shares: Sequence[Sequence[Share]],
         stages: Sequence[StageTime],
         arriving_s: Sequence[tuple[float, float]] = (),
-    ) -> Step:
-        """The step of stages that each run on the devices of their stepper, with so many seconds of
-        activations and gradients into each; where none are said, over the run's own network.
+    ) -> StepTime:
+        """Combine stages, each on the devices of its stepper, into a step. `arriving_s` are seconds
+        of (activations, gradients) into each stage; empty: over the run's network.
         """
         run, layout, overlap = self.run, steppers[0].layout, self.run.stack.overlap
         m = steppers[0].microbatches
         if not arriving_s:
-            one_way_s = steppers[0].send_s(boundary_bytes(shares))
-            came = arrivals(layout.schedule, layout.pp, len(shares[0]))
-            arriving_s = [(n * one_way_s, k * one_way_s) for n, k in came]
+            send_s = steppers[0].send_s(boundary_bytes(shares))
+            counts = arrivals(layout.schedule, layout.pp, len(shares[0]))
+            arriving_s = [(n * send_s, k * send_s) for n, k in counts]
         slowest = max(stages, key=lambda s: s.total_s)
         parameters = [self.trained(layout, chunks) for chunks in shares]
         placed = [(stepper.run, *p) for stepper, p in zip(steppers, parameters, strict=True)]
-        accumulate_s = max(accumulation_s(on, layout, m, *p) for on, *p in placed)
+        accumulate_s = max(accumulation_s(stage_run, layout, m, *p) for stage_run, *p in placed)
         order, shown = layout.schedule, 1.0 - overlap.pipeline
         last_s, before_s = max(
             stepper.gradient_s(*p) for stepper, p in zip(steppers, parameters, strict=True)
@@ -403,21 +403,21 @@ class Estimator(Priced):
         paces = list(zip(*(s.paces(order) for s in stages), strict=True))
         message_s = messages_s(order, len(shares[0]), arriving_s)
         parts = np.array([shown * message_s, (1.0 - shown) * message_s])
-        every_s = [
+        pace_times = [
             (seconds, reduced_s(_behind_s(order, stages, passes)))
             for seconds, passes in zip(pipelines_s(order, stages, m, *parts), paces, strict=True)
         ]
-        passes_s = max(passes_s for passes_s, _ in every_s)
-        gradient_s = max(map(sum, every_s)) - passes_s
+        passes_s = max(passes_s for passes_s, _ in pace_times)
+        gradient_s = max(map(sum, pace_times)) - passes_s
         alone_s = max(pipelines_s(order, stages, m, *(0.0 * parts)))
         idle_s = max(0.0, alone_s - m * slowest.total_s)
         send_total_s = max(0.0, passes_s - m * slowest.total_s - idle_s)
-        optimizer_s = max(update_s(on, layout, *p) for on, *p in placed)
+        optimizer_s = max(update_s(stage_run, layout, *p) for stage_run, *p in placed)
         parts_s = passes_s + m * accumulate_s + gradient_s + optimizer_s + run.stack.step_s
         time_s = parts_s * run.slack
         total = slowest.forward + slowest.backward
         again = slowest.recompute
-        step = Step(
+        step = StepTime(
             time_s=time_s,
             compute_s=m * total.compute_s,
             accumulate_s=m * accumulate_s,
@@ -438,9 +438,7 @@ class Estimator(Priced):
 def _rerun(
     shares: Sequence[Sequence[Share]], policies: Sequence[str]
 ) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """The operators that run again, by kind of block, and by stages where those that hold such
-    blocks differ.
-    """
+    """Return the recomputed operators by kind of block, and by stages if these differ."""
     by_kind: dict[str, dict[int, tuple[str, ...]]] = {}
     for stage, (chunks, policy) in enumerate(zip(shares, policies, strict=True)):
         for cost, count in (pair for chunk in chunks for pair in chunk):
@@ -455,42 +453,43 @@ def _rerun(
 
 
 def _behind_s(order: str, stages: Sequence[StageTime], passes: Sequence[PassTime]) -> float:
-    """A backward pass of the slowest stage at its pace; stretched where the host's launches set it
-    and weight passes are a part of backward ones.
+    """Return the backward pass of the slowest stage, with host time in orders that do not split
+    weight passes.
     """
     if order in SPLIT:
-        one = max(passes, key=lambda p: p.total_s)
-        return one.backward_s + one.weight_s
+        slowest_pass = max(passes, key=lambda p: p.total_s)
+        return slowest_pass.backward_s + slowest_pass.weight_s
     slowest = max(stages, key=lambda s: s.total_s)
     return slowest.total_s - slowest.forward.total_s
 
 
 def messages_s(order: str, chunks: int, arriving_s: Sequence[tuple[float, float]]) -> Floats:
-    """(stages, 2): one activation and one gradient into every stage, of which the seconds of all
-    that a microbatch brings are given.
+    """Return (stages, 2): seconds of one activation and one gradient into each stage, from those of
+    all messages per microbatch.
     """
-    came = np.array(arrivals(order, len(arriving_s), chunks))
-    return np.asarray(np.array(arriving_s) / np.where(came > 0, came, 1.0))
+    counts = np.array(arrivals(order, len(arriving_s), chunks))
+    return np.asarray(np.array(arriving_s) / np.where(counts > 0, counts, 1.0))
 
 
 def pipelines_s(
     order: str, stages: Sequence[StageTime], microbatches: int, waits_s: Floats, delays_s: Floats
 ) -> list[float]:
-    """All microbatches through the stages, at the device's pace and, where weight passes run apart,
-    at the host's; with messages of which devices wait for a part (`step.replay`).
+    """Return the seconds of all microbatches with device times and, for separate weight passes,
+    with host times; `waits_s` and `delays_s` as in `step.replay`.
     """
     if len(stages) == 1:
         return [microbatches * pace.total_s for pace in stages[0].paces(order)]
     chunks = [[chunk.paces(order) for chunk in stage.chunks or (stage,)] for stage in stages]
     passes_s = np.moveaxis(np.array(chunks), 2, 0)
     rows = len(passes_s)
-    messages = (np.repeat(x[None], rows, axis=0) for x in (waits_s, delays_s))
+    messages = (np.repeat(message_s[None], rows, axis=0) for message_s in (waits_s, delays_s))
     return list(map(float, pipeline_s(order, passes_s, microbatches, *messages)))
 
 
 def boundary_bytes(shares: Sequence[Sequence[Share]]) -> float:
-    """The most that one microbatch hands on from block to block."""
-    return max((c.boundary_bytes for x in shares for k in x for c, _ in k if c.is_block), default=0)
+    """Return the largest activation between two blocks of one microbatch."""
+    layers = (layer for chunks in shares for chunk in chunks for layer, _ in chunk)
+    return max((layer.boundary_bytes for layer in layers if layer.is_block), default=0)
 
 
 def _costs(chunks: Sequence[Share]) -> list[LayerCost]:
@@ -498,5 +497,5 @@ def _costs(chunks: Sequence[Share]) -> list[LayerCost]:
 
 
 def estimate(run: Run, layout: Layout) -> Estimate:
-    """What one layout costs."""
+    """Estimate one layout."""
     return Estimator(run).estimate(layout)

@@ -1,4 +1,4 @@
-"""Bytes on the fullest device, by part, as a caching allocator would see them at its peak."""
+"""Bytes on the fullest device by part, at the peak of a caching allocator."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from atoll.training.operators.layers import LayerCost, Share
 from atoll.training.run import Run
 from atoll.training.step import held_parameters
 
-PARTS = tuple(part for part in MEMORY_PARTS if part != "guests")  # which a wafer has
-RESERVED = 0.12  # of what is allocated, held back by the allocator when memory is not short
-WORKSPACE_BYTES = 32 << 20  # of a matrix library's handle, as PyTorch asks for since Hopper
+PARTS = tuple(part for part in MEMORY_PARTS if part != "guests")  # guests exist on wafers only
+RESERVED = 0.12  # share of allocated bytes that the allocator keeps if memory is not short
+WORKSPACE_BYTES = 32 << 20  # per handle of a matrix library, in PyTorch since Hopper
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """One device's peak, by part."""
+    """Peak memory of one device by part, in bytes."""
 
     stage: int
     weights: float
@@ -31,25 +31,25 @@ class Memory:
     transient: float
     buffers: float
     fragmentation: float = 0.0
-    """Of what is allocated, lost between blocks."""
+    """Share of allocated bytes lost between blocks."""
     context_bytes: float = 0.0
-    """Outside the allocator."""
+    """Bytes outside of the allocator."""
     resting: float = 0.0
-    """What stays allocated between two steps."""
+    """Bytes allocated between two steps."""
 
     @property
     def allocated(self) -> float:
-        """What the allocator reports as its peak."""
+        """Peak that the allocator reports."""
         return sum(self.parts().values())
 
     @property
     def reserved(self) -> float:
-        """With the blocks that the allocator holds back between uses."""
+        """Allocated bytes with the blocks that the allocator keeps for reuse."""
         return self.allocated * (1 + RESERVED)
 
     @property
     def needed(self) -> float:
-        """What the device must have free: with fragmentation and the driver's own share."""
+        """Bytes that the device must have, with fragmentation and the driver's share."""
         return self.allocated * (1 + self.fragmentation) + self.context_bytes
 
     def parts(self) -> dict[str, float]:
@@ -57,7 +57,7 @@ class Memory:
 
 
 def losses_in_flight(layout: Layout, microbatches: int) -> int:
-    """Microbatches whose loss waits for its backward pass: it follows at once, except in GPipe."""
+    """Return the microbatches between loss and its backward pass: one, except in GPipe."""
     return microbatches if layout.schedule == "gpipe" else 1
 
 
@@ -72,22 +72,22 @@ def stage_memory(
     shared_parameters: int = 0,
     entering_bytes: float = 0.0,
 ) -> Memory:
-    """The peak of one stage that holds so many of each layer in its chunks, and that gets so many
-    bytes of each microbatch from another stage.
+    """Return the peak of one stage with these layers per chunk, which receives `entering_bytes` per
+    microbatch from another stage.
     """
     layers = [pair for chunk in chunks for pair in chunk]
-    trained, held = stage_parameters(run, layers, shared_parameters)
+    trained, resident = stage_parameters(run, layers, shared_parameters)
     states = run.states
     _, gradients, optimizer = states.parts(sum(trained), layout.divided(*trained), layout.zero)
-    weights, _, _ = states.parts(sum(held), layout.divided(*held), layout.zero)
-    where = layout.schedule, layout.pp, stage, microbatches, layout.vpp
+    weights, _, _ = states.parts(sum(resident), layout.divided(*resident), layout.zero)
+    pipeline = layout.schedule, layout.pp, stage, microbatches, layout.vpp
     kept = sum(
         weight * n * kept_bytes(run, cost, recompute)
-        for weight, chunk in zip(chunk_weights(*where), chunks, strict=True)
+        for weight, chunk in zip(chunk_weights(*pipeline), chunks, strict=True)
         for cost, n in chunk
     )
-    late = sum(cost.waiting_bytes * n for cost, n in layers) / layout.copies
-    activations = float(held_bytes(*where, kept_bytes=kept, waiting_bytes=late))
+    waiting_bytes = sum(cost.waiting_bytes * n for cost, n in layers) / layout.copies
+    activations = float(held_bytes(*pipeline, kept_bytes=kept, waiting_bytes=waiting_bytes))
     logits = logits_bytes(run, layout, layers, microbatches)
     transient = transient_bytes(run, layers, recompute)
     buffers = buffers_bytes(run, layers, layout.zero)
@@ -99,8 +99,8 @@ def stage_memory(
         resting += gradients
     lost = run.stack.fragmentation, run.stack.context_bytes, resting
     if run.stack.late_gradients and layout.zero < 2:
-        # Gradients appear layer by layer as activations go, so that the peak is at either end;
-        # with accumulation they are there from the second microbatch on. A tied embedding's two
+        # Gradients are allocated layer by layer as activations are freed, so the peak is at either
+        # end; with accumulation they exist from the second microbatch on. A tied embedding's two
         # gradients are summed into a third tensor.
         early = gradients if microbatches > 1 else 0.0
         tied = 0 if run.adapters else shared_parameters
@@ -108,7 +108,7 @@ def stage_memory(
         at_loss = Memory(stage, weights, early, optimizer, activations, logits, 0.0, buffers, *lost)
         at_end = Memory(stage, weights, gradients, optimizer, 0.0, 0.0, summed, buffers, *lost)
         return max(at_loss, at_end, key=lambda memory: memory.allocated)
-    # The loss is over before the first block's temporaries appear.
+    # The loss ends before the first block's temporaries are allocated.
     transient = max(transient, logits) - logits
     return Memory(
         stage, weights, gradients, optimizer, activations, logits, transient, buffers, *lost
@@ -121,29 +121,29 @@ Parameters = tuple[float, float]
 def stage_parameters(
     run: Run, layers: Sequence[tuple[LayerCost, int]], shared: int
 ) -> tuple[Parameters, Parameters]:
-    """Dense and expert parameters of a stage that are trained, and those that it holds
-    (`held_parameters`); of both what several layers have in common once.
+    """Return the (dense, expert) parameters of a stage that are trained, and those resident
+    (`held_parameters`); parameters shared by several layers count once.
     """
     dense = sum(cost.parameters * n for cost, n in layers)
     expert = sum(cost.expert_parameters * n for cost, n in layers)
     if not run.adapters:
         dense -= shared
-    held = [(held_parameters(run, cost), n) for cost, n in layers]
-    held_dense = sum(d * n for (d, _), n in held) - shared
-    return (float(dense), float(expert)), (held_dense, sum(e * n for (_, e), n in held))
+    resident = [(held_parameters(run, cost), n) for cost, n in layers]
+    resident_dense = sum(d * n for (d, _), n in resident) - shared
+    return (float(dense), float(expert)), (resident_dense, sum(e * n for (_, e), n in resident))
 
 
 def logits_bytes(
     run: Run, layout: Layout, layers: Sequence[tuple[LayerCost, int]], microbatches: int
 ) -> float:
-    """Logits at the peak of the loss, and what waits of other microbatches' losses."""
+    """Return the logits at the peak of the loss, with those kept for other microbatches."""
     heads = [cost for cost, n in layers for _ in range(n) if cost.logits_bytes]
     if not heads:
         return 0.0
     stack, losses = run.stack, losses_in_flight(layout, microbatches)
     head = max(heads, key=lambda cost: cost.logits_bytes)
     logits = head.logits_bytes / 2  # 16-bit elements
-    # Modules of masked language models and of T5 hand 16-bit logits to the loss.
+    # The loss of masked language models and of T5 takes 16-bit logits.
     half = head.half_loss or run.model.mlm_head or run.model.encoder_layers > 0
     peak = logits * (stack.half_loss_bytes if half else stack.loss_bytes)
     if not stack.vocabulary_parallel:
@@ -158,16 +158,16 @@ def _trained(cost: LayerCost) -> int:
 
 
 def fp8_bytes(run: Run, cost: LayerCost) -> float:
-    """Of a layer's weights, copies in fp8 beside the 16-bit ones, where these are not divided."""
-    held = run.precision in SCALED and cost.is_block
-    whole = cost.frozen if run.adapters else (cost.parameters, cost.expert_parameters)
-    return run.stack.fp8_copies * sum(whole) if held else 0
+    """Return the bytes of fp8 copies of a layer's undivided 16-bit weights."""
+    has_copies = run.precision in SCALED and cost.is_block
+    parameters = cost.frozen if run.adapters else (cost.parameters, cost.expert_parameters)
+    return run.stack.fp8_copies * sum(parameters) if has_copies else 0
 
 
 def buffers_bytes(run: Run, layers: Sequence[tuple[LayerCost, int]], zero: int) -> float:
-    """Divided tensors while they are whole, and workspaces of matrix libraries."""
+    """Return the bytes of gathered tensors, and of workspaces of matrix libraries."""
     buffers = _gathered_bytes(run, layers) if zero >= 3 else 0.0
-    if zero == 2:  # a layer's whole gradient, until it is reduced
+    if zero == 2:  # a layer's full gradient, until it is reduced
         buffers = run.states.reduced * max(_trained(cost) for cost, _ in layers)
     return buffers + workspace_bytes(run)
 
@@ -178,7 +178,7 @@ def workspace_bytes(run: Run) -> float:
 
 
 def _gathered_bytes(run: Run, layers: Sequence[tuple[LayerCost, int]]) -> float:
-    """Of fully sharded layers, the weights that are whole at a time and the gradient of as many."""
+    """Return the bytes of gathered weights of fully sharded layers, and of their gradients."""
     widest = max((sum(held_parameters(run, c)) for c, _ in layers if c.is_block), default=0.0)
     ends = max((sum(held_parameters(run, c)) for c, _ in layers if not c.is_block), default=0.0)
     gathered = max(run.stack.gathered_layers * widest, ends)
@@ -187,20 +187,22 @@ def _gathered_bytes(run: Run, layers: Sequence[tuple[LayerCost, int]]) -> float:
 
 
 def kept_bytes(run: Run, cost: LayerCost, recompute: str) -> float:
-    """Bytes that one layer keeps of one microbatch until its backward pass, its loss apart."""
+    """Return the bytes that a layer keeps per microbatch until its backward pass, without loss."""
     if cost.name == "loss" and run.stack.loss_bytes:
         return 0.0
     policy = recompute if cost.is_block else "none"
-    known = cost.kept(policy)
-    kept = known.bytes - cost.loss_bytes
+    policy_cost = cost.kept(policy)
+    kept = policy_cost.bytes - cost.loss_bytes
     if run.stack.keeps_gathered:
-        whole = 1 - known.share if policy.startswith("full") else 1.0
-        kept += whole * sum(x.bytes for x in cost.forward_links if x.kind == "all_gather")
+        not_recomputed = 1 - policy_cost.share if policy.startswith("full") else 1.0
+        kept += not_recomputed * sum(
+            link.bytes for link in cost.forward_links if link.kind == "all_gather"
+        )
     return kept
 
 
 def transient_bytes(run: Run, layers: Sequence[tuple[LayerCost, int]], recompute: str) -> float:
-    """Temporaries while a block's backward runs: with recomputation, the block's own tensors."""
+    """Return the temporaries of a block's backward pass, with recomputed tensors."""
     most = 0.0
     for cost in (cost for cost, _ in layers if cost.is_block):
         rebuilt = cost.kept("none").bytes - cost.kept(recompute).bytes

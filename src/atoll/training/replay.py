@@ -1,4 +1,4 @@
-"""The pipeline of a planned step, replayed pass by pass for those who draw it."""
+"""Replay of a step's pipeline pass by pass, for timelines."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from atoll.training.estimate import (
 )
 from atoll.training.operators.tables import Floats
 from atoll.training.run import Run
-from atoll.training.step import Pass, StageTime, Step
+from atoll.training.step import PassSeconds, StageTime, StepTime
 
-MOST_PASSES = 60_000  # of all stages that are drawn; more only repeat the steady state
+MOST_PASSES = 60_000  # of all stages in a timeline; more only repeat the steady state
 
 
 @dataclass(frozen=True)
 class ReplayedStep:
-    """A step with its passes one by one."""
+    """A step with its single passes."""
 
     step: StepPasses
     pipeline: Replay
 
     @property
     def rest_s(self) -> float:
-        """Seconds of the microbatches that are not replayed one by one."""
+        """Seconds of the microbatches that are not replayed."""
         step = self.step
         if step.replayed == step.microbatches:
             return 0.0
-        given = (np.array([x]) for x in (step.passes, *step.messages_s))
-        passes_s, *messages = given
+        arrays = (np.array([values]) for values in (step.passes, *step.messages_s))
+        passes_s, *messages = arrays
         (all_s,) = pipeline_s(step.schedule, passes_s, step.microbatches, *messages)
         return max(0.0, float(all_s) - self.pipeline.time_s)
 
@@ -50,30 +50,30 @@ class ReplayedStep:
 
     @property
     def difference(self) -> float:
-        """The step as it was estimated over the replay, less one."""
+        """Estimated over replayed step time, minus 1."""
         return self.step.step_time_s / self.time_s - 1
 
 
 def step_passes(estimate: Estimate) -> StepPasses:
-    """An estimate's step as it is replayed: what follows the pipeline (gradients, optimizer) and
-    what each microbatch adds to all stages alike (accumulation) are as estimated.
+    """Return the passes of an estimate's step; gradients, optimizer and accumulation after the
+    pipeline are as estimated.
     """
     run, layout = estimate.run, estimate.layout
     stepper, shares = Estimator(run).shares(layout)
-    one_way_s = stepper.send_s(boundary_bytes(shares))
-    came = arrivals(layout.schedule, layout.pp, len(shares[0]))
-    arriving_s = [(n * one_way_s, k * one_way_s) for n, k in came]
-    return passes_of(run, layout, estimate.step, estimate.stages, arriving_s)
+    send_s = stepper.send_s(boundary_bytes(shares))
+    counts = arrivals(layout.schedule, layout.pp, len(shares[0]))
+    arriving_s = [(n * send_s, k * send_s) for n, k in counts]
+    return stage_passes(run, layout, estimate.step, estimate.stages, arriving_s)
 
 
-def passes_of(
+def stage_passes(
     run: Run,
     layout: Layout,
-    step: Step,
+    step: StepTime,
     stages: Sequence[StageTime],
     arriving_s: Sequence[tuple[float, float]],
 ) -> StepPasses:
-    """The same of stages with so many seconds of activations and gradients into each."""
+    """Return the same for stages with these seconds of (activations, gradients) into each."""
     order, total = layout.schedule, layout.microbatches(run.global_batch)
     most = max(4 * layout.pp, MOST_PASSES // (3 * layout.pp * layout.rounds))
     chunks = [stage.chunks or (stage,) for stage in stages]
@@ -113,7 +113,7 @@ def _pairs(values: Floats) -> tuple[tuple[float, float], ...]:
     return tuple((activation, gradient) for activation, gradient in values.tolist())
 
 
-def _parts(spent: Pass) -> dict[str, float]:
+def _parts(spent: PassSeconds) -> dict[str, float]:
     named = {
         "compute": spent.compute_s,
         "tensor parallel": spent.tensor_s,

@@ -1,4 +1,4 @@
-"""From a user's words to a run and a layout."""
+"""Runs and layouts from questions."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from atoll.questions import LayoutQuestion, PlanQuestion, RunQuestion
 from atoll.questions.devices import FilesQuestion, LengthQuestion
 from atoll.registry import named
 from atoll.step.layout import Layout
-from atoll.step.length import MTBF_S, RESTART_S, Length
+from atoll.step.length import MTBF_S, RESTART_S, RunLength
 from atoll.step.states import load_states
-from atoll.training.operators.layers import experts_of
+from atoll.training.operators.layers import expert_count
 from atoll.training.planner.space import Axes
-from atoll.training.run import Run, Timed
+from atoll.training.run import Run, TimingSource
 from atoll.training.software import software
 from atoll.training.stack import CHIP, STACKS, XLA, with_adapters
 from atoll.workload.adapters import Adapters, targets_named
@@ -32,139 +32,140 @@ if TYPE_CHECKING:
     from atoll.questions.keywords import LayoutFields, RunFields
     from atoll.training.site import Site
 
-WIDTHS = (1, 2, 4, 8, 16, 32, 64)  # of tensor parallelism, tried on captured models
+WIDTHS = (1, 2, 4, 8, 16, 32, 64)  # tp values tried on captured models
 AXES = {a.name: "order" if a.name == "schedule" else a.name for a in fields(Axes) if a.name != "sp"}
-"""Of a plan, and the fields of its question."""
+"""Axes of a plan, and the question field of each."""
 
 
-def make_run(model: str, device: str, devices: int, **given: Unpack[RunFields]) -> Run:
-    """A run by names: the model of the zoo or a file, the device and its network likewise."""
-    return run_of(RunQuestion.of(model=model, device=device, devices=devices, **given))
+def make_run(model: str, device: str, devices: int, **settings: Unpack[RunFields]) -> Run:
+    """Create a run from names: model, device and network of the catalogue or files."""
+    return run_of(RunQuestion.of(model=model, device=device, devices=devices, **settings))
 
 
-def run_of(asked: RunQuestion, model: ModelConfig | None = None) -> Run:
-    """The run that a question is about; of a model in hand, where it has no name."""
-    given = model or _model(asked)
-    config = stand_in(given) if isinstance(given, StoredModel) else given
-    if asked.dropout is not None:
+def run_of(question: RunQuestion, model: ModelConfig | None = None) -> Run:
+    """Create the run of a question, for `model` if it has no name."""
+    named_model = model or _model(question)
+    config = stand_in(named_model) if isinstance(named_model, StoredModel) else named_model
+    if question.dropout is not None:
         config = replace(
             config,
-            dropout=asked.dropout,
-            attention_dropout=asked.dropout,
-            embedding_dropout=asked.dropout,
+            dropout=question.dropout,
+            attention_dropout=question.dropout,
+            embedding_dropout=question.dropout,
         )
-    if asked.imbalance > 1 and not config.experts:
+    if question.imbalance > 1 and not config.experts:
         raise AtollError(
             f"imbalance: has no effect, as {config.name} has no experts; leave imbalance out"
         )
-    gpu = load_device(asked.device)
-    if asked.power_cap is not None:
-        gpu = gpu.capped(asked.power_cap)
-    length = config.sequence if asked.sequence is None else asked.sequence
+    gpu = load_device(question.device)
+    if question.power_cap is not None:
+        gpu = gpu.capped(question.power_cap)
+    length = config.sequence if question.sequence is None else question.sequence
     if config.positions == "learned" and length > config.max_sequence:
         raise AtollError(
             f"{config.name}: sequence is {length}, but its position table ends at "
             f"{config.max_sequence}"
         )
-    precision = asked.precision or gpu.half_dtype
+    precision = question.precision or gpu.half_dtype
     gpu.peak_flops(precision)
-    site = _site(asked)
-    attention = asked.attention if "attention" in asked.asked() else None
-    usual = fields_of_its_tool(asked)
+    site = _site(question)
+    attention = question.attention if "attention" in question.asked() else None
+    usual = fields_of_its_tool(question)
     stack = software(
-        usual.get("stack") or asked.stack or (site and site.stack) or gpu.stack,
-        usual.get("overlap", asked.overlap),
-        asked.cuda_graphs,
-        asked.flags,
+        usual.get("stack") or question.stack or (site and site.stack) or gpu.stack,
+        usual.get("overlap", question.overlap),
+        question.cuda_graphs,
+        question.flags,
     )
     adapters = None
-    if asked.method == "lora":
-        if isinstance(given, StoredModel):
-            raise AtollError(f"{given.name} was captured: all of its weights are trained")
-        adapters = Adapters(asked.lora_rank, targets_named(asked.lora_targets))
+    if question.method == "lora":
+        if isinstance(named_model, StoredModel):
+            raise AtollError(f"{named_model.name} was captured: all of its weights are trained")
+        adapters = Adapters(question.lora_rank, targets_named(question.lora_targets))
         stack = with_adapters(stack)
     run = Run(
         model=config,
         gpu=gpu,
-        network=load_network(asked.network or gpu.network),
-        devices=asked.devices,
+        network=load_network(question.network or gpu.network),
+        devices=question.devices,
         sequence=length,
-        global_batch=asked.batch,
+        global_batch=question.batch,
         stack=stack,
-        states=load_states(usual.get("optimizer", asked.optimizer)),
+        states=load_states(usual.get("optimizer", question.optimizer)),
         precision=precision,
-        attention=attention or (site and site.attention) or asked.attention,
-        imbalance=asked.imbalance,
+        attention=attention or (site and site.attention) or question.attention,
+        imbalance=question.imbalance,
         adapters=adapters,
-        timed=_timed(gpu, precision) if asked.operators == "measured" else None,
-        fine_tuned=asked.method != "pretrain",
-        stored=given if isinstance(given, StoredModel) else None,
-        headroom=asked.headroom,
-        length=_length(asked),
-        question=asked,
+        timed=_timed(gpu, precision) if question.operators == "measured" else None,
+        fine_tuned=question.method != "pretrain",
+        stored=named_model if isinstance(named_model, StoredModel) else None,
+        headroom=question.headroom,
+        length=_length(question),
+        question=question,
     )
     return run if site is None else run.at(site)
 
 
-def _site(asked: RunQuestion) -> Site | None:
-    """Imported where there is one."""
-    if not asked.site:
+def _site(question: RunQuestion) -> Site | None:
+    """Load the site, if there is one; imported on demand."""
+    if not question.site:
         return None
     from atoll.training.site import load_site
 
-    return load_site(asked.site)
+    return load_site(question.site)
 
 
-def _model(asked: RunQuestion) -> ModelConfig | StoredModel:
-    """The model by its name; where none is given, the one that the launch file describes."""
-    if asked.from_ is None or asked.model:
-        return load_model(asked.model)
-    found: ModelConfig = named("atoll.launch.ask:launched")(asked.from_, asked.asked()).model
-    return found
+def _model(question: RunQuestion) -> ModelConfig | StoredModel:
+    """Load the named model, or without a name the one of the launch file."""
+    if question.from_ is None or question.model:
+        return load_model(question.model)
+    launched = named("atoll.launch.ask:launched")(question.from_, question.asked())
+    model: ModelConfig = launched.model
+    return model
 
 
 def compiles_itself(device: Device) -> bool:
-    """Whether a device has one program for a whole step, whatever tool's words a layout is in."""
+    """Return whether a device compiles a step into one program, independent of launch tools."""
     return device.stack in (CHIP.name, XLA.name)
 
 
-def fields_of_its_tool(asked: RunQuestion) -> dict[str, str]:
-    """Of a question with a launch file: how the tool runs it, where nothing is said of that, so
-    that the file takes what the answer says.
+def fields_of_its_tool(question: RunQuestion) -> dict[str, str]:
+    """Return the tool's settings for a question that exports a launch file, for fields that the
+    question leaves open, so that the file matches the answer.
     """
     target, gpu = (
-        asked.export if isinstance(asked, FilesQuestion) else None,
-        load_device(asked.device),
+        question.export if isinstance(question, FilesQuestion) else None,
+        load_device(question.device),
     )
     if target is None or compiles_itself(gpu):
         return {}
-    usual = named("atoll.export:EXPORTERS")[target].runs_as(asked.precision or gpu.half_dtype)
-    known = asked.asked()
-    if (site := _site(asked)) is not None and site.stack:
-        known["stack"] = "the site's"
-    return {name: value for name, value in usual.items() if known.get(name) is None}
+    usual = named("atoll.export:EXPORTERS")[target].runs_as(question.precision or gpu.half_dtype)
+    answered = question.asked()
+    if (site := _site(question)) is not None and site.stack:
+        answered["stack"] = "the site's"
+    return {name: value for name, value in usual.items() if answered.get(name) is None}
 
 
-def _timed(gpu: Device, precision: str) -> Timed:
-    """The timings that are installed, or why there are none of this device."""
+def _timed(gpu: Device, precision: str) -> TimingSource:
+    """Return the installed timings, or raise an error that says why there are none."""
     named("atoll.calibration.timed_tables:timings")(gpu.name, precision)
-    return Timed(named("atoll.calibration.timed_tables:package_version")())
+    return TimingSource(named("atoll.calibration.timed_tables:package_version")())
 
 
-def _length(asked: LengthQuestion) -> Length | None:
-    if asked.tokens is None:
+def _length(question: LengthQuestion) -> RunLength | None:
+    if question.tokens is None:
         return None
-    return Length(
-        asked.tokens,
-        asked.price,
-        asked.mtbf or MTBF_S,
-        asked.checkpoint,
-        asked.restart or RESTART_S,
+    return RunLength(
+        question.tokens,
+        question.price,
+        question.mtbf or MTBF_S,
+        question.checkpoint,
+        question.restart or RESTART_S,
     )
 
 
 def stand_in(stored: StoredModel) -> ModelConfig:
-    """What layouts ask of a captured model: its blocks, and the widths that divide its tensors."""
+    """Return a configuration with a captured model's blocks, and the tp that divides it."""
     width = max(widths(stored, WIDTHS))
     microbatch = stored.file.microbatch or 1
     built = prepare(stored, microbatch, fusion="none")
@@ -184,63 +185,65 @@ def stand_in(stored: StoredModel) -> ModelConfig:
         positions="none",
         tied_embeddings=False,
         causal=False,  # its sequence is not divided
-        experts=max(experts_of(layer) for layer, _ in built.layers),
+        experts=max(expert_count(layer) for layer, _ in built.layers),
     )
 
 
-def make_layout(run: Run, **given: Unpack[LayoutFields]) -> Layout:
-    """A layout; data parallelism takes the devices that the other axes leave."""
-    return layout_of(run, LayoutQuestion.of(**given))
+def make_layout(run: Run, **settings: Unpack[LayoutFields]) -> Layout:
+    """Create a layout; dp defaults to the devices that the other axes leave."""
+    return layout_of(run, LayoutQuestion.of(**settings))
 
 
-def layout_of(run: Run, asked: LayoutQuestion) -> Layout:
-    """The layout of a run that a question is about."""
-    tp, pp, cp = asked.tp, asked.pp, asked.cp
+def layout_of(run: Run, question: LayoutQuestion) -> Layout:
+    """Create the layout of a question."""
+    tp, pp, cp = question.tp, question.pp, question.cp
     ranks = tp * pp * cp
-    if asked.dp is None and run.devices % ranks:
+    if question.dp is None and run.devices % ranks:
         raise AtollError(
             f"devices {run.devices} is not a multiple of tp {tp} x pp {pp} x cp {cp} = {ranks}"
         )
-    if run.stored is not None and (cp > 1 or (asked.sp and tp > 1)):
+    if run.stored is not None and (cp > 1 or (question.sp and tp > 1)):
         raise AtollError(
             f"{run.model.name} was captured with whole sequences: cp must be 1 and sequence "
             "parallelism off"
         )
-    if run.stored is not None and asked.etp not in (None, tp):
+    if run.stored is not None and question.etp not in (None, tp):
         raise AtollError(f"{run.model.name} was captured: its experts have the tensor width tp")
     divided = (run.sequence // cp) % tp == 0 and run.stored is None
     return Layout(
-        dp=asked.dp or run.devices // ranks,
+        dp=question.dp or run.devices // ranks,
         tp=tp,
         pp=pp,
         cp=cp,
-        ep=asked.ep,
-        etp=asked.etp or tp,
-        vpp=asked.vpp,
-        microbatch=asked.microbatch,
-        sp=tp > 1 and (divided if asked.sp is None else asked.sp),
-        zero=asked.zero,
-        hsdp=asked.hsdp,
-        recompute=asked.recompute,
-        schedule=asked.order or ("interleaved" if asked.vpp > 1 else "1f1b"),
-        blocks=asked.blocks,
+        ep=question.ep,
+        etp=question.etp or tp,
+        vpp=question.vpp,
+        microbatch=question.microbatch,
+        sp=tp > 1 and (divided if question.sp is None else question.sp),
+        zero=question.zero,
+        hsdp=question.hsdp,
+        recompute=question.recompute,
+        schedule=question.order or ("interleaved" if question.vpp > 1 else "1f1b"),
+        blocks=question.blocks,
     )
 
 
 def _check_orders(run: Run, orders: Iterable[str]) -> None:
-    """Refuse to plan with pipeline orders that the run's software does not run."""
+    """Raise an error for pipeline orders that the run's software does not support."""
     runs = run.stack.orders
     for order in orders:
         if order not in runs:
-            others = [x for x in STACKS if x != CHIP.name and order in STACKS[x].orders]
+            capable_stacks = [
+                name for name in STACKS if name != CHIP.name and order in STACKS[name].orders
+            ]
             raise AtollError(
                 f"order {order}: {run.stack.name} does not run it; choose one of {', '.join(runs)},"
-                f" or a stack that does: {', '.join(others)}"
+                f" or a stack that does: {', '.join(capable_stacks)}"
             )
 
 
-def axes_of(asked: PlanQuestion, usual: Mapping[str, tuple[Any, ...]], run: Run) -> Axes:
-    """The values that a plan tries: as `usual` on axes of which the question says nothing."""
-    _check_orders(run, asked.order or ())
-    said = {axis: values for axis, field in AXES.items() if (values := getattr(asked, field))}
-    return Axes(**dict(usual) | said)
+def axes_of(question: PlanQuestion, usual: Mapping[str, tuple[Any, ...]], run: Run) -> Axes:
+    """Return the values that a plan tries: `usual` for axes that the question leaves open."""
+    _check_orders(run, question.order or ())
+    chosen = {axis: values for axis, field in AXES.items() if (values := getattr(question, field))}
+    return Axes(**dict(usual) | chosen)

@@ -1,4 +1,4 @@
-"""A training run on given devices: everything about it but its layout."""
+"""A training run on its devices, without the layout."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from atoll.fabric.network import Network
 from atoll.hardware.device import Device
 from atoll.hardware.gpu import ELEMENT_BYTES, SCALED, Gpu
-from atoll.step.length import Length
+from atoll.step.length import RunLength
 from atoll.step.states import States
 from atoll.training.stack import COMPOSED_GELU, Stack
 from atoll.units import FLOPS, FREQUENCY, counted, format_bytes, format_quantity
@@ -27,17 +27,17 @@ FUSED_MIXERS = {
     "lightning": "fused lightning attention (flash-linear-attention)",
     "conv": "fused short convolutions (causal-conv1d)",
 }
-"""By mixer, the kernels that prices suppose, with the packages that have them for GPUs."""
+"""Assumed kernels by mixer, with the packages that provide them for GPUs."""
 SLOW_PATH = " (on an H200 3.17 s were measured where 58 ms are estimated)"
 """24 blocks of 1,024 columns, 2 sequences of 2,048 tokens, in eager transformers without them."""
 
 
 @dataclass(frozen=True)
-class Timed:
-    """Measured operators that stand in for the model of them."""
+class TimingSource:
+    """Measured operator times that replace the model's."""
 
     source: str
-    """The package that brings them, with its release."""
+    """The package that contains them, with its release."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Run:
     """Model, devices, batch, and the software that runs it."""
 
     model: ModelConfig
-    """The model's shape; of a captured one, a stand-in with what layouts ask for."""
+    """The model's shape; for a captured model a stand-in for checks of layouts."""
     gpu: Device
     network: Network
     devices: int
@@ -55,65 +55,65 @@ class Run:
     states: States
     precision: str = "bf16"
     attention: str = "flash"
-    """flash (the best of today), flash2 or flash1 (as of 2023 and 2022), or unfused."""
+    """flash (the fastest today), flash2 or flash1 (of 2023 and 2022), or unfused."""
     imbalance: float = 1.0
     """Tokens of the busiest expert over the mean."""
     adapters: Adapters | None = None
-    """What is trained of a model with frozen weights; none where all are."""
+    """Trained adapters of a model with frozen weights; None: all weights are trained."""
     fine_tuned: bool = False
-    """Of a trained model, some weights or all, rather than a new one."""
+    """Whether a trained model is fine-tuned, in part or in full."""
     stored: StoredModel | None = None
-    """The captured model, where there is no builder for it."""
+    """The captured model, if there is no builder for it."""
     site: Site | None = None
-    """What was measured where it runs: stack and network are as found there."""
-    length: Length | None = None
-    """The whole run, where its tokens are known."""
-    timed: Timed | None = None
-    """Whose timings of operators are used; none: the model's."""
+    """Measured site; stack and network are adapted to it."""
+    length: RunLength | None = None
+    """Tokens and failures of the complete run, if known."""
+    timed: TimingSource | None = None
+    """Source of measured operator times; None: modelled times."""
     headroom: float = 0.0
-    """Share of each device's memory that is to stay free."""
+    """Share of each device's memory to keep free."""
     question: RunQuestion | None = field(default=None, compare=False, repr=False)
-    """What was asked, where the run comes from a question."""
+    """The question that the run comes from, if any."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "network", self.network.cut(self.devices))
 
     def at(self, site: Site) -> Run:
-        """The run at a site, its software as stated."""
+        """Return the run at a site."""
         stack, network = site.on_stack(self.stack), site.on_network(self.network)
         return replace(self, stack=stack, network=network, site=site)
 
     @property
     def tokens(self) -> int:
-        """Tokens in one step."""
+        """Tokens per step."""
         return self.global_batch * self.sequence
 
     @property
     def capacity_bytes(self) -> float:
-        """Memory of a device that a layout may need."""
+        """Memory per device that a layout may use."""
         return self.gpu.hbm_bytes * (1.0 - self.headroom)
 
     @property
     def slack(self) -> float:
-        """Time of a step over what its parts explain; several nodes (of TPUs, slices) also wait for
-        the slowest.
+        """Step time over the sum of its parts; several nodes (or TPU slices) also wait for the
+        slowest.
         """
         several = self.devices > self.network.levels[0].devices
         return self.stack.slack * (self.stack.straggling if several else 1.0)
 
     @property
     def frozen_bytes(self) -> float:
-        """Of a weight in a block that is not trained: no master copy is kept beside it."""
+        """Bytes per frozen weight in a block, which has no master copy."""
         alone = self.precision in SCALED and self.stack.scaled_weights
         return ELEMENT_BYTES[self.precision] if alone else self.states.weight
 
     @property
     def given(self) -> str:
-        """All that an answer holds for, in words."""
+        """Description of the run's assumptions."""
         return self.given_on(self.machine)
 
     def given_on(self, machines: str) -> str:
-        """The same on other machines than its own."""
+        """Describe the same for other machines."""
         trained = "" if self.adapters is None else f", adapters of rank {self.adapters.rank}"
         return (
             f"{self.model.name}{trained}, {counted(self.global_batch, 'sequence')} of "
@@ -125,7 +125,7 @@ class Run:
 
     @property
     def machine(self) -> str:
-        """Its devices and network, in words."""
+        """Description of devices and network."""
         gpu, free = self.gpu, f", {self.headroom:.0%} of it kept free" if self.headroom else ""
         free += "" if gpu.cap_W is None else f", held to {gpu.cap_W:g} W"
         return (
@@ -137,14 +137,14 @@ class Run:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What to know before the figures are believed."""
+        """Warnings about the estimate."""
         if self.stored is None:
             return (*warnings_of(self.model), *self._mixer_notes())
         return (*warnings_of(self.stored), *self._kernel_notes(self.stored))
 
     def _mixer_notes(self) -> tuple[str, ...]:
-        """The kernels that mixers other than attention are priced with, which software may lack; a
-        chip of the template runs the schedule that is priced.
+        """Return the kernels assumed for mixers other than attention, which software may lack;
+        template chips run the priced schedule.
         """
         model = self.model
         mixers = {part for mixer in (model.mixer, *model.mixers) for part in mixer.split("+")}
@@ -157,7 +157,7 @@ class Run:
         )
 
     def _kernel_notes(self, stored: StoredModel) -> tuple[str, ...]:
-        """Where the file's kernels are not those of the stack."""
+        """Return a note if the captured kernels are not those of the stack."""
         kernels = stored.file.kernels
         eager = self.stack.composed_gelu  # every element-wise step is a kernel
         if eager and kernels == "fused":
@@ -174,7 +174,7 @@ class Run:
 
     @property
     def alias(self) -> dict[str, str]:
-        """Functions that the stack runs in another form."""
+        """Functions that the stack replaces by others."""
         if self.stack.composed_gelu and self.model.family in COMPOSED_GELU:
             return {"gelu": "gelu_new", "gelu_bwd": "gelu_new_bwd"}
         return {}

@@ -1,7 +1,7 @@
-"""A site: how somebody's own machines and software differ from the catalogue.
+"""A site: how a user's machines and software differ from the catalogue.
 
 `atoll calibrate` writes one from measured runs, a profile or NCCL's tests; `estimate`, `plan` and
-`validate` take it. Every value has the interval that holds it with a probability of 90 %.
+`validate` read it. Every value has its 90 % interval.
 """
 
 from __future__ import annotations
@@ -22,19 +22,17 @@ Attention = Literal["flash", "flash2", "flash1", "unfused"]
 HOST_TIMES = (
     "host_layer_s", "host_kernel_s", "host_checkpoint_s", "host_expert_s", "host_routed_s",
 )  # fmt: skip
-"""Of a stack, beside what it does once a step."""
+"""Host times of a stack, without the fixed time per step."""
 KINDS = ("gradient", "gather", "tensor", "tensor_products", "pipeline", "experts")
-"""Of overlaps that a site may change; rings are measured with the rest of attention."""
+"""Overlaps that a site may change; rings are measured with attention."""
 MOST_HIDDEN = 0.97
-"""Of communication, where a stack would hide all."""
-
-
+"""Largest hidden share of communication before a site's odds apply."""
 LEAST = 1e-9
-"""Of a factor, and of seconds."""
+"""Smallest factor, and smallest seconds."""
 
 
 class Known(FileModel):
-    """A value within its interval."""
+    """A value with its 90 % interval."""
 
     value: float
     low: float
@@ -48,7 +46,7 @@ class Known(FileModel):
 
 
 def _interval(value: Any) -> Any:
-    """A plain number is exact."""
+    """Read a plain number as an exact value."""
     if isinstance(value, int | float):
         return {"value": value, "low": value, "high": value}
     return value
@@ -71,23 +69,23 @@ Share = Annotated[KnownShare, BeforeValidator(_interval)]
 
 
 class Levels(FileModel):
-    """Factors on what the catalogue says of a network."""
+    """Factors on the catalogue's network, by level."""
 
     inside: Factor | None = None
-    """In a node: the innermost level."""
+    """The innermost level, in a node."""
     between: Factor | None = None
-    """All others."""
+    """All further levels."""
 
     def of(self, level: int) -> float:
-        known = self.between if level else self.inside
-        return 1.0 if known is None else known.value
+        factor = self.between if level else self.inside
+        return 1.0 if factor is None else factor.value
 
 
 class Overlaps(FileModel):
-    """Shares of communication that may hide behind computation, as stacks state them."""
+    """Shares of communication that may hide behind computation."""
 
     odds: Factor | None = None
-    """On the odds, share to rest, of those that are not given."""
+    """Factor on the odds, share / (1 - share), of the shares not set here."""
     gradient: Share | None = None
     gather: Share | None = None
     tensor: Share | None = None
@@ -96,55 +94,53 @@ class Overlaps(FileModel):
     experts: Share | None = None
 
     def of(self, stack: Overlap) -> Overlap:
-        """Those of a stack, at this site. What nothing hides stays so; no share is quite whole once
-        it was fitted.
-        """
-        found = {}
+        """Return a stack's overlaps at this site. Shares of 0 stay 0, fitted ones below 1."""
+        shares = {}
         for name in KINDS:
-            known, share = getattr(self, name), getattr(stack, name)
-            if known is not None:
-                found[name] = known.value
+            site_share, share = getattr(self, name), getattr(stack, name)
+            if site_share is not None:
+                shares[name] = site_share.value
             elif self.odds is not None and share:
                 most = min(share, MOST_HIDDEN)
                 odds = self.odds.value * most / (1 - most)
-                found[name] = odds / (1 + odds)
-        return replace(stack, **found)
+                shares[name] = odds / (1 + odds)
+        return replace(stack, **shares)
 
 
 class Site(FileModel):
-    """What was fitted or measured; what was not is as the catalogue and the stack have it."""
+    """Fitted or measured values; all others are those of the catalogue and the stack."""
 
     name: str = Field(min_length=1)
     source: str = ""
     stack: str | None = None
-    """The software whose habits fit best, where runs do not state theirs."""
+    """The stack that fits best, if runs do not state theirs."""
     attention: Attention | None = None
     slack: Factor | None = None
-    """On the stack's own: time of a step over what its parts explain."""
+    """Factor on the stack's slack: step time over the sum of its parts."""
     host: Factor | None = None
-    """On the stack's host times."""
+    """Factor on the stack's host times."""
     host_kernel_s: Factor | None = None
-    """Seconds: all host time of a step over its launches; replaces the stack's host times."""
+    """Host seconds per kernel launch; replaces the stack's host times."""
     overlap: Overlaps = Overlaps()
     bandwidth: Levels = Levels()
     latency: Levels = Levels()
     runs: int = Field(default=0, ge=0, le=MOST)
-    """Measured runs that it was fitted on."""
+    """Measured runs in the fit."""
     error: float | None = Field(default=None, ge=0, le=1 / LEAST)
-    """Mean error of the step time on these, each predicted from the others."""
+    """Mean error of the step time on these runs, each predicted from the others."""
     reach: float | None = Field(default=None, ge=0, le=1 / LEAST)
-    """Logarithm within which 90 % of further step times lie of their prediction."""
+    """Half width of the 90 % interval of the logarithm of measured over predicted step times."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.stack is not None:
-            STACKS[self.stack]  # refused where it is not known
+            STACKS[self.stack]  # raises an error if it does not exist
         if self.host is not None and self.host_kernel_s is not None:
             raise ValueError("host and host_kernel_s exclude one another")
         return self
 
     def on_stack(self, stack: Stack) -> Stack:
-        """A stack with this site's host times, overlaps and slack."""
+        """Return the stack with this site's host times, overlaps and slack."""
         changed: dict[str, Any] = {}
         if self.host is not None:
             times = (*HOST_TIMES, "step_s")
@@ -156,7 +152,7 @@ class Site(FileModel):
         return replace(stack, **changed, overlap=self.overlap.of(stack.overlap))
 
     def on_network(self, network: Network) -> Network:
-        """A network at the bandwidths and latencies that are reached here."""
+        """Return the network with this site's bandwidths and latencies."""
         levels = tuple(
             replace(
                 level,
@@ -168,21 +164,21 @@ class Site(FileModel):
         return replace(network, levels=levels)
 
     def save(self, path: str | Path) -> None:
-        """The file that `load_site` reads."""
-        told = _rounded(self.model_dump(exclude_none=True, exclude_defaults=True))
+        """Write the file that `load_site` reads."""
+        values = _rounded(self.model_dump(exclude_none=True, exclude_defaults=True))
         text = "# Written by `atoll calibrate`; docs/training.md says what every value means.\n"
-        text += yaml.safe_dump(told, sort_keys=False, default_flow_style=None, width=100)
+        text += yaml.safe_dump(values, sort_keys=False, default_flow_style=None, width=100)
         with whole_files(lambda why: f"{path}: cannot be written ({why})", Path(path)) as (part,):
             part.write_text(text, encoding="utf-8")
 
 
-def _rounded(told: Any) -> Any:
-    """Numbers to the digits that any of them is worth."""
-    if isinstance(told, dict):
-        return {name: _rounded(value) for name, value in told.items()}
-    return float(f"{told:.4g}") if isinstance(told, float) else told
+def _rounded(values: Any) -> Any:
+    """Round numbers to four digits."""
+    if isinstance(values, dict):
+        return {name: _rounded(value) for name, value in values.items()}
+    return float(f"{values:.4g}") if isinstance(values, float) else values
 
 
 def load_site(path: str | Path) -> Site:
-    """A site's file."""
+    """Read a site's file."""
     return load_yaml(path, Site)

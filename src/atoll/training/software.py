@@ -1,7 +1,6 @@
-"""Software in people's words: frameworks with their releases, what overlaps, CUDA graphs, kernels.
+"""Software stacks from free text: frameworks with releases, overlap, CUDA graphs, kernels.
 
-Case, spelling and release numbers do not matter. What is not known here is handed back, for the
-caller to say so.
+Case, spelling and release numbers do not matter. Unrecognised words are returned to the caller.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from atoll.training.stack import NEMO, STACKS, Stack, fused_loss
 
 Patterns = Sequence[tuple[str, str]]
 
-# The first that a framework's words contain; releases before fused kernels are of their time.
+# The first match counts; releases before fused kernels have stacks of their year.
 FRAMEWORKS: Patterns = (
     (r"zero.?3.*20(19|20|21)", "zero3-2021"),
     (r"megatron.*20(19|20|21|22)", "megatron-2021"),
@@ -36,17 +35,17 @@ ATTENTION: Patterns = (
     (r"flash|fused|cudnn|sdpa|efficient|aotriton|splash|\bck\b|xformers", "flash"),
 )
 HIDDEN_EXCHANGE = 0.8
-"""Of an exchange of tokens that runs beside another microbatch's dense layers."""
+"""Hidden share of a token exchange that overlaps with another microbatch's dense layers."""
 OVERLAPS = ("tp_comm", "grad_reduce", "zero_grad_reduce", "no_grad_reduce", "p2p", "ep_a2a")
 DISPATCHER = "dispatcher="
 SENDING_ONCE = ("deepep", "hybridep")
 LISTED = ("param_gather", "param_gather_with_optim", "delay_wgrad", "1f1b", "sharp")
-"""Words about overlap that change nothing which is modelled apart."""
+"""Words about overlap without effect on the model."""
 FLAGS: Mapping[str, Callable[[Stack], Stack]] = {
-    "fp8_params": lambda stack: replace(stack, fp8_copies=0),  # weights are kept in 8 bits alone
-    # or in 16 bits with copies by rows and by columns beside them
+    "fp8_params": lambda stack: replace(stack, fp8_copies=0),  # weights are kept in 8 bits only
+    # or in 16 bits with fp8 copies by rows and by columns
     "bf16_params": lambda stack: replace(stack, fp8_copies=2, scaled_weights=False),
-    # gate and up are kept for the backward pass in 8 bits each
+    # gate and up are kept for the backward pass in 8 bits
     "fp8_act": lambda stack: replace(
         stack, kept={**stack.kept, "gate": stack.kept.get("gate", 0.0) - 2}
     ),
@@ -63,26 +62,26 @@ FLAGS: Mapping[str, Callable[[Stack], Stack]] = {
         halves_bytes={"activation": GATE_BYTES - 10, "activation_bwd": GATE_BACKWARD_BYTES - 18},
     ),
 }
-"""Further flags of launch files, and what they change."""
-DEFERRED = "head_wgrad="  # and of how many microbatches
+"""Further flags of launch files, and their effect."""
+DEFERRED = "head_wgrad="  # followed by a number of microbatches
 OFF = ("", "0", "none", "no", "false")
 
 
 def named(words: str, patterns: Patterns) -> str | None:
-    """The first name whose pattern the words contain."""
+    """Return the first name whose pattern matches."""
     return next((name for p, name in patterns if re.search(p, words, re.IGNORECASE)), None)
 
 
 def stack_named(words: str) -> str | None:
-    """The stack that a framework's words mean: its own name, or "Megatron-Bridge 26.04"."""
-    own = next((name for name in (words.strip(), words.strip().lower()) if name in STACKS), None)
-    return own or named(words, FRAMEWORKS)
+    """Return the stack's name for its exact name or a framework ("Megatron-Bridge 26.04")."""
+    exact = next((name for name in (words.strip(), words.strip().lower()) if name in STACKS), None)
+    return exact or named(words, FRAMEWORKS)
 
 
 def released(stack: Stack, words: str) -> Stack:
-    """The stack as its words tell more: Megatron-Bridge's recipes have Transformer Engine's fused
-    loss, offload activations of fully sharded blocks (cpu_offloading_num_layers in each of them and
-    in no other), and cast the inputs of all experts at once since 26.06.
+    """Adapt the stack to a release: Megatron-Bridge's recipes have Transformer Engine's fused loss,
+    offload activations of fully sharded blocks (cpu_offloading_num_layers in all of these), and
+    cast the inputs of all experts at once since 26.06.
     """
     if re.search(r"megatron.?bridge", words, re.IGNORECASE):
         stack = replace(fused_loss(stack), hosts_blocks=True)
@@ -93,14 +92,14 @@ def released(stack: Stack, words: str) -> Stack:
 
 
 def find_stack(words: str) -> Stack:
-    """The stack of those words; refused where nobody knows them."""
+    """Return the stack of these words, or raise an error."""
     return released(STACKS[stack_named(words) or words], words)
 
 
 def software(
     words: str, overlap: str | None, cuda_graphs: str | None, flags: str | None = None
 ) -> Stack:
-    """A stack under what a launch file says of it; every word must be known."""
+    """Return a stack with a launch file's settings; raise an error for unknown words."""
     stack, unread = overlapping(find_stack(words), overlap or "")
     if unread:
         raise AtollError(
@@ -110,7 +109,7 @@ def software(
 
 
 def flagged(stack: Stack, words: str) -> Stack:
-    """The stack under further flags of a launch file: kernels, and copies that it keeps."""
+    """Apply further flags of a launch file: kernels, and copies of weights."""
     for word in words.replace(",", " ").split():
         if word.startswith(DEFERRED) and word.removeprefix(DEFERRED).isdigit():
             stack = replace(stack, deferred_heads=int(word.removeprefix(DEFERRED)))
@@ -124,48 +123,50 @@ def flagged(stack: Stack, words: str) -> Stack:
 
 
 def overlapping(stack: Stack, words: str) -> tuple[Stack, tuple[str, ...]]:
-    """The stack with what a launch file lets overlap, and the words that are not known: tp_comm,
-    grad_reduce, zero_grad_reduce (where ZeRO divides something outside of a pipeline, as DeepSpeed
-    does), no_grad_reduce, p2p, ep_a2a. Where it lists anything, tensor collectives overlap if
-    listed.
+    """Apply a launch file's overlap settings, and return the unknown words. Known are tp_comm,
+    grad_reduce, zero_grad_reduce (with ZeRO outside of a pipeline, as in DeepSpeed),
+    no_grad_reduce, p2p, ep_a2a. With any setting, tensor collectives overlap only if listed.
     """
-    said = words.lower().replace(",", " ").split()
-    listed = [word for word in said if not word.startswith(DISPATCHER)]
-    found, usual = stack.overlap, NEMO.overlap
+    all_words = words.lower().replace(",", " ").split()
+    listed = [word for word in all_words if not word.startswith(DISPATCHER)]
+    overlap, usual = stack.overlap, NEMO.overlap
     if listed:
         inside = usual.tensor_products if "tp_comm" in listed else 0.0
-        summed = found.summed if found.tensor_products else usual.summed
-        found = replace(found, tensor_products=inside, summed=summed)
+        summed = overlap.summed if overlap.tensor_products else usual.summed
+        overlap = replace(overlap, tensor_products=inside, summed=summed)
     if "grad_reduce" in listed:
-        found = replace(found, gradient=max(found.gradient, usual.gradient))
+        overlap = replace(overlap, gradient=max(overlap.gradient, usual.gradient))
     if "zero_grad_reduce" in listed:
-        found = replace(found, undivided=0.0, piped=0.0)
-    if "no_grad_reduce" in listed:  # a file that could have said so and did not
-        found = replace(found, gradient=0.0)
+        overlap = replace(overlap, undivided=0.0, piped=0.0)
+    if "no_grad_reduce" in listed:  # the file does not switch it on
+        overlap = replace(overlap, gradient=0.0)
     if "p2p" in listed:
-        found = replace(found, pipeline=max(found.pipeline, usual.pipeline))
+        overlap = replace(overlap, pipeline=max(overlap.pipeline, usual.pipeline))
     if "ep_a2a" in listed:
-        found = replace(found, experts=max(found.experts, HIDDEN_EXCHANGE))
+        overlap = replace(overlap, experts=max(overlap.experts, HIDDEN_EXCHANGE))
     if "delay_wgrad" in listed and "grad_reduce" not in listed:
-        found = replace(found, gradient=0.0)  # late weight gradients leave nothing to hide behind
+        # Delayed weight gradients leave nothing to hide behind.
+        overlap = replace(overlap, gradient=0.0)
     unread = tuple(word for word in listed if word not in (*OVERLAPS, *LISTED))
-    told = [word.removeprefix(DISPATCHER) for word in said if word.startswith(DISPATCHER)]
-    once = told[-1] in SENDING_ONCE if told else stack.sends_once
-    return replace(stack, overlap=found, sends_once=once), unread
+    dispatchers = [
+        word.removeprefix(DISPATCHER) for word in all_words if word.startswith(DISPATCHER)
+    ]
+    once = dispatchers[-1] in SENDING_ONCE if dispatchers else stack.sends_once
+    return replace(stack, overlap=overlap, sends_once=once), unread
 
 
 def graphed(stack: Stack, words: str) -> Stack:
-    """The stack under CUDA graphs: of whole iterations or layers, which leave the host nothing to
-    launch, or of parts of layers, which leave it half.
+    """Apply CUDA graphs: of iterations or layers, which leave no launches to the host, or of parts
+    of layers, which leave half.
     """
-    said = words.strip().lower()
-    if said in OFF:
+    graphs = words.strip().lower()
+    if graphs in OFF:
         return stack
-    parts = "attn" in said or "moe" in said or "mlp" in said
-    left = 0.5 if parts and "iteration" not in said else 0.0
+    parts = "attn" in graphs or "moe" in graphs or "mlp" in graphs
+    left = 0.5 if parts and "iteration" not in graphs else 0.0
     return replace(
         stack,
-        graphs=said,
+        graphs=graphs,
         host_layer_s=left * stack.host_layer_s,
         host_kernel_s=left * stack.host_kernel_s,
         host_checkpoint_s=left * stack.host_checkpoint_s,

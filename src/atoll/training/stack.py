@@ -1,9 +1,9 @@
-"""The software under a training run: which kernels it launches, what they move and keep.
+"""Software stacks: the kernels that a training run launches, and the bytes they move and keep.
 
-The same layer costs differently in eager PyTorch (every element-wise step is a kernel with its own
-round trip through HBM) and in a framework with fused kernels. Bytes per element below are counted
-from what each kernel reads and writes (16-bit tensors, fp32 where the framework casts); functions
-that are not listed take the bytes that the calibration measured for PyTorch's single kernel.
+A layer costs more in eager PyTorch (every element-wise step is a kernel with a round trip through
+HBM) than in a framework with fused kernels. Bytes per element are counted from what each kernel
+reads and writes (16-bit tensors, fp32 where the framework casts); functions that are not listed
+move the bytes that the calibration measured for PyTorch's single kernel.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from atoll.step.orders import ORDERS
 
 
 @dataclass(frozen=True, slots=True)
-class Passes:
-    """A vector function as this stack runs it."""
+class VectorPasses:
+    """Traffic and kernels of a vector function in a stack."""
 
     bytes: float  # moved through HBM, per element
     kernels: int
@@ -27,23 +27,23 @@ class Passes:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Which communication runs beside computation: the share of it that may hide, by kind."""
+    """Shares of communication that may hide behind computation, by kind."""
 
     gradient: float = 0.0
     """Gradient reduction, behind the last microbatch's backward pass."""
     undivided: float = 1.0
-    """Of that share, what is left where ZeRO divides nothing."""
+    """Factor on `gradient` with ZeRO 0."""
     piped: float = 1.0
-    """Of that share, what is left in a pipeline."""
+    """Factor on `gradient` in a pipeline."""
     gather: float = 0.0
     """Weight gathers and gradient scatters of fully sharded layers, behind their neighbours."""
     tensor: float = 0.0
     """Backward collectives of tensor parallelism, behind weight gradients."""
     tensor_products: float = 0.0
-    """All collectives of tensor parallelism, chunk by chunk behind the products beside them."""
+    """All collectives of tensor parallelism, in chunks behind the adjacent products."""
     summed: bool = True
-    """Whether all-reduces hide so too; else gathers and scatters alone, which sequence parallelism
-    has (user buffers of Transformer Engine, torch's asynchronous tensor parallelism)."""
+    """Whether `tensor_products` holds for all-reduces; otherwise only for the gathers and scatters
+    of sequence parallelism (Transformer Engine's user buffers, torch's asynchronous tp)."""
     pipeline: float = 0.0
     """Sends between stages, behind the next microbatch."""
     experts: float = 0.0
@@ -52,31 +52,27 @@ class Overlap:
     """Keys and values of ring attention, behind the block being computed."""
 
     def in_products(self, sp: bool) -> float:
-        """Share of tensor parallelism's collectives that hides inside products, with sequence
-        parallelism or without.
-        """
+        """Return the share of tensor-parallel collectives that hides inside products."""
         return self.tensor_products if sp or self.summed else 0.0
 
     def hidden_gradient(self, zero: int, pp: int) -> float:
-        """Share of the gradient reduction that may hide, under a ZeRO stage in so many stages of a
-        pipeline.
-        """
+        """Return the share of the gradient reduction that may hide."""
         return self.gradient * (1.0 if zero else self.undivided) * (1.0 if pp == 1 else self.piped)
 
 
 @dataclass(frozen=True)
 class Stack:
-    """One framework's habits."""
+    """Kernels, memory and overlap of one framework."""
 
     name: str
-    passes: Mapping[str, Passes]
+    passes: Mapping[str, VectorPasses]
     """Functions whose traffic differs from the calibrated single kernel."""
     kept: Mapping[str, float]
     """Bytes per element that a function keeps for backward beyond its input and output."""
     split_products: bool
-    """Queries, keys and values (gate and up) are products of their own, not one."""
+    """Queries, keys and values (gate and up) are separate products."""
     composed_gelu: bool
-    """Models that spell the tanh formula of GELU out really run it step by step."""
+    """Models that write out the tanh formula of GELU run it step by step."""
     padded: bool
     """Vocabularies are padded to whole vectors (128 times the tensor width in Megatron-LM)."""
     loss_bytes: float
@@ -84,131 +80,130 @@ class Stack:
     loss_kept: float
     """Bytes per logit kept from the forward to the backward pass of the loss."""
     half_loss_bytes: float
-    """The same at the peak where the loss takes 16-bit logits (masked language models)."""
+    """`loss_bytes` where the loss takes 16-bit logits (masked language models)."""
     vocabulary_parallel: bool
-    """The loss works on each tensor rank's part of the logits, not on gathered ones."""
+    """The loss works on each tensor rank's part of the logits, not on gathered logits."""
     keeps_gathered: bool
     """Sequence parallelism keeps gathered inputs for backward instead of gathering them again."""
     overlap: Overlap
     late_gradients: bool
-    """Gradients are allocated as the backward pass makes them, not before the step."""
+    """Gradients are allocated during the backward pass, not before the step."""
     accumulated_bytes: float = 6.0
-    """Bytes per parameter that a microbatch's gradients take to be added to those before: three
-    16-bit passes of a kernel of its own."""
+    """Bytes moved per parameter to accumulate a microbatch's gradients: three 16-bit passes of a
+    separate kernel."""
     adds_in_products: bool = False
-    """They are added by the products that make them instead, which read and write the sum where
-    they would write a 16-bit result."""
+    """The products of weight gradients accumulate: they read and write the sum instead of writing a
+    16-bit result."""
     temporaries: float = 1.0
-    """Share of the widest operator's tensors that is alive beside a block's."""
+    """Share of the widest operator's tensors that is alive in addition to a block's tensors."""
     sends_held: int = 0
-    """Activations in transfer that a stage holds beside those of its microbatches."""
+    """Activations in transfer per stage, in addition to those of its microbatches."""
     fragmentation: float = 0.07
-    """Of what is allocated, lost between blocks."""
+    """Share of allocated bytes lost between blocks."""
     context_bytes: float = 3.6e9
-    """Outside the allocator: driver context (1.6 GB) and buffers of collectives."""
+    """Bytes outside of the allocator: driver context (1.6 GB) and buffers of collectives."""
     fp8_copies: float = 0.0
-    """Bytes a parameter of fp8 copies of blocks' weights, kept beside the 16-bit ones."""
+    """Bytes per parameter of fp8 copies of blocks' weights, in addition to 16-bit weights."""
     scaled_weights: bool = False
-    """Frozen weights of fp8 and fp4 products are kept in that format alone."""
+    """Frozen weights of fp8 and fp4 products are kept only in that format."""
     scaled_inputs: bool = False
-    """Inputs of fp8 and fp4 products are kept for their weight gradients as they were cast."""
+    """Cast inputs of fp8 and fp4 products are kept for their weight gradients."""
     workspaces: int = 0
-    """Handles of matrix libraries, each with a workspace of its own."""
+    """Handles of matrix libraries, each with a workspace."""
     expert_workspaces: int = 0
-    """More of them where experts' products run side by side."""
+    """Further handles where experts' products run in parallel."""
     deferred_heads: int = 0
-    """Microbatches whose weight gradient of the head waits for the end of the step."""
+    """Microbatches whose weight gradient of the head is delayed to the end of the step."""
     step_s: float = 5e-3
-    """Once a step: data, clipping, logging."""
+    """Fixed time per step: data, clipping, logging."""
     gather_efficiency: float = 1.0
-    """Of the network's own, when weights are gathered: below 1 where tensor by tensor."""
+    """Factor on the bandwidth of weight gathers: below 1 if they are per tensor."""
     gathered_layers: float = 2.0
-    """Layers whose divided weights are whole at the same time under ZeRO 3."""
+    """Layers with gathered weights at a time under ZeRO 3."""
     regathers: bool = False
-    """Under ZeRO 2 weights are divided between microbatches too and gathered again for each, as
-    FSDP's SHARD_GRAD_OP does; others gather them once, behind the optimizer's step."""
+    """Under ZeRO 2 weights are gathered again per microbatch, as in FSDP's SHARD_GRAD_OP; otherwise
+    once, after the optimizer's step."""
     slack: float = 1.0
-    """Time of a step over what its parts explain: allocator, interpreter, waiting."""
+    """Step time over the sum of its parts: allocator, interpreter, waiting."""
     straggling: float = 1.0
-    """The same where several nodes wait for the slowest of them."""
+    """Factor on the slack of several nodes, which wait for the slowest."""
     exchanges_heads: bool = False
-    """Context parallelism gives every device whole sequences of some heads, where these divide
-    (all-to-all, as DeepSpeed-Ulysses), instead of keys and values that go round a ring."""
+    """Context parallelism exchanges heads where cp divides them (all-to-all, as DeepSpeed-Ulysses),
+    instead of sending keys and values round a ring."""
     adapters_exchange_heads: bool = False
-    """The same of runs with adapters."""
+    """`exchanges_heads` of runs with adapters."""
     host_layer_s: float = 0.0
-    """Host time of a layer's forward and backward pass beside its kernels."""
+    """Host time of a layer's forward and backward pass, without kernel launches."""
     host_kernel_s: float = 0.0
-    """Host time of a kernel launched one by one."""
+    """Host time per kernel launch."""
     host_checkpoint_s: float = 0.0
-    """Host time of recomputing a layer beside its kernels (random states, nested graphs)."""
+    """Host time of recomputing a layer, without launches (random states, nested graphs)."""
     host_expert_s: float = 0.0
-    """Host time of one expert in one pass: indices that must be read back to be used."""
+    """Host time per expert and pass, for indices that are read back."""
     host_routed_s: float = 0.0
-    """Host time of a layer with experts in one pass beside that of others: routing, permutation and
-    exchange are many small kernels, launched one by one."""
+    """Additional host time per pass of a layer with experts: routing, permutation and exchange are
+    many small kernels."""
     graphs: str = ""
-    """CUDA graphs that its host times are those of; none where kernels are launched one by one."""
+    """CUDA graphs included in the host times; empty: single launches."""
     routed_bytes: float = 0.0
-    """Bytes per element of the rows that go to experts, in each pass: copied to and from buffers of
-    the exchange, sorted by expert, padded."""
+    """Bytes per element of the rows sent to experts, per pass: copied to and from buffers of the
+    exchange, sorted by expert, padded."""
     halves_bytes: Mapping[str, float] = field(default_factory=dict)
     """Bytes per element of experts' gates by kind of operator, beyond those of their functions:
     gate and up are halves of one tensor."""
     fused_casts: tuple[str, ...] = ()
-    """Formats to which experts' inputs are cast by the kernels that make them; to others expert by
-    expert."""
+    """Formats to which experts' inputs are cast by the kernels that write them; to others they are
+    cast per expert."""
     weighs_inside: bool = False
-    """Gates weigh what experts do in their activation, so that their results are not kept."""
+    """Gates weight the experts' activations, so that the experts' results are not kept."""
     sends_once: bool = False
-    """A token goes once to a node and to a device in it, however many of its experts lie there
-    (DeepEP, HybridEP), not once for each of them."""
+    """A token is sent once per node and device (DeepEP, HybridEP), not once per expert."""
     ragged_heads: float = 1.0
-    """How much longer unfused attention's products take than others off 16-byte addresses, where a
-    head is no multiple of 8 elements."""
+    """Factor on unfused attention's products if a head is not a multiple of 8 elements."""
     hosts_blocks: bool = False
-    """Fully sharded blocks that keep all leave what does not fit in the host's memory ("host")."""
+    """Fully sharded blocks without recomputation use host memory for what does not fit ("host")."""
     states: str = "mixed"
-    """Bytes of weights, gradients and optimizer that it usually keeps (`step.states`)."""
+    """Usual bytes of weights, gradients and optimizer (`step.states`)."""
     attention: str = "flash"
-    """The kernel that it usually has: flash, flash2, flash1 or unfused."""
+    """Usual attention kernel: flash, flash2, flash1 or unfused."""
     orders: tuple[str, ...] = ORDERS
-    """Pipeline orders that it runs, itself or by an implementation published for it."""
+    """Supported pipeline orders, built in or by a published implementation."""
     balances: bool = True
-    """Stages may hold fewer blocks where more stands beside them; else as even numbers as can be.
-    """
+    """Stages with other layers may hold fewer blocks; otherwise blocks are spread evenly."""
 
     def gives_heads(self, kv_heads: int, cp: int) -> bool:
-        """Whether context parallelism exchanges heads: as long as key heads divide."""
+        """Return whether context parallelism exchanges heads, which needs divisible key heads."""
         return self.exchanges_heads and cp > 1 and kv_heads % cp == 0
 
 
-# Families that call the formula of GELU step by step. (BigCode calls the fused one; T5 1.1 and mT5
-# have it in their gate, BLOOM a formula of its own.)
+# Families that compute GELU's formula step by step. (BigCode calls the fused kernel; T5 1.1 and mT5
+# have it in their gate, BLOOM has another formula.)
 COMPOSED_GELU = frozenset({"gpt2", "gptj", "gpt_neo", "phi", "bloom", "t5", "mt5"})
 
 
-def _stack(name: str, given: dict[str, Any]) -> Stack:
-    """One of stacks.yaml."""
-    told: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in given.items()}
-    passes = {function: Passes(**moved) for function, moved in given["passes"].items()}
-    return Stack(**told | {"name": name, "passes": passes, "overlap": Overlap(**given["overlap"])})
+def _stack(name: str, entry: dict[str, Any]) -> Stack:
+    """Build a stack from its entry in stacks.yaml."""
+    values: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in entry.items()}
+    passes = {function: VectorPasses(**moved) for function, moved in entry["passes"].items()}
+    return Stack(
+        **values | {"name": name, "passes": passes, "overlap": Overlap(**entry["overlap"])}
+    )
 
 
 _READ = shipped_table("atoll.training", "stacks.yaml")["stacks"]
-_OURS = {name: _stack(name, given) for name, given in _READ.items()}
+_OURS = {name: _stack(name, entry) for name, entry in _READ.items()}
 CHIP, XLA, EAGER, COMPILED = (_OURS[name] for name in ("chip", "xla", "eager", "compiled"))
 MEGATRON, NEMO, FSDP = (_OURS[name] for name in ("megatron", "nemo", "fsdp"))
 STACKS = Registry("stacks", Stack, (
     CHIP, XLA, EAGER, COMPILED, _OURS["modular"], _OURS["modular-norm"], _OURS["modular-lean"],
     MEGATRON, _OURS["megatron-2021"], _OURS["zero3-2021"], NEMO, FSDP, _OURS["fsdp-2023"],
 ))  # fmt: skip
-"""In the order in which they are listed."""
+"""In listing order."""
 
 
 def with_adapters(stack: Stack) -> Stack:
-    """The stack where weights are frozen. Composed norms of scales that are not trained neither
-    keep the normed value nor make the product with it and its sum.
+    """Adapt the stack to frozen weights. Composed norms with frozen scales do not keep the normed
+    value, and skip the product with it and its sum.
     """
     stack = replace(stack, exchanges_heads=stack.adapters_exchange_heads)
     if "rmsnorm" not in stack.kept:
@@ -216,15 +211,19 @@ def with_adapters(stack: Stack) -> Stack:
     back = EAGER.passes["rmsnorm_bwd"]
     passes = {
         **stack.passes,
-        "rmsnorm_bwd": Passes(back.bytes - 10, back.kernels - 2),
+        "rmsnorm_bwd": VectorPasses(back.bytes - 10, back.kernels - 2),
     }
     return replace(stack, passes=passes, kept={**stack.kept, "rmsnorm": 2})
 
 
 def fused_loss(stack: Stack) -> Stack:
-    """With a loss that turns 16-bit logits into their gradient in place, as Transformer Engine's
+    """Use a loss that replaces 16-bit logits by their gradient in place, as Transformer Engine's
     and Liger's kernels do.
     """
-    # Read for the largest and the sum, and again for the gradient that is written; then scaled.
-    passes = {**stack.passes, "cross_entropy": Passes(6, 1), "cross_entropy_bwd": Passes(4, 1)}
+    # Read for maximum and sum, read again, gradient written; then scaled.
+    passes = {
+        **stack.passes,
+        "cross_entropy": VectorPasses(6, 1),
+        "cross_entropy_bwd": VectorPasses(4, 1),
+    }
     return replace(stack, passes=passes, loss_bytes=2, loss_kept=2, half_loss_bytes=2)

@@ -1,8 +1,8 @@
-"""The time of one training step under one layout: what runs, what waits, what hides.
+"""Time of one training step under one layout: computation, exposed communication, host time.
 
-Every stage's forward and backward time of a microbatch is summed from its layers, with the
-communication that nothing hides; the pipeline's schedule gives the time of all microbatches; then
-come gradients, optimizer and weights. docs/training.md has the formulas.
+Forward and backward time of a stage per microbatch are summed over its layers, with exposed
+communication; the pipeline order gives the time of all microbatches; then come gradients,
+optimizer and weights. docs/training.md has the formulas.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from atoll.training.operators.policies import TensorLink
 from atoll.training.run import Run
 
 
-class Pass(NamedTuple):
-    """Seconds of one microbatch's pass through a stage, by what they are spent on."""
+class PassSeconds(NamedTuple):
+    """Seconds of one microbatch's pass through a stage, by part."""
 
     compute_s: float = 0.0
     tensor_s: float = 0.0
@@ -33,17 +33,17 @@ class Pass(NamedTuple):
     def total_s(self) -> float:
         return self.compute_s + self.tensor_s + self.context_s + self.expert_s + self.sharded_s
 
-    def __add__(self, other: Pass) -> Pass:  # type: ignore[override]
-        return Pass(
-            self.compute_s + other.compute_s,
-            self.tensor_s + other.tensor_s,
-            self.context_s + other.context_s,
-            self.expert_s + other.expert_s,
-            self.sharded_s + other.sharded_s,
+    def __add__(self, added: PassSeconds) -> PassSeconds:  # type: ignore[override]
+        return PassSeconds(
+            self.compute_s + added.compute_s,
+            self.tensor_s + added.tensor_s,
+            self.context_s + added.context_s,
+            self.expert_s + added.expert_s,
+            self.sharded_s + added.sharded_s,
         )
 
-    def times(self, n: float) -> Pass:
-        return Pass(
+    def times(self, n: float) -> PassSeconds:
+        return PassSeconds(
             self.compute_s * n,
             self.tensor_s * n,
             self.context_s * n,
@@ -53,8 +53,8 @@ class Pass(NamedTuple):
 
 
 class HostTime(NamedTuple):
-    """Seconds of the host for one microbatch, by the pass whose kernels it launches beside the
-    device; for `waiting_s` all wait.
+    """Host seconds per microbatch: launches of each pass, which overlap with the device, and
+    `waiting_s`, which does not.
     """
 
     forward_s: float = 0.0
@@ -72,16 +72,16 @@ NO_HOST = HostTime()
 
 @dataclass(frozen=True, slots=True)
 class StageTime:
-    """One stage on one microbatch, all its chunks together."""
+    """Times of one stage per microbatch, over all its chunks."""
 
-    forward: Pass
-    backward: Pass
-    recompute: Pass
+    forward: PassSeconds
+    backward: PassSeconds
+    recompute: PassSeconds
     weight_s: float
-    """Of the backward pass, the weight gradients, which a zero-bubble schedule may delay."""
+    """Weight gradients in the backward pass, which a zero-bubble schedule may delay."""
     host: HostTime = NO_HOST
     chunks: tuple[StageTime, ...] = ()
-    """Its chunks one by one, where there are several."""
+    """Times of its chunks, if there are several."""
 
     @property
     def device_s(self) -> float:
@@ -89,7 +89,7 @@ class StageTime:
 
     @property
     def host_s(self) -> float:
-        """What the host's launches add to the device's time."""
+        """Host time that is not hidden by the device."""
         return max(0.0, self.host.beside_s - self.device_s) + self.host.waiting_s
 
     @property
@@ -97,11 +97,10 @@ class StageTime:
         return self.device_s + self.host_s
 
     def paces(self, order: str) -> tuple[PassTime, ...]:
-        """What a pipeline runs. Where weight passes run apart, once at the device's pace and once
-        at the host's, of which the slower pipeline counts: were both joined in one, a device that
-        takes longer for weight gradients would leave the host less time in the other passes, and
-        end a step sooner. Else weight passes are a part of backward ones, and host time is spread
-        over both ways.
+        """Return the passes that a pipeline replays. With separate weight passes, once with device
+        and once with host times, of which the slower pipeline counts: combined, slower weight
+        gradients on the device could shorten the step. Otherwise exposed host time is added to
+        forward and backward passes in equal parts.
         """
         forward_s, weight_s, host = self.forward.total_s, self.weight_s, self.host
         backward_s = self.backward.total_s + self.recompute.total_s - weight_s
@@ -116,13 +115,13 @@ class StageTime:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One training step, by part."""
+class StepTime:
+    """Seconds of one training step, by part."""
 
     time_s: float
     compute_s: float
     accumulate_s: float
-    """Adding each microbatch's gradients to those before."""
+    """Accumulation of the microbatches' gradients."""
     recompute_s: float
     tensor_s: float
     context_s: float
@@ -134,14 +133,14 @@ class Step:
     optimizer_s: float
     host_s: float
 
-    def shrunk(self, share: float) -> Step:
-        """All parts that much shorter, where a site is faster than they explain."""
+    def shrunk(self, share: float) -> StepTime:
+        """Scale all parts, for a site that is faster than their sum."""
         parts = {f.name: getattr(self, f.name) * share for f in fields(self) if f.name != "time_s"}
         return replace(self, **parts)
 
     @property
     def busy_s(self) -> float:
-        """In which a device computes; in the rest it waits or sends."""
+        """Seconds in which the device computes."""
         return self.compute_s + self.accumulate_s + self.recompute_s + self.optimizer_s
 
     def breakdown(self) -> dict[str, float]:
@@ -162,8 +161,8 @@ class Step:
 
 
 class Shared(NamedTuple):
-    """A collective of weights (gathers) or gradients over `group` ranks that lie `stride` apart:
-    bytes of the whole tensor for every dense and for every expert parameter of a stage.
+    """A collective of weights (gathers) or gradients over `group` ranks at distance `stride`: bytes
+    of the full tensor per dense and per expert parameter of a stage.
     """
 
     kind: str
@@ -174,10 +173,10 @@ class Shared(NamedTuple):
     stride: int
 
 
-class _Own(NamedTuple):
-    """Of a layer, what no choice of recomputation changes."""
+class _FixedTimes(NamedTuple):
+    """Times of a layer that do not depend on the recomputation choice."""
 
-    forward: Pass
+    forward: PassSeconds
     backward_s: float
     backward_link_s: float
     ring_back_s: float
@@ -186,27 +185,27 @@ class _Own(NamedTuple):
     gather_s: float
     scatter_s: float
     late_s: float
-    """Of messages that run beside the forward pass's computation, what outlasts it."""
+    """Messages that overlap with the forward pass's computation and outlast it."""
     late_back_s: float
-    """The same of the backward pass."""
+    """`late_s` of the backward pass."""
 
 
 class Stepper:
-    """Prices stages and steps of one run under one layout."""
+    """Computes times of stages of one run under one layout."""
 
     def __init__(self, run: Run, layout: Layout) -> None:
         self.run = run
         self.layout = layout
         self.microbatches = layout.microbatches(run.global_batch)
-        self._passes: dict[tuple[int, str], tuple[Pass, Pass, Pass]] = {}
+        self._passes: dict[tuple[int, str], tuple[PassSeconds, PassSeconds, PassSeconds]] = {}
         self._links: dict[tuple[TensorLink, ...], float] = {}
-        self._own: dict[int, tuple[LayerCost, _Own]] = {}
+        self._fixed: dict[int, tuple[LayerCost, _FixedTimes]] = {}
 
     def stage_time(self, chunks: Sequence[Share], recompute: str) -> StageTime:
         """One microbatch through so many chunks under a choice of recomputation; of all that a
         stage holds, the mean over the directions in which it is passed.
         """
-        forward, backward, again = Pass(), Pass(), Pass()
+        forward, backward, again = PassSeconds(), PassSeconds(), PassSeconds()
         weight_s, host_s = 0.0, [0.0] * len(HostTime._fields)
         directions = max(1, len(chunks) // self.layout.rounds)
         for chunk in chunks:
@@ -223,53 +222,63 @@ class Stepper:
                 for i, more_s in enumerate(self.host(cost, recompute)):
                     host_s[i] += more_s * n
         apart = chunks if len(chunks) > 1 else ()
-        each = tuple(self.stage_time([chunk], recompute) for chunk in apart)
-        return StageTime(forward, backward, again, weight_s, HostTime(*host_s), each)
+        chunk_times = tuple(self.stage_time([chunk], recompute) for chunk in apart)
+        return StageTime(forward, backward, again, weight_s, HostTime(*host_s), chunk_times)
 
-    def layer_passes(self, cost: LayerCost, recompute: str) -> tuple[Pass, Pass, Pass]:
-        """Forward, backward and recomputation of one layer under a choice of the last."""
-        x, kept = self._known(cost), cost.kept(recompute if cost.is_block else "none")
+    def layer_passes(
+        self, cost: LayerCost, recompute: str
+    ) -> tuple[PassSeconds, PassSeconds, PassSeconds]:
+        """Return forward pass, backward pass and recomputation of one layer."""
+        fixed, kept = self._fixed_times(cost), cost.kept(recompute if cost.is_block else "none")
         rings, exchanges = kept.share * kept.attention, kept.share * kept.exchange
         shown = kept.share * (1 - self.run.stack.overlap.in_products(self.layout.sp))
-        beside_f, beside_b = self.beside_gathers_s(cost, recompute)
-        visible_f = self.exposed_s(x.gather_s, beside_f)
-        visible_b = self.exposed_s(x.gather_s + x.scatter_s, beside_b)
+        hides_forward_s, hides_backward_s = self.beside_gathers_s(cost, recompute)
+        visible_f = self.exposed_s(fixed.gather_s, hides_forward_s)
+        visible_b = self.exposed_s(fixed.gather_s + fixed.scatter_s, hides_backward_s)
         return (
-            x.forward._replace(sharded_s=visible_f),
-            Pass(x.backward_s, x.backward_link_s, x.ring_back_s, x.exchange_s, visible_b),
-            Pass(
-                kept.again.total_s + exchanges * x.waiting_s,
+            fixed.forward._replace(sharded_s=visible_f),
+            PassSeconds(
+                fixed.backward_s,
+                fixed.backward_link_s,
+                fixed.ring_back_s,
+                fixed.exchange_s,
+                visible_b,
+            ),
+            PassSeconds(
+                kept.again.total_s + exchanges * fixed.waiting_s,
                 shown * self._links_s(kept.links),
-                rings * x.forward.context_s,
-                exchanges * x.exchange_s,
+                rings * fixed.forward.context_s,
+                exchanges * fixed.exchange_s,
                 0.0,
             ),
         )
 
     def beside_gathers_s(self, cost: LayerCost, recompute: str) -> tuple[float, float]:
-        """Of a layer's forward and backward pass, what gathers of divided weights may hide behind:
-        computation, and the messages that run beside it and outlast it. (Were it computation alone,
-        slower attention would hide more of a ring's sends and of the gathers at once, and end a
-        step sooner.)
+        """Return the time in a layer's forward and backward pass behind which gathers of divided
+        weights may hide: computation, and messages that outlast it. (With computation alone, slower
+        attention would hide more of a ring's sends and of the gathers, and shorten the step.)
         """
-        x, kept = self._known(cost), cost.kept(recompute if cost.is_block else "none")
-        waiting_s = kept.exchange * x.waiting_s + kept.attention * x.late_s
+        fixed, kept = self._fixed_times(cost), cost.kept(recompute if cost.is_block else "none")
+        waiting_s = kept.exchange * fixed.waiting_s + kept.attention * fixed.late_s
         again_s = kept.again.total_s + kept.share * waiting_s
-        return x.forward.compute_s + x.late_s, x.backward_s + x.late_back_s + again_s
+        return (
+            fixed.forward.compute_s + fixed.late_s,
+            fixed.backward_s + fixed.late_back_s + again_s,
+        )
 
-    def _known(self, cost: LayerCost) -> _Own:
-        known = self._own.get(id(cost))
-        if known is None or known[0] is not cost:
-            known = self._own[id(cost)] = cost, self._without_choice(cost)
-        return known[1]
+    def _fixed_times(self, cost: LayerCost) -> _FixedTimes:
+        cached = self._fixed.get(id(cost))
+        if cached is None or cached[0] is not cost:
+            cached = self._fixed[id(cost)] = cost, self._without_choice(cost)
+        return cached[1]
 
-    def _without_choice(self, cost: LayerCost) -> _Own:
+    def _without_choice(self, cost: LayerCost) -> _FixedTimes:
         run, overlap = self.run, self.run.stack.overlap
-        own = cost.backwards(self.layout.schedule)
-        # All wait for the device with the busiest experts.
+        backward = cost.backwards(self.layout.schedule)
+        # All devices wait for the one with the busiest experts.
         waiting_s = (run.imbalance - 1) * cost.expert_forward_s
         forward_s = cost.forward.total_s + waiting_s
-        backward_s = own.total_s + (run.imbalance - 1) * cost.expert_backward_s
+        backward_s = backward.total_s + (run.imbalance - 1) * cost.expert_backward_s
 
         forward_link_s = self._links_s(cost.forward_links)
         hidden_s = self._links_s(cost.hidden_links)
@@ -278,17 +287,17 @@ class Stepper:
         forward_link_s *= visible
         backward_link_s *= visible
         may_hide_s = visible * overlap.tensor * hidden_s
-        hides_s = min(may_hide_s, visible * own.matrix_s)
+        hides_s = min(may_hide_s, visible * backward.matrix_s)
         backward_link_s -= hides_s
 
         ring_s = self._context_s(cost, cost.forward.attention_s)
-        # Backwards, the gradients of keys and values go round with them.
-        ring_back_s = self._context_s(cost, own.attention_s, tensors=2)
+        # Backwards, the gradients of keys and values are sent too.
+        ring_back_s = self._context_s(cost, backward.attention_s, tensors=2)
         exchange_s = self._exchange_s(cost) * (1 - overlap.experts)
         gather_s, scatter_s = self.sharded_s(cost)
-        beside = not run.stack.gives_heads(cost.kv_heads, self.layout.cp)
-        return _Own(
-            Pass(forward_s, forward_link_s, ring_s, exchange_s),
+        sends_overlap = not run.stack.gives_heads(cost.kv_heads, self.layout.cp)
+        return _FixedTimes(
+            PassSeconds(forward_s, forward_link_s, ring_s, exchange_s),
             backward_s,
             backward_link_s,
             ring_back_s,
@@ -296,13 +305,13 @@ class Stepper:
             waiting_s,
             gather_s,
             scatter_s,
-            late_s=ring_s if beside else 0.0,
-            late_back_s=may_hide_s - hides_s + (ring_back_s if beside else 0.0),
+            late_s=ring_s if sends_overlap else 0.0,
+            late_back_s=may_hide_s - hides_s + (ring_back_s if sends_overlap else 0.0),
         )
 
     def unhidden(self, cost: LayerCost) -> bool:
-        """Whether products are long enough for all collectives that may hide behind them, so that
-        longer ones take as much longer.
+        """Return whether products hide all collectives that may hide behind them, so that longer
+        products lengthen the pass by as much.
         """
         hidden_s = self._links_s(cost.hidden_links)
         return self.run.stack.overlap.tensor * hidden_s <= cost.backward.matrix_s
@@ -316,31 +325,30 @@ class Stepper:
         return self._links[links]
 
     def _context_s(self, cost: LayerCost, attention_s: float, tensors: int = 1) -> float:
-        """What ring attention's sends add beyond the attention that they run beside: all turns but
-        the last send on what the next one needs. Where heads are exchanged, attention waits for
-        its inputs and others for its outputs; backwards the same of gradients.
+        """Return the exposed time of ring attention's sends, which overlap with attention in all
+        steps but the last; or the time of the exchange of heads, which does not overlap.
         """
         cp = self.layout.cp
         if cp == 1 or not cost.ring_bytes:
             return 0.0
         if self.run.stack.gives_heads(cost.kv_heads, cp):
             return all_to_all_s(self.run.network, cost.heads_bytes, cp, self.layout.tp)
-        turn_s = neighbours_s(self.run.network, cost.ring_bytes, cp, self.layout.tp)
+        ring_step_s = neighbours_s(self.run.network, cost.ring_bytes, cp, self.layout.tp)
         hidden_s = self.run.stack.overlap.ring * attention_s * (cp - 1) / cp
-        return max(0.0, turn_s * (cp - 1) * tensors - hidden_s)
+        return max(0.0, ring_step_s * (cp - 1) * tensors - hidden_s)
 
     def exchange(self, cost: LayerCost) -> tuple[float, int]:
-        """Bytes that a device sends in one all-to-all of tokens, and how far apart experts lie."""
+        """Return the bytes that a device sends per all-to-all of tokens, and the ranks' stride."""
         layout = self.layout
         if layout.ep == 1 or not cost.exchange_bytes:
             return 0.0, 1
         bytes_ = cost.exchange_bytes * self.run.imbalance
         if layout.sp or layout.etp != layout.tp:
-            bytes_ /= layout.etp  # of those that share an expert's columns each sends its own
+            bytes_ /= layout.etp  # ranks that share an expert's columns send their own tokens
         return bytes_, layout.tp * layout.cp if layout.experts_outside else layout.etp
 
     def _exchange_s(self, cost: LayerCost) -> float:
-        """Two all-to-alls: tokens to their experts and back."""
+        """Return the time of two all-to-alls: tokens to their experts and back."""
         bytes_, stride = self.exchange(cost)
         model, ep = self.run.model, self.layout.ep
         chosen = model.experts_per_token if self.run.stack.sends_once else 1
@@ -348,7 +356,7 @@ class Stepper:
         return 2 * all_to_all_s(self.run.network, bytes_, ep, stride, max(1, chosen), limit)
 
     def sharded_s(self, cost: LayerCost) -> tuple[float, float]:
-        """Gather of a fully sharded layer's weights, and scatter of its gradients."""
+        """Return the gather of a fully sharded layer's weights and the scatter of its gradients."""
         if self.layout.zero < 3:
             return 0.0, 0.0
         _, reduce_s = self._shared_s(cost.parameters, cost.expert_parameters)
@@ -361,7 +369,7 @@ class Stepper:
         return wire_s - min(hidden_s, compute_s)
 
     def host(self, cost: LayerCost, recompute: str) -> HostTime:
-        """Host time of a layer in a microbatch."""
+        """Return the host time of a layer per microbatch."""
         stack = self.run.stack
         if not stack.host_kernel_s:
             return HostTime()
@@ -380,15 +388,15 @@ class Stepper:
         return HostTime(forward_s, backward_s, stack.host_kernel_s * weights, waiting_s)
 
     def sent_bytes(self, boundary_bytes: float) -> float:
-        """What one device sends of an activation (or gradient) to the next stage: every rank of a
-        tensor group its part, over its own port (Narayanan et al., SC 2021, section 4.1); with
+        """Return the bytes of an activation (or gradient) that one device sends to the next stage:
+        each rank of a tensor group sends its part (Narayanan et al., SC 2021, section 4.1); with
         sequence parallelism the boundary is divided already.
         """
         layout = self.layout
         return boundary_bytes / (1 if layout.sp and layout.tp > 1 else layout.tp)
 
     def send_s(self, boundary_bytes: float) -> float:
-        """One activation (or gradient) to the next stage."""
+        """Return the time of one activation (or gradient) to the next stage."""
         layout = self.layout
         if layout.pp == 1:
             return 0.0
@@ -397,13 +405,12 @@ class Stepper:
         return neighbours_s(self.run.network, sent, layout.pp, stride)
 
     def gradient_s(self, dense: float, expert: float) -> tuple[float, float]:
-        """Collectives of gradients over data-parallel ranks, and under ZeRO of weights: behind the
-        last backward pass of a step, and behind each one before.
+        """Return the time of gradient collectives over data-parallel ranks (and weight gathers
+        under ZeRO) after the last backward pass of a step, and after each earlier one.
 
-        Divided gradients cannot wait for the last microbatch, as nobody keeps the others' parts:
-        DeepSpeed reduces them in every backward pass (deepspeedai/DeepSpeed#2252), so do
-        Megatron-FSDP's "optim_grads" and FSDP (without that, its no_sync keeps whole gradients:
-        ZeRO 1; pytorch/pytorch#126166).
+        Divided gradients are reduced in every backward pass by DeepSpeed
+        (deepspeedai/DeepSpeed#2252), Megatron-FSDP's "optim_grads" and FSDP (its no_sync keeps full
+        gradients instead: ZeRO 1; pytorch/pytorch#126166).
         """
         if self.layout.zero >= 3:  # layer by layer, in each pass
             return 0.0, 0.0
@@ -414,29 +421,31 @@ class Stepper:
         return reduce_s + gather_s, before_s
 
     def _shared_s(self, dense: float, expert: float) -> tuple[float, float]:
-        """Gathers of divided weights and sums of gradients, over the ranks that share them."""
+        """Return the time of weight gathers and gradient reductions over the sharing ranks."""
         gather_s = reduce_s = 0.0
-        for one in self.shared():
-            bytes_ = one.dense * dense + one.expert * expert
-            wire_s = collective_s(self.run.network, one.kind, bytes_, one.group, one.stride)
-            if one.gathers:
+        for collective in self.shared():
+            bytes_ = collective.dense * dense + collective.expert * expert
+            wire_s = collective_s(
+                self.run.network, collective.kind, bytes_, collective.group, collective.stride
+            )
+            if collective.gathers:
                 gather_s += wire_s
             else:
                 reduce_s += wire_s
         return gather_s, reduce_s
 
     def shared(self) -> tuple[Shared, ...]:
-        """The collectives of weights and gradients over the ranks that share them: inside a replica
-        of the group that divides them, over both stages that hold them under DualPipe, and of what
-        a rank is left with over the replicas. Outside, every rank moves its part.
+        """Return the collectives of weights and gradients over the ranks that share them: inside a
+        replica (hsdp), over both stages with the same weights under DualPipe, and over replicas.
+        Outside of a replica each rank sends its part.
         """
         layout, states = self.layout, self.run.states
-        found: list[Shared] = []
-        # The same ranks share both: one collective.
+        collectives: list[Shared] = []
+        # The same ranks share dense and expert parameters: one collective.
         both = layout.ep == 1 and layout.etp == layout.tp
         dense = (1, 1) if both else (1, 0), layout.ranks, layout.tp
         expert = (0, 1), layout.expert_ranks, layout.etp * layout.ep
-        for whose, ranks, stride in (dense,) if both else (dense, expert):
+        for counts, ranks, stride in (dense,) if both else (dense, expert):
             inside = max(1, ranks // (layout.copies * layout.hsdp)), stride
             everyone = layout.tp * layout.cp * layout.dp
             mirrored = layout.copies, everyone * (layout.pp - 1)  # the first stage and the last
@@ -461,41 +470,40 @@ class Stepper:
             for kind, gathers, parts, (group, stride_) in steps:
                 bytes_ = (states.weight if gathers else states.reduced) / parts
                 if group > 1:
-                    each = whose[0] * bytes_, whose[1] * bytes_
-                    found.append(Shared(kind, gathers, *each, group, stride_))
-        return tuple(found)
+                    bytes_per_parameter = counts[0] * bytes_, counts[1] * bytes_
+                    collectives.append(Shared(kind, gathers, *bytes_per_parameter, group, stride_))
+        return tuple(collectives)
 
 
 def held_parameters(run: Run, cost: LayerCost) -> tuple[float, float]:
-    """Dense and expert parameters of a layer, frozen ones as many as trained ones of their bytes:
-    what is held of weights, and gathered.
+    """Return the dense and expert parameters of a layer with frozen ones, which count as trained
+    parameters of the same bytes: the weights to keep and gather.
     """
-    each = run.frozen_bytes / run.states.weight if cost.is_block else 1.0
+    equivalent = run.frozen_bytes / run.states.weight if cost.is_block else 1.0
     dense, expert = cost.frozen
-    return cost.parameters + each * dense, cost.expert_parameters + each * expert
+    return cost.parameters + equivalent * dense, cost.expert_parameters + equivalent * expert
 
 
 def accumulation_s(run: Run, layout: Layout, m: int, dense: float, expert: float) -> float:
-    """A microbatch's gradients added to the sum of those before. Under ZeRO 2 all are copied into
-    the buckets that are reduced, and a rank's part is added (under ZeRO 3 copies are within what
-    was fitted to gathers). Under DualPipe a microbatch has gradients of one of a stage's copies.
-    Linear in the parameters.
+    """Return the time to accumulate a microbatch's gradients. Under ZeRO 2 all are copied into
+    buckets, and a rank's part is added (under ZeRO 3 the fit of gathers includes copies). Under
+    DualPipe a microbatch has gradients of one of a stage's copies. Linear in the parameters.
     """
-    own = layout.divided(dense, expert) if layout.zero >= 2 else dense + expert
-    each = run.stack.accumulated_bytes
+    parameters = layout.divided(dense, expert) if layout.zero >= 2 else dense + expert
+    bytes_per_parameter = run.stack.accumulated_bytes
     if run.stack.adds_in_products:
-        each = 2 * run.states.gradient - HALF
-    moved = own * each / layout.copies if m > layout.copies else 0.0
+        bytes_per_parameter = 2 * run.states.gradient - HALF
+    moved = parameters * bytes_per_parameter / layout.copies if m > layout.copies else 0.0
     if layout.zero == 2:
         moved += (dense + expert) * (HALF + run.states.reduced)
     return moved / run.gpu.stream_Bps
 
 
 def update_s(run: Run, layout: Layout, dense: float, expert: float) -> float:
-    """The optimizer's step: bytes of states through HBM, at the calibrated excess of its kernel.
-    Linear in the parameters.
+    """Return the time of the optimizer's step: bytes of states through HBM times the calibrated
+    excess traffic of its kernel. Linear in the parameters.
     """
-    own = layout.divided(dense, expert) if layout.zero >= 1 else dense + expert
+    parameters = layout.divided(dense, expert) if layout.zero >= 1 else dense + expert
     half = run.states.name == "bf16"
     excess = run.gpu.half_optimizer_traffic if half else run.gpu.optimizer_traffic
-    return own * run.states.update * excess / run.gpu.stream_Bps
+    return parameters * run.states.update * excess / run.gpu.stream_Bps

@@ -1,9 +1,8 @@
-"""Exact estimates of many layouts of one variant at once: their tables.
+"""Tables for exact estimates of many layouts of one variant at once.
 
-Every rule stands in the readable estimate (`step`, `memory`, `step.replay`). Its functions are
-called here for each kind of layer, each content of a stage and each way to divide parameters, of
-which there are few; `sums` adds their results up for every layout and choice of
-recomputation.
+The rules are those of the readable estimate (`step`, `memory`, `step.replay`), whose functions are
+called here per kind of layer, content of a stage and division of parameters, of which there are
+few; `sums` adds up their results per layout and choice of recomputation.
 """
 
 from __future__ import annotations
@@ -31,39 +30,39 @@ from atoll.training.memory import (
 )
 from atoll.training.operators.layers import LayerCost
 from atoll.training.operators.priced import Priced
-from atoll.training.operators.tables import Floats, Ints, Tables
+from atoll.training.operators.tables import STAGES, Floats, Ints, Tables
 from atoll.training.run import Run
 from atoll.training.step import Stepper, accumulation_s, held_parameters, update_s
 
 LEAST = "least"
-"""A choice that runs nothing again and keeps no more than "full": bounds every other, in time
-(`Sums.bound_s`) and in memory."""
+"""A choice that recomputes nothing and keeps no more than "full": a lower bound on every choice, in
+time (`Sums.bound_s`) and memory."""
 AT_ONCE = 400_000  # stages times choices: the length of arrays
 UNITS = ((1.0, 0.0), (0.0, 1.0))  # one dense parameter, one expert parameter
 NUMBERS = {order: number for number, order in enumerate(ORDERS)}
-_BY_ORDER = np.array([(copies_of(x), x in SPLIT) for x in ORDERS])
+_BY_ORDER = np.array([(copies_of(order), order in SPLIT) for order in ORDERS])
 
 Structure = tuple[tuple[bool, int], ...]
-"""Of every kind of layer: whether it is a block, how often it stands there."""
+"""Per kind of layer: whether it is a block, and how often it occurs."""
 
 
 class Listed(Protocol):
-    """Layouts of one variant, of which few are ever made."""
+    """Layouts of one variant, created on demand."""
 
     def columns(self) -> Ints:
-        """(7, layouts): the order's number in `ORDERS`, dp, pp, vpp, zero, hsdp, and a number for
-        the blocks of chunks, where an order, stages and chunks leave these open.
+        """Return (7, layouts): the order's number in `ORDERS`, dp, pp, vpp, zero, hsdp, and the
+        number of the split of blocks into chunks.
         """
 
     def blocks(self, order: str, pp: int, vpp: int, number: int) -> tuple[int, ...]:
-        """The blocks of that number."""
+        """Return the blocks per chunk of the split with that number."""
 
     def layout(self, at: int) -> Layout:
-        """One of them."""
+        """Create the layout with that index."""
 
 
 class Given:
-    """Layouts that are there."""
+    """Layouts in a sequence."""
 
     def __init__(self, layouts: Sequence[Layout]) -> None:
         self.layouts = layouts
@@ -74,10 +73,10 @@ class Given:
         return np.array(
             [
                 (
-                    *(NUMBERS[x.schedule], x.dp, x.pp, x.vpp, x.zero, x.hsdp),
-                    n.setdefault(x.blocks, len(n)),
+                    *(NUMBERS[layout.schedule], layout.dp, layout.pp, layout.vpp),
+                    *(layout.zero, layout.hsdp, n.setdefault(layout.blocks, len(n))),
                 )
-                for x in self.layouts
+                for layout in self.layouts
             ]
         ).T
 
@@ -88,19 +87,19 @@ class Given:
         return self.layouts[at]
 
 
-class Stages(NamedTuple):
-    """What the stages of a pipeline hold."""
+class StageContents(NamedTuple):
+    """Layers of the stages of a pipeline."""
 
     chunks: Ints
-    """(stages, chunks, kinds): how many layers of each kind."""
-    came: Floats
+    """(stages, chunks, kinds): layers of each kind."""
+    arrivals: Floats
     mixes: tuple[tuple[int, ...], ...]
-    """The same of all chunks together, without repeats."""
-    which: Ints
+    """Distinct sums over the chunks of a stage."""
+    mix_of_stage: Ints
 
 
-class Pipe(NamedTuple):
-    """What a number of microbatches adds to that."""
+class PipelineLoad(NamedTuple):
+    """Quantities of a pipeline that depend on the number of microbatches."""
 
     weighed: Floats
     peaks: Floats
@@ -113,8 +112,8 @@ def batch_estimates(
     choices: Sequence[str],
     figures: Callable[[Sums], tuple[Floats, Floats, Ints]] = Sums.figures,
 ) -> tuple[Floats, Floats]:
-    """Seconds of a step and bytes that the fullest device needs: (layouts, choices + 1) of layouts
-    of one variant, under each choice of recomputation and under the best of them stage by stage.
+    """Return (layouts, choices + 1): seconds per step and bytes of the fullest device, per choice
+    of recomputation and, last, for the best choice of each stage.
     """
     tables = tables_of(priced, layouts, choices)
     return in_parts(tables, partial(Sums, tables), figures)
@@ -122,20 +121,21 @@ def batch_estimates(
 
 def in_parts(
     tables: Tables,
-    made: Callable[[Ints], Sums],
+    make_sums: Callable[[Ints], Sums],
     figures: Callable[[Sums], tuple[Floats, Floats, Ints]] = Sums.figures,
 ) -> tuple[Floats, Floats]:
-    """The same from sums that are made of some rows at a time."""
-    stages = np.cumsum(tables.rows[:, 0])
+    """Return the same from sums over batches of rows."""
+    stages = np.cumsum(tables.rows[:, STAGES])
     most = max(1, AT_ONCE // tables.bounds.size)
     cuts = np.searchsorted(stages, np.arange(0, stages[-1], most))
-    parts = [figures(made(rows)) for rows in np.split(tables.rows, cuts[1:]) if len(rows)]
-    return np.concatenate([x for x, _, _ in parts]), np.concatenate([x for _, x, _ in parts])
+    parts = [figures(make_sums(rows)) for rows in np.split(tables.rows, cuts[1:]) if len(rows)]
+    step_s, needed_bytes, _ = zip(*parts, strict=True)
+    return np.concatenate(step_s), np.concatenate(needed_bytes)
 
 
 def stage_choices(priced: Priced, layout: Layout, choices: Sequence[str]) -> tuple[str, ...]:
-    """The best choices of recomputation of a layout, one a stage: the fastest that fits it, where
-    no single one for all is faster; where none fits, the one that needs least.
+    """Return the recomputation choice of each stage: the fastest that fits it, or one for all if
+    that is faster; if none fits, the one that needs least memory.
     """
     tables = tables_of(priced, Given([layout]), choices)
     _, _, picks = Sums(tables, tables.rows).figures()
@@ -143,56 +143,64 @@ def stage_choices(priced: Priced, layout: Layout, choices: Sequence[str]) -> tup
 
 
 def tables_of(priced: Priced, layouts: Listed, choices: Sequence[str], batch: int = 0) -> Tables:
-    """What is summed up of layouts of one variant; of so many sequences, or the run's."""
-    run, of = priced.run, layouts.layout(0)
-    costs = priced.costs(of)
+    """Build the tables of layouts of one variant, for `batch` sequences or the run's."""
+    run, first = priced.run, layouts.layout(0)
+    costs = priced.costs(first)
     structure = tuple((c.is_block, c.repeat) for c in costs)
-    order, dp, pp, vpp, zero, hsdp, given = columns = layouts.columns()
+    order, dp, pp, vpp, zero, hsdp, splits = columns = layouts.columns()
     copies, split = _BY_ORDER[order].T
-    m = (batch or run.global_batch) // (dp * of.microbatch)
-    outside = (dp % of.ep == 0) & (of.etp == of.tp)
-    pipes, pipe = _numbered(order, pp, vpp, given, m)
+    m = (batch or run.global_batch) // (dp * first.microbatch)
+    outside = (dp % first.ep == 0) & (first.etp == first.tp)
+    pipes, pipe = _numbered(order, pp, vpp, splits, m)
     divisions, division = _numbered(dp, zero, hsdp, copies, m > copies)
     groups, group = _numbered(dp, pp, zero > 0, hsdp, copies)
     sides, side = _numbered(outside, split)
     losses, loss = _numbered(order == NUMBERS["gpipe"], m)
     shapes = [
-        (ORDERS[x], p, v, layouts.blocks(ORDERS[x], p, v, n))
-        for x, p, v, n in np.stack([order, pp, vpp, given], axis=1)[pipes].tolist()
+        (ORDERS[number], p, v, layouts.blocks(ORDERS[number], p, v, n))
+        for number, p, v, n in np.stack([order, pp, vpp, splits], axis=1)[pipes].tolist()
     ]
     stages = [_stages(structure, *shape) for shape in shapes]
     counts = m[pipes].tolist()
-    held_by = [_pipe(structure, *shape, n) for shape, n in zip(shapes, counts, strict=True)]
+    pipelines = [_pipe(structure, *shape, n) for shape, n in zip(shapes, counts, strict=True)]
     mixes, contents, chunk_mixes = _Numbers(), _Numbers(), _Numbers()
-    apart = [x.chunks if x.chunks.shape[1] > 1 else x.chunks[:0] for x in stages]
-    chunk_mix = [[chunk_mixes.of(tuple(one)) for row in x.tolist() for one in row] for x in apart]
-    mix = [
-        np.array([mixes.of((len(x.which) == 1, one)) for one in x.mixes])[x.which] for x in stages
+    apart = [pipe.chunks if pipe.chunks.shape[1] > 1 else pipe.chunks[:0] for pipe in stages]
+    chunk_mix = [
+        [chunk_mixes.number(tuple(chunk)) for stage in chunks.tolist() for chunk in stage]
+        for chunks in apart
     ]
-    # Most of what a stage holds depends on what kinds there are; logits are held for each.
+    mix = [
+        np.array([mixes.number((len(pipe.mix_of_stage) == 1, counts)) for counts in pipe.mixes])[
+            pipe.mix_of_stage
+        ]
+        for pipe in stages
+    ]
+    # Memory of a stage depends on which kinds of layers it has; logits also on their number.
     headed = [cost.logits_bytes > 0 for cost in costs]
     content = [
-        contents.of((alone, tuple(n if head else min(n, 1) for n, head in there)))
-        for alone, there in ((alone, zip(n, headed, strict=True)) for alone, n in mixes)
+        contents.number((alone, tuple(n if head else min(n, 1) for n, head in headed_counts)))
+        for alone, headed_counts in ((alone, zip(n, headed, strict=True)) for alone, n in mixes)
     ]
-    held = [[(costs[kind], n) for kind, n in enumerate(there) if n] for _, there in contents]
-    heads = [any(n and head for n, head in zip(x, headed, strict=True)) for _, x in contents]
-    family = of.tp, of.cp, of.ep, of.etp
+    content_layers = [
+        [(costs[kind], n) for kind, n in enumerate(counts) if n] for _, counts in contents
+    ]
+    heads = [any(n and head for n, head in zip(row, headed, strict=True)) for _, row in contents]
+    family = first.tp, first.cp, first.ep, first.etp
     return Tables(
         rows=np.stack([pp, m, copies, zero, split, pipe, division, group, side, loss], 1),
         starts=np.cumsum([0, *pp[pipes]])[:-1],
         order=order[pipes],
-        bubbles=np.array([pipe.bubble for pipe in held_by]),
-        chunks=np.array([x.chunks.shape[1] for x in stages]),
+        bubbles=np.array([pipe.bubble for pipe in pipelines]),
+        chunks=np.array([pipe.chunks.shape[1] for pipe in stages]),
         chunk_starts=np.cumsum([0, *map(len, chunk_mix)])[:-1],
-        chunk_mix=np.array([one for row in chunk_mix for one in row], dtype=np.int64),
+        chunk_mix=np.array([number for row in chunk_mix for number in row], dtype=np.int64),
         chunk_counts=np.array(list(chunk_mixes), dtype=np.float64).reshape(-1, len(costs)),
         mix=np.concatenate(mix),
         counts=np.array([n for _, n in mixes], dtype=np.float64),
         content=np.array(content),
-        weighed=np.concatenate([pipe.weighed for pipe in held_by]),
-        peaks=np.concatenate([pipe.peaks for pipe in held_by]),
-        came=np.concatenate([x.came for x in stages]),
+        weighed=np.concatenate([pipe.weighed for pipe in pipelines]),
+        peaks=np.concatenate([pipe.peaks for pipe in pipelines]),
+        arrivals=np.concatenate([pipe.arrivals for pipe in stages]),
         parameters=np.array(
             [
                 priced.once(
@@ -212,30 +220,33 @@ def tables_of(priced: Priced, layouts: Listed, choices: Sequence[str], batch: in
         passes=np.array(
             [
                 priced.once(
-                    ("passes", id(costs), x.experts_outside, x.schedule in SPLIT, *choices),
-                    partial(_passes, run, x, costs, choices),
+                    ("passes", id(costs), side.experts_outside, side.schedule in SPLIT, *choices),
+                    partial(_passes, run, side, costs, choices),
                 )
-                for x in (layouts.layout(i) for i in sides.tolist())
+                for side in (layouts.layout(i) for i in sides.tolist())
             ]
         ),
-        kept=np.array([[kept_bytes(run, c, _as_held(x)) for x in choices] for c in costs]),
-        held=np.array(
+        kept=np.array([[kept_bytes(run, c, _as_kept(name)) for name in choices] for c in costs]),
+        contents=np.array(
             [
-                _held(priced, replace(of, pp=1 if alone else 2), x)
-                for (alone, _), x in zip(contents, held, strict=True)
+                _content_row(priced, replace(first, pp=1 if alone else 2), layers)
+                for (alone, _), layers in zip(contents, content_layers, strict=True)
             ],
             dtype=np.float64,
         ),
         transient=np.array(
-            [[transient_bytes(run, there, _as_timed(x)) for x in choices] for there in held]
+            [
+                [transient_bytes(run, layers, _as_timed(choice)) for choice in choices]
+                for layers in content_layers
+            ]
         ),
         logits=np.array(
             [
                 [
-                    logits_bytes(run, x, there, n) if head else 0.0
-                    for there, head in zip(held, heads, strict=True)
+                    logits_bytes(run, layout, layers, n) if head else 0.0
+                    for layers, head in zip(content_layers, heads, strict=True)
                 ]
-                for x, n in ((layouts.layout(i), int(m[i])) for i in losses.tolist())
+                for layout, n in ((layouts.layout(i), int(m[i])) for i in losses.tolist())
             ]
         ),
         bounds=np.array([choice == LEAST for choice in choices]),
@@ -244,15 +255,15 @@ def tables_of(priced: Priced, layouts: Listed, choices: Sequence[str], batch: in
 
 
 class _Numbers(dict[Any, int]):
-    """Keys numbered as they come."""
+    """Keys numbered in order of first use."""
 
-    def of(self, key: Any) -> int:
+    def number(self, key: Any) -> int:
         return self.setdefault(key, len(self))
 
 
 def _numbered(*columns: NDArray[Any]) -> tuple[Ints, Ints]:
-    """Where combinations of the columns' values stand first, and of every row the number of its
-    combination.
+    """Return the first row of each combination of the columns' values, and the number of each
+    row's combination.
     """
     keys = np.ravel_multi_index(columns, [int(column.max()) + 1 for column in columns])
     _, first, number = np.unique(keys, return_index=True, return_inverse=True)
@@ -263,30 +274,32 @@ def _as_timed(choice: str) -> str:
     return "none" if choice == LEAST else choice
 
 
-def _as_held(choice: str) -> str:
+def _as_kept(choice: str) -> str:
     return "full" if choice == LEAST else choice
 
 
 @lru_cache(maxsize=8192)
-def _stages(structure: Structure, order: str, pp: int, vpp: int, given: tuple[int, ...]) -> Stages:
-    chunks = stage_counts(structure, order, pp, vpp, given)
+def _stages(
+    structure: Structure, order: str, pp: int, vpp: int, blocks: tuple[int, ...]
+) -> StageContents:
+    chunks = stage_counts(structure, order, pp, vpp, blocks)
     mixes: dict[tuple[int, ...], int] = {}
     counts = chunks.sum(axis=1).tolist()
-    which = [mixes.setdefault(tuple(of), len(mixes)) for of in counts]
-    came = np.array(arrivals(order, pp, chunks.shape[1]))
-    return Stages(chunks, came, tuple(mixes), np.array(which))
+    mix_of_stage = [mixes.setdefault(tuple(count), len(mixes)) for count in counts]
+    arriving = np.array(arrivals(order, pp, chunks.shape[1]))
+    return StageContents(chunks, arriving, tuple(mixes), np.array(mix_of_stage))
 
 
 @lru_cache(maxsize=16384)
 def _pipe(
-    structure: Structure, order: str, pp: int, vpp: int, given: tuple[int, ...], m: int
-) -> Pipe:
-    stages = _stages(structure, order, pp, vpp, given)
+    structure: Structure, order: str, pp: int, vpp: int, blocks: tuple[int, ...], m: int
+) -> PipelineLoad:
+    stages = _stages(structure, order, pp, vpp, blocks)
     places = [(order, pp, stage, m, vpp) for stage in range(pp)]
     chunks = stages.chunks
-    if order in TWO_CHUNKS:  # those of others hold as many microbatches each
+    if order in TWO_CHUNKS:  # in other orders all chunks hold as many microbatches
         chunks = np.array([chunk_weights(*place) for place in places])[:, :, None] * chunks
-    return Pipe(
+    return PipelineLoad(
         chunks.sum(axis=1, dtype=np.float64),
         np.array([_filled(peaks(*place), 3) for place in places]),
         np.array(_filled(bubble_terms(order, pp, m, vpp), 2)),
@@ -294,29 +307,29 @@ def _pipe(
 
 
 def _filled(rows: Sequence[tuple[float, ...]], length: int) -> list[tuple[float, ...]]:
-    """As many rows, the further ones of zeros, which are never the longest."""
+    """Pad with rows of zeros, which are never the maximum."""
     return [*rows, *[(0.0,) * len(rows[0])] * (length - len(rows))]
 
 
 def per_parameter(priced: Priced, layout: Layout, accumulates: bool) -> Floats:
-    """(5, 2): bytes of weights, gradients and optimizer, seconds of accumulation and update, all
-    linear in the parameters: those of one dense and of one expert parameter.
+    """Return (5, 2): bytes of weights, gradients and optimizer, seconds of accumulation and update,
+    per dense and per expert parameter; all are linear in the parameters.
     """
-    run, x = priced.run, layout
+    run, zero, copies = priced.run, layout.zero, layout.copies
 
-    def made() -> Floats:
-        found = [
+    def compute() -> Floats:
+        columns = [
             (
-                *run.states.parts(dense + expert, x.divided(dense, expert), x.zero),
-                accumulation_s(run, x, x.copies + accumulates, dense, expert),
-                update_s(run, x, dense, expert),
+                *run.states.parts(dense + expert, layout.divided(dense, expert), zero),
+                accumulation_s(run, layout, copies + accumulates, dense, expert),
+                update_s(run, layout, dense, expert),
             )
             for dense, expert in UNITS
         ]
-        return np.array(found).T
+        return np.array(columns).T
 
-    key = "parameter", x.ranks, x.expert_ranks, x.zero, x.hsdp, x.copies, accumulates
-    return priced.once(key, made)
+    ranks = layout.ranks, layout.expert_ranks
+    return priced.once(("parameter", *ranks, zero, layout.hsdp, copies, accumulates), compute)
 
 
 def _divided(priced: Priced, layouts: Listed, at: int, accumulates: bool) -> Floats:
@@ -324,19 +337,19 @@ def _divided(priced: Priced, layouts: Listed, at: int, accumulates: bool) -> Flo
 
 
 def shared_terms(run: Run, layout: Layout) -> tuple[Floats, Floats, Floats]:
-    """Collectives of weights and gradients: (collectives, 5) and twice (collectives, levels) of
-    `Tables.collective`, `Tables.s_per_byte` and `Tables.steps`.
+    """Return the collectives of weights and gradients: `Tables.collective` (collectives, 5),
+    `Tables.s_per_byte` and `Tables.steps` (collectives, levels).
     """
-    listed = Stepper(run, layout).shared()
-    known = [terms(run.network, x.kind, x.group, x.stride) for x in listed]
-    found = [
-        (x.gathers, x.dense, x.expert, term.fixed_s, term.tree_s)
-        for x, term in zip(listed, known, strict=True)
+    collectives = Stepper(run, layout).shared()
+    times = [terms(run.network, item.kind, item.group, item.stride) for item in collectives]
+    columns = [
+        (collective.gathers, collective.dense, collective.expert, term.fixed_s, term.tree_s)
+        for collective, term in zip(collectives, times, strict=True)
     ]
     levels = len(run.network.levels)
-    slopes = np.array([term.s_per_byte for term in known]).reshape(-1, levels)
-    steps = np.array([term.steps for term in known]).reshape(-1, levels)
-    return np.array(found, dtype=np.float64).reshape(-1, 5), slopes, steps
+    slopes = np.array([term.s_per_byte for term in times]).reshape(-1, levels)
+    steps = np.array([term.steps for term in times]).reshape(-1, levels)
+    return np.array(columns, dtype=np.float64).reshape(-1, 5), slopes, steps
 
 
 def _collectives(
@@ -346,10 +359,10 @@ def _collectives(
     groups: Sequence[int],
     columns: Ints,
 ) -> dict[str, NDArray[Any]]:
-    """What ranks that share parameters send, and one activation between stages."""
-    run, of = priced.run, layouts.layout(0)
+    """Return the table columns of collectives over shared parameters, and of pipeline sends."""
+    run, first = priced.run, layouts.layout(0)
     boundary = max((c.boundary_bytes for c in costs if c.is_block), default=0)
-    family = of.tp, of.cp, of.ep, of.etp
+    family = first.tp, first.cp, first.ep, first.etp
     shared, sends_s = [], []
     for at, (order, dp, pp, _, zero, hsdp, _) in zip(
         groups, columns[:, groups].T.tolist(), strict=True
@@ -363,16 +376,16 @@ def _collectives(
         )
         sends_s.append(
             priced.once(
-                ("send", boundary, of.tp, of.cp, of.sp, dp, pp),
+                ("send", boundary, first.tp, first.cp, first.sp, dp, pp),
                 partial(_send_s, run, layouts, at, boundary),
             )
         )
-    ends = np.cumsum([len(found) for found, _, _ in shared])
+    ends = np.cumsum([len(collectives) for collectives, _, _ in shared])
     durations_s, shares = curves(run.network)
     return {
         "spans": np.stack([np.concatenate([[0], ends[:-1]]), ends], axis=1),
         "sends_s": np.array(sends_s),
-        "collective": np.concatenate([found for found, _, _ in shared]),
+        "collective": np.concatenate([collectives for collectives, _, _ in shared]),
         "s_per_byte": np.concatenate([slopes for _, slopes, _ in shared]),
         "steps": np.concatenate([steps for _, _, steps in shared]),
         "durations_s": durations_s,
@@ -389,14 +402,14 @@ def _send_s(run: Run, layouts: Listed, at: int, bytes_: float) -> float:
 
 
 def _kind(run: Run, cost: LayerCost) -> tuple[float, ...]:
-    own = cost.parameters, cost.expert_parameters
+    trained = cost.parameters, cost.expert_parameters
     waiting, copied = cost.waiting_bytes, fp8_bytes(run, cost)
     weight_s = cost.weight.total_s
     launch_s = Stepper(run, Layout()).host(cost, "none").weight_s
-    return *own, waiting, copied, weight_s, launch_s, *held_parameters(run, cost)
+    return *trained, waiting, copied, weight_s, launch_s, *held_parameters(run, cost)
 
 
-def _held(
+def _content_row(
     priced: Priced, layout: Layout, layers: Sequence[tuple[LayerCost, int]]
 ) -> tuple[float, ...]:
     costs = [cost for cost, _ in layers]
@@ -410,7 +423,7 @@ def _held(
 def _passes(
     run: Run, layout: Layout, costs: Sequence[LayerCost], choices: Sequence[str]
 ) -> list[list[tuple[float, ...]]]:
-    """By kind of layer and choice, apart from gathers of divided weights."""
+    """Return `PassColumn` rows by kind of layer and choice, without gathers of divided weights."""
     stepper = Stepper(run, replace(layout, zero=0, hsdp=1))
     return [
         [_layer_passes(stepper, cost, _as_timed(choice)) for choice in choices]

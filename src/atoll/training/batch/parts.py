@@ -1,4 +1,4 @@
-"""What `sums` adds up of many layouts, in arrays over rows, stages and chunks."""
+"""Intermediate sums of `sums` over many layouts: arrays over rows, stages and chunks."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from atoll.training.operators.tables import Floats
 
 
 class States(NamedTuple):
-    """What no choice changes. Of every row: accumulation and update of a step, and the gradients'
-    collectives behind the last backward pass and behind each one before; of every stage: bytes that
-    are fixed, of gradients, and that wait for weight gradients, and seconds of these and of their
-    launches.
+    """Costs that do not depend on the recomputation choice. Per row: accumulation and update of a
+    step, and the gradients' collectives after the last backward pass and after each earlier one;
+    per stage: fixed bytes, bytes of gradients, bytes that wait for weight passes, and seconds of
+    weight passes and of their launches.
     """
 
     beside_s: Floats
@@ -25,15 +25,15 @@ class States(NamedTuple):
     launch_s: Floats
 
 
-class Owned(NamedTuple):
-    """(stages,): of every stage seconds of accumulation, of the update, and of its gradients'
-    collectives behind the last backward pass and behind each one before; the rest as in `States`.
+class StageStateCosts(NamedTuple):
+    """(stages,): seconds of accumulation, of the update, and of the gradients' collectives after
+    the last backward pass and after each earlier one; the other fields as in `States`.
     """
 
     accumulate_s: Floats
     update_s: Floats
     last_s: Floats
-    each_s: Floats
+    before_s: Floats
     fixed: Floats
     gradients: Floats
     waiting: Floats
@@ -42,16 +42,16 @@ class Owned(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What no layer's time changes, but for the weight gradients' seconds in `states`."""
+    """State costs and memory: independent of layer times, except weight passes in `states`."""
 
     states: States
     bytes: Floats
-    """(stages, choices): what every stage needs."""
+    """(stages, choices): memory needed per stage."""
 
 
 class Paces(NamedTuple):
-    """(places, choices): seconds of stages or of chunks, without messages. In each pace, forward
-    passes, backward passes without weight gradients, and these.
+    """(places, choices): seconds of stages or of chunks without messages: forward passes, backward
+    passes without weight gradients, and weight passes, with and without host time.
     """
 
     forward: Floats
@@ -60,7 +60,7 @@ class Paces(NamedTuple):
     host_f: Floats
     host_b: Floats
     host_w: Floats
-    """At the host's pace, where weight passes run apart (`step.StageTime.paces`); else empty."""
+    """Host time, if weight passes are separate (`step.StageTime.paces`); otherwise empty."""
     device_f: Floats
     device_b: Floats
     """Without host time."""
@@ -78,13 +78,13 @@ class Paces(NamedTuple):
         return self.device_f, self.device_b, self.weight
 
 
-class Passes(NamedTuple):
-    """Seconds of a microbatch, and bytes."""
+class StagePasses(NamedTuple):
+    """Seconds per microbatch, and bytes."""
 
     stages: Paces
     chunks: Paces
-    """Of pipelines with several chunks per stage, one by one."""
-    own: Floats
-    """(stages, choices): all of it, and that behind the forward pass."""
-    behind: Floats
+    """Single chunks of pipelines with several per stage."""
+    total_s: Floats
+    """(stages, choices): all passes."""
+    after_forward_s: Floats
     bytes: Floats

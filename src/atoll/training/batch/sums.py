@@ -1,7 +1,7 @@
 """Step time and memory of many layouts from the tables of `batch`: sums and maxima over stages.
 
-As `estimate`, `memory.stage_memory` and `step.replay` state them; a test draws layouts and
-compares. Arrays run over the stages of all rows, one row after another, and over choices of
+The rules are those of `estimate`, `memory.stage_memory` and `step.replay`; a test compares them on
+random layouts. Arrays run over the stages of all rows, row by row, and over choices of
 recomputation.
 """
 
@@ -16,7 +16,7 @@ from atoll.fabric.nested import TREE_SHARE
 from atoll.step.layout import ZERO_STAGES
 from atoll.step.orders import ORDERS
 from atoll.step.replay import pipeline_s
-from atoll.training.batch.parts import Held, Owned, Paces, Passes, States
+from atoll.training.batch.parts import Held, Paces, StagePasses, StageStateCosts, States
 from atoll.training.batch.paths import Triple, path_s
 from atoll.training.operators.tables import (
     COPIES,
@@ -29,17 +29,28 @@ from atoll.training.operators.tables import (
     SPLIT,
     STAGES,
     ZERO,
+    ContentColumn,
     Floats,
     Ints,
+    KindColumn,
+    PassColumn,
     Tables,
 )
 
-SAME = 1e-12  # of a stage's time: choices that differ by less take as long
-SLACK = 1e-8  # of the memory: what needs so much more may still fit, by another order of sums
+SAME = 1e-12  # relative difference of a stage's time below which choices count as equal
+_DENSE_COLUMNS = KindColumn.DENSE, KindColumn.ALL_DENSE
+_PARAMETER_COLUMNS = (
+    *(KindColumn.DENSE, KindColumn.EXPERT, KindColumn.ALL_DENSE, KindColumn.ALL_EXPERT),
+)
+_SUMMED_PASSES = [
+    *(PassColumn.FORWARD_S, PassColumn.BACKWARD_S),
+    *(PassColumn.HOST_S, PassColumn.HOST_WAIT_S, PassColumn.HOST_FORWARD_S),
+]
+SLACK = 1e-8  # relative excess of memory that may be rounding
 
 
 class Sums:
-    """Estimates of some rows of the tables."""
+    """Estimates of a selection of rows of the tables."""
 
     def __init__(self, tables: Tables, rows: Ints) -> None:
         self.t = tables
@@ -49,20 +60,20 @@ class Sums:
         self.starts = np.cumsum(sizes) - sizes
         self.row = np.repeat(np.arange(len(rows)), sizes)
         self.place = np.arange(len(self.row)) - self.starts[self.row]
-        """Of every stage its row, and where it stands there."""
+        """Row of each stage, and its position there."""
         self.stage = tables.starts[rows[self.row, PIPE]] + self.place
         self.mix = tables.mix[self.stage]
-        self.launches = bool(tables.passes[..., 4].any())
-        """Whether hosts take time beside devices."""
+        self.launches = bool(tables.passes[..., PassColumn.HOST_S].any())
+        """Whether host time is modelled."""
         self.m = rows[:, MICROBATCHES].astype(np.float64)[:, None]
-        self.arriving_s = tables.came[self.stage] * tables.sends_s[rows[self.row, GROUP], None]
-        """(stages, 2): activations and gradients of one microbatch into every stage."""
-        came = tables.came[self.stage]
-        self.message_s = self.arriving_s / np.where(came > 0, came, 1.0)
-        """(stages, 2): one activation and one gradient into every stage."""
+        arrivals = tables.arrivals[self.stage]
+        self.arriving_s = arrivals * tables.sends_s[rows[self.row, GROUP], None]
+        """(stages, 2): activations and gradients of one microbatch into each stage."""
+        self.message_s = self.arriving_s / np.where(arrivals > 0, arrivals, 1.0)
+        """(stages, 2): one activation and one gradient into each stage."""
         self.order = tables.order[rows[:, PIPE]]
         self.chunk_stage, self.chunk_mix = self._chunks()
-        """Of every chunk of pipelines with several per stage, its stage and its mix."""
+        """Stage and mix of each chunk, in pipelines with several chunks per stage."""
         self.chunk_starts = np.searchsorted(self.row[self.chunk_stage], np.arange(len(rows)))
 
     def _chunks(self) -> tuple[Ints, Ints]:
@@ -76,21 +87,22 @@ class Sums:
         at = t.chunk_starts[pipe[stage]] + self.place[stage] * per_stage[stage] + number
         return stage, t.chunk_mix[at]
 
-    def held(self) -> Held:
+    def state_memory(self) -> Held:
         states = self.states()
         return Held(states, self.memory(states))
 
     def figures(
-        self, held: Held | None = None, limit_s: float | None = None, named: int = 0
+        self, memory: Held | None = None, limit_s: float | None = None, named: int = 0
     ) -> tuple[Floats, Floats, Ints]:
-        """Seconds and bytes of every row under each choice, and in the last column where every
-        stage has the fastest choice that fits it, or one for all where that is faster; the choices
-        of stages that this comes to. With a limit, what does not fit takes forever, and of what
-        takes no less than the limit, or behind the first `named` choices no less than the last
-        column, minus a lower bound may be returned.
+        """Return seconds and bytes per row and choice, and the choice of each stage.
+
+        The last column is for the fastest choice of each stage that fits, or one choice for all
+        stages if that is faster. With a limit, seconds are infinite where it does not fit, and may
+        be minus a lower bound where they reach the limit or, after the first `named` choices, the
+        last column.
         """
-        held = held or self.held()
-        states, passes = held.states, self.passes(held)
+        memory = memory or self.state_memory()
+        states, passes = memory.states, self.passes(memory)
         picks = self.fastest(passes)
         mixed = self.picked(passes, picks)
         needed = np.append(self.most(passes.bytes), self.most(mixed.bytes), axis=1)
@@ -99,7 +111,7 @@ class Sums:
         wanted = np.ones_like(needed, dtype=np.bool_)
         if limit_s is not None:
             fits = needed <= capacity * (1 + SLACK)
-            both = [self.bound_s(states, x) for x in (passes, mixed)]
+            both = [self.bound_s(states, choice_passes) for choice_passes in (passes, mixed)]
             bound_s = np.where(fits, np.concatenate(both, axis=1), np.inf) * (1 - SLACK)
             wanted = fits & (bound_s < limit_s)
         mixed_s = self.step_s(states, mixed, wanted[:, -1:])
@@ -107,12 +119,12 @@ class Sums:
             wanted[:, named:-1] &= bound_s[:, named:-1] < mixed_s
         time_s = np.append(self.step_s(states, passes, wanted[:, :-1]), mixed_s, axis=1)
         fitting_s = np.where(needed[:, :-1] <= capacity, time_s[:, :-1], np.inf)
-        one = fitting_s.argmin(axis=1)
-        better = np.flatnonzero(fitting_s[np.arange(len(one)), one] < time_s[:, -1])
-        time_s[better, -1] = time_s[better, one[better]]
-        needed[better, -1] = needed[better, one[better]]
-        mine = np.isin(self.row, better)
-        picks[mine] = one[self.row[mine]]
+        fastest = fitting_s.argmin(axis=1)
+        better = np.flatnonzero(fitting_s[np.arange(len(fastest)), fastest] < time_s[:, -1])
+        time_s[better, -1] = time_s[better, fastest[better]]
+        needed[better, -1] = needed[better, fastest[better]]
+        stages = np.isin(self.row, better)
+        picks[stages] = fastest[self.row[stages]]
         if limit_s is not None:
             left_s = np.where(wanted, np.inf, bound_s)
             left_s[:, -1] = left_s.min(axis=1)
@@ -120,87 +132,91 @@ class Sums:
         return time_s, needed, picks
 
     def bounds(self) -> tuple[Floats, Floats, Ints]:
-        """The same, but seconds are lower bounds where there is a pipeline, and of choices that are
-        bounds themselves; nothing is chosen stage by stage.
+        """Return the same with lower bounds on the seconds of pipelines and of choices that are
+        bounds themselves, and without choices by stage.
         """
-        held = self.held()
-        passes, time_s = self.passes(held), np.zeros((len(self.rows), self.t.bounds.size + 1))
+        memory = self.state_memory()
+        passes, time_s = self.passes(memory), np.zeros((len(self.rows), self.t.bounds.size + 1))
         for least in (True, False):
             columns = np.flatnonzero(self.t.bounds == least)
-            some = _each(passes, _columns, columns, columns)
-            time_s[:, columns] = self.bound_s(held.states, some, least=least)
+            chosen = _map_arrays(passes, _columns, columns, columns)
+            time_s[:, columns] = self.bound_s(memory.states, chosen, least=least)
         needed = np.zeros_like(time_s)
         needed[:, :-1] = self.most(passes.bytes)
         return time_s, needed, np.zeros(0, dtype=np.int64)
 
-    def best(self, limit_s: float, held: Held | None = None) -> tuple[Floats, Ints]:
-        """Seconds of every row with the best choices of its stages, infinite where none fit or none
-        takes less than the limit, and these choices.
+    def best(self, limit_s: float, memory: Held | None = None) -> tuple[Floats, Ints]:
+        """Return the seconds of each row with the best choices of its stages (infinite if none fits
+        or is below the limit), and these choices.
         """
-        time_s, needed, picks = self.figures(held, limit_s)
+        time_s, needed, picks = self.figures(memory, limit_s)
         fits = (needed[:, -1] <= self.run.capacity_bytes) & (time_s[:, -1] >= 0)
         return np.where(fits, time_s[:, -1], np.inf), picks
 
-    def picked(self, passes: Passes, picks: Ints) -> Passes:
-        """With one choice for every stage."""
+    def picked(self, passes: StagePasses, picks: Ints) -> StagePasses:
+        """Select one choice per stage."""
 
-        def taken(values: Floats, picks: Ints) -> Floats:
+        def select(values: Floats, picks: Ints) -> Floats:
             return np.take_along_axis(values, picks[: len(values), None], axis=1)
 
-        return _each(passes, taken, picks, picks[self.chunk_stage])
+        return _map_arrays(passes, select, picks, picks[self.chunk_stage])
 
     def most(self, values: Floats) -> Floats:
-        """Of every row the largest of its stages'."""
+        """Return the maximum over the stages of each row."""
         return np.maximum.reduceat(values, self.starts, axis=0)
 
     def total(self, values: Floats) -> Floats:
         return np.add.reduceat(values, self.starts, axis=0)
 
-    def fastest(self, passes: Passes) -> Ints:
-        """Of every stage the fastest choice that fits, of equal ones the first; else the one that
-        needs least.
+    def fastest(self, passes: StagePasses) -> Ints:
+        """Return per stage the fastest choice that fits (ties: the first), or the one that needs
+        least memory.
         """
         fits = passes.bytes <= self.run.capacity_bytes
-        own_s = np.where(fits, passes.own, np.inf)
-        first = (own_s <= own_s.min(axis=1, keepdims=True) * (1 + SAME)).argmax(axis=1)
+        fitting_s = np.where(fits, passes.total_s, np.inf)
+        first = (fitting_s <= fitting_s.min(axis=1, keepdims=True) * (1 + SAME)).argmax(axis=1)
         return np.asarray(np.where(fits.any(axis=1), first, passes.bytes.argmin(axis=1)))
 
     def states(self) -> States:
-        return self.together(self.owned())
+        return self.combine_stages(self.stage_state_costs())
 
-    def together(self, owned: Owned) -> States:
-        """Of all stages, what follows the passes of a step."""
+    def combine_stages(self, costs: StageStateCosts) -> States:
+        """Combine the costs of all stages after the passes of a step."""
         rows, most = self.rows, self.most
         return States(
-            self.m[:, 0] * most(owned.accumulate_s) + most(owned.update_s),
-            np.where(rows[:, ZERO] < 3, most(owned.last_s), 0.0),
-            np.where(rows[:, ZERO] == 2, most(owned.each_s), 0.0),
-            *owned[4:],
+            self.m[:, 0] * most(costs.accumulate_s) + most(costs.update_s),
+            np.where(rows[:, ZERO] < 3, most(costs.last_s), 0.0),
+            np.where(rows[:, ZERO] == 2, most(costs.before_s), 0.0),
+            *costs[4:],
         )
 
-    def owned(self) -> Owned:
+    def stage_state_costs(self) -> StageStateCosts:
         t, rows = self.t, self.rows
-        mine = rows[self.row]
-        copies, zero = mine[:, COPIES], mine[:, ZERO]
-        held = t.held[t.content]
+        stage_rows = rows[self.row]
+        copies, zero = stage_rows[:, COPIES], stage_rows[:, ZERO]
+        contents = t.contents[t.content]
         sums = t.counts @ t.kinds
-        for column in (6,) if self.run.adapters else (0, 6):
-            sums[:, column] -= held[:, 0]
-        dense, expert, waiting, copied, weight_s, launch_s, *held_too = sums[self.mix].T
-        held = held[self.mix]
-        per = t.parameters[mine[:, DIVISION]]
+        for column in _DENSE_COLUMNS[self.run.adapters is not None :]:
+            sums[:, column] -= contents[:, ContentColumn.SHARED_PARAMETERS]
+        dense, expert, waiting, copied, weight_s, launch_s, *all_parameters = sums[self.mix].T
+        contents = contents[self.mix]
+        per_parameter = t.parameters[stage_rows[:, DIVISION]]
         weights, gradients, optimizer, accumulate_s, update_s = (
-            per[:, i, 0] * whole + per[:, i, 1] * own
-            for i, (whole, own) in enumerate([held_too] + [(dense, expert)] * 4)
+            per_parameter[:, i, 0] * dense_count + per_parameter[:, i, 1] * expert_count
+            for i, (dense_count, expert_count) in enumerate(
+                [all_parameters, *[(dense, expert)] * 4]
+            )
         )
-        fixed = weights + optimizer + held[np.arange(len(held)), 2 + zero]
+        buffer = ContentColumn.BUFFER_BYTES + zero
+        fixed = weights + optimizer + contents[np.arange(len(contents)), buffer]
         fixed += np.where(zero < 3, copied, 0.0)
-        fixed += np.where(t.came[self.stage, 0] > 0, self.stack.sends_held * held[:, 1], 0.0)
-        # Many stages hold as much, and send it over the same groups.
-        pairs, pair = _distinct(mine[:, GROUP], self.mix)
+        sent = self.stack.sends_held * contents[:, ContentColumn.BOUNDARY_BYTES]
+        fixed += np.where(t.arrivals[self.stage, 0] > 0, sent, 0.0)
+        # Many stages have the same parameters and groups.
+        pairs, pair = _distinct(stage_rows[:, GROUP], self.mix)
         shared_s = self.shared_s(pairs[0], *sums[pairs[1], :2].T)
-        gather_s, reduce_s = (x[pair] for x in shared_s)
-        return Owned(
+        gather_s, reduce_s = (wire_s[pair] for wire_s in shared_s)
+        return StageStateCosts(
             accumulate_s,
             update_s,
             reduce_s + gather_s,
@@ -213,51 +229,52 @@ class Sums:
         )
 
     def shared_s(self, group: Ints, dense: Floats, expert: Floats) -> tuple[Floats, Floats]:
-        """Gathers of weights and sums of gradients of so many parameters, over groups."""
+        """Return the seconds of weight gathers and of gradient reductions over groups."""
         t = self.t
         wires_s = np.zeros((2, len(group)))
         begin, end = t.spans[group].T
         logs = np.log(t.durations_s)
         for i in range(int((end - begin).max(initial=0))):
-            there = np.flatnonzero(begin + i < end)
-            one = begin[there] + i
-            gathers, per_dense, per_expert, fixed_s, tree_s = t.collective[one].T
-            bytes_ = per_dense * dense[there] + per_expert * expert[there]
-            longest_s = np.zeros(len(there))
-            for level, (known, shares) in enumerate(zip(logs, t.shares, strict=True)):
-                full_s = t.s_per_byte[one, level] * bytes_
-                message_s = np.maximum(full_s, 1e-300) / t.steps[one, level]
-                share = np.interp(np.log(message_s), known, shares)
+            rows = np.flatnonzero(begin + i < end)
+            collective = begin[rows] + i
+            gathers, per_dense, per_expert, fixed_s, tree_s = t.collective[collective].T
+            bytes_ = per_dense * dense[rows] + per_expert * expert[rows]
+            longest_s = np.zeros(len(rows))
+            for level, (log_durations, shares) in enumerate(zip(logs, t.shares, strict=True)):
+                full_s = t.s_per_byte[collective, level] * bytes_
+                message_s = np.maximum(full_s, 1e-300) / t.steps[collective, level]
+                share = np.interp(np.log(message_s), log_durations, shares)
                 longest_s = np.maximum(longest_s, full_s / share)
-            taken_s = np.minimum(fixed_s + longest_s, tree_s + longest_s / TREE_SHARE)
-            wire_s = np.where(bytes_ > 0, taken_s, 0.0)
-            wires_s[np.where(gathers > 0, 0, 1), there] += wire_s
+            ring_or_tree_s = np.minimum(fixed_s + longest_s, tree_s + longest_s / TREE_SHARE)
+            wire_s = np.where(bytes_ > 0, ring_or_tree_s, 0.0)
+            wires_s[np.where(gathers > 0, 0, 1), rows] += wire_s
         return wires_s[0], wires_s[1]
 
-    def passes(self, held: Held) -> Passes:
-        """Every stage's passes and bytes under each choice."""
-        t, rows, states = self.t, self.rows, held.states
-        mine = rows[self.row]
-        # Where weights are gathered layer by layer, groups differ.
+    def passes(self, memory: Held) -> StagePasses:
+        """Return the passes and bytes per stage and choice."""
+        t, rows, states = self.t, self.rows, memory.states
+        stage_rows = rows[self.row]
+        # Where weights are gathered layer by layer, groups have different times.
         gathered = np.where(rows[:, ZERO] == 3, rows[:, GROUP], -1)
-        ways, way = _distinct(rows[:, SIDE], gathered + 1)
-        pairs, pair = _distinct(way[self.row], self.mix)
-        layers_s = self.layers(ways[0], ways[1] - 1)
+        variants, variant = _distinct(rows[:, SIDE], gathered + 1)
+        pairs, pair = _distinct(variant[self.row], self.mix)
+        layers_s = self.layers(variants[0], variants[1] - 1)
         parts = np.einsum("pk,pkcx->xpc", t.counts[pairs[1]], layers_s[pairs[0]])
-        forward, backward, beside, waiting, launch_f = parts[:, pair] / mine[:, COPIES, None]
-        own_s = np.maximum(forward + backward, beside) + waiting
+        forward, backward, host, waiting, launch_f = parts[:, pair] / stage_rows[:, COPIES, None]
+        total_s = np.maximum(forward + backward, host) + waiting
         stages = self._paces(
-            (forward, backward, beside, waiting, launch_f),
-            mine[:, SPLIT, None] > 0,
+            (forward, backward, host, waiting, launch_f),
+            stage_rows[:, SPLIT, None] > 0,
             states.weight_s,
             states.launch_s,
         )
         row = self.row[self.chunk_stage]
-        pairs, pair = _distinct(way[row], self.chunk_mix)
+        pairs, pair = _distinct(variant[row], self.chunk_mix)
         parts = np.einsum("pk,pkcx->xpc", t.chunk_counts[pairs[1]], layers_s[pairs[0]])
-        weight_s, launch_s = (t.chunk_counts @ t.kinds[:, 4:6])[self.chunk_mix].T
+        weights = slice(KindColumn.WEIGHT_S, KindColumn.LAUNCH_S + 1)
+        weight_s, launch_s = (t.chunk_counts @ t.kinds[:, weights])[self.chunk_mix].T
         chunks = self._paces(parts[:, pair], rows[row, SPLIT, None] > 0, weight_s, launch_s)
-        return Passes(stages, chunks, own_s, own_s - forward, held.bytes)
+        return StagePasses(stages, chunks, total_s, total_s - forward, memory.bytes)
 
     def _paces(
         self,
@@ -266,14 +283,16 @@ class Sums:
         weight_s: Floats,
         launch_s: Floats,
     ) -> Paces:
-        """`step.StageTime.paces` of stages or of chunks."""
-        forward, backward, beside, waiting, launch_f = parts
-        host = np.maximum(0.0, beside - (forward + backward)) + waiting
+        """Return `step.StageTime.paces` of stages or of chunks."""
+        forward, backward, host_s, waiting, launch_f = parts
+        unhidden = np.maximum(0.0, host_s - (forward + backward)) + waiting
         device_b = backward - weight_s[:, None]
-        more = np.where(split, waiting, host) / 2
-        weight, host_w = (np.broadcast_to(x[:, None], forward.shape) for x in (weight_s, launch_s))
+        more = np.where(split, waiting, unhidden) / 2
+        weight, host_w = (
+            np.broadcast_to(pass_s[:, None], forward.shape) for pass_s in (weight_s, launch_s)
+        )
         host_f = launch_f + waiting / 2
-        host_b = beside - launch_f - host_w + waiting / 2
+        host_b = host_s - launch_f - host_w + waiting / 2
         if not self.hosts_apart.any():
             host_f, host_b, host_w = forward[:0], forward[:0], forward[:0]
         return Paces(
@@ -281,43 +300,46 @@ class Sums:
         )
 
     def layers(self, side: Ints, group: Ints) -> Floats:
-        """(ways, kinds, choices, 5): seconds of each kind of layer, with gathers that nothing hides
+        """Return (variants, kinds, choices, 5): seconds per kind of layer, with exposed gathers
         where there is a group.
         """
         t = self.t
-        x = t.passes[side]
-        found: Floats = x[..., [0, 1, 4, 5, 6]]
-        ways = np.flatnonzero(group >= 0)
-        shape = ways.size, len(t.kinds)
-        of = np.repeat(group[ways], len(t.kinds))
-        dense, expert, *both = (
-            np.broadcast_to(t.kinds[:, i], shape).reshape(-1) for i in (0, 1, 6, 7)
+        passes = t.passes[side]
+        layers_s: Floats = passes[..., _SUMMED_PASSES]
+        gathering = np.flatnonzero(group >= 0)
+        shape = gathering.size, len(t.kinds)
+        groups = np.repeat(group[gathering], len(t.kinds))
+        dense, expert, *all_parameters = (
+            np.broadcast_to(t.kinds[:, column], shape).reshape(-1) for column in _PARAMETER_COLUMNS
         )
-        wires_s = self.shared_s(of, dense, expert)
+        wires_s = self.shared_s(groups, dense, expert)
         if self.run.adapters:  # frozen weights are gathered, and have no gradients
-            wires_s = self.shared_s(of, *both)[0], wires_s[1]
+            wires_s = self.shared_s(groups, *all_parameters)[0], wires_s[1]
         gather_s, reduce_s = (s.reshape(*shape, 1) / self.stack.gather_efficiency for s in wires_s)
         hidden = self.stack.overlap.gather
+        hides = PassColumn.HIDES_FORWARD_S, PassColumn.HIDES_BACKWARD_S
         for at, wire_s in enumerate((gather_s, gather_s + reduce_s)):
-            found[ways, :, :, at] += wire_s - np.minimum(hidden * wire_s, x[ways, :, :, 2 + at])
-        return found
+            hides_s = passes[gathering, :, :, hides[at]]
+            layers_s[gathering, :, :, at] += wire_s - np.minimum(hidden * wire_s, hides_s)
+        return layers_s
 
     def memory(self, states: States) -> Floats:
-        """Bytes that every stage needs (`memory.stage_memory`)."""
+        """Return the bytes needed per stage (`memory.stage_memory`)."""
         t, rows = self.t, self.rows[self.row]
         content = t.content[self.mix]
         kept = (t.weighed @ t.kept)[self.stage]
         peaks = t.peaks[self.stage]
         activations = np.zeros_like(kept)
-        for held, late in peaks.transpose(1, 2, 0):
-            late_bytes = (states.waiting * late)[:, None]
-            activations = np.maximum(activations, kept * held[:, None] + late_bytes)
+        for in_flight, delayed in peaks.transpose(1, 2, 0):
+            delayed_bytes = (states.waiting * delayed)[:, None]
+            activations = np.maximum(activations, kept * in_flight[:, None] + delayed_bytes)
         logits, transient = t.logits[rows[:, LOSS], content][:, None], t.transient[content]
         gradients = states.gradients[:, None]
         peak = gradients + activations + np.maximum(transient, logits)
         if self.stack.late_gradients:
             early = np.where(rows[:, MICROBATCHES, None] > 1, gradients, 0.0)
-            tied = 0 if self.run.adapters else t.held[content, :1]
+            shared = t.contents[content, ContentColumn.SHARED_PARAMETERS, None]
+            tied = 0 if self.run.adapters else shared
             summed = 2 * self.run.states.gradient * tied
             late_peak = np.maximum(
                 early + activations + logits, gradients + np.maximum(transient, summed)
@@ -326,9 +348,9 @@ class Sums:
         needed = (states.fixed[:, None] + peak) * (1 + self.stack.fragmentation)
         return np.asarray(needed + self.stack.context_bytes)
 
-    def step_s(self, states: States, passes: Passes, wanted: NDArray[np.bool_]) -> Floats:
-        """(rows, choices): the whole step: what stages run, gradients that nothing hides,
-        optimizer; infinite where it is not `wanted`.
+    def step_s(self, states: States, passes: StagePasses, wanted: NDArray[np.bool_]) -> Floats:
+        """Return (rows, choices): the step with passes, exposed gradient collectives and optimizer;
+        infinite where it is not `wanted`.
         """
         stages, chunks, apart = passes.stages, passes.chunks, self.hosts_apart
         passes_s = self.replayed_s(stages.counted, chunks.counted, wanted)
@@ -337,9 +359,9 @@ class Sums:
             host_s = self.replayed_s(stages.host, chunks.host, wanted & apart)
         return self.with_gradients_s(states, passes, passes_s, host_s)
 
-    def bound_s(self, states: States, passes: Passes, *, least: bool = False) -> Floats:
-        """The same, from below; with `least` of all choices whose layers take no less, of which one
-        may wait less for its host in forward passes.
+    def bound_s(self, states: States, passes: StagePasses, *, least: bool = False) -> Floats:
+        """Return a lower bound on the step; with `least` for all choices whose layers take at least
+        as long, even if one waits less for its host in forward passes.
         """
         stages, chunks = passes.stages, passes.chunks
         shown_s = (1.0 - self.stack.overlap.pipeline) * self.arriving_s.sum(axis=1)
@@ -357,56 +379,57 @@ class Sums:
         hidden = self.hidden
         last_s, before_s = states.last_s[:, None], states.before_s[:, None]
         passes_s = passes_s + (1 - hidden) * (last_s + (self.m - 1) * before_s)
-        return self.with_rest_s(states, passes_s)
+        return self.with_update_s(states, passes_s)
 
     @property
     def hidden(self) -> Floats:
-        """Of every row, the part of its gradients' collectives that may run beside passes."""
+        """Share of each row's gradient collectives that may overlap with passes."""
         share = self.stack.overlap.hidden_gradient
         shares = np.array([[share(zero, pp) for pp in (1, 2)] for zero in ZERO_STAGES])
-        found: Floats = shares[self.rows[:, ZERO], (self.rows[:, STAGES] > 1) * 1][:, None]
-        return found
+        hidden: Floats = shares[self.rows[:, ZERO], (self.rows[:, STAGES] > 1) * 1][:, None]
+        return hidden
 
     def with_gradients_s(
-        self, states: States, passes: Passes, passes_s: Floats, host_s: Floats
+        self, states: States, passes: StagePasses, passes_s: Floats, host_s: Floats
     ) -> Floats:
-        """Add to all passes, at the device's pace and at the host's, what follows them."""
+        """Add gradient collectives and update to all passes, for device and host times."""
         hidden = self.hidden
         last_s, before_s = states.last_s[:, None], states.before_s[:, None]
 
         def reduced_s(passes_s: Floats, behind_s: Floats) -> Floats:
             gradient_s = last_s - hidden * np.minimum(last_s, behind_s)
-            each_s = before_s - hidden * np.minimum(before_s, behind_s)
-            return passes_s + (gradient_s + (self.m - 1) * each_s)
+            earlier_s = before_s - hidden * np.minimum(before_s, behind_s)
+            return passes_s + (gradient_s + (self.m - 1) * earlier_s)
 
-        behind_s = np.take_along_axis(passes.behind, self.slowest(passes.own), axis=0)
-        found_s, apart, stages = reduced_s(passes_s, behind_s), self.hosts_apart, passes.stages
+        slowest = self.slowest(passes.total_s)
+        behind_s = np.take_along_axis(passes.after_forward_s, slowest, axis=0)
+        reduced, apart, stages = reduced_s(passes_s, behind_s), self.hosts_apart, passes.stages
         if apart.any():  # the slower pace counts
             device_s = reduced_s(passes_s, self.behind_s(*stages.counted))
             host_s = reduced_s(host_s, self.behind_s(*stages.host))
-            found_s = np.where(apart, np.maximum(device_s, host_s), found_s)
-        return self.with_rest_s(states, found_s)
+            reduced = np.where(apart, np.maximum(device_s, host_s), reduced)
+        return self.with_update_s(states, reduced)
 
-    def with_rest_s(self, states: States, passes_s: Floats) -> Floats:
-        """Add accumulation, update and what a step takes whatever runs."""
-        rest_s = states.beside_s[:, None] + self.stack.step_s
-        return np.asarray((passes_s + rest_s) * self.run.slack)
+    def with_update_s(self, states: States, passes_s: Floats) -> Floats:
+        """Add accumulation, update and the fixed time of a step."""
+        update_s = states.beside_s[:, None] + self.stack.step_s
+        return np.asarray((passes_s + update_s) * self.run.slack)
 
     def slowest(self, time_s: Floats) -> Ints:
-        """(rows, choices): the stage that takes longest, the first of such."""
+        """Return (rows, choices): the first of the slowest stages."""
         longest = time_s == self.most(time_s)[self.row]
         number = np.arange(len(time_s))[:, None]
         return np.minimum.reduceat(np.where(longest, number, len(time_s)), self.starts, axis=0)
 
     def behind_s(self, forward: Floats, backward: Floats, weight: Floats) -> Floats:
-        """Backward and weight pass of the slowest stage."""
+        """Return the backward and weight pass of the slowest stage."""
         back_s = backward + weight
         slowest = self.slowest(forward + back_s)
         return np.asarray(np.take_along_axis(back_s, slowest, axis=0))
 
     @property
     def hosts_apart(self) -> NDArray[np.bool_]:
-        """Of every row, whether hosts have a pace of their own."""
+        """Whether host times are replayed separately, per row."""
         return (self.rows[:, SPLIT, None] > 0) & self.launches
 
     def replayed_s(
@@ -415,38 +438,41 @@ class Sums:
         chunks: Triple,
         wanted: NDArray[np.bool_],
     ) -> Floats:
-        """(rows, choices): all microbatches through the pipeline (`step.replay.pipeline_s`), at one
-        pace of its stages and chunks; infinite where it is not `wanted`.
+        """Return (rows, choices): seconds of all microbatches (`step.replay.pipeline_s`) for these
+        times of stages and chunks; infinite where it is not `wanted`.
         """
-        found_s = self.m * self.total(sum(stages, np.zeros(())))
-        found_s[~wanted] = np.inf
+        replayed_s = self.m * self.total(sum(stages, np.zeros(())))
+        replayed_s[~wanted] = np.inf
         rows, t = self.rows, self.t
         pipes = np.flatnonzero((rows[:, STAGES] > 1) & wanted.any(axis=1))
         if not pipes.size:
-            return found_s
+            return replayed_s
         order, per_stage = self.order[pipes], t.chunks[rows[pipes, PIPE]]
         keys = np.stack([order, rows[pipes, STAGES], per_stage, rows[pipes, MICROBATCHES]])
         shapes, which = np.unique(keys, axis=1, return_inverse=True)
         shown = 1.0 - self.stack.overlap.pipeline
         for number, (name, p, c, m) in enumerate(shapes.T.tolist()):
-            some = pipes[which.reshape(-1) == number]
-            row, choice = np.nonzero(wanted[some])
+            alike = pipes[which.reshape(-1) == number]
+            row, choice = np.nonzero(wanted[alike])
             paces, starts = (chunks, self.chunk_starts) if c > 1 else (stages, self.starts)
-            at = starts[some[row], None] + np.arange(p * c), choice[:, None]
-            passes_s = np.stack([x[at] for x in paces], axis=-1).reshape(-1, p, c, 3)
-            message_s = self.message_s[self.starts[some[row], None] + np.arange(p)]
+            at = starts[alike[row], None] + np.arange(p * c), choice[:, None]
+            passes_s = np.stack([pass_s[at] for pass_s in paces], axis=-1).reshape(-1, p, c, 3)
+            message_s = self.message_s[self.starts[alike[row], None] + np.arange(p)]
             messages = shown * message_s, (1.0 - shown) * message_s
-            found_s[some[row], choice] = pipeline_s(ORDERS[name], passes_s, m, *messages)
-        return found_s
+            replayed_s[alike[row], choice] = pipeline_s(ORDERS[name], passes_s, m, *messages)
+        return replayed_s
 
 
-def _each(
-    passes: Passes, change: Callable[[Floats, Ints], Floats], of_stages: Ints, of_chunks: Ints
-) -> Passes:
-    """With all arrays changed, by what is given for those of stages and for those of chunks."""
-    stages = Paces(*(change(x, of_stages) for x in passes.stages))
-    chunks = Paces(*(change(x, of_chunks) for x in passes.chunks))
-    return Passes(stages, chunks, *(change(x, of_stages) for x in passes[2:]))
+def _map_arrays(
+    passes: StagePasses,
+    change: Callable[[Floats, Ints], Floats],
+    stage_index: Ints,
+    chunk_index: Ints,
+) -> StagePasses:
+    """Change all arrays, with one index for those of stages and one for those of chunks."""
+    stages = Paces(*(change(times_s, stage_index) for times_s in passes.stages))
+    chunks = Paces(*(change(times_s, chunk_index) for times_s in passes.chunks))
+    return StagePasses(stages, chunks, *(change(values, stage_index) for values in passes[2:]))
 
 
 def _columns(values: Floats, columns: Ints) -> Floats:
@@ -454,8 +480,8 @@ def _columns(values: Floats, columns: Ints) -> Floats:
 
 
 def _distinct(first: Ints, second: Ints) -> tuple[Ints, Ints]:
-    """Pairs of small numbers without repeats (2, pairs), and which of them each entry is; marked,
-    as sorting takes longer.
+    """Return the distinct pairs of small numbers (2, pairs), and the index of each entry's pair;
+    marks are faster than sorting.
     """
     length = int(second.max(initial=0)) + 1
     numbers = first * length + second

@@ -1,1 +1,1 @@
-"""Runs on pods of different devices, or of the same ones behind a slow link."""
+"""Runs on pods of different devices, or of equal devices joined by a slow link."""

@@ -1,7 +1,7 @@
 """Estimates of many layouts whose stages lie in several pods, at once.
 
-Every pod has the tables that `batch` makes of its own devices; a stage takes its figures from
-those of its pod, and `sums` adds them up as ever.
+Each pod has the tables that `batch` builds for its devices; a stage's values come from the tables
+of its pod, and `sums` adds them up.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import numpy as np
 from atoll.step.layout import Layout
 from atoll.step.orders import arrivals, chunks_of, route
 from atoll.training.batch.estimates import Given, in_parts, tables_of
-from atoll.training.batch.parts import Held, Owned, Paces, Passes, States
+from atoll.training.batch.parts import Held, Paces, StagePasses, StageStateCosts, States
 from atoll.training.batch.sums import Sums
 from atoll.training.operators.priced import Priced
 from atoll.training.operators.tables import GROUP, PIPE, STAGES, Floats, Ints, Tables
 
 
-class Joined(Sums):
-    """Sums of rows whose stages follow one another through pods of so many devices. Bytes are those
-    of the pod whose devices the run has, others' in proportion to what they have.
+class PodSums(Sums):
+    """Sums of rows whose stages lie in consecutive pods. Bytes are relative to the memory of the
+    run's device: bytes of other pods are scaled by the ratio of the capacities.
     """
 
     def __init__(
@@ -34,76 +34,90 @@ class Joined(Sums):
         link_s: float,
         rows: Ints,
     ) -> None:
-        super().__init__(max(tables, key=lambda of: of.run.slack), rows)
-        self.parts = [Sums(of, rows) for of in tables]
+        super().__init__(max(tables, key=lambda pod_tables: pod_tables.run.slack), rows)
+        self.parts = [Sums(pod_tables, rows) for pod_tables in tables]
         self.launches = any(part.launches for part in self.parts)
         for part in self.parts:
             part.launches = self.launches
         first = self.place * (sum(sizes) // rows[self.row, STAGES])
         self.pod = np.searchsorted(np.cumsum(sizes), first, side="right")
-        sends_s = np.stack([of.sends_s for of in tables])
+        sends_s = np.stack([pod_tables.sends_s for pod_tables in tables])
         group = rows[self.row, GROUP]
-        own_s, over_s = sends_s[self.pod, group], np.maximum(sends_s.max(axis=0), link_s)[group]
+        inside_s, over_s = sends_s[self.pod, group], np.maximum(sends_s.max(axis=0), link_s)[group]
         over = crossing[self.stage]
-        self.arriving_s = (tables[0].came[self.stage] - over) * own_s[:, None] + over * over_s[
+        self.arriving_s = (tables[0].arrivals[self.stage] - over) * inside_s[
             :, None
-        ]
-        came = tables[0].came[self.stage]
+        ] + over * over_s[:, None]
+        came = tables[0].arrivals[self.stage]
         self.message_s = self.arriving_s / np.where(came > 0, came, 1.0)
 
-    def _mine(self, of: Iterable[Floats], pods: Ints | None = None) -> Floats:
-        """Of every stage (or of chunks in these pods) the figures of its pod."""
-        first, *others = of
-        found, pods = first.copy(), self.pod if pods is None else pods
-        for number, other in enumerate(others, start=1):
-            there = pods[: len(found)] == number
-            found[there] = other[there]
-        return found
+    def _by_pod(self, pod_values: Iterable[Floats], pods: Ints | None = None) -> Floats:
+        """Select for each stage (or for chunks in `pods`) the values of its pod."""
+        first, *later_pods = pod_values
+        values, pods = first.copy(), self.pod if pods is None else pods
+        for number, pod_value in enumerate(later_pods, start=1):
+            in_pod = pods[: len(values)] == number
+            values[in_pod] = pod_value[in_pod]
+        return values
 
-    def owned(self) -> Owned:
-        each = [part.owned() for part in self.parts]
-        return Owned(*(self._mine(of) for of in zip(*each, strict=True)))
+    def stage_state_costs(self) -> StageStateCosts:
+        pod_costs = [part.stage_state_costs() for part in self.parts]
+        return StageStateCosts(*(self._by_pod(columns) for columns in zip(*pod_costs, strict=True)))
 
     def memory(self, states: States) -> Floats:
-        own = self.run.capacity_bytes
-        return self._mine(p.memory(states) * (own / p.run.capacity_bytes) for p in self.parts)
+        capacity_bytes = self.run.capacity_bytes
+        return self._by_pod(
+            p.memory(states) * (capacity_bytes / p.run.capacity_bytes) for p in self.parts
+        )
 
-    def passes(self, held: Held) -> Passes:
-        each = [part.passes(held) for part in self.parts]
+    def passes(self, memory: Held) -> StagePasses:
+        pod_passes = [part.passes(memory) for part in self.parts]
         pods = self.pod[self.chunk_stage]
-        stages = (self._mine(of) for of in zip(*(x.stages for x in each), strict=True))
-        chunks = (self._mine(of, pods) for of in zip(*(x.chunks for x in each), strict=True))
-        rest = (self._mine(of) for of in zip(*(x[2:] for x in each), strict=True))
-        return Passes(Paces(*stages), Paces(*chunks), *rest)
+        stages = (
+            self._by_pod(columns)
+            for columns in zip(*(passes.stages for passes in pod_passes), strict=True)
+        )
+        chunks = (
+            self._by_pod(columns, pods)
+            for columns in zip(*(passes.chunks for passes in pod_passes), strict=True)
+        )
+        totals = (
+            self._by_pod(columns)
+            for columns in zip(*(passes[2:] for passes in pod_passes), strict=True)
+        )
+        return StagePasses(Paces(*stages), Paces(*chunks), *totals)
 
 
-class Before(Sums):
-    """Sums of a step but for its update, which follows once all replicas have the gradients."""
+class SumsBeforeUpdate(Sums):
+    """Sums of a step without its update, which starts when all replicas have the gradients."""
 
-    def together(self, owned: Owned) -> States:
-        self.update_s = self.most(owned.update_s) * self.run.slack
-        return super().together(owned._replace(update_s=np.zeros_like(owned.update_s)))
+    def combine_stages(self, costs: StageStateCosts) -> States:
+        self.update_s = self.most(costs.update_s) * self.run.slack
+        return super().combine_stages(costs._replace(update_s=np.zeros_like(costs.update_s)))
 
 
 def replica_estimates(
     priced: Sequence[Priced],
     layouts: Sequence[Layout],
     choices: Sequence[str],
-    each: Sequence[int],
+    microbatch_sizes: Sequence[int],
     microbatches: int,
 ) -> tuple[Floats, Floats]:
-    """`batch.batch_estimates` of layouts with replicas in every pod, each with so many microbatches
-    of its pod's size; the slowest pod and the slowest update count. Bytes over what there is.
+    """Return `batch.batch_estimates` of layouts with replicas in every pod, with `microbatches`
+    microbatches of each pod's size; the slowest pod and the slowest update count. Bytes are
+    relative to the capacity.
     """
     steps_s, updates_s, filled = [], [], []
-    for one, size in zip(priced, each, strict=True):
-        own = [replace(layout, microbatch=size) for layout in layouts]
-        tables = tables_of(one, Given(own), choices, layouts[0].dp * size * microbatches)
-        sums = Before(tables, tables.rows)
+    for pod_prices, size in zip(priced, microbatch_sizes, strict=True):
+        pod_layouts = [replace(layout, microbatch=size) for layout in layouts]
+        tables = tables_of(
+            pod_prices, Given(pod_layouts), choices, layouts[0].dp * size * microbatches
+        )
+        sums = SumsBeforeUpdate(tables, tables.rows)
         step_s, bytes_, _ = sums.figures()
         steps_s.append(step_s)
         updates_s.append(sums.update_s)
-        filled.append(bytes_ / one.run.capacity_bytes)
+        filled.append(bytes_ / pod_prices.run.capacity_bytes)
     step_s = np.max(steps_s, axis=0) + np.max(updates_s, axis=0)[:, None]
     return step_s, np.max(filled, axis=0)
 
@@ -115,12 +129,12 @@ def joined_estimates(
     sizes: Sequence[int],
     link_s: float,
 ) -> tuple[Floats, Floats]:
-    """`batch.batch_estimates` of layouts whose stages lie in several pods; bytes over those that
-    the device of a stage has.
+    """Return `batch.batch_estimates` of layouts whose stages lie in several pods; bytes are
+    relative to the capacity of each stage's device.
     """
-    made = _sums(priced, layouts, choices, sizes, link_s)
-    (tables, *_), *_ = made.args
-    step_s, bytes_ = in_parts(tables, made)
+    make_sums = _sums(priced, layouts, choices, sizes, link_s)
+    (tables, *_), *_ = make_sums.args
+    step_s, bytes_ = in_parts(tables, make_sums)
     return step_s, bytes_ / max((p.run for p in priced), key=lambda r: r.slack).capacity_bytes
 
 
@@ -131,10 +145,10 @@ def joined_choices(
     sizes: Sequence[int],
     link_s: float,
 ) -> tuple[str, ...]:
-    """`batch.stage_choices` of such a layout."""
-    made = _sums(priced, [layout], choices, sizes, link_s)
-    (tables, *_), *_ = made.args
-    return tuple(choices[choice] for choice in made(tables.rows).figures()[2])
+    """Return `batch.stage_choices` of such a layout."""
+    make_sums = _sums(priced, [layout], choices, sizes, link_s)
+    (tables, *_), *_ = make_sums.args
+    return tuple(choices[choice] for choice in make_sums(tables.rows).figures()[2])
 
 
 def _sums(
@@ -143,19 +157,19 @@ def _sums(
     choices: Sequence[str],
     sizes: Sequence[int],
     link_s: float,
-) -> partial[Joined]:
-    tables = [tables_of(one, Given(layouts), choices) for one in priced]
+) -> partial[PodSums]:
+    tables = [tables_of(pod_prices, Given(layouts), choices) for pod_prices in priced]
     first = dict(zip(tables[0].rows[:, PIPE].tolist(), layouts, strict=True))
     crossing = [
-        _crossing(x.schedule, x.pp, x.vpp, pods_of_stages(x.pp, tuple(sizes)))
-        for _, x in sorted(first.items())
+        _crossing(layout.schedule, layout.pp, layout.vpp, pod_by_stage(layout.pp, tuple(sizes)))
+        for _, layout in sorted(first.items())
     ]
-    return partial(Joined, tables, np.concatenate(crossing), sizes, link_s)
+    return partial(PodSums, tables, np.concatenate(crossing), sizes, link_s)
 
 
 @lru_cache(maxsize=1024)
-def pods_of_stages(pp: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """The pod of every stage, where each pod has whole ones."""
+def pod_by_stage(pp: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the pod of each stage; stages do not span pods."""
     return tuple(pod for pod, size in enumerate(sizes) for _ in range(size * pp // sum(sizes)))
 
 
@@ -165,18 +179,18 @@ def _crossing(order: str, pp: int, vpp: int, pods: tuple[int, ...]) -> Floats:
 
 
 @lru_cache(maxsize=16384)
-def blocks_of(
+def blocks_per_chunk(
     order: str, pods: tuple[int, ...], vpp: int, shares: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Blocks of each model chunk where every pod has so many, as even as can be among its chunks:
-    one fewer at the two ends of the model first, as `step.stages.even_sizes`.
+    """Return the blocks per model chunk if pod i has `shares[i]` blocks, spread evenly over its
+    chunks: one fewer at the two ends of the model first, as `step.stages.even_sizes`.
     """
-    held = [pods[stage] for stage, _ in route(order, len(pods), chunks_of(order, vpp), 0)]
-    inner = [*range(1, len(held) - 1), len(held) - 1, 0]
-    found = [0] * len(held)
+    chunk_pods = [pods[stage] for stage, _ in route(order, len(pods), chunks_of(order, vpp), 0)]
+    inner = [*range(1, len(chunk_pods) - 1), len(chunk_pods) - 1, 0]
+    sizes = [0] * len(chunk_pods)
     for pod, share in enumerate(shares):
-        mine = [chunk for chunk in inner if held[chunk] == pod]
-        base, more = divmod(share, len(mine))
-        for place, chunk in enumerate(mine):
-            found[chunk] = base + (place < more)
-    return tuple(found)
+        pod_chunks = [chunk for chunk in inner if chunk_pods[chunk] == pod]
+        base, more = divmod(share, len(pod_chunks))
+        for place, chunk in enumerate(pod_chunks):
+            sizes[chunk] = base + (place < more)
+    return tuple(sizes)

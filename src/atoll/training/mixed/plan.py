@@ -1,4 +1,4 @@
-"""The best use of several pods, proven over the space that it states (`search`)."""
+"""Plans on several pods: the fastest layout, with a proof over the search space (`search`)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from atoll.questions import PodsQuestion
 from atoll.registry import named
 from atoll.step.certificate import Certificate
 from atoll.stopping import Stop, StoppedError
-from atoll.training.mixed.estimate import MixedEstimate, Placed, Placer
-from atoll.training.mixed.pods import Pods, load_pods, pods_of
-from atoll.training.mixed.search import Found, Item, every_way, search
+from atoll.training.mixed.estimate import MixedEstimate, PodEstimator, PodPlacement
+from atoll.training.mixed.pods import Pods, load_pods, make_pods
+from atoll.training.mixed.search import PodSearchResult, TimedPlacement, pod_uses, search
 from atoll.training.planner.plan import RUNNERS_UP, Plan, plan
 from atoll.training.planner.space import Axes, excluded
 from atoll.training.request import axes_of, run_of
@@ -54,22 +54,22 @@ class MixedPlan(Launched, Answered[MixedAnswer]):
                 "one size for all ranks; plan with export, which leaves these out"
             )
         run = runs[0]
-        made: LaunchFile = named("atoll.export:export")(
+        file: LaunchFile = named("atoll.export:export")(
             target,
             run.model,
             replace(placed.layout, blocks=()),
             sequence=run.sequence,
             global_batch=run.global_batch,
             precision=run.precision,
-            devices_per_node=min(each.network.node for each in runs),
+            devices_per_node=min(pod_run.network.node for pod_run in runs),
             stages=placed.layout.blocks or None,
             exchanges_heads=run.stack.gives_heads(
                 run.model.kv_heads // placed.layout.tp, placed.layout.cp
             ),
         )
-        where = ", then ".join(f"{each.devices:,} {each.gpu.name}" for each in runs)
+        where = ", then ".join(f"{pod_run.devices:,} {pod_run.gpu.name}" for pod_run in runs)
         note = f"ranks are numbered through the pods in this order: {where}"
-        return replace(made, notes=(*made.notes, note)) if len(runs) > 1 else made
+        return replace(file, notes=(*file.notes, note)) if len(runs) > 1 else file
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -112,20 +112,20 @@ class MixedPlan(Launched, Answered[MixedAnswer]):
 
 
 def plan_pods(
-    asked: PodsQuestion, stop: Stop | None = None, progress: Progress | None = None
+    question: PodsQuestion, stop: Stop | None = None, progress: Progress | None = None
 ) -> MixedPlan:
-    """The fastest layout on the pods of a question."""
+    """Find the fastest layout on the pods of a question."""
     stop = stop or Stop()
-    stop.limit(asked.time_limit)
-    file = load_pods(str(asked.pods))
-    run = run_of(asked)
-    pods = pods_of(file, run, asked.stack is not None or asked.export is not None)
-    usual = named("atoll.export:EXPORTERS")[asked.export].values if asked.export else {}
-    axes, launched = axes_of(asked, usual, run), asked.export is not None
-    found = plan_mixed(pods, axes, equal=launched, stop=stop, progress=progress)
-    if asked.export_to is not None:
-        found.export(asked.export or "").save(asked.export_to)
-    return found
+    stop.limit(question.time_limit)
+    pods_file = load_pods(str(question.pods))
+    run = run_of(question)
+    pods = make_pods(pods_file, run, question.stack is not None or question.export is not None)
+    usual = named("atoll.export:EXPORTERS")[question.export].values if question.export else {}
+    axes, launched = axes_of(question, usual, run), question.export is not None
+    pod_plan = plan_mixed(pods, axes, equal=launched, stop=stop, progress=progress)
+    if question.export_to is not None:
+        pod_plan.export(question.export or "").save(question.export_to)
+    return pod_plan
 
 
 def plan_mixed(
@@ -137,23 +137,28 @@ def plan_mixed(
     stop: Stop | None = None,
     progress: Progress | None = None,
 ) -> MixedPlan:
-    """The fastest layout on some or all of the pods that fits; `equal`: with one microbatch for all
-    of them, as launch files have it.
+    """Find the fastest layout that fits one or more of the pods; `equal`: with the same microbatch
+    for all pods, as launch files require.
     """
     axes, stop, count = axes or Axes(), stop or Stop(), runners_up + 1
-    parts, alone = _each_alone(pods, axes, stop, progress)
-    known = [
-        Item(found.step.time_s, Placed(found.layout, (pod,), "alone", (found.layout.microbatch,)))
+    parts, alone = _plan_single_pods(pods, axes, stop, progress)
+    single_pods = [
+        TimedPlacement(
+            single.step.time_s,
+            PodPlacement(single.layout, (pod,), "alone", (single.layout.microbatch,)),
+        )
         for pod, part in parts.items()
-        for found in (part.fastest, *part.runners_up)
+        for single in (part.fastest, *part.runners_up)
     ]
-    ways = every_way(pods, axes, equal)
-    found = search(ways, axes.recompute, sorted(known)[:count], count, stop, progress)
-    placer = Placer(pods)
-    written = (placer.estimate(item.placed) for item in found.best)
-    best = sorted((one for one in written if one.fits), key=lambda one: one.time_s)
+    uses = pod_uses(pods, axes, equal)
+    result = search(uses, axes.recompute, sorted(single_pods)[:count], count, stop, progress)
+    placer = PodEstimator(pods)
+    estimates = (placer.estimate(item.placed) for item in result.best)
+    best = sorted(
+        (estimate for estimate in estimates if estimate.fits), key=lambda estimate: estimate.time_s
+    )
     if not best:
-        if found.stopped:
+        if result.stopped:
             raise StoppedError
         raise _nothing_fits(pods, alone)
     return MixedPlan(
@@ -161,34 +166,36 @@ def plan_mixed(
         best[0],
         tuple(best[1:]),
         alone,
-        _certificate(pods, found, best[0].time_s, list(parts.values()), count),
+        _certificate(pods, result, best[0].time_s, list(parts.values()), count),
         _excluded(pods, axes, equal),
-        found.unseen,
-        stop.reason if found.stopped else "",
+        result.unseen,
+        stop.reason if result.stopped else "",
     )
 
 
-def _each_alone(
+def _plan_single_pods(
     pods: Pods, axes: Axes, stop: Stop, progress: Progress | None
 ) -> tuple[dict[int, Plan], tuple[PodAlone, ...]]:
-    """The best layout of every pod alone, and what keeps those without one."""
-    found: dict[int, Plan] = {}
-    words = []
+    """Plan every pod alone; return the plans, and answers with the reason where none fits."""
+    plans: dict[int, Plan] = {}
+    answers = []
     for pod, run in enumerate(pods.runs):
-        told = PodAlone(device=run.gpu.name, devices=run.devices)
+        answer = PodAlone(device=run.gpu.name, devices=run.devices)
         try:
-            found[pod] = one = plan(run, axes, progress=progress, stop=stop)
-            told = replace(
-                told, step_time_s=one.fastest.step.time_s, layout=str(one.fastest.layout)
+            plans[pod] = pod_plan = plan(run, axes, progress=progress, stop=stop)
+            answer = replace(
+                answer,
+                step_time_s=pod_plan.fastest.step.time_s,
+                layout=str(pod_plan.fastest.layout),
             )
         except AtollError as error:
-            told = replace(told, reason=str(error))
-        words.append(told)
-    return found, tuple(words)
+            answer = replace(answer, reason=str(error))
+        answers.append(answer)
+    return plans, tuple(answers)
 
 
 def _nothing_fits(pods: Pods, alone: tuple[PodAlone, ...]) -> InfeasibleError:
-    reasons = " ".join(f"Alone, {one.reason}." for one in alone if one.reason)
+    reasons = " ".join(f"Alone, {pod.reason}." for pod in alone if pod.reason)
     return InfeasibleError(
         f"{pods.runs[0].model.name} does not fit {pods}, nor does any layout divide them and the "
         f"batch that fits; use more devices, a smaller batch or a shorter sequence. {reasons}"
@@ -196,15 +203,15 @@ def _nothing_fits(pods: Pods, alone: tuple[PodAlone, ...]) -> InfeasibleError:
 
 
 def _certificate(
-    pods: Pods, found: Found, best_s: float, alone: list[Plan], count: int
+    pods: Pods, result: PodSearchResult, best_s: float, alone: list[Plan], count: int
 ) -> Certificate:
     batch = pods.runs[0].global_batch
-    last_s = found.best[-1].time_s if len(found.best) == count else inf
-    bound_s = min(best_s, last_s, found.bound_s)
+    last_s = result.best[-1].time_s if len(result.best) == count else inf
+    bound_s = min(best_s, last_s, result.bound_s)
     proofs = [part.certificate for part in alone]
-    items = found.layouts + sum(proof.items for proof in proofs)
-    estimated = found.estimated + sum(proof.evaluated for proof in proofs)
-    large = found.too_large + sum(proof.ruled_out["memory"] for proof in proofs)
+    items = result.layouts + sum(proof.items for proof in proofs)
+    estimated = result.estimated + sum(proof.evaluated for proof in proofs)
+    large = result.too_large + sum(proof.ruled_out["memory"] for proof in proofs)
     return Certificate(
         score=batch / best_s,
         bound=batch / bound_s,
@@ -212,14 +219,14 @@ def _certificate(
         items=items,
         kind="layout",
         evaluated=estimated,
-        ruled_out={"memory": large, "time": max(0, items - estimated - large - found.unseen)},
+        ruled_out={"memory": large, "time": max(0, items - estimated - large - result.unseen)},
         subject=f"{counted(items, 'layout')} on {pods}",
     )
 
 
 def _excluded(pods: Pods, axes: Axes, equal: bool) -> tuple[str, ...]:
-    """What the space leaves out."""
-    run = pods.together(range(len(pods.runs)), crossed=False)[0]
+    """Return what the search space leaves out."""
+    run = pods.combined_runs(range(len(pods.runs)), crossed=False)[0]
     return (
         *(words for words in excluded(run, axes) if not words.startswith("stages")),
         "stages, or tensor and context groups, that lie in two pods",
@@ -230,28 +237,28 @@ def _excluded(pods: Pods, axes: Axes, equal: bool) -> tuple[str, ...]:
 
 
 @answer_of.register
-def mixed_answer(found: MixedPlan) -> MixedAnswer:
-    best, run = found.best, found.pods.runs[0]
+def mixed_answer(pod_plan: MixedPlan) -> MixedAnswer:
+    best, run = pod_plan.best, pod_plan.pods.runs[0]
     placed = best.placed
     shares = dict(zip(placed.pods, placed.microbatches, strict=False))
     return MixedAnswer(
-        notes=found.notes,
+        notes=pod_plan.notes,
         model=run.model.name,
         sequence=run.sequence,
         global_batch=run.global_batch,
         stack=run.stack.name,
         precision=run.precision,
-        given=found.pods.given,
+        given=pod_plan.pods.given,
         pods=tuple(
             PodAnswer(
-                device=each.gpu.name,
-                devices=each.devices,
-                network=each.network.name,
+                device=pod_run.gpu.name,
+                devices=pod_run.devices,
+                network=pod_run.network.name,
                 used=pod in placed.pods,
                 microbatch=shares.get(pod, placed.layout.microbatch),
                 blocks=tuple(stage.blocks for stage in best.stages if stage.pod == pod),
             )
-            for pod, each in enumerate(found.pods.runs)
+            for pod, pod_run in enumerate(pod_plan.pods.runs)
         ),
         by=placed.by,
         order=placed.pods,
@@ -271,17 +278,17 @@ def mixed_answer(found: MixedPlan) -> MixedAnswer:
                 microbatch_s=stage.time.total_s,
                 recompute=stage.recompute,
                 needed_bytes=stage.memory.needed,
-                capacity_bytes=found.pods.runs[stage.pod].gpu.hbm_bytes,
+                capacity_bytes=pod_plan.pods.runs[stage.pod].gpu.hbm_bytes,
                 memory_bytes=stage.memory.parts(),
             )
             for stage in best.stages
         ),
         runners_up=tuple(
-            (str(other.placed), other.placed.by, other.time_s / best.time_s - 1)
-            for other in found.runners_up
+            (str(estimate.placed), estimate.placed.by, estimate.time_s / best.time_s - 1)
+            for estimate in pod_plan.runners_up
         ),
-        alone=found.alone,
-        stopped=found.stopped,
-        excluded=found.excluded,
-        certificate=Proof.of(found.certificate),
+        alone=pod_plan.alone,
+        stopped=pod_plan.stopped,
+        excluded=pod_plan.excluded,
+        certificate=Proof.of(pod_plan.certificate),
     )

@@ -1,4 +1,4 @@
-"""Clusters that are not uniform: pods, each of one device on one network, and the link between."""
+"""Clusters of pods, each with one kind of device on one network, and the link between them."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from atoll.questions.fields import DeviceName, NetworkName
 from atoll.training.run import Run
 from atoll.units import format_bandwidth
 
-MOST_PODS = 3  # ways to give each of them its blocks grow with their number's power
+MOST_PODS = 3  # the divisions of blocks among pods grow exponentially with the pods
 
 
 class PodFile(FileModel):
-    """So many of one device."""
+    """A number of equal devices."""
 
     device: DeviceName
     devices: Count
     network: NetworkName | None = None  # the device's
 
 
-class LinkFile(FileModel):
-    """What joins the pods, in each direction: of every device, or in total between two pods."""
+class PodLinkFile(FileModel):
+    """Link between pods per direction: bandwidth per device, or in total between two pods."""
 
     bandwidth: Bandwidth | None = None
     total: Bandwidth | None = None
@@ -37,28 +37,28 @@ class LinkFile(FileModel):
     efficiency: Share = 1.0
 
     @model_validator(mode="after")
-    def _one_rate(self) -> LinkFile:
+    def _check_rates(self) -> PodLinkFile:
         if (self.bandwidth is None) == (self.total is None):
             raise ValueError("expected either bandwidth, of every device, or total")
         return self
 
 
 class PodsFile(FileModel):
-    """A cluster; without a link, its pods are parts of one network."""
+    """A cluster; without a link its pods are parts of one network."""
 
     name: str = ""
     pods: list[PodFile] = Field(min_length=2, max_length=MOST_PODS)
-    link: LinkFile | None = None
+    link: PodLinkFile | None = None
 
 
 def load_pods(path: str) -> PodsFile:
-    """The cluster in a file."""
+    """Read the cluster of a file."""
     return load_yaml(path, PodsFile)
 
 
 @dataclass(frozen=True)
 class Pods:
-    """The same run on each pod alone, and what joins them."""
+    """The run on each pod alone, and the link between pods."""
 
     runs: tuple[Run, ...]
     link: Level | None
@@ -68,7 +68,7 @@ class Pods:
 
     @property
     def given(self) -> str:
-        """All that an answer holds for, in words."""
+        """Description of the run's assumptions."""
         link = "parts of one network"
         if self.link is not None:
             rate = format_bandwidth(self.link.bandwidth_Bps)
@@ -77,28 +77,27 @@ class Pods:
         return self.runs[0].given_on(f"{machines}, {link}")
 
     def orders(self) -> list[tuple[int, ...]]:
-        """Every choice of two pods or more, in every order that differs."""
+        """Return every choice of two or more pods in every distinct order."""
         kinds = [self.runs.index(run) for run in self.runs]
-        found: dict[tuple[int, ...], tuple[int, ...]] = {}
+        orders: dict[tuple[int, ...], tuple[int, ...]] = {}
         numbers = range(len(self.runs))
-        for some in (c for n in numbers for c in combinations(numbers, n + 1) if n):
-            for order in permutations(some):
-                found.setdefault(tuple(kinds[i] for i in order), order)
-        return list(found.values())
+        for chosen in (c for n in numbers for c in combinations(numbers, n + 1) if n):
+            for order in permutations(chosen):
+                orders.setdefault(tuple(kinds[i] for i in order), order)
+        return list(orders.values())
 
-    def alike(self, some: Sequence[int]) -> bool:
-        """Whether these have the same devices on the same network."""
-        first = self.runs[some[0]]
+    def alike(self, pods: Sequence[int]) -> bool:
+        """Return whether these pods have equal devices and networks."""
+        first = self.runs[pods[0]]
         return all(
-            self.runs[i].gpu == first.gpu and self.runs[i].network == first.network for i in some
+            self.runs[i].gpu == first.gpu and self.runs[i].network == first.network for i in pods
         )
 
-    def together(self, some: Sequence[int], crossed: bool) -> tuple[Run, ...]:
-        """The run on all devices of these pods, as each of them is equipped. Where groups of ranks
-        lie across pods (`crossed`), their messages beyond a node go at the pace of the slowest
-        pod's network, and of the link.
+    def combined_runs(self, pods: Sequence[int], crossed: bool) -> tuple[Run, ...]:
+        """Return the run on all devices of these pods, once per pod's device. If groups of ranks
+        span pods (`crossed`), messages beyond a node use the slowest pod's network and the link.
         """
-        runs = [self.runs[i] for i in some]
+        runs = [self.runs[i] for i in pods]
         sizes = [run.devices for run in runs]
         outer = [run.network.levels[-1] for run in runs]
         slowest = min(outer, key=lambda level: (_best_Bps(level), -level.latency_s))
@@ -110,7 +109,7 @@ class Pods:
         )
 
     def _wide(self, network: Network, devices: int) -> Network:
-        """With a link between pods, levels of their networks reach as far as that."""
+        """Extend the outer level over all devices if a link joins the pods."""
         *inner, outer = network.levels
         if self.link is not None:
             outer = replace(outer, devices=max(outer.devices, devices))
@@ -127,7 +126,7 @@ class Pods:
             self.link,
             devices=sum(sizes),
             across=min(sizes),
-            latency_s=max(0.0, self.link.latency_s - outer.latency_s),  # of a way that it lengthens
+            latency_s=max(0.0, self.link.latency_s - outer.latency_s),  # beyond the outer level
         )
         return replace(network, levels=(*inner, outer, link))
 
@@ -136,9 +135,9 @@ def _best_Bps(level: Level) -> float:
     return level.bandwidth_Bps * level.best_share
 
 
-def pods_of(file: PodsFile, run: Run, stack: bool) -> Pods:
-    """The pods of a file, for a run on the device of the first; `stack`: whether its software was
-    named, rather than the device's.
+def make_pods(file: PodsFile, run: Run, stack: bool) -> Pods:
+    """Create the pods of a file, for a run on the device of the first; `stack`: whether the user
+    named the software.
     """
     runs = []
     for number, pod in enumerate(file.pods, start=1):
@@ -159,18 +158,18 @@ def pods_of(file: PodsFile, run: Run, stack: bool) -> Pods:
         most = network.levels[-1].devices
         total = pod.devices if file.link else sum(p.devices for p in file.pods)
         if total > most:
-            way_out = "" if file.link else ", or say the link between the pods"
+            advice = "" if file.link else ", or say the link between the pods"
             raise AtollError(
                 f"pod {number}: network {network.name} ends at {most:,} devices, but {total:,} are "
-                f"on it; choose a larger one{way_out}"
+                f"on it; choose a larger one{advice}"
             )
     return Pods(tuple(runs), _link(file))
 
 
 def _link(file: PodsFile) -> Level | None:
-    given = file.link
-    if given is None:
+    link = file.link
+    if link is None:
         return None
-    each = given.bandwidth or (given.total or 0.0) / min(pod.devices for pod in file.pods)
-    curve = ((1.0, given.efficiency),) if given.efficiency < 1 else ()
-    return Level("link", 0, each, given.latency, curve)
+    bandwidth_Bps = link.bandwidth or (link.total or 0.0) / min(pod.devices for pod in file.pods)
+    curve = ((1.0, link.efficiency),) if link.efficiency < 1 else ()
+    return Level("link", 0, bandwidth_Bps, link.latency, curve)

@@ -1,1 +1,1 @@
-"""Layers and operators of a run on given devices, priced."""
+"""Costs of a run's layers and operators on its devices."""

@@ -1,8 +1,7 @@
-"""What one layer of a model costs one device: time of each pass, collectives, bytes kept.
+"""Costs of one layer on one device: time of each pass, collectives, bytes kept.
 
-A variant of a model is one microbatch on one device under given tensor, context and expert
-degrees. Everything that a layout needs of a layer is here; how often layers run and what hides
-what is decided by the step.
+A variant of a model is one microbatch on one device for one choice of tp, cp and ep. The step
+decides how often layers run and which times overlap.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from atoll.training.operators.policies import (
     Kept,
     TensorLink,
     by_operator,
-    kept_whole,
+    keep_all,
     links,
     module_policy,
+    partial_blocks,
     policies,
-    some_blocks,
 )
 from atoll.workload.adapters import trained_weights
 from atoll.workload.graph.layer import Layer, Model, block_names
@@ -45,23 +44,23 @@ class LayerCost:
     forward_links: tuple[TensorLink, ...]
     backward_links: tuple[TensorLink, ...]
     hidden_links: tuple[TensorLink, ...]
-    """Of the backward ones, those that a weight gradient can run beside."""
+    """Backward collectives that can overlap with a weight gradient."""
     policies: tuple[tuple[str, Kept], ...]
     parameters: int
-    """That are trained, those of experts apart."""
+    """Trained parameters without those of experts."""
     expert_parameters: int
     frozen: tuple[float, float]
-    """Weights without gradients, and those of experts."""
+    """Dense and expert parameters without gradients."""
     boundary_bytes: int
     exchange_bytes: float
-    """Bytes that one all-to-all of tokens sends from this device; 0 without experts."""
+    """Bytes that this device sends per all-to-all of tokens; 0 without experts."""
     experts: int
     """Expert networks on this device."""
     expert_forward_s: float
-    """Of the forward pass, the experts' products."""
+    """The experts' products in the forward pass."""
     expert_backward_s: float
     ring_bytes: float
-    """Keys and values that ring attention passes on in one turn; 0 without context parallelism."""
+    """Keys and values that ring attention sends per step; 0 without context parallelism."""
     heads_bytes: float
     """Queries, keys, values and outputs of attention, where heads are exchanged instead."""
     kv_heads: int
@@ -69,18 +68,18 @@ class LayerCost:
     transient_bytes: float
     """The largest operator's temporaries."""
     waiting_bytes: float
-    """Inputs and output gradients of its weight gradients: held for as long as they are put off."""
+    """Inputs and output gradients of its weight gradients, kept until a delayed weight pass."""
     logits_bytes: float
-    """16-bit logits that this layer hands to the loss, or to its own; 0 for others."""
+    """16-bit logits of the loss; 0 for layers without."""
     half_loss: bool
-    """Its own loss takes them as they are, in 16 bit."""
+    """Whether the layer's loss takes 16-bit logits."""
     loss_bytes: float
-    """Of what it keeps, what belongs to its own loss: the stack says how much that is."""
+    """Kept bytes that belong to the layer's loss; the stack may keep fewer."""
     by_operator: Callable[[], tuple[Kept, ...]] = field(default=tuple, compare=False)
-    """What `optimal` finds, which takes longer than all else here."""
+    """Computes `optimal`, which is slow."""
 
     def kept(self, policy: str) -> Kept:
-        """A policy by its name; "optimal-n" is the n-th of the chosen ones, or the last."""
+        """Return a policy by name; "optimal-n" is the n-th of `optimal`, or the last."""
         if policy in self._named:
             return self._named[policy]
         level = min(int(policy.removeprefix("optimal-")), len(self.optimal) - 1)
@@ -92,11 +91,11 @@ class LayerCost:
 
     @cached_property
     def optimal(self) -> tuple[Kept, ...]:
-        """Per-operator choices, from keeping everything to keeping least."""
+        """Choices per operator, from keeping everything to keeping least."""
         return self.by_operator()
 
     def backwards(self, order: str) -> Cost:
-        """The backward pass as a pipeline order runs it: at once, or weight gradients apart."""
+        """Return the backward pass of a pipeline order: fused, or with separate weight passes."""
         return self._apart if order in SPLIT else self.backward
 
     @cached_property
@@ -105,12 +104,12 @@ class LayerCost:
 
 
 Share = tuple[tuple[LayerCost, int], ...]
-"""Layers of one chunk of a stage, and how often each occurs there."""
+"""Layers of one chunk of a stage, and how often each occurs."""
 
 
 def choices_of(costs: Iterable[LayerCost], policy: str) -> tuple[str, ...]:
-    """What a recomputation policy may come to on a stage: "optimal" to the choices by operator, and
-    to the named policies, which need not lie on the hull of those.
+    """Return the choices per stage of a recomputation policy: for "optimal" those by operator and
+    the named policies, which need not lie on their hull.
     """
     if policy != "optimal":
         return (policy,)
@@ -130,9 +129,9 @@ def layer_costs(
     stored: bool = False,
     frozen: bool = False,
 ) -> tuple[LayerCost, ...]:
-    """Every distinct layer of a prepared (unfused) model; with `modules`, blocks also get the
-    recomputation choice of these modules, or of some blocks of each of the `stages`; of `frozen`
-    weights only adapters are trained.
+    """Return the cost of every layer of a prepared (unfused) model. With `modules`, blocks also get
+    the recomputation choice of these modules, or of a number of blocks per stage; with `frozen`
+    only adapters are trained.
     """
     blocks = block_names(model)
     priced = {
@@ -144,7 +143,7 @@ def layer_costs(
             layer.name in blocks,
             model.microbatch,
             modules=modules,
-            blocks=max(1, sum(n for x, n in model.layers if x.name in blocks) // stages),
+            blocks=max(1, sum(n for kind, n in model.layers if kind.name in blocks) // stages),
             stored=stored,
             frozen=frozen,
         )
@@ -172,17 +171,17 @@ def _layer_cost(
     times = pricer.layer(spread_experts(layer, ep), cp, samples)
     costs = times.operators
     routed = _has_experts(layer)
-    (dense, expert), (still, still_expert) = _parameters(layer, frozen)
-    own_loss = stored or layer.name.startswith("mtp")
-    logits = _loss(layer) if own_loss else (_head(layer), False, 0.0)
+    (dense, expert), (frozen_dense, frozen_expert) = _parameters(layer, frozen)
+    has_loss = stored or layer.name.startswith("mtp")
+    logits_bytes, half_loss, loss_bytes = _loss(layer) if has_loss else (_head(layer), False, 0.0)
     inside = pricer.schedules_links
-    # What is no block keeps all, whatever is asked for.
-    whole = (("none", kept_whole(layer, pricer)),)
-    known = policies(layer, pricer, costs) if is_block else whole
+    # Layers other than blocks keep everything under every policy.
+    keep_everything = (("none", keep_all(layer, pricer)),)
+    layer_policies = policies(layer, pricer, costs) if is_block else keep_everything
     if modules.startswith((SOME, HOST)) and is_block:
-        known += (some_blocks(modules, blocks, dict(known)),)
+        layer_policies += (partial_blocks(modules, blocks, dict(layer_policies)),)
     elif modules and is_block:
-        known += (module_policy(layer, modules, pricer, costs),)
+        layer_policies += (module_policy(layer, modules, pricer, costs),)
     return LayerCost(
         name=layer.name,
         repeat=1,
@@ -194,13 +193,13 @@ def _layer_cost(
         forward_links=() if inside else links(layer.forward),
         backward_links=() if inside else links(layer.backward),
         hidden_links=() if inside else _hidden(layer.backward),
-        policies=known,
+        policies=layer_policies,
         parameters=dense,
         expert_parameters=expert // ep,
-        frozen=(still, still_expert / ep),
+        frozen=(frozen_dense, frozen_expert / ep),
         boundary_bytes=layer.boundary_bytes,
         exchange_bytes=_exchange(layer),
-        experts=experts_of(layer) // ep if routed else 0,
+        experts=expert_count(layer) // ep if routed else 0,
         expert_forward_s=_expert_s(layer, layer.forward, costs) if routed else 0.0,
         expert_backward_s=_expert_s(layer, layer.backward, costs) if routed else 0.0,
         ring_bytes=_moved(layer, slice(1, 3)) if cp > 1 else 0.0,
@@ -208,9 +207,9 @@ def _layer_cost(
         kv_heads=_kv_heads(layer) // samples,
         transient_bytes=max((_written(layer, op) for op in layer.backward), default=0),
         waiting_bytes=_waiting(layer) * (pricer.operand_share if is_block else 1.0),
-        logits_bytes=logits[0],
-        half_loss=logits[1],
-        loss_bytes=logits[2],
+        logits_bytes=logits_bytes,
+        half_loss=half_loss,
+        loss_bytes=loss_bytes,
         by_operator=cache(partial(by_operator, layer, pricer, costs)) if is_block else tuple,
     )
 
@@ -220,13 +219,15 @@ def _head(layer: Layer) -> float:
 
 
 def _loss(layer: Layer) -> tuple[float, bool, float]:
-    """Of a layer with its own loss: 16-bit logits, whether it takes them so, bytes it keeps."""
+    """Return the bytes of 16-bit logits of a layer's loss, whether it takes 16 bits, and the bytes
+    that it keeps.
+    """
     for op in layer.forward:
         for work in op.vectors:
             if work.function == "cross_entropy":
-                # The log-softmax; what else of this size is kept belongs to a cap on the logits.
-                made = [layer.tensors[n] for n in layer.saved if n in op.writes]
-                kept = [t for t in made if t.elements >= work.elements]
+                # The log-softmax; other tensors of this size belong to a cap on the logits.
+                outputs = [layer.tensors[n] for n in layer.saved if n in op.writes]
+                kept = [t for t in outputs if t.elements >= work.elements]
                 widest = max(kept, key=lambda t: t.bytes, default=None)
                 if widest is None:
                     return float(HALF * work.elements), False, 0.0
@@ -236,16 +237,16 @@ def _loss(layer: Layer) -> tuple[float, bool, float]:
 
 
 def operator_costs(layer: Layer, pricer: Pricer, layout: Layout) -> Mapping[str, Cost]:
-    """Each operator alone on one device, by name; collectives that the step prices cost nothing."""
+    """Return the cost of each operator by name; collectives are priced by the step and cost 0."""
     return pricer.layer(spread_experts(layer, layout.ep), layout.cp, layout.microbatch).operators
 
 
 def spread_experts(layer: Layer, ep: int) -> Layer:
-    """Experts spread over `ep` devices: fewer products here, each of more tokens."""
+    """Spread experts over `ep` devices: fewer products per device, each of more tokens."""
     if ep == 1:
         return layer
 
-    def own(op: Operator) -> Operator:
+    def spread(op: Operator) -> Operator:
         if not op.matmuls or _expert_weight(layer, op) == 0:
             return op
         tokens = "k" if op.kind == "linear_wgrad" else "m"
@@ -256,8 +257,8 @@ def spread_experts(layer: Layer, ep: int) -> Layer:
 
     return replace(
         layer,
-        forward=tuple(own(op) for op in layer.forward),
-        backward=tuple(own(op) for op in layer.backward),
+        forward=tuple(spread(op) for op in layer.forward),
+        backward=tuple(spread(op) for op in layer.backward),
     )
 
 
@@ -266,10 +267,9 @@ def _has_experts(layer: Layer) -> bool:
 
 
 def _expert_weight(layer: Layer, op: Operator) -> int:
-    """Experts in the weight that an operator reads or whose gradient it writes; 0 for none.
+    """Return the experts in the weight that an operator reads or whose gradient it writes, or 0.
 
-    Weights of experts lie side by side and are multiplied as a batch; a kernel of a convolution
-    has three dimensions too.
+    Weights of experts are multiplied as a batch; a convolution's kernel has three dimensions too.
     """
     roles = (Role.WEIGHT, Role.WEIGHT_GRADIENT)
     for name in (*op.reads, *op.writes):
@@ -280,7 +280,7 @@ def _expert_weight(layer: Layer, op: Operator) -> int:
 
 
 def _bundled(tensor: Tensor, op: Operator) -> bool:
-    """Whether a weight holds a matrix for each of the products of an operator."""
+    """Return whether a weight holds a matrix for each of the products of an operator."""
     several = any(product.batch == tensor.shape[0] > 1 for product in op.matmuls)
     return len(tensor.shape) == 3 and several
 
@@ -289,42 +289,44 @@ def _expert_s(layer: Layer, operators: Sequence[Operator], costs: Mapping[str, C
     return sum(costs[op.name].matrix_s for op in operators if _expert_weight(layer, op))
 
 
-def experts_of(layer: Layer) -> int:
-    """Expert networks in a layer; 0 for none."""
+def expert_count(layer: Layer) -> int:
+    """Return the number of expert networks in a layer."""
     if not _has_experts(layer):
         return 0
     return max((_expert_weight(layer, op) for op in layer.forward), default=0)
 
 
 def _parameters(layer: Layer, frozen: bool) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Dense and expert parameters that are trained, and those that are frozen."""
+    """Return the (dense, expert) parameters that are trained, and those that are frozen."""
     weights = {n: t for n, t in layer.tensors.items() if t.role is Role.WEIGHT}
-    own = {n for op in layer.forward for n in op.reads if n in weights and _bundled(weights[n], op)}
+    expert_names = {
+        n for op in layer.forward for n in op.reads if n in weights and _bundled(weights[n], op)
+    }
     trained = trained_weights(layer) if frozen else frozenset(weights)
 
     def count(kept: bool) -> tuple[int, int]:
         sizes = {n: t.elements for n, t in weights.items() if (n in trained) == kept}
-        expert = sum(size for name, size in sizes.items() if name in own)
+        expert = sum(size for name, size in sizes.items() if name in expert_names)
         return sum(sizes.values()) - expert, expert
 
     return count(True), count(False)
 
 
 def _hidden(operators: tuple[Operator, ...]) -> tuple[TensorLink, ...]:
-    """Collectives whose result no operator needs before the next weight gradient has run."""
-    found: list[TensorLink] = []
+    """Return collectives whose result the next operator does not read."""
+    hidden: list[TensorLink] = []
     for index, op in enumerate(operators):
         if op.collective is None:
             continue
         following = operators[index + 1] if index + 1 < len(operators) else None
         if following is not None and not set(op.writes) & set(following.reads):
-            found += links([op])
-    return tuple(found)
+            hidden += links([op])
+    return tuple(hidden)
 
 
 def _exchange(layer: Layer) -> float:
-    """Tokens that leave for their experts: what the dispatch of this device's tokens writes; of a
-    captured layer, what its first expert product reads.
+    """Return the bytes of tokens sent to experts: the output of the dispatch or, in a captured
+    layer, the input of the first expert product.
     """
     for op in layer.forward:
         if op.kind == "dispatch":
@@ -337,7 +339,7 @@ def _exchange(layer: Layer) -> float:
 
 
 def _moved(layer: Layer, which: slice) -> float:
-    """Bytes of attention's queries, keys, values and outputs, or of some of them."""
+    """Return the bytes of a selection of attention's queries, keys, values and outputs."""
     for op in layer.forward:
         if op.kind == "attention":
             names = (*op.reads[:3], op.writes[0])
@@ -350,16 +352,16 @@ def _kv_heads(layer: Layer) -> int:
 
 
 def _waiting(layer: Layer) -> float:
-    """Bytes that weight gradients read, each tensor once. One that is gathered for them alone is
-    gathered when they run: until then its part waits.
+    """Return the bytes of distinct tensors that weight gradients read. For a tensor gathered only
+    for them, the part before the gather counts.
     """
-    wanted = {n for op in layer.backward if op.weighs for n in op.reads}
-    beside = {n for op in layer.backward if not op.weighs for n in op.reads}
-    made = {n: op for op in layer.backward if op.collective is not None for n in op.writes}
-    for name in sorted(wanted & made.keys() - beside):
-        wanted.remove(name)
-        wanted.update(made[name].reads)
-    tensors = [layer.tensors[name] for name in sorted(wanted)]
+    waiting = {n for op in layer.backward if op.weighs for n in op.reads}
+    read_elsewhere = {n for op in layer.backward if not op.weighs for n in op.reads}
+    gathers = {n: op for op in layer.backward if op.collective is not None for n in op.writes}
+    for name in sorted(waiting & gathers.keys() - read_elsewhere):
+        waiting.remove(name)
+        waiting.update(gathers[name].reads)
+    tensors = [layer.tensors[name] for name in sorted(waiting)]
     return float(sum(t.bytes for t in tensors if t.role is not Role.WEIGHT))
 
 

@@ -1,10 +1,10 @@
-"""Recomputation policies of one layer: what each keeps for the backward pass, what it runs again.
+"""Recomputation policies of one layer: the tensors that each keeps and the operators it reruns.
 
 "none" keeps every saved tensor; "selective" drops attention's core (Korthikanti et al.,
 arXiv:2205.05198); "alternate" keeps the output of every second product (torchtitan's selective
 checkpointing); "full" keeps the layer's input only; "optimal-n" are the sets of tensors on the
-convex hull of bytes and seconds, from keeping all to keeping least. Modules of a block, as
-Megatron-Core names them, are run again one by one ("mla_up_proj+mlp").
+convex hull of bytes and seconds, from keeping all to keeping least. Modules of a block have
+Megatron-Core's names ("mla_up_proj+mlp").
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MODULE_OPERATORS = {
     "core_attn": ("attention", "scores", "softmax", "values"),
     "layernorm": ("norm1", "norm2"),
     "mla_up_proj": ("q_b", "kv_b", "rotary", "keys"),
-    "mlp": ("fc1", "act", "fc2"),  # of blocks without experts
+    "mlp": ("fc1", "act", "fc2"),  # in blocks without experts
     "moe": EXPERT_OPERATORS,
     "moe_act": ("act",),
     "shared_experts": ("shared1", "shared_act", "shared2"),
@@ -44,12 +44,12 @@ HOSTED_OPERATORS = {
     "qkv_linear": ("qkv", "q_a", "kv_a"),
 }
 DISCARDING = ("layernorm", "mla_up_proj", "moe_act")
-"""Modules whose outputs are dropped too, and made again in front of their readers' backward pass
+"""Modules whose outputs are dropped too, and recomputed before their readers' backward pass
 (Megatron-Core's CheckpointWithoutOutput)."""
 
 
 class TensorLink(NamedTuple):
-    """A collective over the tensor group, or over that of experts with a width of their own."""
+    """A collective over the tensor-parallel group (tp, or etp of experts)."""
 
     kind: str
     bytes: int
@@ -58,45 +58,45 @@ class TensorLink(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """One policy on one layer: the bytes that it keeps, and what it runs again."""
+    """Costs of one policy on one layer: kept bytes and recomputation."""
 
     bytes: float
     again: Cost = Cost()  # noqa: RUF009  (frozen)
     links: tuple[TensorLink, ...] = ()
-    """Collectives over the tensor group that run again."""
+    """Recomputed collectives over the tensor group."""
     rerun: tuple[str, ...] = ()
-    """Names of the operators that run again."""
+    """Names of the recomputed operators."""
     attention: bool = False
-    """Attention is among them, and with it the turns of a ring."""
+    """Whether attention is recomputed, with the sends of a ring."""
     exchange: bool = False
-    """The exchange of tokens with their experts is among them."""
+    """Whether tokens are sent to their experts again."""
     share: float = 1.0
-    """Of the blocks that a layer stands for, those that run anything again; `again` is of all."""
+    """Share of the blocks that are recomputed; `again` is the mean over all blocks."""
 
 
-def kept_whole(layer: Layer, pricer: Pricer) -> Kept:
-    """Nothing is run again."""
+def keep_all(layer: Layer, pricer: Pricer) -> Kept:
+    """Return the policy without recomputation."""
     return Kept(float(layer.saved_bytes) + pricer.kept_bytes(layer))
 
 
 def policies(
     layer: Layer, pricer: Pricer, costs: Mapping[str, Cost]
 ) -> tuple[tuple[str, Kept], ...]:
-    """The named policies of a block, given what each of its operators costs."""
-    none = kept_whole(layer, pricer)
+    """Return the named policies of a block with these operator costs."""
+    none = keep_all(layer, pricer)
     core, dropped = _core(layer)
     entry = _entry(layer)
     return (
         ("none", none),
-        ("selective", kept_of(layer, none.bytes - dropped, core, pricer, costs)),
+        ("selective", policy_cost(layer, none.bytes - dropped, core, pricer, costs)),
         ("alternate", _alternate(layer, costs)),
-        ("full", kept_of(layer, entry, layer.forward, pricer, costs)),
+        ("full", policy_cost(layer, entry, layer.forward, pricer, costs)),
     )
 
 
 def rerun_shares(layer: Layer) -> dict[str, tuple[float, tuple[float, ...]]]:
-    """Of the named policies that run anything again: the bytes that they keep of a layer's saved
-    ones, and the share of each forward operator that runs again.
+    """Return, per named policy that recomputes, the saved bytes that it keeps and the recomputed
+    share of each forward operator.
     """
     core, dropped = _core(layer)
     kept, shares = _alternate_shares(layer)
@@ -111,23 +111,23 @@ def rerun_shares(layer: Layer) -> dict[str, tuple[float, tuple[float, ...]]]:
 
 
 def _core(layer: Layer) -> tuple[list[Operator], float]:
-    """The operators of attention's core, and the bytes saved inside it."""
+    """Return the operators of attention's core, and the bytes saved inside it."""
     core = [op for op in layer.forward if op.kind in CORE_ATTENTION or _inside_core(op)]
-    made = {name for op in core for name in op.writes}
+    outputs = {name for op in core for name in op.writes}
     leaving = {n for op in layer.forward if op not in core for n in op.reads}
-    inside = (name for name in layer.saved if name in made and name not in leaving)
+    inside = (name for name in layer.saved if name in outputs and name not in leaving)
     return core, float(sum(layer.tensors[name].bytes for name in inside))
 
 
-def some_blocks(name: str, blocks: int, known: Mapping[str, Kept]) -> tuple[str, Kept]:
-    """Some blocks of a stage that has so many run again, or keep their tensors in the host's memory
-    but for one that is on its way: what one does on average.
+def partial_blocks(name: str, blocks: int, block_policies: Mapping[str, Kept]) -> tuple[str, Kept]:
+    """Return the mean policy of a stage's blocks where a number of them is recomputed, or keeps its
+    tensors in host memory (except the block in transfer).
     """
     policy, _, number = name.partition("@")
-    none, full = known["none"], known["full"]
+    none, full = block_policies["none"], block_policies["full"]
     if policy == HOST:
-        away = min(1.0, max(0, int(number or 0) - 1) / blocks)
-        return name, replace(none, bytes=none.bytes * (1 - away))
+        host_share = min(1.0, max(0, int(number or 0) - 1) / blocks)
+        return name, replace(none, bytes=none.bytes * (1 - host_share))
     share = min(1.0, int(number) / blocks)
     kept = none.bytes + share * (full.bytes - none.bytes)
     return name, replace(full, bytes=kept, again=full.again.times(share), share=share)
@@ -136,8 +136,8 @@ def some_blocks(name: str, blocks: int, known: Mapping[str, Kept]) -> tuple[str,
 def module_policy(
     layer: Layer, modules: str, pricer: Pricer, costs: Mapping[str, Cost]
 ) -> tuple[str, Kept]:
-    """Some modules of a block run again or keep what they need in the host's memory, which takes no
-    time here: it goes there and back beside other layers.
+    """Return the policy that recomputes modules of a block, or keeps their tensors in host memory;
+    transfers take no time, as they overlap with other layers.
     """
     rerun: list[Operator] = []
     dropped: set[str] = set()
@@ -147,62 +147,67 @@ def module_policy(
             dropped |= _hosted(layer, HOSTED_OPERATORS[module.removesuffix("@host")])
             continue
         if module == "core_attn":
-            ours = [op for op in layer.forward if op.kind in CORE_ATTENTION or _inside_core(op)]
+            module_operators = [
+                op for op in layer.forward if op.kind in CORE_ATTENTION or _inside_core(op)
+            ]
         elif has_experts == (module == "mlp") and module in ("mlp", "moe", "moe_act"):
-            ours = []
+            module_operators = []
         else:
             names = MODULE_OPERATORS[module]
-            ours = [op for op in layer.forward if op.name.rpartition(".")[2] in names]
-        outside = {n for op in layer.forward if op not in ours for n in op.reads}
-        made = {name for op in ours for name in op.writes}
-        dropped |= made if module in DISCARDING else made - outside
-        rerun += [op for op in ours if op not in rerun]
-    kept = sum(layer.tensors[name].bytes for name in layer.saved if name not in dropped)
-    return modules, kept_of(layer, kept + pricer.kept_bytes(layer, dropped), rerun, pricer, costs)
+            module_operators = [op for op in layer.forward if op.name.rpartition(".")[2] in names]
+        outside = {n for op in layer.forward if op not in module_operators for n in op.reads}
+        outputs = {name for op in module_operators for name in op.writes}
+        dropped |= outputs if module in DISCARDING else outputs - outside
+        rerun += [op for op in module_operators if op not in rerun]
+    kept = float(sum(layer.tensors[name].bytes for name in layer.saved if name not in dropped))
+    kept += pricer.kept_bytes(layer, dropped)
+    return modules, policy_cost(layer, kept, rerun, pricer, costs)
 
 
 def _hosted(layer: Layer, names: Sequence[str]) -> set[str]:
-    """Saved tensors that only the backward passes of these operators read."""
-    ours = {op.name for op in layer.forward if op.name.rpartition(".")[2] in names}
+    """Return the saved tensors that only the backward passes of these operators read."""
+    host_operators = {op.name for op in layer.forward if op.name.rpartition(".")[2] in names}
     if "attention" in names:
-        ours |= {op.name for op in layer.forward if op.kind in CORE_ATTENTION or _inside_core(op)}
-    found = set()
+        host_operators |= {
+            op.name for op in layer.forward if op.kind in CORE_ATTENTION or _inside_core(op)
+        }
+    hosted = set()
     for name in layer.saved:
         readers = [op.name.rpartition(".")[0] for op in layer.backward if name in op.reads]
-        if readers and set(readers) <= ours:
-            found.add(name)
-    return found
+        if readers and set(readers) <= host_operators:
+            hosted.add(name)
+    return hosted
 
 
 def by_operator(layer: Layer, pricer: Pricer, costs: Mapping[str, Cost]) -> tuple[Kept, ...]:
-    """The convex hull of bytes kept and seconds run again over all sets of saved tensors, from
-    keeping all to keeping least.
+    """Return the convex hull of kept bytes and recomputed seconds over all sets of saved tensors,
+    from keeping all to keeping least.
     """
     choices = hull_choices(layer, np.array([costs[op.name].total_s for op in layer.forward]))
     entry = _entry(layer)
     beyond = max(1, layer.saved_bytes - entry)
     extra = pricer.kept_bytes(layer)
-    found = []
+    hull = []
     for choice in reversed(choices):
         share = min(1.0, max(0.0, (choice.kept_bytes - entry) / beyond))
         rerun = [layer.forward[i] for i in choice.rerun]
-        found.append(kept_of(layer, choice.kept_bytes + extra * share, rerun, pricer, costs))
-    return tuple(found)
+        hull.append(policy_cost(layer, choice.kept_bytes + extra * share, rerun, pricer, costs))
+    return tuple(hull)
 
 
 def _entry(layer: Layer) -> float:
-    """Bytes that every policy keeps: what the layer starts again from."""
+    """Return the bytes of the layer's inputs, which every policy keeps."""
     return float(sum(layer.tensors[name].bytes for name in layer.entering))
 
 
-def kept_of(
+def policy_cost(
     layer: Layer,
     bytes_: float,
     rerun: Sequence[Operator],
     pricer: Pricer,
     costs: Mapping[str, Cost],
 ) -> Kept:
-    """A choice that keeps so many bytes and runs these operators again."""
+    """Return the policy that keeps these bytes and recomputes these operators."""
     return Kept(
         bytes_,
         total(costs[op.name] for op in rerun),
@@ -214,16 +219,17 @@ def kept_of(
 
 
 def _exchanged(layer: Layer, rerun: Sequence[Operator]) -> bool:
-    """Whether tokens go to their experts again."""
+    """Return whether tokens are sent to their experts again."""
     return any(op in rerun for op in exchanging(layer))
 
 
 def exchanging(layer: Layer) -> list[Operator]:
-    """The operators with which tokens go to their experts: a dispatch, or, where a captured layer
-    has none, the experts' products.
+    """Return the operators that send tokens to experts: dispatches or, in a captured layer without
+    any, the experts' products.
     """
-    found = [op for op in layer.forward if op.kind == "dispatch"]
-    return found or [op for op in layer.forward if op.kind == "linear" and op.matmuls[0].batch > 1]
+    dispatches = [op for op in layer.forward if op.kind == "dispatch"]
+    products = (op for op in layer.forward if op.kind == "linear")
+    return dispatches or [op for op in products if op.matmuls[0].batch > 1]
 
 
 def _inside_core(op: Operator) -> bool:
@@ -231,7 +237,7 @@ def _inside_core(op: Operator) -> bool:
 
 
 def _alternate(layer: Layer, costs: Mapping[str, Cost]) -> Kept:
-    """Every second product's output and attention's are kept; all else is run again."""
+    """Return the policy that keeps attention's and every second product's output."""
     kept, shares = _alternate_shares(layer)
     again = Cost()
     for name, share in shares.items():
@@ -242,7 +248,7 @@ def _alternate(layer: Layer, costs: Mapping[str, Cost]) -> Kept:
 
 
 def _alternate_shares(layer: Layer) -> tuple[float, dict[str, float]]:
-    """Bytes kept, and by operator the share that runs again; collectives do not."""
+    """Return the kept bytes, and the recomputed share per operator without collectives."""
     saved = {name: float(layer.tensors[name].bytes) for name in layer.saved}
     kept = _entry(layer)
     shares: dict[str, float] = {}
@@ -276,7 +282,7 @@ def _output_widths(layer: Layer, op: Operator) -> list[int]:
 
 
 def links(operators: Iterable[Operator]) -> tuple[TensorLink, ...]:
-    """The collectives among some operators."""
+    """Return the collectives of these operators."""
     return tuple(
         TensorLink(str(op.collective.kind), op.collective.bytes, op.collective.group)
         for op in operators

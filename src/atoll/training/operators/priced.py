@@ -1,4 +1,4 @@
-"""The variants of a run's model (one microbatch on one device), each priced once."""
+"""Layer costs of the variants of a run's model (one microbatch on one device), cached."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class Priced:
         self._known: dict[tuple[object, ...], Any] = {}
 
     def beside(self, run: Run) -> Self:
-        """The same of a run that differs in rates of its machine alone: the model is built once."""
-        found = type(self)(run)
-        found._models = self._models
-        return found
+        """Return the costs of a run that differs only in machine rates; both share the model."""
+        prices = type(self)(run)
+        prices._models = self._models
+        return prices
 
     def lower_bounds(self) -> Self:
-        """Return lower bounds on these costs that take less time: of chips, whose passes are
-        schedules. Existing devices are priced at once, and give themselves.
+        """Return faster lower bounds on the costs of chips, whose passes are schedules; costs of
+        existing devices are returned unchanged.
         """
         if not isinstance(self.run.gpu, Chip):
             return self
@@ -58,14 +58,14 @@ class Priced:
         return bounds
 
     def once(self, key: tuple[object, ...], make: Callable[[], T]) -> T:
-        """What a function makes of what the key names, made once."""
+        """Return the cached result of `make` for this key."""
         if key not in self._known:
             self._known[key] = make()
-        found: T = self._known[key]
-        return found
+        cached: T = self._known[key]
+        return cached
 
     def costs(self, layout: Layout) -> tuple[LayerCost, ...]:
-        """Layer costs of the layout's variant of the model."""
+        """Return the layer costs of the layout's variant of the model."""
         sp = layout.sp and layout.tp > 1
         optimal = layout.recompute.startswith("optimal")
         modules = "" if optimal or layout.recompute in RECOMPUTE else layout.recompute
@@ -85,9 +85,7 @@ class Priced:
         return self._variants[key]
 
     def model(self, layout: Layout) -> Model:
-        """One device's share of the model under a layout, operator by operator; its experts are not
-        yet spread.
-        """
+        """Return one device's share of the model's operators, before experts are spread."""
         sp = layout.sp and layout.tp > 1
         key = layout.microbatch, layout.tp, layout.cp, layout.etp, sp
         if key not in self._models:
@@ -123,27 +121,29 @@ class Priced:
 
     @property
     def _casts_gathers(self) -> bool:
-        """Where GPUs' software casts before it gathers; chips cast before a product."""
+        """Whether the software casts before it gathers (GPUs); chips cast before a product."""
         run = self.run
         narrow = run.stack.scaled_inputs and run.precision in SCALED
         return narrow and not isinstance(run.gpu, Chip)
 
     def shared(self, layout: Layout, costs: Sequence[LayerCost]) -> int:
-        """Parameters that several layers of a stage have in common, which it holds once."""
+        """Return the parameters that several layers of a stage share."""
         model = self.model(layout)
         if layout.pp == 1:
             return model.shared_parameters
         if self.run.stored is not None:
             return 0
-        here = frozenset(cost.name for cost in costs)
+        layer_names = frozenset(cost.name for cost in costs)
         return self.once(
-            ("held twice", id(model), here),
-            lambda: shared_parameters(tuple(x for x in model.layers if x[0].name in here)),
+            ("held twice", id(model), layer_names),
+            lambda: shared_parameters(
+                tuple((layer, n) for layer, n in model.layers if layer.name in layer_names)
+            ),
         )
 
 
 def work_behind(run: Run) -> float:
-    """Work of what stands behind all blocks of a run's model, over that of a block."""
+    """Return the FLOPs of the layers behind all blocks of a run's model, relative to a block."""
     if run.stored is None:
         return _behind(run.model, run.sequence)
     return _over_blocks(prepare(run.stored, run.stored.file.microbatch or 1, run.sequence))
@@ -157,23 +157,22 @@ def _behind(config: ModelConfig, sequence: int) -> float:
 def _over_blocks(model: Model) -> float:
     names = block_names(model)
     kinds = [layer.name in names for layer, _ in model.layers]
-    work = [n * sum(op.flops for op in layer.forward) for layer, n in model.layers]
+    flops_by_layer = [n * sum(op.flops for op in layer.forward) for layer, n in model.layers]
     blocks = sum(n for kind, (_, n) in zip(kinds, model.layers, strict=True) if kind)
-    whole = sum(flops for kind, flops in zip(kinds, work, strict=True) if kind)
-    behind = sum(work[len(kinds) - kinds[::-1].index(True) :])
-    return blocks * behind / whole if whole else 0.0
+    block_flops = sum(flops for kind, flops in zip(kinds, flops_by_layer, strict=True) if kind)
+    head_flops = sum(flops_by_layer[len(kinds) - kinds[::-1].index(True) :])
+    return blocks * head_flops / block_flops if block_flops else 0.0
 
 
 def cast_gathers(layer: Layer, precision: str) -> Layer:
-    """Tensors that are gathered for products alone, cast before they are sent, as Transformer
-    Engine's linear modules do. Scales of a block lie along the rows of one product: a gradient that
-    is multiplied both ways is sent in both casts. (Modules with adapters hand out what they
-    gathered, in 16 bits.)
+    """Cast tensors that are gathered only for products before they are sent, as Transformer
+    Engine's linear modules do. Block scales lie along the rows of one product, so a gradient in two
+    products is sent in two casts. (Modules with adapters return the gathered 16-bit tensor.)
     """
 
-    def own(op: Operator, among: Sequence[Operator]) -> Operator:
+    def cast(op: Operator, operators: Sequence[Operator]) -> Operator:
         sent = op.collective
-        kinds = [o.kind for o in among if set(o.reads) & set(op.writes)]
+        kinds = [reader.kind for reader in operators if set(reader.reads) & set(op.writes)]
         if sent is None or sent.kind is not CollectiveKind.ALL_GATHER or not kinds:
             return op
         if not all(kind.startswith("linear") for kind in kinds):
@@ -184,14 +183,14 @@ def cast_gathers(layer: Layer, precision: str) -> Layer:
 
     return replace(
         layer,
-        forward=tuple(own(op, layer.forward) for op in layer.forward),
-        backward=tuple(own(op, layer.backward) for op in layer.backward),
+        forward=tuple(cast(op, layer.forward) for op in layer.forward),
+        backward=tuple(cast(op, layer.backward) for op in layer.backward),
     )
 
 
 def _pricer(run: Run, *, bounds_only: bool = False) -> Pricer:
     if isinstance(run.gpu, Chip):
-        # With scipy and kernels: slow to import, rarely needed.
+        # Imports scipy and kernels: slow, rarely needed.
         from atoll.profiles import DEFAULT
         from atoll.schedule.chip import ChipPricer
 

@@ -26,61 +26,60 @@ from atoll.training.operators.roles import (
     gates_experts,
     is_loss,
     largest_weight,
-    of_experts,
+    multiplies_experts,
     read_again,
     width_by_expert,
     widths,
 )
 from atoll.training.operators.timings import BETWEEN, TIMED, Timings
-from atoll.training.stack import Passes, Stack
+from atoll.training.stack import Stack, VectorPasses
 from atoll.workload.graph.layer import Layer
 from atoll.workload.graph.operator import Matmul, Operator, VectorWork
 
 HALF = 2  # bytes
 # FlashAttention-2 is about twice as fast as the first version (arXiv:2307.08691, abstract).
 FIRST_FLASH = 2.0
-# Kernels written for Ampere leave Hopper's asynchronous products unused: its third version gains
-# 1.5 to 2 times over the second (arXiv:2407.08608, abstract), and libraries have most of that by
-# now. Little over the low end, as the runs with the second version are met best.
+# Kernels written for Ampere leave Hopper's asynchronous products unused: the third version is 1.5
+# to 2 times as fast as the second (arXiv:2407.08608, abstract). Fitted to runs with the second.
 AMPERE_ON_HOPPER = 1.6
-# Bytes per element when one turn's result is added to the turns before: both read, one written.
+# Bytes per element to add one ring step's result to the previous ones: two reads, one write.
 MERGED_BYTES = 6
-# Bytes per element of an input that is cast expert by expert: padded (4), its largest value found
-# (2), read twice and written in both orders with its scales (6), at half of a stream's rate.
+# Bytes per element of an input that is cast per expert: padding (4), maximum (2), two reads and
+# writes in both orders with scales (6), at half of the streaming rate.
 EXPERT_CAST_BYTES = 22
-# Biases of experts, expert by expert: each times a token's gate in fp32 (4 written), added (6 read,
-# 4 written), cast (4, 2) and joined (4); backwards cast twice (12), two products and their sums.
+# Biases of experts, per expert: times a token's gate in fp32 (4 written), added (6 read, 4
+# written), cast (4, 2) and joined (4); backwards cast twice (12), two products and their sums.
 EXPERT_BIAS = {"bias": 24, "bias_grad": 36}
-TURNED_BYTES = 2  # an fp8 weight read and written
+TRANSPOSED_BYTES = 2  # an fp8 weight read and written
 # The calibration's names for the functions of a graph.
 _CALIBRATED = {"cross_entropy": "xent_fwd", "cross_entropy_bwd": "xent_bwd"}
-# Bytes per element where neither stack nor calibration says: what the kernel reads and writes.
+# Bytes per element without entry in stack or calibration: what the kernel reads and writes.
 _COUNTED = {
-    "bias": Passes(4, 1),
-    "bias_grad": Passes(2, 1),
-    "relu": Passes(4, 1),
-    "relu_bwd": Passes(6, 1),
-    "tanh": Passes(4, 1),
-    "tanh_bwd": Passes(6, 1),
-    "topk": Passes(8, 4),
-    "topk_bwd": Passes(4, 1),
-    "rotary": Passes(4, 1),
-    "rotary_bwd": Passes(4, 1),
-    "relu2": Passes(4, 1),
-    "relu2_bwd": Passes(6, 1),
-    "xielu": Passes(4, 1),
-    "xielu_bwd": Passes(6, 1),
-    "gelu_new": Passes(4, 1),
-    "gelu_new_bwd": Passes(6, 1),
+    "bias": VectorPasses(4, 1),
+    "bias_grad": VectorPasses(2, 1),
+    "relu": VectorPasses(4, 1),
+    "relu_bwd": VectorPasses(6, 1),
+    "tanh": VectorPasses(4, 1),
+    "tanh_bwd": VectorPasses(6, 1),
+    "topk": VectorPasses(8, 4),
+    "topk_bwd": VectorPasses(4, 1),
+    "rotary": VectorPasses(4, 1),
+    "rotary_bwd": VectorPasses(4, 1),
+    "relu2": VectorPasses(4, 1),
+    "relu2_bwd": VectorPasses(6, 1),
+    "xielu": VectorPasses(4, 1),
+    "xielu_bwd": VectorPasses(6, 1),
+    "gelu_new": VectorPasses(4, 1),
+    "gelu_new_bwd": VectorPasses(6, 1),
 }
-# One kernel keeps their passes on chip: they take their products, and move what goes in and out.
 ROUTED = ("dispatch", "dispatch_bwd")
+# One kernel keeps their passes on chip: it costs its products, inputs and outputs.
 _FUSED = ("conv", "conv_bwd", "scan", "scan_bwd")
 Rows = tuple[tuple[float, ...], ...]
 
 
 class Size(NamedTuple):
-    """Products that take equally long."""
+    """Key of products with the same time."""
 
     m: int
     n: int
@@ -90,7 +89,7 @@ class Size(NamedTuple):
     row: int
     """Elements of an operand's row in memory."""
     kind: str = ""
-    """Of its operator, where measured times are asked for."""
+    """Kind of its operator, if measured times are used."""
 
 
 class GpuPricer:
@@ -114,11 +113,11 @@ class GpuPricer:
         self.gpu = gpu
         self.stack = stack
         self.alias = alias or {}
-        self.stored = stored  # operators of a captured model are kernels as they are
-        # A frozen fp8 weight is held once; products of devices before fp4 take both operands along
-        # the reduction, so that it is turned round for every data gradient.
-        held_once = frozen and dtype == "fp8" and stack.scaled_weights
-        self.turns_weights = held_once and gpu.fp4_flops is None
+        self.stored = stored  # each operator of a captured model is one kernel
+        # A frozen fp8 weight has one copy; products of devices before fp4 read both operands along
+        # the reduction, so it is transposed for every data gradient.
+        single_copy = frozen and dtype == "fp8" and stack.scaled_weights
+        self.transposes_weights = single_copy and gpu.fp4_flops is None
         self.attention_factor = FIRST_FLASH if attention == "flash1" else 1.0
         if attention in ("flash1", "flash2") and gpu.tensor_per_exp >= 1:
             self.attention_factor *= AMPERE_ON_HOPPER
@@ -127,15 +126,15 @@ class GpuPricer:
         self.operand_share = ELEMENT_BYTES[dtype] / HALF if cast else 1.0
         self.half = gpu.half_dtype if dtype in SCALED else dtype
         self.timings = timings
-        """Of the device's own operators, which stand in for the model where they are."""
+        """Measured times of the device's operators, which replace the model's."""
         self._products_s: dict[Size, float] = {}
-        self._known: dict[Size, int] = {}
+        self._origins: dict[Size, int] = {}
         self.attention_s = cache(self._attention_s)
         self._vector = cache(self._vector_cost)
         self._beyond = cache(self._beyond_s)
 
     def layer(self, layer: Layer, ring: int, samples: int) -> LayerTimes:
-        """Operators one after another."""
+        """Return the times of a layer whose operators run one after another."""
         self._price_products(layer)
         costs = {
             op.name: self.cost(layer, op, ring, samples) for op in (*layer.forward, *layer.backward)
@@ -149,29 +148,29 @@ class GpuPricer:
         )
 
     def kept_bytes(self, layer: Layer, dropped: Set[str] = frozenset()) -> float:
-        """What functions keep beside inputs and outputs; those that run again keep nothing."""
-        kept, gate, found = self.stack.kept, self.stack.kept.get("gate", 0.0), 0.0
+        """Return the bytes that functions keep besides inputs and outputs, without `dropped`."""
+        kept, gate, extra = self.stack.kept, self.stack.kept.get("gate", 0.0), 0.0
         for op in layer.forward:
             stays = not (dropped and dropped >= set(op.writes))
             for work in op.vectors if stays else ():
-                found += kept.get(self.alias.get(work.function, work.function), 0.0) * work.elements
+                extra += kept.get(self.alias.get(work.function, work.function), 0.0) * work.elements
             if op.kind == "combine" and self.stack.weighs_inside and op.reads[0] not in dropped:
-                found -= layer.tensors[op.reads[0]].bytes
+                extra -= layer.tensors[op.reads[0]].bytes
             gated = op.kind == "activation" and len(op.vectors) == 2
-            if gated and (op.reads[0] not in dropped if gate < 0 else stays):  # its input's, or own
-                found += gate * op.vectors[0].elements
-        return found + self._scaled_bytes(layer, dropped)
+            if gated and (op.reads[0] not in dropped if gate < 0 else stays):
+                extra += gate * op.vectors[0].elements
+        return extra + self._scaled_bytes(layer, dropped)
 
     def _scaled_bytes(self, layer: Layer, dropped: Set[str]) -> float:
-        """Of tensors kept for weight gradients alone, what fewer bits a number spare; of those that
-        others read too, the copy. A checkpointed layer keeps its input as it is.
+        """Return the bytes spared (negative) by narrow tensors kept only for weight gradients, or
+        those of a narrow copy if others read them too. Checkpointed inputs keep 16 bits.
         """
-        share, found = self.operand_share, 0.0
+        share, bytes_ = self.operand_share, 0.0
         for name in layer.saved if share < 1 else ():
             kinds = {op.kind for op in layer.backward if name in op.reads}
             if "linear_wgrad" in kinds and name not in dropped:
-                found += layer.tensors[name].bytes * (share - (len(kinds) == 1))
-        return found
+                bytes_ += layer.tensors[name].bytes * (share - (len(kinds) == 1))
+        return bytes_
 
     @property
     def launch_s(self) -> float:
@@ -180,8 +179,8 @@ class GpuPricer:
         return min(fit.vector_kernel_s, least * kernel_s)
 
     def least(self, layer: Layer, operators: Iterable[Operator], ring: int) -> Cost:
-        """Products at the fastest rate that any reaches, attention spread evenly, and bytes of
-        activations; launches and what does not grow with the samples apart.
+        """Return a lower bound: products at the fastest rate of any, attention spread evenly, and
+        bytes of activations, without launches and costs that do not grow with the samples.
         """
         matrix = attention_s = moved = 0.0
         for op in operators:
@@ -191,7 +190,7 @@ class GpuPricer:
             matrix += sum(product.flops * product.fraction for product in op.matmuls)
             if not self.stored:
                 weights = largest_weight(layer, op)
-                works = [w for w in self._passes_of(op) if w.elements > weights]
+                works = [w for w in self._kernel_passes(op) if w.elements > weights]
                 moved += sum(w.elements * self._passes(w).bytes for w in works)
         return Cost(
             matrix / self._fastest_flops,
@@ -202,8 +201,8 @@ class GpuPricer:
     def beyond(
         self, layer: Layer, operators: Iterable[Operator], samples: Sequence[int], ep: int
     ) -> Floats:
-        """Linear products of as many times the tokens, each as it is priced, launches apart."""
-        found: list[tuple[float, ...]] = []
+        """Return the seconds of linear products beyond `least`, by samples, without launches."""
+        products: list[tuple[float, ...]] = []
         kinds: list[str] = []
         for op in operators:
             if self.stored or not op.kind.startswith("linear"):
@@ -216,14 +215,14 @@ class GpuPricer:
                 more = self._more_rows(layer, op)
                 for m, n, k, batch, _, row, _ in self._sizes(layer, op, product, tiled=False):
                     kinds.append(op.kind)
-                    of = (m, n, k * spread) if grows else (m * spread, n, k)
-                    found.append((*of, batch // spread, row, grows, more, product.fraction))
-        return self._beyond(tuple(found), tuple(kinds), tuple(samples))
+                    size = (m, n, k * spread) if grows else (m * spread, n, k)
+                    products.append((*size, batch // spread, row, grows, more, product.fraction))
+        return self._beyond(tuple(products), tuple(kinds), tuple(samples))
 
-    def _beyond_s(self, found: Rows, kinds: tuple[str, ...], samples: tuple[int, ...]) -> Floats:
-        if not found:
+    def _beyond_s(self, products: Rows, kinds: tuple[str, ...], samples: tuple[int, ...]) -> Floats:
+        if not products:
             return np.zeros(len(samples))
-        m, n, k, batch, row, deeper, more, fraction = np.array(found, dtype=float).T[:, :, None]
+        m, n, k, batch, row, deeper, more, fraction = np.array(products, dtype=float).T[:, :, None]
         times = np.array(samples, dtype=np.float64)[None, :]
         flops = 2 * m * n * k * batch * times
         m = np.where(deeper, m, m * times + more)
@@ -233,23 +232,23 @@ class GpuPricer:
             sustained=True, operand_row=np.broadcast_to(row, m.shape),
         )  # fmt: skip
         if self.timings is not None:
-            sizes = [np.broadcast_to(x, exact_s.shape) for x in (m, n, k, batch)]
+            sizes = [np.broadcast_to(axis, exact_s.shape) for axis in (m, n, k, batch)]
             for i, kind in enumerate(kinds):
-                each = (x[i] for x in sizes)
-                exact_s[i] *= self.timings.product(self.dtype, kind, *each)[0]
+                product_sizes = (size[i] for size in sizes)
+                exact_s[i] *= self.timings.product(self.dtype, kind, *product_sizes)[0]
         least_s = flops / self._fastest_flops
         more_s = fraction * (exact_s - self.launch_s - least_s)
         return np.asarray(np.maximum(0.0, more_s).sum(axis=0))
 
     @cached_property
     def _fastest_flops(self) -> float:
-        """FLOPs a second that no product exceeds."""
+        """FLOPs per second that no product exceeds."""
         ratio = 1.0 if self.timings is None else self.timings.least
         return fastest_flops(self.gpu, self.dtype) / ratio
 
     def cost(self, layer: Layer, op: Operator, ring: int = 1, samples: int = 1) -> Cost:
-        """One operator; `ring` devices share the sequences of its attention (context parallel), of
-        which a microbatch has so many `samples`.
+        """Return the cost of one operator; `ring` devices share the sequences of its attention
+        (context parallel), and a microbatch has `samples` sequences.
         """
         if op.collective is not None:
             return Cost()
@@ -269,12 +268,12 @@ class GpuPricer:
             return Cost(vector_s=moved, kernels=4)
         for product in op.matmuls:
             total += self._products(layer, op, product)
-        for work in self._passes_of(op):
+        for work in self._kernel_passes(op):
             total += self._vector(work)
-        if op.kind == "linear_dgrad" and self.turns_weights:
+        if op.kind == "linear_dgrad" and self.transposes_weights:
             weights = sum(p.batch * p.n * p.k for p in op.matmuls)
-            turned_s = float(streaming_s(self.gpu, TURNED_BYTES * weights))
-            total += Cost(vector_s=turned_s, kernels=1)
+            transposed_s = float(streaming_s(self.gpu, TRANSPOSED_BYTES * weights))
+            total += Cost(vector_s=transposed_s, kernels=1)
         if op.kind in self.stack.halves_bytes and gates_experts(layer, op):
             moved = self.stack.halves_bytes[op.kind] * op.vectors[0].elements
             total += Cost(vector_s=float(streaming_s(self.gpu, moved)))
@@ -288,7 +287,7 @@ class GpuPricer:
         return total
 
     def _steps(self, op: Operator) -> Cost:
-        """Step by step: the bytes of each kernel, and what the calibrated ones move beyond."""
+        """Sum the bytes of each kernel, scaled by the excess traffic of calibrated ones."""
         total = Cost()
         for steps in op.steps:
             backward = steps.function.endswith("_bwd")
@@ -300,8 +299,8 @@ class GpuPricer:
             total += Cost(vector_s=moved_s, kernels=steps.kernels)
         return total
 
-    def _passes_of(self, op: Operator) -> list[VectorWork]:
-        """Passes that are kernels of their own."""
+    def _kernel_passes(self, op: Operator) -> list[VectorWork]:
+        """Return the passes that are separate kernels."""
         if op.kind in _FUSED:
             return []
         if op.kind in ("softmax", "softmax_bwd") and not self.stack.split_products:
@@ -309,7 +308,7 @@ class GpuPricer:
             return [v for v in op.vectors if v.function.startswith("softmax")]
         kept = [v for v in op.vectors if v.function != "bias"]  # in the product's epilogue
         if len(kept) == 2 and {v.function.removesuffix("_bwd") for v in kept} == {"gelu", "mul"}:
-            # A gated GELU moves what a gated SiLU does, where that is one kernel.
+            # A gated GELU moves as many bytes as a gated SiLU, if that is one kernel.
             gated = {"gelu": "silu", "gelu_bwd": "silu_bwd"}
             if "silu" in self.stack.passes:
                 kept = [replace(v, function=gated.get(v.function, v.function)) for v in kept]
@@ -321,17 +320,17 @@ class GpuPricer:
             self._price(sizes)
         total_s = sum(self._products_s[size] for size in sizes)
         timed_s, between_s = (
-            sum(self._products_s[size] for size in sizes if self._known.get(size) == how)
-            for how in (TIMED, BETWEEN)
+            sum(self._products_s[size] for size in sizes if self._origins.get(size) == origin)
+            for origin in (TIMED, BETWEEN)
         )
         if not op.kind.startswith("linear") and (product.n | product.k) % VECTOR_ELEMENTS:
             total_s *= self.stack.ragged_heads
         part = product.fraction
         cost = Cost(total_s * part, 0.0, 0.0, len(sizes), timed_s * part, between_s * part)
-        return cost + self._casts(layer, op, product) if sizes[0][4] in SCALED else cost
+        return cost + self._casts(layer, op, product) if sizes[0].dtype in SCALED else cost
 
     def _price_products(self, layer: Layer) -> None:
-        """All products of a layer at once, which takes little longer than one."""
+        """Price all products of a layer at once, which takes little longer than one."""
         wanted = {
             size
             for op in (*layer.forward, *layer.backward)
@@ -340,25 +339,25 @@ class GpuPricer:
             for size in self._sizes(layer, op, product)
         }
         new = wanted - self._products_s.keys()
-        for dtype in {size[4] for size in new}:
-            self._price([size for size in new if size[4] == dtype])
+        for dtype in {size.dtype for size in new}:
+            self._price([size for size in new if size.dtype == dtype])
 
     def _price(self, sizes: Sequence[Size]) -> None:
-        """Products of one format."""
+        """Price products of one format."""
         m, n, k, batch, dtype, row, kinds = zip(*sizes, strict=True)
-        found = gemm_times_s(self.gpu, m, n, k, batch, dtype[0], sustained=True, operand_row=row)
+        times_s = gemm_times_s(self.gpu, m, n, k, batch, dtype[0], sustained=True, operand_row=row)
         for kind in set(kinds):
             if self.timings is None:
                 break
-            same = [i for i, other in enumerate(kinds) if other == kind]
-            of = (np.array(x)[same] for x in (m, n, k, batch))
-            ratios, how = self.timings.product(dtype[0], kind, *of)
-            found[same] *= ratios
-            self._known.update(zip([sizes[i] for i in same], how.tolist(), strict=True))
-        self._products_s.update(zip(sizes, found.tolist(), strict=True))
+            same = [i for i, size_kind in enumerate(kinds) if size_kind == kind]
+            kind_sizes = (np.array(axis)[same] for axis in (m, n, k, batch))
+            ratios, origins = self.timings.product(dtype[0], kind, *kind_sizes)
+            times_s[same] *= ratios
+            self._origins.update(zip([sizes[i] for i in same], origins.tolist(), strict=True))
+        self._products_s.update(zip(sizes, times_s.tolist(), strict=True))
 
     def _sizes(self, layer: Layer, op: Operator, product: Matmul, tiled: bool = True) -> list[Size]:
-        """`tiled`: uneven experts fill half of their last tile, where one product has them all."""
+        """Return the products' sizes; `tiled`: uneven experts fill half of their last tile."""
         dtype = self.dtype if op.kind.startswith("linear") else self.half
         kind = "" if self.timings is None else op.kind
         parts = self._parts(layer, op, product)
@@ -374,22 +373,22 @@ class GpuPricer:
         return [Size(p.m, p.n, p.k, p.batch, dtype, p.k, kind) for p in parts]
 
     def _more_rows(self, layer: Layer, op: Operator) -> int:
-        """Of a tile that no row of an expert fills; a loop over experts picks a tile for each."""
-        grouped = self.stack.host_expert_s == 0 and of_experts(layer, op)
+        """Return the unused rows of an expert's last tile in a grouped product."""
+        grouped = self.stack.host_expert_s == 0 and multiplies_experts(layer, op)
         return TILE_ROWS // 2 if grouped else 0
 
     def _casts(self, layer: Layer, op: Operator, product: Matmul) -> Cost:
-        """An 8-bit operand in the two orders in which a product and its gradients read it, written
-        by whatever made the 16-bit one; of experts perhaps by kernels of their own. Weights are
-        cast once a step.
+        """Return the cost of an 8-bit operand in the two orders that a product and its gradients
+        read, written by the kernel of the 16-bit operand or, for experts, by separate kernels.
+        Weights are cast once per step.
         """
         elements = product.batch * product.m * product.k
-        apart = self.dtype not in self.stack.fused_casts and of_experts(layer, op)
-        each = EXPERT_CAST_BYTES if apart else 2
-        return Cost(vector_s=float(streaming_s(self.gpu, each * elements)), kernels=1)
+        apart = self.dtype not in self.stack.fused_casts and multiplies_experts(layer, op)
+        cast_bytes = EXPERT_CAST_BYTES if apart else 2
+        return Cost(vector_s=float(streaming_s(self.gpu, cast_bytes * elements)), kernels=1)
 
     def _parts(self, layer: Layer, op: Operator, product: Matmul) -> list[Matmul]:
-        """The products that the stack really launches for a product of weights side by side."""
+        """Return the products that the stack launches for a product of joined weights."""
         plain = self.stored or not self.stack.split_products
         if plain or not op.kind.startswith("linear"):
             return [product]
@@ -428,7 +427,7 @@ class GpuPricer:
     def _heads(
         self, h: float, hk: float, s: int, d: int, square: bool, even: bool = False
     ) -> tuple[float, int]:
-        """Measured over modelled time of attention, and how that is known."""
+        """Return measured over modelled time of attention, and its origin."""
         if self.timings is None or not square:
             return 1.0, 0
         return (self.timings.least, 0) if even else self.timings.heads(h, hk, s, d)
@@ -437,53 +436,53 @@ class GpuPricer:
         """Flash attention; a window or a different value width scales by the products' share."""
         scores, values = op.matmuls[:2]
         backward = op.kind == "attention_bwd"
-        own = scores.n
-        sequence = own * ring
+        queries = scores.n
+        sequence = queries * ring
         # Key heads of all samples are the scores' batch, their query heads lie in its rows.
         kv_heads = scores.batch
         heads = kv_heads * max(1, scores.m // scores.n)
         causal = scores.fraction < 1
-        # The width of a value head; backwards the second product's other side is the sequence.
+        # The width of a value head; backwards the other dimension is the sequence.
         width = min(values.m, values.n) if backward else values.n
         head = max(scores.k, 1)
         if self.stack.gives_heads(kv_heads // samples, ring):
-            heads, kv_heads, own, ring = heads // ring, kv_heads // ring, sequence, 1
-        # Several sequences over a ring are as much work as fewer whole ones on each device.
-        whole = min(samples, ring)
+            heads, kv_heads, queries, ring = heads // ring, kv_heads // ring, sequence, 1
+        # Several sequences over a ring are as much work as fewer full sequences per device.
+        groups = min(samples, ring)
         seconds = self.attention_s(
-            heads / whole, kv_heads / whole, sequence, head, causal, backward, sequence, even
+            heads / groups, kv_heads / groups, sequence, head, causal, backward, sequence, even
         )
-        seconds *= whole / ring
-        if ring > 1 and not even:  # the same in smaller kernels, which take no less
-            turns_s = self._turns_s(heads, kv_heads, own, head, causal, backward, ring)
-            seconds = max(seconds, turns_s)
+        seconds *= groups / ring
+        if ring > 1 and not even:  # smaller kernels, which take at least as long
+            ring_s = self._ring_s(heads, kv_heads, queries, head, causal, backward, ring)
+            seconds = max(seconds, ring_s)
         seconds *= self.attention_factor
         seconds *= (head + width) / (2 * head)
         full = (sequence + 1) / (2 * sequence) if causal else 1.0
         if scores.fraction < 0.98 * full:  # a sliding window
             seconds *= scores.fraction / full
-        known = 0
-        if ring == 1:  # else in turns, of sizes that nobody timed
-            known = self._heads(heads, kv_heads, sequence, head, causal)[1]
-        timed_s = seconds if known == TIMED and not backward else 0.0
-        between_s = seconds - timed_s if known else 0.0
+        origin = 0
+        if ring == 1:  # the sizes of ring steps were not timed
+            origin = self._heads(heads, kv_heads, sequence, head, causal)[1]
+        timed_s = seconds if origin == TIMED and not backward else 0.0
+        between_s = seconds - timed_s if origin else 0.0
         launched = ring * (3 if backward else 1)
         cost = Cost(0.0, seconds, 0.0, launched, timed_s, between_s)
         if ring == 1:
             return cost
-        # Partial outputs are weighed and summed, backwards the gradients of queries, keys, values.
-        merged = own * heads * width
+        # Weighted sums of partial outputs; backwards of gradients of queries, keys and values.
+        merged = queries * heads * width
         if backward:
-            merged = own * (heads * head + kv_heads * (head + width))
+            merged = queries * (heads * head + kv_heads * (head + width))
         moved = MERGED_BYTES * merged * (ring - 1)
         return cost + Cost(vector_s=float(streaming_s(self.gpu, moved, ring - 1)), kernels=ring - 1)
 
-    def _turns_s(
+    def _ring_s(
         self, h: float, hk: float, s: int, d: int, causal: bool, backward: bool, ring: int
     ) -> float:
-        """One kernel a turn of ring attention. Under a causal mask every device holds one early and
-        one late part: its own keys are a smaller square, of all others it meets one half, with all
-        queries or with the later half of them (the slower sets the pace of a turn).
+        """Return the seconds of ring attention, one kernel per step. Under a causal mask the first
+        step is a square, and each later one has half of the keys, or half of the queries (the
+        slower counts), as each device has one early and one late part.
         """
         first_s = self.attention_s(h, hk, s, d, causal, backward, s)
         if not causal:
@@ -501,11 +500,11 @@ class GpuPricer:
         moved_s = float(streaming_s(self.gpu, work.elements * passes.bytes, passes.kernels))
         return Cost(vector_s=moved_s, kernels=passes.kernels)
 
-    def _passes(self, work: VectorWork) -> Passes:
+    def _passes(self, work: VectorWork) -> VectorPasses:
         function = self.alias.get(work.function, work.function)
-        found = self.stack.passes.get(function)
-        if found is not None:
-            return found
+        passes = self.stack.passes.get(function)
+        if passes is not None:
+            return passes
         if function in _COUNTED:
             return _COUNTED[function]
         name = _CALIBRATED.get(function)
@@ -517,4 +516,4 @@ class GpuPricer:
         traffic = self.gpu.calibration.traffic_bytes(name)
         if name.startswith("softmax") and not self.stack.split_products:
             traffic /= 2  # measured in fp32, to which plain modules cast their 16-bit scores
-        return Passes(traffic, KERNELS.get(name, 1))
+        return VectorPasses(traffic, KERNELS.get(name, 1))

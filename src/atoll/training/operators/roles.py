@@ -1,4 +1,4 @@
-"""What an operator of a layer's graph is, by its tensors."""
+"""Roles of the operators of a layer's graph, by their tensors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from atoll.workload.graph.operator import Operator, Role
 
 
 def even_experts(layer: Layer) -> bool:
-    """Whether all experts get as many tokens without rounding."""
+    """Return whether all experts get equally many tokens."""
     for op in layer.forward:
         if op.kind == "dispatch":
             sent, choices = layer.tensors[op.writes[0]], layer.tensors[op.reads[1]]
@@ -15,38 +15,38 @@ def even_experts(layer: Layer) -> bool:
     return False
 
 
-def of_experts(layer: Layer, op: Operator) -> bool:
-    """Whether a linear's weight holds a matrix for each expert."""
+def multiplies_experts(layer: Layer, op: Operator) -> bool:
+    """Return whether a linear's weight holds a matrix per expert."""
     roles = (Role.WEIGHT, Role.WEIGHT_GRADIENT)
     tensors = (layer.tensors[name] for name in (*op.reads, *op.writes))
     return any(t.role in roles and len(t.shape) == 3 for t in tensors)
 
 
 def gates_experts(layer: Layer, op: Operator) -> bool:
-    """Whether a gated activation is one of experts: their products read it or make it."""
-    of = {*op.reads, *op.writes}
+    """Return whether a gated activation belongs to experts: their products read or write it."""
+    tensors = {*op.reads, *op.writes}
     return len(op.vectors) == 2 and any(
-        of_experts(layer, other) and of & {*other.reads, *other.writes}
-        for other in (*layer.forward, *layer.backward)
+        multiplies_experts(layer, product) and tensors & {*product.reads, *product.writes}
+        for product in (*layer.forward, *layer.backward)
     )
 
 
 def width_by_expert(layer: Layer, op: Operator) -> bool:
-    """Whether a bias has a row for each expert."""
+    """Return whether a bias has a row per expert."""
     roles = (Role.WEIGHT, Role.WEIGHT_GRADIENT)
     tensors = (layer.tensors[name] for name in (*op.reads, *op.writes))
     return any(t.role in roles and len(t.shape) == 2 for t in tensors)
 
 
 def largest_weight(layer: Layer, op: Operator) -> int:
-    """Elements of the largest weight, or gradient of one, that an operator reads or writes."""
+    """Return the elements of the largest weight or weight gradient of an operator."""
     roles = (Role.WEIGHT, Role.WEIGHT_GRADIENT)
     tensors = [layer.tensors[name] for name in (*op.reads, *op.writes)]
     return max((t.elements for t in tensors if t.role in roles), default=0)
 
 
 def widths(layer: Layer, op: Operator) -> list[int]:
-    """Columns of each weight that takes part in a product."""
+    """Return the columns of each weight in a product."""
     roles = (Role.WEIGHT, Role.WEIGHT_GRADIENT)
     tensors = [layer.tensors[name] for name in (*op.reads, *op.writes)]
     weights = [t for t in tensors if t.role in roles and len(t.shape) == 2]
@@ -63,11 +63,11 @@ def _gated(layer: Layer) -> bool:
 
 
 def read_again(layer: Layer, op: Operator) -> int:
-    """Bytes that the gradients of a norm's weights read: sums over columns are a second kernel,
-    behind the one that works row by row, and read its gradient and its input once more.
+    """Return the bytes that the gradients of a norm's weights read: a second kernel sums over
+    columns and reads the gradient and the input again.
     """
-    made = {layer.tensors[name].role for name in op.writes}
-    if made != {Role.WEIGHT_GRADIENT, Role.ACTIVATION_GRADIENT}:
+    output_roles = {layer.tensors[name].role for name in op.writes}
+    if output_roles != {Role.WEIGHT_GRADIENT, Role.ACTIVATION_GRADIENT}:
         return 0
     reads = [layer.tensors[name] for name in op.reads]
     return sum(sorted(t.bytes for t in reads if t.role is not Role.WEIGHT)[-2:])

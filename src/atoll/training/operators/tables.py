@@ -1,7 +1,8 @@
-"""What estimates of many layouts are summed up from: `batch` makes it, `sums` adds it up."""
+"""Tables from which estimates of many layouts are summed up: `batch` builds them, `sums` adds."""
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
@@ -16,12 +17,45 @@ Ints = NDArray[np.int64]
 STAGES, MICROBATCHES, COPIES, ZERO, SPLIT, PIPE, DIVISION, GROUP, SIDE, LOSS = range(10)
 
 
+class KindColumn(IntEnum):
+    """Columns of `Tables.kinds`."""
+
+    DENSE = 0  # trained parameters
+    EXPERT = 1
+    WAITING_BYTES = 2  # kept for weight gradients
+    FP8_BYTES = 3  # fp8 copies of weights
+    WEIGHT_S = 4  # weight gradients
+    LAUNCH_S = 5  # their launches on the host
+    ALL_DENSE = 6  # with frozen parameters
+    ALL_EXPERT = 7
+
+
+class PassColumn(IntEnum):
+    """Columns of `Tables.passes`."""
+
+    FORWARD_S = 0
+    BACKWARD_S = 1  # with recomputation
+    HIDES_FORWARD_S = 2  # time behind which gathers can hide
+    HIDES_BACKWARD_S = 3
+    HOST_S = 4  # host time that overlaps with the device
+    HOST_WAIT_S = 5  # host time that the device waits for
+    HOST_FORWARD_S = 6  # share of HOST_S in forward passes
+
+
+class ContentColumn(IntEnum):
+    """Columns of `Tables.contents`."""
+
+    SHARED_PARAMETERS = 0
+    BOUNDARY_BYTES = 1
+    BUFFER_BYTES = 2  # the first of four, by ZeRO stage
+
+
 class Tables(NamedTuple):
-    """What is summed up."""
+    """Arrays by layout, pipeline, stage, mix of layers and kind of layer."""
 
     rows: Ints
-    """(layouts, 10): stages, microbatches, copies, ZeRO stage, 1 where weight passes run apart;
-    rows of pipelines, divisions, groups, sides and losses."""
+    """(layouts, 10): stages, microbatches, copies, ZeRO stage, 1 for separate weight passes; row
+    numbers of pipelines, divisions, groups, sides and losses."""
     starts: Ints
     """(pipelines,): their first stages."""
     order: Ints
@@ -31,58 +65,54 @@ class Tables(NamedTuple):
     chunks: Ints
     """(pipelines,): chunks per stage."""
     chunk_starts: Ints
-    """(pipelines,): where their chunks begin in `chunk_mix`, of those with several per stage."""
+    """(pipelines,): their first entry in `chunk_mix`, if they have several chunks per stage."""
     chunk_mix: Ints
-    """(chunks of all stages,): which mix of `chunk_counts` it holds."""
+    """(chunks of all stages,): row of `chunk_counts`."""
     chunk_counts: Floats
-    """(mixes, kinds): how many layers of each kind a chunk holds."""
+    """(mixes, kinds): layers of each kind in a chunk."""
     mix: Ints
-    """(stages,): which mix of layers it holds."""
+    """(stages,): row of `counts`."""
     counts: Floats
-    """(mixes, kinds): how many layers of each kind."""
+    """(mixes, kinds): layers of each kind in a stage."""
     content: Ints
-    """(mixes,): which content it has."""
+    """(mixes,): row of `contents`."""
     weighed: Floats
-    """(stages, kinds): how many layers, each chunk weighed by the microbatches that it holds."""
+    """(stages, kinds): layers, each chunk weighted by its microbatches in flight."""
     peaks: Floats
-    """(stages, 3, 2): (held, waiting) where a stage may need most."""
-    came: Floats
-    """(stages, 2): activations and gradients that arrive from other stages."""
+    """(stages, 3, 2): `step.bubbles.peaks`."""
+    arrivals: Floats
+    """(stages, 2): activations and gradients from other stages per microbatch."""
     parameters: Floats
     """(divisions, 5, 2): per dense and per expert parameter, bytes of weights, gradients and
     optimizer, seconds of accumulation and of the update."""
     spans: Ints
-    """(groups, 2): their collectives, from one to before the other."""
+    """(groups, 2): first collective, and the end (exclusive)."""
     sends_s: Floats
     """(groups,): one activation to the next stage."""
     collective: Floats
-    """(collectives, 5): 1 where it gathers, bytes per dense and per expert parameter, fixed time of
-    a ring and of a tree.
+    """(collectives, 5): 1 for a gather, bytes per dense and per expert parameter, fixed time of a
+    ring and of a tree.
     """
     s_per_byte: Floats
     """(collectives, levels)."""
     steps: Floats
-    """(collectives, levels): into which each is divided for what it reaches of the bandwidth."""
+    """(collectives, levels): messages per collective, whose size sets the bandwidth it reaches."""
     durations_s: Floats
     shares: Floats
-    """(levels, points): what messages reach of each level's bandwidth."""
+    """(levels, points): share of the bandwidth that messages reach."""
     kinds: Floats
-    """(kinds, 8): dense and expert parameters, bytes that wait for weight gradients, bytes of fp8
-    copies, seconds of weight gradients and of their launches; dense and expert parameters with
-    frozen ones."""
+    """(kinds, 8): `KindColumn`."""
     passes: Floats
-    """(sides, kinds, choices, 7), a side for where experts lie and whether weight gradients run
-    apart: forward and backward (recomputation with it), what gathers may hide behind of both, host
-    time beside the device, host time that all wait for, and of the former that of forward passes.
-    """
+    """(sides, kinds, choices, 7): `PassColumn`; a side is whether experts are spread over data
+    ranks only, and whether weight passes are separate."""
     kept: Floats
-    """(kinds, choices): bytes of one microbatch."""
-    held: Floats
-    """(contents, 6): shared parameters, bytes that enter, buffers by ZeRO stage."""
+    """(kinds, choices): bytes per microbatch."""
+    contents: Floats
+    """(contents, 6): `ContentColumn`."""
     transient: Floats
-    """(contents, choices)."""
+    """(contents, choices): bytes."""
     logits: Floats
-    """(losses, contents)."""
+    """(losses, contents): bytes."""
     bounds: NDArray[np.bool_]
-    """(choices,): those that are bounds."""
+    """(choices,): whether a choice is a lower bound."""
     run: Run

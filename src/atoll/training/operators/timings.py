@@ -1,7 +1,7 @@
-"""Measured over modelled times of a device's operators, at sizes that were timed and between them.
+"""Ratios of measured to modelled operator times of a device, at timed sizes and between them.
 
-The operator model says what differs between a kernel timed by itself and one inside of a training
-step (clock, operands in memory); a ratio of the two carries a measurement from one to the other.
+The operator model accounts for the difference between a kernel timed alone and one in a training
+step (clock, operands in memory); the ratio transfers a measurement to the step.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from atoll.cost.gpu_gemm import Floats
 
 BETWEEN, TIMED = 1, 2
-Known = NDArray[np.int64]
-"""Of each size: timed, between sizes that were, or (0) neither."""
-THIN = 1 / 3  # of the points of an axis' value: fewer leave holes between others
+Origins = NDArray[np.int64]
+"""Per size: `TIMED`, `BETWEEN` timed sizes, or 0 for neither."""
+THIN = 1 / 3  # least share of timed points for a value of an axis to be used
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,33 +29,33 @@ class Grid:
 
     axes: tuple[Floats, ...]
     logs: Floats
-    """Of the ratios; NaN where nothing was timed."""
+    """Logarithms of the ratios; NaN where nothing was timed."""
 
     @classmethod
     def of(cls, sizes: Floats, ratios: Floats) -> Self:
-        """From one row of sizes for each ratio; of several for one point the median counts."""
-        points, of = np.unique(sizes, axis=0, return_inverse=True)
-        order = np.argsort(of.reshape(-1), kind="stable")
-        starts = np.searchsorted(of.reshape(-1)[order], np.arange(1, len(points)))
+        """Build the grid from a row of sizes per ratio; several for one point give their median."""
+        points, point = np.unique(sizes, axis=0, return_inverse=True)
+        order = np.argsort(point.reshape(-1), kind="stable")
+        starts = np.searchsorted(point.reshape(-1)[order], np.arange(1, len(points)))
         medians = [np.median(part) for part in np.split(np.log(ratios)[order], starts)]
-        found = [np.unique(column, return_inverse=True) for column in points.T]
-        logs = np.full([len(axis) for axis, _ in found], np.nan)
-        logs[tuple(place for _, place in found)] = medians
-        axes = [axis for axis, _ in found]
+        columns = [np.unique(column, return_inverse=True) for column in points.T]
+        logs = np.full([len(axis) for axis, _ in columns], np.nan)
+        logs[tuple(place for _, place in columns)] = medians
+        axes = [axis for axis, _ in columns]
         for i in range(len(axes)):
-            others = tuple(j for j in range(len(axes)) if j != i)
-            full = np.isfinite(logs).mean(axis=others) >= THIN
+            remaining = tuple(j for j in range(len(axes)) if j != i)
+            full = np.isfinite(logs).mean(axis=remaining) >= THIN
             axes[i], logs = axes[i][full], np.compress(full, logs, axis=i)
         return cls(tuple(axes), logs)
 
     @cached_property
     def least(self) -> float:
-        """No ratio is below, between points or beyond them."""
+        """Lower bound on all ratios, at points, between and beyond them."""
         return min(1.0, float(np.exp(np.nanmin(self.logs))))
 
-    def at(self, sizes: Floats) -> tuple[Floats, Known]:
-        """Ratios at some sizes: between points linear in the logarithms of all, 1 where a point is
-        missing or none lies beyond.
+    def at(self, sizes: Floats) -> tuple[Floats, Origins]:
+        """Interpolate the ratios at these sizes, linear in the logarithms; 1 outside of the grid or
+        next to a missing point.
         """
         lows, highs, parts = [], [], []
         inside = np.ones(len(sizes), dtype=bool)
@@ -72,47 +72,47 @@ class Grid:
             ends = zip(corner, lows, highs, parts, strict=True)
             chosen = [(h, p) if up else (at, 1 - p) for up, at, h, p in ends]
             weight = np.prod([p for _, p in chosen], axis=0)
-            there = self.logs[tuple(place for place, _ in chosen)]
-            logs += np.where(weight > 0, weight * there, 0.0)
-        known = inside & np.isfinite(logs)
-        timed = known & (np.max(parts, axis=0) == 0.0)
-        return np.exp(np.where(known, logs, 0.0)), known.astype(np.int64) + timed
+            corner_logs = self.logs[tuple(place for place, _ in chosen)]
+            logs += np.where(weight > 0, weight * corner_logs, 0.0)
+        covered = inside & np.isfinite(logs)
+        timed = covered & (np.max(parts, axis=0) == 0.0)
+        return np.exp(np.where(covered, logs, 0.0)), covered.astype(np.int64) + timed
 
 
 @dataclass(frozen=True, eq=False)
 class Timings:
-    """Of one device."""
+    """Measured over modelled times of one device."""
 
     products: Mapping[str, Grid]
-    """By format: rows, columns, depth of a forward product."""
+    """By format; axes: rows, columns, depth of a forward product."""
     attention: Mapping[tuple[float, float], Grid]
-    """By query heads for a key head and columns of a head: heads of all sequences, tokens; under a
-    causal mask."""
+    """By query heads per key head and columns per head; axes: heads of all sequences, tokens; under
+    a causal mask."""
 
     def product(
         self, dtype: str, kind: str, m: Floats, n: Floats, k: Floats, batch: Floats
-    ) -> tuple[Floats, Known]:
-        """Of products of a kind of operator. Gradients, which nobody timed, are off from the model
-        as the product of the forward pass is; products side by side are the model's.
+    ) -> tuple[Floats, Origins]:
+        """Return the ratios of products of a kind of operator. Gradients, which were not timed,
+        have the ratio of their forward product; batches of products have ratio 1.
         """
         forward = {"linear": (m, n, k), "linear_dgrad": (m, k, n), "linear_wgrad": (k, m, n)}
         if dtype not in self.products or kind not in forward:
             return np.ones(len(m)), np.zeros(len(m), dtype=np.int64)
-        ratios, known = self.products[dtype].at(np.stack(forward[kind], axis=1).astype(float))
+        ratios, origin = self.products[dtype].at(np.stack(forward[kind], axis=1).astype(float))
         alone = np.asarray(batch) == 1
         most = TIMED if kind == "linear" else BETWEEN
-        return np.where(alone, ratios, 1.0), np.where(alone, np.minimum(known, most), 0)
+        return np.where(alone, ratios, 1.0), np.where(alone, np.minimum(origin, most), 0)
 
     def heads(self, heads: float, kv_heads: float, tokens: int, head: int) -> tuple[float, int]:
-        """Of attention."""
+        """Return the ratio of attention, and its origin."""
         grid = self.attention.get((heads / kv_heads, head))
         if grid is None:
             return 1.0, 0
-        ratios, known = grid.at(np.array([[heads, tokens]], dtype=np.float64))
-        return float(ratios[0]), int(known[0])
+        ratios, origin = grid.at(np.array([[heads, tokens]], dtype=np.float64))
+        return float(ratios[0]), int(origin[0])
 
     @cached_property
     def least(self) -> float:
-        """No ratio is below."""
+        """Lower bound on all ratios."""
         grids = (*self.products.values(), *self.attention.values())
         return min((grid.least for grid in grids), default=1.0)
