@@ -234,9 +234,9 @@ def _run_log(path: Path) -> Any:
 
 
 def _pasted(path: Path) -> Any:
-    from atoll.serve.pasted import judged
+    from atoll.serve.pasted import check_pasted
 
-    found = judged(path.read_bytes())
+    found = check_pasted(path.read_bytes())
     return found.check.to_dict()
 
 

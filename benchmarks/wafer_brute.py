@@ -21,7 +21,7 @@ from atoll.wafer.costs.tables import Setting, Tables
 from atoll.wafer.encoding.block import make_block
 from atoll.wafer.encoding.genes import SEARCHED_HOMES
 from atoll.wafer.exact.exact import Exact
-from atoll.wafer.exact.hunt import Limits
+from atoll.wafer.exact.hunt import MemoryLimits
 from record import recorded
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -46,16 +46,18 @@ def main() -> None:
         cost = batch.evaluate(sample(batch, 5000, np.random.default_rng(0), SEARCHED_HOMES))
         memory = LAYERS * (cost[:, STATE] + IN_FLIGHT * cost[:, KEPT]) + cost[:, REBUILT]
         low, high = float(memory.min()), float(memory.max())
-        limits = [Limits(low + s * (high - low)) for s in (1.0, 0.3, 0.15, 0.1, 0.05, 0.02, -0.2)]
+        shares = (1.0, 0.3, 0.15, 0.1, 0.05, 0.02, -0.2)
+        limits = [MemoryLimits(low + share * (high - low)) for share in shares]
         began = time.process_time()
         expected = brute.fastest(batch, SEARCHED_HOMES, LAYERS, IN_FLIGHT, limits)
         tried = time.process_time() - began
         for limit, best in zip(limits, expected, strict=True):
             began = time.process_time()
-            found = exact.solve(LAYERS, IN_FLIGHT, limit.own)
+            found = exact.solve(LAYERS, IN_FLIGHT, limit.local_bytes)
             ours = np.inf if found is None else found.cost.time_s
             same = ours == best or abs(ours - best) <= 1e-12 * best
-            print(f"{shape[0]} x {shape[1]}, {limit.own / 2**30:.1f} GiB: everything {best:.9g} s, "
+            gib = limit.local_bytes / 2**30
+            print(f"{shape[0]} x {shape[1]}, {gib:.1f} GiB: everything {best:.9g} s, "
                   f"exact part {ours:.9g} s ({time.process_time() - began:.2f} s of processor time)"
                   f"{'' if same else ' DIFFERENT'}", flush=True)  # fmt: skip
         print(f"brute force took {tried:.0f} s of processor time")

@@ -21,15 +21,15 @@ from atoll.hardware.wafer_files import load_wafer
 from atoll.wafer.encoding.block import make_block
 from atoll.wafer.encoding.genes import BlockMapping
 from atoll.wafer.encoding.mapping import StageMapping, WaferMapping
-from atoll.wafer.evaluate import Evaluation, evaluate, head_codes
-from atoll.wafer.search import QUICK_CODES, Candidate, WaferSearch
-from atoll.wafer.staging.stages import Options
+from atoll.wafer.evaluate import MappingCost, evaluate, head_codes
+from atoll.wafer.search import QUICK_CODES, PipelineShape, WaferSearch
+from atoll.wafer.staging.stages import WaferOptions
 from record import recorded
 
 
 def megatron_like(
     wafer: Wafer, model: str, batch: int, width: int, height: int, stages: int, *, streaming: bool
-) -> Evaluation:
+) -> MappingCost:
     """Tensor parallel on a rectangle with sequence parallelism, everything kept."""
     block = make_block(model, 1)
     digits = digit_systems(width, height)[0]
@@ -76,7 +76,10 @@ def memory() -> None:
     for stacks in (1, 2, 3, 4):
         wafer = _fullest(base, stacks)
         cells = []
-        for label, options in (("with", Options()), ("without", Options(recompute=False))):
+        for label, options in (
+            ("with", WaferOptions()),
+            ("without", WaferOptions(recompute=False)),
+        ):
             search = WaferSearch(wafer, "llama2-70b", 128, 4096, options, (1,), None, QUICK_CODES)
             try:
                 found = search.run()
@@ -114,10 +117,10 @@ def pipeline() -> None:
     """All dies as one group, or stages."""
     base = load_wafer("default")
 
-    def one(candidate: Candidate) -> bool:
+    def one(candidate: PipelineShape) -> bool:
         return candidate.stages == 1
 
-    def several(candidate: Candidate) -> bool:
+    def several(candidate: PipelineShape) -> bool:
         return candidate.stages > 1
 
     for label, wafer in (

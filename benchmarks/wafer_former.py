@@ -23,7 +23,7 @@ from atoll.hardware.wafer import Wafer
 from atoll.hardware.wafer_files import load_wafer
 from atoll.step.states import load_states
 from atoll.wafer.search import WaferSearch
-from atoll.wafer.staging.stages import Options
+from atoll.wafer.staging.stages import WaferOptions
 from record import figure, processor_s, recorded
 
 
@@ -59,7 +59,7 @@ def main() -> None:
         for optimizer, number in product(given.optimizers, given.jobs):
             name, wafer, model, batch, asked = JOBS[number]
             began = processor_s()
-            options = Options(states=load_states(optimizer))
+            options = WaferOptions(states=load_states(optimizer))
             stop = partial(spent, began + given.limit)
             search = WaferSearch(wafer, model, batch, 4096, options, stop=stop)
             found = search.run()

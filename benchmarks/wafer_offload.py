@@ -17,7 +17,7 @@ from atoll.hardware.wafer_files import load_wafer
 from atoll.step.states import load_states
 from atoll.wafer.encoding.genes import OPTIMIZER
 from atoll.wafer.evaluate import evaluate
-from atoll.wafer.staging.stages import Options, Planner
+from atoll.wafer.staging.stages import Planner, WaferOptions
 from record import figure, recorded
 
 CASES = (
@@ -27,10 +27,10 @@ CASES = (
     (32, 16384, (4, 3, 4), 36),
 )
 OPTIONS = {
-    "both": Options(),
-    "recomputation only": Options(offload=False),
-    "offload only": Options(recompute=False),
-    "neither": Options(recompute=False, offload=False),
+    "both": WaferOptions(),
+    "recomputation only": WaferOptions(offload=False),
+    "offload only": WaferOptions(recompute=False),
+    "neither": WaferOptions(recompute=False, offload=False),
 }
 
 

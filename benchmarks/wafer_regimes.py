@@ -22,8 +22,8 @@ import numpy as np
 
 from atoll.questions import WaferQuestion
 from atoll.questions.ask import ask
-from atoll.wafer.evaluate import Evaluation
-from atoll.wafer.others.baselines import Baseline
+from atoll.wafer.evaluate import MappingCost
+from atoll.wafer.others.baselines import WaferBaseline
 from atoll.wafer.run import run_wafer_search
 from record import figure, recorded
 
@@ -32,7 +32,7 @@ PUBLISHED = {"accpar": (3.1, 3.6), "deepspeed": (2.9, 3.1), "megatron": (1.6, 1.
 """TMAC's speedup and memory ratio."""
 
 
-def computed_per_s(found: Evaluation) -> float:
+def computed_per_s(found: MappingCost) -> float:
     """Samples, those with which the last microbatch is filled up counted."""
     return found.mapping.microbatch * found.mapping.microbatches / found.step_s
 
@@ -66,7 +66,7 @@ def row(name: str, ratios: dict[str, list[float]]) -> str:
     result = run_wafer_search(job)
     ours = computed_per_s(result.best)
 
-    def over(head: str, other: Baseline | None) -> str:
+    def over(head: str, other: WaferBaseline | None) -> str:
         if other is None or other.samples_per_s is None:
             return "-"
         ratio = ours / computed_per_s(other.evaluation)

@@ -29,7 +29,7 @@ from atoll.hardware.wafer_files import load_wafer
 from atoll.questions import WaferQuestion
 from atoll.wafer.detailed import replay_mapping
 from atoll.wafer.encoding.genes import SCHEDULES
-from atoll.wafer.evaluate import Evaluation, evaluate
+from atoll.wafer.evaluate import MappingCost, evaluate
 from atoll.wafer.job import options_of, tokens_of
 from atoll.wafer.search import QUICK_CODES, WaferSearch
 from atoll.wafer.staging.stages import Planner
@@ -43,7 +43,7 @@ MOST = 0.02
 """Of a step: what the replay of the fastest mapping may differ."""
 
 
-def mappings(wafer: Wafer, model: str, batch: int) -> Iterator[Evaluation]:
+def mappings(wafer: Wafer, model: str, batch: int) -> Iterator[MappingCost]:
     """Those that fit."""
     job = WaferQuestion.of(wafer=wafer.name, model=model, batch=batch)
     where = wafer, model, batch, tokens_of(job), options_of(job, wafer)
@@ -83,7 +83,7 @@ def row(name: str, models: Sequence[str], batch: int) -> tuple[str, float, float
     )
 
 
-def shown(found: Evaluation) -> str:
+def shown(found: MappingCost) -> str:
     stages = found.mapping.stages
     order = f", {found.mapping.schedule}" if len(stages) > 1 else ""
     return f"{len(stages)} x {stages[0].rectangle.size} dies, {found.mapping.microbatch}{order}"

@@ -32,8 +32,8 @@ from atoll.hardware.wafer import Wafer
 from atoll.hardware.wafer_files import load_wafer
 from atoll.identity import this_code
 from atoll.wafer.job import ABLATIONS
-from atoll.wafer.search import Candidate, Found, WaferSearch
-from atoll.wafer.staging.stages import MICROBATCHES, Options
+from atoll.wafer.search import PipelineShape, SearchOutcome, WaferSearch
+from atoll.wafer.staging.stages import MICROBATCHES, WaferOptions
 from record import figure, recorded
 
 SLACK = 1e-3
@@ -45,16 +45,16 @@ MODELS = (
 )  # fmt: skip
 BATCHES = (2, 8, 16, 32)
 KINDS = ("stages", "shape", "microbatches", "ablation")
-WHOLE = Options()
+WHOLE = WaferOptions()
 
 
 @dataclass(frozen=True)
 class Restriction:
     name: str
     kind: str
-    options: Options = WHOLE
+    options: WaferOptions = WHOLE
     microbatches: tuple[int, ...] = MICROBATCHES
-    accept: Callable[[Candidate], bool] | None = None
+    accept: Callable[[PipelineShape], bool] | None = None
 
 
 def draw_wafer(random: np.random.Generator, dies: int) -> Wafer:
@@ -90,7 +90,7 @@ def draw_restriction(random: np.random.Generator, wafer: Wafer) -> Restriction:
     return Restriction(name, kind, options=replace(WHOLE, **{field: value}))
 
 
-def asked(where: tuple[Wafer, str, int, int], rule: Restriction) -> Found | None:
+def asked(where: tuple[Wafer, str, int, int], rule: Restriction) -> SearchOutcome | None:
     search = WaferSearch(*where, rule.options, rule.microbatches, accept=rule.accept)
     try:
         return search.run()

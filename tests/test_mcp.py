@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import atoll
-from atoll.commands.mcp import VERBS, called, hidden, offered
+from atoll.commands.mcp import VERBS, hidden, offered, run_tool
 from atoll.errors import AtollError
 from atoll.questions import COMMANDS
 
@@ -32,24 +32,24 @@ def test_a_tool_asks_what_its_command_asks_without_what_writes(name: str) -> Non
 
 def test_nothing_is_written_and_unknown_tools_are_named(tmp_path: Path) -> None:
     with pytest.raises(AtollError, match="out: not offered here"):
-        called("estimate", {**ASKED, "out": str(tmp_path / "run")})
+        run_tool("estimate", {**ASKED, "out": str(tmp_path / "run")})
     with pytest.raises(AtollError, match="'serve' is not known"):
-        called("serve", {})
+        run_tool("serve", {})
     with pytest.raises(AtollError, match="batch"):
-        called("plan", {"model": "gpt2-xl", "device": "h100", "devices": 8})
+        run_tool("plan", {"model": "gpt2-xl", "device": "h100", "devices": 8})
 
 
 def test_answers_are_those_of_python_and_a_launch_file_comes_as_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    found, files = called("estimate", {**ASKED, "export": "megatron"})
+    found, files = run_tool("estimate", {**ASKED, "export": "megatron"})
     alone = atoll.estimate(**ASKED)  # type: ignore[arg-type]
     assert found["question"].pop("export") == "megatron"
     assert found == alone.to_dict()
     assert files == [alone.export("megatron").text]
-    assert called("models", {"name": "gpt2-xl"})[0]["parameters"] == 1557611200
-    assert {entry["name"] for entry in called("models", {})[0]["models"]} >= {"gpt2-xl"}
+    assert run_tool("models", {"name": "gpt2-xl"})[0]["parameters"] == 1557611200
+    assert {entry["name"] for entry in run_tool("models", {})[0]["models"]} >= {"gpt2-xl"}
     assert not list(tmp_path.iterdir())
 
 

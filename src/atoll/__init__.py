@@ -104,22 +104,22 @@ _PLACES = {
     "atoll.workload.stored": ("StoredModel",),
 }
 _WHERE = {name: place for place, names in _PLACES.items() for name in names}
-"""Imported when they are asked for: the command is then loaded where Ctrl-C is one line, and
-`atoll --help` needs few of them."""
+"""Modules of the public names, imported on first use: `atoll --help` needs few of them, and Ctrl-C
+during the import is handled by the command."""
 
 
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module 'atoll' has no attribute {name!r}")
-    place = import_module(_WHERE[name])
-    own: dict[str, Any] = {"answers": place, "__version__": getattr(place, "VERSION", None)}
-    found = own[name] if name in own else getattr(place, name)
+    module = import_module(_WHERE[name])
+    special: dict[str, Any] = {"answers": module, "__version__": getattr(module, "VERSION", None)}
+    value = special[name] if name in special else getattr(module, name)
     if _WHERE[name] in ("atoll.api", "atoll.several"):
         from atoll.questions.texts import described
 
-        found = described(found)
-    globals()[name] = found
-    return found
+        value = described(value)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

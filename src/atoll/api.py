@@ -166,16 +166,16 @@ def describe_model(name: str, **fields: Unpack[keywords.ModelsFields]) -> ModelA
     from atoll.workload import StoredModel, load_model, prepare
     from atoll.workload.stored import warnings_of
 
-    asked = ask({"models": questions.verbs.ModelsQuestion}, None, {"name": name, **fields})
-    config, tp = load_model(name), asked.tp
-    model = prepare(config, asked.microbatch, asked.sequence, tp, tp > 1)
-    whole = model if tp == 1 else prepare(config, asked.microbatch, asked.sequence)
+    question = ask({"models": questions.verbs.ModelsQuestion}, None, {"name": name, **fields})
+    config, tp = load_model(name), question.tp
+    model = prepare(config, question.microbatch, question.sequence, tp, tp > 1)
+    full_model = model if tp == 1 else prepare(config, question.microbatch, question.sequence)
     return ModelAnswer(
         name=name,
-        parameters=whole.parameters,
-        active_parameters=whole.active_parameters,
+        parameters=full_model.parameters,
+        active_parameters=full_model.active_parameters,
         part="" if isinstance(config, StoredModel) else config.part,
-        microbatch=asked.microbatch,
+        microbatch=question.microbatch,
         sequence=model.sequence,
         tensor_parallel=tp,
         layers=layer_table(model),
@@ -304,8 +304,8 @@ def validate(
     from atoll.calibration.measured import judge
     from atoll.wafer.measured import judge_meshes
 
-    asked = ask({"validate": questions.verbs.ValidateQuestion}, None, {"data": data, **fields})
-    return judge(asked) if asked.wafer is None else judge_meshes(asked)
+    question = ask({"validate": questions.verbs.ValidateQuestion}, None, {"data": data, **fields})
+    return judge(question) if question.wafer is None else judge_meshes(question)
 
 
 @described_by("estimate")
@@ -330,19 +330,19 @@ def estimate(
 
     Examples:
         >>> import atoll
-        >>> found = atoll.estimate("llama3-70b", "h100", 512, tp=8, pp=4, batch=1024)
-        >>> found.fits
+        >>> estimate = atoll.estimate("llama3-70b", "h100", 512, tp=8, pp=4, batch=1024)
+        >>> estimate.fits
         True
     """
     from atoll.training.estimate import estimate as run
     from atoll.training.request import layout_of, run_of
 
-    given = {"model": model, "device": device, "devices": devices, **fields}
+    arguments = {"model": model, "device": device, "devices": devices, **fields}
     kinds: dict[str, type[EstimateQuestion | WaferQuestion]] = {
         "devices": questions.EstimateQuestion,
         "wafer": questions.MappingQuestion,
     }
-    question = ask(kinds, job, given)
+    question = ask(kinds, job, arguments)
     _check_files(question)
     if isinstance(question, questions.WaferQuestion):
         from atoll.wafer.api import estimate_wafer
@@ -352,8 +352,8 @@ def estimate(
         from atoll.export.messages import check_messages_path
 
         check_messages_path(question.messages)
-    asked = run_of(question)
-    result = replace(run(asked, layout_of(asked, question)), launched=True)
+    training_run = run_of(question)
+    result = replace(run(training_run, layout_of(training_run, question)), launched=True)
     if question.messages is not None:
         from atoll.export.messages import messages_of, write_messages
 
@@ -406,8 +406,8 @@ def plan(
     from atoll.training.planner.problem import PlanProblem
     from atoll.training.request import axes_of, run_of
 
-    given = {"model": model, "device": device, "devices": devices, **fields}
-    question = ask({"devices": questions.PlanQuestion, "pods": questions.PodsQuestion}, job, given)
+    values = {"model": model, "device": device, "devices": devices, **fields}
+    question = ask({"devices": questions.PlanQuestion, "pods": questions.PodsQuestion}, job, values)
     _check_files(question)
     if isinstance(question, questions.PodsQuestion):
         pods: MixedPlan = named("atoll.training.mixed.plan:plan_pods")(question, stop, progress)
@@ -422,13 +422,13 @@ def plan(
             axes, usable = axes_of(question, EXPORTERS[target].values, run), refusals(target, run)
         else:
             axes, usable = axes_of(question, {}, run), None
-        now = stop is not None or means != Means()  # else reasons wait until they are asked for
+        now = stop is not None or means != Means()  # else reasons are computed on request
         return PlanProblem(question, run, axes, usable, now)
 
-    found = drive(prepare, means, stop, question.time_limit, progress, "a layout was estimated")
+    best_plan = drive(prepare, means, stop, question.time_limit, progress, "a layout was estimated")
     if question.layouts is not None:
-        named("atoll.training.planner.answer:write_layouts")(found, question.layouts)
-    return _written(found, question)
+        named("atoll.training.planner.answer:write_layouts")(best_plan, question.layouts)
+    return _written(best_plan, question)
 
 
 def load(path: str | Path) -> Answer:
@@ -480,9 +480,7 @@ def check(file: str | Path, **fields: Unpack[keywords.CheckFields]) -> Checked:
 def _check_files(
     question: SearchQuestion | WaferQuestion | PlanQuestion | EstimateQuestion,
 ) -> None:
-    """Refuse, before any work, what could not be written in the end. The modules that write take
-    longer to import than a plan.
-    """
+    """Refuse output files that cannot be written, before any work and without importing writers."""
     if getattr(question, "sweep", ()):
         raise AtollError("sweep: one answer is asked for here; atoll.sweep has one for every value")
     if question.out is not None:

@@ -1,7 +1,7 @@
-"""One entry of the catalogue, or of a user's own file, as plain data for a reader.
+"""Entries of the catalogue, or of a user's file, as data.
 
-What a file describes is told from its fields, so that any file that another command takes can be
-shown: devices, accelerators, networks, spaces, wafers and calibrations.
+The kind of a file follows from its fields: device, accelerator, network, space, wafer or
+calibration.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from atoll.answers.hardware import (
     CatalogueAnswer,
     DeviceAnswer,
     HardwareAnswer,
-    HbmTold,
-    LevelTold,
+    HardwareLevel,
+    HbmChoice,
     NetworkAnswer,
-    ParameterTold,
     SpaceEntry,
     TemplateAnswer,
+    TemplateParameter,
     WaferEntry,
 )
 from atoll.cost.model import COST_MODELS
@@ -60,7 +60,7 @@ SPACES = ("phaze",)
 
 
 def catalogue() -> CatalogueAnswer:
-    """Every name, by kind."""
+    """Return all names by kind."""
     return CatalogueAnswer(
         devices=tuple(gpu_names()),
         accelerators=tuple(accelerator_names()),
@@ -73,16 +73,16 @@ def catalogue() -> CatalogueAnswer:
 
 
 def hardware_names() -> tuple[str, ...]:
-    """Every name that can be described."""
-    known = catalogue()
+    """Return all names that can be described."""
+    names = catalogue()
     return (
-        *known.devices, *known.accelerators, *known.networks, *known.spaces, *known.wafers,
-        *known.chip_templates,
+        *names.devices, *names.accelerators, *names.networks, *names.spaces, *names.wafers,
+        *names.chip_templates,
     )  # fmt: skip
 
 
 def describe(name: str) -> HardwareAnswer:
-    """A name of the catalogue, a device as people write it, or a file."""
+    """Describe a name of the catalogue, a device in free spelling, or a file."""
     name = str(path_of("name", name))
     if is_file(name):
         return _FILES[_kind(name)][1](name)
@@ -94,13 +94,13 @@ def describe(name: str) -> HardwareAnswer:
         _space: SPACES,
         _template: tuple(TEMPLATES),
     }
-    for show, own in names.items():
-        if name in own:
+    for show, kind_names in names.items():
+        if name in kind_names:
             return show(name)
     if (device := gpu_name(name)) is not None:
         return _device(device)
-    known = same_device(name, gpu_names()) or dict.fromkeys(n for k in names.values() for n in k)
-    raise unknown_entry("hardware", name, suggestion(name.lower(), known))
+    near = same_device(name, gpu_names()) or dict.fromkeys(n for k in names.values() for n in k)
+    raise unknown_entry("hardware", name, suggestion(name.lower(), near))
 
 
 def _device(name: str) -> DeviceAnswer:
@@ -125,10 +125,10 @@ def _network(name: str) -> NetworkAnswer:
     return NetworkAnswer(network=network.name, levels=_levels(network))
 
 
-def _levels(network: Network) -> tuple[LevelTold, ...]:
-    """The levels of a network, with what messages reach of their bandwidth."""
+def _levels(network: Network) -> tuple[HardwareLevel, ...]:
+    """Return the levels of a network with their efficiency for long messages."""
     return tuple(
-        LevelTold(
+        HardwareLevel(
             name=level.name,
             devices=level.devices,
             bandwidth_GBps=level.bandwidth_Bps / 1e9,
@@ -174,30 +174,30 @@ def _template(name: str) -> TemplateAnswer:
         chip_template=template.name,
         about=template.about,
         parameters=tuple(
-            ParameterTold(name=p.name, label=p.label, values=", ".join(map(p.shown, p.values)))
+            TemplateParameter(name=p.name, label=p.label, values=", ".join(map(p.shown, p.values)))
             for p in template.parameters
         ),
         buffers_before_hbm=template.levels.names if template.levels else (),
     )
 
 
-def _hbm(options: tuple[Hbm, ...]) -> tuple[HbmTold, ...]:
+def _hbm(options: tuple[Hbm, ...]) -> tuple[HbmChoice, ...]:
     return tuple(
-        HbmTold(GiB=option.capacity_bytes / 2**30, TBps=option.bandwidth_Bps / 1e12)
+        HbmChoice(GiB=option.capacity_bytes / 2**30, TBps=option.bandwidth_Bps / 1e12)
         for option in options
     )
 
 
 def _wafer(name: str) -> WaferEntry:
     wafer, count = load_wafer(name), len(load_wafers(name))
-    more = None if count == 1 else count
-    return WaferEntry.of(wafer, wafer=wafer.name, wafers_in_its_space=more)
+    space_size = None if count == 1 else count
+    return WaferEntry.of(wafer, wafer=wafer.name, wafers_in_its_space=space_size)
 
 
 def _calibration(name: str) -> CalibrationEntry:
-    found = load_calibration(name)
-    tables = {"traffic": dict(found.traffic), "formats": dict(found.formats)}
-    return made_of(CalibrationEntry, found, calibration=found.name, **tables)
+    calibration = load_calibration(name)
+    tables = {"traffic": dict(calibration.traffic), "formats": dict(calibration.formats)}
+    return made_of(CalibrationEntry, calibration, calibration=calibration.name, **tables)
 
 
 _FILES: dict[str, tuple[type[BaseModel], Callable[[str], HardwareAnswer]]] = {
@@ -210,7 +210,7 @@ _FILES: dict[str, tuple[type[BaseModel], Callable[[str], HardwareAnswer]]] = {
 }
 _COMMON = {"name", "source"}
 _CHOICES = ("tensor_cores", "vector_cores", "width", "depth", "glb", "hbm")
-"""Of an accelerator one value, of a space a list or a rule."""
+"""Fields with one value in an accelerator, and a list or a rule in a space."""
 
 
 class _Fields(BaseModel):
@@ -218,21 +218,21 @@ class _Fields(BaseModel):
 
 
 def _kind(path: str) -> str:
-    """What a file describes: the kind that knows most of its fields."""
-    given = load_yaml(path, _Fields).model_extra or {}
-    known = {
-        kind: len(given.keys() & (model.model_fields.keys() - _COMMON))
+    """Return the kind of a file: the one with most of its fields."""
+    fields = load_yaml(path, _Fields).model_extra or {}
+    matches = {
+        kind: len(fields.keys() & (model.model_fields.keys() - _COMMON))
         for kind, (model, _) in _FILES.items()
     }
-    kind = max(known, key=lambda name: known[name])
-    if known[kind] == 0 or 2 * known[kind] < len(given.keys() - _COMMON):
+    kind = max(matches, key=lambda name: matches[name])
+    if matches[kind] == 0 or 2 * matches[kind] < len(fields.keys() - _COMMON):
         *most, last = _FILES
         raise AtollError(
-            f"{path}: its fields ({', '.join(list(given)[:5])}) are not those of a "
+            f"{path}: its fields ({', '.join(list(fields)[:5])}) are not those of a "
             f"{', '.join(most)} or {last}; jobs are for atoll search."
         )
     if kind == "accelerator":
-        several = any(isinstance(given.get(name), list) for name in _CHOICES)
-        ruled = any(isinstance(given.get(name), dict) for name in _CHOICES if name != "hbm")
+        several = any(isinstance(fields.get(name), list) for name in _CHOICES)
+        ruled = any(isinstance(fields.get(name), dict) for name in _CHOICES if name != "hbm")
         return "space" if several or ruled else "accelerator"
     return kind

@@ -42,8 +42,8 @@ def main() -> None:
         sys.exit(INTERRUPTED)
 
 
-def _say_warning(message: Warning | str, category: type[Warning], *where: Any, **rest: Any) -> None:
-    """An old name is a sentence for the user; other warnings are as Python shows them."""
+def _say_warning(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+    """Print warnings of old names as a sentence, others as Python does."""
     if issubclass(category, OldNameWarning):
         print(f"atoll: {message}", file=sys.stderr)
     else:
@@ -51,7 +51,7 @@ def _say_warning(message: Warning | str, category: type[Warning], *where: Any, *
 
 
 def _by_ctrl_c(ended: BaseException | None) -> bool:
-    """Typer turns Ctrl-C into an exit without a word; where that came from is still known."""
+    """Return whether Ctrl-C caused an exit, which Typer converts to SystemExit."""
     while ended is not None and not isinstance(ended, KeyboardInterrupt):
         ended = ended.__cause__ or ended.__context__
     return ended is not None
@@ -83,20 +83,20 @@ _PLACES = {
     "training": ("estimate", "plan"),
 }
 _WHERE = {command: place for place, commands in _PLACES.items() for command in commands}
-"""Modules of commands, imported when one is run; those of the others are `plain`."""
+"""Modules of commands, imported on use; all others are in `plain`."""
 
 
 def _run(name: str) -> Callable[..., None]:
     if name in _WHERE:
-        found: Callable[..., None] = named(f"atoll.commands.{_WHERE[name]}:{name}")
-        return found
+        command: Callable[..., None] = named(f"atoll.commands.{_WHERE[name]}:{name}")
+        return command
     plain: dict[str, Callable[..., None]] = named("atoll.commands.plain:PLAIN")
     return plain[name]
 
 
 def _app(words: Sequence[str] = ()) -> typer.Typer:
-    """All commands, or the only one that is needed: to make one takes a while."""
-    made = typer.Typer(
+    """Build the app with the command in `words`, or with all commands."""
+    app = typer.Typer(
         name="atoll",
         help=(
             "Finds the accelerator, the schedule of each layer on it and the distribution of the "
@@ -106,14 +106,14 @@ def _app(words: Sequence[str] = ()) -> typer.Typer:
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
-    made.callback()(_root)
+    app.callback()(_root)
     for name in [word for word in words[:1] if word in COMMANDS] or COMMANDS:
-        add_command(made, name, COMMANDS[name], _run(name), words[1:])
-    return made
+        add_command(app, name, COMMANDS[name], _run(name), words[1:])
+    return app
 
 
 def __getattr__(name: str) -> Any:
-    """`app`, with all commands, is made when it is asked for."""
+    """Build `app`, with all commands, on first use."""
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return _app()

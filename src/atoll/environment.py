@@ -1,4 +1,4 @@
-"""Where Atoll runs: versions, processor, kernel cache and extras, for a bug report."""
+"""Environment of Atoll: versions, processor, kernel cache and extras, for a bug report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from atoll.identity import VERSION, this_code
 
 
 def environment() -> dict[str, str]:
-    """One line each; packages that are not installed say so."""
+    """Return one line per property and package."""
     names = sorted({_name(line) for line in requires("atoll") or ()} - {"atoll"})
     return {
         "atoll": f"{VERSION} (sources {this_code()['sources'][:8]})",
@@ -25,7 +25,7 @@ def environment() -> dict[str, str]:
 
 
 def _name(requirement: str) -> str:
-    """The package that a requirement names."""
+    """Return the package name of a requirement."""
     return "".join(c if c.isalnum() or c in "-_." else " " for c in requirement).split()[0]
 
 
@@ -37,10 +37,10 @@ def _version(name: str) -> str:
 
 
 def _processor() -> str:
-    """Linux names the model in a file only."""
-    told = platform.processor() or platform.machine()
+    """Return the processor model, which Linux has in /proc/cpuinfo."""
+    architecture = platform.processor() or platform.machine()
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-        return next(named, told)
-    return told
+        models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+        return next(models, architecture)
+    return architecture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from os import PathLike
 from pathlib import Path
 
@@ -33,6 +34,17 @@ def path_of(name: str, value: object) -> Path:
     if not isinstance(value, str | PathLike):
         raise AtollError(f"{name}: expected text or a path, got {value!r:.80}")
     return Path(value)
+
+
+def suggestion(name: object, choices: Iterable[str]) -> str:
+    """Return `, did you mean X?`, or the list of choices if none is close."""
+    import difflib
+
+    names = list(choices)
+    close = difflib.get_close_matches(str(name), names, n=3)
+    if close:
+        return f", did you mean {' or '.join(close)}?"
+    return f", known are {', '.join(names)}" if names else ""
 
 
 class InfeasibleError(AtollError):

@@ -1,7 +1,6 @@
-"""Which Atoll this is: its version, and one hash of all it is made of.
+"""Identity of this Atoll: its version, and a hash of its sources.
 
-What two Atolls compute may be mixed only if they are the same: in a store that is continued, and
-on the workers of a cluster.
+Results may be mixed only between identical Atolls: in a continued store, and on cluster workers.
 """
 
 from __future__ import annotations
@@ -18,22 +17,22 @@ if TYPE_CHECKING:
 VERSION = "0.1.0"
 
 _SUFFIXES = (".py", ".yaml", ".json")
-"""Programs, and the catalogue and models that come with them."""
+"""Code, and the shipped catalogue and models."""
 
 
 def this_code() -> dict[str, str]:
-    """Version and sources of this process, as plain data that any other version can read."""
+    """Return version and source hash of this process as plain data."""
     return {"version": VERSION, "sources": _digest_here()}
 
 
 def code_words(code: Mapping[str, JsonValue]) -> str:
-    """For a sentence: version and the first digits of the hash, as far as they are known."""
+    """Return version and the first digits of the hash, in words."""
     sources = str(code.get("sources") or "unknown")
     return f"atoll {code.get('version') or 'of unknown version'} (sources {sources[:8]})"
 
 
 def sources_digest(package: Path) -> str:
-    """A hash of names and contents of all files of a package that can change an answer."""
+    """Return a hash of names and contents of all files of a package that affect answers."""
     digest = hashlib.blake2b(digest_size=16)
     files = (path for path in package.rglob("*") if path.suffix in _SUFFIXES)
     for name, path in sorted((path.relative_to(package).as_posix(), path) for path in files):

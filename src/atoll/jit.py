@@ -1,7 +1,7 @@
-"""How kernels are compiled and run: cached on disk, quick to compile, on all cores.
+"""Compilation of kernels: cached on disk, quick to compile, on all cores.
 
-Kernels that work on ranges release the interpreter's lock, so that plain threads run them side by
-side; numba's own parallel loops take several times as long to compile.
+Kernels over ranges release the interpreter's lock, so that plain threads run them concurrently;
+numba's parallel loops take several times as long to compile.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from numba.core.types import functions  # noqa: E402
 from numba.extending import intrinsic  # noqa: E402
 from numba.np.numpy_support import carray  # noqa: E402
 
-config.reload_config()  # somebody else may have imported it before
+config.reload_config()  # numba may have been imported before
 
 # Kernels carry no annotations: numba types them by their arguments.
 Kernel = Callable[..., Any]
@@ -44,32 +44,32 @@ _FLAGS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapp
 
 
 class _EntryCode(JITCodeLibrary):
-    """The code of an entry with all that it calls, optimised once as a whole.
+    """Code of an entry and its callees, optimised once.
 
-    Numba also optimises every function before, on its own.
+    Numba would also optimise every function before.
     """
 
     def _optimize_functions(self, ll_module: Any) -> None:
         ll_module.data_layout = self._codegen._data_layout
 
     def _optimize_final_module(self) -> None:
-        """Once and at the usual level. Numba optimises twice, lightly and at the highest."""
-        made = self._codegen._module_pass_manager(opt=2)
-        if not isinstance(made, tuple):  # of an older numba
+        """Optimise once at level 2. Numba optimises twice, lightly and at level 3."""
+        managers = self._codegen._module_pass_manager(opt=2)
+        if not isinstance(managers, tuple):  # an older numba
             super()._optimize_final_module()
             return
-        passes, builder = made
+        passes, builder = managers
         passes.run(self._final_module, builder)
 
 
 class _LinkedCode(_EntryCode):
-    """The code of a kernel as its callers link it in, neither optimised nor made runnable.
+    """Code of a kernel for linking into its callers, neither optimised nor finalised.
 
-    Numba does both to every function, and then again to the copy of it in every caller's code.
+    Numba does both for every function, and again for its copy in every caller.
     """
 
     def _optimize_final_module(self) -> None:
-        """Callers optimise it with their own code."""
+        """Left to the callers."""
 
     def _finalize_final_module(self) -> None:
         self._finalize_dynamic_globals()
@@ -79,13 +79,11 @@ class _LinkedCode(_EntryCode):
 _BORROWING = {"getattr", "static_getitem", "getitem", "build_tuple", "exhaust_iter", "cast"} | {
     "getiter", "iternext", "pair_first", "phi"
 }  # fmt: skip
-"""Expressions that make no array: what they give belongs to their operands."""
+"""Expressions that create no array: their results belong to their operands."""
 
 
 def _owns_nothing(state: Any) -> bool:
-    """Whether a typed kernel makes no array and returns none: all that it sees are its arguments,
-    which its caller holds.
-    """
+    """Return whether a typed kernel creates and returns no array: its caller owns all arguments."""
 
     def counted(kind: Any) -> bool:
         return bool(state.targetctx.data_model_manager[kind].contains_nrt_meminfo())
@@ -106,15 +104,15 @@ def _owns_nothing(state: Any) -> bool:
 
 @contextmanager
 def _uncounted(state: Any) -> Iterator[None]:
-    """Lower without counting references to arrays, where nothing can be lost by that.
+    """Lower without reference counts of arrays, if the kernel owns none.
 
-    Numba counts every array of every argument in and out of every function: a third of the code
-    of kernels that take records of dozens of them.
+    Numba counts every array argument of every function: a third of the code of kernels that take
+    records of dozens of arrays.
     """
     usual = state.targetctx
     if _owns_nothing(state):
         state.targetctx = usual.subtarget(enable_nrt=False)
-        vars(state.targetctx).pop("nrt", None)  # made for the other
+        vars(state.targetctx).pop("nrt", None)  # belongs to the usual context
     try:
         yield
     finally:
@@ -123,13 +121,13 @@ def _uncounted(state: Any) -> Iterator[None]:
 
 @register_pass(mutates_CFG=True, analysis_only=False)
 class _LowerLinked(NativeLowering):
-    """Lowers a kernel to code that waits for its callers."""
+    """Lowers a kernel to code for linking into its callers."""
 
     _name = "lower_linked"
 
     def run_pass(self, state: Any) -> bool:
         state.library = _LinkedCode(state.targetctx.codegen(), state.func_id.func_qualname)
-        # A copy: what is compiled for one set of flags is found again by them.
+        # A copy: compiled functions are cached by their flags.
         state.flags = state.flags.copy()
         state.flags.no_cpython_wrapper = state.flags.no_compile = True
         with _uncounted(state):
@@ -157,7 +155,7 @@ class _LowerEntry(NativeLowering):
 
 
 class _KernelCompiler(Compiler):
-    """Numba's own compiler up to the lowering."""
+    """Numba's compiler with another lowering pass."""
 
     lowering: type[NativeLowering] = _LowerLinked
 
@@ -172,7 +170,7 @@ class _KernelCompiler(Compiler):
 
 
 class _EntryCompiler(_KernelCompiler):
-    """What numba itself brings for an entry (its `np.empty`) is a part of its code, too."""
+    """Compiles an entry together with numba's functions such as `np.empty`."""
 
     lowering = _LowerEntry
 
@@ -189,23 +187,22 @@ class _EntryCompiler(_KernelCompiler):
 
 @contextmanager
 def _calls_typed_once() -> Iterator[None]:
-    """Numba types every call anew (thousands of additions of the same two types, and each of them
-    some times over until all types are known). Here a call of the same function with the same types
-    is typed once while an entry is compiled.
+    """Cache call types while an entry is compiled: numba would type each call again, several times
+    until all types are inferred.
     """
     functions_type: Any = getattr(functions, "BaseFunction", None)
     usual = getattr(functions_type, "get_call_type", None)
     if usual is None:
         yield
         return
-    known: dict[Any, Any] = {}
+    typed: dict[Any, Any] = {}
 
     def get_call_type(self: Any, context: Any, args: Any, kws: Any) -> Any:
         call = id(self), id(context), tuple(args), tuple(sorted(kws.items()))
-        if call not in known:
-            # With the function, so that no other takes its place in memory.
-            known[call] = usual(self, context, args, kws), self
-        return known[call][0]
+        if call not in typed:
+            # Keeps the function alive, so that its id stays unique.
+            typed[call] = usual(self, context, args, kws), self
+        return typed[call][0]
 
     functions_type.get_call_type = get_call_type
     try:
@@ -216,7 +213,7 @@ def _calls_typed_once() -> Iterator[None]:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """The compiler makes millions of objects in cycles that live until it ends."""
+    """Disable garbage collection: the compiler makes millions of objects that live to its end."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -227,15 +224,15 @@ def _no_collection() -> Iterator[None]:
 
 
 class _CheckedFile(IndexDataCacheFile):
-    """Numba's index of a kernel and its code, each with a checksum and what it is the code of.
+    """Numba's index and code files of a kernel, each with a checksum and its key.
 
-    Numba takes whatever is there for what it wrote. Here a damaged file is none.
+    Damaged files are ignored, which numba does not check.
     """
 
     def load(self, key: Any) -> Any:
         name = self._load_index().get(key)
-        kept = None if name is None else self._read(self._data_path(name))
-        return kept[1] if kept is not None and kept[0] == (self._source_stamp, key) else None
+        entry = None if name is None else self._read(self._data_path(name))
+        return entry[1] if entry is not None and entry[0] == (self._source_stamp, key) else None
 
     def save(self, key: Any, data: Any) -> None:
         index = self._load_index()
@@ -246,9 +243,9 @@ class _CheckedFile(IndexDataCacheFile):
         self._save_index(index | {key: name})
 
     def _load_index(self) -> dict[Any, str]:
-        kept = self._read(self._index_path)
-        known = kept is not None and kept[0] == (self._version, self._source_stamp)
-        return kept[1] if known else {}
+        entry = self._read(self._index_path)
+        is_current = entry is not None and entry[0] == (self._version, self._source_stamp)
+        return entry[1] if is_current else {}
 
     def _save_index(self, overloads: dict[Any, str]) -> None:
         self._write(self._index_path, ((self._version, self._source_stamp), overloads))
@@ -258,13 +255,13 @@ class _CheckedFile(IndexDataCacheFile):
             content = Path(path).read_bytes()
         except OSError:
             return None
-        kept = content[_SUM_BYTES:]
-        return pickle.loads(kept) if _sum(kept) == content[:_SUM_BYTES] else None
+        payload = content[_SUM_BYTES:]
+        return pickle.loads(payload) if _sum(payload) == content[:_SUM_BYTES] else None
 
     def _write(self, path: str, value: Any) -> None:
-        kept = dumps(value)
+        payload = dumps(value)
         with self._open_for_write(path) as file:
-            file.write(_sum(kept) + kept)
+            file.write(_sum(payload) + payload)
 
 
 _SUM_BYTES = 16
@@ -275,7 +272,7 @@ def _sum(content: bytes) -> bytes:
 
 
 class _KernelCache(FunctionCache):
-    """Where nothing can be written (a full disk), nothing is kept."""
+    """Cache of a kernel; failed writes (a full disk) are ignored."""
 
     def __init__(self, function: Kernel) -> None:
         super().__init__(function)
@@ -286,21 +283,21 @@ class _KernelCache(FunctionCache):
         self._lock = CompilerLock(f"{self._cache_file._index_path}.lock")
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Where there is none, the caller compiles it, and no other process until it is done."""
-        found = super().load_overload(sig, target_context)
-        if found is None:
+        """Load compiled code; if there is none, lock the kernel until this process compiled it."""
+        overload = super().load_overload(sig, target_context)
+        if overload is None:
             with suppress(OSError):
                 self._impl.locator.ensure_cache_path()
             self._lock.acquire()
-            found = super().load_overload(sig, target_context)
-        return found
+            overload = super().load_overload(sig, target_context)
+        return overload
 
     def save_overload(self, sig: Any, data: Any) -> None:
         with suppress(OSError):
             super().save_overload(sig, data)
 
     def releasing(self, compile_: Kernel) -> Kernel:
-        """A dispatcher's method that loads, or compiles and saves, however it ends."""
+        """Wrap a dispatcher's compile method to release the lock afterwards."""
 
         def compiled(sig: Any) -> Any:
             try:
@@ -314,46 +311,46 @@ class _KernelCache(FunctionCache):
 def entry(function: Kernel, **more: Any) -> Kernel:
     """Compile a function that Python calls."""
     compiled: Any = njit(pipeline_class=_EntryCompiler, **_FLAGS, **more)(function)
-    with suppress(RuntimeError):  # no folder at all
+    with suppress(RuntimeError):  # no cache folder
         compiled._cache = _KernelCache(function)
         compiled.compile = compiled._cache.releasing(compiled.compile)
-    return _known(compiled)
+    return _register(compiled)
 
 
 _QUICK = {"nnan", "nsz"}
 
 
 def quick_entry(function: Kernel) -> Kernel:
-    """An entry whose numbers are never NaN: least values are then one instruction each."""
+    """Compile an entry whose numbers are never NaN: a minimum is then one instruction."""
     return entry(function, fastmath=_QUICK)
 
 
 def kernel(function: Kernel, **more: Any) -> Kernel:
     """Compile a function that only other kernels call, as a part of their code.
 
-    With the flags of entries, so that both share what numba itself compiles for them.
+    With the flags of entries, so that both share numba's own functions.
     """
     compiled: Kernel = njit(pipeline_class=_KernelCompiler, **_FLAGS, **more)(function)
-    return _known(compiled)
+    return _register(compiled)
 
 
 def quick_kernel(function: Kernel) -> Kernel:
-    """As `quick_entry`, for other kernels."""
+    """Compile a kernel whose numbers are never NaN."""
     return kernel(function, fastmath=_QUICK)
 
 
 _kernels: set[int] = set()
-"""All kernels of the modules that were imported, compiled or not."""
+"""Ids of all kernels in imported modules."""
 
 
-def _known(compiled: Kernel) -> Kernel:
+def _register(compiled: Kernel) -> Kernel:
     _kernels.add(id(compiled))
     return compiled
 
 
 def _pointer_to(context: Any, address: Any) -> Any:
-    def cast(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        return builder.inttoptr(given[0], cgutils.voidptr_t)
+    def cast(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
 
     return types.voidptr(types.int64), cast
 
@@ -363,38 +360,38 @@ _pointer: Any = intrinsic(_pointer_to)
 
 @kernel
 def numbers_at(address, shape):  # type: ignore[no-untyped-def]
-    """The array of floats, C-contiguous, that lies somewhere: for kernels that choose among many
-    arrays, as tuples of them take long to compile. Whoever passes the address holds the array.
+    """Return the C-contiguous float array at an address: for kernels that choose between many
+    arrays, as tuples of them compile slowly. The caller keeps the array alive.
     """
     return carray(_pointer(address), shape, np.float64)
 
 
 class Compilation(event.Listener):
-    """Listens to the compiler, to say that it is at work: a first run waits for it."""
+    """Listens to the compiler to report compilation in a first run."""
 
     def __init__(self) -> None:
         self._begun: set[int] = set()
-        self._under_way = 0
+        self._active = 0
 
     def on_start(self, event: Any) -> None:
-        self._under_way += 1
+        self._active += 1
         kernel = id(event.data["dispatcher"])
         if kernel in _kernels:
             self._begun.add(kernel)
 
     def on_end(self, event: Any) -> None:
-        self._under_way -= 1
+        self._active -= 1
 
     def words(self) -> str:
-        """What is being compiled now; nothing where nothing is."""
-        if not self._under_way:
+        """Return the progress of compilation; empty if nothing is being compiled."""
+        if not self._active:
             return ""
         return f"compiling kernels, only once: {len(self._begun)} of at most {len(_kernels)}"
 
 
 @contextmanager
 def compilation() -> Iterator[Compilation]:
-    """Listen to the compiler for a while."""
+    """Listen to the compiler inside the block."""
     listener = Compilation()
     with event.install_listener("numba:compile", listener):
         yield listener

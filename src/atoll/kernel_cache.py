@@ -1,12 +1,11 @@
-"""Where compiled kernels are kept between runs.
+"""Cache folder of compiled kernels.
 
-Numba looks only at the file of the kernel itself when it decides whether a cached binary is still
-good, so that an edit of a callee elsewhere goes unnoticed. Here the directory's name carries a hash
-of all kernel sources: any edit starts a fresh cache, and so does every installation. It also works
-where the package itself is installed read-only.
+Numba checks only the file of the kernel itself before it reuses a binary, and misses edits of
+callees in other files. Here the folder's name has a hash of all kernel sources: every edit and
+every installation starts a new cache, also if the package is installed read-only.
 
-A cache is code: its index is a pickle, its entries are machine code. A folder is used only if
-nobody else can have written to it or can put another in its place.
+A cache contains code: pickles and machine code. A folder is used only if no other user can write to
+it or replace it.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ with suppress(ImportError):  # POSIX
 _PRIVATE = 0o700
 KEPT_S = 30 * 86400.0
 PARTS = ("bounds", "schedules")
-"""What is compiled in the background on a first run: see `warm`."""
+"""Parts compiled in the background on a first run: see `warm`."""
 WAIT_S = 120.0
-"""For another process that compiles the same; then this one does so, too."""
+"""Wait for another process that compiles the same kernel; then compile it here."""
 _fresh = False
 
 
@@ -51,11 +50,11 @@ _helpers: dict[str, Helper] = {}
 
 
 def kernels_digest(package: Path = Path(__file__).parent) -> str:
-    """A hash of all kernel sources, where they lie and since when: numba takes binaries of another
-    place or time for none, and a first run of these must be known for one.
+    """Return a hash of all kernel sources, their paths and modification times, which numba checks
+    too.
     """
     digest = hashlib.blake2b(digest_size=8)
-    # How kernels are compiled counts as well.
+    # The compiler settings count as well.
     for source in (package / "jit.py", *sorted(package.rglob("*_kernels.py"))):
         digest.update(f"{source} {source.stat().st_mtime_ns}".encode())
         digest.update(source.read_bytes())
@@ -63,11 +62,11 @@ def kernels_digest(package: Path = Path(__file__).parent) -> str:
 
 
 def use_kernel_cache() -> None:
-    """Point numba at our cache, unless the user chose one. Call before numba is imported."""
+    """Set numba's cache folder, unless the user chose one. Call before numba is imported."""
     global _fresh
-    if given := os.environ.get("NUMBA_CACHE_DIR"):
+    if chosen := os.environ.get("NUMBA_CACHE_DIR"):
         with suppress(OSError):
-            _fresh = not os.path.lexists(given) or not any(Path(given).iterdir())
+            _fresh = not os.path.lexists(chosen) or not any(Path(chosen).iterdir())
         return
     name = f"kernels-{kernels_digest()}"
     for base in _bases():
@@ -80,17 +79,17 @@ def use_kernel_cache() -> None:
     try:
         folder = Path(tempfile.mkdtemp(prefix="atoll-kernels-"))
     except OSError:
-        return  # numba looks for a place itself
+        return  # numba chooses a folder
     _fresh = True
     os.environ["NUMBA_CACHE_DIR"] = str(folder)
     atexit.register(_remove, folder, os.getpid())
 
 
 def compile_in_background() -> None:
-    """On a first run, have processes of their own compile what a search needs later.
+    """On a first run, compile in background processes what a search needs later.
 
-    Compilation is single-threaded; the first search would wait for it one kernel after another.
-    They fill the same cache on disk. Where one fails, the search compiles for itself.
+    Compilation is single-threaded; the first search would wait for one kernel after another. The
+    processes fill the same cache. If one fails, the search compiles its kernels.
     """
     if not _fresh or _helpers or (os.cpu_count() or 1) == 1:
         return
@@ -105,23 +104,23 @@ def compile_in_background() -> None:
 
 
 class _Forked:
-    """A copy of this process, which has imported what it needs."""
+    """A forked copy of this process with all its imports."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._ended: int | None = None
 
     def poll(self) -> int | None:
-        return self._asked(os.WNOHANG)
+        return self._exit_code(os.WNOHANG)
 
     def wait(self) -> int:
-        return self._asked(0) or 0
+        return self._exit_code(0) or 0
 
-    def _asked(self, how: int) -> int | None:
+    def _exit_code(self, how: int) -> int | None:
         if self._ended is None:
             try:
                 pid, status = os.waitpid(self._pid, how)
-            except ChildProcessError:  # somebody else has waited for it
+            except ChildProcessError:  # already waited for
                 pid, status = self._pid, 0
             if pid == self._pid:
                 self._ended = os.waitstatus_to_exitcode(status)
@@ -129,8 +128,8 @@ class _Forked:
 
 
 def _forked(part: str) -> Helper | None:
-    """Nothing where the system cannot fork well, or another thread is compiling: the copy would
-    wait for it for ever.
+    """Fork a compiler process; None if the system is not Linux, or another thread is compiling,
+    whose lock the copy would wait for.
     """
     if sys.platform != "linux":
         return None
@@ -142,7 +141,7 @@ def _forked(part: str) -> Helper | None:
         return None
     try:
         for context in (cpu_target.typing_context, cpu_target.target_context):
-            context.refresh()  # what each of them would begin with
+            context.refresh()  # shared by all copies
         with warnings.catch_warnings():
             # The threads that Python 3.12 warns of hold no lock that a compiler takes.
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -156,11 +155,11 @@ def _forked(part: str) -> Helper | None:
         sys.argv = ["atoll.warm", part]
         runpy.run_module("atoll.warm", run_name="__main__")
     finally:
-        os._exit(0)  # nothing of what the other one has to end
+        os._exit(0)  # without the parent's exit handlers
 
 
 def _begin_anew() -> None:
-    """As a process of its own: it says nothing, ends on Ctrl-C and holds no other's files."""
+    """Detach the copy: no output, default signals, no inherited files."""
     _helpers.clear()
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, signal.SIG_DFL)
@@ -172,21 +171,21 @@ def _begin_anew() -> None:
 
 
 def wait_for_kernels(part: str) -> None:
-    """Wait until a part is compiled, where a process in the background is at it."""
+    """Wait for the background process that compiles a part, if there is one."""
     if part in _helpers:
         _helpers[part].wait()
 
 
 def compiling() -> bool:
-    """Whether this is a first run, and some of its kernels are still to be compiled."""
+    """Return whether this is a first run with kernels still to compile."""
     done = _helpers and all(helper.poll() is not None for helper in _helpers.values())
     return _fresh and not done
 
 
 class CompilerLock:
-    """One process at a time compiles a kernel: workers of a first run find what one of them made.
+    """Lock of a kernel's compilation: other workers of a first run load the result.
 
-    It dies with its process. Where files cannot be locked, everyone compiles.
+    Released when its process ends. Without file locks every process compiles.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -210,33 +209,33 @@ class CompilerLock:
     def release(self) -> None:
         if self._file >= 0:
             with suppress(NameError, OSError):
-                fcntl.flock(self._file, fcntl.LOCK_UN)  # of copies in forked processes as well
+                fcntl.flock(self._file, fcntl.LOCK_UN)  # also for copies in forked processes
             with suppress(OSError):
                 os.close(self._file)
             self._file = -1
 
 
 def _bases() -> list[Path]:
-    """Where kernels may be kept, the best place first."""
+    """Return possible cache folders, the preferred one first."""
     bases = []
-    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    with suppress(RuntimeError):  # a user without a home
-        bases.append((given if given.is_absolute() else Path.home() / ".cache") / "atoll")
+    xdg_cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    with suppress(RuntimeError):  # a user without a home folder
+        bases.append((xdg_cache if xdg_cache.is_absolute() else Path.home() / ".cache") / "atoll")
     if (user := _user()) is not None:
         bases.append(Path(tempfile.gettempdir()) / f"atoll-{user}")
     return bases
 
 
 def _user() -> int | None:
-    """Who owns what this process creates; None where folders have no such owner."""
+    """Return the owner of new files; None if the system has no owners."""
     return os.geteuid() if hasattr(os, "geteuid") else None
 
 
 def _private_folder(folder: Path) -> bool:
-    """Make the folder if need be; whether only this user can write there, and can at all."""
+    """Create the folder if missing; return whether this user, and only they, can write there."""
     try:
-        there = next(parent for parent in (folder, *folder.parents) if os.path.lexists(parent))
-        if not _out_of_reach(there):
+        existing = next(parent for parent in (folder, *folder.parents) if os.path.lexists(parent))
+        if not _out_of_reach(existing):
             return False
         for parent in (*reversed(folder.parents), folder):
             if not os.path.lexists(parent):
@@ -251,36 +250,36 @@ def _private_folder(folder: Path) -> bool:
 
 
 def _is_mine(folder: Path) -> bool:
-    """A real folder of this user, closed to all others."""
-    found = folder.lstat()
-    closed = stat.S_IMODE(found.st_mode) & ~_PRIVATE == 0
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == _user() and closed
+    """Return whether it is a real folder of this user, closed to others."""
+    info = folder.lstat()
+    closed = stat.S_IMODE(info.st_mode) & ~_PRIVATE == 0
+    return stat.S_ISDIR(info.st_mode) and info.st_uid == _user() and closed
 
 
 def _out_of_reach(path: Path) -> bool:
-    """Whether no other user (the administrator apart) can replace the path or a part of it.
+    """Return whether no other user (except root) can replace the path or a part of it.
 
-    Every folder and link on the way belongs to this user or the administrator; where others may
-    write, as in the shared temporary directory, the sticky bit keeps their hands off what is ours.
+    Every folder and link of the path must belong to this user or root; folders that others may
+    write, such as /tmp, need the sticky bit.
     """
     user = _user()
     if user is None:
         return True
-    path.stat()  # links that go round in circles end here
+    path.stat()  # raises for circular links
     for part in (path, *path.parents):
-        found = part.lstat()
-        if found.st_uid not in (user, 0):
+        info = part.lstat()
+        if info.st_uid not in (user, 0):
             return False
-        if stat.S_ISLNK(found.st_mode):
+        if stat.S_ISLNK(info.st_mode):
             if not _out_of_reach(part.parent / part.readlink()):
                 return False
-        elif found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:
+        elif info.st_mode & 0o022 and not info.st_mode & stat.S_ISVTX:
             return False
     return True
 
 
 def _prune(base: Path, current: Path) -> None:
-    """Remove kernels of other sources that nobody has begun to use for a month."""
+    """Remove caches of other sources that were not used for a month."""
     with suppress(OSError):
         os.utime(current)
         for folder in base.glob("kernels-*"):
@@ -289,6 +288,6 @@ def _prune(base: Path, current: Path) -> None:
 
 
 def _remove(folder: Path, owner: int) -> None:
-    """At the end of the process that made it, not of the workers forked from it."""
+    """Remove the folder at the end of the process that created it, not of its forks."""
     if os.getpid() == owner:
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,6 +1,6 @@
-"""Results in a notebook (plain HTML) and in a line of text: a bar of the time's parts.
+"""Results as HTML for notebooks and as a line of text, with a bar of the step's parts.
 
-Only plain values come in, so that every result can use it; nothing is fetched, no script runs.
+Takes plain values only; the HTML loads nothing and has no scripts.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from html import escape
 
 from atoll.units import format_seconds
 
-# Okabe and Ito's palette: told apart by readers with any kind of colour vision.
+# Palette of Okabe and Ito, suitable for colour-blind readers.
 COLOURS = (
     "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#B3A000", "#7F7F7F",
 )  # fmt: skip
 LEAST_SHARE = 0.0005
-"""Of the whole: a part below it is left out."""
+"""Share of the total below which a part is left out."""
 
 
 def answer_html(
@@ -25,17 +25,17 @@ def answer_html(
     footer: str = "",
     others: Sequence[tuple[str, str]] = (),
 ) -> str:
-    """One answer: its facts, where its time goes, what it was compared with, and its proof."""
+    """Return an answer as HTML: facts, parts of its time, comparisons and proof."""
     rows = "".join(_row(name, value) for name, value in facts)
-    beside = "".join(_row(name, value) for name, value in others)
-    if beside:
-        beside = (
+    comparison = "".join(_row(name, value) for name, value in others)
+    if comparison:
+        comparison = (
             '<table style="margin:4px 0"><tr><th style="text-align:left" colspan="2">beside</th>'
-            f"</tr>{beside}</table>"
+            f"</tr>{comparison}</table>"
         )
     return (
         f'<div class="atoll"><strong>{escape(title)}</strong>'
-        f'<table style="margin:4px 0">{rows}</table>{_bar(parts_s)}{beside}'
+        f'<table style="margin:4px 0">{rows}</table>{_bar(parts_s)}{comparison}'
         f'<div style="opacity:.75">{escape(footer)}</div></div>'
     )
 
@@ -44,18 +44,18 @@ SHADES = "█▓▒░"
 
 
 def bar_text(parts_s: Mapping[str, float], width: int = 40) -> str:
-    """The parts of a time as a bar of characters, the largest first, with their shares."""
-    whole = sum(parts_s.values())
-    shown = [(n, v) for n, v in parts_s.items() if whole and v / whole >= LEAST_SHARE]
+    """Return the parts of a time as a text bar, largest first, with their shares."""
+    total_s = sum(parts_s.values())
+    shown = [(n, v) for n, v in parts_s.items() if total_s and v / total_s >= LEAST_SHARE]
     shown.sort(key=lambda part: -part[1])
     bar, words, filled, sum_s = "", [], 0, 0.0
     for index, (name, value) in enumerate(shown):
         shade = SHADES[index % len(SHADES)]
         sum_s += value
-        end = round(width * sum_s / whole)
+        end = round(width * sum_s / total_s)
         bar += shade * (end - filled)
         filled = end
-        words.append(f"{shade} {name.replace('_', ' ')} {value / whole:.1%}")
+        words.append(f"{shade} {name.replace('_', ' ')} {value / total_s:.1%}")
     return f"{bar}  {', '.join(words)}"
 
 
@@ -67,15 +67,15 @@ def _row(name: str, value: str) -> str:
 
 
 def _bar(parts_s: Mapping[str, float]) -> str:
-    """The parts of a time side by side, and their legend."""
-    whole = sum(parts_s.values())
-    shown = [(n, v) for n, v in parts_s.items() if whole and v / whole >= LEAST_SHARE]
+    """Return the parts of a time as an HTML bar with a legend."""
+    total_s = sum(parts_s.values())
+    shown = [(n, v) for n, v in parts_s.items() if total_s and v / total_s >= LEAST_SHARE]
     pieces, legend = [], []
     for index, (name, value) in enumerate(shown):
         colour = COLOURS[index % len(COLOURS)]
-        words = escape(f"{name.replace('_', ' ')} {format_seconds(value)} ({value / whole:.1%})")
+        words = escape(f"{name.replace('_', ' ')} {format_seconds(value)} ({value / total_s:.1%})")
         pieces.append(
-            f'<div title="{words}" style="width:{100 * value / whole:.3f}%;background:{colour}">'
+            f'<div title="{words}" style="width:{100 * value / total_s:.3f}%;background:{colour}">'
             "</div>"
         )
         legend.append(

@@ -1,4 +1,4 @@
-"""What a profile is: the assumptions under which a question is asked (listed in `profiles.py`)."""
+"""The type of profiles: assumptions of a question (listed in `profiles.py`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """One set of assumptions, read by every package below the workload."""
+    """One set of assumptions."""
 
     name: str
     attention: str
@@ -24,34 +24,34 @@ class Profile:
     glb_share: float
     """Part of the shared buffer that one tensor operator may fill."""
     tensor_slots: int
-    """How many tensor operators may own a part of the buffer at once."""
+    """Number of tensor operators that may share the buffer at once."""
     vector_operations: str
     """Operations of vector functions: "default" or "phaze" (`cost.vector`)."""
     vector_memory: bool
-    """Whether vector operators pay for the bytes they move."""
+    """Whether bytes of vector operators take time."""
     free_spread: bool
     """Spread an operator over any power of two of cores; otherwise over one or all."""
     link_on_vector: bool
     """Collectives occupy a vector core (PHAZE) rather than the network port."""
     hbm_bandwidth_Bps: float | None
-    """Overrides the chip's HBM bandwidth where the profile fixes it."""
+    """Overrides the chip's HBM bandwidth if the profile fixes it."""
     glb_bandwidth_Bpc: float | None
-    """Overrides the chip's GLB bandwidth (bytes a clock) where the profile fixes it."""
+    """Overrides the chip's GLB bandwidth (bytes per clock) if the profile fixes it."""
     network: str
     """Name of the default network in the catalogue."""
     optimizer: str
-    """States that it keeps, by name (`step.states`)."""
+    """Name of the optimizer states (`step.states`)."""
     placer: Placer
-    """Its rule of placement: stages, memory, recomputation."""
+    """Rule of placement: stages, memory, recomputation."""
     template: str
-    """Kind of chip of questions that name neither a kind nor a space."""
+    """Chip template of questions that name neither a template nor a space."""
     widens_space: bool
     """Whether a larger area limit adds larger chips to PHAZE's space."""
     stalls: bool
-    """Whether chips lose what they, or their kind, say that they lose."""
+    """Whether the stalls of chips and templates count."""
     cost_model: CostModel | None = None
-    """What prices products; none: our mapper."""
+    """Cost model of products; None: the default mapper."""
 
-    def hbm_Bps(self, own_Bps: float) -> float:
-        """Bandwidth of an HBM whose own is this."""
-        return self.hbm_bandwidth_Bps or own_Bps
+    def hbm_Bps(self, nominal_Bps: float) -> float:
+        """Return the HBM bandwidth under this profile."""
+        return self.hbm_bandwidth_Bps or nominal_Bps

@@ -1,5 +1,5 @@
 """The profiles by name: `DEFAULT` models bandwidth, vector traffic and memory; `PHAZE` has the
-assumptions of the PHAZE system, so that the two can be laid side by side."""
+assumptions of the PHAZE system, for comparison."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PROFILES = Registry("profiles", Profile, (DEFAULT, PHAZE))
 
 
 def profile_of(job: SearchQuestion) -> Profile:
-    """The assumptions of a job, with the cost model that it names."""
+    """Return the profile of a job, with the cost model that it names."""
     profile = PROFILES[job.profile]
     if job.cost_model is None:
         return profile

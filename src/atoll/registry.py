@@ -1,13 +1,13 @@
-"""Doors for plug-ins: named objects of one kind, ours and those that other packages bring.
+"""Registries of named objects of one kind, built in or from plug-in packages.
 
-A package names what it brings by entry points, and `pip install` is all that a user does:
+A package declares its objects by entry points; `pip install` is all that a user does:
 
     [project.entry-points."atoll.stacks"]
     mine = "my_package.atoll:MINE"
 
-The name is what options, keywords and job files take; help and JSON Schema list it. Python may give
-the object itself (`atoll.plan(..., stack=MINE)`), which is then known by its name, in this process.
-Nothing is imported before it is asked for. docs/extending.md shows each door.
+Options, keywords and job files take the name; help and JSON Schema list it. Python may pass the
+object itself (`atoll.plan(..., stack=MINE)`), which is then registered in this process. Plug-ins
+are imported on use. docs/extending.md describes each registry.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from atoll.errors import AtollError
-from atoll.files.yamlfile import suggestion
+from atoll.errors import AtollError, suggestion
 from atoll.identity import sources_digest
 
 if TYPE_CHECKING:
@@ -34,39 +33,39 @@ T = TypeVar("T")
 
 
 def named(path: str) -> Any:
-    """What "module:attribute" names, imported when it is asked for: for what stands in a package
-    above the one that asks, or takes long to import.
+    """Import "module:attribute" on use: for objects of packages above the caller's, or with slow
+    imports.
     """
     module, _, name = path.partition(":")
     return getattr(import_module(module), name)
 
 
-def _own_name(item: Any) -> tuple[str, ...]:
+def _item_name(item: Any) -> tuple[str, ...]:
     return (item.name,)
 
 
 class Registry(Generic[T]):
-    """The objects of one kind by name; it lists ours and plug-ins', in this order."""
+    """Objects of one kind by name: built-in ones first, then those of plug-ins."""
 
     def __init__(
         self,
         group: str,
         kind: type[T],
         ours: Iterable[T] = (),
-        names: Callable[[T], tuple[str, ...]] = _own_name,
+        names: Callable[[T], tuple[str, ...]] = _item_name,
         noun: str = "",
     ) -> None:
         self.group, self.kind, self._names = group, kind, names
         self.noun = noun or group.removesuffix("s").replace("_", " ")
         self._ours: dict[str, T] = {}
-        self._given: dict[str, T] = {}
+        self._passed: dict[str, T] = {}
         self._loaded: dict[str, T] = {}
         self.add(*ours)
 
     def add(self, *ours: T) -> None:
-        """What comes with atoll."""
-        named = [(name, item) for item in ours for name in self._names(item)]
-        for name, item in named:
+        """Add built-in objects."""
+        pairs = [(name, item) for item in ours for name in self._names(item)]
+        for name, item in pairs:
             if self._ours.setdefault(name, item) is not item:
                 raise AtollError(f"{self.noun} {name!r} is known already")
 
@@ -77,10 +76,10 @@ class Registry(Generic[T]):
         return sum(1 for _ in self)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._given or any(name == known for known in self)
+        return name in self._passed or any(name == listed for listed in self)
 
     def __getitem__(self, name: str) -> T:
-        """The object of that name, or an AtollError with a sentence."""
+        """Return the object of that name, or raise an AtollError."""
         offered = _plug_ins(self.group).get(name, ())
         if len(offered) + (name in self._ours) > 1:
             makers = [*(["atoll"] if name in self._ours else []), *map(_package, offered)]
@@ -91,21 +90,21 @@ class Registry(Generic[T]):
             return self._ours[name]
         if offered and name not in self._loaded:
             self._loaded[name] = self._load(offered[0])
-        found = self._loaded.get(name, self._given.get(name))
-        if found is None:
+        item = self._loaded.get(name, self._passed.get(name))
+        if item is None:
             raise AtollError(f"{self.noun} {name!r} is not known{suggestion(name, self)}")
-        return found
+        return item
 
     def values(self) -> list[T]:
-        """All of them."""
+        """Return all objects."""
         return [self[name] for name in self]
 
     def plug_ins(self) -> dict[str, str]:
-        """Names that are not ours, with the packages that bring them."""
+        """Return plug-in names with their packages."""
         return {name: _package(points[0]) for name, points in _plug_ins(self.group).items()}
 
     def origin(self, name: str) -> str:
-        """What else than atoll an object is made of, with a hash of it; nothing for ours."""
+        """Return the package of an object with a hash of its sources; empty for built-in ones."""
         if name in self._ours:
             return ""
         item, digest = self[name], hashlib.blake2b(digest_size=8)
@@ -124,37 +123,37 @@ class Registry(Generic[T]):
         return f"{_package(points[0])} {digest.hexdigest()}"
 
     def accept(self, item: Any) -> str:
-        """The name of an object that Python gave, which is known by it from now on."""
+        """Register an object passed from Python; return its name."""
         if not isinstance(item, self.kind):
             raise AtollError(f"{item!r} is no {self.noun} (atoll's {self.kind.__name__})")
         first, *_ = names = self._names(item)
         for name in names:
-            known = name in self._ours or name in _plug_ins(self.group)
-            if known and self[name] is not item:
+            exists = name in self._ours or name in _plug_ins(self.group)
+            if exists and self[name] is not item:
                 raise AtollError(f"{self.noun} {name!r} is known already; give yours another name")
-        self._given |= dict.fromkeys(names, item)
+        self._passed |= dict.fromkeys(names, item)
         return first
 
     def _load(self, point: EntryPoint) -> T:
         who = f"{self.noun} {point.name!r} of package {_package(point)}"
         try:
-            found = point.load()
+            item = point.load()
         except Exception as error:
             raise AtollError(
                 f"{who} cannot be imported ({type(error).__name__}: {error}); mend or uninstall "
                 "that package."
             ) from error
-        if not isinstance(found, self.kind):
+        if not isinstance(item, self.kind):
             raise AtollError(
-                f"{who}: {point.value} is a {type(found).__name__}, but should be an object of "
+                f"{who}: {point.value} is a {type(item).__name__}, but should be an object of "
                 f"atoll's {self.kind.__name__}."
             )
-        if point.name not in self._names(found):
+        if point.name not in self._names(item):
             raise AtollError(
-                f"{who}: {point.value} calls itself {' and '.join(self._names(found))}; its entry "
+                f"{who}: {point.value} calls itself {' and '.join(self._names(item))}; its entry "
                 "point must have the same name."
             )
-        return found
+        return item
 
 
 def _package(point: EntryPoint) -> str:
@@ -163,16 +162,16 @@ def _package(point: EntryPoint) -> str:
 
 @cache
 def _plug_ins(group: str) -> dict[str, tuple[EntryPoint, ...]]:
-    """What installed packages offer of one kind, by name."""
-    found: dict[str, tuple[EntryPoint, ...]] = {}
+    """Return entry points of installed packages for one kind, by name."""
+    points_by_name: dict[str, tuple[EntryPoint, ...]] = {}
     for point in _installed()(group=f"atoll.{group}"):
-        found[point.name] = (*found.get(point.name, ()), point)
-    return found
+        points_by_name[point.name] = (*points_by_name.get(point.name, ()), point)
+    return points_by_name
 
 
 @cache
 def _installed() -> Callable[..., Iterable[EntryPoint]]:
-    """What packages offer of a group, all of them looked through once."""
+    """Return the entry point selector; packages are scanned once."""
     if not _any_offers():
         return lambda group: ()
     from importlib.metadata import entry_points
@@ -181,17 +180,17 @@ def _installed() -> Callable[..., Iterable[EntryPoint]]:
 
 
 def _any_offers() -> bool:
-    """Whether a package may bring plug-ins. The standard library knows all ways in which packages
-    are installed, but takes long to import; most users have no plug-in, in plain folders.
+    """Return whether a package may have plug-ins: a quick check of plain folders, as
+    `importlib.metadata` imports slowly and most users have no plug-in.
     """
-    if [x for x in sys.meta_path if hasattr(x, "find_distributions")] != [PathFinder]:
+    if [f for f in sys.meta_path if hasattr(f, "find_distributions")] != [PathFinder]:
         return True
     for folder in map(Path, sys.path):
         if folder.is_file():  # an archive
             return True
-        for facts in (*folder.glob("*.dist-info"), *folder.glob("*.egg-info")):
+        for metadata in (*folder.glob("*.dist-info"), *folder.glob("*.egg-info")):
             try:
-                offered = (facts / "entry_points.txt").read_text(encoding="utf-8")
+                offered = (metadata / "entry_points.txt").read_text(encoding="utf-8")
             except OSError:
                 continue
             if "[atoll." in offered:

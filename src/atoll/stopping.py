@@ -1,7 +1,7 @@
-"""How work that takes long is asked to end: by a question that it puts between its pieces.
+"""Early end of long work, which checks a stop condition between its pieces.
 
-Compiled code cannot ask, and Python hears no signal while its main thread is in it: `watched` runs
-it in a thread of its own, asks meanwhile, and halts it.
+Compiled code cannot check it, and Python handles no signal while its main thread runs such code:
+`watched` runs it in a thread, checks meanwhile, and halts it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Asked = Callable[[], bool]
 
 
 class StoppedError(Exception):
-    """The work was asked to end before it was done; what it had so far is dropped."""
+    """The work was stopped before it was done; its partial result is dropped."""
 
 
 def never() -> bool:
@@ -31,13 +31,13 @@ def never() -> bool:
 
 
 def go_on(stop: Asked) -> None:
-    """Raise where the work has to end."""
+    """Raise StoppedError if the work has to end."""
     if stop():
         raise StoppedError
 
 
 def watched(run: Callable[[], Result], halt: Callable[[], object], stop: Asked) -> Result:
-    """The result of `run`, which releases the interpreter's lock and ends soon after `halt`."""
+    """Return `run()`, which releases the interpreter's lock and ends soon after `halt`."""
     if stop is never:
         return run()
     with ThreadPoolExecutor(1) as pool:
@@ -46,31 +46,31 @@ def watched(run: Callable[[], Result], halt: Callable[[], object], stop: Asked) 
             while wait([future], timeout=_WAKE_S).not_done:
                 go_on(stop)
         finally:
-            while not future.done():  # it may not have begun when it is halted first
+            while not future.done():  # the first halt may come before its start
                 halt()
                 wait([future], timeout=_WAKE_S)
         return future.result()
 
 
 class Stop:
-    """Asked between pieces of work: `stop()` is true once the search has to end."""
+    """Stop condition: `stop()` is true once the search has to end."""
 
     def __init__(self, time_limit_s: float = inf, began: float | None = None) -> None:
         self._began = time.monotonic() if began is None else began
         self._deadline = self._began + time_limit_s
         self.signal = 0
-        """The signal that asked, if one did."""
+        """Number of the signal that stopped it, or 0."""
 
     @property
     def interrupted(self) -> bool:
         return self.signal != 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In another process, whose clock may be another one, it never asks: the driver does."""
+        """Pickle as a Stop that never stops: only the driver's clock counts."""
         return Stop, ()
 
     def limit(self, time_limit_s: float) -> None:
-        """End at the latest so long after this was made: for a command, after it began."""
+        """Set a time limit, counted from the start of the command."""
         self._deadline = min(self._deadline, self._began + time_limit_s)
 
     def __call__(self) -> bool:
@@ -78,15 +78,14 @@ class Stop:
 
     @property
     def reason(self) -> str:
-        """Why the search ended early; empty if it need not."""
+        """Reason of the early end; empty if there is none."""
         if self.interrupted:
             return "interrupted"
         return "time limit" if self() else ""
 
     @contextmanager
     def on_interrupt(self) -> Iterator[None]:
-        """The first Ctrl-C or termination signal ends the search with what is known so far; a
-        second one ends the process."""
+        """Stop on the first Ctrl-C or termination signal; a second one ends the process."""
 
         def ask(number: int, frame: FrameType | None) -> None:
             if self.interrupted:

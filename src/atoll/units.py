@@ -1,8 +1,8 @@
-"""Human units at the edge: "80 GiB", "400 Gb/s" or "1.05 GHz" to plain floats, and back.
+"""Conversion of "80 GiB", "400 Gb/s" or "1.05 GHz" to plain floats, and back.
 
-Inside, quantities are floats in the base unit of their dimension, which the name carries: bytes,
-bytes per second (`_Bps`), hertz, square millimetres (`_mm2`), watts, seconds, joules. Case matters:
-B is a byte and b a bit, M is mega and m milli.
+Quantities are floats in the base unit of their dimension, which names state: bytes, bytes per
+second (`_Bps`), hertz, square millimetres (`_mm2`), watts, seconds, joules. Case matters: B is a
+byte and b a bit, M is mega and m milli.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Dimension:
 
 
 class UnitError(AtollError, ValueError):
-    """A quantity that cannot be read; a ValueError too, so that a schema can collect it."""
+    """A quantity that cannot be parsed; also a ValueError, which pydantic collects."""
 
 
 def _scaled(prefixes: Mapping[str, float], unit: str, factor: float = 1.0) -> dict[str, float]:
@@ -116,13 +116,13 @@ SHARE = Dimension("a share", "10%", {"": 1.0, "%": 0.01}, ("%",))
 DIMENSIONS = (BYTES, BANDWIDTH, FREQUENCY, AREA, POWER, TIME, ENERGY, ENERGY_PER_BIT, FLOPS)
 
 LARGEST = 1e30
-"""Of any quantity in its base unit: products and ratios of a few of them stay finite."""
+"""Largest quantity in base units: products and ratios of a few stay finite."""
 
 _QUANTITY = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*?)\s*")
 
 
 def parse_quantity(value: object, dimension: Dimension, default_unit: str | None = None) -> float:
-    """The value in the dimension's base unit.
+    """Return the value in the dimension's base unit.
 
     Takes text with a unit; a plain number only where `default_unit` says what it counts. Anything
     else (another dimension, negative, not finite, a flag) is refused with a sentence.
@@ -148,14 +148,14 @@ def parse_quantity(value: object, dimension: Dimension, default_unit: str | None
     if unit not in dimension.units:
         raise UnitError(f"{expected}, {_about_unit(unit, dimension)}")
     # in decimal, so that "3.4 us" is the float 3.4e-6 and not its neighbour
-    found = float(Decimal(number) * Decimal(repr(dimension.units[unit])))
-    if found != 0 and not 1 / LARGEST <= found <= LARGEST:
+    amount = float(Decimal(number) * Decimal(repr(dimension.units[unit])))
+    if amount != 0 and not 1 / LARGEST <= amount <= LARGEST:
         raise UnitError(f"{expected}, which is beyond all that exists")
-    return found
+    return amount
 
 
 def parse_bytes(value: object) -> int:
-    """An amount of memory as a whole number of bytes."""
+    """Return an amount of memory as an integer number of bytes."""
     return round(parse_quantity(value, BYTES))
 
 
@@ -165,17 +165,17 @@ def _shown(value: object) -> str:
 
 
 def _about_unit(unit: str, dimension: Dimension) -> str:
-    for other in DIMENSIONS:
-        if unit in other.units:
-            return f"which is {other.noun}"
-    alike = [known for known in dimension.units if known.lower() == unit.lower()]
+    for candidate in DIMENSIONS:
+        if unit in candidate.units:
+            return f"which is {candidate.noun}"
+    alike = [name for name in dimension.units if name.lower() == unit.lower()]
     if alike:
         return f"where {unit!r} is not a unit, did you mean {' or '.join(alike)}?"
     return f"where {unit!r} is not a unit, use one of {', '.join(filter(None, dimension.display))}"
 
 
 def format_quantity(value: float, dimension: Dimension, digits: int = 4) -> str:
-    """The value in the largest unit that leaves at least 1, to so many significant digits."""
+    """Return the value in the largest unit that leaves at least 1."""
     if not math.isfinite(value):
         return f"{value} {dimension.display[-1]}"
     # round first, so that 999.96 becomes "1 kW" and not "1000 W"
@@ -189,7 +189,7 @@ def format_quantity(value: float, dimension: Dimension, digits: int = 4) -> str:
 
 
 def _digits(number: float, digits: int) -> str:
-    """Significant digits without an exponent where the number is of everyday size."""
+    """Format significant digits, with an exponent only below 1e-4 and from 1e9."""
     if number != 0 and not 1e-4 <= abs(number) < 1e9:
         return f"{number:.{digits}g}"
     decimals = digits if number == 0 else digits - 1 - math.floor(math.log10(abs(number)))
@@ -224,7 +224,7 @@ NOT_COUNTED = "masked attention and recomputation not counted"
 
 
 def format_mfu(mfu: float, decimals: int = 1) -> str:
-    """A model FLOPs utilisation with its convention beside it (`workload/flops.py`)."""
+    """Format a model FLOPs utilisation with its convention (`workload/flops.py`)."""
     peak = "of the 16-bit peak; " if mfu > 1 else ""  # narrow products go beyond it
     return f"{mfu:.{decimals}%} ({peak}{NOT_COUNTED})"
 
@@ -255,7 +255,7 @@ def ranges(noun: str, numbers: Sequence[int]) -> str:
 
 
 def format_value(value: object) -> str:
-    """A value of a table for people."""
+    """Format a value of a table."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):

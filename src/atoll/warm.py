@@ -1,7 +1,7 @@
-"""What `kernel_cache.compile_in_background` runs: one part of the kernels that a search needs.
+"""Compiles one part of a search's kernels; run by `kernel_cache.compile_in_background`.
 
-The search itself compiles those of the placement, which it needs first. A part imports what it
-compiles and no more: others wait for it.
+The search compiles those of the placement, which it needs first. A part imports only what it
+compiles.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import sys
 import numpy as np
 
 LATER = 5
-"""By so much a part that is needed late gives way to the others, on Unix's scale."""
+"""Niceness of the part that is needed last."""
 
 
 def bounds() -> None:
-    """Operators' costs and quick bounds, on one chip and a small model."""
+    """Compile operator costs and quick bounds, on one chip and a small model."""
     from atoll.cost.chips import chips_of_space
     from atoll.explore.answer.scope import open_space
     from atoll.explore.pricing.evaluate import Priced
@@ -39,7 +39,7 @@ def bounds() -> None:
 
 
 def schedules() -> None:
-    """The searches for schedules, on an instance of one operator: making it takes no kernel."""
+    """Compile the schedule searches, on an instance of one operator."""
     from atoll.schedule.bound_kernels import Instance
     from atoll.schedule.bounds import solve_subsets
     from atoll.schedule.branch_kernels import branch

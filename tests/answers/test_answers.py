@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import atoll
-from atoll.answers.answer import Answer, checked, default_of, dumped, made_of
+from atoll.answers.answer import Answer, checked, dumped, field_default, made_of
 from atoll.answers.kinds import ANSWERS
 from atoll.answers.plan import EstimateAnswer, PlanAnswer
 from atoll.answers.search import SearchAnswer
@@ -29,9 +29,11 @@ def test_the_schemas_of_answers_are_those_on_record() -> None:
 
 def test_every_answer_says_its_kind_and_no_two_say_the_same() -> None:
     listed = dict.fromkeys(kind for answers in ANSWERS.values() for kind in answers)
-    kinds = [default_of(kind, "kind") for kind in listed]
+    kinds = [field_default(kind, "kind") for kind in listed]
     assert len(kinds) == len(set(kinds))
-    assert all(default_of(kind, "format") > 0 for answers in ANSWERS.values() for kind in answers)
+    assert all(
+        field_default(kind, "format") > 0 for answers in ANSWERS.values() for kind in answers
+    )
 
 
 @pytest.fixture(scope="module")

@@ -43,7 +43,7 @@ from atoll.wafer.api import estimate_wafer, search_wafer
 from atoll.wafer.encoding.block import make_block
 from atoll.wafer.evaluate import delayed_bytes
 from atoll.wafer.job import options_of
-from atoll.wafer.staging.offload import Line
+from atoll.wafer.staging.offload import StagePipeline
 from atoll.wafer.staging.stages import Planner
 from atoll.workload import load_config, prepare
 from atoll.workload.flops import model_flops
@@ -105,7 +105,7 @@ def test_a_step_computes_every_sample_that_it_is_credited_with(batch):
 def test_zero_bubble_holds_what_its_order_holds(microbatches):
     stages = 4
     planner = Planner(load_wafer(WAFER), SMALL, microbatches, 256)
-    line = Line((Rectangle(0, 0, 1, 1),) * stages, 1, "zb-h1")
+    line = StagePipeline((Rectangle(0, 0, 1, 1),) * stages, 1, "zb-h1")
     late_bytes = delayed_bytes(make_block(SMALL, 1, 256), 1)
     for stage in range(stages):
         kept = most = 0
@@ -115,7 +115,7 @@ def test_zero_bubble_holds_what_its_order_holds(microbatches):
         where = "zb-h1", stages, stage, microbatches
         assert held(*where) + waiting(*where) == most
         assert held_bytes(*where, kept_bytes=1.0, waiting_bytes=1.0) == most
-        most_held, bytes_ = planner._held(line, stage)
+        most_held, bytes_ = planner._peak_demand(line, stage)
         assert most_held + bytes_ / late_bytes == pytest.approx(most)
 
 

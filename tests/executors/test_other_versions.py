@@ -89,7 +89,7 @@ class FakeClient:
 
 def fake_cluster(client: FakeClient) -> DaskCluster:
     cluster = object.__new__(DaskCluster)
-    cluster._client, cluster._asked, cluster._heard = client, set(), {}
+    cluster._client, cluster._checked_workers, cluster._last_heard = client, set(), {}
     cluster.address, cluster._alive, cluster._tended = "tcp://s", time.monotonic(), 0.0
     return cluster
 

@@ -11,7 +11,7 @@ import pytest
 
 import atoll
 from atoll.errors import AtollError
-from atoll.explore.ahead import ENDS, run_of
+from atoll.explore.ahead import ENDS, read_followed_run
 from atoll.explore.answer.result import SearchResult
 from atoll.workload.load import load_model
 
@@ -46,7 +46,7 @@ def test_the_job_is_the_runs_and_options_win(planned: Path) -> None:
 def test_the_chips_step_has_the_losses_of_the_runs_software(
     found: SearchResult, planned: Path
 ) -> None:
-    told, run = found.ahead, run_of(planned)
+    told, run = found.ahead, read_followed_run(planned)
     assert told is not None and run.host_s > 0
     device_s = found.best.plans[0].placement.step_time_s
     assert told.chip_step_time_s == pytest.approx((device_s + run.host_s) * run.slack)
@@ -55,12 +55,12 @@ def test_the_chips_step_has_the_losses_of_the_runs_software(
 
 
 def test_without_a_chip_the_losses_give_the_runs_own_step(planned: Path) -> None:
-    run = run_of(planned)
+    run = read_followed_run(planned)
     parts = run.run.breakdown_s
     device_s = sum(parts.values()) - parts["host"]
-    assert run.on(device_s) == pytest.approx(run.step_s, rel=1e-9)
+    assert run.step_s_on(device_s) == pytest.approx(run.step_s, rel=1e-9)
     slow = replace(run, measured_s=1.5 * run.step_s)
-    assert slow.on(device_s) == pytest.approx(1.5 * run.step_s, rel=1e-9)
+    assert slow.step_s_on(device_s) == pytest.approx(1.5 * run.step_s, rel=1e-9)
 
 
 def test_prices_are_proven_answers_of_neighbouring_budgets(found: SearchResult) -> None:

@@ -20,10 +20,10 @@ from atoll.explore.pricing.energy import energy_of_chip
 from atoll.explore.pricing.evaluate import Priced
 from atoll.explore.pricing.layouts import PowerLimit
 from atoll.explore.proof import reserve
-from atoll.explore.proof.branch_and_bound import Outcome, Search
+from atoll.explore.proof.branch_and_bound import Search, SearchOutcome
 from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.objective import Objective
-from atoll.explore.robust import that_matter, under
+from atoll.explore.robust import constants_that_matter, space_under
 from atoll.hardware import product as products
 from atoll.hardware.accelerator import MIB, Hbm
 from atoll.hardware.device import Chip, chip_yaml, load_device
@@ -41,7 +41,7 @@ from atoll.hardware.template.template import ChipTemplate
 from atoll.profiles import DEFAULT
 from atoll.report.folder import open_folder
 from atoll.report.sensitivity import sensitivity
-from atoll.report.space_view import job_of
+from atoll.report.space_view import answer_question
 
 SPACE = """name: small
 template: physical-banks
@@ -203,7 +203,7 @@ def test_everything_tried_is_no_better(monkeypatch: pytest.MonkeyPatch) -> None:
     assert by_banks[1] < 0.97 * by_banks[0]  # it matters
     monkeypatch.setattr(reserve, "PIECE_BOXES", 4)
 
-    def searched(some: Space | ProductSpace) -> Outcome:
+    def searched(some: Space | ProductSpace) -> SearchOutcome:
         search = Search(some, variants, setting, Objective.single(BATCH), TOLERANCE)
         return exact_search(search)
 
@@ -263,9 +263,9 @@ def test_a_chip_with_banks_is_itself_everywhere(tmp_path: Path) -> None:
     again = load_device(file)
     assert isinstance(again, Chip) and again.accelerator == device.accelerator
     assert rebanked(replace(chip, tensor_cores=64)).glb_bandwidth_Bpc > chip.glb_bandwidth_Bpc
-    varied = {one.name for one in that_matter(space)}
+    varied = {one.name for one in constants_that_matter(space)}
     assert {"bank_periphery", "second_port", "bank_energy", "scratchpad"} <= varied
-    other = under(space, at_ends(next(c for c in constants() if c.name == "second_port"))[1])
+    other = space_under(space, at_ends(next(c for c in constants() if c.name == "second_port"))[1])
     assert (other.area_mm2 > space.area_mm2)[space.ports == 2].all()
     assert (other.area_mm2 == space.area_mm2)[space.ports == 1].all()
 
@@ -274,7 +274,7 @@ def test_neighbours_of_the_best_chip_have_other_banks(tmp_path: Path) -> None:
     search(written(tmp_path, (8, 16), (1,)), out=tmp_path / "run")
     told = open_folder(tmp_path / "run").answer
     assert isinstance(told, SearchAnswer)
-    view = sensitivity(told.best.accelerator, job_of(told))
+    view = sensitivity(told.best.accelerator, answer_question(told))
     rows = {row.what: row for row in view.rows}
     assert "ports" not in rows
     assert rows["banks"].more.area_mm2 > 0 and (rows["banks"].more.gain or 0.0) >= -1e-3

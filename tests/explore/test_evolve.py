@@ -59,7 +59,7 @@ def test_asked_for_more_designs_than_there_are_it_looks_at_each_once(
 ) -> None:
     """It bred the same designs again for fifty generations."""
     seen: list[int] = []
-    look = evolve._evaluated
+    look = evolve._evaluate
 
     def looked(search: Any, ids: list[int], known: Any) -> Any:
         seen.extend(ids)

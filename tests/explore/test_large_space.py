@@ -11,7 +11,7 @@ from some_job import SPACE, answer, some_job, undisturbed
 
 from atoll.errors import AtollError
 from atoll.explore.proof import reserve
-from atoll.explore.proof.boxes import Grid
+from atoll.explore.proof.boxes import SpaceGrid
 from atoll.explore.proof.objective import Objective
 from atoll.explore.proof.reserve import Reserve, open_frontier
 from atoll.explore.proof.tasks import bound_chips
@@ -158,11 +158,11 @@ def opened(space: ProductSpace) -> Reserve:
 
 def test_a_cut_leaves_out_only_what_breaks_a_limit(physical: ProductSpace) -> None:
     memories = [(hbm,) for hbm in physical.hbm_options]
-    grid = Grid(physical, memories)
+    grid = SpaceGrid(physical, memories)
     sizes = [len(values) for values in physical.axes.lists()]
     every = np.stack([axis.ravel() for axis in np.indices(sizes)], axis=1)
     allowed = allowed_options(grid.designs(every), physical.limits)
-    whole = grid.whole(1)
+    whole = grid.root_boxes(1)
     for box in range(len(whole)):
         inside = ((every >= whole.first[box]) & (every <= whole.last[box])).all(axis=1)
         fits = allowed[:, whole.memory[box]]
@@ -188,16 +188,16 @@ def test_no_chip_of_a_box_beats_the_boxs_bound(physical: ProductSpace) -> None:
     chips, ids, _ = built
     rows = np.zeros((len(chips), len(reserve.context.variants.variants)))
     none = np.full(len(chips), -1.0), np.full(len(chips), np.inf)
-    rows = bound_chips(reserve.context, chips, rows, rows == 0.0, *none).rows
+    rows = bound_chips(reserve.context, chips, rows, rows == 0.0, *none).lower_s
     place = {int(number): row for number, row in zip(ids, rows, strict=True)}
-    grid, boxes, looked = reserve.grid, reserve.whole, 0
+    grid, boxes, looked = reserve.grid, reserve.root_boxes, 0
     while len(boxes):
         for box in range(len(boxes)):
-            own = boxes.some(np.array([box]))
+            own = boxes.subset(np.array([box]))
             inside = grid.points(own) * len(physical.hbm_options) + own.memory
             for number in inside.tolist():
                 if number in place:
                     looked += 1
                     assert (own.lower_s[0] <= place[number] * (1 + 1e-9)).all()
-        boxes = reserve.halved(boxes.some(~grid.whole_buffers(boxes)), -1.0)
+        boxes = reserve.halved(boxes.subset(~grid.differ_in_buffer_only(boxes)), -1.0)
     assert looked > 5 * len(chips)

@@ -13,7 +13,7 @@ import pytest
 from some_job import answer, some_job
 
 from atoll.errors import AtollError
-from atoll.explore.baselines import NAMES, Baseline, run_baselines
+from atoll.explore.baselines import NAMES, BaselineDesign, run_baselines
 from atoll.explore.run import run_search
 from atoll.printing.search import print_result
 from atoll.schedule.solve import solve
@@ -79,7 +79,7 @@ def test_ctrl_c_after_the_proof_says_that_the_baselines_are_left_out(
 ) -> None:
     stop = Stop()
 
-    def begun(*arguments: Any) -> Mapping[str, Baseline]:
+    def begun(*arguments: Any) -> Mapping[str, BaselineDesign]:
         stop.signal = signal.SIGINT
         return run_baselines(*arguments)
 

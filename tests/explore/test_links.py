@@ -12,7 +12,7 @@ from test_power_limit import BATCH, TOLERANCE, exhaustive_step_s
 from tiny import tiny_setting, tiny_variants
 
 import atoll
-from atoll.explore.linked import best_of
+from atoll.explore.linked import search_networks
 from atoll.explore.pricing.layouts import PowerLimit
 from atoll.explore.proof import reserve
 from atoll.explore.proof.branch_and_bound import Search
@@ -114,7 +114,7 @@ def test_everything_tried_on_every_network_is_no_better() -> None:
         assert len(space) == int((parts <= budget_mm2).sum())
         least_s[len(searches)] = exhaustive_step_s(space, variants, setting, PowerLimit())[0]
         searches.append(Search(space, variants, setting, Objective.single(BATCH), TOLERANCE))
-    found, truth_s = best_of(searches), min(least_s.values())
+    found, truth_s = search_networks(searches), min(least_s.values())
     assert found is not None
     score = found[1].score
     assert score >= BATCH / truth_s * (1 - TOLERANCE - 1e-9)

@@ -60,15 +60,15 @@ def test_the_answer_is_the_smallest_chip_that_its_proof_allows(seed: int, tolera
     evaluate_plateau(search, tolerance)
     size_of = sizes_of(search)
     chosen = choose(search, search.bound(), tolerance, size_of)
-    score = search.found_score(chosen)
+    score = search.evaluated_score(chosen)
     truth = all_scores(make_search(seed))
     # The statement: no design is better by more than the tolerance.
     assert search.bound() <= score * (1.0 + tolerance) * (1 + 1e-9)
     assert truth.max() <= score * (1.0 + tolerance) * (1 + 1e-9)
-    covered = [c for c in search.frontier.found if search.found_score(c) >= score]
+    covered = [c for c in search.frontier.plans if search.evaluated_score(c) >= score]
     assert size_of(chosen) == min(size_of(c) for c in covered)
     if tolerance == 0.0:
-        assert score >= max(search.found_score(c) for c in search.frontier.found)
+        assert score >= max(search.evaluated_score(c) for c in search.frontier.plans)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -79,7 +79,7 @@ def test_the_plateau_counts_every_design_of_the_space_that_is_as_near(seed: int)
     size_of = sizes_of(search)
     chosen = choose(search, search.bound(), 1e-3, size_of)
     rows = plateau(search, chosen, above, size_of, lambda chip: _Named(chip))  # type: ignore[arg-type, return-value]
-    score, truth = search.found_score(chosen), all_scores(make_search(seed))
+    score, truth = search.evaluated_score(chosen), all_scores(make_search(seed))
     for row, share in zip(rows, SHARES, strict=True):
         near = set(np.flatnonzero(truth >= score / (1.0 + share)).tolist()) - {chosen}
         assert row.complete and row.others == len(near)
@@ -212,8 +212,8 @@ def test_a_plan_from_elsewhere_becomes_the_answer_if_it_is_better() -> None:
     exact_search(search)
     exact_search(other)
     assert other.best is not None
-    worse = dict(search.frontier.found[search.best or 0])
-    search.adopt(other.best, other.frontier.found[other.best])
+    worse = dict(search.frontier.plans[search.best or 0])
+    search.adopt(other.best, other.frontier.plans[other.best])
     assert search.best == other.best and search.score == other.score
     search.adopt(other.best, worse)
     assert search.score == other.score

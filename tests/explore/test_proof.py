@@ -19,7 +19,7 @@ from atoll.explore.pricing import bounds
 from atoll.explore.pricing.evaluate import Priced
 from atoll.explore.pricing.layouts import Setting
 from atoll.explore.pricing.workloads import Variants
-from atoll.explore.proof.branch_and_bound import Outcome, Search
+from atoll.explore.proof.branch_and_bound import Search, SearchOutcome
 from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.objective import Objective
 from atoll.explore.proof.order import ROUNDING
@@ -62,7 +62,7 @@ def exhaustive_step_s(space: Space, variants: Variants, setting: Setting) -> flo
     return best
 
 
-def run(space: Space, variants: Variants, setting: Setting) -> Outcome:
+def run(space: Space, variants: Variants, setting: Setting) -> SearchOutcome:
     return exact_search(Search(space, variants, setting, Objective.single(BATCH), TOLERANCE))
 
 
@@ -141,7 +141,7 @@ def steps_s(job: DrawnJob) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return np.maximum(roofline, early), placed[0], placed[1]
 
 
-def searched(job: DrawnJob, chips: np.ndarray | None = None) -> Outcome:
+def searched(job: DrawnJob, chips: np.ndarray | None = None) -> SearchOutcome:
     space = job.space if chips is None else job.space.subset(chips)
     objective = Objective.single(job.batch)
     return exact_search(Search(space, job.variants, job.setting, objective, TOLERANCE))

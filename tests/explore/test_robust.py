@@ -17,12 +17,12 @@ from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.robust import (
     LOSS_TOLERANCE,
     TOLERANCE,
+    DrawComparison,
     Draws,
-    Held,
     _with_a_chip,
+    constants_that_matter,
     robustness,
-    that_matter,
-    under,
+    space_under,
 )
 from atoll.explore.run import make_objective, prepare_search
 from atoll.hardware.accelerator import Accelerator
@@ -171,14 +171,14 @@ def test_a_chip_that_is_too_hot_runs_slower_and_one_that_is_too_large_is_lost(
     setting, variants = prepare_search(job)
     objective = make_objective(job, whole, setting, variants)
     draws = Draws.of(whole, LIMITS, 2, 0)
-    held = Held(Search(draws.space, variants, setting, objective, 1e-3), draws)
+    held = DrawComparison(Search(draws.space, variants, setting, objective, 1e-3), draws)
     chips = held.search.frontier.chips
     scores = chips.peak_flops.copy()
     fastest = np.flatnonzero(chips.clock_Hz == chips.clock_Hz.max())
     held.feasible[0] = chips.clock_Hz < 1e9
-    assert held.kept(0, scores)[fastest] == pytest.approx(scores[fastest] / 2)
+    assert held.scores_at_best_clock(0, scores)[fastest] == pytest.approx(scores[fastest] / 2)
     held.feasible[0] = np.zeros(len(chips), np.bool_)
-    assert not held.kept(0, scores).any()
+    assert not held.scores_at_best_clock(0, scores).any()
 
 
 def test_a_search_says_it_in_one_line_and_in_json(folder: Path) -> None:
@@ -210,11 +210,11 @@ def test_losses_under_a_limit_on_passes_are_those_of_every_chip_tried(folder: Pa
     assert found is not None and found.draws == 3 and found.proven_within <= TOLERANCE * 1.001
     job = SearchQuestion.of(**JOB, space=str(folder), **asked)
     whole, (setting, variants) = load_space(folder), prepare_search(job)
-    varied = that_matter(whole, energies=True)
+    varied = constants_that_matter(whole, energies=True)
     assert {"link_pJ_per_bit", "mac_pJ", "uncore_mm2"} <= {one.name for one in varied}
     hbm, table = whole.hbm_options[0], []
     for physics in drawn(varied, 3, 1):
-        space = under(whole, physics)
+        space = space_under(whole, physics)
         search = Search(space, variants, setting, make_objective(job, space, setting, variants), 1)
         scores = search.evaluate_all(np.arange(len(space)))[search.frontier.chips.design.argsort()]
         scores = np.where(space.area_with(hbm) <= 300.0, np.maximum(scores, 0.0), 0.0)

@@ -76,7 +76,7 @@ def test_phazes_rule_stops_early_and_says_what_it_does_not_know() -> None:
     chips = search.frontier.chips
     search.forget(visit_buckets(chips.area_mm2, search.evaluate_all, search.accept))
     outcome = search.outcome()
-    visited = len(outcome.frontier.found)
+    visited = len(outcome.frontier.plans)
     assert 0 < visited < 150
     assert outcome.score <= best * (1 + 1e-9)
     assert outcome.bound >= best * (1 - 1e-9)
@@ -105,7 +105,7 @@ def test_a_chip_that_could_not_beat_the_best_may_still_be_the_best_of_its_size()
     assert front is not None
     # As the search leaves a chip whose placements do not beat the incumbent: without a plan.
     small = front[-1]
-    search.frontier.found[small] = {}
+    search.frontier.plans[small] = {}
     search.frontier.stage[small] = 2
     assert area_front(search) == front
 

@@ -16,7 +16,7 @@ from tiny import random_space, tiny_config, tiny_setting, tiny_variants
 from atoll.executors import Crew, choose_executor
 from atoll.explore.pareto import Front, fronts
 from atoll.explore.pricing.workloads import Workload, make_variants
-from atoll.explore.proof.branch_and_bound import Outcome, Search
+from atoll.explore.proof.branch_and_bound import Search, SearchOutcome
 from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.objective import AIMS, Objective
 from atoll.explore.run import run_search
@@ -40,12 +40,12 @@ class After(Stop):
         return self.left < 0
 
 
-def state(outcome: Outcome) -> tuple[object, ...]:
+def state(outcome: SearchOutcome) -> tuple[object, ...]:
     """Everything that the search has proven and found, to the last bit."""
     frontier = outcome.frontier
     plans = [
         (chip, model, plan.step_time_s, plan.variant, plan.energy.total_J, plan.pass_s.tobytes())
-        for chip, found in sorted(frontier.found.items())
+        for chip, found in sorted(frontier.plans.items())
         for model, plan in sorted(found.items())
     ]
     proof = (outcome.best, outcome.score, outcome.bound, outcome.tightened)

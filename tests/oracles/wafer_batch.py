@@ -112,7 +112,7 @@ class Batch:
         split = KINDS[node.unit.kind].weight
         member = np.array([[tag not in split for tag in code] for code in node.codes], np.bool_)
         return np.array([
-            [self.tables.over_copies_s(member, each * node.parameters, a)
+            [self.tables.gather_over_copies_s(member, each * node.parameters, a)
              for a in ALGORITHMS]
             for each in self._each
         ])  # fmt: skip
@@ -142,7 +142,7 @@ class Batch:
                 self.nodes[1:], m.passes, ways, strict=True
             ):
                 for row, code in zip(rows, codes, strict=False):
-                    row[-1].append(node.find(code, streams))
+                    row[-1].append(node.entry(code, streams))
                 rows[3][-1].append(ALGORITHMS.index(algorithm))
         forward, data, weight, algorithms = (np.array(row, np.int64) for row in rows)
         return Genes(

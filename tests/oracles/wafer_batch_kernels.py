@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from atoll.fabric.mesh_kernels import of_one_thread
 from atoll.jit import entry, kernel
-from atoll.wafer.costs.block_kernels import exposed_s, moved, transition
+from atoll.wafer.costs.block_kernels import exposed_s, reshard_s, transition
 
 # Layouts of an operator's tensors under a code.
 READS, WRITES, GRADIENT_READS, GRADIENT_WRITES, WEIGHTS = range(5)
@@ -177,12 +177,12 @@ def evaluate_range(
             to_home = 0.0
             own = layouts[node, f, WEIGHTS]
             if d != f and home != EXTERNAL:
-                exchange, gather = moved(
+                exchange, gather = reshard_s(
                     sizes[node, 1:], own, own, layouts[node, d, WEIGHTS], wires, algorithm
                 )
             if w != f:
                 summed = layouts[node, w, WEIGHTS]
-                to_home = sum(moved(sizes[node, :1], summed, summed, own, wires, algorithm))
+                to_home = sum(reshard_s(sizes[node, :1], summed, summed, own, wires, algorithm))
             seconds, bytes_ = home_cost(
                 home,
                 figures[node, f],
@@ -238,7 +238,7 @@ def evaluate_range(
             out[LINKS_S] += back
             fetch = gather
             if w_b != f_b:
-                exchange, fetch = moved(
+                exchange, fetch = reshard_s(
                     totals[e],
                     layouts[a, f_a, WRITES],
                     layouts[b, f_b, READS],
@@ -250,7 +250,7 @@ def evaluate_range(
             have = layouts[b, d_b if weighted[b] else f_b, GRADIENT_READS]
             want = layouts[b, w_b if weighted[b] else d_b, GRADIENT_READS]
             if saves_output[b] and (w_b != d_b if weighted[b] else d_b != f_b):
-                exchange, more = moved(totals[e + 1], have, have, want, wires, alg_b)
+                exchange, more = reshard_s(totals[e + 1], have, have, want, wires, alg_b)
                 out[LINKS_S] += exchange
                 fetch += more
             out[LINKS_S] += exposed_s(fetch, figures[b, w_b, WEIGHT], streams[b, f_b])

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.wafer.encoding.genes import AGAIN, KEEP
-from atoll.wafer.exact.hunt import Limits
+from atoll.wafer.exact.hunt import MemoryLimits
 
 from .wafer_batch import Batch, Genes
 from .wafer_batch_kernels import AWAY, KEPT, REBUILT, STATE, TIME
@@ -29,7 +29,7 @@ PIECE = 1 << 17
 
 
 def fastest(
-    batch: Batch, homes: Sequence[str], layers: int, in_flight: int, limits: Sequence[Limits],
+    batch: Batch, homes: Sequence[str], layers: int, in_flight: int, limits: Sequence[MemoryLimits],
     fates: Sequence[int] = (AGAIN, KEEP), passes: bool = False,
 ) -> list[float]:  # fmt: skip
     """Least seconds within each of the limits, over everything; infinity where nothing fits."""
@@ -46,7 +46,7 @@ def fastest(
         for more in fronts:
             points = (points[:, None, :] + more[None, :, :]).reshape(-1, 3)
         for i, limit in enumerate(limits):
-            fits = (points[:, 1] <= limit.own) & (points[:, 2] <= limit.away)
+            fits = (points[:, 1] <= limit.local_bytes) & (points[:, 2] <= limit.offload_bytes)
             if fits.any():
                 best[i] = min(best[i], float(points[fits, 0].min()))
     return best

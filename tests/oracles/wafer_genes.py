@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from atoll.fabric.mesh import ALGORITHMS
 from atoll.wafer.encoding.genes import HOMES, KEEP, BlockMapping
-from atoll.wafer.exact.paths import Way
+from atoll.wafer.exact.paths import BlockPath
 from atoll.wafer.exact.states import SharedStates
 
 from .wafer_batch import Batch, Genes
@@ -17,12 +17,12 @@ from .wafer_batch import Batch, Genes
 IntArray = NDArray[np.int64]
 
 
-def way(states: SharedStates, genes: BlockMapping) -> Way:
+def way(states: SharedStates, genes: BlockMapping) -> BlockPath:
     """The mapping as a way through the tables of shared codes."""
     setting, units = states.tables.setting, states._units
     ways = genes.collectives or ((setting.streaming, setting.algorithm),) * len(genes.codes)
     index = [
-        nodes.find(code, streams)
+        nodes.entry(code, streams)
         for nodes, code, (streams, _) in zip(units, genes.codes, ways, strict=True)
     ]
     paths: list[list[int]] = []
@@ -33,7 +33,7 @@ def way(states: SharedStates, genes: BlockMapping) -> Way:
         states.rules.homes.index(home) if nodes.parameters.any() else 0
         for nodes, home in zip(units, genes.homes, strict=True)
     ]
-    return Way(paths, homes, list(genes.keep))
+    return BlockPath(paths, homes, list(genes.keep))
 
 
 def decode(batch: Batch, genes: Genes, row: int) -> BlockMapping:

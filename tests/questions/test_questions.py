@@ -30,7 +30,7 @@ from atoll.questions import (
     WaferQuestion,
 )
 from atoll.questions.ask import OldNameWarning, ask, load_job, old_names
-from atoll.questions.options import _named_in, add_command
+from atoll.questions.options import _options_named, add_command
 from atoll.questions.question import about, allowed, option
 from atoll.questions.texts import fields_of, options_of, schema
 from atoll.step.orders import ORDERS
@@ -255,7 +255,7 @@ def test_questions_rest_on_units_and_files_alone() -> None:
     ],
 )
 def test_options_are_made_that_are_said_or_all(words: list[str], made: set[str]) -> None:
-    assert _named_in(words, ("model", "devices", "overlap", "batch")) == made
+    assert _options_named(words, ("model", "devices", "overlap", "batch")) == made
 
 
 def test_a_field_is_all_that_an_option_needs(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from atoll.errors import AtollError
 from atoll.report.folder import open_folder
 from atoll.report.page import write_report
 from atoll.report.sensitivity import sensitivity
-from atoll.report.space_view import EVALUATED, job_of, space_points
+from atoll.report.space_view import EVALUATED, answer_question, space_points
 from atoll.store.lock import FolderLock
 
 ROOT = Path(__file__).parent.parent.parent
@@ -100,7 +100,7 @@ def test_points_are_what_the_store_and_the_bounds_say(seed_run: Path) -> None:
 
 def test_sensitivities_are_differences_to_the_best_chip_itself(tiny_run: Path) -> None:
     content = search_of(tiny_run)
-    found = sensitivity(content.best.accelerator, job_of(content))
+    found = sensitivity(content.best.accelerator, answer_question(content))
     assert found.base == pytest.approx(content.score, rel=2e-3)
     rows = {row.what: row for row in found.rows}
     assert set(rows) == {

@@ -22,17 +22,17 @@ from atoll.serve.query import (
     front,
     histograms,
     json_lines,
-    mask_of,
     ordered,
     page,
     parse_filters,
+    passing_mask,
     scatter,
 )
 from atoll.serve.runs import SearchRun
 from atoll.store import DesignRow, RunReader
-from atoll.store.schema import design_columns, parameters_of
+from atoll.store.schema import design_columns, job_parameters
 
-NAMES = design_columns([parameter.name for parameter in parameters_of(JOB)])
+NAMES = design_columns([parameter.name for parameter in job_parameters(JOB)])
 
 
 def columns_of(rows: list[DesignRow]) -> Columns:
@@ -66,7 +66,7 @@ def test_pages_are_those_of_the_store(folder: Path, sort: str, descending: bool)
     columns = loaded(SearchRun("some", folder)).columns
     filters = {"area_mm2": (120.0, 250.0), "width": (16, None), "score": (0, None)}
     parsed = parse_filters({"area_mm2": ["120..250"], "width": ["16.."], "score": ["0.."]}, NAMES)
-    mask = mask_of(columns, parsed)
+    mask = passing_mask(columns, parsed)
     rows = page(columns, ordered(columns, mask, sort, descending), 20, 30)
     with RunReader(folder) as reader:
         assert int(mask.sum()) == reader.count(filters)
@@ -76,12 +76,12 @@ def test_pages_are_those_of_the_store(folder: Path, sort: str, descending: bool)
 
 def test_designs_without_a_value_come_last_and_pass_no_range(folder: Path) -> None:
     columns = loaded(SearchRun("some", folder)).columns
-    everything = mask_of(columns, Filters())
+    everything = passing_mask(columns, Filters())
     for descending in (True, False):
         last = ordered(columns, everything, "score", descending)[-1]
         assert columns.row(int(last))["chip"] == 99_999
     assert columns.row(int(last))["score"] is None
-    assert mask_of(columns, parse_filters({"score": [".."]}, NAMES)).sum() == len(columns) - 1
+    assert passing_mask(columns, parse_filters({"score": [".."]}, NAMES)).sum() == len(columns) - 1
 
 
 POINTS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=40)
@@ -96,7 +96,7 @@ def test_the_front_is_what_comparing_all_pairs_gives(points: list[tuple[int, int
         for s, a in points
         if not any((t >= s and b < a) or (t > s and b <= a) for t, b in points)
     }
-    everything = mask_of(columns, Filters())
+    everything = passing_mask(columns, Filters())
     found = front(columns, everything, "area_mm2", "score")
     score, area = columns.numbers["score"], columns.numbers["area_mm2"]
     assert [(score[i], area[i]) for i in found] == sorted(expected, reverse=True)
@@ -141,10 +141,10 @@ def test_every_design_is_in_the_bar_that_holds_its_value() -> None:
 
 def test_few_designs_are_points_and_many_are_cells_that_add_up() -> None:
     few = columns_of(random_designs(200))
-    found = scatter(few, mask_of(few, Filters()), "area_mm2", "score")
+    found = scatter(few, passing_mask(few, Filters()), "area_mm2", "score")
     assert (found.mode, len(found.points), found.shown) == ("points", 200, 200)
     many = columns_of(random_designs(4000))
-    mask = mask_of(many, parse_filters({"area_mm2": ["..250"]}, NAMES))
+    mask = passing_mask(many, parse_filters({"area_mm2": ["..250"]}, NAMES))
     found = scatter(many, mask, "area_mm2", "score")
     assert found.mode == "cells"
     assert sum(cell[2] for cell in found.cells) == found.shown == mask.sum() > 1500
@@ -163,7 +163,7 @@ def test_few_designs_are_points_and_many_are_cells_that_add_up() -> None:
 
 def test_nothing_to_show_is_an_answer_too() -> None:
     empty = Columns.empty()
-    nobody = mask_of(empty, Filters())
+    nobody = passing_mask(empty, Filters())
     assert scatter(empty, nobody, "area_mm2", "score").shown == 0
     assert histograms(empty, Filters()) == (0, [])
     assert b"".join(json_lines(empty, ordered(empty, nobody, "score", True))) == b"[\n]\n"
@@ -194,7 +194,7 @@ def test_what_the_search_writes_later_is_taken_in(tmp_path: Path) -> None:
 
 def test_downloads_hold_every_design_that_passes(folder: Path) -> None:
     columns = loaded(SearchRun("some", folder)).columns
-    positions = ordered(columns, mask_of(columns, Filters()), "score", True)
+    positions = ordered(columns, passing_mask(columns, Filters()), "score", True)
     table = list(csv.DictReader(io.StringIO(b"".join(csv_lines(columns, positions)).decode())))
     objects = json.loads(b"".join(json_lines(columns, positions)))
     assert len(table) == len(objects) == len(columns)

@@ -18,8 +18,8 @@ from atoll.answers.plan import PlanAnswer
 from atoll.answers.search import SearchAnswer
 from atoll.errors import AtollError
 from atoll.report.folder import read_plan
-from atoll.serve.whatif import Change, Problem, parse_change
-from atoll.serve.whatif_chip import ChipWhatIf, job_of
+from atoll.serve.whatif import Change, NoEstimate, parse_change
+from atoll.serve.whatif_chip import ChipWhatIf, stored_question
 from atoll.serve.whatif_plan import PlanWhatIf
 from atoll.step.layout import Layout
 from atoll.step.orders import ORDERS
@@ -105,7 +105,7 @@ def test_what_does_not_fit_is_said_in_a_sentence(tiny_run: Path) -> None:
     small = whatif.estimate(designs[0], 0, Change(devices=1, hbm_GiB=0.1))
     assert "does not fit" in small.problem
     wide = whatif.estimate(designs[0], 0, Change(devices=1, tensor=2))
-    assert wide == Problem(problem="A tensor width of 2 needs more than 1 devices.")
+    assert wide == NoEstimate(problem="A tensor width of 2 needs more than 1 devices.")
 
 
 def test_the_api_answers_and_says_how_long_it_took(tiny_run: Path) -> None:
@@ -136,9 +136,9 @@ def test_a_space_that_changed_since_is_not_believed(tiny_run: Path) -> None:
     gone = ChipWhatIf(job | {"space": "/nowhere/space.yaml"})
     with pytest.raises(AtollError, match="nowhere"):
         gone.estimate(designs[0], 0, Change())
-    assert job_of(job).devices == job["devices"]
+    assert stored_question(job).devices == job["devices"]
     with pytest.raises(AtollError, match="another version"):
-        job_of(job | {"colour": "blue"})
+        stored_question(job | {"colour": "blue"})
 
 
 def test_a_plan_is_estimated_as_it_was_planned(plan_run: Path) -> None:

@@ -16,13 +16,13 @@ from atoll.stopping import never
 from atoll.wafer.anneal import mutate
 from atoll.wafer.bounds.bound_kernels import least_fill
 from atoll.wafer.bounds.layer_bounds import (
+    ALL_CODES,
     COUNTS,
     DEPTHS,
     EXACT,
     OPERATORS,
-    WHOLE,
     LayerBounds,
-    _Cheapest,
+    _LeastPricedSeconds,
 )
 from atoll.wafer.bounds.step_bounds import StepBound
 from atoll.wafer.costs.pricing import pricer
@@ -31,10 +31,10 @@ from atoll.wafer.encoding.codes import legal_codes, splits
 from atoll.wafer.encoding.genes import SCHEDULES, SEARCHED_HOMES, BlockMapping
 from atoll.wafer.encoding.mapping import StageMapping, WaferMapping, problems
 from atoll.wafer.evaluate import evaluate
-from atoll.wafer.exact.paths import FREE, Step, outlook
-from atoll.wafer.pieces import Pieces
+from atoll.wafer.exact.paths import FREE, PathStep, chain_bounds
+from atoll.wafer.pieces import WaferPieces
 from atoll.wafer.search import WaferSearch
-from atoll.wafer.staging.stages import MANY_CODES, TOLERANCE, Options, Planner
+from atoll.wafer.staging.stages import MANY_CODES, TOLERANCE, Planner, WaferOptions
 from atoll.wafer.staging.tiling import pack
 from oracles.wafer_batch import Batch
 from oracles.wafer_batch_kernels import KEPT, REBUILT, STATE, TIME
@@ -48,7 +48,7 @@ MICROBATCHES = (1, 2, 8)
 
 
 def planners(wafer, options=None, model=None, most_codes=MANY_CODES):
-    options = options or Options()
+    options = options or WaferOptions()
     asked = wafer, model or small_model(), BATCH, 24
     return tuple(
         Planner(*asked, replace(options, streaming=streaming), most_codes)
@@ -146,18 +146,18 @@ def test_a_broken_bound_would_be_noticed(monkeypatch):
     shape=st.sampled_from([(2, 1), (2, 2), (3, 2), (4, 1), (5, 1)]),
     microbatch=st.sampled_from([1, 2]),
     streaming=st.booleans(),
-    most=st.sampled_from([OPERATORS, COUNTS, EXACT, WHOLE]),
+    most=st.sampled_from([OPERATORS, COUNTS, EXACT, ALL_CODES]),
     link=st.sampled_from([2e9, 5e10]),
     seed=st.integers(0, 1000),
 )
 def test_seconds_and_bytes_of_layers(shape, microbatch, streaming, most, link, seed):
     """Every drawn mapping of a block lies above every point of the curve of its size."""
     wafer = small_wafer(5, 5, link_Bps=link, memory_bytes=400 * KIB)
-    bounds = LayerBounds(planners(wafer, most_codes=1 if most == WHOLE else MANY_CODES))
+    bounds = LayerBounds(planners(wafer, most_codes=1 if most == ALL_CODES else MANY_CODES))
     dies = shape[0] * shape[1]
     while bounds.sharpen(microbatch, dies, most, np.inf, roomy=False):
         pass
-    size = bounds.at(microbatch, dies)
+    size = bounds.size_bound(microbatch, dies)
     assert size.level == most and size.priced == (most >= EXACT)
     if most == EXACT:  # what need not be priced where the fastest layer fits
         held = size.fastest_state + np.array(DEPTHS) * size.fastest_kept
@@ -183,18 +183,18 @@ def test_seconds_and_bytes_of_layers(shape, microbatch, streaming, most, link, s
 def test_all_codes_of_fast_splits_are_all_that_is_fast():
     """Codes left out by what their splits take at least change nothing below that."""
     wafer, microbatch, shape = small_wafer(2, 3, link_Bps=2e9), 2, (3, 2)
-    few = Pieces(wafer, small_model(), BATCH, 24, Options(), 1, never)
-    every = Planner(wafer, small_model(), BATCH, 24, Options(), MANY_CODES)
+    few = WaferPieces(wafer, small_model(), BATCH, 24, WaferOptions(), 1, never)
+    every = Planner(wafer, small_model(), BATCH, 24, WaferOptions(), MANY_CODES)
     bounds = LayerBounds((few.fine,))
     assert every.complete(*shape, microbatch) and not few.fine.complete(*shape, microbatch)
-    least_s = min(exact._apart.bound_s for _, exact in every.exacts(*shape, microbatch))
-    counted_s = bounds._counted(microbatch, 6).apart.least(FREE)
+    least_s = min(exact._decoupled.bound_s for _, exact in every.exacts(*shape, microbatch))
+    counted_s = bounds._split_bounds(microbatch, 6).decoupled.least_costs(FREE)
     assert counted_s.min() < least_s < counted_s.max()  # some layouts are left out, not all
     for enough_s in (0.9 * least_s, 1.01 * least_s, np.inf):
-        found_s = bounds._whole_s(microbatch, 6, enough_s)
+        found_s = bounds._all_codes_s(microbatch, 6, enough_s)
         assert found_s == pytest.approx(min(enough_s, least_s), rel=1e-12)
     best = every.best([Rectangle(0, 0, *shape)], microbatch)
-    found = few.whole(microbatch, 1.01 * best.step_s)
+    found = few.single_group(microbatch, 1.01 * best.step_s)
     assert found.step_s == pytest.approx(best.step_s, rel=TOLERANCE)
 
 
@@ -204,7 +204,7 @@ def test_solvers_that_cannot_be_the_cheapest_are_not_asked(offload):
     (planner,) = planners(wafer)[:1]
     solvers = [e for shape in ((4, 1), (2, 2), (1, 4)) for _, e in planner.exacts(*shape, 2)]
     prices = np.geomspace(1e-3, 1e3, 6) * solvers[0].bound_s / wafer.memory_bytes
-    cheapest = _Cheapest(solvers, prices, 4, offload=offload)
+    cheapest = _LeastPricedSeconds(solvers, prices, 4, offload=offload)
     for in_flight, price in product((1, 3), range(len(prices))):
         every = [e.priced_s(prices[price], in_flight, 4, offload=offload) for e in solvers]
         assert cheapest.least(price, in_flight) == min(every)
@@ -214,10 +214,10 @@ def test_the_least_through_every_state():
     random = np.random.default_rng(3)
     states, none = (3, 4, 5, 2, 3), np.zeros((1, 1, 1))
     steps = [
-        Step(random.random((a, b)), np.zeros((a, b)), np.zeros((a, b)), None, False, none, none)
+        PathStep(random.random((a, b)), np.zeros((a, b)), np.zeros((a, b)), None, False, none, none)
         for a, b in pairwise(states)
     ]
-    found = outlook(steps, FREE)
+    found = chain_bounds(steps, FREE)
     for stream, number in product(range(3), range(3)):
         for state in range(states[number + 1]):
             ways = [w for w in product(*map(range, states[1:-1])) if w[number] == state]
@@ -230,7 +230,7 @@ def test_the_least_through_every_state():
             after = [steps[-1].time_s[:, stream]]
             for step in steps[-2:number:-1]:
                 after.append((step.time_s + after[-1]).min(axis=1))
-            assert found.behind[number][stream, state] == pytest.approx(after[-1][state])
+            assert found.after[number][stream, state] == pytest.approx(after[-1][state])
 
 
 def every_pipeline(dies, layers, sizes, most, first, fill, late):
@@ -319,7 +319,7 @@ def test_more_memory_or_bandwidth_never_raises_the_bound():
 
 def test_the_zero_bubble_schedule_is_covered():
     wafer = small_wafer(2, 4)
-    without = Options(zero_bubble=False)
+    without = WaferOptions(zero_bubble=False)
     best = min(steps_of(wafer, seed=0, count=0))
     with_it = StepBound(planners(wafer), MICROBATCHES).lowest(best).bound_s
     assert with_it <= StepBound(planners(wafer, without), MICROBATCHES).lowest(best).bound_s
@@ -341,7 +341,7 @@ def test_splits_are_those_of_the_legal_codes(dies, b):
 
 def test_ports_bound_a_wafer_that_streams_its_weights():
     wafer = replace(small_wafer(2, 2), io_Bps=1e7, parameter_store=True)
-    options = Options(homes=("external",))
+    options = WaferOptions(homes=("external",))
     search = WaferSearch(wafer, small_model(), BATCH, 24, options, (1, 2, 8))
     found = search.run()
     assert found.bound_s <= found.best.step_s

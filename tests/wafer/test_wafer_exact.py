@@ -18,10 +18,10 @@ from atoll.wafer.costs.tables import Setting, Tables
 from atoll.wafer.encoding.codes import legal_codes
 from atoll.wafer.encoding.genes import AGAIN, HOMES, KEEP, OFFLOAD, SEARCHED_HOMES, Away
 from atoll.wafer.exact.exact import Exact
-from atoll.wafer.exact.hunt import Limits
+from atoll.wafer.exact.hunt import MemoryLimits
 from atoll.wafer.exact.passes import PassStates
-from atoll.wafer.exact.paths import Price
-from atoll.wafer.exact.states import Decoupled, gradients_of
+from atoll.wafer.exact.paths import MemoryPrice
+from atoll.wafer.exact.states import DecoupledBound, weight_gradient_costs
 from oracles import wafer_brute as brute
 from oracles.wafer_batch import Batch
 from oracles.wafer_batch_kernels import AWAY, KEPT, REBUILT, STATE, TIME
@@ -86,12 +86,12 @@ def test_six_operators_with_every_code_home_and_keep(shape, link, homes):
     low, high = span(batch, homes, 2, 3, np.random.default_rng(0))
     # Roomy, tight, hardly feasible, and too small.
     shares = (1.0, 0.15, 0.12, 0.1, 0.08, 0.06, 0.04, 0.02, -0.2)
-    limits = [Limits(low + share * (high - low)) for share in shares]
+    limits = [MemoryLimits(low + share * (high - low)) for share in shares]
     expected = brute.fastest(batch, homes, 2, 3, limits)
     assert expected[-1] == np.inf and expected == sorted(expected)
     assert len(set(expected)) >= 5
     exact = Exact(tables, homes)
-    agree(expected, [exact.solve(2, 3, limit.own) for limit in limits])
+    agree(expected, [exact.solve(2, 3, limit.local_bytes) for limit in limits])
 
 
 @pytest.mark.slow
@@ -118,10 +118,10 @@ def test_three_operators_with_all_or_some_codes(
     batch = Batch(tables)
     homes = ("optimizer", "weights")
     low, high = span(batch, homes, 2, in_flight, random)
-    limits = [Limits(low + tight * (high - low))]
+    limits = [MemoryLimits(low + tight * (high - low))]
     expected = brute.fastest(batch, homes, 2, in_flight, limits)
     exact = Exact(tables, homes)
-    agree(expected, [exact.solve(2, in_flight, limits[0].own)])
+    agree(expected, [exact.solve(2, in_flight, limits[0].local_bytes)])
 
 
 @settings(max_examples=20, deadline=None)
@@ -174,13 +174,13 @@ def test_offload_with_every_keep(shape, chains, count):
     cost = batch.evaluate(sample(batch, 2000, random, homes, fates=FATES))
     most = float(8 * cost[:, AWAY].max())
     limits = [
-        Limits(low + share * (high - low), elsewhere * most)
+        MemoryLimits(low + share * (high - low), elsewhere * most)
         for share in (0.4, 0.1, -0.05)
         for elsewhere in (0.0, 0.2, 0.6, 2.0)
     ]
     expected = brute.fastest(batch, homes, 2, 4, limits, FATES)
     exact = Exact(tables, homes).with_away(away)
-    found = [exact.solve(2, 4, limit.own, limit.away) for limit in limits]
+    found = [exact.solve(2, 4, limit.local_bytes, limit.offload_bytes) for limit in limits]
     agree(expected, found)
     # More room elsewhere helps, and somewhere it does.
     assert expected[4] > expected[7]
@@ -195,10 +195,10 @@ def test_every_operator_streams_or_not_as_is_best(shape, chain):
     batch = Batch(tables)
     homes = ("optimizer", "weights")
     low, high = span(batch, homes, 2, 3, random)
-    limits = [Limits(low + share * (high - low)) for share in (1.0, 0.2, 0.1)]
+    limits = [MemoryLimits(low + share * (high - low)) for share in (1.0, 0.2, 0.1)]
     expected = brute.fastest(batch, homes, 2, 3, limits)
     exact = Exact(tables, homes)
-    agree(expected, [exact.solve(2, 3, limit.own) for limit in limits])
+    agree(expected, [exact.solve(2, 3, limit.local_bytes) for limit in limits])
     for streaming in (True, False):
         one_way = Exact(make(shape, 8e9, chains=(chain,), only=only, streaming=streaming), homes)
         assert exact.bound_s <= one_way.bound_s
@@ -234,13 +234,13 @@ def test_gradient_passes_with_codes_of_their_own(shape, chain, link, count, mode
     homes = ("optimizer", "weights") if count < 3 else ("optimizer",)
     low, high = span(batch, homes, 2, 3, random, passes=True)
     limits = [
-        Limits(low + share * (high - low), elsewhere)
+        MemoryLimits(low + share * (high - low), elsewhere)
         for share in (1.0, 0.2, 0.08, -0.3) for elsewhere in (0.0, 0.1 * high)
     ]  # fmt: skip
     expected = brute.fastest(batch, homes, 2, 3, limits, fates, passes=True)
     exact = exact_passes(tables, homes)
     exact = exact.with_away(away) if OFFLOAD in fates else exact
-    found = [exact.solve(2, 3, limit.own, limit.away) for limit in limits]
+    found = [exact.solve(2, 3, limit.local_bytes, limit.offload_bytes) for limit in limits]
     agree(expected, found)
     shared = Exact(tables, homes)
     assert exact.bound_s <= shared.bound_s
@@ -295,15 +295,15 @@ def test_the_bound_of_passes_taken_apart_holds_for_the_exact_optimum(
     random = np.random.default_rng(seed)
     tables = make(shape, link, modes=(True, False), only=some_codes(shape, 5, random))
     exact, shared = exact_passes(tables, homes), Exact(tables, homes)
-    apart = Decoupled.of(shared.states, shared.paths, gradients_of(tables))
-    assert apart.least(Price(0.0, 0.0, 0.0, 0.0)).min() <= exact.bound_s * (1 + 1e-12)
+    apart = DecoupledBound.from_states(shared.states, shared.paths, weight_gradient_costs(tables))
+    assert apart.least_costs(MemoryPrice(0.0, 0.0, 0.0, 0.0)).min() <= exact.bound_s * (1 + 1e-12)
     assert Exact(tables, homes, passes=True).bound_s == exact.bound_s  # few codes: by their pairs
     low, high = span(Batch(tables), homes, 2, 3, random, passes=True)
     limit = low + tight * (high - low)
     found = exact.solve(2, 3, limit)
-    fixed = 6.0 * exact.paths.stream_kept + exact.paths.buffers
+    fixed = 6.0 * exact.paths.stream_saved_bytes + exact.paths.buffer_bytes
     for own in (1e-12, 1e-11, 1e-10):
-        dual = apart.least(Price(own, 0.0, 6.0, 2.0)) + own * (fixed - limit)
+        dual = apart.least_costs(MemoryPrice(own, 0.0, 6.0, 2.0)) + own * (fixed - limit)
         assert found is None or dual.min() <= found.cost.time_s * (1 + 1e-12)
 
 
@@ -323,7 +323,7 @@ def test_the_batched_evaluator_and_the_exact_parts_tables_agree():
     for row in range(len(genes)):
         one = decode(batch, genes, row)
         stream = tables.stream.index[one.stream]
-        one = exact.paths.cost(stream, way(exact.states, one))
+        one = exact.paths.path_cost(stream, way(exact.states, one))
         assert cost[row, [TIME, STATE, KEPT, REBUILT, AWAY]] == pytest.approx(
             [one.time_s, one.state_bytes, one.kept_bytes, one.rebuilt_bytes, one.away_bytes],
             rel=1e-12,
@@ -345,7 +345,7 @@ def test_less_memory_never_makes_a_block_faster():
 
 def test_another_process_finds_the_arrays_where_it_has_them():
     exact = Exact(make((2, 1)), HOMES)
-    ours = exact.paths.packed
-    theirs = pickle.loads(pickle.dumps(exact.paths)).packed
+    ours = exact.paths.packed_steps
+    theirs = pickle.loads(pickle.dumps(exact.paths)).packed_steps
     assert (theirs.shapes == ours.shapes).all()
-    assert not (theirs.arrays == ours.arrays).any()
+    assert not (theirs.addresses == ours.addresses).any()

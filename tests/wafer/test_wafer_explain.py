@@ -26,7 +26,7 @@ from atoll.wafer.encoding.mapping import from_dict
 from atoll.wafer.job import options_of
 from atoll.wafer.run import run_wafer_search
 from atoll.wafer.search import WaferSearch
-from atoll.wafer.staging.stages import Options
+from atoll.wafer.staging.stages import WaferOptions
 
 from .test_wafer_search import small_file
 from .wafer_cases import small_model, small_wafer
@@ -38,7 +38,7 @@ def test_more_of_what_is_short_is_worth_more():
     gains = {}
     for name, wafer in (("slow", slow), ("quick", quick)):
         found = WaferSearch(wafer, small_model(), 16, 24, None, (1, 2)).run().best
-        every = (worth(name, wafer, found, Options(), ()) for name in CHANGES)
+        every = (worth(name, wafer, found, WaferOptions(), ()) for name in CHANGES)
         rows = {row.resource: row for row in every if row is not None}
         assert set(rows) == {"compute", "SRAM", "HBM", "links"}
         assert all(row.gain > -1e-3 for name, row in rows.items() if name != "HBM")
@@ -149,6 +149,6 @@ def test_mapping_files_from_before_the_schedule_gene_run_1f1b():
 def test_freezing_a_gene_never_helps():
     wafer = small_wafer(2, 2, link_Bps=1e9)
     found = WaferSearch(wafer, small_model(), 16, 24, None, (1, 2)).run().best
-    rows = {row.variable: row for row in ablations(wafer, found, Options(), ())}
+    rows = {row.variable: row for row in ablations(wafer, found, WaferOptions(), ())}
     assert set(rows) == set(FROZEN)
     assert all(row.worth is None or row.worth > -1e-3 for row in rows.values())

@@ -11,14 +11,14 @@ from atoll.fabric.routes import journeys
 from atoll.questions import WaferQuestion
 from atoll.step.states import STATES
 from atoll.wafer.answer.draw import text_map, wafer_picture
-from atoll.wafer.detailed import journey_rates_Bps, replay_mapping
+from atoll.wafer.detailed import offload_rates_Bps, replay_mapping
 from atoll.wafer.encoding.genes import AGAIN, KEEP, OFFLOAD
 from atoll.wafer.encoding.mapping import problems
-from atoll.wafer.evaluate import away_paths, evaluate, in_flight
+from atoll.wafer.evaluate import evaluate, helper_paths, in_flight
 from atoll.wafer.job import options_of
 from atoll.wafer.link_loads import link_loads
 from atoll.wafer.staging.offload import Helpers, pairings
-from atoll.wafer.staging.stages import Options, Planner
+from atoll.wafer.staging.stages import Planner, WaferOptions
 
 from .wafer_cases import small_model, small_wafer
 
@@ -27,7 +27,7 @@ SEQUENCE = 96
 
 def planner(wafer, **options) -> Planner:
     # Small states, so that activations are what fills the memory.
-    chosen = Options(states=STATES["mixed16"], **options)
+    chosen = WaferOptions(states=STATES["mixed16"], **options)
     return Planner(wafer, small_model(layers=8), 32, SEQUENCE, chosen)
 
 
@@ -101,7 +101,7 @@ def test_the_pictures_and_the_replay_know_it(tight):
 def test_a_link_is_shared_by_the_dies_that_send_over_it():
     wafer = small_wafer(1, 4, link_Bps=1e9, latency_s=1e-8)
     line = [Rectangle(0, 0, 2, 1), Rectangle(2, 0, 2, 1)]
-    (away, none) = away_paths(wafer, line, (1, None))
+    (away, none) = helper_paths(wafer, line, (1, None))
     # Dies 0 and 1 send to dies 2 and 3: both over the link from 1 to 2.
     assert none is None
     assert away.bandwidth_Bps == pytest.approx(0.5e9)
@@ -110,7 +110,7 @@ def test_a_link_is_shared_by_the_dies_that_send_over_it():
     assert way.loads[((1, 0), (2, 0))] == 2.0 and way.loads[((2, 0), (1, 0))] == 2.0
     # A helper of half the size takes twice as much on each die.
     helpers = Helpers((1, None), (away, None), (0.0, 100.0))
-    assert helpers.room_bytes(0, [Rectangle(0, 0, 2, 1), Rectangle(2, 0, 1, 1)]) == 50.0
+    assert helpers.offload_limit_bytes(0, [Rectangle(0, 0, 2, 1), Rectangle(2, 0, 1, 1)]) == 50.0
 
 
 def test_packets_on_queues_travel_at_the_rate_of_the_fast_model(tight):
@@ -118,7 +118,7 @@ def test_packets_on_queues_travel_at_the_rate_of_the_fast_model(tight):
     found = evaluate(wafer, helped)
     of = [stage.helper for stage in helped.stages]
     rectangles = [stage.rectangle for stage in helped.stages]
-    rates, paths = journey_rates_Bps(wafer, found), away_paths(wafer, rectangles, of)
+    rates, paths = offload_rates_Bps(wafer, found), helper_paths(wafer, rectangles, of)
     for rate, away, cost in zip(rates, paths, found.stages, strict=True):
         if away is not None:
             left = cost.block.away_bytes

@@ -10,9 +10,9 @@ from atoll.fabric.mesh import Rectangle
 from atoll.hardware.wafer import Wafer
 from atoll.hardware.wafer_files import load_wafer
 from atoll.wafer.encoding.genes import SEARCHED_HOMES
-from atoll.wafer.evaluate import Evaluation
-from atoll.wafer.measured import streamed
-from atoll.wafer.staging.stages import Options, Planner, rough
+from atoll.wafer.evaluate import MappingCost
+from atoll.wafer.measured import fastest_streamed
+from atoll.wafer.staging.stages import Planner, WaferOptions, rough
 from atoll.workload.load import load_config
 
 from .wafer_cases import small_wafer
@@ -32,8 +32,8 @@ def sram_wafer(**changes: object) -> Wafer:
     return replace(wafer, **changes)
 
 
-def priced(wafer: Wafer, microbatch: int, batch: int = 8) -> Evaluation | None:
-    planner = Planner(wafer, MODEL, batch, 256, rough(Options(homes=("external",))))
+def priced(wafer: Wafer, microbatch: int, batch: int = 8) -> MappingCost | None:
+    planner = Planner(wafer, MODEL, batch, 256, rough(WaferOptions(homes=("external",))))
     return planner.best((Rectangle(0, 0, wafer.columns, wafer.rows),), microbatch)
 
 
@@ -51,7 +51,7 @@ def test_no_state_and_no_layer_input_stays_on_the_wafer():
 def test_memory_does_not_grow_with_layers_where_everything_is_recomputed():
     """What fits of a layer fits of a model as deep as one likes."""
     deep = replace(MODEL, layers=64)
-    found = streamed(sram_wafer(), deep, 8, 256)
+    found = fastest_streamed(sram_wafer(), deep, 8, 256)
     assert found.fits
 
 
@@ -64,7 +64,7 @@ def test_a_place_outside_never_takes_memory_from_what_stays_on_the_wafer():
         wafer = replace(wafer, parameter_store=True, io_Bps=1e9)
         found = {}
         for homes in (everywhere, SEARCHED_HOMES, ("external",)):
-            planner = Planner(wafer, MODEL, 8, 256, rough(Options(homes=homes)))
+            planner = Planner(wafer, MODEL, 8, 256, rough(WaferOptions(homes=homes)))
             best = planner.best((Rectangle(0, 0, 2, 2),), 1)
             assert best is None or best.fits
             found[homes] = 0.0 if best is None else best.samples_per_s

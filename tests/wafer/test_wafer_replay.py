@@ -15,7 +15,7 @@ from atoll.hardware.wafer_files import load_wafer
 from atoll.questions import WaferQuestion
 from atoll.wafer.answer.result import placement_of, time_parts_s
 from atoll.wafer.detailed import replay_mapping
-from atoll.wafer.evaluate import Evaluation
+from atoll.wafer.evaluate import MappingCost
 from atoll.wafer.job import options_of
 from atoll.wafer.search import QUICK_CODES
 from atoll.wafer.staging.stages import Planner, rough
@@ -27,7 +27,7 @@ MODEL = replace(load_config("llama2-7b"), layers=8)
 
 def priced(
     wafer: Wafer, batch: int, microbatch: int = 4, shape: tuple[int, int, int] | None = None
-) -> Evaluation:
+) -> MappingCost:
     """One group of all dies, or stages of a shape."""
     asked = WaferQuestion.of(wafer=wafer.name, model="llama2-7b", batch=batch)
     options = rough(options_of(asked, wafer))

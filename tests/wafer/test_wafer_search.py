@@ -33,10 +33,10 @@ from atoll.wafer.architectures import explore_wafers, pareto_rows
 from atoll.wafer.encoding.genes import HOMES
 from atoll.wafer.encoding.mapping import problems
 from atoll.wafer.evaluate import evaluate, head_codes
-from atoll.wafer.others.accpar import TYPES, _inside, _one_cut, between
+from atoll.wafer.others.accpar import TYPES, _cheapest_types, _volume_within, volume_between
 from atoll.wafer.others.baselines import NAMES, SOURCES, run_baseline
 from atoll.wafer.search import WaferSearch
-from atoll.wafer.staging.stages import Options, Planner, rough
+from atoll.wafer.staging.stages import Planner, WaferOptions, rough
 
 from .wafer_cases import small_block, small_file, small_model, small_wafer
 
@@ -88,7 +88,7 @@ def test_a_block_is_solved_below_a_cap_or_not_at_all():
     infinity = float("inf")
 
     def solved(limit, cap_s=infinity):
-        planner = Planner(small_wafer(2, 2), small_model(), 16, 24, rough(Options()))
+        planner = Planner(small_wafer(2, 2), small_model(), 16, 24, rough(WaferOptions()))
         return planner.block((2, 2), 2, 4, 4, limit, cap_s=cap_s)
 
     room = 0.9 * solved(infinity).solved.cost.memory_bytes(4, 4)
@@ -141,7 +141,7 @@ def test_less_memory_never_helps_and_recomputation_does():
     assert times == sorted(times)
     wafer = small_wafer(2, 2, memory_bytes=640 * 1024)
     with_it = search(wafer, model=model)
-    without = search(wafer, model=model, options=Options(recompute=False))
+    without = search(wafer, model=model, options=WaferOptions(recompute=False))
     try:
         slower = without.run().best.step_s
     except InfeasibleError:
@@ -176,9 +176,9 @@ def test_a_model_larger_than_the_wafer_is_one_sentence():
 def test_ablations_never_beat_the_whole_space():
     whole = search().run().best.step_s
     for options in (
-        Options(streaming=False),
-        Options(one_axis=True),
-        Options(recompute=False),
+        WaferOptions(streaming=False),
+        WaferOptions(single_axis=True),
+        WaferOptions(recompute=False),
     ):
         assert search(options=options).run().best.step_s >= whole * (1 - 2e-3)
 
@@ -200,8 +200,8 @@ def test_a_search_never_loses_to_its_own_restriction(
     wafer = small_wafer(*grid, link_Bps=link, memory_bytes=memory)
     try:
         part = search(
-            wafer, batch=batch, options=Options(recompute=recompute), microbatches=microbatches,
-            accept=lambda candidate: candidate.stages in stages,
+            wafer, batch=batch, options=WaferOptions(recompute=recompute),
+            microbatches=microbatches, accept=lambda candidate: candidate.stages in stages,
         ).run()  # fmt: skip
     except InfeasibleError:
         return
@@ -340,15 +340,15 @@ def test_a_baseline_that_does_not_fit_is_said_so_and_tried_with_recomputation():
 
 def volume(types, weights, x, y) -> float:
     """Of one bipartition, counted pair by pair."""
-    total = sum(_inside(k, w, a, b) for k, w, a, b in zip(types, weights, x, y, strict=True))
+    total = sum(_volume_within(k, w, a, b) for k, w, a, b in zip(types, weights, x, y, strict=True))
     pairs = zip(types, (*types[1:], types[0]), (*x[1:], x[0]), strict=True)
-    return total + sum(between(a, b, f, f) for a, b, f in pairs)
+    return total + sum(volume_between(a, b, f, f) for a, b, f in pairs)
 
 
 @given(sizes=st.lists(st.tuples(*[st.floats(1, 100)] * 3), min_size=2, max_size=4))
 def test_accpar_types_have_the_least_volume(sizes):
     weights, x, y = (list(column) for column in zip(*sizes, strict=True))
-    types = _one_cut(weights, x, y)
+    types = _cheapest_types(weights, x, y)
     assert set(types) <= set(TYPES)
     least = min(volume(t, weights, x, y) for t in product(TYPES, repeat=len(weights)))
     assert volume(types, weights, x, y) == pytest.approx(least)
@@ -360,7 +360,7 @@ def test_a_stage_whose_head_is_heavy_may_have_a_single_layer(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config))
     wafer, stages = small_wafer(2, 4), snake(2, 4, 2, 2, 2)
-    found = Planner(wafer, str(path), 8, 64, rough(Options(zero_bubble=False))).best(stages, 1)
+    found = Planner(wafer, str(path), 8, 64, rough(WaferOptions(zero_bubble=False))).best(stages, 1)
     assert [stage.layers for stage in found.mapping.stages] == [5, 1]
     for first in range(1, 6):
         sizes = zip(found.mapping.stages, (first, 6 - first), strict=True)
@@ -501,7 +501,7 @@ def test_states_are_chosen_by_name():
 def test_states_by_part_add_up_to_what_the_compiled_evaluator_counts(states):
     wafer = small_wafer(2, 2)
     random = np.random.default_rng(5)
-    mapping = Planner(wafer, small_model(), 8, 24, Options(states=STATES[states])).plan(
+    mapping = Planner(wafer, small_model(), 8, 24, WaferOptions(states=STATES[states])).plan(
         snake(2, 2, 2, 1, 2), 1
     )
     assert mapping.optimizer == states
@@ -517,7 +517,7 @@ def test_states_by_part_add_up_to_what_the_compiled_evaluator_counts(states):
 def test_a_plan_costs_what_its_blocks_were_solved_for(streaming):
     """Operators keep their way of collectives whatever the head's is."""
     wafer = small_wafer(2, 4)
-    options = Options(streaming=streaming, each_way=False, passes=False, offload=False)
+    options = WaferOptions(streaming=streaming, mixed_streaming=False, passes=False, offload=False)
     planner = Planner(wafer, small_model(), 16, 24, options)
     mapping = planner.plan(snake(2, 4, 2, 2, 2), 1)
     for stage, cost in zip(mapping.stages, evaluate(wafer, mapping).stages, strict=True):

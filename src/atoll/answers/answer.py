@@ -32,13 +32,13 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
-class Written:
+class JsonSerializable:
     """What can be kept as JSON: an answer, or what has one."""
 
     __slots__ = ()
 
     @property
-    def _told(self) -> Answer:
+    def _data(self) -> Answer:
         raise NotImplementedError
 
     def to_dict(self) -> dict[str, Any]:
@@ -52,8 +52,8 @@ class Written:
             >>> atoll.describe_model("gpt2-xl").to_dict()["parameters"]
             1557611200
         """
-        told: dict[str, Any] = dumped(self._told)
-        return told
+        content: dict[str, Any] = dumped(self._data)
+        return content
 
     def save(self, path: str | Path) -> Path:
         """Write the answer as JSON, whole or not at all.
@@ -75,17 +75,17 @@ class Written:
         """
         path = Path(path)
         with whole_files(lambda why: f"{path}: cannot be written ({why})", path) as (part,):
-            part.write_text(self._told.to_json(), encoding="utf-8")
+            part.write_text(self._data.to_json(), encoding="utf-8")
         return path
 
 
-class Answer(Written):
+class Answer(JsonSerializable):
     """Base of what commands answer: classes with `kind` and `format` among their fields."""
 
     __slots__ = ()
 
     @property
-    def _told(self) -> Answer:
+    def _data(self) -> Answer:
         return self
 
     def to_json(self, indent: int | None = None) -> str:
@@ -126,7 +126,7 @@ class Answer(Written):
         return read_answer(Path(path), cls)
 
 
-class Drawn(Written):
+class Drawable(JsonSerializable):
     """What a page and a trace show."""
 
     __slots__ = ()
@@ -148,8 +148,8 @@ class Drawn(Written):
             >>> atoll.estimate("gpt2-xl", "h100", 8, batch=64).report("report.html").name
             'report.html'
         """
-        kept = getattr(self, "kept", None)
-        return Path(named("atoll.report.page:write_page")(self._told, Path(path), kept))
+        folder = getattr(self, "kept", None)
+        return Path(named("atoll.report.page:write_page")(self._data, Path(path), folder))
 
     def trace(self, path: str | Path) -> Path:
         """Write the step as a Chrome trace, which Perfetto opens, as `atoll trace` does.
@@ -168,10 +168,10 @@ class Drawn(Written):
             >>> atoll.estimate("gpt2-xl", "h100", 8, batch=64).trace("trace.json").name
             'trace.json'
         """
-        return Path(named("atoll.report.trace:trace_answer")(self._told, Path(path)))
+        return Path(named("atoll.report.trace:trace_answer")(self._data, Path(path)))
 
 
-class Picture(Drawn, Answer):
+class DrawnAnswer(Drawable, Answer):
     """An answer that a page and a trace show."""
 
     __slots__ = ()
@@ -202,31 +202,31 @@ class Explanation(Answer):
 
 
 A = TypeVar("A", bound=Answer)
-P = TypeVar("P", bound=Picture)
+P = TypeVar("P", bound=DrawnAnswer)
 T = TypeVar("T")
 
 
 @singledispatch
-def answer_of(found: object) -> Any:
-    """What a program found, as data; each program registers how for its own."""
-    raise TypeError(f"no answer is made of a {type(found).__name__}")
+def answer_of(result: object) -> Any:
+    """Convert the result of a program to its answer; programs register their types."""
+    raise TypeError(f"no answer is made of a {type(result).__name__}")
 
 
-class Answered(Written, Generic[A]):
+class Answered(JsonSerializable, Generic[A]):
     """What a program returns: its rich objects, and its answer as data, made once."""
 
     @cached_property
     def answer(self) -> A:
         """All that is printed, drawn or written of it, as typed data."""
-        made: A = answer_of(self)
-        return made
+        answer: A = answer_of(self)
+        return answer
 
     @property
-    def _told(self) -> A:
+    def _data(self) -> A:
         return self.answer
 
 
-class Pictured(Drawn, Answered[P]):
+class Pictured(Drawable, Answered[P]):
     """What a program returns, where its answer can be drawn."""
 
     @property
@@ -234,7 +234,7 @@ class Pictured(Drawn, Answered[P]):
         """The folder in which all that was evaluated is kept, where there is one."""
         return None
 
-    def compare(self, *others: Pictured[Any]) -> Picture:
+    def compare(self, *others: Pictured[Any]) -> DrawnAnswer:
         """Lay it beside others, of any kind, as `atoll compare` does.
 
         Args:
@@ -254,10 +254,10 @@ class Pictured(Drawn, Answered[P]):
             >>> small.compare(large).to_dict()["runs"]
             ['estimate 1', 'estimate 2']
         """
-        answers = [found.answer for found in (self, *others)]
-        names = [f"{answer.kind} {i}" for i, answer in enumerate(answers, 1)]
-        told: Picture = named("atoll.several.compared:beside")(names, answers)
-        return told
+        answers = [result.answer for result in (self, *others)]
+        names = [f"{answer.kind} {number}" for number, answer in enumerate(answers, 1)]
+        comparison: DrawnAnswer = named("atoll.several.compared:beside")(names, answers)
+        return comparison
 
     def to_dataframe(self) -> pd.DataFrame:
         """What was asked and what came out, for pandas.
@@ -267,21 +267,21 @@ class Pictured(Drawn, Answered[P]):
 
         Examples:
             >>> import atoll
-            >>> found = atoll.estimate("gpt2-xl", "h100", 8, batch=64)
-            >>> int(found.to_dataframe()["devices"].iloc[0])
+            >>> estimate = atoll.estimate("gpt2-xl", "h100", 8, batch=64)
+            >>> int(estimate.to_dataframe()["devices"].iloc[0])
             8
         """
         import pandas as pd
 
-        asked, figures = (
+        question_values, figures = (
             named(f"atoll.several.figures:{name}")(self.answer)
             for name in ("asked_of", "figures_of")
         )
-        return pd.DataFrame([asked | figures])
+        return pd.DataFrame([question_values | figures])
 
 
 def made_of(kind: type[T], source: object, /, **given: Any) -> T:
-    """A value of a class from the attributes of a source that have its fields' names."""
+    """Build `kind` from the attributes of `source` with the same names, and from `given`."""
     names = [f.name for f in fields(kind) if f.name not in given and hasattr(source, f.name)]  # type: ignore[arg-type]
     return kind(**{name: getattr(source, name) for name in names}, **given)
 
@@ -290,51 +290,51 @@ _ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
 
 
 def adapter(kind: Any) -> TypeAdapter[Any]:
-    """What writes, reads and checks values of a type; made when it is first asked for."""
+    """Return the cached pydantic adapter of a type."""
     if kind not in _ADAPTERS:
         _ADAPTERS[kind] = TypeAdapter(kind)
     return _ADAPTERS[kind]
 
 
 def dumped(value: object) -> Any:
-    """A dataclass as plain JSON data; a value that is not of its type is an error."""
+    """Convert a dataclass to plain JSON data; a value of the wrong type is an error."""
     return adapter(type(value)).dump_python(value, mode="json", by_alias=True, warnings="error")
 
 
 def read_answer(path: str | Path, *kinds: type[A]) -> A:
-    """The answer in a file, which may be one of these kinds."""
+    """Read the answer in a file, which must be one of these kinds."""
     return parse_answer(read_object(path_of("path", path)), str(path), *kinds)
 
 
 def parse_answer(content: Mapping[str, Any], where: str, *kinds: type[A]) -> A:
-    """The same of what was read already."""
-    known = {default_of(kind, "kind"): kind for kind in kinds}
-    found = content.get("kind")
-    if not isinstance(found, str) or found not in known:
-        words = " or ".join(str(name) for name in known)
+    """Convert parsed JSON to an answer of one of these kinds."""
+    kind_by_name = {field_default(kind, "kind"): kind for kind in kinds}
+    kind_name = content.get("kind")
+    if not isinstance(kind_name, str) or kind_name not in kind_by_name:
+        words = " or ".join(str(name) for name in kind_by_name)
         raise AtollError(
-            f"{where}: not an answer of atoll that is read here: its kind is {str(found)[:40]!r}, "
-            f"not {words}."
+            f"{where}: not an answer of atoll that is read here: its kind is "
+            f"{str(kind_name)[:40]!r}, not {words}."
         )
-    wanted = default_of(known[found], "format")
-    if content.get("format") != wanted:
+    expected_format = field_default(kind_by_name[kind_name], "format")
+    if content.get("format") != expected_format:
         raise AtollError(
             f"{where}: written by another version of atoll (format {content.get('format')!r}, this "
-            f"one reads {wanted}); run it again."
+            f"one reads {expected_format}); run it again."
         )
-    return checked(content, known[found], where)
+    return checked(content, kind_by_name[kind_name], where)
 
 
-def default_of(kind: type, name: str) -> Any:
-    """What a field of a class is without being given."""
+def field_default(kind: type, name: str) -> Any:
+    """Return the default of a field."""
     return next(field.default for field in fields(kind) if field.name == name)
 
 
 def checked(content: object, kind: type[T], where: str) -> T:
-    """Data as a value of a type; a sentence names the first field that is not."""
+    """Convert data to a type; the AtollError names the first invalid field."""
     try:
-        found: T = adapter(kind).validate_python(content)
-        return found
+        value: T = adapter(kind).validate_python(content)
+        return value
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, Self
 
 from atoll.answers.answer import Amount, Count, Number, made_of
@@ -31,20 +32,24 @@ class Proof:
     pruned_by: Mapping[str, Count]
     """Items, by the bound that ruled them out."""
     tightened: Count
+    peak_bound: Amount | None
+    """No layout scores higher, searched or not: every product at the peak rate of a chip. None
+    where that is not known."""
     sentence: str
     """What is proven, in words."""
 
     @classmethod
-    def of(cls, found: Certificate, **more: Any) -> Self:
-        """A certificate as data, with what is said beside it."""
-        said = found.sentence()
+    def of(cls, certificate: Certificate, **more: Any) -> Self:
+        """Convert a certificate, with further fields."""
+        sentence = certificate.sentence()
         return made_of(
             cls,
-            found,
-            most_better=most_better(found.gap),
-            pruned=sum(found.ruled_out.values()),
-            pruned_by=dict(found.ruled_out),
-            sentence=f"{said[0].upper()}{said[1:]}.",
+            certificate,
+            most_better=most_better(certificate.gap),
+            pruned=sum(certificate.ruled_out.values()),
+            pruned_by=dict(certificate.ruled_out),
+            peak_bound=certificate.peak_bound if isfinite(certificate.peak_bound) else None,
+            sentence=f"{sentence[0].upper()}{sentence[1:]}.",
             **more,
         )
 

@@ -39,7 +39,7 @@ class Chip:
 
     @classmethod
     def of(cls, chip: Accelerator, /, **more: Any) -> Self:
-        """A chip, with what is said beside it."""
+        """Convert a chip, with further fields."""
         return cls(
             tensor_cores=chip.tensor_cores,
             vector_cores=chip.vector_cores,
@@ -58,9 +58,9 @@ class Chip:
         )
 
     def device(self) -> Accelerator:
-        """The chip that it tells of."""
+        """Return the chip as an Accelerator."""
         template = None if self.template is None else TEMPLATES[self.template]
-        own = self.own or {}
+        template_values = self.own or {}
         return Accelerator(
             tensor_cores=self.tensor_cores,
             vector_cores=self.vector_cores,
@@ -72,7 +72,7 @@ class Chip:
             clock_Hz=self.clock_GHz * 1e9,
             hbm=Hbm(round(self.hbm_GiB * GIB), self.hbm_bandwidth_GBps * 1e9),
             template=template,
-            more=tuple((p, own[p.name]) for p in template.own) if template else (),
+            more=tuple((p, template_values[p.name]) for p in template.own) if template else (),
         )
 
 
@@ -87,7 +87,7 @@ class SizedChip(Chip):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowerChip(SizedChip):
     slower_by: Number
-    """Than the answer; below 0 it is faster, by less than the proof's tolerance."""
+    """Compared with the answer; below 0 it is faster, by less than the proof's tolerance."""
 
 
 Record = Mapping[str, int | float]
@@ -151,10 +151,10 @@ class ScheduledOperator:
     tensor_cores: Count
     vector_cores: Count
     limit: str
-    """What it waits for: tensor, vector, hbm, glb or link."""
+    """Limiting resource: tensor, vector, hbm, glb or link."""
     flops: Amount = 0
     moved_bytes: Amount = 0
-    """Of HBM, each tensor once; of links where `core` is `link`."""
+    """HBM bytes, each tensor once; link bytes if `core` is `link`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +192,7 @@ class PlacedModel:
 class SearchedModel(PlacedModel):
     energy_parts_J: Mapping[str, Amount]
     layers: tuple[LayerPass, ...]
-    """Where each layer's time goes, operator by operator; of runners-up nothing."""
+    """Schedules per layer; empty for runners-up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +226,7 @@ class PodAnswer:
     used: bool
     microbatch: Count
     blocks: tuple[Count, ...]
-    """Of each of its stages."""
+    """Blocks per stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,7 +268,7 @@ class MixedAnswer(Answer):
     stack: str
     precision: str
     given: str
-    """All that it holds for, in words."""
+    """Assumptions, in words."""
     pods: tuple[PodAnswer, ...]
     by: Literal["alone", "stages", "replicas"]
     """One pod alone, stages of one pipeline across pods, or replicas in each of them."""
@@ -280,11 +280,11 @@ class MixedAnswer(Answer):
     step_time_s: Positive
     tokens_per_s: Amount
     breakdown_s: Mapping[str, Number]
-    """Of replicas in several pods, of those that take longest."""
+    """Step by cause; with replicas in several pods, of the slowest."""
     replay_difference: Number
     """The step over the replay of its passes, less one."""
     crossing: str
-    """Where what joins the pods is crossed."""
+    """Where the link between the pods is crossed."""
     bottleneck: str
     stages: tuple[MixedStage, ...]
     runners_up: tuple[tuple[str, str, Number], ...]

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Literal, NotRequired
 from pydantic import JsonValue
 from typing_extensions import TypedDict
 
-from atoll.answers.answer import Answer, Picture
+from atoll.answers.answer import Answer, DrawnAnswer
 from atoll.units import format_value
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Identity = Mapping[str, JsonValue]
-"""What the results of a job depend on, as its store is known by."""
+"""All that the results of a job depend on; identifies its store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class ShownParameter:
     label: str
     unit: str
     per: float
-    """Base units in one of those."""
+    """Base units per `unit`."""
     whole: bool
 
 
@@ -56,7 +56,7 @@ class StoredPlan(TypedDict):
     """The best plan known of one model on one chip."""
 
     number: int
-    """The model's among those of the job."""
+    """Index of the model in the job."""
     model: str
     samples_per_s: float | None
     step_time_s: float
@@ -103,7 +103,7 @@ class StoredDesign(TypedDict):
     phase: str
     at: float
     plans: NotRequired[Sequence[StoredPlan]]
-    """Of all models, where one design is asked for."""
+    """Plans of all models, if one design is requested."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +117,7 @@ class StatusAnswer:
     executor: str
     phase: str
     left: int
-    """Chips that may still beat the incumbent, whatever their HBM."""
+    """Chips that may still beat the incumbent."""
     total: int
     """Chips of the space, as the certificate counts them."""
     bounded: int
@@ -130,13 +130,13 @@ class StatusAnswer:
     bound: float | None
     """None where nothing is bounded yet."""
     seconds: float
-    """Of searching, over all runs in the folder."""
+    """Search time over all runs in the folder."""
     gap: float | None
     """Relative distance of the best design to the bound; None before the first design."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class ParquetFile:
     """A file with all designs."""
 
     file: str
@@ -150,13 +150,13 @@ class DesignsAnswer(Answer):
     kind: Literal["designs"] = "designs"
     format: Literal[1] = 1
     run: RunKind
-    """What was searched: the rows are chips, wafers or layouts."""
+    """Kind of the run: the rows are chips, wafers or layouts."""
     status: StatusAnswer
     count: int
     parameters: tuple[ShownParameter, ...] = ()
-    """Of chips: columns of their rows."""
+    """Parameter columns of chips."""
     designs: tuple[Row, ...]
-    parquet: Written | None = None
+    parquet: ParquetFile | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,19 +170,19 @@ class SweptRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SweepAnswer(Picture):
+class SweepAnswer(DrawnAnswer):
     """A question asked for every value of some of its fields."""
 
     kind: Literal["sweep"] = "sweep"
     format: Literal[1] = 1
     axes: tuple[str, ...]
     given: str
-    """What all of them share."""
+    """Assumptions that all rows share."""
     rows: tuple[SweptRow, ...]
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What was asked, what came out, and why it did not."""
+        """Names of the axes, the figures and the problem."""
         figures = dict.fromkeys(name for row in self.rows for name in row.figures)
         problems = ("problem",) if any(row.problem for row in self.rows) else ()
         return *self.axes, *figures, *problems
@@ -199,8 +199,8 @@ class SweepAnswer(Picture):
             >>> atoll.sweep(asked, devices=[8, 16]).lines()[1]["devices"]
             16
         """
-        told = ({**row.asked, **row.figures, "problem": row.problem} for row in self.rows)
-        return [{name: row.get(name) for name in self.columns} for row in told]
+        merged_rows = ({**row.asked, **row.figures, "problem": row.problem} for row in self.rows)
+        return [{name: row.get(name) for name in self.columns} for row in merged_rows]
 
     def to_csv(self) -> str:
         """The rows as a table.
@@ -244,20 +244,20 @@ class ComparedRow:
     name: str
     values: tuple[JsonValue, ...]
     ratios: tuple[float, ...]
-    """To the first run's, of numbers; else empty."""
+    """Ratios of numbers to the first run; empty for other values."""
     differs: bool
 
     def cells(self) -> list[str]:
-        """Its values, with the ratios of those that differ."""
+        """Return the values as text, with the ratios of those that differ."""
         ratios = dict(enumerate(self.ratios))
         return [
-            format_value(value) + (f" ({ratios[at]:.3g}x)" if at and ratios.get(at, 1) != 1 else "")
-            for at, value in enumerate(self.values)
+            format_value(value) + (f" ({ratios[i]:.3g}x)" if i and ratios.get(i, 1) != 1 else "")
+            for i, value in enumerate(self.values)
         ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompareAnswer(Picture):
+class CompareAnswer(DrawnAnswer):
     """Runs side by side."""
 
     kind: Literal["compare"] = "compare"

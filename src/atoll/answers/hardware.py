@@ -28,7 +28,7 @@ class CatalogueAnswer(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LevelTold:
+class HardwareLevel:
     """One level of a network, with what messages reach of its bandwidth."""
 
     name: str
@@ -53,7 +53,7 @@ class DeviceAnswer(Answer):
     power_W: float | None
     calibration: str
     network: str
-    levels: tuple[LevelTold, ...]
+    levels: tuple[HardwareLevel, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class NetworkAnswer(Answer):
     kind: Literal["hardware-network"] = "hardware-network"
     format: Literal[1] = 1
     network: str
-    levels: tuple[LevelTold, ...]
+    levels: tuple[HardwareLevel, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class AcceleratorAnswer(SizedChip, Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HbmTold:
+class HbmChoice:
     GiB: float
     TBps: float
 
@@ -91,12 +91,12 @@ class SpaceEntry(Answer):
     template: str | None = None
     parameters: Mapping[str, str] | None = None
     """Of a file: the list of each."""
-    hbm: tuple[HbmTold, ...]
+    hbm: tuple[HbmChoice, ...]
     limits: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ParameterTold:
+class TemplateParameter:
     name: str
     label: str
     values: str
@@ -110,7 +110,7 @@ class TemplateAnswer(Answer):
     format: Literal[1] = 1
     chip_template: str
     about: str
-    parameters: tuple[ParameterTold, ...]
+    parameters: tuple[TemplateParameter, ...]
     buffers_before_hbm: tuple[str, ...]
 
 

@@ -17,7 +17,7 @@ from atoll.units import format_seconds
 
 
 def _possible(layout: Layout) -> Layout:
-    """Refuse degrees that no layout has; whether a run can have it is asked when it is used."""
+    """Refuse impossible degrees; whether a run can use the layout is checked later."""
     degrees = (layout.dp, layout.tp, layout.pp, layout.cp, layout.ep, layout.vpp, layout.microbatch)
     if min(degrees) < 1 or max(degrees) > MOST_DEGREE:
         raise ValueError(f"{layout} cannot be")
@@ -27,7 +27,7 @@ def _possible(layout: Layout) -> Layout:
 PlannedLayout = Annotated[Layout, AfterValidator(_possible)]
 MOST_DEGREE = 10**9
 MOST_PASSES = 500_000
-"""Of all stages, that are replayed and drawn."""
+"""Passes of all stages that are replayed and drawn at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Expected:
     runs: Count
     sources: Count
     extrapolated: bool = False
-    """Whether the device's operators were never timed, or the layout is beyond those measured."""
+    """Whether the device was never timed, or the layout is outside the measured ones."""
 
     def sentence(self) -> str:
         return f"{self.of}: {self.runs:,} runs, {self.mean:.0%} off on average"
@@ -60,7 +60,7 @@ class Interval:
     share: Amount
     step_time_s: Range
     memory_bytes: Range
-    """Of what the allocator reports on the fullest stage (`memory_bytes.total`)."""
+    """Interval of `memory_bytes.total`, which the allocator reports on the fullest stage."""
 
     def sentence(self, digits: int) -> str:
         low, high = (
@@ -84,24 +84,24 @@ class StepPasses:
 
     schedule: str
     passes: tuple[tuple[PassTime, ...], ...]
-    """Of every stage, its chunks on one microbatch."""
+    """Per stage: pass times of its chunks on one microbatch."""
     microbatches: Count
     replayed: Annotated[int, Field(gt=0)]
-    """Of the microbatches, those run one by one; the others are more of the same steady state."""
+    """Microbatches that are replayed; the remaining ones repeat the steady state."""
     send_s: Amount
-    """One message between stages, on average."""
+    """Mean time of one message between stages."""
     waits_s: tuple[tuple[Amount, Amount], ...] = ()
     delays_s: tuple[tuple[Amount, Amount], ...] = ()
-    """Of one activation and of one gradient into each stage, the seconds for which its device waits
-    and those on the link; none given: `send_s` on every link."""
+    """Per stage, (activation, gradient): seconds for which the device waits (`waits_s`) and seconds
+    on the link (`delays_s`); empty: `send_s` on every link."""
     after: tuple[tuple[str, Amount], ...]
-    """What follows the pipeline, or is added to it by every microbatch on all stages alike."""
+    """Work after the pipeline, or added by every microbatch on all stages."""
     slack: Positive = 1.0
-    """Time of a step over what its parts explain."""
+    """Step time / sum of its parts."""
     step_time_s: Positive
-    """As estimated."""
+    """Estimated step time."""
     parts: tuple[PassParts, ...] = ()
-    """Of every stage."""
+    """Parts per stage."""
 
     def __post_init__(self) -> None:
         if not self.passes or self.replayed * len(self.passes) > MOST_PASSES:
@@ -109,7 +109,7 @@ class StepPasses:
 
     @property
     def messages_s(self) -> tuple[tuple[tuple[float, float], ...], ...]:
-        """Of one message into each stage, what its device waits for, and what the link takes."""
+        """Per stage and message: (waiting time of the device, time on the link)."""
         none = ((0.0, 0.0),) * len(self.passes)
         sent = ((self.send_s, self.send_s),) * len(self.passes)
         return self.waits_s or none, self.delays_s or (none if self.waits_s else sent)
@@ -121,7 +121,7 @@ class LaunchFile:
 
     target: str
     file: str = ""
-    """Its usual name."""
+    """Default file name."""
     text: str = ""
     notes: tuple[str, ...] = ()
     """What the target says differently, and what the user must supply."""
@@ -141,17 +141,17 @@ class LaunchFile:
 
         Examples:
             >>> import atoll
-            >>> found = atoll.estimate("llama2-7b", "h100", 8, batch=64, tp=2, zero=3)
-            >>> found.export("torchtitan").save("mine.toml").name
+            >>> estimate = atoll.estimate("llama2-7b", "h100", 8, batch=64, tp=2, zero=3)
+            >>> estimate.export("torchtitan").save("mine.toml").name
             'mine.toml'
         """
-        given = Path(path)
-        place = given / self.file if given.is_dir() else given
-        with whole_files(lambda why: f"cannot write {place}: {why}", place) as (part,):
+        target = Path(path)
+        file_path = target / self.file if target.is_dir() else target
+        with whole_files(lambda why: f"cannot write {file_path}: {why}", file_path) as (part,):
             part.write_text(self.text, encoding="utf-8")
             if self.file.endswith(".sh"):
                 part.chmod(part.stat().st_mode | 0o111)
-        return place
+        return file_path
 
 
 class Launched:
@@ -174,8 +174,8 @@ class Launched:
 
         Examples:
             >>> import atoll
-            >>> found = atoll.estimate("llama2-7b", "h100", 8, batch=64, tp=2)
-            >>> found.export("megatron").save("megatron.sh").name
+            >>> estimate = atoll.estimate("llama2-7b", "h100", 8, batch=64, tp=2)
+            >>> estimate.export("megatron").save("megatron.sh").name
             'megatron.sh'
         """
         return self._launch_file(target)
@@ -205,7 +205,7 @@ class Candidate:
 
 
 def candidates_words(candidates: Sequence[Candidate], between: float) -> str:
-    """What must be tried, and why; nothing where nothing is near."""
-    words = "; ".join(f"{c.layout} ({c.slower:+.1%})" for c in candidates)
+    """Return which layouts to benchmark and why; empty if none is near."""
+    words = "; ".join(f"{candidate.layout} ({candidate.slower:+.1%})" for candidate in candidates)
     why = f"half of all pairs of layouts of one run are predicted {between:.0%} or more off"
     return f"to be tried beside it: {words} ({why})" if words else ""

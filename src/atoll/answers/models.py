@@ -83,7 +83,7 @@ class CaptureAnswer(ModelAnswer):
 
 
 def layer_table(model: Model) -> tuple[ModelLayer, ...]:
-    """A model's kinds of layers with their operators."""
+    """Return the kinds of layers of a model with their operators."""
     return tuple(
         made_of(
             ModelLayer,

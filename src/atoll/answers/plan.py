@@ -11,9 +11,9 @@ from pydantic import Field, JsonValue
 from atoll.answers.answer import (
     Amount,
     Count,
+    DrawnAnswer,
     Explanation,
     Number,
-    Picture,
     Positive,
     made_of,
 )
@@ -42,9 +42,9 @@ class StageMemory:
     total: Amount
     """What the allocator reports."""
     needed: Amount
-    """With fragmentation and the driver's share."""
+    """Total with fragmentation and the driver's share."""
     after_step: Amount
-    """Between steps."""
+    """Bytes between steps."""
     parts: Mapping[str, Amount]
 
 
@@ -54,9 +54,9 @@ class PlanMemory(StageMemory):
 
     capacity: Amount
     headroom: Amount = 0.0
-    """Share of it that was to stay free."""
+    """Share of the capacity to keep free."""
     tight: bool = False
-    """Whether it fits, but would not at the upper end of the interval."""
+    """Whether it fits, but not at the upper end of the interval."""
     most_needed: Amount
     """At the upper end of the interval, with fragmentation and the driver's share."""
     stages: tuple[StageMemory, ...]
@@ -76,7 +76,7 @@ class Replayed:
 
     time_s: Positive
     difference: Number
-    """The step over this time, less one: by what is left of steps that are replayed in part."""
+    """Step time / replay time - 1; not 0 where only a part of the step is replayed."""
     microbatches: Count
 
 
@@ -91,9 +91,9 @@ class DevicePass:
     operators: tuple[tuple[str, str, Amount, Amount], ...]
     """Name, kind of kernel, start, seconds."""
     work: tuple[tuple[Amount, Amount], ...] = ()
-    """Of each operator its FLOPs, and its bytes: of HBM, or of links where its kind is `link`."""
+    """FLOPs and bytes per operator: HBM bytes, or link bytes if its kind is `link`."""
     origins: tuple[Origin, ...] = ()
-    """With `--operators measured`, how the time of each is known, or most of it."""
+    """With `--operators measured`: origin of the time per operator, or of most of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,11 +121,11 @@ class Gain:
 
     change: str
     gain: Number | None
-    """Of the throughput; none where nothing fits."""
+    """Relative change of throughput; None if nothing fits."""
     area_mm2: Number | None = None
     score: Amount | None = None
     per_mm2: Number | None = None
-    """Score for each more of area."""
+    """Score per additional mm2."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,14 +138,14 @@ class Sensitivity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunAnswer(Launched, Picture):
+class RunAnswer(Launched, DrawnAnswer):
     """A training run under one layout."""
 
     format: Literal[3] = 3
     notes: tuple[str, ...] = ()
     """What to know before the figures are believed."""
     version: str = ""
-    """Of the atoll that wrote it."""
+    """Version of atoll that wrote it."""
     question: Mapping[str, JsonValue] = field(default_factory=dict)
     """The fields that were given, by their names; files by their absolute paths."""
     configuration: Mapping[str, JsonValue] = field(default_factory=dict)
@@ -162,33 +162,33 @@ class RunAnswer(Launched, Picture):
     attention: str
     imbalance: Amount
     site: str | None = None
-    """Whose measurements were used."""
+    """Site whose measurements were used."""
     given: str
-    """All that it holds for, in words: network with its bandwidths, clock, software."""
+    """Assumptions in words: network with its bandwidths, clock, software."""
     layout: PlannedLayout
     layout_words: str
     step_time_s: Positive
     tokens_per_s_per_device: Amount
     mfu: Amount
     power_cap_W: Positive | None = None
-    """What each device is held to; none: its rating."""
+    """Power cap per device; None: its rating."""
     power_W: Amount | None = None
-    """Mean draw of a device over the step; none where its rating is not known."""
+    """Mean power of a device over the step; None if its rating is unknown."""
     energy_per_token_J: Amount | None = None
     fits: bool
     memory_bytes: PlanMemory
     breakdown_s: Mapping[str, Number]
     expected_error: Expected
-    """How far such estimates were off."""
+    """Mean error of such estimates."""
     interval: Interval
     recomputed: Mapping[str, tuple[str, ...]]
-    """Under "optimal", the operators of each kind of block that run again."""
+    """Under "optimal": recomputed operators per kind of block."""
     stages: tuple[PlannedStage, ...]
     pipeline: StepPasses
     replay: Replayed
     operators: tuple[DevicePass, ...]
     operator_origins: Mapping[Origin, Amount] = field(default_factory=dict)
-    """With `--operators measured`, shares of the time of operators of a microbatch."""
+    """With `--operators measured`: share of a microbatch's operator time by origin."""
     cluster: Cluster
     whole_run: WholeRun | None = None
     """With `--tokens`."""
@@ -196,12 +196,12 @@ class RunAnswer(Launched, Picture):
     launch: tuple[LaunchFile, ...] = ()
 
     def _launch_file(self, target: str) -> LaunchFile:
-        made = {file.target: file for file in self.launch}
-        if target not in made:
-            raise AtollError(f"export: {target!r} is not known{suggestion(target, made)}")
-        if made[target].refused:
-            raise AtollError(made[target].refused)
-        return made[target]
+        file_by_target = {file.target: file for file in self.launch}
+        if target not in file_by_target:
+            raise AtollError(f"export: {target!r} is not known{suggestion(target, file_by_target)}")
+        if file_by_target[target].refused:
+            raise AtollError(file_by_target[target].refused)
+        return file_by_target[target]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,24 +237,24 @@ class PlanAnswer(RunAnswer):
 
     kind: Literal["plan"] = "plan"
     best: BestLayout
-    """The layout that is named."""
+    """The recommended layout."""
     fastest: BestLayout
-    """Of which the certificate speaks; another one where layouts that take as long are simpler."""
+    """The certified layout; differs from `best` if a simpler layout is as fast."""
     choice: str
-    """Why it is not the fastest; nothing where it is."""
+    """Why `best` is not the fastest; empty if it is."""
     ties: Amount
-    """Layouts that take so much longer than the fastest count as equal."""
+    """Layouts slower by up to this share count as equal to the fastest."""
     tied: Count
     alternatives: tuple[Candidate, ...]
-    """Layouts that must be tried beside it: the best is ahead by less than `between_layouts`."""
+    """Layouts to benchmark as well: slower than the best by less than `between_layouts`."""
     between_layouts: Amount
-    """By what estimates of two layouts of one run are off from each other, in half of all cases."""
+    """Median relative error between estimates of two layouts of one run."""
     runners_up: tuple[RunnerUp, ...]
     reasons: tuple[Reason, ...]
     stopped: str
-    """Why the search ended before its proof; nothing where it did not."""
+    """Why the search ended before its proof; empty if it did not."""
     left_out: Mapping[str, str]
-    """What there was no time for, and why."""
+    """What was left out for lack of time, and why."""
     certificate: LayoutProof
 
     def explain(self) -> PlanExplanation:
@@ -270,21 +270,21 @@ class PlanAnswer(RunAnswer):
             True
         """
         mine = self.breakdown_s
-        others = []
-        for other in self.runners_up:
-            theirs = other.breakdown_s
-            sign = 1 if other.slower >= 0 else -1  # what shrinks, where the other is faster
+        slower_layouts = []
+        for runner_up in self.runners_up:
+            theirs = runner_up.breakdown_s
+            sign = 1 if runner_up.slower >= 0 else -1  # faster: the part that shrinks most
             more_s = {name: sign * (theirs.get(name, 0.0) - mine[name]) for name in mine}
             part = max(more_s, key=more_s.__getitem__)
             part_s = mine[part], theirs.get(part, 0.0)
-            others.append(made_of(SlowerLayout, other, part=part, part_s=part_s))
+            slower_layouts.append(made_of(SlowerLayout, runner_up, part=part, part_s=part_s))
         return made_of(
             PlanExplanation,
             self,
             kind="plan-explanation",
             format=1,
             layout=self.layout_words,
-            runners_up=tuple(others),
+            runners_up=tuple(slower_layouts),
         )
 
 
@@ -294,9 +294,9 @@ class SlowerLayout:
     step_time_s: Positive
     slower: Number
     part: str
-    """Of the step: the one that grows most; that shrinks most where the layout is faster."""
+    """Part of the step that grows most; if the layout is faster, that shrinks most."""
     part_s: tuple[Number, Number]
-    """In the answer, and here."""
+    """(answer, this layout)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,5 +317,5 @@ class PlanExplanation(Explanation):
     left_out: Mapping[str, str]
     certificate: LayoutProof
     choice: str = ""
-    """Why it is not the fastest, of which the certificate speaks; nothing where it is."""
+    """Why it is not the certified fastest layout; empty if it is."""
     runners_up: tuple[SlowerLayout, ...]

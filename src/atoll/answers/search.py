@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue
 
-from atoll.answers.answer import Amount, Count, Explanation, Number, Picture, Positive
+from atoll.answers.answer import Amount, Count, DrawnAnswer, Explanation, Number, Positive
 from atoll.answers.certificate import ArchitectureProof
 from atoll.answers.design import Degree, Placed, Record, SearchedModel, SizedChip, SlowerChip
 from atoll.registry import named
@@ -42,7 +42,7 @@ class Beside:
     """A device that exists at its best layout for the same job, or why there is none."""
 
     device: str
-    """As it was asked for."""
+    """Name in the question."""
     network: str
     stack: str
     fits: bool
@@ -70,10 +70,10 @@ class Alone:
     shared_samples_per_s: Positive
     """On the common chip."""
     cost: Amount = 0.0
-    """What sharing takes of its samples per second."""
+    """Share of its samples per second lost by sharing."""
 
     def sharing(self, samples_per_s: float) -> Alone:
-        """With so many samples per second on the common chip."""
+        """Return a copy with the samples per second on the common chip."""
         cost = max(0.0, 1.0 - samples_per_s / self.samples_per_s)
         return replace(self, shared_samples_per_s=samples_per_s, cost=cost)
 
@@ -110,10 +110,10 @@ class SteadyChip:
     chip: str
     """In words."""
     fits: Amount
-    """Share of the draws in which it keeps to the limits at its own clock."""
+    """Share of the draws in which it meets the limits at its nominal clock."""
     loss_mean: Amount
-    """Of what the best chip of a draw scores, the part that this one lacks: a chip over the limit
-    on power at the fastest clock that keeps to it, one that is too large lacks all."""
+    """Mean of 1 - score / best score of the draw. A chip over the power limit runs at the fastest
+    clock that meets it; a chip that is too large has score 0."""
     loss_p95: Amount
     area_mm2: tuple[Amount, Amount]
     """5th and 95th percentile."""
@@ -124,8 +124,7 @@ class SteadyChip:
 class ConstantShare:
     name: str
     share: Amount
-    """Of the summed squares of how far each constant, at the ends of its range, moves the score of
-    the best chip."""
+    """Share of the sum over constants of squared changes of the best score at range ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,38 +133,38 @@ class Robustness(SteadyChip):
 
     draws: Count
     without_a_chip: Count
-    """Further draws in which no chip keeps to the limits."""
+    """Further draws in which no chip meets the limits."""
     designs: Count
     """The best of each draw is the best of these chips, within `proven_within`."""
     proven_within: Amount
     steadiest: SteadyChip
-    """The chip of least mean loss of those that were evaluated; none is below `least_loss`, which
-    is 0 where none was sought: under a limit on what passes draw."""
+    """Evaluated chip with the least mean loss; lower bound: `least_loss`, which is 0 under a limit
+    on sustained power, where none is searched for."""
     least_loss: Amount
     constants: tuple[ConstantShare, ...]
 
     def words(self) -> str:
         steady = self.steadiest
-        told = (
+        text = (
             f"over {self.draws} draws of {len(self.constants)} constants it keeps to the limits in "
             f"{self.fits:.0%} and loses {self.loss_mean:.1%} on average ({self.loss_p95:.0%} at "
             f"the 95th percentile) against the best of {self.designs:,} chips in each"
         )
         if self.without_a_chip:
-            told += f" ({self.without_a_chip} more leave no chip)"
+            text += f" ({self.without_a_chip} more leave no chip)"
         if steady.chip == self.chip:
-            told += "; none is steadier"
+            text += "; none is steadier"
         else:
-            told += (
+            text += (
                 f"; steadiest: {steady.chip}, which keeps to them in {steady.fits:.0%} and loses "
                 f"{steady.loss_mean:.1%} ({steady.loss_p95:.0%}"
             )
-            told += f"; no chip loses less than {self.least_loss:.1%})" if self.least_loss else ")"
-        moving = [one for one in self.constants if one.share >= 0.01][:3]
+            text += f"; no chip loses less than {self.least_loss:.1%})" if self.least_loss else ")"
+        moving = [constant for constant in self.constants if constant.share >= 0.01][:3]
         if moving:
-            shares = ", ".join(f"{one.name} {one.share:.0%}" for one in moving)
-            told += f"; what moves the best chip most: {shares}"
-        return told
+            shares = ", ".join(f"{constant.name} {constant.share:.0%}" for constant in moving)
+            text += f"; what moves the best chip most: {shares}"
+        return text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,25 +174,25 @@ class ShadowPrice:
     what: str
     unit: str
     at: Positive
-    """What the answer was allowed, or has."""
+    """Limit or value in the answer."""
     low: Positive
     high: Positive
-    """Between which the price holds: both ends were solved."""
+    """The price holds between `low` and `high`; both ends were solved."""
     less: Number | None
-    """Of the run's throughput at `low`; none where no chip fits."""
+    """Relative change of throughput at `low`; None if no chip fits."""
     more: Number | None
     per_unit_below: Number | None
-    """Of the throughput, what each unit less takes, and each unit more brings."""
+    """Relative change of throughput per unit, below and above `at`."""
     per_unit_above: Number | None
     chosen_anew: bool
-    """Whether each end has its own proven best chip; else it is the answer with that one rate."""
+    """Whether each end has its own proven best chip; else the answer's chip with a changed rate."""
     to_target: Amount | None
-    """Units more with which the run is as fast as it is to be; none: not within `high`."""
+    """Additional units that reach the target; None: not within `high`."""
     remark: str = ""
-    """Of the upper end: that the price is interpolated over a gap of the lists, or why it is 0."""
+    """Note on the upper end: interpolated over a gap of the lists, or why the price is 0."""
 
     def cells(self) -> tuple[str, str, str, str]:
-        """What, at what, a unit less and a unit more, each with the end up to which that holds."""
+        """Return resource, value, and the prices of a unit less and a unit more with their ends."""
         ends = (
             (self.less, self.per_unit_below, self.low),
             (self.more, self.per_unit_above, self.high),
@@ -220,17 +219,17 @@ class Ahead:
 
     device: str
     step_time_s: Positive
-    """Of the run as it is."""
+    """Step time of the present run."""
     measured: bool
     host_s: Amount
-    """Of its step, host time beside the device."""
+    """Host time per step that the device waits for."""
     slack: Positive
-    """Time of its step over what its parts explain."""
+    """Step time / sum of its parts."""
     chip_step_time_s: Positive
-    """Of the answer with the same host time and slack: the best of all chips, as both only add to
-    and stretch what a chip takes."""
+    """Step time of the answer with the same host time and slack, which do not change the ranking
+    of chips."""
     target: Positive
-    """Times as fast as the run that it is to be."""
+    """Wanted speed-up over the run."""
     prices: tuple[ShadowPrice, ...]
 
     @property
@@ -254,7 +253,7 @@ class Ahead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SearchAnswer(Picture):
+class SearchAnswer(DrawnAnswer):
     """The best chip, its proof, its baselines."""
 
     kind: Literal["search"] = "search"
@@ -280,14 +279,14 @@ class SearchAnswer(Picture):
     runners_up: tuple[DesignAnswer, ...]
     pareto: Mapping[str, FrontAnswer]
     price_per_device: Positive | None = None
-    """Dollars or watts that a device takes, where the score is throughput over them."""
+    """Dollars or watts per device, if the score is throughput per dollar or watt."""
     robustness: Robustness | None = None
     ahead: Ahead | None = None
-    """With `--from`: against the run that it follows."""
+    """With `--from`: comparison with that run."""
     job: Mapping[str, JsonValue]
     """The question, as it was asked."""
     given: str = ""
-    """All that it holds for, in words: network with its bandwidths, clock, process."""
+    """Assumptions in words: network with its bandwidths, clock, process."""
 
     def explain(self) -> SearchExplanation:
         """Why this chip: where the time goes, what limits operators, what the runner-up lacks.
@@ -301,8 +300,8 @@ class SearchAnswer(Picture):
             >>> result.answer.explain().models[0].model
             'bert-large'
         """
-        made: SearchExplanation = named("atoll.explore.answer.why:explain_result")(self)
-        return made
+        explanation: SearchExplanation = named("atoll.explore.answer.why:explain_result")(self)
+        return explanation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,9 +345,9 @@ class Slower:
     slower_by: Number
     """Below 0 it is faster, by less than the proof's tolerance."""
     part: str
-    """Of the step: the one that grows most; of a faster one, that shrinks most."""
+    """Part of the step that grows most; on a faster chip, that shrinks most."""
     part_s: tuple[Number, Number]
-    """On the answer, and on the runner-up."""
+    """(answer, runner-up)."""
     layout: tuple[str, str]
 
 

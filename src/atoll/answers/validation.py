@@ -22,11 +22,11 @@ class Errors:
     median_ape: float | None = None
     p90_ape: float | None = None
     bias: float | None = None
-    """The mean with its sign, of operators."""
+    """Mean signed error, of operators."""
     coverage: float | None = None
-    """Of runs, the share measured inside of their intervals."""
+    """Share of runs measured inside their intervals."""
     half_width: float | None = None
-    """Of these intervals over the prediction, the mean."""
+    """Mean half-width of the intervals, relative to the prediction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class GroupErrors:
     memory: Errors
     rows: int
     accepted_share: float
-    """Of its runs, those that are said to fit."""
+    """Share of its runs predicted to fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,22 +66,22 @@ class RunsValidation(Answer):
     rows: int
     predicted: int
     skipped: Mapping[str, int]
-    """Rows, by the reason why nothing was predicted."""
+    """Number of rows without a prediction, by reason."""
     step_time: Errors
     memory: Errors
     coverage: float | None = None
     """Of runs with a step time, the share inside of their 90 % intervals; of memory and of groups
     beside their errors."""
     rejected: int | None = None
-    """Runs that are said not to fit, where they are known to have run out of memory."""
+    """Runs predicted not to fit, of runs that ran out of memory."""
     rejected_share: float | None = None
     accepted: int | None = None
-    """Runs that are said to fit, where they are known to have run."""
+    """Runs predicted to fit, of runs that ran."""
     accepted_share: float | None = None
     groups: Mapping[str, Mapping[str, GroupErrors]]
     """By device, method, precision and kind of run (`training.accuracy`)."""
     unread: Mapping[str, int]
-    """Words of rows that say nothing to the model, and in how many rows."""
+    """Words of rows that the model does not use, with the number of rows."""
     regret: Regret = Regret()
     by_source: Mapping[str, GroupErrors]
     by_device: Mapping[str, GroupErrors]
@@ -103,16 +103,16 @@ class BenchScore:
     """How well a predictor does on some rows."""
 
     rows: int
-    """That it can express."""
+    """Rows that it can express."""
     step_time: Errors
     first: Errors
-    """Of the first predictor on the same rows."""
+    """Errors of the first predictor on the same rows."""
     memory: Errors
     ran: int
-    """Runs that ran, of which it says whether they fit; `accepted_share` are said to."""
+    """Runs that ran and have a memory prediction; `accepted_share` are predicted to fit."""
     accepted_share: float | None = None
     failed: int
-    """Runs that went out of memory; of `rejected_share` it says so."""
+    """Runs that went out of memory; `rejected_share` are predicted not to fit."""
     rejected_share: float | None = None
     regret: Regret = Regret()
 
@@ -124,7 +124,7 @@ class PredictorBench:
     refused: Mapping[str, int]
     """Rows that it cannot express, by the reason."""
     per_second: float
-    """Rows that it answered or refused in a second of one processor."""
+    """Rows answered or refused per second on one core."""
     all: BenchScore
     common: BenchScore
     """On the rows that every predictor can express."""
@@ -141,12 +141,12 @@ class BenchAnswer(Answer):
     files: tuple[BenchFile, ...]
     rows: int
     unread: Mapping[str, int]
-    """Rows that describe no run, of which nobody was asked, by the reason."""
+    """Number of rows that describe no run, by reason."""
     shared: int
     """Rows that two predictors or more can express; `common` ones all of them."""
     common: int
     missing: Mapping[str, str]
-    """Predictors that could not be asked, and why."""
+    """Predictors that could not run, and why."""
     predictors: tuple[PredictorBench, ...]
 
 
@@ -198,7 +198,7 @@ class CalibrationAnswer(Answer):
     fitted: int
     skipped: tuple[str, ...]
     kept: tuple[str, ...]
-    """Kinds that the file has too few rows of: their parameters are as they were."""
+    """Kinds with too few rows in the file: their parameters are unchanged."""
     parameters: Mapping[str, Parameter | Mapping[str, Parameter]]
     """As the calibration's file has them."""
     held_out: OperatorsValidation
@@ -226,7 +226,7 @@ class ProfiledStep:
     exposed_s: float
     """Communication while nothing else ran."""
     hidden: Mapping[str, tuple[float, float]]
-    """Of each kind of communication: its time, and what of it nothing hid."""
+    """Per kind of communication: (time, exposed time)."""
     host_gap_s: float
     """The device idle because the next kernel had not been launched."""
     other_gap_s: float
@@ -289,13 +289,13 @@ class Better:
     saved_percent: float | None
     """Of a step; None where the file's own layout does not fit, as all that is saved."""
     saved_hours: float | None
-    """Of all devices together a run takes so much less; None where its length is not known."""
+    """Device-hours saved per run; None if its length is unknown."""
     saved_usd: float | None
     launch_file: str
     """As a difference from the launch file that Atoll would write for the layout in use."""
     proof: str
     flags: str = ""
-    """What else the file must say for it, in the words of `--overlap` and `--flags`."""
+    """Further flags that the file must set, in the words of `--overlap` and `--flags`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,11 +323,11 @@ class MeasuredRun:
 
     file: str
     software: str
-    """Whose words the log has."""
+    """Software that wrote the log."""
     steps: Count
-    """That were used."""
+    """Steps used."""
     left_out: int
-    """While it warmed up, and outliers."""
+    """Steps left out: warm-up and outliers."""
     step_time_s: Positive
     """Median."""
     low_s: Positive
@@ -341,7 +341,7 @@ class MeasuredRun:
     memory_predicted_bytes: Amount | None
     memory_error: Number | None
     slack: tuple[Number, Number, Number] | None
-    """What the step takes over its estimate as the site's own factor: value and 90 % interval."""
+    """Measured / estimated step time as the site's slack: value and 90 % interval."""
     parts: tuple[MeasuredPart, ...]
     """Of a profile; empty without one."""
 
@@ -395,10 +395,10 @@ class ChipLine:
     power_parts_W: Mapping[str, float]
     """At peak, before the limit of its module."""
     module_W: float | None
-    """What a module of its year could be cooled at, where it has one."""
+    """Power limit of cooling for a module of its year, if it has one."""
     peak_flops: float | None
     constructed_flops: float | None
-    """Units x width x 2 x clock."""
+    """units x width x 2 x clock."""
     peak_error: float | None
 
 
@@ -495,4 +495,4 @@ class FiguresValidation(Answer):
 Validation = (
     OperatorsValidation | RunsValidation | ChipsValidation | NodesValidation | FiguresValidation
 )
-"""Whatever the columns of a table ask for."""
+"""The kind follows from the columns of the table."""

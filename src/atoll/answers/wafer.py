@@ -12,15 +12,15 @@ from atoll.answers.answer import (
     Amount,
     Answer,
     Count,
+    DrawnAnswer,
     Explanation,
     Number,
-    Picture,
     Positive,
     made_of,
 )
 from atoll.answers.certificate import ArchitectureProof
 from atoll.answers.design import Chip, Degree, Placed, PlacedModel, SizedChip
-from atoll.files.yamlfile import Count as Whole
+from atoll.files.yamlfile import Count as PositiveInt
 from atoll.files.yamlfile import FileModel
 from atoll.hardware.accelerator import GIB
 from atoll.hardware.wafer import Wafer
@@ -52,7 +52,7 @@ class WaferTold:
 
     @classmethod
     def of(cls, wafer: Wafer, /, **more: Any) -> Self:
-        """A wafer, with what is said beside it."""
+        """Convert a wafer, with further fields."""
         hbm = wafer.chip.hbm
         return made_of(
             cls,
@@ -114,7 +114,7 @@ class WaferStage:
         Count | None, Field(validation_alias=AliasChoices("offload_target", "helper"))
     ]
     offloaded: tuple[str, ...]
-    """Tensors that it leaves in the memory of that stage."""
+    """Tensors stored in the memory of that stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +140,7 @@ class WaferPicture:
 
 
 Grid = Annotated[int, Field(ge=0, le=10_000)]
-"""A place or a length on the grid."""
+"""Coordinate or length on the grid."""
 Code = Annotated[str, Field(max_length=100)]
 Digit = Annotated[int, Field(ge=1, le=10_000)]
 
@@ -164,7 +164,7 @@ class OperatorFile(FileModel):
 class StageFile(FileModel):
     rectangle: tuple[Grid, Grid, Grid, Grid]
     digits: DigitsFile
-    layers: Whole
+    layers: PositiveInt
     stream: Code
     operators: dict[str, OperatorFile]
     keep: dict[str, bool | Literal["offload"]]
@@ -176,9 +176,9 @@ class StageFile(FileModel):
 
 class MappingFile(FileModel):
     model: str
-    batch: Whole
-    microbatch: Whole
-    sequence: Whole
+    batch: PositiveInt
+    microbatch: PositiveInt
+    sequence: PositiveInt
     streaming: bool
     algorithm: str
     schedule: str = "1f1b"
@@ -266,7 +266,7 @@ class FaultsAnswer:
     """What faults cost: those that the job gives, and those of sampled wafers, where asked for."""
 
     kept: Amount | None = None
-    """Of the throughput, around the faults that the job gives."""
+    """Share of the throughput with the faults of the job."""
     dead_share: Amount | None = None
     samples: Count = 0
     median_kept: Amount | None = None
@@ -289,7 +289,7 @@ class Worth:
     area_mm2: Number
     """More area of the whole wafer."""
     gain_per_1000_mm2: Number | None
-    """None: it takes no area."""
+    """None: no area is needed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,7 +320,7 @@ class WaferFront:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WaferAnswer(Picture):
+class WaferAnswer(DrawnAnswer):
     """The best mapping on a wafer, or on the best wafer of a space, with its bound."""
 
     kind: Literal["wafer"] = "wafer"
@@ -365,9 +365,9 @@ class WaferAnswer(Picture):
             >>> result.answer.explain().stages
             4
         """
-        explained = named("atoll.wafer.answer.explain:explain_wafer_result")
-        made: WaferExplanation = explained(self, ablate=ablate)
-        return made
+        explain = named("atoll.wafer.answer.explain:explain_wafer_result")
+        explanation: WaferExplanation = explain(self, ablate=ablate)
+        return explanation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,1 +1,1 @@
-"""One file per group of commands; each command is a plain function with typer annotations."""
+"""One file per group of commands; each command is a function of its question."""

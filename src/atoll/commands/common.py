@@ -1,4 +1,4 @@
-"""What every command shares."""
+"""Functions shared by commands."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from atoll.driver import Progress
 
 INTERRUPTED = 130
-"""What a shell reports of a process that Ctrl-C ended."""
+"""Exit code of a process that Ctrl-C ended."""
 
 
 def say_interrupted() -> None:
@@ -33,10 +33,10 @@ def say_interrupted() -> None:
 
 @contextmanager
 def leave_when_interrupted() -> Iterator[None]:
-    """Ctrl-C ends the process where it stands, for work in libraries that cannot take an exception.
+    """Exit at once on Ctrl-C, for libraries that cannot handle an exception.
 
-    An exception that is raised in Python code called from torch's destructors has nowhere to go:
-    the process would abort. Nothing may be half done meanwhile.
+    An exception in Python code called by torch's destructors would abort the process. The block
+    must not leave partial output.
     """
 
     def leave(number: int, frame: FrameType | None) -> None:
@@ -44,7 +44,7 @@ def leave_when_interrupted() -> Iterator[None]:
         os._exit(INTERRUPTED)
 
     if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread hears signals
+        yield  # only the main thread receives signals
         return
     before = signal.signal(signal.SIGINT, leave)
     try:
@@ -57,9 +57,9 @@ def leave_when_interrupted() -> Iterator[None]:
 def interruptible(
     began: float, noun: str, kernels: bool = True
 ) -> Iterator[tuple[Stop, Progress | None]]:
-    """Around a search: what asks it to end, and who is told how far it is.
+    """Yield the stop condition and the progress callback of a search.
 
-    `began`: when the command did, by the monotonic clock, from which its time limit counts.
+    `began`: start of the command by the monotonic clock, from which its time limit counts.
     """
     stop = Stop(began=began)
     with stop.on_interrupt(), progress(noun, kernels=kernels) as show:
@@ -67,7 +67,7 @@ def interruptible(
 
 
 def leave_if_interrupted(stop: Stop, out: Path | None) -> None:
-    """After the answer was printed: what a shell is told of a search that a signal ended."""
+    """Exit with the code of the signal that ended a search, after its answer was printed."""
     if stop.interrupted:
         again = "" if out is None else "; the same command continues"
         print(f"atoll: interrupted{again}", file=sys.stderr)
@@ -75,13 +75,13 @@ def leave_if_interrupted(stop: Stop, out: Path | None) -> None:
 
 
 def print_json(value: Mapping[str, JsonValue]) -> None:
-    """One JSON object on standard output."""
+    """Print one JSON object."""
     json.dump(value, sys.stdout, indent=1, allow_nan=False)
     sys.stdout.write("\n")
 
 
 def swept(question: Any, as_json: bool) -> bool:
-    """Whether a question is asked for several values, which it then is."""
+    """Answer a question with a sweep; return whether it has one."""
     if not question.sweep:
         return False
     from atoll.printing.tables import print_sweep
@@ -92,7 +92,7 @@ def swept(question: Any, as_json: bool) -> bool:
 
 
 def answer(value: Any, as_json: bool, show: Callable[[Any], None]) -> None:
-    """An answer as JSON, or as people read it."""
+    """Print an answer as JSON or as text."""
     if as_json:
         print_json(value if isinstance(value, dict) else value.to_dict())
     else:

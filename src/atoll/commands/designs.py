@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 from atoll.answers.answer import dumped
 from atoll.commands.common import answer
 from atoll.errors import AtollError
-from atoll.files.jsonfile import faults_of
+from atoll.files.jsonfile import reading_faults
 from atoll.printing import search as printing
 from atoll.questions.verbs import DesignsQuestion
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def designs(question: DesignsQuestion, as_json: bool) -> None:
-    from atoll.store import DesignsAnswer, RunReader, Written
+    from atoll.store import DesignsAnswer, ParquetFile, RunReader
     from atoll.store.parquet import export_parquet
 
     with RunReader(question.folder) as reader:
@@ -41,25 +41,25 @@ def designs(question: DesignsQuestion, as_json: bool) -> None:
             designs=tuple(cast("Sequence[Row]", rows)),
             parquet=None
             if path is None
-            else Written(file=str(path), rows=export_parquet(source, path)),
+            else ParquetFile(file=str(path), rows=export_parquet(source, path)),
         )
     answer(shown, as_json, printing.print_designs)
 
 
 def _source(reader: RunReader, kind: RunKind) -> RunReader | Rows:
-    """What is listed: chips, wafers of the answer, or layouts that were estimated."""
+    """Return the rows to list: chips, wafers of the answer, or estimated layouts."""
     from atoll.answers.wafer import WaferAnswer
     from atoll.store.rows import Rows
 
     if kind == "search":
         return reader
     if kind == "wafer":
-        found = reader.result()
-        wafers = found.designs if isinstance(found, WaferAnswer) else ()
+        answer = reader.result()
+        wafers = answer.designs if isinstance(answer, WaferAnswer) else ()
         return Rows([dumped(row) | {"score": row.samples_per_s} for row in wafers])
     from atoll.training.planner.pieces import estimated_layouts
 
-    with faults_of(reader.path, reader.as_written):
+    with reading_faults(reader.path, reader.as_written):
         batch = reader.job()["batch"]
         return Rows(list(estimated_layouts(reader.notes("times "), int(str(batch)))))
 
@@ -67,7 +67,7 @@ def _source(reader: RunReader, kind: RunKind) -> RunReader | Rows:
 def _filters(
     texts: Iterable[str],
 ) -> dict[str, float | str | tuple[float | None, float | None]]:
-    found: dict[str, float | str | tuple[float | None, float | None]] = {}
+    filters: dict[str, float | str | tuple[float | None, float | None]] = {}
     for text in texts:
         for sign in ("<=", ">=", "="):
             name, present, value = (part.strip() for part in text.partition(sign))
@@ -77,14 +77,14 @@ def _filters(
             raise AtollError(f"where: expected column=value, <= or >=, got {text!r}.")
         number = _number(value)
         if sign == "=":
-            found[name] = value if number is None else number
+            filters[name] = value if number is None else number
             continue
         if number is None:
             raise AtollError(f"where: expected a number after {sign}, got {text!r}.")
-        known = found.get(name)
-        low, high = known if isinstance(known, tuple) else (None, None)
-        found[name] = (low, number) if sign == "<=" else (number, high)
-    return found
+        earlier = filters.get(name)
+        low, high = earlier if isinstance(earlier, tuple) else (None, None)
+        filters[name] = (low, number) if sign == "<=" else (number, high)
+    return filters
 
 
 def _number(text: str) -> float | None:

@@ -1,7 +1,7 @@
 """`atoll mcp`: the verbs that only read, as tools of the Model Context Protocol.
 
-Tools are the questions of the commands under the same names: schemas, checks and sentences are
-theirs, without the fields that write files or say who works. Answers are those of `--json`.
+Tools have the names, schemas, checks and texts of the commands' questions, without the fields for
+output files and workers. Answers are those of `--json`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def mcp(question: McpQuestion) -> None:
         ) from error
 
     async def serve() -> None:
-        server = made_server()
+        server = build_server()
         async with stdio.stdio_server() as (read, write):
             await server.run(read, write, server.create_initialization_options())
 
@@ -47,42 +47,42 @@ def mcp(question: McpQuestion) -> None:
 
 
 def offered(name: str) -> dict[str, Any]:
-    """JSON Schema of a tool's arguments: the question's, without what writes."""
-    asked = COMMANDS[name][0]
-    schema = asked.model_json_schema()
-    kept = schema["properties"].keys() - hidden(asked)
-    schema["properties"] = {n: part for n, part in schema["properties"].items() if n in kept}
+    """Return the JSON Schema of a tool's arguments: the question's without output fields."""
+    question = COMMANDS[name][0]
+    schema = question.model_json_schema()
+    shown = schema["properties"].keys() - hidden(question)
+    schema["properties"] = {n: part for n, part in schema["properties"].items() if n in shown}
     return schema
 
 
-def hidden(asked: type[Question]) -> set[str]:
-    """Fields that are not an agent's: where files are written, who works."""
-    fields = asked.model_fields.items()
+def hidden(question: type[Question]) -> set[str]:
+    """Return the fields hidden from agents: output files and workers."""
+    fields = question.model_fields.items()
     return {name for name, info in fields if info.exclude or about(info, "writes", False)}
 
 
-def called(name: str, arguments: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """A tool's answer as `--json` has it, and the launch file that was asked for."""
+def run_tool(name: str, arguments: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Run a tool; return its answer as JSON data, and the requested launch file."""
     if name not in VERBS:
         raise AtollError(f"tool {name!r} is not known; there are {', '.join(VERBS)}")
-    asked = COMMANDS[name][0]
-    if refused := sorted(hidden(asked) & arguments.keys()):
+    question_kind = COMMANDS[name][0]
+    if refused := sorted(hidden(question_kind) & arguments.keys()):
         raise AtollError(f"{', '.join(refused)}: not offered here, where nothing is written")
-    question = ask({name: asked}, None, arguments)
-    found = ANSWERED[name](question)
+    question = ask({name: question_kind}, None, arguments)
+    result = ANSWERED[name](question)
     target = getattr(question, "export", None)
-    return found.to_dict(), [] if target is None else [found.export(target).text]
+    return result.to_dict(), [] if target is None else [result.export(target).text]
 
 
-def made_server() -> Any:
-    """The server of the protocol's SDK, with a tool for each verb."""
+def build_server() -> Any:
+    """Build the SDK's server with one tool per verb."""
     import anyio
     from mcp import types
     from mcp.server.lowlevel import Server
 
-    one_by_one = anyio.CapacityLimiter(1)
+    single_call = anyio.CapacityLimiter(1)
 
-    async def list_tools(context: Any, asked: Any) -> Any:
+    async def list_tools(context: Any, request: Any) -> Any:
         tools = [
             types.Tool(
                 name=name,
@@ -96,13 +96,13 @@ def made_server() -> Any:
         ]
         return types.ListToolsResult(tools=tools)
 
-    async def call_tool(context: Any, asked: Any) -> Any:
-        run = partial(called, asked.name, asked.arguments or {})
+    async def call_tool(context: Any, request: Any) -> Any:
+        run = partial(run_tool, request.name, request.arguments or {})
         try:
-            answer, files = await anyio.to_thread.run_sync(run, limiter=one_by_one)
+            answer, files = await anyio.to_thread.run_sync(run, limiter=single_call)
         except AtollError as error:
-            told = [types.TextContent(type="text", text=str(error))]
-            return types.CallToolResult(content=told, is_error=True)
+            sentences = [types.TextContent(type="text", text=str(error))]
+            return types.CallToolResult(content=sentences, is_error=True)
         texts = [json.dumps(answer, allow_nan=False), *files]
         content = [types.TextContent(type="text", text=text) for text in texts]
         return types.CallToolResult(content=content, structured_content=answer)

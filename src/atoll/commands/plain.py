@@ -1,4 +1,4 @@
-"""Commands that ask and show, and nothing else: who answers each question, and who prints that."""
+"""Commands that only answer and print: the functions that answer and print each question."""
 
 from __future__ import annotations
 
@@ -19,46 +19,46 @@ if TYPE_CHECKING:
 
 
 def _models(question: ModelsQuestion) -> Any:
-    """The zoo, or one model."""
+    """Return the zoo, or one model."""
     every = question.name is None
     return api.list_models() if every else api.describe_model(**question.asked())
 
 
 def _explained(question: ExplainQuestion) -> Explanation:
-    """Why the answer of a folder is as it is."""
+    """Explain the answer of a folder."""
     from atoll.answers.plan import EstimateAnswer
     from atoll.answers.wafer import WaferAnswer
     from atoll.report.folder import open_folder
 
-    found = open_folder(question.folder).answer
-    if isinstance(found, EstimateAnswer):
+    answer = open_folder(question.folder).answer
+    if isinstance(answer, EstimateAnswer):
         raise AtollError(
             f"{question.folder}: holds the estimate of one layout, which was compared with none; "
             "`atoll report` draws it, `atoll plan` finds the best one and says why."
         )
     if not question.ablate:
-        return found.explain()
-    if isinstance(found, WaferAnswer):
-        return found.explain(ablate=True)
+        return answer.explain()
+    if isinstance(answer, WaferAnswer):
+        return answer.explain(ablate=True)
     raise AtollError(f"{question.folder}: ablate is for mappings on a wafer, and holds none.")
 
 
 ANSWERED: dict[str, Callable[[Any], Any]] = {
-    "bench": lambda asked: several.bench(**asked.asked()),
-    "calibrate": lambda asked: api.calibrate(**asked.asked()),
-    "check": lambda asked: api.check(**asked.asked()),
-    "compare": lambda asked: several.compare(*asked.runs),
-    "env": lambda asked: environment(),
-    "estimate": lambda asked: api.estimate(job=asked),
+    "bench": lambda question: several.bench(**question.asked()),
+    "calibrate": lambda question: api.calibrate(**question.asked()),
+    "check": lambda question: api.check(**question.asked()),
+    "compare": lambda question: several.compare(*question.runs),
+    "env": lambda question: environment(),
+    "estimate": lambda question: api.estimate(job=question),
     "explain": _explained,
-    "hardware": lambda asked: api.describe_hardware(asked.name),
+    "hardware": lambda question: api.describe_hardware(question.name),
     "models": _models,
-    "place": lambda asked: api.place(**asked.asked()),
-    "plan": lambda asked: api.plan(job=asked),
-    "search": lambda asked: api.search(asked),
-    "validate": lambda asked: api.validate(**asked.asked()),
+    "place": lambda question: api.place(**question.asked()),
+    "plan": lambda question: api.plan(job=question),
+    "search": lambda question: api.search(question),
+    "validate": lambda question: api.validate(**question.asked()),
 }
-"""From a command's question to what has its answer."""
+"""Functions from a command's question to its result."""
 
 
 def _print_operators(shown: OperatorsValidation) -> None:
@@ -81,8 +81,8 @@ _BY_KIND: dict[str, Callable[[Any], None]] = {
 }
 
 
-def _by_kind(found: Any) -> None:
-    _BY_KIND[found.kind](found)
+def _by_kind(answer: Any) -> None:
+    _BY_KIND[answer.kind](answer)
 
 
 _PRINTED: dict[str, Callable[[Any], None]] = {
@@ -107,9 +107,9 @@ def _plain(name: str) -> Callable[[Question, bool], None]:
 
 def _schema(question: SchemaQuestion) -> None:
     from atoll.answers.kinds import answer_schema
-    from atoll.questions.texts import schema as of
+    from atoll.questions.texts import schema as question_schema
 
-    print_json(of(question.command) | {"answer": answer_schema(question.command)})
+    print_json(question_schema(question.command) | {"answer": answer_schema(question.command)})
 
 
 PLAIN: dict[str, Callable[..., None]] = {name: _plain(name) for name in _PRINTED}

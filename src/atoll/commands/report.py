@@ -19,17 +19,17 @@ def report(question: ReportQuestion, as_json: bool) -> None:
 def compare(question: CompareQuestion, as_json: bool) -> None:
     from atoll.several import compare as run
 
-    found = run(*question.runs)
-    answer(found, as_json, tables.print_compared)
+    comparison = run(*question.runs)
+    answer(comparison, as_json, tables.print_compared)
     if question.out is not None:
-        print(f"atoll: wrote {found.report(question.out)}", file=sys.stderr)
+        print(f"atoll: wrote {comparison.report(question.out)}", file=sys.stderr)
 
 
 def trace(question: TraceQuestion, as_json: bool) -> None:
     from atoll.report.folder import open_folder
 
-    found = open_folder(question.folder).answer
-    _wrote(found.trace(question.out or question.folder / "trace.json"), as_json)
+    answer = open_folder(question.folder).answer
+    _wrote(answer.trace(question.out or question.folder / "trace.json"), as_json)
 
 
 def _wrote(path: Path, as_json: bool) -> None:

@@ -21,8 +21,8 @@ def serve(question: ServeQuestion) -> None:
         allow_hosts=question.allow_host,
     )
     explorer.warm()
-    for other in explorer.left_out:
-        print(f"atoll: {other.reason}", file=sys.stderr)
+    for folder in explorer.left_out:
+        print(f"atoll: {folder.reason}", file=sys.stderr)
     print(explorer.address, flush=True)
     if sys.stderr.isatty():
         print("Ctrl-C ends it.", file=sys.stderr)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from atoll.questions import EstimateQuestion, PlanQuestion, WaferQuestion
 
 _LATER: dict[str, Any] = {"export_to": None}
-"""A launch file is written after the answer was shown: its target may refuse the layout."""
+"""The launch file is written after the answer is printed: its target may refuse the layout."""
 
 
 def estimate(question: EstimateQuestion | WaferQuestion, as_json: bool) -> None:
@@ -21,12 +21,12 @@ def estimate(question: EstimateQuestion | WaferQuestion, as_json: bool) -> None:
 
     if isinstance(question, questions.EstimateQuestion) and swept(question, as_json):
         return
-    asked = (
+    job = (
         question.model_copy(update=_LATER)
         if isinstance(question, questions.EstimateQuestion)
         else question
     )
-    result = run(job=asked)
+    result = run(job=job)
     if not isinstance(result, Estimate):
         from atoll.printing.wafer import print_wafer_estimate
 
@@ -49,8 +49,8 @@ def plan(question: PlanQuestion, as_json: bool, began: float) -> None:
     with interruptible(began, "layouts", kernels=False) as (stop, show):
         try:
             result = run(job=question.model_copy(update=_LATER), stop=stop, progress=show)
-        except UnusableError as error:  # the plan is worth having without a launch file
-            tool = fields_of_its_tool(question)  # the same run, for any tool
+        except UnusableError as error:  # print the plan without a launch file
+            tool = fields_of_its_tool(question)  # the same run for any tool
             without = question.model_copy(update=_LATER | tool | {"export": None})
             refused, result = error, run(job=without, stop=stop, progress=show)
     shown = printing_training

@@ -1,5 +1,5 @@
-"""One way through every search: chips, layouts on existing hardware, mappings on wafers."""
+"""The driver of every search: chips, layouts on existing hardware, mappings on wafers."""
 
-from atoll.driver.problem import Answer, Desk, Means, Problem, Progress, drive
+from atoll.driver.problem import CertifiedAnswer, Desk, Means, PreparedProblem, Progress, drive
 
-__all__ = ["Answer", "Desk", "Means", "Problem", "Progress", "drive"]
+__all__ = ["CertifiedAnswer", "Desk", "Means", "PreparedProblem", "Progress", "drive"]

@@ -1,8 +1,8 @@
-"""What every search has in common: a folder that keeps it, workers, limits, files in the end.
+"""What all searches have in common: a folder, workers, limits and result files.
 
-A problem says what its records depend on, how it is solved, and which files its answer makes; the
-driver gives it a desk with all that it may need. So each of them continues after it was killed, may
-be spread over processes or a cluster, and ends early with what it has.
+A problem defines its identity, how it is solved, and the files of its answer; the driver provides
+executor, store and limits. So every search continues after it was killed, can be spread over
+processes or a cluster, and ends early with the best so far.
 """
 
 from __future__ import annotations
@@ -28,41 +28,41 @@ if TYPE_CHECKING:
     from atoll.store import RunStore
 
 Progress = Callable[[str, int, int, float, float], None]
-"""Told of the phase, how many are left of how many, the best score and the bound."""
+"""Called with the phase, items left, items in total, the best score and the bound."""
 
 
-class Answer(Protocol):
-    """What a search found."""
+class CertifiedAnswer(Protocol):
+    """An answer with its certificate."""
 
     @property
     def certificate(self) -> Certificate: ...
 
     @property
     def ended_early(self) -> bool:
-        """Whether some of it is left to a later run of the same search."""
+        """Whether a later run of the same search could complete it."""
 
     def to_dict(self) -> dict[str, JsonValue]: ...
 
 
-A = TypeVar("A", bound=Answer)
+A = TypeVar("A", bound=CertifiedAnswer)
 
 
 @dataclass(frozen=True)
 class Means:
-    """Where a search works, and what it keeps."""
+    """Where a search runs and what it stores."""
 
     out: Path | None = None
-    """The folder: with it, a search that was interrupted continues."""
+    """Result folder, from which an interrupted search continues."""
     workers: int | None = None
     cluster: str | None = None
-    """They do not change the answer."""
+    """Neither workers nor cluster changes the answer."""
     grows: bool = False
-    """Whether processes are started without being asked for, once the work turns out to be long."""
+    """Whether processes are started by default once the search takes long."""
 
 
 @dataclass(frozen=True)
 class Desk:
-    """What a problem is solved with."""
+    """Executor, limits and store with which a problem is solved."""
 
     executor: Executor
     stop: Stop
@@ -72,12 +72,12 @@ class Desk:
 
     @property
     def plain(self) -> bool:
-        """Whether all is computed here, and nothing kept."""
+        """Whether everything is computed in this process and nothing is stored."""
         return self.store is None and self.executor.in_process
 
     @property
     def progress(self) -> Progress | None:
-        """Who is told how far the search is: whoever listens, and the store."""
+        """Receiver of progress: the listener and the store."""
         return self.listener if self.store is None else self._tell
 
     def _tell(self, phase: str, left: int, total: int, score: float, bound: float) -> None:
@@ -87,48 +87,48 @@ class Desk:
         self.store.tell(phase, left, total, None, score, bound)
 
     def pieces(self, task: Task, context: Any) -> Pieces:
-        """The pieces of the search: on record, under way in a worker, or computed here."""
+        """Return the pieces of the search: recorded, running in a worker, or computed here."""
         return Pieces(task, context, self.store, self.executor, self.stop)
 
 
-class Problem(Protocol[A]):
-    """A question that is ready to be answered."""
+class PreparedProblem(Protocol[A]):
+    """A prepared question."""
 
     def identity(self) -> Identity:
-        """What its records depend on: a folder belongs to one such question."""
+        """Return what its records depend on; a folder has a single identity."""
 
-    def solve(self, desk: Desk) -> A:
-        """The answer, or the best so far where it has to end; `StoppedError` without one."""
+    def solve(self, runtime: Desk) -> A:
+        """Return the answer, or the best so far when stopped; `StoppedError` without one."""
 
     def files(self, answer: A) -> Mapping[str, str]:
-        """What the folder holds in the end, by file name."""
+        """Return the contents of the result files by name."""
 
 
 def drive(
-    prepare: Callable[[Stop], Problem[A]],
-    means: Means,
+    prepare: Callable[[Stop], PreparedProblem[A]],
+    options: Means,
     stop: Stop | None,
     time_limit_s: float,
     progress: Progress | None,
     first: str,
 ) -> A:
-    """Answer a question; `first`: what there was not yet where it has to end without an answer."""
+    """Answer a question; `first` names the step before which it cannot end with an answer."""
     began = time.monotonic()
     stop = stop or Stop()
     stop.limit(time_limit_s)
-    if means.out is not None:
-        check_folder(means.out)
+    if options.out is not None:
+        check_folder(options.out)
     with _nothing_before(first, stop):
         problem = prepare(stop)
-        with _executor(means, stop) as executor:
-            if means.out is None:
+        with _executor(options, stop) as executor:
+            if options.out is None:
                 return problem.solve(Desk(executor, stop, began, progress, None))
             from atoll.store import opened
 
             identity = {**problem.identity(), **this_code()}
-            with opened(means.out, identity, executor.describe()) as store:
+            with opened(options.out, identity, executor.describe()) as store:
                 answer = problem.solve(Desk(executor, stop, began, progress, store))
-                write_folder(means.out, problem.files(answer))
+                write_folder(options.out, problem.files(answer))
                 store.end(answer.to_dict(), answer.certificate, answer.ended_early)
                 return answer
 
@@ -146,17 +146,17 @@ def _nothing_before(first: str, stop: Stop) -> Iterator[None]:
 
 
 @contextmanager
-def _executor(means: Means, stop: Stop) -> Iterator[Executor]:
-    """Where tasks run; kernels called here have as many threads as there are workers."""
-    alone = means.workers is None and means.cluster is None and not means.grows
-    executor = choose_executor(0 if alone else means.workers, means.cluster, stop)
+def _executor(options: Means, stop: Stop) -> Iterator[Executor]:
+    """Start the executor; kernels in this process get as many threads as workers."""
+    in_process = options.workers is None and options.cluster is None and not options.grows
+    executor = choose_executor(0 if in_process else options.workers, options.cluster, stop)
     try:
-        if not means.workers:
+        if not options.workers:
             yield executor
             return
         from atoll.executors.threads import set_threads
 
-        before = set_threads(means.workers)
+        before = set_threads(options.workers)
         try:
             yield executor
         finally:

@@ -1,4 +1,4 @@
-"""Where tasks run: in this process, in local processes, or on a Dask cluster."""
+"""Executors of tasks: in this process, in local processes, or on a Dask cluster."""
 
 from atoll.executors.base import Executor, InProcess, LostWorkerError, Task
 from atoll.executors.choose import choose_executor

@@ -1,4 +1,4 @@
-"""The one small interface behind which tasks run, shaped like `concurrent.futures`.
+"""Interface of executors, shaped like `concurrent.futures`.
 
 An executor is started with a context, which every worker holds from then on; `submit(task, *args)`
 returns a future of `task(context, *args)`. Tasks are pure: running one twice does no harm.
@@ -19,39 +19,37 @@ class LostWorkerError(Exception):
 
 
 class Executor(Protocol):
-    """What a search needs of the machinery that runs its tasks."""
+    """Runs the tasks of a search."""
 
     @property
     def workers(self) -> int:
-        """Tasks that run at once; 1 where they run in this process."""
+        """Number of concurrent tasks; 1 if they run in this process."""
 
     @property
     def in_process(self) -> bool:
-        """Whether tasks run in this process, when their result is asked for."""
+        """Whether tasks run in this process, when their result is requested."""
 
     def start(self, context: Any) -> None:
-        """Give every worker, also those that come later, the context of the tasks."""
+        """Send the context of the tasks to every worker, also to later ones."""
 
     def submit(self, task: Task, *args: Any) -> Future[Any]:
-        """Begin a task. A future fails with `LostWorkerError` when its worker died."""
+        """Start a task; its future fails with `LostWorkerError` if its worker dies."""
 
     def consider(self) -> None:
-        """Between pieces of work: one that grows with the work may do so now."""
+        """Grow if the work takes long; called between pieces of work."""
 
     def tend(self) -> None:
-        """While results are awaited: replace workers that cannot go on; an `AtollError` where
-        nobody can.
-        """
+        """Replace stopped workers while results are awaited; AtollError if none can work."""
 
     def describe(self) -> str:
-        """In a few words: what runs where."""
+        """Return in words what runs where."""
 
     def close(self) -> None:
-        """Let the workers go; tasks that have not begun are dropped."""
+        """Stop the workers; tasks that have not started are dropped."""
 
 
 class InProcess:
-    """Tasks run here, one after the other, each with all threads that kernels may use."""
+    """Runs tasks in this process, one after the other, each with all kernel threads."""
 
     workers = 1
     in_process = True
@@ -66,10 +64,10 @@ class InProcess:
         return _OnDemand(task, (self._context, *args))
 
     def consider(self) -> None:
-        """It stays alone."""
+        """Never grows."""
 
     def tend(self) -> None:
-        """Nothing is awaited."""
+        """Nothing to replace."""
 
     def describe(self) -> str:
         return "in this process"
@@ -79,7 +77,7 @@ class InProcess:
 
 
 class _OnDemand(Future[Any]):
-    """A future whose task runs when its result is asked for: nothing is computed in vain."""
+    """A future whose task runs when its result is requested."""
 
     def __init__(self, task: Task, args: tuple[Any, ...]) -> None:
         super().__init__()

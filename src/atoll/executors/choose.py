@@ -1,4 +1,4 @@
-"""Which executor a user's options mean."""
+"""Choice of the executor by the user's options."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from atoll.stopping import Asked, never
 
 
 def choose_executor(workers: int | None, cluster: str | None, stop: Asked = never) -> Executor:
-    """`workers` local processes (0: this process alone), or the cluster at an address.
+    """Return `workers` local processes (0: this process), or the cluster at an address.
 
-    Without either: this process, and local processes once the work turns out to be long.
+    Without either: this process, and local processes once the work takes long.
     """
     if workers is not None and workers < 0:
         raise AtollError(f"workers: expected 0 (this process) or more, got {workers}.")

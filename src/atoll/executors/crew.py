@@ -1,7 +1,6 @@
-"""The driver's side of an executor: few tasks in flight, lost ones sent again, in any order.
+"""Sends calls to an executor: bounded number in flight, lost ones sent again, any order.
 
-A crew counts what it sent, so that memory stays bounded however long the list of calls is, and
-stops early when asked to.
+The bound on calls in flight bounds memory for lists of any length. A crew stops early on request.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from atoll.executors.base import Executor, LostWorkerError, Task
 from atoll.stopping import StoppedError
 
 ATTEMPTS = 5
-AHEAD = 2
-"""Tasks in flight for each worker: one runs, one waits."""
+CALLS_PER_WORKER = 2
+"""Tasks in flight per worker: one runs, one waits."""
 _WAKE_S = 0.2
 
 
@@ -42,11 +41,11 @@ class Crew:
 
     @property
     def room(self) -> int:
-        """Calls that are worth having in flight."""
-        return 1 if self.executor.in_process else AHEAD * self.executor.workers
+        """Largest useful number of calls in flight."""
+        return 1 if self.executor.in_process else CALLS_PER_WORKER * self.executor.workers
 
     def send(self, call: Call) -> Call:
-        """Begin a call."""
+        """Start a call."""
         if call.attempts >= ATTEMPTS:
             raise AtollError(
                 f"{self.executor.describe()}: a worker died {ATTEMPTS} times with the same task; "
@@ -57,7 +56,7 @@ class Crew:
         return call
 
     def result(self, call: Call) -> Any:
-        """Wait for one call; None when asked to stop before it is done."""
+        """Wait for one call; None if stopped before it is done."""
         if call.future is None:
             self.send(call)
         while True:
@@ -78,9 +77,9 @@ class Crew:
                 self.send(call)
 
     def results(self, calls: Iterable[Call]) -> Iterator[tuple[Call, Any]]:
-        """Results as they come, with a bounded number of calls in flight.
+        """Yield results as they arrive, with a bounded number of calls in flight.
 
-        Ends early when asked to stop: calls that were under way are dropped.
+        Ends early when stopped: calls in flight are dropped.
         """
         waiting: dict[Future[Any], Call] = {}
         source = iter(calls)
@@ -120,11 +119,11 @@ class Crew:
         return list(done)
 
     def in_flight(self, calls: Iterable[Call]) -> int:
-        """How many of these calls are under way."""
+        """Return how many of these calls are in flight."""
         return sum(call.future is not None and not call.future.done() for call in calls)
 
     def drop(self, calls: Iterable[Call]) -> None:
-        """Calls that are no longer needed."""
+        """Cancel calls."""
         for call in calls:
             if call.future is not None:
                 call.future.cancel()

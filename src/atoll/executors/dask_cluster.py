@@ -1,10 +1,9 @@
 """Tasks on a Dask cluster: the user's own, or one of this machine for a trial.
 
-Every worker gets the context once. The scheduler itself runs a dead worker's tasks again, on the
-others; what it gives up on comes back as a lost worker. A worker with another Atoll would answer
-another question: each is asked for its versions and sources before it gets a task, and again with
-every task, as workers may join at any time. No question to the cluster waits without a limit, and a
-worker that is silent for long (stopped, or cut off) is given up.
+Every worker gets the context once. The scheduler reruns a dead worker's tasks on the others; tasks
+that it gives up fail with a lost worker. A worker with another Atoll would compute other results:
+versions and sources are checked before a worker's first task and with every task, as workers may
+join at any time. Every request has a time limit, and a silent worker is removed.
 """
 
 from __future__ import annotations
@@ -32,18 +31,18 @@ CONNECT_S = 10.0
 COUNT_S = 1.0
 ANSWER_S = 60.0
 STOPPED_S = 2.0
-"""So long an answer is awaited once the search has to end."""
+"""Time limit of a response once the search has to end."""
 WORKERS_S = 300.0
-"""Workers may have to import Atoll first, or to take a large context."""
+"""Time limit of requests for which workers import Atoll or receive the context."""
 SILENT_S = 120.0
-"""A worker answers its scheduler every second or so, except while it compiles a kernel."""
+"""Silence after which a worker is removed; it is silent while it compiles a kernel."""
 ALONE_S = 60.0
-"""So long a cluster may be without workers: others may be on their way."""
+"""Time that a cluster may be without workers."""
 _LOST = ("KilledWorker", "FutureCancelledError", "CancelledError", "TimeoutError")
 
 
 class DaskCluster:
-    """A client of a running scheduler, or of a cluster of local processes of its own."""
+    """Client of a running scheduler, or of a new cluster of local processes."""
 
     in_process = False
 
@@ -55,7 +54,7 @@ class DaskCluster:
                 f"cluster: {address!r} needs Dask, which is not installed; "
                 "pip install 'atoll[dask]'."
             ) from None
-        # It reports every lost task; we report what matters.
+        # It would log every lost task.
         for part in ("distributed", "distributed.client"):
             logging.getLogger(part).setLevel(logging.CRITICAL)
         self.address = address
@@ -64,15 +63,15 @@ class DaskCluster:
         self._client: Any = self._connect(distributed)
         self._context: Any = None
         self._shared: Any = None
-        self._asked: set[str] = set()
+        self._checked_workers: set[str] = set()
         self._counted = -COUNT_S, 1
-        """When workers were last counted, and how many there were."""
-        self._heard: dict[str, tuple[float, float]] = {}
-        """By worker: when the scheduler last heard of it by its clock, and by ours."""
+        """Time and result of the last count of worker threads."""
+        self._last_heard: dict[str, tuple[float, float]] = {}
+        """By worker: time of its last message by the scheduler's clock, and by ours."""
         self._fetching: set[Future[Any]] = set()
-        """Whose results are on their way from a worker."""
+        """Futures whose results are being fetched."""
         self._alive = self._tended = time.monotonic()
-        """When there was last a worker, and when they were last looked after."""
+        """Time at which there was last a worker, and of the last `tend`."""
 
     def _connect(self, distributed: Any) -> Any:
         if self.address.partition(":")[0] == "local":
@@ -96,25 +95,25 @@ class DaskCluster:
 
     @property
     def workers(self) -> int:
-        """As of a moment ago: asking the scheduler takes as long as a short task."""
+        """Number of worker threads, cached: a request takes as long as a short task."""
         if time.monotonic() - self._counted[0] > COUNT_S:
             threads = sum(int(worker["nthreads"]) for worker in self._workers().values())
             self._counted = time.monotonic(), max(1, threads)
         return self._counted[1]
 
     def _workers(self) -> Mapping[str, Mapping[str, Any]]:
-        found = self._ask(lambda: self._client.scheduler.identity(n_workers=-1))["workers"]
-        if found:
+        workers = self._ask(lambda: self._client.scheduler.identity(n_workers=-1))["workers"]
+        if workers:
             self._alive = time.monotonic()
         elif time.monotonic() - self._alive > ALONE_S:
             raise AtollError(
                 f"cluster: the scheduler at {self.address} has no workers; start some. With --out "
                 "the same command then continues."
             )
-        return dict(found)
+        return dict(workers)
 
     def _ask(self, question: Any, *args: Any, within_s: float = ANSWER_S, **more: Any) -> Any:
-        """What the cluster answers, within a limit."""
+        """Return the response of the cluster within a time limit."""
         try:
             if self._client.status == "closed":
                 raise OSError
@@ -128,7 +127,7 @@ class DaskCluster:
             ) from None
 
     def _unless_stopped(self, ask: Callable[[], Any]) -> Any:
-        """What is answered; where the search has to end, soon or not at all."""
+        """Return the response; raise StoppedError if the search has to end before it arrives."""
         answer: Future[Any] = Future()
 
         def run() -> None:
@@ -151,34 +150,36 @@ class DaskCluster:
         self._share()
 
     def tend(self) -> None:
-        """Give up workers of which the scheduler has not heard for long; their tasks go on."""
-        now = time.monotonic()
-        if now - self._tended < COUNT_S:
+        """Remove workers that have been silent for long; their tasks run again."""
+        now_s = time.monotonic()
+        if now_s - self._tended < COUNT_S:
             return
-        self._tended = now
-        for name, told in self._workers().items():
-            heard, since = self._heard.get(name, (None, now))
-            self._heard[name] = told["last_seen"], since if heard == told["last_seen"] else now
-            if now - self._heard[name][1] > SILENT_S:
+        self._tended = now_s
+        for name, details in self._workers().items():
+            last_seen, since_s = self._last_heard.get(name, (None, now_s))
+            since_s = since_s if last_seen == details["last_seen"] else now_s
+            self._last_heard[name] = details["last_seen"], since_s
+            if now_s - since_s > SILENT_S:
                 self._give_up(name)
 
     def _give_up(self, worker: str) -> None:
-        told = {"address": worker, "stimulus_id": "silent"}
-        self._ask(lambda: self._client.scheduler.unregister(**told))
+        arguments = {"address": worker, "stimulus_id": "silent"}
+        self._ask(lambda: self._client.scheduler.unregister(**arguments))
 
     def _ask_workers(self) -> None:
-        """Refuse a cluster with a worker whose Atoll is not this one; each is asked once."""
-        new = sorted(set(self._workers()) - self._asked)
+        """Refuse a cluster with a worker of another Atoll; each is checked once."""
+        new = sorted(set(self._workers()) - self._checked_workers)
         if new and (refusal := self._refusal(new)):
             raise AtollError(refusal)
-        self._asked.update(new)
+        self._checked_workers.update(new)
 
     def _refusal(self, workers: list[str]) -> str:
-        here = versions()
-        told = self._ask(
+        ours = versions()
+        theirs = self._ask(
             self._client.run, versions, workers=workers, on_error="return", within_s=WORKERS_S
         )
-        return next(filter(None, (refusal(name, told[name], here) for name in sorted(told))), "")
+        problems = (refusal(name, theirs[name], ours) for name in sorted(theirs))
+        return next(filter(None, problems), "")
 
     def _share(self) -> None:
         self._shared = self._ask(
@@ -193,7 +194,7 @@ class DaskCluster:
         outer: Future[Any] = Future()
 
         def pass_on(done: Any) -> None:
-            # From here on nobody can cancel it any more.
+            # It cannot be cancelled from here on.
             if outer.set_running_or_notify_cancel():
                 self._fetching.add(outer)
                 try:
@@ -207,19 +208,19 @@ class DaskCluster:
         return outer
 
     def _explained(self, error: Exception) -> Exception:
-        """Where a worker is lost, or cannot run our tasks because its Atoll is another one: so."""
+        """Convert an error: lost worker, or a worker with another Atoll."""
         if type(error).__name__ in _LOST:
             return LostWorkerError(str(error))
         if isinstance(error, AtollError | StoppedError):
             return error
         try:
-            other = self._refusal(sorted(self._workers()))
+            problem = self._refusal(sorted(self._workers()))
         except AtollError as lost:
             return lost
-        return AtollError(other) if other else error
+        return AtollError(problem) if problem else error
 
     def consider(self) -> None:
-        """Their number is given."""
+        """The number of workers is fixed."""
 
     def describe(self) -> str:
         return f"Dask cluster {self.address}, {self.workers} workers"
@@ -228,15 +229,15 @@ class DaskCluster:
         self._shared = None
         deadline = time.monotonic() + 2.0 * ANSWER_S
         while self._fetching and time.monotonic() < deadline:
-            time.sleep(0.05)  # their threads would never end without a client
-        with suppress(OSError, RuntimeError):  # whatever is gone need not be told
+            time.sleep(0.05)  # their threads need the client to end
+        with suppress(OSError, RuntimeError):  # the cluster may be gone
             self._client.close(timeout=CONNECT_S)
         if self._cluster is not None:
             self._cluster.close()
 
 
 def _check_certificates(distributed: Any) -> None:
-    """Without them a client would wait in vain, and say so too late."""
+    """Fail early: without certificates a client would wait until its timeout."""
     if distributed.Security().get_connection_args("client")["ssl_context"] is None:
         raise ValueError("TLS without certificates: distributed.comm.tls in Dask's configuration")
 
@@ -251,24 +252,24 @@ def _local_workers(address: str) -> int | None:
 
 
 def versions() -> dict[str, str]:
-    """All that must be the same where results are mixed, as plain data that any version reads."""
-    told = {"python": platform.python_version().rpartition(".")[0]}
-    return this_code() | told | {"numpy": np.__version__, "numba": numba.__version__}
+    """Return the versions that must agree between driver and workers, as plain data."""
+    python = {"python": platform.python_version().rpartition(".")[0]}
+    return this_code() | python | {"numpy": np.__version__, "numba": numba.__version__}
 
 
-def refusal(worker: str, there: object, here: Mapping[str, str]) -> str:
-    """Why a worker may not work for the Atoll here; empty if it may.
+def refusal(worker: str, installed: object, local: Mapping[str, str]) -> str:
+    """Return why a worker may not run tasks of the local Atoll; empty if it may.
 
-    `there` is its versions and sources, or the error with which it could not tell them.
+    `installed`: versions and sources of the worker, or the error of that request.
     """
-    if there == here or isinstance(there, OSError):  # gone: nothing runs there
+    if installed == local or isinstance(installed, OSError):  # gone: nothing runs there
         return ""
-    theirs, ours, what = "no atoll, or another version", code_words(here), "atoll"
-    if isinstance(there, Mapping):
-        theirs = code_words(there)
+    theirs, ours, what = "no atoll, or another version", code_words(local), "atoll"
+    if isinstance(installed, Mapping):
+        theirs = code_words(installed)
         if theirs == ours:
-            what = next(name for name in here if there.get(name) != here[name])
-            theirs, ours = f"{what} {there.get(what)}", f"{what} {here[what]}"
+            what = next(name for name in local if installed.get(name) != local[name])
+            theirs, ours = f"{what} {installed.get(what)}", f"{what} {local[what]}"
     return (
         f"cluster: worker {worker} runs {theirs}, this search {ours}; install the same {what} on "
         "every worker and start them again."
@@ -278,7 +279,7 @@ def refusal(worker: str, there: object, here: Mapping[str, str]) -> str:
 def _run(task: Task, context: Any, args: tuple[Any, ...], code: Mapping[str, str]) -> Any:
     from distributed import get_worker
 
-    if other := refusal(get_worker().address, versions(), code):
-        raise AtollError(other)
+    if problem := refusal(get_worker().address, versions(), code):
+        raise AtollError(problem)
     set_threads(1)
     return task(context, *args)

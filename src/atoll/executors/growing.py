@@ -1,7 +1,7 @@
-"""In this process while the work is short, in local processes once it is long.
+"""Runs tasks in this process first, and in local processes once the work takes long.
 
-Most searches are over before processes would have paid: kernels run on all cores here too, and
-only what is left between them is gained. The results are the same either way.
+Most searches end before processes pay off: kernels use all cores in one process too. Results are
+the same.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ GROW_AFTER_S = 5.0
 
 
 class Growing:
-    """Begins in this process; `consider` moves to one process for each core when it pays."""
+    """Starts in this process; `consider` moves to one process per core."""
 
     def __init__(self, grow_after_s: float = GROW_AFTER_S) -> None:
         self._inner: Executor = InProcess()
@@ -44,7 +44,7 @@ class Growing:
         """Grow if the work has taken long and no future is outstanding."""
         cores = os.cpu_count() or 1
         long = time.monotonic() - self._began > self._grow_after_s
-        # While kernels are being compiled every process would compile its own.
+        # During compilation of kernels every process would compile its own.
         if long and self._inner.in_process and cores > 1 and not compiling():
             self._inner = LocalProcesses(cores)
             self._inner.start(self._context)

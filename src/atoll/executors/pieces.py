@@ -1,8 +1,7 @@
-"""Pieces of a deterministic search: on record, under way in a worker or a copy, or computed here.
+"""Pieces of a deterministic search: recorded, in flight in a worker or a copy, or computed here.
 
-A search asks for its pieces in the order of one process. Each is a pure task with plain data (JSON)
-as its result and a name of its own, so that a search that was killed and started again, or that has
-pieces computed ahead of their turn, ends as one that ran through.
+A search requests its pieces in the order of one process. Each is a pure task with a unique name and
+plain JSON data as its result, so that results do not depend on restarts or on prefetching.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from atoll.executors.crew import Call, Crew
 from atoll.stopping import Asked, StoppedError, go_on, never
 
 LONGEST = 40
-"""Characters of a name that are kept as they are."""
+"""Characters of a name before its hash."""
 
 
 class Notes(Protocol):
-    """What keeps small results by their names (`store.RunStore`)."""
+    """Storage of small results by name (`store.RunStore`)."""
 
     def note(self, key: str) -> Any: ...
 
@@ -30,7 +29,7 @@ class Notes(Protocol):
 
 
 class Pieces:
-    """The pieces of one search, all with the same task and context."""
+    """Pieces of one search with the same task and context."""
 
     def __init__(
         self, task: Task, context: Any, notes: Notes | None = None,
@@ -40,36 +39,36 @@ class Pieces:
         self._crew = Crew(executor or InProcess(), stop)
         self._crew.executor.start(context)
         self._sent: dict[str, Call] = {}
-        self._here = Ahead(partial(task, context), stop)
-        """Where there are no workers: a copy of this process has the pieces that come soon."""
+        self._local = Ahead(partial(task, context), stop)
+        """Without workers: a copy of this process computes upcoming pieces."""
 
     def close(self) -> None:
-        self._here.close()
+        self._local.close()
 
     def ask(self, *args: Any, keep: bool = True) -> Any:
-        """The result of `task(context, *args)`; those that are not kept may be any objects."""
+        """Return `task(context, *args)`; with `keep` the result is JSON and recorded."""
         name = _name(args)
         notes = self._notes if keep else None
-        known = None if notes is None else notes.note(name)
-        if known is not None:
-            return known["value"]
+        record = None if notes is None else notes.note(name)
+        if record is not None:
+            return record["value"]
         go_on(self._stop)
         self._crew.executor.consider()
         call = self._sent.pop(name, None)
         if call is None:
-            value = self._here.ask(*args)
-        elif (held := self._crew.result(call)) is None:
+            value = self._local.ask(*args)
+        elif (boxed := self._crew.result(call)) is None:
             raise StoppedError
         else:
-            value = held[0]
+            value = boxed[0]
         if notes is not None:
             notes.put_note(name, {"value": value})
         return value
 
     def ahead(self, calls: Iterable[tuple[Any, ...]]) -> None:
-        """Begin pieces that may be asked for soon, where other processes wait for work."""
+        """Start pieces that may be requested soon, if workers are idle."""
         if self._crew.executor.in_process:
-            self._here.ahead(of for of in calls if not self._on_record(_name(of)))
+            self._local.ahead(call for call in calls if not self._on_record(_name(call)))
             return
         source = iter(calls)
         while self._crew.in_flight(self._sent.values()) < self._crew.room:
@@ -78,19 +77,19 @@ class Pieces:
                 return
             name = _name(args)
             if name not in self._sent and not self._on_record(name):
-                self._sent[name] = self._crew.send(Call(_held, (self._task, *args)))
+                self._sent[name] = self._crew.send(Call(_boxed, (self._task, *args)))
 
     def _on_record(self, name: str) -> bool:
         return self._notes is not None and self._notes.note(name) is not None
 
 
-def _held(context: Any, task: Task, *args: Any) -> tuple[Any]:
-    """The result in a tuple: None means that the crew was stopped."""
+def _boxed(context: Any, task: Task, *args: Any) -> tuple[Any]:
+    """Return the result in a tuple, as None means that the crew was stopped."""
     return (task(context, *args),)
 
 
 def _name(args: tuple[Any, ...]) -> str:
-    """The words of a call, the end of long ones as a hash."""
+    """Return the name of a call; long ones end in a hash."""
     words = " ".join(str(arg) for arg in args)
     if len(words) <= LONGEST:
         return words

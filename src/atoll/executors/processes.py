@@ -1,8 +1,8 @@
 """Tasks in processes of this machine, one thread each.
 
-Where the system can fork, a worker begins as a copy of this process: kernels are loaded and the
-context is there. Elsewhere workers start afresh and are sent the context. A worker that dies breaks
-the standard pool; a new one is made, and the tasks that were under way are submitted again.
+With fork a worker starts as a copy of this process, with loaded kernels and the context. Otherwise
+workers start empty and receive the context. A dying worker breaks the standard pool: a new pool is
+made, and the tasks in flight are submitted again.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from atoll.executors.threads import set_threads
 
 _POLL_S = 0.1
 PATIENCE = 25
-"""Looks of a fifth of a second at a stopped or dead process before something is done."""
+"""Checks, 0.2 s apart, of a stopped or dead process before it is killed."""
 _context: Any = None
 _working = False
-"""Whether this process is a worker with a task under way."""
+"""Whether this process is a worker that is running a task."""
 _changing = threading.Lock()
 
 
@@ -44,7 +44,7 @@ class LocalProcesses:
         self._context: Any = None
         self._closing: Any = None
         self._stopped: Counter[int] = Counter()
-        """By process: how many looks in a row found it stopped, or dead and not yet missed."""
+        """By process: consecutive checks that saw it stopped, or dead but unnoticed."""
 
     def start(self, context: Any) -> None:
         self._context = context
@@ -60,14 +60,14 @@ class LocalProcesses:
             return self._begin(task, args)
 
     def consider(self) -> None:
-        """Their number is given."""
+        """The number of workers is fixed."""
 
     def tend(self) -> None:
-        """End processes that somebody stopped (SIGSTOP): their tasks run again in others.
+        """Kill stopped processes (SIGSTOP): their tasks run again in others.
 
-        Of Ctrl-Z all processes of a terminal stop, and go on together: stopped at one look is not
-        yet stopped for good. A dead one that the pool has not missed by then died within a result,
-        and the pool waits for the rest of it.
+        Ctrl-Z stops and continues all processes of a terminal together, so one check is not enough.
+        A dead process that the pool has not noticed died while sending a result, of which the pool
+        awaits the remainder.
         """
         if self._pool is None:
             return
@@ -95,8 +95,8 @@ class LocalProcesses:
             looks = 0
             while waits is not None and waits.is_alive():
                 stopped = _stopped(process.pid for process in processes if process.pid)
-                # One that is stopped does not hear of the end; others may wait for a lock that it
-                # held, and the pool for the rest of a result.
+                # A stopped process does not end by itself; others may wait for its lock, and the
+                # pool for the remainder of its result.
                 for process in processes:
                     if process.pid in stopped:
                         process.kill()
@@ -121,7 +121,7 @@ class LocalProcesses:
         forks = sys.platform == "linux"
         _context = self._context if forks else None
         method = multiprocessing.get_context("fork" if forks else "spawn")
-        # Plain shared memory: a lock might be held by a worker that died.
+        # Shared memory without a lock, which a dead worker might hold.
         self._closing = multiprocessing.RawValue("b", 0)
         return ProcessPoolExecutor(
             self.workers,
@@ -132,29 +132,29 @@ class LocalProcesses:
 
 
 def _let_go(processes: Iterable[Any], results: Any) -> None:
-    """End all processes of a pool, and what it reads of them: it then counts as broken."""
+    """Kill all processes of a pool and close its result queue, which breaks the pool."""
     for process in processes:
         process.kill()
-    results._writer.close()  # ours, the last one
+    results._writer.close()  # the last open writer
 
 
 def _stopped(pids: Iterable[int] | None) -> list[int]:
-    """Those of our processes that a signal stopped, where the system tells."""
+    """Return the pids of child processes that a signal stopped; empty without os.waitid."""
     if not hasattr(os, "waitid"):
         return []
-    found = []
+    stopped_pids = []
     for pid in list(pids or ()):
         with suppress(ChildProcessError):
-            asked = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
-            if os.waitid(os.P_PID, pid, asked) is not None:
-                found.append(pid)
-    return found
+            options = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
+            if os.waitid(os.P_PID, pid, options) is not None:
+                stopped_pids.append(pid)
+    return stopped_pids
 
 
 def _pass_on(done: Future[Any], outer: Future[Any]) -> None:
     if done.cancelled():
         outer.cancel()
-    # A call that was dropped wants no result; after this question nobody can drop it any more.
+    # A dropped call needs no result; after this check it cannot be dropped.
     if not outer.set_running_or_notify_cancel():
         return
     error = done.exception()
@@ -171,16 +171,15 @@ def _begin_worker(driver: int, closing: Any, context: Any) -> None:
     if context is not None:
         _context = context
     set_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver, which stops us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles Ctrl-C and stops its workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_leave_with, args=(driver, closing), daemon=True).start()
 
 
 def _leave_with(driver: int, closing: Any) -> None:
-    """A driver that was killed cannot stop its workers: they watch it.
+    """Exit the worker when its driver is gone, or closes while a task is running.
 
-    Nor does one that closes wait for tasks whose results nobody wants. A worker that is sending a
-    result must not leave: the driver would wait for the rest of it.
+    A worker that is sending a result must not exit: the driver would wait for the remainder.
     """
     while os.getppid() == driver:
         if closing.value:

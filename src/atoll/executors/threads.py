@@ -1,6 +1,6 @@
-"""How many threads kernels run on, and how ranges are spread over them.
+"""Number of threads of kernels, and distribution of ranges over them.
 
-Apart from the compiler: what compiles nothing need not wait for numba.
+Separate from `jit`, so that importing it does not import numba.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ _threads: ContextVar[int | None] = ContextVar("threads", default=None)
 
 
 def set_threads(count: int | None) -> int | None:
-    """Threads that kernels called from this thread may use (None: one a core); the old number.
+    """Set the threads of kernels called from this thread (None: one per core); return the old one.
 
-    Searches side by side in one process do not see each other's.
+    Concurrent searches in one process have separate values.
     """
     before = _threads.get()
     _threads.set(count)
@@ -25,7 +25,7 @@ def set_threads(count: int | None) -> int | None:
 
 
 def threads() -> int:
-    """Threads that kernels called from this thread use."""
+    """Return the number of threads of kernels called from this thread."""
     return _threads.get() or os.cpu_count() or 1
 
 
@@ -46,5 +46,5 @@ def over_ranges(run: Callable[[int, int], Any], count: int, pieces_per_core: int
     if len(starts) == 1:
         return
     with ThreadPoolExecutor(cores) as pool:
-        for done in [pool.submit(run, a, min(a + step, count)) for a in starts[1:]]:
-            done.result()
+        for future in [pool.submit(run, start, min(start + step, count)) for start in starts[1:]]:
+            future.result()

@@ -31,9 +31,9 @@ from atoll.answers.search import Ahead, ShadowPrice
 from atoll.answers.validation import CheckAnswer
 from atoll.errors import AtollError
 from atoll.explore.answer.result import Design, SearchResult
-from atoll.explore.answer.scope import Lifted, open_space, sustained
+from atoll.explore.answer.scope import LiftedLimit, open_space, sustained_limit
 from atoll.explore.baselines import score_of
-from atoll.explore.finder import Finder
+from atoll.explore.finder import DesignBuilder
 from atoll.explore.pricing.layouts import Setting
 from atoll.explore.pricing.workloads import Variants
 from atoll.explore.proof.branch_and_bound import Search
@@ -48,15 +48,15 @@ from atoll.workload.load import load_config
 
 TARGET = 2.0
 ENDS = (0.9, 1.1)
-"""Of what the answer has, between which prices are taken."""
+"""Shares of the current budget or rate between which prices are computed."""
 FURTHER = (1.25, 1.5, 2.0)
-"""Tried one after the other where the upper end buys nothing."""
+"""Larger budgets to try, in order, where the upper end buys no faster chip."""
 GIGA = 1e9
 
 
 @dataclass(frozen=True, slots=True)
-class Followed:
-    """A run that exists, with what its software loses."""
+class FollowedRun:
+    """A measured or estimated run with the losses of its software."""
 
     file: Path
     run: PlanAnswer | EstimateAnswer
@@ -68,21 +68,19 @@ class Followed:
 
     @property
     def slack(self) -> float:
-        """Of the estimate; where the run was measured, times what that missed."""
+        """Slack of the estimate, times measured over estimated step where measured."""
         return self.run.pipeline.slack * self.step_s / self.run.step_time_s
 
     @property
     def host_s(self) -> float:
-        """Beside the device, before slack stretches all (which the estimate counts as host's)."""
+        """Seconds of the host before slack, which the estimate counts as host time."""
         run = self.run
         stretched_s = run.step_time_s * (1 - 1 / run.pipeline.slack)
         return max(0.0, run.breakdown_s.get("host", 0.0) - max(0.0, stretched_s))
 
     @property
     def model(self) -> str:
-        """What the search takes for its model: the name that the run was asked with, or the run's
-        file where that name is now another model or none.
-        """
+        """Model name of the run, or its file where the name now means another model or none."""
         name, shape = str(self.run.question.get("model") or self.run.model), self.run.configuration
         try:
             same = not shape or dumped(load_config(name)) == shape
@@ -90,31 +88,30 @@ class Followed:
             same = False
         return name if same else str(self.file)
 
-    def on(self, device_s: float) -> float:
-        """A step whose devices take so long."""
+    def step_s_on(self, device_s: float) -> float:
+        """Return the step time, (T + host) slack, where devices take `device_s`."""
         return (device_s + self.host_s) * self.slack
 
 
-def run_of(path: str | Path) -> Followed:
-    """The run in a folder or file that plan, estimate or check wrote."""
-    given = Path(path)
-    file = given / PLAN if given.is_dir() else given
-    found = read_answer(file, PlanAnswer, EstimateAnswer, CheckAnswer)
-    if isinstance(found, CheckAnswer):
-        measured = found.measured
-        return Followed(file, found.estimate, None if measured is None else measured.step_time_s)
-    assert isinstance(found, PlanAnswer | EstimateAnswer)
-    return Followed(file, found)
+def read_followed_run(path: str | Path) -> FollowedRun:
+    """Read the run that plan, estimate or check wrote to a folder or file."""
+    file = Path(path) / PLAN if Path(path).is_dir() else Path(path)
+    answer = read_answer(file, PlanAnswer, EstimateAnswer, CheckAnswer)
+    if isinstance(answer, CheckAnswer):
+        measured_s = None if answer.measured is None else answer.measured.step_time_s
+        return FollowedRun(file, answer.estimate, measured_s)
+    assert isinstance(answer, PlanAnswer | EstimateAnswer)
+    return FollowedRun(file, answer)
 
 
-def completed(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a search that names a run; those that are given win."""
+def completed(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Complete the fields of a search from the run that it names; explicit fields win."""
     for name, why in (("per", "prices are of throughput"), ("objective", "a run has one model")):
-        if given.get(name) is not None:
+        if fields.get(name) is not None:
             raise AtollError(f"{name}: does not go with from_ (--from): {why}")
-    followed = run_of(given["from_"])
+    followed = read_followed_run(fields["from_"])
     run = followed.run
-    said = {
+    run_fields = {
         "model": followed.model,
         "devices": run.devices,
         "batch": run.global_batch,
@@ -123,16 +120,16 @@ def completed(given: Mapping[str, Any]) -> dict[str, Any]:
         "network": run.question.get("network", run.network),
         "precision": {"bf16": "bf16", "fp16": "bf16", "nvfp4": "nvfp4"}.get(run.precision, "fp8"),
     }
-    return said | {name: value for name, value in given.items() if value is not None}
+    return run_fields | {name: value for name, value in fields.items() if value is not None}
 
 
-def ahead_of(
-    result: SearchResult, followed: Followed, setting: Setting, variants: Variants, stop: Stop
+def compare_with_run(
+    result: SearchResult, followed: FollowedRun, setting: Setting, variants: Variants, stop: Stop
 ) -> Ahead:
-    """The answer of a search against the run that it follows."""
-    chip_s = followed.on(result.best.plans[0].placement.step_time_s)
+    """Compare the answer of a search with the run that it follows."""
+    chip_s = followed.step_s_on(result.best.plans[0].placement.step_time_s)
     target_s = followed.step_s / TARGET
-    prices = _Prices(result, followed, setting, variants, stop)
+    prices = _ShadowPrices(result, followed, setting, variants, stop)
     return Ahead(
         device=f"{followed.run.devices:,} {followed.run.device}",
         step_time_s=followed.step_s,
@@ -146,14 +143,14 @@ def ahead_of(
 
 
 def _reaching(price: ShadowPrice, lacking: float) -> ShadowPrice:
-    """With the units that bring what is lacking of the throughput, where they are within reach."""
+    """Add the units that bring the lacking throughput, where the price is valid that far."""
     if lacking <= 0 or not price.more or price.more < lacking:
         return price
     return replace(price, to_target=(price.high - price.at) * lacking / price.more)
 
 
-class _Raised(NamedTuple):
-    """The best chip under a larger budget; none where the budget cannot grow."""
+class _RaisedBudget(NamedTuple):
+    """The best chip under a larger budget; None where the budget cannot grow."""
 
     design: Design | None
     budget: float
@@ -165,9 +162,9 @@ def _peak_W(design: Design) -> float:
 
 
 @dataclass(frozen=True)
-class _Prices:
+class _ShadowPrices:
     result: SearchResult
-    followed: Followed
+    followed: FollowedRun
     setting: Setting
     variants: Variants
     stop: Stop
@@ -177,7 +174,7 @@ class _Prices:
         assert scope is not None
         area_mm2 = scope.max_area_mm2 or scope.area_mm2[1]
         power_W, drawn_W, what = scope.max_power_W, best.peak_power_W, "peak power of a chip"
-        if scope.sustained is not None:  # which a chip above it meets by waiting
+        if scope.sustained is not None:  # a chip above it waits
             limit = scope.sustained
             power_W = drawn_W = min(limit.W, limit.W_per_mm2 * best.area_mm2)
             what = "power of a chip in passes"
@@ -185,7 +182,7 @@ class _Prices:
         large = self._above("max_area", area_mm2, lambda chip: chip.area_mm2)
         yield self._budget("area of a chip", "mm2", area_mm2, small, large)
         cool = self._below("max_power", power_W or drawn_W, drawn_W)
-        hot = _Raised(best, drawn_W * ENDS[1], "nothing limits it")
+        hot = _RaisedBudget(best, drawn_W * ENDS[1], "nothing limits it")
         if power_W is not None:
             rated = scope.sustained is None
             hot = self._above("max_power", power_W, _peak_W if rated else None)
@@ -193,10 +190,10 @@ class _Prices:
         yield from self._dollars(best, small, large.design)
         chip, setting = best.accelerator, self.setting
         if setting.profile.hbm_bandwidth_Bps is None:
-            own_Bps = chip.hbm.bandwidth_Bps
-            memories = [replace(chip.hbm, bandwidth_Bps=own_Bps * end) for end in ENDS]
+            hbm_Bps = chip.hbm.bandwidth_Bps
+            memories = [replace(chip.hbm, bandwidth_Bps=hbm_Bps * end) for end in ENDS]
             changed = [(replace(chip, hbm=memory), setting) for memory in memories]
-            yield self._rate("HBM bandwidth", own_Bps / GIGA, changed)
+            yield self._rate("HBM bandwidth", hbm_Bps / GIGA, changed)
         reached = [0, *(level.devices for level in setting.network.levels[:-1])]
         for level, link in enumerate(setting.network.levels):
             if reached[level] >= setting.devices:
@@ -206,33 +203,33 @@ class _Prices:
             ]
             yield self._rate(f"{link.name} bandwidth", link.bandwidth_Bps / GIGA, changed)
 
-    def _rate(self, what: str, at: float, changed: list[tuple[Any, Setting]]) -> ShadowPrice:
+    def _rate(self, what: str, current: float, changed: list[tuple[Any, Setting]]) -> ShadowPrice:
         gains = (self._gain(score_of(chip, where, self.variants, self._objective))
                  for chip, where in changed)  # fmt: skip
-        return self._price(what, "GB/s", at, *gains, chosen_anew=False)
+        return self._price(what, "GB/s", current, *gains, chosen_anew=False)
 
     def _budget(
-        self, what: str, unit: str, at: float, less: Design | None, more: _Raised
+        self, what: str, unit: str, budget: float, less: Design | None, raised: _RaisedBudget
     ) -> ShadowPrice:
-        gains = (self._design_gain(design) for design in (less, more.design))
-        ends = at * ENDS[0], more.budget
-        return self._price(what, unit, at, *gains, ends=ends, remark=more.remark)
+        gains = (self._design_gain(design) for design in (less, raised.design))
+        ends = budget * ENDS[0], raised.budget
+        return self._price(what, unit, budget, *gains, ends=ends, remark=raised.remark)
 
     def _price(
-        self, what: str, unit: str, at: float, less: float | None, more: float | None,
+        self, what: str, unit: str, budget: float, less: float | None, more: float | None,
         *, ends: tuple[float, float] | None = None, chosen_anew: bool = True, remark: str = "",
     ) -> ShadowPrice:  # fmt: skip
-        low, high = ends or (at * ENDS[0], at * ENDS[1])
+        low, high = ends or (budget * ENDS[0], budget * ENDS[1])
         return ShadowPrice(
             what=what,
             unit=unit,
-            at=at,
+            at=budget,
             low=low,
             high=high,
             less=less,
             more=more,
-            per_unit_below=None if less is None else max(0.0, -less / (at - low)),
-            per_unit_above=None if more is None else max(0.0, more / (high - at)),
+            per_unit_below=None if less is None else max(0.0, -less / (budget - low)),
+            per_unit_above=None if more is None else max(0.0, more / (high - budget)),
             chosen_anew=chosen_anew,
             to_target=None,
             remark=remark,
@@ -242,66 +239,66 @@ class _Prices:
     def _objective(self) -> Objective:
         return Objective.single(self.variants.workloads[0].global_batch)
 
-    def _below(self, limit: Lifted, at: float, taken: float) -> Design | None:
-        """The proven best chip a tenth below a budget: the answer itself where it keeps to it."""
-        low = at * ENDS[0]
-        return self.result.best if taken <= low else self._best(limit, low)
+    def _below(self, limit: LiftedLimit, budget: float, used: float) -> Design | None:
+        """Return the proven best chip a tenth below a budget: the answer where it fits."""
+        low = budget * ENDS[0]
+        return self.result.best if used <= low else self._best(limit, low)
 
-    def _above(self, limit: Lifted, at: float, taken: Callable[[Design], float] | None) -> _Raised:
-        """The proven best chip a tenth above a budget, or at the first larger one that buys more
-        than the tolerance; `taken` says what a chip takes of the budget (none: all of it).
-        """
+    def _above(
+        self, limit: LiftedLimit, current: float, used: Callable[[Design], float] | None
+    ) -> _RaisedBudget:
+        """Return the best chip a tenth above a budget, or at the first larger that buys more."""
         most = RETICLE_MM2 if limit == "max_area" else np.inf
-        if at >= most:
-            return _Raised(None, at, "a reticle holds no larger die")
-        searched = at
+        if current >= most:
+            return _RaisedBudget(None, current, "a reticle holds no larger die")
+        searched = current
         for factor in (ENDS[1], *FURTHER):
-            budget = min(at * factor, most)
+            budget = min(current * factor, most)
             if budget <= searched:
                 break
             design = self._best(limit, budget)
             if (self._design_gain(design) or 0.0) > self.result.job.tolerance:
                 assert design is not None
                 if factor == ENDS[1]:
-                    return _Raised(design, budget)
-                end = budget if taken is None else max(taken(design), searched)
+                    return _RaisedBudget(design, budget)
+                end = budget if used is None else max(used(design), searched)
                 lacking = f"no chip of the lists is faster up to {searched:,.4g}"
-                return _Raised(design, end, f"interpolated: {lacking}")
+                return _RaisedBudget(design, end, f"interpolated: {lacking}")
             searched = budget
-        return _Raised(self.result.best, searched, "no chip of the space is faster")
+        return _RaisedBudget(self.result.best, searched, "no chip of the space is faster")
 
-    def _best(self, limit: Lifted, value: float) -> Design | None:
-        """None where nothing fits."""
+    def _best(self, limit: LiftedLimit, value: float) -> Design | None:
+        """Return the proven best chip under another limit, None where nothing fits."""
         job = self.result.job.changed(from_=None, **{str(limit): value})
         try:
             space, _ = open_space(job, limit)
         except AtollError:
             return None
-        setting = replace(self.setting, limit=sustained(job, limit))
+        setting = replace(self.setting, limit=sustained_limit(job, limit))
         search = Search(
             space, self.variants, setting, self._objective, job.tolerance / 2, stop=self.stop
         )
         outcome = exact_search(search)
         if outcome.stopped:
             raise StoppedError
-        return None if outcome.best is None else Finder(search).design(outcome.best)
+        return None if outcome.best is None else DesignBuilder(search).design(outcome.best)
 
-    def _design_gain(self, found: Design | None) -> float | None:
-        return self._gain(None if found is None else found.plans[0].samples_per_s)
+    def _design_gain(self, design: Design | None) -> float | None:
+        return self._gain(None if design is None else design.plans[0].samples_per_s)
 
     def _gain(self, samples_per_s: float | None) -> float | None:
-        """Of the run's throughput under its software."""
+        """Return the relative gain in the run's throughput under its software."""
         if not samples_per_s:
             return None
         batch = self.variants.workloads[0].global_batch
-        own_s = self.result.best.plans[0].placement.step_time_s
-        return self.followed.on(own_s) / self.followed.on(batch / samples_per_s) - 1
+        answer_s, step_s = self.result.best.plans[0].placement.step_time_s, self.followed.step_s_on
+        return step_s(answer_s) / step_s(batch / samples_per_s) - 1
 
     def _dollars(
         self, best: Design, small: Design | None, large: Design | None
     ) -> Iterator[ShadowPrice]:
-        """What the chips of both areas cost: where area buys throughput, dollars do."""
-        process_nm = template_of(best.accelerator).process_nm  # none: it is itself chosen anew
+        """Price dollars by the chips of both area budgets, where area buys throughput."""
+        process_nm = template_of(best.accelerator).process_nm  # None where the search chooses it
         if process_nm is None or small is None or large is None:
             return
 
@@ -309,7 +306,8 @@ class _Prices:
             capacity = design.accelerator.hbm.capacity_bytes
             return float(device_usd(design.area_mm2, process_nm, capacity))
 
-        low, at, high = map(usd, (small, best, large))
-        if low < at < high:
+        low_usd, answer_usd, high_usd = map(usd, (small, best, large))
+        if low_usd < answer_usd < high_usd:
             gains = map(self._design_gain, (small, large))
-            yield self._price("price of a device", "$", at, *gains, ends=(low, high))
+            ends = low_usd, high_usd
+            yield self._price("price of a device", "$", answer_usd, *gains, ends=ends)

@@ -11,103 +11,109 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from atoll.errors import AtollError
 from atoll.explore.pricing.energy import energy_per_token_J
-from atoll.explore.proof.branch_and_bound import Outcome, Search
+from atoll.explore.proof.branch_and_bound import Search, SearchOutcome
 from atoll.hardware.product import ProductSpace
 
 POPULATION = 64
 _STALE = 50
-"""Generations without a new design after which the space holds no more for it."""
+"""Generations without a new design after which the search ends."""
 
 
-def evolve_search(search: Search, evaluations: int, seed: int) -> Outcome:
-    """Evaluate about so many designs, generation after generation; all, one after another, where
-    the space has no more.
-    """
+class _Objectives(NamedTuple):
+    score: float
+    area_mm2: float
+    energy_per_token_J: float
+
+
+def evolve_search(search: Search, evaluations: int, seed: int) -> SearchOutcome:
+    """Evaluate about `evaluations` designs in generations, or all where the space has no more."""
     optuna = _optuna()
     genes = _Genes.of(search)
     if genes.count <= evaluations:
-        return _every(search, genes.count)
+        return _evaluate_all(search, genes.count)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(
         directions=["maximize", "minimize", "minimize"],
         sampler=optuna.samplers.NSGAIISampler(population_size=POPULATION, seed=seed),
     )
-    known: dict[int, tuple[float, float, float] | None] = {}
+    objectives: dict[int, _Objectives | None] = {}
     stale = 0
-    while len(search.frontier.found) < evaluations and stale < _STALE and not search.stop():
+    while len(search.frontier.plans) < evaluations and stale < _STALE and not search.stop():
         trials = [study.ask() for _ in range(POPULATION)]
-        wanted = [genes.chip(trial) for trial in trials]
-        fresh = sorted({chip for chip in wanted if chip is not None and chip not in known})
+        chips = [genes.chip(trial) for trial in trials]
+        fresh = sorted({chip for chip in chips if chip is not None and chip not in objectives})
         stale = 0 if fresh else stale + 1
-        known.update(_evaluated(search, fresh, known))
+        objectives.update(_evaluate(search, fresh, objectives))
         if search.stop():
             break
-        for trial, chip in zip(trials, wanted, strict=True):
-            values = None if chip is None else known[chip]
+        for trial, chip in zip(trials, chips, strict=True):
+            values = None if chip is None else objectives[chip]
             if values is None:
                 study.tell(trial, state=optuna.trial.TrialState.FAIL)
             else:
                 study.tell(trial, values)
-        search.report("evolving", evaluations - len(search.frontier.found))
+        search.report("evolving", evaluations - len(search.frontier.plans))
     return search.outcome()
 
 
-def _every(search: Search, count: int) -> Outcome:
-    """Nothing is left to choose where all may be looked at."""
-    known: dict[int, tuple[float, float, float] | None] = {}
+def _evaluate_all(search: Search, count: int) -> SearchOutcome:
+    """Evaluate every chip, in the order of their bounds."""
+    objectives: dict[int, _Objectives | None] = {}
     places = search.bring(list(range(count)))
     best_first = sorted(places, key=lambda name: -search.scores[places[name]])
     for first in range(0, count, POPULATION):
         if search.stop():
             break
-        known.update(_evaluated(search, best_first[first : first + POPULATION], known))
+        objectives.update(_evaluate(search, best_first[first : first + POPULATION], objectives))
         search.report("evolving", count - first)
     return search.outcome()
 
 
-def _evaluated(
-    search: Search, ids: list[int], known: dict[int, tuple[float, float, float] | None]
-) -> dict[int, tuple[float, float, float] | None]:
-    """Score, area and energy of these chips; None where nothing fits or a bound rules it out."""
-    result: dict[int, tuple[float, float, float] | None] = dict.fromkeys(ids)
+def _evaluate(
+    search: Search, ids: list[int], objectives: dict[int, _Objectives | None]
+) -> dict[int, _Objectives | None]:
+    """Return the objectives of chips, None where nothing fits or a bound rules the chip out."""
+    evaluated: dict[int, _Objectives | None] = dict.fromkeys(ids)
     places = search.bring(ids)
     area = search.frontier.chips.area_mm2
-    best = np.array([values[:2] for values in known.values() if values is not None]).reshape(-1, 2)
+    best = [values for values in objectives.values() if values is not None]
+    best_score = np.array([values.score for values in best])
+    best_mm2 = np.array([values.area_mm2 for values in best])
     promising = [
         chip
         for chip in places.values()
-        if not ((best[:, 0] >= search.scores[chip]) & (best[:, 1] <= area[chip])).any()
+        if not ((best_score >= search.scores[chip]) & (best_mm2 <= area[chip])).any()
     ]
     order = np.array(sorted(promising), np.int64)
     scores = search.evaluate_all(order) if len(order) else np.zeros(0)
-    score_of = dict(zip(order.tolist(), scores.tolist(), strict=True))
-    for name, chip in places.items():
-        score = score_of.get(chip, -1.0)
+    score_by_chip = dict(zip(order.tolist(), scores.tolist(), strict=True))
+    for chip_id, chip in places.items():
+        score = score_by_chip.get(chip, -1.0)
         if score > 0.0:
             search.accept(chip, score)
-            steps = [found.energy for found in search.frontier.found[chip].values()]
-            result[name] = (score, float(area[chip]), energy_per_token_J(steps))
-    return result
+            steps = [plan.energy for plan in search.frontier.plans[chip].values()]
+            evaluated[chip_id] = _Objectives(score, float(area[chip]), energy_per_token_J(steps))
+    return evaluated
 
 
 @dataclass(frozen=True, eq=False)
 class _Genes:
-    """How a trial's choices become a chip of the space."""
+    """Maps the choices of a trial to a chip of the space."""
 
     lists: dict[str, list[float]]
     bandwidths: int
     designs: dict[tuple[float, ...], int] | None
-    """In memory: the design of each combination that exists. Outside: None, all may."""
+    """Design by combination of values; None for a space outside memory, which has all."""
 
     @property
     def count(self) -> int:
-        """Chips that it can ask for."""
+        """Number of chips that trials can propose."""
         if self.designs is not None:
             return len(self.designs) * self.bandwidths
         return prod(len(values) for values in self.lists.values()) * self.bandwidths
@@ -125,18 +131,18 @@ class _Genes:
         return _Genes(lists, len(search.memories), designs)
 
     def chip(self, trial: Any) -> int | None:
-        """The number of the chip that a trial asks for; None where the space has none."""
-        places = [
+        """Return the chip number that a trial proposes, None where the space has no such chip."""
+        indices = [
             trial.suggest_categorical(name, range(len(values)))
             for name, values in self.lists.items()
         ]
         band = int(trial.suggest_categorical("hbm_bandwidth", range(self.bandwidths)))
         if self.designs is None:
             shape = [len(values) for values in self.lists.values()]
-            design = int(np.ravel_multi_index(places, shape))
+            design = int(np.ravel_multi_index(indices, shape))
         else:
             row = tuple(
-                values[place] for values, place in zip(self.lists.values(), places, strict=True)
+                values[index] for values, index in zip(self.lists.values(), indices, strict=True)
             )
             if row not in self.designs:
                 return None

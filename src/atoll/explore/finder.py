@@ -1,4 +1,4 @@
-"""Designs in full, from the indices of a search: chip, placement, energy, layers."""
+"""Complete designs from the chip indices of a search: chip, placement, energy, layers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from atoll.explore.pricing.energy import energy_per_token_J, step_energy
 from atoll.explore.pricing.evaluate import Priced
 from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.proof.exact import EFFORTS
-from atoll.explore.proof.journal import Found, Key
+from atoll.explore.proof.journal import EvaluatedPlan, EvaluationKey
 from atoll.explore.proof.tasks import Schedules
 from atoll.hardware.accelerator import Hbm
 from atoll.hardware.physical.price import device_usd
@@ -25,70 +25,71 @@ from atoll.schedule.solve import Effort
 from atoll.stopping import StoppedError
 from atoll.workload.flops import model_flops
 
-_SAME = 1e-9  # relative: two step times that are the same to rounding
+_SAME = 1e-9  # relative rounding error
 
 
 @dataclass(frozen=True)
-class Finder:
-    """Turns indices of the search into designs in full."""
+class DesignBuilder:
+    """Builds complete designs from chip indices of a search."""
 
     search: Search
 
     def design(self, chip: int, with_layers: bool = False) -> Design:
         chips = self.search.frontier.chips
-        found = self.search.frontier.found[chip]
-        alone = chips.subset(np.array([chip]))
+        plans = self.search.frontier.plans[chip]
+        single = chips.subset(np.array([chip]))
+        variants, setting = self.search.variants, self.search.setting
         priced = {
-            model: Priced.of(alone, self.search.variants.part([plan.variant]), self.search.setting)
-            for model, plan in found.items()
+            model: Priced.of(single, variants.part([plan.variant]), setting)
+            for model, plan in plans.items()
         }
-        space, design = self._place_of(int(chips.design[chip]))
-        hbm = self._smallest_hbm(priced, space, design, int(chips.memory[chip]), found)
+        space, design = self._space_with(int(chips.design[chip]))
+        hbm = self._smallest_hbm(priced, space, design, int(chips.memory[chip]), plans)
         accelerator = replace(space.accelerator(design, hbm), name="")
-        plans = []
-        for model, own in sorted(found.items()):
-            plan = model_plan(
-                priced[model], own.pass_s, float(hbm.capacity_bytes), accelerator.peak_flops
+        described = []
+        for model, plan in sorted(plans.items()):
+            described_plan = model_plan(
+                priced[model], plan.pass_s, float(hbm.capacity_bytes), accelerator.peak_flops
             )
-            assert plan is not None
-            if with_layers:
-                plan = replace(plan, layers=self._layers(priced[model], chip, own))
-            plans.append(plan)
+            assert described_plan is not None
+            layers = self._layers(priced[model], chip, plan) if with_layers else ()
+            described.append(replace(described_plan, layers=layers))
         return Design(
             accelerator=accelerator,
             area_mm2=float(space.area_with(hbm)[design]),
             peak_power_W=peak_power_W(accelerator),
-            plans=tuple(plans),
+            plans=tuple(described),
         )
 
-    def _layers(self, priced: Priced, chip: int, plan: Found) -> tuple[LayerPass, ...]:
-        """The schedules behind a plan, with the bounds of all efforts that the proof took on them.
-        Solved again where they are not at hand; nothing where the search has to end before that.
+    def _layers(self, priced: Priced, chip: int, plan: EvaluatedPlan) -> tuple[LayerPass, ...]:
+        """Return a plan's schedules with the best bounds of all efforts of the proof; solved again
+        if not in memory, empty where the search stops before that.
         """
         search, variant = self.search, priced.variants.variants[0]
-        own = np.inf if plan.limit_s is None else plan.limit_s
-        tries: list[tuple[Effort, float]] = [(plan.effort, own)]
-        keys = {e: Key("tighten", int(search.frontier.ids[chip]), plan.variant, e) for e in EFFORTS}
+        plan_limit_s = np.inf if plan.limit_s is None else plan.limit_s
+        tries: list[tuple[Effort, float]] = [(plan.effort, plan_limit_s)]
+        node = "tighten", int(search.frontier.ids[chip]), plan.variant
+        keys = {effort: EvaluationKey(*node, effort) for effort in EFFORTS}
         tries += [(e, np.inf) for e in EFFORTS if keys[e] in search.solved and e != plan.effort]
-        found: list[Schedules] = []
+        solved: list[Schedules] = []
         for effort, limit_s in tries:
-            known, solved_s = None, 0.0
+            schedules, solved_s = None, 0.0
             if effort != "quick":
-                known, solved_s = search.schedules.get(keys[effort], (None, 0.0))
+                schedules, solved_s = search.schedules.get(keys[effort], (None, 0.0))
             try:
-                if known is None or solved_s != limit_s:
-                    known = priced.schedules(
+                if schedules is None or solved_s != limit_s:
+                    schedules = priced.schedules(
                         0, variant, effort, search.tolerance / 4.0, limit_s, search.stop
                     )
             except StoppedError:
                 return ()
-            found.append(known)
-        return layer_report(priced, 0, variant, _tightest(found))
+            solved.append(schedules)
+        return layer_report(priced, 0, variant, _tightest(solved))
 
     def size(self, chip: int) -> ChipSize:
         """Return area, peak power and cost of a chip with the smallest HBM of its bandwidth."""
         chips = self.search.frontier.chips
-        space, design = self._place_of(int(chips.design[chip]))
+        space, design = self._space_with(int(chips.design[chip]))
         hbm = self._hbm_options(space, design, int(chips.memory[chip]))[0]
         area_mm2 = float(space.area_with(hbm)[design])
         process_nm = space.values(design).get("process_nm", space.template.process_nm)
@@ -96,8 +97,8 @@ class Finder:
         power_W = peak_power_W(space.accelerator(design, hbm))
         return ChipSize(*(round(float(value), 6) for value in (area_mm2, power_W, usd)))
 
-    def _place_of(self, design: int) -> tuple[Space, int]:
-        """A space in memory that holds the design, and its index there."""
+    def _space_with(self, design: int) -> tuple[Space, int]:
+        """Return a space in memory that contains the design, and its index there."""
         if isinstance(self.search.space, Space):
             return self.search.space, design
         return self.search.space.designs(np.array([design]))[0], 0
@@ -108,68 +109,69 @@ class Finder:
         space: Space,
         design: int,
         memory: int,
-        found: dict[int, Found],
+        plans: dict[int, EvaluatedPlan],
     ) -> Hbm:
-        """The least capacity that keeps every model's step time."""
+        """Return the smallest capacity that keeps every model's step time."""
         options = self._hbm_options(space, design, memory)
         for option in options[:-1]:
             if all(
-                self._step(priced[model], plan, option) <= plan.step_time_s * (1 + _SAME)
-                for model, plan in found.items()
+                self._step_time_s(priced[model], plan, option) <= plan.step_time_s * (1 + _SAME)
+                for model, plan in plans.items()
             ):
                 return option
         return options[-1]
 
     def _hbm_options(self, space: Space, design: int, memory: int) -> list[Hbm]:
-        """What a design may take of one of the space's memories, the smallest first."""
+        """Return the options of a memory that the design allows, smallest first."""
         return [
             option
             for option in self.search.memories[memory]
             if space.hbm_allowed[design, space.hbm_options.index(option)]
         ]
 
-    def _step(self, priced: Priced, plan: Found, hbm: Hbm) -> float:
+    def _step_time_s(self, priced: Priced, plan: EvaluatedPlan, hbm: Hbm) -> float:
         variant = priced.variants.variants[0]
         placed = priced.place(0, variant, plan.pass_s, memory_bytes=float(hbm.capacity_bytes))
         return np.inf if placed is None else placed.step_time_s
 
     def record(self, chip: int) -> Record:
-        """One flat record of an evaluated design."""
+        """Return an evaluated design as a flat record."""
         chips = self.search.frontier.chips
         number = int(chips.design[chip])
-        space, design = self._place_of(number)
-        plans = self.search.frontier.found[chip]
+        space, design = self._space_with(number)
+        plans = self.search.frontier.plans[chip]
         row: dict[str, int | float] = {
             "design": number,
             **space.values(design),
             "hbm_capacity_bytes": int(chips.hbm_capacity_bytes[chip]),
             "hbm_bandwidth_Bps": float(chips.hbm_Bps[chip]),
             "area_mm2": float(chips.area_mm2[chip]),  # with the interfaces of this HBM
-            "power_W": max(found.energy.power_W for found in plans.values()),
+            "power_W": max(plan.energy.power_W for plan in plans.values()),
             "energy_per_token_J": energy_per_token_J([f.energy for f in plans.values()]),
         }
-        for model, found in sorted(plans.items()):
-            variant = self.search.variants.variants[found.variant]
+        for model, plan in sorted(plans.items()):
+            variant = self.search.variants.variants[plan.variant]
             workload = self.search.variants.workloads[model]
             row |= {
-                f"{workload.name}: samples_per_s": workload.global_batch / found.step_time_s,
-                f"{workload.name}: step_time_s": found.step_time_s,
+                f"{workload.name}: samples_per_s": workload.global_batch / plan.step_time_s,
+                f"{workload.name}: step_time_s": plan.step_time_s,
                 f"{workload.name}: microbatch": variant.microbatch,
                 f"{workload.name}: tensor": variant.tensor,
-                f"{workload.name}: power_W": found.energy.power_W,
-                f"{workload.name}: energy_per_token_J": found.energy.per_token_J,
+                f"{workload.name}: power_W": plan.energy.power_W,
+                f"{workload.name}: energy_per_token_J": plan.energy.per_token_J,
             }
         return row
 
 
-def _tightest(found: list[Schedules]) -> Schedules:
-    """The first schedules, each with the highest bound that any of them has."""
+def _tightest(solved: list[Schedules]) -> Schedules:
+    """Return the first schedules with the highest bound that any effort proved for them."""
     pairs = []
-    for tries in zip(*found, strict=True):
-        best = [max(own, key=lambda one: one.lower_bound_s) for own in zip(*tries, strict=True)]
+    for tries in zip(*solved, strict=True):
+        passes = zip(*tries, strict=True)
+        best = [max(efforts, key=lambda solution: solution.lower_bound_s) for efforts in passes]
         first, second = (
-            replace(own, lower_bound_s=most.lower_bound_s, bound=most.bound)
-            for own, most in zip(tries[0], best, strict=True)
+            replace(efforts, lower_bound_s=most.lower_bound_s, bound=most.bound)
+            for efforts, most in zip(tries[0], best, strict=True)
         )
         pairs.append((first, second))
     return pairs
@@ -178,7 +180,7 @@ def _tightest(found: list[Schedules]) -> Schedules:
 def model_plan(
     priced: Priced, pass_s: FloatArray, memory_bytes: float, peak_flops: float
 ) -> ModelPlan | None:
-    """The first variant on devices of the first chip with so much memory, if it fits."""
+    """Plan the first variant on the first chip with this memory; None if it does not fit."""
     variant = priced.variants.variants[0]
     division = priced.place(0, variant, pass_s, memory_bytes=memory_bytes)
     if division is None:

@@ -1,9 +1,9 @@
-"""Links and topology as variables: one search for each network, held against the best so far.
+"""Links and topology as variables: one search per network, against the best score so far.
 
-Bandwidth of links changes area, edge, power and price of a chip and, with the topology, every time
-that devices wait for each other; all else of the chips is alike. So each pair of the two is a space
-of its own under its own network, opened by its rooflines, the highest first; most are ruled out by
-what another one reached.
+Link bandwidth changes area, edge, power and price of a chip and, with the topology, the time of
+communication; nothing else. So every pair of bandwidth and topology is a separate space with its
+network. They are searched in the order of their roofline bounds; most are ruled out by an earlier
+score.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from atoll.units import counted
 MOST_NETWORKS = 64
 
 
-def networks_of(job: SearchQuestion) -> tuple[SearchQuestion, ...]:
-    """The job on each network that its space lists; itself where there is nothing to choose."""
+def network_jobs(job: SearchQuestion) -> tuple[SearchQuestion, ...]:
+    """Return the job on every network that its space lists, or the job where it has one."""
     if job.network is not None or not is_linked(job):
         return (job,)
     space = described_space(job)
@@ -44,8 +44,8 @@ def networks_of(job: SearchQuestion) -> tuple[SearchQuestion, ...]:
         "strategy": not STRATEGIES[job.strategy].proves,
         "objective": len(job.models) > 1 and AIMS[job.objective].relative,
     }
-    for name, given in several.items():
-        if given and len(pairs) > 1:
+    for name, requested in several.items():
+        if requested and len(pairs) > 1:
             raise AtollError(
                 f"job: {name}: not over several networks; name one of them, such as "
                 f"network: {pairs[0][1].named(pairs[0][0])}."
@@ -53,11 +53,12 @@ def networks_of(job: SearchQuestion) -> tuple[SearchQuestion, ...]:
     return tuple(job.changed(network=topology.named(link_Bps)) for link_Bps, topology in pairs)
 
 
-def best_of(searches: Sequence[Search | None]) -> tuple[int, Search] | None:
-    """Which of them has the best chip, all proven against it as far as there is time."""
+def search_networks(searches: Sequence[Search | None]) -> tuple[int, Search] | None:
+    """Search all networks as far as time allows; return the number and search of the best."""
     score, best = 0.0, None
-    some = [(number, search) for number, search in enumerate(searches) if search is not None]
-    for number, search in sorted(some, key=lambda one: -one[1].bound()):
+    feasible = {number: search for number, search in enumerate(searches) if search is not None}
+    for number in sorted(feasible, key=lambda number: -feasible[number].bound()):
+        search = feasible[number]
         if search.stop():
             break
         search.score = score
@@ -67,45 +68,46 @@ def best_of(searches: Sequence[Search | None]) -> tuple[int, Search] | None:
     return best
 
 
-def rejected(search: Search | None, items: int, tolerance: float, score: float) -> Certificate:
-    """What was proven of a network that another one beats with this score."""
+def rejection_proof(search: Search | None, items: int, gap: float, score: float) -> Certificate:
+    """Return the proof for a network that another network beats with this score."""
     if search is not None:
-        return certificate_of(search, search.outcome(), tolerance, score)
-    return Certificate(score, 0.0, tolerance, items, "architecture", 0, {CONSTRAINTS: items})
+        return certificate_of(search, search.outcome(), gap, score)
+    return Certificate(score, 0.0, gap, items, "architecture", 0, {CONSTRAINTS: items})
 
 
 @dataclass(frozen=True)
-class Rest:
-    """What was proven of the networks that were not taken."""
+class RejectedNetworks:
+    """The proofs of the networks that were not chosen."""
 
     certificates: tuple[Certificate, ...] = ()
     networks: tuple[str, ...] = ()
-    """All that were searched; and those that no chip keeps to the limits with."""
-    without: tuple[str, ...] = ()
+    """All networks that were searched, and those on which no chip keeps to the limits."""
+    infeasible: tuple[str, ...] = ()
 
-    def joined(self, own: Certificate) -> Certificate:
-        """A proof over all networks, from that over one."""
-        every = (own, *self.certificates)
-        rules = dict.fromkeys(rule for one in every for rule in one.ruled_out)
+    def joined(self, certificate: Certificate) -> Certificate:
+        """Extend the proof over the chosen network to all networks."""
+        proofs = (certificate, *self.certificates)
+        rules = dict.fromkeys(rule for proof in proofs for rule in proof.ruled_out)
         return replace(
-            own,
-            bound=max(one.bound for one in every),
-            items=sum(one.items for one in every),
-            evaluated=sum(one.evaluated for one in every),
-            ruled_out={rule: sum(one.ruled_out.get(rule, 0) for one in every) for rule in rules},
-            tightened=sum(one.tightened for one in every),
+            certificate,
+            bound=max(proof.bound for proof in proofs),
+            items=sum(proof.items for proof in proofs),
+            evaluated=sum(proof.evaluated for proof in proofs),
+            ruled_out={name: sum(p.ruled_out.get(name, 0) for p in proofs) for name in rules},
+            tightened=sum(proof.tightened for proof in proofs),
+            peak_bound=max(proof.peak_bound for proof in proofs),
         )
 
     def noted(self, scope: Scope) -> Scope:
-        """With the networks in words."""
+        """Add the networks to the notes of the scope."""
         if not self.networks:
             return scope
-        notes = [f"chosen among {counted(len(self.networks), 'network')}: {_list(self.networks)}"]
-        if self.without:
-            notes.append(f"no chip keeps to the limits with links of {_list(self.without)}")
-        more = sum(one.items for one in self.certificates)
-        return replace(scope, designs=scope.designs + more, notes=(*scope.notes, *notes))
+        notes = [f"chosen among {counted(len(self.networks), 'network')}: {_listed(self.networks)}"]
+        if self.infeasible:
+            notes.append(f"no chip keeps to the limits with links of {_listed(self.infeasible)}")
+        designs = scope.designs + sum(proof.items for proof in self.certificates)
+        return replace(scope, designs=designs, notes=(*scope.notes, *notes))
 
 
-def _list(names: Sequence[str]) -> str:
+def _listed(names: Sequence[str]) -> str:
     return ", ".join(names)

@@ -29,8 +29,8 @@ class Front:
 
 
 def fronts(search: Search) -> tuple[dict[str, Front], str]:
-    """The three fronts, by the name of what throughput is held against; and why they are not
-    complete, if the search was stopped: then all are among evaluated designs only.
+    """Return the fronts by the name of their cost, and why they are incomplete (empty: they are
+    not). Of a search that was stopped, all are among evaluated designs only.
     """
     area = area_front(search, TOLERANCE)
     if area is None:
@@ -39,22 +39,22 @@ def fronts(search: Search) -> tuple[dict[str, Front], str]:
 
 
 def evaluated_fronts(search: Search) -> dict[str, Front]:
-    """The fronts among the designs that happen to have been evaluated."""
-    known = [chip for chip in search.frontier.found if search.found_score(chip) > 0.0]
-    steps = {chip: [f.energy for f in search.frontier.found[chip].values()] for chip in known}
+    """Return the fronts among the evaluated designs."""
+    chips = [chip for chip in search.frontier.plans if search.evaluated_score(chip) > 0.0]
+    steps = {chip: [f.energy for f in search.frontier.plans[chip].values()] for chip in chips}
     costs = {
-        "area_mm2": {chip: float(search.frontier.chips.area_mm2[chip]) for chip in known},
-        "power_W": {chip: max(step.power_W for step in own) for chip, own in steps.items()},
-        "energy_per_token_J": {chip: energy_per_token_J(own) for chip, own in steps.items()},
+        "area_mm2": {chip: float(search.frontier.chips.area_mm2[chip]) for chip in chips},
+        "power_W": {chip: max(step.power_W for step in steps_) for chip, steps_ in steps.items()},
+        "energy_per_token_J": {chip: energy_per_token_J(steps_) for chip, steps_ in steps.items()},
     }
-    return {name: Front(_cheapest(search, cost), None) for name, cost in costs.items()}
+    return {name: Front(_non_dominated(search, cost), None) for name, cost in costs.items()}
 
 
-def _cheapest(search: Search, cost: dict[int, float]) -> list[int]:
-    """Chips that no other beats in both score and cost."""
+def _non_dominated(search: Search, cost: dict[int, float]) -> list[int]:
+    """Return the chips that no chip beats in both score and cost."""
     chosen: list[int] = []
     least = np.inf
-    for chip in sorted(cost, key=lambda c: (-search.found_score(c), cost[c])):
+    for chip in sorted(cost, key=lambda c: (-search.evaluated_score(c), cost[c])):
         if cost[chip] < least:
             least = cost[chip]
             chosen.append(chip)
@@ -62,44 +62,44 @@ def _cheapest(search: Search, cost: dict[int, float]) -> list[int]:
 
 
 def area_front(search: Search, tolerance: float = 0.01) -> list[int] | None:
-    """Chips of the front, largest first; proven within `tolerance` of the true front.
+    """Return the chips of the area front, largest first, proven within `tolerance`.
 
     None where the search was stopped before that.
     """
     chips = search.frontier.chips
     by_area = np.argsort(chips.area_mm2, kind="stable")
-    known = np.full(len(chips), -np.inf)
-    for chip in search.frontier.found:
-        known[chip] = search.found_score(chip)
-    # Without a plan so far: it could not beat the best, but may still be the best of its size.
-    evaluated = known > 0.0
+    scores = np.full(len(chips), -np.inf)
+    for chip in search.frontier.plans:
+        scores[chip] = search.evaluated_score(chip)
+    # A chip without a plan cannot beat the best, but may be the best of its size.
+    evaluated = scores > 0.0
     while True:
         best_smaller = np.empty(len(chips))
-        best_smaller[by_area] = np.maximum.accumulate(known[by_area])
+        best_smaller[by_area] = np.maximum.accumulate(scores[by_area])
         promise = np.where(evaluated, -np.inf, search.scores / np.maximum(best_smaller, 1e-300))
         wanted = np.flatnonzero(promise > 1.0 + tolerance)
         if len(wanted) == 0:
             break
-        chosen = _spread(wanted, chips.area_mm2, promise)
+        chosen = _most_promising_by_area(wanted, chips.area_mm2, promise)
         if search.stop():
             return None
-        known[chosen] = search.evaluate_all(chosen, waiting=wanted)
+        scores[chosen] = search.evaluate_all(chosen, waiting=wanted)
         if search.stop():
-            return None  # some of them were not evaluated
+            return None  # not all were evaluated
         evaluated[chosen] = True
     front = []
     best = -np.inf
-    for chip in np.lexsort((-known, chips.area_mm2)):
-        if known[chip] > max(best, 0.0):
-            best = known[chip]
+    for chip in np.lexsort((-scores, chips.area_mm2)):
+        if scores[chip] > max(best, 0.0):
+            best = scores[chip]
             front.append(int(chip))
     return front[::-1]
 
 
-def _spread(
+def _most_promising_by_area(
     wanted: NDArray[np.int64], area_mm2: NDArray[np.float64], promise: NDArray[np.float64]
 ) -> NDArray[np.int64]:
-    """The most promising chips of every range of areas, so that one round helps them all."""
+    """Return the most promising chips of every range of areas, at most BATCH."""
     edges = np.quantile(area_mm2[wanted], np.linspace(0, 1, 33))
     group = np.searchsorted(edges, area_mm2[wanted])
     order = np.lexsort((-promise[wanted], group))

@@ -1,9 +1,10 @@
-"""The whole road of a search in one function: job to answer, with its proof."""
+"""A search of chips from job to answer: `_SearchRun.result` lists its phases."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -12,26 +13,26 @@ from typing import Any
 import numpy as np
 
 from atoll.answers.designs import Identity
-from atoll.answers.search import Alone, Beside, FrontAnswer
+from atoll.answers.search import Alone, Beside, FrontAnswer, Robustness
 from atoll.driver import Desk, Means, Progress, drive
 from atoll.errors import AtollError, InfeasibleError
-from atoll.executors import Crew, Executor
-from atoll.explore.ahead import ahead_of, run_of
-from atoll.explore.alone import alone
+from atoll.executors import Crew
+from atoll.explore.ahead import compare_with_run, read_followed_run
+from atoll.explore.alone import best_chip_per_model
 from atoll.explore.answer.files import result_files
 from atoll.explore.answer.plateau import choose, evaluate_plateau, plateau
-from atoll.explore.answer.result import Design, SearchResult
+from atoll.explore.answer.result import SearchResult
 from atoll.explore.answer.room import check_memory, nothing_fits
-from atoll.explore.answer.scope import Scope, open_space, sustained
+from atoll.explore.answer.scope import Scope, open_space, sustained_limit
 from atoll.explore.baselines import (
-    Baseline,
+    BaselineDesign,
     baseline_names,
     reference_space,
     remarks,
     run_baselines,
 )
-from atoll.explore.finder import Finder
-from atoll.explore.linked import Rest, best_of, networks_of, rejected
+from atoll.explore.finder import DesignBuilder
+from atoll.explore.linked import RejectedNetworks, network_jobs, rejection_proof, search_networks
 from atoll.explore.pareto import evaluated_fronts, fronts
 from atoll.explore.pricing.layouts import Setting
 from atoll.explore.pricing.price import price_of
@@ -43,14 +44,14 @@ from atoll.explore.pricing.workloads import (
     make_workload,
     spreads_of,
 )
-from atoll.explore.proof.branch_and_bound import Search
+from atoll.explore.proof.branch_and_bound import Search, SearchOutcome
 from atoll.explore.proof.certified import certificate_of
 from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.journal import Journal
 from atoll.explore.proof.objective import AIMS, Objective
 from atoll.explore.robust import robust_answer
 from atoll.explore.stored import StoredJournal, identity
-from atoll.explore.strategies import STRATEGIES, Strategy
+from atoll.explore.strategies import STRATEGIES
 from atoll.fabric.network import Network
 from atoll.hardware.catalog import load_network
 from atoll.hardware.product import ProductSpace
@@ -70,11 +71,11 @@ from atoll.training.run import Run
 from atoll.workload.stored import warnings_of
 
 RUNNERS_UP = 3
-ONE = ("1f1b",)
-SEARCHED = tuple(order for order in ORDERS if order != "gpipe")
-"""Pipeline orders of a search: GPipe takes as long as 1F1B and holds more."""
+PLAIN_ORDERS = ("1f1b",)
+SEARCHED_ORDERS = tuple(order for order in ORDERS if order != "gpipe")
+"""Pipeline orders of a search: GPipe takes as long as 1F1B and needs more memory."""
 SAMPLE = 20_000
-"""Designs of a space outside memory that the sampling baselines draw from."""
+"""Designs that the sampling baselines draw from, for a space outside memory."""
 
 
 def run_search(
@@ -87,48 +88,63 @@ def run_search(
     stop: Stop | None = None,
     beside: Sequence[str] = (),
 ) -> SearchResult:
-    """Find the best design of the job's space, prove it, and lay baselines beside it.
+    """Find the best design of the job's space, prove it, and compare it with baselines.
 
-    With `out`, everything is kept in that folder, and a search that was interrupted continues.
-    `workers` and `cluster` say where the work is done; they do not change the answer. Devices
-    named in `beside` are planned for the same (first) model, batch and number of devices.
+    Results are stored in the folder `out`, from which an interrupted search continues. `workers`
+    and `cluster` do not change the answer. The existing devices in `beside` are planned for the
+    same (first) model, batch and number of devices.
     """
-    means = Means(out, workers, cluster, grows=True)
+    options = Means(out, workers, cluster, grows=True)
 
     def prepare(stop: Stop) -> ChipProblem:
         return prepare_problem(job, beside, stop)
 
-    first = "the first design was evaluated"
-    return drive(prepare, means, stop, job.time_limit, progress, first)
+    return drive(prepare, options, stop, job.time_limit, progress, "the first design was evaluated")
 
 
-def prepare_problem(job: SearchQuestion, beside: Sequence[str], stop: Stop) -> ChipProblem:
-    runs = _runs_beside(job, beside)  # a name that is not known ends it here, not after the search
+def prepare_problem(job: SearchQuestion, devices: Sequence[str], stop: Stop) -> ChipProblem:
+    """Prepare a job on all its networks; unknown devices are refused before the search."""
+    runs = _existing_device_runs(job, devices)
     compile_in_background()
-    jobs = networks_of(job)
-    found: list[ChipProblem] = []
-    for own in jobs:
+    jobs = network_jobs(job)
+    problems: list[ChipProblem] = []
+    for network_job in jobs:
         try:
-            found.append(_on_network(own, runs, stop, found[0] if found else None))
+            problems.append(_prepare_on_network(network_job, runs, stop, problems))
         except InfeasibleError:
-            if own is jobs[-1] and not found:
+            if network_job is jobs[-1] and not problems:
                 raise
-    without = tuple(str(own.network) for own in jobs if own not in [one.job for one in found])
-    return replace(found[0], others=tuple(found[1:]), without=without)
+    feasible = [problem.job for problem in problems]
+    infeasible = tuple(str(failed.network) for failed in jobs if failed not in feasible)
+    return replace(problems[0], alternatives=tuple(problems[1:]), infeasible_networks=infeasible)
 
 
-def _on_network(
-    job: SearchQuestion, runs: Mapping[str, Run], stop: Stop, like: ChipProblem | None
+def _prepare_on_network(
+    job: SearchQuestion, runs: Mapping[str, Run], stop: Stop, problems: Sequence[ChipProblem]
 ) -> ChipProblem:
-    """A job as a problem; `like` is the same job on another network."""
+    """Prepare a job on its network; `problems` are the same job on earlier networks."""
     space, scope = open_space(job)
-    if like is None:
-        setting, variants = prepare_search(job, stop=stop)
+    if problems:
+        variants = problems[0].variants
+        setting = replace(problems[0].setting, network=network_of(job))
     else:
-        setting, variants = replace(like.setting, network=network_of(job)), like.variants
+        setting, variants = prepare_search(job, stop=stop)
     scope = replace(scope, notes=(*scope.notes, *left_out_notes(job, setting.profile, variants)))
     check_memory(job, scope, setting, variants, stop)
     return ChipProblem(job, space, scope, setting, variants, runs)
+
+
+def _existing_device_runs(job: SearchQuestion, devices: Sequence[str]) -> dict[str, Run]:
+    """Return runs of the job's (first) model on existing devices with their usual network."""
+    model = job.models[0]
+    return {
+        name: make_run(
+            model.name, name, job.devices, batch=model.batch or job.batch,
+            sequence=model.sequence, optimizer=job.optimizer or profile_of(job).optimizer,
+            precision=precision_of(name, job.precision),
+        )
+        for name in devices
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -141,285 +157,270 @@ class ChipProblem:
     setting: Setting
     variants: Variants
     runs: Mapping[str, Run]
-    others: tuple[ChipProblem, ...] = ()
-    """The same on other networks, where the network is to be chosen."""
-    without: tuple[str, ...] = ()
-    """Networks that no chip keeps to the limits with."""
+    """The job on existing devices, by device."""
+    alternatives: tuple[ChipProblem, ...] = ()
+    """The job on further networks, where the network is to be chosen."""
+    infeasible_networks: tuple[str, ...] = ()
+    """Networks on which no chip keeps to the limits."""
 
     def identity(self) -> Identity:
-        told = dict(identity(self.job, self.space, self.setting.network, self.variants))
-        return told | {f"other {n}": dict(one.identity()) for n, one in enumerate(self.others)}
+        fields = dict(identity(self.job, self.space, self.setting.network, self.variants))
+        further = enumerate(self.alternatives)
+        return fields | {f"other {n}": dict(problem.identity()) for n, problem in further}
 
-    def solve(self, desk: Desk) -> SearchResult:
-        return self._taken(desk) if self.others else self._solved(desk)
+    def solve(self, runtime: Desk) -> SearchResult:
+        if self.alternatives:
+            return self._solve_networks(runtime)
+        return _SearchRun(self, runtime, RejectedNetworks()).result()
 
-    def _taken(self, desk: Desk) -> SearchResult:
-        """On the best of the networks, with the proof over all of them."""
-        every, journal = (self, *self.others), self._journal(desk)
-        names = tuple(str(one.job.network) for one in every)
-        known: dict[str, Any] | None = journal.note("networks")
-        if known is not None:
-            rest = tuple(Certificate(**told) for told in known["rest"])
-            return every[int(known["best"])]._solved(desk, Rest(rest, names, self.without))
-        searches = [one.opened(desk) for one in every]
-        best = best_of(searches)
-        if best is None:
-            if desk.stop():
+    def _solve_networks(self, runtime: Desk) -> SearchResult:
+        """Solve on the best of the networks, with the proof over all of them."""
+        problems, journal = (self, *self.alternatives), self.journal(runtime)
+        names = tuple(str(problem.job.network) for problem in problems)
+        note: dict[str, Any] | None = journal.note("networks")
+        if note is not None:
+            certificates = tuple(Certificate(**fields) for fields in note["rest"])
+            rejected = RejectedNetworks(certificates, names, self.infeasible_networks)
+            return _SearchRun(problems[int(note["best"])], runtime, rejected).result()
+        searches = [problem.open_search(runtime) for problem in problems]
+        numbered = search_networks(searches)
+        if numbered is None:
+            if runtime.stop():
                 raise StoppedError
             raise nothing_fits(self.job, self.scope, self.variants)
-        number, begun = best
-        rest = tuple(
-            rejected(search, len(one.space), self.job.tolerance, begun.score)
-            for one, search in zip(every, searches, strict=True)
-            if search is not begun
+        number, best = numbered
+        certificates = tuple(
+            rejection_proof(search, len(problem.space), self.job.tolerance, best.score)
+            for problem, search in zip(problems, searches, strict=True)
+            if search is not best
         )
-        if not desk.stop():
-            journal.put_note("networks", {"best": number, "rest": [asdict(one) for one in rest]})
-        road = Rest(rest, names, self.without), begun if desk.stop() else None
-        return every[number]._solved(desk, *road)
+        if not runtime.stop():
+            stored = [asdict(certificate) for certificate in certificates]
+            journal.put_note("networks", {"best": number, "rest": stored})
+        rejected = RejectedNetworks(certificates, names, self.infeasible_networks)
+        begun = best if runtime.stop() else None
+        return _SearchRun(problems[number], runtime, rejected, begun).result()
 
-    def opened(self, desk: Desk) -> Search | None:
-        """A search that is not begun, nothing of which is kept; none where no chip is allowed."""
-        objective = make_objective(self.job, self.space, self.setting, self.variants, desk.stop)
-        known = self.space, self.variants, self.setting, objective, self.job.tolerance / 2.0
+    def open_search(self, runtime: Desk) -> Search | None:
+        """Return a search that is not started and not stored; None where no chip is allowed."""
+        objective = make_objective(self.job, self.space, self.setting, self.variants, runtime.stop)
+        arguments = self.space, self.variants, self.setting, objective, self.job.tolerance / 2.0
         try:
-            return Search(*known, progress=desk.listener, stop=desk.stop)
+            return Search(*arguments, progress=runtime.listener, stop=runtime.stop)
         except InfeasibleError:
             return None
 
-    def _journal(self, desk: Desk) -> Journal:
-        if desk.store is None:
+    def journal(self, runtime: Desk) -> Journal:
+        if runtime.store is None:
             return Journal()
-        return StoredJournal(desk.store, self.variants, self.space)
-
-    def _solved(self, desk: Desk, rest: Rest = Rest(), begun: Search | None = None) -> SearchResult:  # noqa: B008
-        known = self.job, self.space, rest.noted(self.scope), self.setting, self.variants
-        road = _Road(*known, desk.executor, desk.stop, desk.began, rest, begun)
-        result = road.result(desk.listener, self._journal(desk))
-        result = _planned_beside(result, self.runs, desk.stop)
-        if self.job.from_ is None:
-            return result
-        followed = run_of(self.job.from_)
-        try:
-            return replace(
-                result, ahead=ahead_of(result, followed, self.setting, self.variants, desk.stop)
-            )
-        except StoppedError:
-            return replace(result, left_out={**result.left_out, "shadow prices": desk.stop.reason})
+        return StoredJournal(runtime.store, self.variants, self.space)
 
     def files(self, answer: SearchResult) -> dict[str, str]:
         return result_files(answer)
 
 
-def _runs_beside(job: SearchQuestion, devices: Sequence[str]) -> dict[str, Run]:
-    """The job's (first) model on other devices, each with its own network and software."""
-    model = job.models[0]
-    return {
-        name: make_run(
-            model.name,
-            name,
-            job.devices,
-            batch=model.batch or job.batch,
-            sequence=model.sequence,
-            optimizer=job.optimizer or profile_of(job).optimizer,
-            precision=precision_of(name, job.precision),
-        )
-        for name in devices
-    }
+class _SearchRun:
+    """The phases of a search, from a prepared problem to its result."""
 
+    def __init__(
+        self, problem: ChipProblem, runtime: Desk, rejected: RejectedNetworks,
+        begun: Search | None = None,
+    ) -> None:  # fmt: skip
+        """Take `begun`, the search so far, where the search has to end at once."""
+        self.problem, self.runtime, self.rejected, self.begun = problem, runtime, rejected, begun
+        self.job, self.stop, self.journal = problem.job, runtime.stop, problem.journal(runtime)
+        self.strategy = STRATEGIES[self.job.strategy]
+        self.phases_s = {"preparation": time.monotonic() - runtime.began}
+        self.left_out: dict[str, str] = {}  # what is missing in the result, and why
 
-def _planned_beside(result: SearchResult, runs: Mapping[str, Run], stop: Stop) -> SearchResult:
-    found: list[Beside] = []
-    left_out = dict(result.left_out)
-    for name, run in runs.items():
-        try:
-            found.append(plan_beside(name, run, stop))
-        except StoppedError:
-            left_out[f"device {name}"] = stop.reason
-    return replace(result, beside=tuple(found), left_out=left_out)
+    def result(self) -> SearchResult:
+        """Run the phases in order."""
+        with self._timed("search"):
+            search, objective = self._open_search()
+            outcome = self._find_best(search)
+        complete_above = self._evaluate_plateau(search, outcome)
+        fronts, front_stopped = self._trace_fronts(search, outcome)
+        self.runtime.executor.close()  # the phases below run in this process
+        baselines = self._run_baselines(search, objective)
+        result = self._describe(search, outcome, complete_above, baselines)
+        result = replace(result, pareto=fronts, front_stopped=front_stopped)
+        result = self._add_best_chip_per_model(result)
+        result = self._add_existing_devices(result)
+        return self._add_followed_run(result)
 
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        start = time.monotonic()
+        yield
+        self.phases_s[phase] = time.monotonic() - start
 
-@dataclass(frozen=True)
-class _Road:
-    """From a prepared job to its answer."""
-
-    job: SearchQuestion
-    space: Space | ProductSpace
-    scope: Scope
-    setting: Setting
-    variants: Variants
-    executor: Executor
-    stop: Stop
-    began: float
-    rest: Rest
-    begun: Search | None
-    """What there is of it where it has to end at once."""
-
-    @property
-    def strategy(self) -> Strategy:
-        return STRATEGIES[self.job.strategy]
-
-    def result(self, progress: Progress | None, journal: Journal) -> SearchResult:
-        job, space, variants, setting = self.job, self.space, self.variants, self.setting
-        phases: dict[str, float] = {}
-        mark = _timed(phases, "preparation", self.began)
-        exact = self.strategy.proves
-        objective = make_objective(job, space, setting, variants, self.stop)
+    def _open_search(self) -> tuple[Search, Objective]:
+        problem, runtime, tolerance = self.problem, self.runtime, self.job.tolerance
+        space, setting, variants = problem.space, problem.setting, problem.variants
+        objective = make_objective(self.job, space, setting, variants, self.stop)
         # Half of the tolerance is for the proof, half for the choice among designs as good.
         search = self.begun or Search(
             space, variants, setting, objective,
-            job.tolerance / 2.0 if exact else job.tolerance,
-            progress=progress, stop=self.stop, crew=Crew(self.executor), journal=journal,
+            tolerance / 2.0 if self.strategy.proves else tolerance, journal=self.journal,
+            progress=runtime.listener, stop=self.stop, crew=Crew(runtime.executor),
         )  # fmt: skip
-        outcome = self.strategy.run(search, job)
-        if outcome.best is None:
-            if outcome.stopped:
-                raise StoppedError
-            raise nothing_fits(job, self.scope, variants)
-        mark = _timed(phases, "search", mark)
-        left_out: dict[str, str] = {}
+        return search, objective
+
+    def _find_best(self, search: Search) -> SearchOutcome:
+        outcome = self.strategy.run(search, self.job)
+        if outcome.best is not None:
+            return outcome
+        if outcome.stopped:
+            raise StoppedError
+        raise nothing_fits(self.job, self.problem.scope, self.problem.variants)
+
+    def _evaluate_plateau(self, search: Search, outcome: SearchOutcome) -> float:
+        """Evaluate chips near the best; return the score above which all were evaluated."""
         complete_above = np.inf
-        if exact and not outcome.stopped:
-            complete_above = evaluate_plateau(search, job.tolerance)
-            mark = _timed(phases, "plateau", mark)
-        if exact and self.stop() and not np.isfinite(complete_above):
-            left_out["plateau"] = self.stop.reason
-        finder = Finder(search)
-        pareto: dict[str, FrontAnswer] = {}
-        front_stopped = outcome.stopped if job.pareto else ""
-        if job.pareto and not outcome.stopped:
-            pareto, front_stopped = self._fronts(search, finder)
-            mark = _timed(phases, "pareto", mark)
-        if front_stopped:
-            left_out["fronts"] = front_stopped
-        self.executor.close()  # the rest is done here: tasks that were dropped would only disturb
-        baselines: dict[str, Baseline] = {}
-        if job.baselines:
-            baselines = self._baselines(search, objective)
-            mark = _timed(phases, "baselines", mark)
-            names = baseline_names(self.variants)
-            missing = [f"baseline {name}" for name in names if name not in baselines]
-            left_out |= dict.fromkeys(missing if baselines else ["baselines"], self.stop.reason)
-        outcome = replace(search.outcome(), stopped=outcome.stopped)
-        assert outcome.best is not None
-        size_of = cache(finder.size)
-        chosen = outcome.best
-        if exact:
-            chosen = choose(search, outcome.bound, job.tolerance, size_of)
-        ranked = _ranked(search, chosen)
-        best = finder.design(chosen, with_layers=True)
-        if not all(plan.layers for plan in best.plans):
-            left_out["layer schedules"] = self.stop.reason
-        runners_up = tuple(finder.design(chip) for chip in ranked[1 : 1 + RUNNERS_UP])
-        near = plateau(search, chosen, complete_above, size_of, finder.design)
-        score = search.found_score(chosen)
-        robust = None
-        if job.robust and not outcome.stopped:
-            try:
-                robust = robust_answer(job, search, chosen)
-            except StoppedError:
-                left_out["robustness"] = self.stop.reason
-        certificate = self.rest.joined(certificate_of(search, outcome, job.tolerance, score))
-        mark = _timed(phases, "description", mark)
-        own = self._alone(best, journal)
-        if exact and len(best.plans) > 1 and not job.per:
-            missing = [plan.model for plan in best.plans[len(own) :]]
-            left_out |= {f"{name} alone": self.stop.reason for name in missing}
-        _timed(phases, "alone", mark)
-        return SearchResult(
-            job=job,
-            best=best,
-            score=score,
-            certificate=certificate,
-            baselines={name: baseline.score for name, baseline in baselines.items()},
-            baseline_remarks=remarks(
-                self.scope, baselines, score, best, proven=self.strategy.proves
-            ),
-            plateau=near,
-            runners_up=runners_up,
-            designs=[finder.record(chip) for chip in ranked],
-            pareto=pareto,
-            phases_s=phases,
-            wall_time_s=time.monotonic() - self.began,
-            stopped="" if certificate.status == "optimal" else outcome.stopped,
-            front_stopped=front_stopped,
-            left_out=left_out,
-            warnings=tuple(w for own in variants.workloads for w in warnings_of(own.config)),
-            scope=self.scope,
-            alone=own,
-            robustness=robust,
-            price_per_device=float(search.frontier.price[chosen]) / job.devices
-            if job.per
-            else None,
-        )
+        if self.strategy.proves and not outcome.stopped:
+            with self._timed("plateau"):
+                complete_above = evaluate_plateau(search, self.job.tolerance)
+        if self.strategy.proves and self.stop() and not np.isfinite(complete_above):
+            self.left_out["plateau"] = self.stop.reason
+        return complete_above
 
-    def _alone(self, best: Design, journal: Journal) -> tuple[Alone, ...]:
-        """Each model's own best chip, where several share one; found once."""
-        if len(best.plans) == 1 or not self.strategy.proves or self.job.per:
-            return ()
-        shared = [plan.samples_per_s for plan in best.plans]
-        known = journal.note("alone")
-        if known is not None:
-            return tuple(
-                Alone(**told).sharing(samples) for told, samples in zip(known, shared, strict=True)
-            )
-        found = tuple(
-            alone(self.space, self.setting, self.variants, shared, self.job.tolerance, self.stop)
-        )
-        if len(found) == len(shared):
-            journal.put_note("alone", [asdict(one) for one in found])
-        return found
+    def _trace_fronts(
+        self, search: Search, outcome: SearchOutcome
+    ) -> tuple[dict[str, FrontAnswer], str]:
+        """Return the fronts, and why they are incomplete, if they are."""
+        if not self.job.pareto:
+            return {}, ""
+        answers: dict[str, FrontAnswer] = {}
+        stopped = outcome.stopped
+        if not stopped:
+            with self._timed("pareto"):
+                sampled = self.strategy.samples
+                traced, stopped = (evaluated_fronts(search), "") if sampled else fronts(search)
+            for name, front in traced.items():
+                designs = tuple(map(DesignBuilder(search).record, front.chips))
+                answers[name] = FrontAnswer(proven_within=front.proven_within, designs=designs)
+        if stopped:
+            self.left_out["fronts"] = stopped
+        return answers, stopped
 
-    def _fronts(self, search: Search, finder: Finder) -> tuple[dict[str, FrontAnswer], str]:
-        """The fronts as records, and why they are not complete, if they are not."""
-        found, why = (evaluated_fronts(search), "") if self.strategy.samples else fronts(search)
-        shown = {
-            name: FrontAnswer(
-                proven_within=front.proven_within,
-                designs=tuple(finder.record(chip) for chip in front.chips),
-            )
-            for name, front in found.items()
-        }
-        return shown, why
-
-    def _baselines(self, search: Search, objective: Objective) -> dict[str, Baseline]:
-        """Designs to compare with, run once; under the exact strategy those that are chips of the
-        space compete with the incumbent.
-        """
-        job, space = self.job, self.space
-        name = f"baseline designs {job.seed}"
-        known = search.journal.note(name)
-        if known is not None:
-            found = {key: Baseline(**value) for key, value in known.items()}
-        elif self.stop():
+    def _run_baselines(self, search: Search, objective: Objective) -> dict[str, BaselineDesign]:
+        """Return the baselines; with a proof, those in the space may become the best."""
+        if not self.job.baselines:
             return {}
-        else:
-            drawn = space if isinstance(space, Space) else space.sample(SAMPLE, job.seed)
-            found = dict(
-                run_baselines(
-                    space, drawn, self.variants, self.setting, objective, job.seed, self.stop
-                )
-            )
-            if len(found) == len(baseline_names(self.variants)):  # else the next run makes them all
-                search.journal.put_note(name, {key: b.to_note() for key, b in found.items()})
-        if self.strategy.proves:
-            for baseline in found.values():
+        with self._timed("baselines"):
+            baselines = self._baselines(search.journal, objective)
+            for baseline in baselines.values() if self.strategy.proves else ():
                 if baseline.chip is not None:
-                    for place in search.bring([baseline.chip]).values():
-                        search.adopt(place, baseline.found)
-        return found
+                    for position in search.bring([baseline.chip]).values():
+                        search.adopt(position, baseline.plans)
+        names = baseline_names(self.problem.variants)
+        missing = [f"baseline {name}" for name in names if name not in baselines]
+        self.left_out |= dict.fromkeys(missing if baselines else ["baselines"], self.stop.reason)
+        return baselines
 
+    def _baselines(self, journal: Journal, objective: Objective) -> dict[str, BaselineDesign]:
+        """Return the baselines on record, or run and record them."""
+        space, variants, seed = self.problem.space, self.problem.variants, self.job.seed
+        name = f"baseline designs {seed}"
+        note = journal.note(name)
+        if note is not None:
+            return {key: BaselineDesign(**fields) for key, fields in note.items()}
+        if self.stop():
+            return {}
+        drawn = space if isinstance(space, Space) else space.sample(SAMPLE, seed)
+        arguments = space, drawn, variants, self.problem.setting, objective, seed, self.stop
+        baselines = dict(run_baselines(*arguments))
+        if len(baselines) == len(baseline_names(variants)):  # otherwise the next run makes them all
+            journal.put_note(name, {key: b.to_note() for key, b in baselines.items()})
+        return baselines
 
-def _timed(phases: dict[str, float], name: str, since: float) -> float:
-    now = time.monotonic()
-    phases[name] = now - since
-    return now
+    def _describe(
+        self, search: Search, outcome: SearchOutcome, complete_above: float,
+        baselines: Mapping[str, BaselineDesign],
+    ) -> SearchResult:  # fmt: skip
+        """Choose the answer among the designs that the proof covers, and describe it."""
+        job, proven, workloads = self.job, self.strategy.proves, self.problem.variants.workloads
+        scope, builder = self.rejected.noted(self.problem.scope), DesignBuilder(search)
+        with self._timed("description"):
+            outcome = replace(search.outcome(), stopped=outcome.stopped)
+            assert outcome.best is not None
+            size_of, chosen = cache(builder.size), outcome.best
+            if proven:
+                chosen = choose(search, outcome.bound, job.tolerance, size_of)
+            score, ranked = search.evaluated_score(chosen), _ranked(search, chosen)
+            best = builder.design(chosen, with_layers=True)
+            if not all(plan.layers for plan in best.plans):
+                self.left_out["layer schedules"] = self.stop.reason
+            proof = self.rejected.joined(certificate_of(search, outcome, job.tolerance, score))
+            price = float(search.frontier.price[chosen]) / job.devices if job.per else None
+            return SearchResult(
+                job=job,
+                best=best,
+                score=score,
+                certificate=proof,
+                baselines={name: baseline.score for name, baseline in baselines.items()},
+                baseline_remarks=remarks(scope, baselines, score, best, proven=proven),
+                plateau=plateau(search, chosen, complete_above, size_of, builder.design),
+                runners_up=tuple(builder.design(chip) for chip in ranked[1 : 1 + RUNNERS_UP]),
+                designs=[builder.record(chip) for chip in ranked],
+                pareto={},
+                phases_s=self.phases_s,
+                stopped="" if proof.status == "optimal" else outcome.stopped,
+                left_out=self.left_out,
+                warnings=tuple(w for model in workloads for w in warnings_of(model.config)),
+                scope=scope,
+                robustness=self._robustness(search, outcome, chosen),
+                price_per_device=price,
+            )
+
+    def _robustness(self, search: Search, outcome: SearchOutcome, chosen: int) -> Robustness | None:
+        if not self.job.robust or outcome.stopped:
+            return None
+        try:
+            return robust_answer(self.job, search, chosen)
+        except StoppedError:
+            self.left_out["robustness"] = self.stop.reason
+            return None
+
+    def _add_best_chip_per_model(self, result: SearchResult) -> SearchResult:
+        """Compare with every model's best chip, where several models share the answer."""
+        plans, problem = result.best.plans, self.problem
+        alone: tuple[Alone, ...] = ()
+        with self._timed("alone"):
+            if len(plans) > 1 and self.strategy.proves and not self.job.per:
+                alone = best_chip_per_model(
+                    problem.space, problem.setting, problem.variants, self.job.tolerance,
+                    [plan.samples_per_s for plan in plans], self.journal, self.stop,
+                )  # fmt: skip
+                missing = [f"{plan.model} alone" for plan in plans[len(alone) :]]
+                self.left_out |= dict.fromkeys(missing, self.stop.reason)
+        return replace(result, alone=alone, wall_time_s=time.monotonic() - self.runtime.began)
+
+    def _add_existing_devices(self, result: SearchResult) -> SearchResult:
+        planned: list[Beside] = []
+        for name, run in self.problem.runs.items():
+            try:
+                planned.append(plan_beside(name, run, self.stop))
+            except StoppedError:
+                self.left_out[f"device {name}"] = self.stop.reason
+        return replace(result, beside=tuple(planned))
+
+    def _add_followed_run(self, result: SearchResult) -> SearchResult:
+        if self.job.from_ is None:
+            return result
+        followed, problem = read_followed_run(self.job.from_), self.problem
+        arguments = result, followed, problem.setting, problem.variants, self.stop
+        try:
+            return replace(result, ahead=compare_with_run(*arguments))
+        except StoppedError:
+            self.left_out["shadow prices"] = self.stop.reason
+            return result
 
 
 def prepare_search(
     job: SearchQuestion, profile: Profile | None = None, stop: Asked = never
 ) -> tuple[Setting, Variants]:
-    """The network, optimizer and profile; and the models at every microbatch and width."""
+    """Return the setting (network, optimizer, profile), and the models at every layout."""
     profile = profile or profile_of(job)
     plain = profile.placer.plain
     if plain and job.precision != "bf16":
@@ -431,10 +432,10 @@ def prepare_search(
         devices=job.devices,
         recompute=job.recompute,
         zero=(0,) if plain else job.zero or ZERO_STAGES,
-        orders=ONE if plain else job.order or SEARCHED,
+        orders=PLAIN_ORDERS if plain else job.order or SEARCHED_ORDERS,
         hsdp=(1,) if plain else job.hsdp,
         vpp=job.vpp,
-        limit=sustained(job),
+        limit=sustained_limit(job),
     )
     workloads = [
         make_workload(model.name, model.batch or job.batch, model.sequence, job.precision)
@@ -448,7 +449,7 @@ def prepare_search(
 
 
 def network_of(job: SearchQuestion, profile: Profile | None = None) -> Network:
-    """Between a job's devices."""
+    """Return the network between a job's devices."""
     name = job.network or (profile or profile_of(job)).network
     return load_network(name).cut(job.devices)
 
@@ -460,8 +461,8 @@ def make_objective(
     variants: Variants,
     stop: Stop | None = None,
 ) -> Objective:
-    """One model: its samples per second. Several: as the job says, against the reference chip. Over
-    what the devices take, where the job asks for it.
+    """Return the objective: samples per second of a single model; of several, the job's objective,
+    relative to the reference chip; divided by the job's price, if any.
     """
     batches = tuple(workload.global_batch for workload in variants.workloads)
     price = price_of(job)
@@ -481,8 +482,7 @@ def make_objective(
 def _reference_samples(
     job: SearchQuestion, space: Space | ProductSpace, setting: Setting, index: int, stop: Stop
 ) -> float:
-    alone = job.changed(model=(job.models[index],))
-    _, variants = prepare_search(alone, stop=stop)
+    _, variants = prepare_search(job.changed(model=(job.models[index],)), stop=stop)
     objective = Objective.single(variants.workloads[0].global_batch)
     chip = reference_space(space)
     outcome = exact_search(Search(chip, variants, setting, objective, 1e-3, stop=stop))
@@ -497,8 +497,8 @@ def _reference_samples(
 
 
 def _ranked(search: Search, chosen: int) -> list[int]:
-    """Evaluated chips: the answer, then those of the highest score first."""
-    scores = {chip: search.found_score(chip) for chip in search.frontier.found}
+    """Return the evaluated chips: the answer, then by falling score."""
+    scores = {chip: search.evaluated_score(chip) for chip in search.frontier.plans}
     area = search.frontier.chips.area_mm2
-    found = (chip for chip, score in scores.items() if score >= 0.0)
-    return sorted(found, key=lambda chip: (chip != chosen, -scores[chip], area[chip]))
+    evaluated = (chip for chip, score in scores.items() if score >= 0.0)
+    return sorted(evaluated, key=lambda chip: (chip != chosen, -scores[chip], area[chip]))

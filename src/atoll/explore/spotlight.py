@@ -24,15 +24,15 @@ from atoll.stopping import Asked, go_on, never
 
 FIRST_SAMPLES = 16
 ROUNDS = 48
-_NOISE = 1e-4  # of the standardised objective: log times repeat exactly, the kernel does not
+_NOISE = 1e-4  # of the standardised objective, for numerical stability
 
 
 def spotlight_chip(
     space: Space, variants: Variants, setting: Setting, seed: int, stop: Asked = never
 ) -> int:
-    """Index of the design with the fastest single device found."""
+    """Return the index of the design with the fastest single device."""
     microbatch = min(variant.microbatch for variant in variants.variants)
-    # One microbatch is the whole batch here: it need not divide every model's own.
+    # The batch is one microbatch here, which need not divide every model's batch.
     single = make_variants(
         [replace(workload, global_batch=microbatch) for workload in variants.workloads],
         microbatches=(microbatch,),
@@ -50,24 +50,24 @@ def spotlight_chip(
     for _ in range(min(ROUNDS, len(space) - len(first))):
         go_on(stop)
         gain = process.expected_improvement()
-        gain[process.known] = -1.0
+        gain[process.observed] = -1.0
         chosen = int(np.argmax(gain))
         process.observe(chosen, _device_log_s(space, np.array([chosen]), single, setting)[0])
-    return process.known[int(np.argmin(process.values))]
+    return process.observed[int(np.argmin(process.values))]
 
 
 def _features(space: Space) -> FloatArray:
     columns = [space.columns[parameter.name] for parameter in space.template.parameters]
     logs = np.log2(np.column_stack(columns).astype(np.float64))
     spread = logs.std(axis=0)
-    kept = spread > 0
-    return np.asarray((logs[:, kept] - logs[:, kept].mean(axis=0)) / spread[kept])
+    varies = spread > 0
+    return np.asarray((logs[:, varies] - logs[:, varies].mean(axis=0)) / spread[varies])
 
 
 def _device_log_s(
     space: Space, designs: NDArray[np.int64], single: Variants, setting: Setting
 ) -> FloatArray:
-    """Log time of one microbatch of every model on one device (geometric mean over models)."""
+    """Return the mean over models of the log time of one microbatch on one device."""
     chips = chips_of_space(space.subset(designs), setting.profile)
     _, first = np.unique(chips.design, return_index=True)
     priced = Priced.of(chips.subset(first), single, setting)
@@ -81,15 +81,15 @@ def _device_log_s(
 
 
 class GaussianProcess:
-    """A Gaussian process over given points, some of which are observed one after another.
+    """A Gaussian process over fixed points that are observed one after another.
 
     The rows of the Cholesky factor of the observed points' covariance are carried on over all
     points, so that an observation costs one row and no system of equations.
     """
 
     def __init__(self, points: FloatArray, most: int) -> None:
-        """`most` observations will be made at most."""
-        self.known: list[int] = []
+        """Allocate for at most `most` observations."""
+        self.observed: list[int] = []
         self.values: list[float] = []
         self._points = points
         self._squares = (points**2).sum(axis=1)
@@ -99,22 +99,22 @@ class GaussianProcess:
         self._whitened = np.empty((2, most))
 
     def observe(self, point: int, value: float) -> None:
-        """Take in the value at a point, by its number."""
-        count = len(self.known)
+        """Add the value at a point, by its number."""
+        count = len(self.observed)
         rows, points = self._rows[:count], self._points
-        own = rows[:, point]
-        diagonal = np.sqrt(1.0 + _NOISE - own @ own)
+        column = rows[:, point]
+        diagonal = np.sqrt(1.0 + _NOISE - column @ column)
         distance = self._squares + self._squares[point] - 2.0 * points @ points[point]
-        row = (np.exp(-0.5 * distance / points.shape[1]) - own @ rows) / diagonal
+        row = (np.exp(-0.5 * distance / points.shape[1]) - column @ rows) / diagonal
         self._rows[count] = row
         self._variance -= row**2
-        self._whitened[:, count] = ([value, 1.0] - self._whitened[:, :count] @ own) / diagonal
-        self.known.append(point)
+        self._whitened[:, count] = ([value, 1.0] - self._whitened[:, :count] @ column) / diagonal
+        self.observed.append(point)
         self.values.append(value)
 
     def expected_improvement(self) -> FloatArray:
         """Expected decrease of the standardised value below the least known one, at every point."""
-        values, count = np.array(self.values), len(self.known)
+        values, count = np.array(self.values), len(self.observed)
         mean, scale = values.mean(), values.std() or 1.0
         whitened = (self._whitened[0, :count] - mean * self._whitened[1, :count]) / scale
         deviation = np.sqrt(np.maximum(self._variance, 1e-12))

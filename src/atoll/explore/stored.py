@@ -1,4 +1,4 @@
-"""A search's journal in the run's store: plain rows out, the search's own objects back."""
+"""A search's journal in the run's store: converts evaluations to rows and back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from atoll.cost.chips import Chips
 from atoll.cost.model import COST_MODELS
 from atoll.explore.pricing.energy import StepEnergy, energy_per_token_J
 from atoll.explore.pricing.workloads import Variants
-from atoll.explore.proof.journal import Evaluation, Found, Journal, Key
+from atoll.explore.proof.journal import ChipEvaluation, EvaluatedPlan, EvaluationKey, Journal
 from atoll.explore.proof.objective import AIMS
 from atoll.explore.strategies import STRATEGIES
 from atoll.fabric.network import Network
@@ -50,31 +50,31 @@ class StoredJournal(Journal):
             ),
         )
 
-    def evaluation(self, key: Key) -> Evaluation | None:
+    def evaluation(self, key: EvaluationKey) -> ChipEvaluation | None:
         stored = self.store.evaluation(key.phase, key.chip, key.variant, key.effort)
         if stored is None:
             return None
         lower, plans = stored
-        found = {int(plan["number"]): _found(plan) for plan in plans}
-        return Evaluation(np.frombuffer(lower, _DOUBLES), found)
+        evaluated = {int(plan["number"]): _evaluated_plan(plan) for plan in plans}
+        return ChipEvaluation(np.frombuffer(lower, _DOUBLES), evaluated)
 
     def put_evaluation(
-        self, key: Key, evaluation: Evaluation, score: float, chips: Chips, chip: int
+        self, key: EvaluationKey, evaluation: ChipEvaluation, score: float, chips: Chips, chip: int
     ) -> None:
-        plans = [self._plan(model, plan) for model, plan in sorted(evaluation.found.items())]
+        plans = [self._plan(model, plan) for model, plan in sorted(evaluation.plans.items())]
         row = EvaluationRow(
             phase=key.phase,
             chip=key.chip,
             variant=key.variant,
             effort=key.effort,
             score=score if score >= 0.0 else None,
-            lower_s=evaluation.row.astype(_DOUBLES).tobytes(),
+            lower_s=evaluation.lower_s.astype(_DOUBLES).tobytes(),
             plans=plans,
         )
         if score < 0.0:
             self.store.put_evaluation(row, None)
             return
-        energies = [plan.energy for plan in evaluation.found.values()]
+        energies = [plan.energy for plan in evaluation.plans.values()]
         design = DesignRow(
             chip=key.chip,
             design=int(chips.design[chip]),
@@ -106,7 +106,7 @@ class StoredJournal(Journal):
     def put_note(self, name: str, value: Any) -> None:
         self.store.put_note(name, value)
 
-    def _plan(self, model: int, plan: Found) -> StoredPlan:
+    def _plan(self, model: int, plan: EvaluatedPlan) -> StoredPlan:
         variant = self._variants.variants[plan.variant]
         workload = self._variants.workloads[model]
         energy = plan.energy
@@ -123,8 +123,8 @@ class StoredJournal(Journal):
             "step_time_s": plan.step_time_s,
             "variant": plan.variant,
             "pass_s": plan.pass_s.tolist(),
-            "pipeline": plan.pipeline,
-            "data": plan.data,
+            "pipeline": plan.pp,
+            "data": plan.dp,
             "energy": {
                 "parts_J": dict(energy.parts_J),
                 "step_time_s": energy.step_time_s,
@@ -136,13 +136,13 @@ class StoredJournal(Journal):
         }
 
 
-def _found(plan: StoredPlan) -> Found:
-    return Found(
+def _evaluated_plan(plan: StoredPlan) -> EvaluatedPlan:
+    return EvaluatedPlan(
         step_time_s=plan["step_time_s"],
         variant=plan["variant"],
         pass_s=np.array(plan["pass_s"]),
-        pipeline=plan["pipeline"],
-        data=plan["data"],
+        pp=plan["pipeline"],
+        dp=plan["data"],
         energy=StepEnergy(**plan["energy"]),
         effort=cast(Effort, plan["effort"]),
         limit_s=plan.get("limit_s"),
@@ -152,16 +152,16 @@ def _found(plan: StoredPlan) -> Found:
 def identity(
     job: SearchQuestion, space: Space | ProductSpace, network: Network, variants: Variants
 ) -> Identity:
-    """What a result depends on: two jobs with the same identity share their evaluations.
+    """Return what a result depends on: jobs with the same identity share their evaluations.
 
-    Limits on time, baselines, the front and the number of workers change none.
+    Time limits, baselines, fronts and the number of workers change no evaluation.
     """
-    told = job.to_dict()
-    beside = ("time_limit_s", "pareto", "robust", "baselines", "evaluations")
-    for name in ("models", "sequence", *beside):
-        del told[name]
+    question = job.to_dict()
+    not_identifying = ("time_limit_s", "pareto", "robust", "baselines", "evaluations")
+    for name in ("models", "sequence", *not_identifying):
+        del question[name]
     if not STRATEGIES[job.strategy].samples:
-        del told["seed"]
+        del question["seed"]
     content = space_identity(space) if isinstance(space, Space) else space.identity()
     template = TEMPLATES[str(content["template"])]
     brought = {
@@ -181,7 +181,7 @@ def identity(
         }
         for workload, model in zip(variants.workloads, job.models, strict=True)
     ]
-    return told | {
+    return question | {
         "models": models,
         "parameters": [p.to_dict() for p in (*template.parameters, *HBM_PARAMETERS)],
         "plug_ins": dict[str, JsonValue]({n: origin for n, origin in brought.items() if origin}),
@@ -191,7 +191,7 @@ def identity(
 
 
 def space_identity(space: Space) -> dict[str, JsonValue]:
-    """A space by its content."""
+    """Identify a space by its content."""
     digest = hashlib.blake2b(digest_size=16)
     for values in (*space.columns.values(), space.area_mm2):
         digest.update(np.ascontiguousarray(values).tobytes())

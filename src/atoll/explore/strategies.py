@@ -1,4 +1,4 @@
-"""Ways through a space of chips: with proof, by PHAZE's rule, by evolution."""
+"""Search strategies over a space of chips: with proof, by PHAZE's rule, by evolution."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from atoll.explore.evolve import evolve_search
-from atoll.explore.proof.branch_and_bound import Outcome, Search
+from atoll.explore.proof.branch_and_bound import Search, SearchOutcome
 from atoll.explore.proof.exact import exact_search
 from atoll.phaze.strategy import visit_buckets
 from atoll.questions import SearchQuestion
@@ -18,7 +18,7 @@ class Strategy:
     """Which designs of a search are evaluated, and in which order."""
 
     name: str
-    run: Callable[[Search, SearchQuestion], Outcome]
+    run: Callable[[Search, SearchQuestion], SearchOutcome]
     """Evaluates designs (`Search.evaluate_all`, `bring`, `accept`) and ends with
     `Search.outcome()`, whose certificate says how far the best is from the bound on the rest."""
     proves: bool = False
@@ -30,17 +30,17 @@ class Strategy:
     what it has seen."""
 
 
-def _exact(search: Search, job: SearchQuestion) -> Outcome:
+def _exact(search: Search, job: SearchQuestion) -> SearchOutcome:
     return exact_search(search)
 
 
-def _phaze(search: Search, job: SearchQuestion) -> Outcome:
+def _phaze(search: Search, job: SearchQuestion) -> SearchOutcome:
     area_mm2 = search.frontier.chips.area_mm2
     search.forget(visit_buckets(area_mm2, search.evaluate_all, search.accept))
     return search.outcome()
 
 
-def _evolve(search: Search, job: SearchQuestion) -> Outcome:
+def _evolve(search: Search, job: SearchQuestion) -> SearchOutcome:
     return evolve_search(search, job.evaluations, job.seed)
 
 

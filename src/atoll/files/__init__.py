@@ -1,1 +1,1 @@
-"""Files in and out: YAML, JSON, CSV, written whole or not at all."""
+"""Files in and out: YAML, JSON, CSV, written atomically."""

@@ -1,6 +1,4 @@
-"""CSV tables: those of others, plain or packed (.gz), and ours, there whole or not at all; and one
-line added to a table of either kind.
-"""
+"""CSV tables: reading, also gzipped; atomic writing; and appending one line."""
 
 from __future__ import annotations
 
@@ -24,14 +22,14 @@ with suppress(ImportError):  # POSIX
     import fcntl
 
 MOST_BYTES = 2**28
-"""Of a table, unpacked."""
+"""Largest table, uncompressed."""
 LOCK_WAIT_S = 60.0
-"""Until an append gives up on a table that another process keeps locked."""
+"""Time after which an append gives up on a locked table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a table: its cells by column, and what is wrong with it."""
+    """One line of a table: cells by column, and the problem of a damaged line."""
 
     number: int
     cells: dict[str, str]
@@ -39,7 +37,7 @@ class Line:
 
 
 def read_csv(path: str | Path | Traversable) -> tuple[list[str], list[Line]]:
-    """Names of the columns and all lines that hold something; one that cannot be read says why."""
+    """Return column names and non-empty lines; a damaged line has a `trouble`."""
     source = Path(path) if isinstance(path, str) else path
     try:
         with source.open("rb") as file:
@@ -85,12 +83,12 @@ def _parsed(path: object, content: bytes) -> tuple[list[str], list[Line]]:
             trouble = f"expected {len(header)} cells, got {len(cells)}"
         elif any("\ufffd" in cell for cell in cells):
             trouble = "not UTF-8 text"
-        found = {name: cell.strip() for name, cell in zip(header, cells, strict=False)}
-        lines.append(Line(number, found, trouble))
+        cell_by_column = {name: cell.strip() for name, cell in zip(header, cells, strict=False)}
+        lines.append(Line(number, cell_by_column, trouble))
 
 
 def write_csv(path: str | Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Write a table; a failure leaves what was there before."""
+    """Write a table atomically."""
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     writer.writerow(header)

@@ -1,4 +1,4 @@
-"""JSON files as objects; whatever is wrong with one becomes a sentence."""
+"""JSON files as objects, with one-sentence errors."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any, NoReturn
 from atoll.errors import AtollError
 
 MOST_DIGITS = 40
-"""Of a whole number: whatever is computed with it stays a finite float."""
+"""Digits of an integer at most: it must convert to a finite float."""
 
 
 def read_object(path: Path, where: str = "", foreign: bool = False) -> dict[str, Any]:
-    """The JSON object in a file, which sentences call `where` (its path).
+    """Read the JSON object in a file; errors call it `where` (default: its path).
 
-    Files of others (`foreign`) may hold Infinity or NaN, as Python's json writes them: they are
-    read as that word, which no field that needs a number takes.
+    `foreign` files may contain Infinity or NaN, as Python's json writes them: they are read as
+    text, which number fields refuse.
     """
     where = where or str(path)
     try:
@@ -34,22 +34,22 @@ def read_object(path: Path, where: str = "", foreign: bool = False) -> dict[str,
 
 
 def parse_object(text: str, where: str, foreign: bool = False) -> dict[str, Any]:
-    """The object written in a text; `where` names it in the sentences."""
+    """Parse a JSON object; `where` names the text in errors."""
     try:
         constant = str if foreign else _refused
-        given = json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=constant)
+        content = json.loads(text, parse_int=_integer, parse_float=_finite, parse_constant=constant)
     except json.JSONDecodeError as error:
         raise AtollError(
             f"{where}: not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}"
         ) from None
     except (ValueError, RecursionError) as error:
         raise AtollError(f"{where}: not usable JSON ({error})") from None
-    if not isinstance(given, dict):
-        raise AtollError(f"{where}: expected a JSON object, found a {type(given).__name__}")
-    return given
+    if not isinstance(content, dict):
+        raise AtollError(f"{where}: expected a JSON object, found a {type(content).__name__}")
+    return content
 
 
-def _whole(text: str) -> int:
+def _integer(text: str) -> int:
     if len(text) > MOST_DIGITS:
         raise ValueError(f"a whole number of {len(text):,} digits")
     return int(text)
@@ -65,10 +65,10 @@ def _refused(text: str) -> NoReturn:
 
 
 @contextmanager
-def faults_of(path: Path, as_written: bool) -> Iterator[None]:
-    """Turn a field that is missing, or of another kind, into a sentence on the file.
+def reading_faults(path: Path, as_written: bool) -> Iterator[None]:
+    """Convert errors from missing or wrong fields to an AtollError about the file.
 
-    Of a file that is `as_written` (its checksum matches) such an error is our own, and stays.
+    If the file is `as_written` (its checksum matches), the error is a bug of ours and is kept.
     """
     try:
         yield

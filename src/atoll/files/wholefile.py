@@ -1,4 +1,4 @@
-"""Files that appear whole under their names, or not at all, and checksums of what they hold."""
+"""Atomic writing of files, and checksums of their contents."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from atoll.errors import AtollError
 
 @contextmanager
 def whole_files(refusal: Callable[[str], str], *paths: Path) -> Iterator[list[Path]]:
-    """Files to write in place of `paths`, whose names they take in the end.
+    """Yield temporary files that replace `paths` at the end of the block.
 
-    A file that is replaced keeps its permissions, and a symbolic link its target's name. After an
-    error none of the new files is left, and `refusal` makes the sentence from what the system says.
-    A pipe or a terminal takes what comes: only a file can be replaced.
+    A replaced file keeps its permissions; a symbolic link keeps pointing to its target. After an
+    error no temporary file is left, and `refusal` converts the system's reason to the message.
+    Pipes and terminals are written directly.
     """
     written: list[tuple[Path, Path]] = []
     try:
@@ -29,7 +29,7 @@ def whole_files(refusal: Callable[[str], str], *paths: Path) -> Iterator[list[Pa
             special = place.exists() and not place.is_file()
             if place.exists() and not os.access(place, os.W_OK):
                 raise PermissionError(errno.EACCES, "it is write-protected")
-            written.append((place, place if special else _part_of(place)))
+            written.append((place, place if special else _temporary_path(place)))
         yield [part for _, part in written]
         for place, part in written:
             if part != place:
@@ -46,13 +46,13 @@ def whole_files(refusal: Callable[[str], str], *paths: Path) -> Iterator[list[Pa
         raise
 
 
-def _part_of(path: Path) -> Path:
-    """Return the name of a new file in the same folder, which no other process takes."""
+def _temporary_path(path: Path) -> Path:
+    """Return a unique name of a new file in the same folder."""
     return path.with_name(f".{path.name[:200]}.{os.getpid()}-{token_hex(4)}.part")
 
 
 def check_place(refusal: Callable[[str], str], path: Path) -> None:
-    """Refuse, before any work, a place where no file can be written in the end."""
+    """Refuse a path that cannot be written, before any work."""
     parent = path.absolute().parent
     if path.is_dir():
         raise AtollError(refusal("it is a folder"))
@@ -66,14 +66,13 @@ ANSWERS = (
     "plan.json", "result.json", "sweep.json", "sweep.csv", "designs.csv", "chip.yaml",
     "mapping.json",
 )  # fmt: skip
-"""Files that folders of answers hold."""
+"""Files in folders of answers."""
 STORE = "search.sqlite"
 
 
 def check_folder(folder: Path, names: Sequence[str] = ANSWERS) -> None:
-    """Refuse, before any work, a folder that could not be written in the end, or in which a file
-    of these names would be overwritten that is no answer of ours: neither noted in SHA256SUMS nor
-    in a folder with a store.
+    """Refuse, before any work, a folder that cannot be written, or in which a file of these names
+    was not written by atoll: it is not in SHA256SUMS, and the folder has no store.
     """
     if folder.exists() and not folder.is_dir():
         raise AtollError(f"out: {folder} is a file; give a folder.")
@@ -93,7 +92,7 @@ def check_folder(folder: Path, names: Sequence[str] = ANSWERS) -> None:
 
 
 def write_folder(folder: Path, contents: Mapping[str, str]) -> None:
-    """Write texts by file name, all or none, and what they hold into SHA256SUMS."""
+    """Write texts by file name atomically, and their checksums into SHA256SUMS."""
     assert set(contents) <= set(ANSWERS)
     paths = [folder / name for name in contents]
     with whole_files(lambda why: f"out: {folder} cannot be written ({why}).", *paths) as parts:
@@ -109,41 +108,39 @@ def write_folder(folder: Path, contents: Mapping[str, str]) -> None:
 # --- Checksums ------------------------------------------------------------------------------------
 
 SUMS = "SHA256SUMS"
-"""In a folder that we wrote: the checksum of each file, as `sha256sum -c` reads it."""
+"""File with the checksums of a folder's files, in the format of `sha256sum -c`."""
 
 
 def record_file(path: Path) -> None:
-    """Note what a file holds from now on."""
+    """Record the checksum of a file."""
     record_sums(path.parent, {path.name: _digest(path)})
 
 
 def record_sums(folder: Path, sums: Mapping[str, str | None]) -> None:
-    """Note checksums by file name; None forgets one, as before a file is written to. Lines of other
-    files stay as they are.
-    """
+    """Record checksums by file name; None removes one. Lines of other files are unchanged."""
     lines = _lines(folder)
-    told = [line for line in lines if _named(line)[0] not in sums]
-    told += [f"{sum_}  {name}" for name, sum_ in sums.items() if sum_ is not None]
-    if sorted(told) != sorted(lines):
-        part = _part_of(folder / SUMS)
+    new_lines = [line for line in lines if _name_and_digest(line)[0] not in sums]
+    new_lines += [f"{digest}  {name}" for name, digest in sums.items() if digest is not None]
+    if sorted(new_lines) != sorted(lines):
+        part = _temporary_path(folder / SUMS)
         try:
-            part.write_bytes("".join(f"{line}\n" for line in told).encode(*TEXT))
+            part.write_bytes("".join(f"{line}\n" for line in new_lines).encode(*TEXT))
             part.replace(folder / SUMS)
         finally:
             part.unlink(missing_ok=True)
 
 
 def as_written(path: Path) -> bool:
-    """Whether a file is known to be as it was written; refused where it is known not to be."""
-    noted = _recorded(path.parent).get(path.name)
-    if noted is None:
+    """Return whether a file has a recorded checksum that matches; refuse it if it differs."""
+    recorded = _recorded(path.parent).get(path.name)
+    if recorded is None:
         return False
     try:
-        found = path.stat()
-        same = _seen(path, found.st_mtime_ns, found.st_size) == noted
+        info = path.stat()
+        same = _cached_digest(path, info.st_mtime_ns, info.st_size) == recorded
     except OSError as error:
         raise AtollError(f"{path}: cannot be read ({error.strerror})") from None
-    if not same and _recorded(path.parent).get(path.name) == noted:  # not being written just now
+    if not same and _recorded(path.parent).get(path.name) == recorded:  # not being rewritten
         raise AtollError(
             f"{path}: not as it was written: its checksum is another than {path.parent / SUMS} "
             f"says; it was damaged or edited: run it again, or remove {SUMS} to read it all the "
@@ -156,13 +153,13 @@ TEXT = "utf-8", "surrogateescape"
 
 
 def _recorded(folder: Path) -> dict[str, str]:
-    return dict(map(_named, _lines(folder)))
+    return dict(map(_name_and_digest, _lines(folder)))
 
 
-def _named(line: str) -> tuple[str, str]:
-    """File name and checksum of a line; no name where the line has another form."""
-    sum_, _, name = line.partition("  ")
-    return name, sum_
+def _name_and_digest(line: str) -> tuple[str, str]:
+    """Return file name and checksum of a line; an empty name if the line is malformed."""
+    digest, _, name = line.partition("  ")
+    return name, digest
 
 
 def _lines(folder: Path) -> list[str]:
@@ -178,6 +175,6 @@ def _digest(path: Path) -> str:
 
 
 @lru_cache(maxsize=256)
-def _seen(path: Path, time_ns: int, size: int) -> str:
-    """A store of gigabytes is opened for every question, and read through once."""
+def _cached_digest(path: Path, time_ns: int, size: int) -> str:
+    """Return the cached digest: a large store is opened often and hashed once."""
     return _digest(path)

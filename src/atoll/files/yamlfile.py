@@ -8,10 +8,9 @@ text. A key given twice is a problem, not an overwrite.
 
 from __future__ import annotations
 
-import difflib
 import re
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -22,6 +21,7 @@ from pydantic_core import ErrorDetails
 
 from atoll import units
 from atoll.errors import AtollError
+from atoll.errors import suggestion as suggestion
 
 
 class FileModel(BaseModel):
@@ -37,7 +37,7 @@ def quantity(dimension: units.Dimension, default_unit: str | None = None) -> Bef
 
 
 MOST = 10**9
-"""Of anything that is counted: products of two counts stay exact in 64 bits."""
+"""Largest count: products of two counts are exact in 64 bits."""
 MOST_BYTES = 2**60
 LARGEST_FACTOR = 1e9
 
@@ -57,21 +57,21 @@ Share = Annotated[float, Field(ge=1 / LARGEST_FACTOR, le=1)]
 M = TypeVar("M", bound=BaseModel)
 
 MOST_CHARACTERS = 2**18
-"""Of a file that people write; PyYAML reads no more than that in some seconds."""
+"""Largest file; PyYAML takes some seconds for it."""
 MOST_VALUES = 50_000
-"""In a file, each counted as often as aliases repeat it."""
+"""Most values in a file, with aliases expanded."""
 _TOO_DEEP = re.compile(r"(?:[\[{]\s*){200}")
-"""PyYAML takes seconds before it meets the limit of recursion."""
+"""Nesting for which PyYAML takes seconds to reach the recursion limit."""
 DEEPEST = 40
-LARGEST_WHOLE = 2**63 - 1
+LARGEST_INTEGER = 2**63 - 1
 
 
 Pick = Callable[[Mapping[str, str]], tuple[type[M], Mapping[str, str]]]
-"""From the fields at the top of a file (text of plain ones) its model, and new names of fields."""
+"""Maps the top-level fields of a file (text of scalars) to its model and renamed fields."""
 
 
 def load_yaml(path: str | Path, model: type[M] | Pick[M]) -> M:
-    """The file as a model, or one AtollError with a sentence for every problem in it."""
+    """Read a file as a model; the AtollError has one sentence per problem."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -84,7 +84,7 @@ def load_yaml(path: str | Path, model: type[M] | Pick[M]) -> M:
 
 
 def fields_of(path: str | Path) -> tuple[str, ...]:
-    """The names at the top of a file, by which its kind is known; none where it cannot be read."""
+    """Return the top-level names of a file; empty if it cannot be read."""
     try:
         text = Path(path).read_text(encoding="utf-8")
         root = _Loader(text).get_single_node() if len(text) <= MOST_CHARACTERS else None
@@ -95,20 +95,18 @@ def fields_of(path: str | Path) -> tuple[str, ...]:
 
 
 def read_shipped(text: str, model: type[M], where: str) -> M:
-    """The same for a file of ours, which is known to be well-formed: by libyaml where it is there,
-    in a tenth of the time.
-    """
+    """Parse a file of this package with libyaml if available, ten times as fast."""
     return _validate(yaml.load(text, _Shipped), model, where, None)
 
 
 def shipped_table(package: str, name: str) -> Any:
-    """What a YAML file beside our own modules holds, as it is."""
+    """Return the unchecked content of a YAML file of this package."""
     text = (files(package) / name).read_text(encoding="utf-8")
     return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 def parse_yaml(text: str, model: type[M] | Pick[M], where: str) -> M:
-    """The same for text already in hand; `where` names it in the sentences."""
+    """Parse text as a model; `where` names it in errors."""
     if len(text) > MOST_CHARACTERS:
         raise AtollError(f"{where}: {len(text):,} characters, but at most {MOST_CHARACTERS:,}")
     if _TOO_DEEP.search(text):
@@ -138,33 +136,24 @@ def parse_yaml(text: str, model: type[M] | Pick[M], where: str) -> M:
 
 
 def validate_dict(data: Mapping[str, Any], model: type[M], where: str) -> M:
-    """Built-in or programmatic data as a model, with the same sentences less line and column."""
+    """Convert a dictionary to a model; errors have no line and column."""
     return _validate(data, model, where, None)
-
-
-def suggestion(given: object, known: Iterable[str]) -> str:
-    """`, did you mean X?`, or the list of what is known when nothing is close."""
-    names = list(known)
-    close = difflib.get_close_matches(str(given), names, n=3)
-    if close:
-        return f", did you mean {' or '.join(close)}?"
-    return f", known are {', '.join(names)}" if names else ""
 
 
 class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader with YAML 1.2's reading of plain scalars."""
 
 
-def _whole(loader: _Loader, node: yaml.ScalarNode) -> int:
+def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
     value = _plain(yaml.SafeLoader.construct_yaml_int)(loader, node)
-    if abs(value) > LARGEST_WHOLE:
+    if abs(value) > LARGEST_INTEGER:
         problem = "a whole number beyond 64 bits"
         raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
     return int(value)
 
 
 def _plain(construct: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """PyYAML's reading of a scalar, which with a tag (`!!int abc`) may be of any content."""
+    """Wrap a scalar constructor: tags such as `!!int abc` allow any content."""
 
     def checked(loader: _Loader, node: yaml.ScalarNode) -> Any:
         try:
@@ -184,7 +173,7 @@ _Loader.yaml_constructors = {
     for tag, construct in yaml.SafeLoader.yaml_constructors.items()
     if tag is None or tag.rpartition(":")[2] in _CORE
 }
-_Loader.add_constructor("tag:yaml.org,2002:int", _whole)
+_Loader.add_constructor("tag:yaml.org,2002:int", _integer)
 _Loader.add_constructor("tag:yaml.org,2002:float", _plain(yaml.SafeLoader.construct_yaml_float))
 _Loader.add_constructor("tag:yaml.org,2002:bool", _plain(yaml.SafeLoader.construct_yaml_bool))
 _Loader.yaml_implicit_resolvers = {}
@@ -215,7 +204,7 @@ _Shipped: Any = type(
         "yaml_implicit_resolvers": _Loader.yaml_implicit_resolvers,
     },
 )
-"""The same reading by libyaml, whose words for mistakes are others."""
+"""The same rules with libyaml, which has other error messages."""
 
 
 def _scalar(node: yaml.Node) -> str:
@@ -237,13 +226,13 @@ def _validate(data: Any, model: type[M], where: str, root: yaml.Node | None) -> 
             line, column = (mark.line, mark.column) if mark is not None else (0, 0)
             start = [f"{where}{_position(mark)}"] if where else []
             prefix = "".join(f"{part}: " for part in (*start, ".".join(path)) if part)
-            said = problems.setdefault((line, column, prefix), [])
+            texts = problems.setdefault((line, column, prefix), [])
             sentence = _sentence(detail, path, model)
-            if sentence not in said:  # the branches of a union often agree
-                said.append(sentence)
+            if sentence not in texts:  # the branches of a union often agree
+                texts.append(sentence)
         in_file_order = sorted(problems.items(), key=lambda problem: problem[0][:2])
         raise AtollError(
-            "\n".join(prefix + "; or ".join(said) for (_, _, prefix), said in in_file_order)
+            "\n".join(prefix + "; or ".join(texts) for (_, _, prefix), texts in in_file_order)
         ) from None
 
 
@@ -316,14 +305,14 @@ _EXPECTED = {
 
 
 def _sentence(detail: ErrorDetails, path: list[str], model: type[BaseModel]) -> str:
-    kind, context, given = detail["type"], detail.get("ctx", {}), detail["input"]
+    kind, context, value = detail["type"], detail.get("ctx", {}), detail["input"]
     if kind == "missing":
         return "required field is missing"
     if kind == "extra_forbidden":
         return "unknown field" + suggestion(path[-1], _field_names(model, path[:-1]))
     if kind == "value_error":
         return str(context["error"])
-    shown = repr(given) if len(repr(given)) <= 60 else repr(given)[:57] + "..."
+    shown = repr(value) if len(repr(value)) <= 60 else repr(value)[:57] + "..."
     if kind in _EXPECTED:
         return f"expected {_EXPECTED[kind].format(**context)}, got {shown}"
     message = detail["msg"]
@@ -331,7 +320,7 @@ def _sentence(detail: ErrorDetails, path: list[str], model: type[BaseModel]) -> 
 
 
 def _field_names(annotation: Any, path: list[str]) -> list[str]:
-    """Names of the fields that a model, or the models inside an annotation, take at a path."""
+    """Return the field names at a path of a model or of the models in an annotation."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         fields = {field.alias or name: field for name, field in annotation.model_fields.items()}
         if not path:
@@ -340,7 +329,7 @@ def _field_names(annotation: Any, path: list[str]) -> list[str]:
     arguments = [a for a in typing.get_args(annotation) if a is not type(None)]
     container = typing.get_origin(annotation) in (list, tuple, dict, Mapping)
     names = (_field_names(a, path[1:] if container else path) for a in arguments)
-    return list(dict.fromkeys(name for found in names for name in found))
+    return list(dict.fromkeys(name for branch in names for name in branch))
 
 
 def _fields_wanted(model: type[BaseModel]) -> str:
@@ -349,7 +338,7 @@ def _fields_wanted(model: type[BaseModel]) -> str:
 
 
 def _refuse_repeated_keys(root: yaml.Node, where: str) -> None:
-    pending, seen = [root], {id(root)}
+    pending, visited = [root], {id(root)}
     while pending:
         node = pending.pop()
         children: list[yaml.Node] = []
@@ -364,30 +353,30 @@ def _refuse_repeated_keys(root: yaml.Node, where: str) -> None:
                 children.append(value)
         elif isinstance(node, yaml.SequenceNode):
             children.extend(node.value)
-        fresh = [child for child in children if id(child) not in seen]
-        seen.update(id(child) for child in fresh)
+        fresh = [child for child in children if id(child) not in visited]
+        visited.update(id(child) for child in fresh)
         pending.extend(fresh)
 
 
 def _refuse_too_much(root: yaml.Node, where: str) -> None:
-    """Aliases repeat what they stand for: 400 bytes can mean a billion values, or endless ones."""
+    """Refuse files that aliases expand to too many or infinitely many values."""
     measured: dict[int, tuple[int, int] | None] = {}
 
     def measure(node: yaml.Node) -> tuple[int, int]:
-        """Values in it and levels of them, aliases written out."""
+        """Return the number of values and levels with aliases expanded."""
         if isinstance(node, yaml.ScalarNode):
             return 1, 0
-        known = measured.setdefault(id(node), None)
-        if known is None:
+        total = measured.setdefault(id(node), None)
+        if total is None:
             inside = node.value
             if isinstance(node, yaml.MappingNode):
                 inside = [part for pair in node.value for part in pair]
             if any(measured.get(id(part), ()) is None for part in inside):
                 raise AtollError(f"{where}{_position(node.start_mark)}: holds itself")
             sizes = [measure(part) for part in inside]
-            known = 1 + sum(size for size, _ in sizes), 1 + max((d for _, d in sizes), default=0)
-            measured[id(node)] = known
-        return known
+            total = 1 + sum(size for size, _ in sizes), 1 + max((d for _, d in sizes), default=0)
+            measured[id(node)] = total
+        return total
 
     values, depth = measure(root)
     if values > MOST_VALUES or depth > DEEPEST:

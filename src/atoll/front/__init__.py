@@ -23,48 +23,48 @@ _EXPORT = re.compile(r"^export (?=(?:async )?(?:function|class|const) (\w+))", r
 
 
 def assets() -> dict[str, bytes]:
-    """Every file of the front end by its path, such as base/dom.js."""
-    found = {}
+    """Return every file of the front end by its path, such as base/dom.js."""
+    contents = {}
     for folder in _FOLDERS:
         for entry in (files("atoll.front") / folder).iterdir():
             path = PurePosixPath(folder, entry.name)
             if path.suffix in KINDS:
-                found[str(path)] = entry.read_bytes()
-    return found
+                contents[str(path)] = entry.read_bytes()
+    return contents
 
 
 def text(path: str) -> str:
-    """One file of the front end."""
+    """Return a file of the front end."""
     return (files("atoll.front") / path).read_text(encoding="utf-8")
 
 
 def bundle(entry: str) -> str:
-    """A module and all that it imports as one script.
+    """Return a module and all its imports as one script.
 
-    Every module becomes a function that is called once and returns its exports, after those that it
-    imports. Our modules import and export in the few forms above only, each on a line of its own.
+    Every module becomes a function that is called once, after its imports, and returns its exports.
+    Modules import and export only in the forms matched above, one statement per line.
     """
     parts: dict[str, str] = {}
 
     def add(path: str) -> str:
         name = re.sub(r"\W", "_", path)
         if path not in parts:
-            source = _IMPORT.sub(lambda found: bind(path, found), text(path))
+            source = _IMPORT.sub(lambda statement: bind(path, statement), text(path))
             exported = ", ".join(_EXPORT.findall(source))
             body = _EXPORT.sub("", source)
             parts[path] = f"const {name} = (() => {{\n{body}return {{ {exported} }};\n}})();\n"
         return name
 
-    def bind(path: str, found: re.Match[str]) -> str:
-        name = add(_resolved(path, found[2]))
-        return f"const {found[1].removeprefix('* as ')} = {name};\n"
+    def bind(path: str, statement: re.Match[str]) -> str:
+        name = add(_resolved(path, statement[2]))
+        return f"const {statement[1].removeprefix('* as ')} = {name};\n"
 
     add(entry)
     return "".join(parts.values())
 
 
 def _resolved(path: str, target: str) -> str:
-    """An import's address, from the module's own."""
+    """Return the path of an import, from that of the importing module."""
     parts = list(PurePosixPath(path).parent.parts)
     for part in PurePosixPath(target).parts:
         if part == "..":

@@ -16,7 +16,7 @@ from atoll.step.certificate import relative_gap
 from atoll.step.parts import in_words
 from atoll.units import format_seconds
 
-# Rich takes long to import, and is needed for tables and a status line alone.
+# Rich takes long to import: only tables and status lines import it.
 if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("atoll")
 EVERY_S = 10.0
-"""Between two lines of the log."""
+"""Interval between two log lines."""
 _BAR = 40
 _WIDTH = 110
-"""Of lines that are read somewhere else than on a terminal."""
+"""Line width when the output is not a terminal."""
 
 
 class Output:
-    """Standard output: text in lines as long as a terminal's, and tables."""
+    """Standard output: text wrapped to the terminal's width, and tables."""
 
     def __init__(self) -> None:
         terminal = shutil.get_terminal_size((_WIDTH, 0)).columns
@@ -52,7 +52,7 @@ class Output:
 
 
 def plain_table(*columns: str, left: str = "") -> Table:
-    """A table without lines; numbers stand to the right, all but the column `left`."""
+    """Return a table without lines; all columns but `left` are right-aligned."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="")
@@ -65,9 +65,9 @@ def plain_table(*columns: str, left: str = "") -> Table:
 def progress(
     noun: str = "chips", every_s: float = EVERY_S, kernels: bool = True
 ) -> Iterator[Callable[[str, int, int, float, float], None] | None]:
-    """A status line on a terminal; elsewhere a line of the log every few seconds.
+    """Show a status line on a terminal, elsewhere a log line every few seconds.
 
-    `kernels`: whether any are compiled, which it then tells.
+    `kernels`: also report the compilation of kernels.
     """
     if not LOG.isEnabledFor(logging.INFO):
         yield None
@@ -104,7 +104,7 @@ def _compiling() -> Iterator[Callable[[], str]]:
 
 
 class StatusLine:
-    """What a search is at, with the time so far; drawn again and again, whoever reports."""
+    """Progress of a search with the elapsed time, redrawn regularly."""
 
     def __init__(
         self, noun: str, compiling: Callable[[], str], clock: Callable[[], float] = time.monotonic
@@ -114,7 +114,7 @@ class StatusLine:
         self._text = "preparing"
 
     def show(self, phase: str, left: int, total: int, best: float, bound: float) -> None:
-        """Take a report."""
+        """Update the text."""
         gap = ""
         if best > 0:
             gap = f", best {best:,.1f}, bound {bound:,.1f}, gap {relative_gap(best, bound):.2%}"
@@ -124,26 +124,26 @@ class StatusLine:
     def __rich__(self) -> Text:
         from rich.text import Text
 
-        said = self._compiling() or self._text
-        return Text(f"{said} ({self._clock() - self._began:.0f} s)")
+        text = self._compiling() or self._text
+        return Text(f"{text} ({self._clock() - self._began:.0f} s)")
 
     def logged(self) -> str:
-        """The same as a line of a log: the time first."""
+        """Return the text as a log line, with the time first."""
         compiling = self._compiling()
-        said = f"{self._text}; {compiling}" if compiling else self._text
-        return f"{self._clock() - self._began:8.1f} s  {said}"
+        text = f"{self._text}; {compiling}" if compiling else self._text
+        return f"{self._clock() - self._began:8.1f} s  {text}"
 
 
-def print_bars(console: Output, parts: Mapping[str, float], whole: float) -> None:
+def print_bars(console: Output, parts: Mapping[str, float], total_s: float) -> None:
     for name, seconds in in_words(parts).items():
-        if seconds > 5e-4 * whole:
-            share = seconds / whole
+        if seconds > 5e-4 * total_s:
+            share = seconds / total_s
             bar = "█" * max(1, round(_BAR * share))
             console.print(f"  {name:<19}{format_seconds(seconds):>10}  {share:6.1%}  {bar}")
 
 
 def print_error_table(console: Output, what: str, groups: Mapping[str, Errors]) -> None:
-    """Errors of groups of rows; a group without rows is left out."""
+    """Print errors by group; groups without rows are left out."""
     table = plain_table(what, "rows", "mean", "median", "p90", left=what)
     for name, errors in groups.items():
         if errors.rows:
@@ -153,7 +153,7 @@ def print_error_table(console: Output, what: str, groups: Mapping[str, Errors]) 
 
 
 def print_skipped(console: Output, skipped: Mapping[str, int]) -> None:
-    """Rows of which nothing was predicted, by the reason."""
+    """Print the number of rows without a prediction, by reason."""
     for reason, count in skipped.items():
         console.print(f"  skipped {count}: {reason}")
 

@@ -60,12 +60,12 @@ def print_result(result: SearchResult) -> None:
             f"{plan.power_W:.0f} W per device, {plan.energy_per_token_J * 1e3:.2f} mJ per token"
         )
         _print_placement(console, plan.placement, plan.replay_difference)
-    for number, own in enumerate(result.alone):
-        console.print(f"{'Alone' if number == 0 else '':<12} {own.words()}")
+    for number, model_alone in enumerate(result.alone):
+        console.print(f"{'Alone' if number == 0 else '':<12} {model_alone.words()}")
     if result.baselines:
         _print_baselines(console, result)
     if result.beside:
-        _print_beside(console, result)
+        _print_existing_devices(console, result)
     for against, front in result.pareto.items():
         _print_front(console, against, front, best.accelerator)
     if result.scope is not None:
@@ -84,14 +84,14 @@ def print_result(result: SearchResult) -> None:
 
 
 def _print_silicon(console: Output, best: Design, scope: Scope | None) -> None:
-    """Where area and running power of a chip of another template go, and what holds its clock."""
+    """Print area, clock limit and running power of a chip of another template, by part."""
     from atoll.hardware.silicon.chip import area_parts, peak_power_W, template_of
     from atoll.hardware.silicon.physical import physical_memories
 
     chip = best.accelerator
     parts = {name.removesuffix("_mm2"): mm2 for name, mm2 in area_parts(chip).items()}
-    console.print(f"Area         {_sorted(parts, 'mm2')}")
-    if chip.hbm not in physical_memories():  # which the chip's own line does not tell apart
+    console.print(f"Area         {_largest_first(parts, 'mm2')}")
+    if chip.hbm not in physical_memories():  # not stated by the line of the chip
         console.print(f"HBM          {format_bandwidth(chip.hbm.bandwidth_Bps)}")
     clock = f"{chip.clock_Hz / 1e9:g} GHz"
     clocks = next(p.values for p in template_of(chip).parameters if p.name == "clock_Hz")
@@ -108,10 +108,10 @@ def _print_silicon(console: Output, best: Design, scope: Scope | None) -> None:
     for plan in best.plans:
         step_s = plan.placement.step_time_s * plan.placement.devices
         watts = {name: joules / step_s for name, joules in plan.energy_parts_J.items()}
-        console.print(f"Power        {_sorted(watts, 'W')} per device")
+        console.print(f"Power        {_largest_first(watts, 'W')} per device")
 
 
-def _sorted(parts: Mapping[str, float], unit: str) -> str:
+def _largest_first(parts: Mapping[str, float], unit: str) -> str:
     largest = sorted(parts.items(), key=lambda part: -part[1])
     return ", ".join(f"{name} {value:.0f}" for name, value in largest if value >= 0.5) + f" {unit}"
 
@@ -150,8 +150,8 @@ def _print_baselines(console: Output, result: SearchResult) -> None:
     console.print(table)
 
 
-def _print_beside(console: Output, result: SearchResult) -> None:
-    """Devices that exist, each at its best layout, against the (first) model's throughput."""
+def _print_existing_devices(console: Output, result: SearchResult) -> None:
+    """Print existing devices at their best layouts, compared by throughput of the first model."""
     table = plain_table()
     table.add_column("Device")
     table.add_column("samples/s", justify="right")
@@ -183,17 +183,17 @@ def _print_front(console: Output, against: str, front: FrontAnswer, like: Accele
     console.print(f"Front        {size} of throughput against {against}, {words}")
     speed = next(name for name in rows[0] if name.endswith("samples_per_s"))
     cost = next(name for name in rows[0] if name.endswith(against))
-    every = (*template_of(like).parameters, *HBM_PARAMETERS)
-    more = _differing(rows, [ShownParameter(**p.to_dict()) for p in every], _IN_FRONT)
-    also = map(_title, more)
-    table = plain_table(against, "tensor cores", "vector cores", "GLB MiB", *also, speed)
+    parameters = (*template_of(like).parameters, *HBM_PARAMETERS)
+    varied = _differing(rows, [ShownParameter(**p.to_dict()) for p in parameters], _IN_FRONT)
+    varied_titles = map(_title, varied)
+    table = plain_table(against, "tensor cores", "vector cores", "GLB MiB", *varied_titles, speed)
     for row in rows[:: max(1, len(rows) // 12)]:
         table.add_row(
             f"{row[cost]:.4g}",
             f"{row['tensor_cores']} x {row['width']}x{row['depth']}",
             f"{row['vector_cores']} x {row['vector_width']}",
             f"{row['glb_bytes'] / 2**20:g}",
-            *(_shown(row, parameter) for parameter in more),
+            *(_parameter_text(row, parameter) for parameter in varied),
             f"{row[speed]:,.1f}",
         )
     console.print(table)
@@ -223,7 +223,7 @@ def _title(parameter: ShownParameter) -> str:
     return label if label[:2].isupper() else label.lower()
 
 
-def _shown(row: Row, parameter: ShownParameter) -> str:
+def _parameter_text(row: Row, parameter: ShownParameter) -> str:
     return f"{float(str(row[parameter.name])) / parameter.per:g} {parameter.unit}".strip()
 
 
@@ -253,14 +253,14 @@ def print_designs(shown: DesignsAnswer) -> None:
 def _chips(rows: Sequence[Row], parameters: Sequence[ShownParameter]) -> Table:
     from atoll.hardware.silicon.systolic import HBM_PARAMETERS, SYSTOLIC
 
-    # What another template has beside ours has columns of its own.
-    usual = {parameter.name for parameter in (*SYSTOLIC.parameters, *HBM_PARAMETERS)}
-    own = [parameter for parameter in parameters if parameter.name not in usual]
-    columns = (*_IN_FRONT, "hbm_capacity_bytes", *(parameter.name for parameter in own))
-    own += _differing(rows, parameters, columns)
+    # Parameters that only another template has get extra columns.
+    common = {parameter.name for parameter in (*SYSTOLIC.parameters, *HBM_PARAMETERS)}
+    extra = [parameter for parameter in parameters if parameter.name not in common]
+    columns = (*_IN_FRONT, "hbm_capacity_bytes", *(parameter.name for parameter in extra))
+    extra += _differing(rows, parameters, columns)
     cores = ("tensor cores", "vector cores")
-    also = map(_title, own)
-    table = plain_table("score", "mm2", "W", "mJ/token", *cores, "GLB", "HBM", *also, "layout")
+    titles = map(_title, extra)
+    table = plain_table("score", "mm2", "W", "mJ/token", *cores, "GLB", "HBM", *titles, "layout")
     for row in cast("Sequence[StoredDesign]", rows):
         table.add_row(
             f"{row['score']:,.1f}",
@@ -271,7 +271,7 @@ def _chips(rows: Sequence[Row], parameters: Sequence[ShownParameter]) -> Table:
             f"{row['vector_cores']} x {row['vector_width']}",
             format_bytes(row["glb_bytes"]),
             format_bytes(row["hbm_capacity_bytes"]),
-            *(_shown(cast("Row", row), parameter) for parameter in own),
+            *(_parameter_text(cast("Row", row), parameter) for parameter in extra),
             f"p{row['pipeline']} t{row['tensor']} d{row['data']} b{row['microbatch']}",
         )
     return table
@@ -280,9 +280,9 @@ def _chips(rows: Sequence[Row], parameters: Sequence[ShownParameter]) -> Table:
 def _wafers(rows: Sequence[Row], _: Sequence[ShownParameter]) -> Table:
     table = plain_table("score", "mm2", "W", "dies", "stages", "microbatch", "wafer", left="wafer")
     for row in rows:
-        whole = (str(row[name]) for name in ("dies", "stages", "microbatch", "name"))
+        texts = (str(row[name]) for name in ("dies", "stages", "microbatch", "name"))
         table.add_row(
-            f"{row['score']:,.1f}", f"{row['area_mm2']:,.0f}", f"{row['power_W']:,.0f}", *whole
+            f"{row['score']:,.1f}", f"{row['area_mm2']:,.0f}", f"{row['power_W']:,.0f}", *texts
         )
     return table
 
@@ -300,7 +300,7 @@ _DESIGNS = {
     "wafer": ("wafer", _wafers),
     "plan": ("layout", _layouts),
 }
-"""By the kind of a run: what its rows are, and their table."""
+"""By kind of run: noun of its rows, and the function that builds their table."""
 
 
 def print_table_plan(plan: TablePlan) -> None:
@@ -348,9 +348,9 @@ def print_explanation(shown: SearchExplanation) -> None:
                 f"Schedules: the loosest proof is {worst.layer} {worst.pass_}, gap "
                 f"{worst.gap:.2%} (bound: {worst.bound})."
             )
-    for number, other in enumerate(shown.runners_up, start=1):
-        console.print(f"\nRunner-up {number}: {_difference(other.differs)}")
-        for reason in other.reasons:
+    for number, runner_up in enumerate(shown.runners_up, start=1):
+        console.print(f"\nRunner-up {number}: {_difference(runner_up.differs)}")
+        for reason in runner_up.reasons:
             before, after = (format_seconds(value) for value in reason.part_s)
             part = reason.part.replace("_", " ")
             mostly = f", mostly {part} ({before} -> {after})" if before != after else ""

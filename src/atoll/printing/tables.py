@@ -75,7 +75,7 @@ def print_hardware(shown: CatalogueAnswer | HardwareAnswer) -> None:
 
 
 def print_fields(shown: Mapping[str, JsonValue]) -> None:
-    """A line for each field that has a value, and for each item of a list, numbers apart."""
+    """Print one line per field with a value and per list item; numbers share one line."""
     console = Output()
     width = max(map(len, shown), default=0)
     for name, value in shown.items():
@@ -100,7 +100,7 @@ def print_calibration(shown: CalibrationAnswer) -> None:
 
 
 def print_site(shown: SiteCalibration) -> None:
-    """What measurements tell of a site, each value with its 90 % interval."""
+    """Print the fitted values of a site with their 90 % intervals."""
     console = Output()
     site = shown.site
     console.print(f"{site['name']}: {site.get('source', '')}")
@@ -112,18 +112,18 @@ def print_site(shown: SiteCalibration) -> None:
             f"{format_seconds(step.host_gap_s)}, other gaps {format_seconds(step.other_gap_s)}"
         )
     for log in shown.collectives:
-        bus, late = log.bus_Bps, log.latency_s
+        bus, latency = log.bus_Bps, log.latency_s
         console.print(
             f"{log.collective} over {log.ranks} ranks of {log.nodes} nodes: bus "
             f"{f'{bus[1] / 1e9:.1f} GB/s' if bus else 'unknown'}, latency "
-            f"{format_seconds(late[1]) if late else 'unknown'}"
+            f"{format_seconds(latency[1]) if latency else 'unknown'}"
         )
     if shown.runs is not None:
         _print_fit(console, shown.runs)
     table = plain_table("parameter", "value", "90 % interval", left="parameter")
-    for name, known in _flat(site):
-        shown_as = partial(format_seconds, digits=3) if name.endswith("_s") else "{:.4g}".format
-        value, low, high = map(shown_as, known)
+    for name, interval in _flat(site):
+        formatted = partial(format_seconds, digits=3) if name.endswith("_s") else "{:.4g}".format
+        value, low, high = map(formatted, interval)
         table.add_row(name, value, f"{low} to {high}")
     console.print(table)
     for name in ("stack", "attention"):
@@ -147,16 +147,16 @@ def _print_fit(console: Output, fit: RunsFit) -> None:
 
 
 def _flat(
-    told: Mapping[str, JsonValue], above: str = ""
+    content: Mapping[str, JsonValue], prefix: str = ""
 ) -> Iterator[tuple[str, tuple[float, float, float]]]:
-    """Value, low and high, by their place in a site's file."""
-    for name, value in told.items():
+    """Yield (value, low, high) by path in a site's file."""
+    for name, value in content.items():
         if isinstance(value, dict):
             if "low" in value:
-                found = [float(str(value[key])) for key in ("value", "low", "high")]
-                yield above + name, (found[0], found[1], found[2])
+                interval = [float(str(value[key])) for key in ("value", "low", "high")]
+                yield prefix + name, (interval[0], interval[1], interval[2])
             else:
-                yield from _flat(value, f"{above}{name} ")
+                yield from _flat(value, f"{prefix}{name} ")
 
 
 def print_validation(shown: OperatorsValidation) -> None:
@@ -173,7 +173,7 @@ def _print_errors(shown: OperatorsValidation) -> None:
 
 
 def print_chips(shown: ChipsValidation) -> None:
-    """Published chips beside the physical model: errors with a family left out, then the parts."""
+    """Print errors of the physical model on published chips (family left out), then the parts."""
     console = Output()
     print(
         f"{shown.predicted} of {shown.rows} chips predicted; errors of those whose figure is "
@@ -185,8 +185,8 @@ def print_chips(shown: ChipsValidation) -> None:
         "area, fitted on all": shown.fitted.area, "power, fitted on all": shown.fitted.power,
         "area, as shipped": shown.shipped.area, "power, as shipped": shown.shipped.power,
     }  # fmt: skip
-    groups |= {f"area, {family}": both.area for family, both in shown.families.items()}
-    groups |= {f"power, {family}": both.power for family, both in shown.families.items()}
+    groups |= {f"area, {name}": family.area for name, family in shown.families.items()}
+    groups |= {f"power, {name}": family.power for name, family in shown.families.items()}
     print_error_table(console, "errors", groups)
     areas = [(chip.chip, chip.area_mm2, chip.area_parts_mm2) for chip in shown.chips]
     powers = [(chip.chip, chip.power_W, chip.power_parts_W) for chip in shown.chips]
@@ -221,7 +221,7 @@ def print_nodes(shown: NodesValidation) -> None:
 
 
 def print_figures(shown: FiguresValidation) -> None:
-    """Single figures beside those of the models, by group."""
+    """Print single figures with the model's predictions, by group."""
     console = Output()
     console.print(f"{shown.predicted} of {shown.rows} rows predicted")
     print_skipped(console, shown.skipped)
@@ -253,41 +253,41 @@ def print_bench(shown: BenchAnswer) -> None:
         "regret", "rows/s",
     )  # fmt: skip
     for title, scores in (
-        ("rows of its own", [(one, one.all) for one in shown.predictors]),
-        ("rows of all", [(one, one.common) for one in shown.predictors]),
+        ("rows of its own", [(row, row.all) for row in shown.predictors]),
+        ("rows of all", [(row, row.common) for row in shown.predictors]),
     ):
         table = plain_table(title, *columns, left=title)
-        for one, score in scores:
+        for row, score in scores:
             time, verdicts = score.step_time, (score.accepted_share, score.rejected_share)
             shares = (time.mean_ape, time.median_ape, time.p90_ape, score.first.mean_ape)
             table.add_row(
-                one.name,
+                row.name,
                 str(score.rows),
                 *map(_share, (*shares, score.memory.mean_ape, *verdicts, score.regret.mean)),
-                f"{one.per_second:.3g}",
+                f"{row.per_second:.3g}",
             )
         console.print(table)
     closer = []
     for kind, groups in shown.predictors[0].groups.items():
-        table = plain_table(kind, *(one.name for one in shown.predictors), left=kind)
+        table = plain_table(kind, *(row.name for row in shown.predictors), left=kind)
         for group in groups:
-            scores_of = {one.name: one.groups[kind][group] for one in shown.predictors}
+            by_name = {row.name: row.groups[kind][group] for row in shown.predictors}
             cells = []
-            for name, score in scores_of.items():
+            for name, score in by_name.items():
                 theirs, ours = score.step_time.mean_ape, score.first.mean_ape
                 cells.append(f"{_share(theirs)} of {score.step_time.rows}")
                 if theirs is not None and ours is not None and theirs < ours:
                     rows = score.step_time.rows
-                    told = f"{kind} {group}: {name} {theirs:.1%}, {first} {ours:.1%} ({rows} rows)"
-                    closer.append(told)
-            if any(score.step_time.rows for score in scores_of.values()):
+                    line = f"{kind} {group}: {name} {theirs:.1%}, {first} {ours:.1%} ({rows} rows)"
+                    closer.append(line)
+            if any(score.step_time.rows for score in by_name.values()):
                 table.add_row(group, *cells)
         console.print(table)
-    for told in closer:
-        console.print(f"closer than {first}: {told}")
-    for one in shown.predictors:
-        for reason, count in one.refused.items():
-            console.print(f"{one.name} cannot express {count}: {reason}")
+    for line in closer:
+        console.print(f"closer than {first}: {line}")
+    for row in shown.predictors:
+        for reason, count in row.refused.items():
+            console.print(f"{row.name} cannot express {count}: {reason}")
 
 
 def _share(value: float | None) -> str:
@@ -295,7 +295,7 @@ def _share(value: float | None) -> str:
 
 
 def print_sweep(shown: SweepAnswer) -> None:
-    """A row for every combination of values."""
+    """Print one row per combination of values."""
     columns = [name for name in shown.columns if name not in ("low s", "high s")]
     table = plain_table(*columns)
     for row in shown.lines():
@@ -304,7 +304,7 @@ def print_sweep(shown: SweepAnswer) -> None:
 
 
 def print_compared(shown: CompareAnswer) -> None:
-    """A column for every run; what differs is marked."""
+    """Print one column per run; differing rows are marked."""
     console = Output()
     for title, rows in (("asked", shown.asked), ("figures", shown.figures)):
         table = plain_table("", title, *shown.runs, left=title)

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from atoll.training.planner.plan import Plan
 
 BAR = 30
-FEW_DIGITS = 3  # of times of mixtures, of which none was measured
+FEW_DIGITS = 3  # of times on mixed pods, none of which was measured
 
 
 def print_estimate(result: Estimate) -> None:
     console = Output()
     run, step, worst = result.run, result.step, result.worst
-    whole = result.whole_run  # may be refused
+    run_length = result.whole_run  # may be refused
     console.print(
         f"{run.model.name} on {run.devices} {run.gpu.name} ({run.network.name}, {run.stack.name}): "
         f"{result.layout}"
@@ -41,8 +41,8 @@ def print_estimate(result: Estimate) -> None:
     console.print(result.sureness())
     if run.gpu.cap_W and (energy_J := result.energy_per_token_J):
         console.print(f"{result.power_W:.0f} W per device, {1e3 * energy_J:.3g} mJ per token")
-    if whole is not None:
-        for words in whole.sentences():
+    if run_length is not None:
+        for words in run_length.sentences():
             console.print(words)
     seconds = partial(format_seconds, digits=result.digits)
     _print_parts(console, step.breakdown(), step.time_s, seconds)
@@ -52,20 +52,20 @@ def print_estimate(result: Estimate) -> None:
     )
     _print_parts(console, worst.parts(), worst.allocated, format_bytes)
     for name, operators in result.rerun:
-        again = ", ".join(operators) if operators else "nothing"
-        console.print(f"recomputed in {name}: {again}")
+        operator_names = ", ".join(operators) if operators else "nothing"
+        console.print(f"recomputed in {name}: {operator_names}")
 
 
 def _print_parts(
-    console: Output, parts: Mapping[str, float], whole: float, shown: Callable[[float], str]
+    console: Output, parts: Mapping[str, float], total: float, formatted: Callable[[float], str]
 ) -> None:
     for name, value in sorted(parts.items(), key=lambda item: -item[1]):
-        share = value / whole if whole else 0.0
+        share = value / total if total else 0.0
         if share < 0.0005:
             continue
         bar = "█" * max(1, round(BAR * share))
         label = name.replace("_", " ")
-        console.print(f"  {label:<21}{share:>6.1%}  {shown(value):>12}  {bar}")
+        console.print(f"  {label:<21}{share:>6.1%}  {formatted(value):>12}  {bar}")
 
 
 def print_plan(result: Plan) -> None:
@@ -76,8 +76,8 @@ def print_plan(result: Plan) -> None:
     if result.excluded:
         console.print(result.left_out())
     console.print("runners-up:")
-    for other in result.runners_up:
-        console.print(f"  {other.step.time_s / best_s - 1:+6.1%}  {other.layout}")
+    for runner_up in result.runners_up:
+        console.print(f"  {runner_up.step.time_s / best_s - 1:+6.1%}  {runner_up.layout}")
     console.print("why:")
     for reason in result.reasons:
         console.print(f"  {reason.why}")
@@ -108,22 +108,22 @@ def print_mixed(result: MixedPlan) -> None:
     for stage in best.stages:
         parts = [(n, b) for n, b in stage.memory.parts().items() if b > 0.005 * stage.memory.needed]
         words = ", ".join(f"{name} {format_bytes(bytes_)}" for name, bytes_ in parts)
-        where = result.pods.runs[stage.pod].gpu
+        gpu = result.pods.runs[stage.pod].gpu
         console.print(
-            f"  {stage.stage:>3} {where.name:<10} {format_bytes(stage.memory.needed):>9} of "
-            f"{format_bytes(where.hbm_bytes)}: {words}; recompute {stage.recompute}"
+            f"  {stage.stage:>3} {gpu.name:<10} {format_bytes(stage.memory.needed):>9} of "
+            f"{format_bytes(gpu.hbm_bytes)}: {words}; recompute {stage.recompute}"
         )
     for alone in result.alone:
-        known_s = alone.step_time_s
-        took = alone.reason if known_s is None else format_seconds(known_s, digits)
+        step_s = alone.step_time_s
+        took = alone.reason if step_s is None else format_seconds(step_s, digits)
         layout = f", {alone.layout}" if alone.layout else ""
         console.print(f"alone, {alone.devices:,} {alone.device}: {took}{layout}")
     console.print(f"\n{result.proof()}")
     console.print(result.left_out())
     console.print("runners-up:")
-    for other in result.runners_up:
-        slower = other.time_s / best.time_s - 1
-        console.print(f"  {slower:+6.1%}  {other.placed} ({other.words()})")
+    for runner_up in result.runners_up:
+        slower = runner_up.time_s / best.time_s - 1
+        console.print(f"  {slower:+6.1%}  {runner_up.placed} ({runner_up.words()})")
 
 
 def print_plan_explanation(shown: PlanExplanation) -> None:
@@ -139,11 +139,11 @@ def print_plan_explanation(shown: PlanExplanation) -> None:
     for what, why in shown.left_out.items():
         console.print(f"  {what} end here: {why}")
     console.print("runners-up:")
-    for other in shown.runners_up:
-        before, after = (format_seconds(seconds) for seconds in other.part_s)
-        part = other.part.replace("_", " ")
+    for runner_up in shown.runners_up:
+        before, after = (format_seconds(seconds) for seconds in runner_up.part_s)
+        part = runner_up.part.replace("_", " ")
         console.print(
-            f"  {other.slower:+6.1%}  {other.layout}, mostly {part} ({before} -> {after})"
+            f"  {runner_up.slower:+6.1%}  {runner_up.layout}, mostly {part} ({before} -> {after})"
         )
     proof = shown.certificate.sentence
     if shown.choice:
@@ -168,11 +168,11 @@ def print_runs(shown: RunsValidation) -> None:
             groups[f"{kind} {name}"] = errors.step_time
     groups["peak memory"] = shown.memory
     print_error_table(console, "step time", groups)
-    for what, told in (("step times", shown.step_time), ("peaks", shown.memory)):
-        if told.coverage is not None:
+    for what, overall in (("step times", shown.step_time), ("peaks", shown.memory)):
+        if overall.coverage is not None:
             console.print(
-                f"{what} inside of their 90 % intervals: {told.coverage:.1%} (half-width "
-                f"{told.half_width:.1%} on average)"
+                f"{what} inside of their 90 % intervals: {overall.coverage:.1%} (half-width "
+                f"{overall.half_width:.1%} on average)"
             )
     accepted = shown.accepted or 0
     console.print(f"accepted as fitting memory: {accepted} ({accepted / predicted:.1%})")
@@ -191,52 +191,52 @@ def print_runs(shown: RunsValidation) -> None:
         )
 
 
-def write_launch_file(made: LaunchFile, path: Path | None) -> None:
-    """Write a launch file, and on standard error what its user must know."""
-    usual = Path(made.file)
-    if path is None and usual.exists() and usual.read_bytes() != made.text.encode():
+def write_launch_file(launch: LaunchFile, path: Path | None) -> None:
+    """Write a launch file, and its notes to standard error."""
+    usual = Path(launch.file)
+    if path is None and usual.exists() and usual.read_bytes() != launch.text.encode():
         raise AtollError(
             f"export: {usual} exists and is left as it is; name the file with --export-to, "
             f"{usual} to overwrite it."
         )
-    print(f"atoll: wrote {made.save(path or usual)}", file=sys.stderr)
-    for note in made.notes:
+    print(f"atoll: wrote {launch.save(path or usual)}", file=sys.stderr)
+    for note in launch.notes:
         print(f"atoll: {note}", file=sys.stderr)
 
 
-def _print_measured(console: Output, found: MeasuredRun) -> None:
-    """A run's log or profile beside its estimate."""
+def _print_measured(console: Output, run: MeasuredRun) -> None:
+    """Print a run's log or profile with its estimate."""
     console.print(
-        f"measured: step {format_seconds(found.step_time_s)} ({format_seconds(found.low_s)} to "
-        f"{format_seconds(found.high_s)} over {found.steps} steps, {found.left_out} left out), "
-        f"predicted {found.error:+.1%}"
+        f"measured: step {format_seconds(run.step_time_s)} ({format_seconds(run.low_s)} to "
+        f"{format_seconds(run.high_s)} over {run.steps} steps, {run.left_out} left out), "
+        f"predicted {run.error:+.1%}"
     )
-    if found.memory_bytes and found.memory_predicted_bytes:
+    if run.memory_bytes and run.memory_predicted_bytes:
         console.print(
-            f"  memory {found.memory_counts} {format_bytes(found.memory_bytes)}, predicted "
-            f"{format_bytes(found.memory_predicted_bytes)} ({found.memory_error or 0:+.1%})"
+            f"  memory {run.memory_counts} {format_bytes(run.memory_bytes)}, predicted "
+            f"{format_bytes(run.memory_predicted_bytes)} ({run.memory_error or 0:+.1%})"
         )
-    if found.slack:
-        value, low, high = found.slack
+    if run.slack:
+        value, low, high = run.slack
         console.print(
             f"  such a site takes {value:.2f} times the estimate ({low:.2f} to {high:.2f}, 90 %)"
         )
-    for part in found.parts:
-        known = part.predicted_s
-        beside = "" if known is None else f"  predicted {format_seconds(known):>9}"
-        console.print(f"  {part.part:<22} {format_seconds(part.measured_s):>9}{beside}")
+    for part in run.parts:
+        value_s = part.predicted_s
+        words = "" if value_s is None else f"  predicted {format_seconds(value_s):>9}"
+        console.print(f"  {part.part:<22} {format_seconds(part.measured_s):>9}{words}")
 
 
 def print_checked(result: Checked) -> None:
     """The verdict on a launch file."""
     console = Output()
-    found, better = result.launch.arguments, result.better
-    total = len(found.used) + len(found.without_effect) + len(found.not_understood)
+    arguments, better = result.launch.arguments, result.better
+    total = len(arguments.used) + len(arguments.without_effect) + len(arguments.not_understood)
     console.print(
-        f"{result.launch.file}: {result.launch.software}, {total} arguments, {len(found.used)} "
-        f"used, {len(found.without_effect)} without effect on time or memory"
+        f"{result.launch.file}: {result.launch.software}, {total} arguments, {len(arguments.used)} "
+        f"used, {len(arguments.without_effect)} without effect on time or memory"
     )
-    for name, value in found.not_understood.items():
+    for name, value in arguments.not_understood.items():
         console.print(f"not understood: {f'{name} {value}'.strip()}")
     print_estimate(result.estimate)
     if result.measured is not None:

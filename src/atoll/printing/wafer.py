@@ -12,7 +12,7 @@ from atoll.wafer.answer.result import WaferEstimate, WaferResult, baseline_words
 
 
 def _say(label: str, *lines: str) -> None:
-    """Lines under one label."""
+    """Print lines under one label."""
     console = Output()
     for number, line in enumerate(lines):
         console.print(f"{label if number == 0 else '':<12} {line}")
@@ -23,7 +23,7 @@ def print_wafer_result(result: WaferResult) -> None:
     links = f"; links as queues: {result.detailed.difference:+.2%}"
     _say("Replayed", f"pipeline event by event: {result.replay_difference:+.2%}{links}")
     ours = result.best.samples_per_s
-    beside = [
+    baseline_lines = [
         line
         for name, baseline in result.baselines.items()
         for line in (
@@ -31,7 +31,7 @@ def print_wafer_result(result: WaferResult) -> None:
             *([] if baseline is None else [f"{'':<17}{baseline.setting}"]),
         )
     ]
-    _say("Baselines", *beside)
+    _say("Baselines", *baseline_lines)
     faults = result.faults
     if faults.samples:
         _say(
@@ -51,13 +51,13 @@ def print_wafer_result(result: WaferResult) -> None:
 
 
 def print_wafer_estimate(result: WaferEstimate) -> None:
-    found = result.evaluation
+    evaluation = result.evaluation
     _print_mapping(result)
     _say("Replayed", f"links as queues: {result.detailed.difference:+.2%}")
-    if not found.fits:
+    if not evaluation.fits:
         _say(
             "Does not fit",
-            f"{format_bytes(found.memory_bytes)} per die are needed, "
+            f"{format_bytes(evaluation.memory_bytes)} per die are needed, "
             f"{format_bytes(result.wafer.memory_bytes)} are there",
         )
     _say("Dies", "stage and memory in use", *result.text_map().splitlines())
@@ -106,7 +106,7 @@ def _parts(memory: Mapping[str, float]) -> str:
 
 
 def print_wafer_explanation(shown: WaferExplanation) -> None:
-    """What `atoll explain` says of a wafer's folder."""
+    """Print the explanation of a wafer's answer."""
     wafer, ours = shown.wafer, shown.samples_per_s
     rows, columns = wafer.grid
     _say("Wafer", f"{wafer.name}: {rows} x {columns} dies, {wafer.peak_PFLOPs:.3g} PFLOP/s")
@@ -137,21 +137,21 @@ def print_wafer_explanation(shown: WaferExplanation) -> None:
         name: "does not run" if value is None else f"{value:,.2f} samples/s ({ours / value:.2f}x)"
         for name, value in shown.baselines.items()
     }
-    _say("Baselines", *(f"{name:<17}{said}" for name, said in words.items()))
+    _say("Baselines", *(f"{name:<17}{rate}" for name, rate in words.items()))
     _say("Proof", shown.certificate.sentence)
 
 
-def _runner_up_line(other: SlowerMapping) -> str:
-    width, height = other.rectangle
+def _runner_up_line(mapping: SlowerMapping) -> str:
+    width, height = mapping.rectangle
     return (
-        f"{other.slower_by:.2%} slower: {counted(other.stages, 'stage')} of {width} x {height} "
-        f"dies, microbatch {other.microbatch}"
+        f"{mapping.slower_by:.2%} slower: {counted(mapping.stages, 'stage')} of {width} x {height} "
+        f"dies, microbatch {mapping.microbatch}"
     )
 
 
 def _ablation_line(row: Ablation) -> str:
-    said = "nothing fits" if row.worth is None else f"the variable is worth {row.worth:+.2%}"
-    return f"{row.variable:<18}{row.frozen}: {said}"
+    worth_words = "nothing fits" if row.worth is None else f"the variable is worth {row.worth:+.2%}"
+    return f"{row.variable:<18}{row.frozen}: {worth_words}"
 
 
 def _print_worth(rows: Sequence[Worth]) -> None:

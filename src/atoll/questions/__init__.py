@@ -1,6 +1,6 @@
-"""What a user may ask, each question defined once; see `question`.
+"""Questions of users, each defined once; see `question`.
 
-Questions are imported when one is asked for: a command needs one or two of them.
+Questions are imported on first use: a command needs one or two of them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -61,16 +61,16 @@ def __getattr__(name: str) -> Any:
 T = TypeVar("T")
 
 
-class _Asked(Mapping[str, T]):
-    """Questions by what they are asked by; a name without a place is one of `verbs`."""
+class _QuestionTable(Mapping[str, T]):
+    """Questions by command or job kind; names without a module are in `verbs`."""
 
     def __init__(self, names: Mapping[str, str | tuple[str, ...]]) -> None:
         self._names = names
 
     def __getitem__(self, key: str) -> T:
         names = self._names[key]
-        found: Any = _named(names) if isinstance(names, str) else tuple(map(_named, names))
-        return found  # type: ignore[no-any-return]
+        question: Any = _question(names) if isinstance(names, str) else tuple(map(_question, names))
+        return question  # type: ignore[no-any-return]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -82,11 +82,11 @@ class _Asked(Mapping[str, T]):
         return key in self._names
 
 
-def _named(name: str) -> Any:
+def _question(name: str) -> Any:
     return __getattr__(name) if name in _WHERE else getattr(__getattr__("verbs"), name)
 
 
-COMMANDS: Mapping[str, "tuple[type[Question], ...]"] = _Asked(
+COMMANDS: Mapping[str, "tuple[type[Question], ...]"] = _QuestionTable(
     {
         "search": ("SearchQuestion", "WaferQuestion"),
         "explain": ("ExplainQuestion",),
@@ -111,7 +111,7 @@ COMMANDS: Mapping[str, "tuple[type[Question], ...]"] = _Asked(
     }
 )
 """The questions that each command asks, in the order of `atoll --help`."""
-JOBS: Mapping[str, "type[Question]"] = _Asked(
+JOBS: Mapping[str, "type[Question]"] = _QuestionTable(
     {
         "chips": "SearchQuestion",
         "devices": "PlanQuestion",

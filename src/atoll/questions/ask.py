@@ -1,4 +1,4 @@
-"""From a job file and keywords to a question; names of the release before still work."""
+"""Builds a question from a job file and keywords; names of the last release still work."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ Q = TypeVar("Q", bound=Question)
 def ask(
     kinds: Mapping[str, type[Q]],
     job: Q | str | Path | None,
-    given: Mapping[str, Any],
+    keywords: Mapping[str, Any],
     spelled: Callable[[str], str] = str,
 ) -> Q:
-    """The question of a job (a file, or one made before) with some fields given, None aside.
+    """Build the question of a job (a file or a question), with keywords that are not None.
 
-    `kinds`: the questions that it may be, the first where nothing says which.
+    `kinds`: possible questions; the first is the default.
     """
-    fields = {name: value for name, value in given.items() if value is not None}
+    fields = {name: value for name, value in keywords.items() if value is not None}
     if wrong := next((n for n, value in fields.items() if isinstance(value, Question)), ""):
         raise AtollError(f"{wrong}: expected a value, got a question; give a question as job=")
     if isinstance(job, str | Path):
@@ -46,18 +46,18 @@ def ask(
     question = kinds[_kind(kinds, fields)] if job is None else type(job)
     fields = current_names(question, fields, spelled)
     for name in fields:
-        others = [k for k, other in kinds.items() if name in other.model_fields]
-        if others and name not in question.model_fields:
-            taken = {n: about(info, "file_only") for n, info in fields_of(question).items()}
-            deep = [n for n, file_only in taken.items() if file_only]
+        fitting = [k for k, q in kinds.items() if name in q.model_fields]
+        if fitting and name not in question.model_fields:
+            offered = {n: about(info, "file_only") for n, info in fields_of(question).items()}
+            deep = [n for n, file_only in offered.items() if file_only]
             raise AtollError(
-                f"{spelled(name)}: this is for {' or '.join(others)}; a question about "
+                f"{spelled(name)}: this is for {' or '.join(fitting)}; a question about "
                 f"{question.model_fields['kind'].default} takes "
-                f"{', '.join(spelled(n) for n in taken if n not in deep)}"
+                f"{', '.join(spelled(n) for n in offered if n not in deep)}"
                 f"{'; job files and Python also ' if deep else ''}{', '.join(deep)}."
             )
-    said = {*fields, *first_swept(question, fields)}
-    missing = [spelled(n) for n in question.needed(fields) if job is None and n not in said]
+    provided = {*fields, *first_swept(question, fields)}
+    missing = [spelled(n) for n in question.needed(fields) if job is None and n not in provided]
     if missing:
         raise AtollError(f"{', '.join(missing)}: missing, and there is no default.")
     if job is None:
@@ -66,7 +66,7 @@ def ask(
 
 
 def load_job(path: str | Path, kinds: Mapping[str, type[Q]]) -> Q:
-    """The job in a YAML file. Files that it names are looked up beside it."""
+    """Read the job in a YAML file; files that it names are looked up in its folder."""
 
     def pick(fields: Mapping[str, str]) -> tuple[type[Q], Mapping[str, str]]:
         kind = fields["kind"] if "kind" in fields else _kind(kinds, fields)
@@ -84,33 +84,33 @@ def load_job(path: str | Path, kinds: Mapping[str, type[Q]]) -> Q:
     return load_yaml(path, pick)
 
 
-def _kind(kinds: Mapping[str, type[Q]], given: Iterable[str]) -> str:
-    """The kind of a question by its fields: the first, but for one that the first has not."""
-    first, *others = kinds
-    own = {kind: kinds[kind].model_fields.keys() - kinds[first].model_fields for kind in others}
-    return next((kind for kind in others if own[kind] & set(given)), first)
+def _kind(kinds: Mapping[str, type[Q]], names: Iterable[str]) -> str:
+    """Return the kind by its fields: the first, unless a field exists only in another."""
+    first, *later = kinds
+    extra = {kind: kinds[kind].model_fields.keys() - kinds[first].model_fields for kind in later}
+    return next((kind for kind in later if extra[kind] & set(names)), first)
 
 
 def old_names(question: type[Question]) -> dict[str, str]:
-    """Names of the release before, and today's."""
+    """Return current names by names of the last release."""
     return {
         old: name for name, info in question.model_fields.items() for old in about(info, "old", ())
     }
 
 
 def current_names(
-    question: type[Question], given: Mapping[str, Any], spelled: Callable[[str], str] = str
+    question: type[Question], keywords: Mapping[str, Any], spelled: Callable[[str], str] = str
 ) -> dict[str, Any]:
-    """The fields under today's names, with a sentence for each that has changed."""
-    old, found = old_names(question), dict(given)
-    for name in [n for n in given if n in old]:
-        if old[name] in given:
+    """Return the fields under current names, with a warning for each old name."""
+    old, fields = old_names(question), dict(keywords)
+    for name in [n for n in keywords if n in old]:
+        if old[name] in keywords:
             raise AtollError(
                 f"{spelled(old[name])}: given twice, also by its old name {spelled(name)}."
             )
         _say_old(spelled(name), spelled(old[name]))
-        found[old[name]] = found.pop(name)
-    return found
+        fields[old[name]] = fields.pop(name)
+    return fields
 
 
 def _say_old(name: str, new: str) -> None:
@@ -118,4 +118,4 @@ def _say_old(name: str, new: str) -> None:
     frame, level = sys._getframe(), 1
     while frame.f_back is not None and frame.f_globals["__name__"].startswith("atoll"):
         frame, level = frame.f_back, level + 1
-    warnings.warn(OldNameWarning(words), stacklevel=level)  # the line of the user's program
+    warnings.warn(OldNameWarning(words), stacklevel=level)  # points at the user's code

@@ -19,14 +19,14 @@ from atoll import units
 from atoll.files.yamlfile import MOST_BYTES, Count, FileModel
 from atoll.questions import fields as f
 from atoll.questions.fields import CHIPS, LAYOUT, SEARCH, TRAINED, AtLeastOne, Counts
-from atoll.questions.question import Area, Density, Named, Power, Question, Several, beside, option
+from atoll.questions.question import Area, Density, Named, Power, Question, Several, locate, option
 from atoll.registry import named
 
 LEAST_HBM_BYTES = 2**20
-"""Less is a number whose unit was forgotten."""
+"""Smaller values lack a unit."""
 
 
-# Built at once: one is a default, which pydantic before 2.14 cannot write to a schema otherwise.
+# Built at once: pydantic before 2.14 cannot write a deferred default to a schema.
 class ModelEntry(FileModel, defer_build=False):
     """One model to train, where there are several; what is not given is the question's."""
 
@@ -41,12 +41,12 @@ class ModelEntry(FileModel, defer_build=False):
 
 
 def _entries(value: Any) -> Any:
-    listed = value if isinstance(value, list | tuple) else (value,)
-    return tuple({"name": entry} if isinstance(entry, str) else entry for entry in listed)
+    entries = value if isinstance(value, list | tuple) else (value,)
+    return tuple({"name": entry} if isinstance(entry, str) else entry for entry in entries)
 
 
 def _capacity(value: Any) -> int:
-    """A memory's size; nobody who writes 80 means bytes."""
+    """Parse a memory size; plain small numbers are refused."""
     plain = isinstance(value, int) or str(value).strip().isdecimal()
     size = units.parse_bytes(f"{value} B" if plain else value)
     if size < LEAST_HBM_BYTES:
@@ -176,7 +176,7 @@ class SearchQuestion(Question):
     )
     time_limit: f.TimeLimit = 3600.0
     pareto: f.Pareto = False
-    robust: f.Whole = option(
+    robust: f.NonNegative = option(
         "Draws of the physical constants under which the answer is tried; 20 say much.", SEARCH, 0,
         shown="none",
     )  # fmt: skip
@@ -188,7 +188,7 @@ class SearchQuestion(Question):
     workers: f.Workers = None
     cluster: f.Cluster = None
     sweep: f.Sweep = ()
-    out: f.Kept = None
+    out: f.OutFolder = None
     trace: f.Trace = None
 
     example = "atoll search --model llama3-8b --devices 256 --max-area '400 mm2'"
@@ -200,16 +200,16 @@ class SearchQuestion(Question):
 
     @model_validator(mode="before")
     @classmethod
-    def _followed(cls, given: Any, info: ValidationInfo) -> Any:
-        """What a run's answer says stands where nothing else is said."""
-        if not isinstance(given, dict) or given.get("from_") is None:
-            return given
-        file = beside(str(given["from_"]), info)
-        return named("atoll.explore.ahead:completed")({**given, "from_": file})
+    def _apply_followed_run(cls, fields: Any, info: ValidationInfo) -> Any:
+        """Fill fields that are not set from the answer of the run in `from_`."""
+        if not isinstance(fields, dict) or fields.get("from_") is None:
+            return fields
+        file = locate(str(fields["from_"]), info)
+        return named("atoll.explore.ahead:completed")({**fields, "from_": file})
 
     @property
     def models(self) -> tuple[ModelEntry, ...]:
-        """The models, each with its sequence where one is told."""
+        """The models, each with its sequence if one is set."""
         return tuple(
             entry.model_copy(update={"sequence": entry.sequence or self.sequence})
             for entry in self.model
@@ -217,8 +217,8 @@ class SearchQuestion(Question):
 
     def changed(self, **fields: Any) -> Self:
         if "sequence" in fields and "model" not in fields:
-            own = (entry.model_copy(update={"sequence": None}) for entry in self.model)
-            fields["model"] = tuple(own)
+            entries = (entry.model_copy(update={"sequence": None}) for entry in self.model)
+            fields["model"] = tuple(entries)
         return super().changed(**fields)
 
     def to_dict(self) -> dict[str, JsonValue]:

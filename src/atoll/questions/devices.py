@@ -11,7 +11,7 @@ from pydantic import Field, ValidationInfo, model_validator
 from atoll.errors import AtollError
 from atoll.files.yamlfile import Count
 from atoll.questions import fields as f
-from atoll.questions.fields import LAUNCH, LAYOUT, SYSTEM, TRAINED, WHOLE, Counts
+from atoll.questions.fields import LAUNCH, LAYOUT, RUN_LENGTH, SYSTEM, TRAINED, Counts
 from atoll.questions.question import (
     OUTPUT,
     Named,
@@ -21,7 +21,7 @@ from atoll.questions.question import (
     Several,
     Share,
     Tokens,
-    beside,
+    locate,
     option,
 )
 from atoll.questions.sweeps import first_swept
@@ -40,29 +40,29 @@ SAID_OF: tuple[tuple[str, str | None, tuple[str, ...]], ...] = (
     ("tokens", None, ("price", "mtbf", "checkpoint", "restart")),
     ("export", None, ("export_to",)),
 )
-"""Fields that say more of another one: that, its value (None: any), and they."""
+"""(field, value that it needs (None: any), fields that only then have an effect)."""
 TIES = 0.01
-"""Of a step: a tenth of the mean error of estimates, and far less than layouts of one run differ
-from their estimates among each other (data/errors.yaml)."""
+"""Share of a step: a tenth of the mean error of estimates, and far below the error between two
+layouts of one run (data/errors.yaml)."""
 
 
 class LengthQuestion(Question):
     """How long the whole run is, and what failures and checkpoints cost it."""
 
     tokens: Tokens | None = option(
-        'Tokens of the whole run, "1T": says its days, device-hours and energy.', WHOLE, None
+        'Tokens of the whole run, "1T": says its days, device-hours and energy.', RUN_LENGTH, None
     )
-    price: Price | None = option('Dollars per device and hour, "2.5/h".', WHOLE, None)
+    price: Price | None = option('Dollars per device and hour, "2.5/h".', RUN_LENGTH, None)
     mtbf: Seconds | None = option(
-        'Mean time between failures of one device, "50000 h".', WHOLE, None,
+        'Mean time between failures of one device, "50000 h".', RUN_LENGTH, None,
         shown="50,700 h, as of Llama 3's",
     )  # fmt: skip
     checkpoint: Seconds | None = option(
-        'For which training stands still while a checkpoint is written, "30 s".', WHOLE, None,
+        'For which training stands still while a checkpoint is written, "30 s".', RUN_LENGTH, None,
         shown="its bytes at 122 MB/s per device",
     )  # fmt: skip
     restart: Seconds | None = option(
-        'From a failure to the next step, "10 min".', WHOLE, None, shown="10 min"
+        'From a failure to the next step, "10 min".', RUN_LENGTH, None, shown="10 min"
     )
 
 
@@ -157,33 +157,31 @@ class RunQuestion(LaunchQuestion, LengthQuestion):
 
     @model_validator(mode="before")
     @classmethod
-    def _launched(cls, given: Any, info: ValidationInfo) -> Any:
-        """What a launch file says stands where nothing else is said."""
-        if not isinstance(given, dict):
-            return given
-        if given.get("from_") is None:
-            if lost := next((name for name in LaunchQuestion.model_fields if given.get(name)), ""):
-                raise AtollError(f"{lost}: said of a launch file; name it with --from (from_)")
-            return given
-        named_there = {
-            n: given[n] for n in ("from_", "device") if isinstance(given.get(n), str | Path)
-        }
-        files = {name: beside(str(value), info) for name, value in named_there.items()}
-        return named("atoll.launch.ask:completed")(cls, {**given, **files})
+    def _apply_launch_file(cls, fields: Any, info: ValidationInfo) -> Any:
+        """Fill fields that are not set from the launch file in `from_`."""
+        if not isinstance(fields, dict):
+            return fields
+        if fields.get("from_") is None:
+            if orphan := next((n for n in LaunchQuestion.model_fields if fields.get(n)), ""):
+                raise AtollError(f"{orphan}: said of a launch file; name it with --from (from_)")
+            return fields
+        paths = {n: fields[n] for n in ("from_", "device") if isinstance(fields.get(n), str | Path)}
+        files = {name: locate(str(value), info) for name, value in paths.items()}
+        return named("atoll.launch.ask:completed")(cls, {**fields, **files})
 
     @model_validator(mode="after")
-    def _heard(self) -> Self:
-        """Nothing is said that would be passed over; what a sweep adds is not known here."""
+    def _check_dependent_fields(self) -> Self:
+        """Refuse fields without effect; a sweep may still set the field that they need."""
         if getattr(self, "sweep", ()):
             return self
-        for asked, value, names in SAID_OF:
-            said = getattr(self, asked, None)
-            if said is not None if value is None else said == value:
+        for main_field, value, names in SAID_OF:
+            main_value = getattr(self, main_field, None)
+            if main_value is not None if value is None else main_value == value:
                 continue
             for name in names:
-                own = type(self).model_fields.get(name)
-                if own is not None and getattr(self, name) != own.default:
-                    flag = f"--{asked} {value}" if value else f"--{asked}"
+                field_info = type(self).model_fields.get(name)
+                if field_info is not None and getattr(self, name) != field_info.default:
+                    flag = f"--{main_field} {value}" if value else f"--{main_field}"
                     raise AtollError(
                         f"{name}: has no effect without {flag}; add it, or leave {name} out"
                     )
@@ -232,9 +230,9 @@ class FilesQuestion(Question):
 
     @model_validator(mode="before")
     @classmethod
-    def _swept(cls, given: Any) -> Any:
-        """A field that is swept needs no other value: its first one stands for it."""
-        return given | first_swept(cls, given) if isinstance(given, dict) else given
+    def _swept(cls, fields: Any) -> Any:
+        """Set swept fields that are required to their first value."""
+        return fields | first_swept(cls, fields) if isinstance(fields, dict) else fields
 
 
 class EstimateQuestion(FilesQuestion, LayoutQuestion, RunQuestion):
@@ -278,7 +276,7 @@ class PlanQuestion(FilesQuestion, RunQuestion):
     time_limit: f.TimeLimit = 3600.0
     workers: f.Workers = None
     cluster: f.Cluster = None
-    out: f.Kept = None
+    out: f.OutFolder = None
     layouts: Path | None = option(
         "Write every layout that was estimated to this file (CSV).", OUTPUT, None, exclude=True
     )
@@ -307,16 +305,16 @@ class PodsQuestion(PlanQuestion):
 
     @model_validator(mode="before")
     @classmethod
-    def _on_pods(cls, given: Any, info: ValidationInfo) -> Any:
-        """The first pod's device stands for all, as far as a run on one device is asked for."""
-        if not isinstance(given, dict) or not isinstance(given.get("pods"), str | Path):
-            return given
-        file = beside(str(given["pods"]), info)
-        said = named("atoll.training.mixed.pods:load_pods")(file)
-        own = {"device": said.pods[0].device, "devices": sum(pod.devices for pod in said.pods)}
-        for name, value in given.items():
-            if name not in (*cls.offered, "kind") and value and value != own.get(name):
-                said_there = name in ("device", "devices", "network", "site")
-                why = "the file of pods says it" if said_there else "plans on pods do not have it"
+    def _on_pods(cls, fields: Any, info: ValidationInfo) -> Any:
+        """Set `device` and `devices` from the file of pods; refuse fields that pods do not have."""
+        if not isinstance(fields, dict) or not isinstance(fields.get("pods"), str | Path):
+            return fields
+        file = locate(str(fields["pods"]), info)
+        pods = named("atoll.training.mixed.pods:load_pods")(file).pods
+        derived = {"device": pods[0].device, "devices": sum(pod.devices for pod in pods)}
+        for name, value in fields.items():
+            if name not in (*cls.offered, "kind") and value and value != derived.get(name):
+                in_pods_file = name in ("device", "devices", "network", "site")
+                why = "the file of pods says it" if in_pods_file else "plans on pods do not have it"
                 raise AtollError(f"{name}: {why}; leave it out")
-        return {**given, **own, "pods": file}
+        return {**fields, **derived, "pods": file}

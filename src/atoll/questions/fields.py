@@ -1,4 +1,4 @@
-"""Fields that several questions have: one name, one sentence, one type for each."""
+"""Fields shared by several questions."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from atoll.questions.question import OUTPUT, Named, Power, Seconds, Several, Sha
 TRAINED, LAYOUT, SYSTEM = "What is trained", "Layout", "Devices and software"
 CHIPS, WAFER, SEARCH = "Chips", "Wafer", "Search"
 LAUNCH = "Launch file"
-WHOLE = "The whole run"
+RUN_LENGTH = "The whole run"
 
 Counts = Annotated[tuple[Count, ...], Several]
-Whole = Annotated[int, Field(strict=True, ge=0)]
+NonNegative = Annotated[int, Field(strict=True, ge=0)]
 
 ModelName = Annotated[
     str, Named(loader="atoll.workload:load_model", file=True, offers="atoll.workload:zoo_names")
@@ -63,16 +63,16 @@ PowerCap = Annotated[
     Power | None,
     option('What each device\'s power is held to, "500 W".', SYSTEM, shown="its rating"),
 ]
-Seed = Annotated[Whole, option("Seed of what is sampled.", SEARCH)]
+Seed = Annotated[NonNegative, option("Seed of what is sampled.", SEARCH)]
 TimeLimit = Annotated[Seconds, option('Stop after "10 min".', SEARCH, shown="1 h")]
 Pareto = Annotated[bool, option("Also find the fronts against area, power and energy.", SEARCH)]
 Baselines = Annotated[bool, option("Lay known designs beside the answer.", SEARCH)]
 Workers = Annotated[
-    Whole | None,
+    NonNegative | None,
     option("Local processes; 0: this one.", SEARCH, shown="as the work needs", exclude=True),
 ]
 Cluster = Annotated[str | None, option("Dask: tcp://host:8786, or local:4.", SEARCH, exclude=True)]
-Kept = Annotated[
+OutFolder = Annotated[
     Path | None,
     option("Keep all in this folder; started again, it continues.", OUTPUT, exclude=True),
 ]

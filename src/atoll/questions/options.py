@@ -1,4 +1,4 @@
-"""Commands from questions: every field an option, in groups, with its default and its values."""
+"""Builds commands from questions: one option per field, in groups."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LOUDNESS = (
 
 
 class GroupedCommand(TyperCommand):
-    """A command whose help lists options by group, and is worded when it is asked for."""
+    """A command whose help lists options by group and is built on request."""
 
     fields: Mapping[str, FieldInfo] = {}
     asked: tuple[type[Question], ...] = ()
@@ -55,80 +55,80 @@ class GroupedCommand(TyperCommand):
 def add_command(
     app: typer.Typer,
     name: str,
-    asked: tuple[type[Question], ...],
+    verbs: tuple[type[Question], ...],
     run: Callable[..., None],
     words: Sequence[str] = (),
 ) -> None:
-    """Add a command that asks a question and runs it; of its options those in the `words` that it
-    is called with, where it knows all of these: to make one takes a while.
+    """Add a command that builds its question and runs it. Only the options in `words` (its
+    arguments) are created if all are known, as creating options is slow.
 
-    Questions with a `kind` can stand in a job file, which the command then takes. Where `run` takes
-    `as_json` there is a flag `--json`; where it takes `began`, it is told when the command did, and
-    there are flags for how much it says meanwhile.
+    Questions with a `kind` can be in a job file, which the command then accepts. If `run` takes
+    `as_json`, the command has a flag `--json`; if it takes `began`, it gets the start time, and the
+    command has flags for its verbosity.
     """
-    fields = options_of(*asked)
-    kinds = {q.model_fields["kind"].default if "kind" in q.model_fields else name: q for q in asked}
-    arguments, taken = asked[0].arguments, signature(run).parameters
-    old = {o: n for question in asked for o, n in old_names(question).items() if o not in fields}
-    named = _named_in(words, (*fields, *old))
+    fields = options_of(*verbs)
+    kinds = {q.model_fields["kind"].default if "kind" in q.model_fields else name: q for q in verbs}
+    arguments, run_parameters = verbs[0].arguments, signature(run).parameters
+    old = {o: n for question in verbs for o, n in old_names(question).items() if o not in fields}
+    used = _options_named(words, (*fields, *old))
     parameters = [
-        _parameter(n, i, n in arguments) for n, i in fields.items() if n in arguments or n in named
+        _parameter(n, i, n in arguments) for n, i in fields.items() if n in arguments or n in used
     ]
-    parameters += [_parameter(o, fields[n], hidden=True) for o, n in old.items() if o in named]
+    parameters += [_parameter(o, fields[n], hidden=True) for o, n in old.items() if o in used]
     if name not in kinds:
         job = typer.Argument(metavar="JOB", help="A job file (YAML); options override its fields.")
-        parameters.insert(0, _named("job", Path | None, job))
-    if "as_json" in taken:
+        parameters.insert(0, _keyword("job", Path | None, job))
+    if "as_json" in run_parameters:
         flag = typer.Option("--json", help="Print one JSON object.")
-        parameters.append(_named("as_json", bool, flag, default=False))
+        parameters.append(_keyword("as_json", bool, flag, default=False))
 
-    if "began" in taken:
-        parameters += [_named(n, bool, typer.Option(*f, help=h), False) for n, f, h in _LOUDNESS]
+    if "began" in run_parameters:
+        parameters += [_keyword(n, bool, typer.Option(*f, help=h), False) for n, f, h in _LOUDNESS]
 
-    def command(job: Path | None = None, as_json: bool = False, **given: Any) -> None:
-        quiet, verbose = given.pop("quiet", False), given.pop("verbose", False)
+    def command(job: Path | None = None, as_json: bool = False, **options: Any) -> None:
+        quiet, verbose = options.pop("quiet", False), options.pop("verbose", False)
         say(logging.WARNING if quiet else logging.DEBUG if verbose else logging.INFO)
         wanted = {"began": time.monotonic(), "as_json": as_json}
-        read = {
+        values = {
             n: _read(fields[old.get(n, n)], value, n not in arguments)
-            for n, value in given.items()
+            for n, value in options.items()
             if value is not None and value != []
         }
-        question = ask(kinds, job, read, spelled)
-        run(question, **{n: v for n, v in wanted.items() if n in taken})
+        question = ask(kinds, job, values, spelled)
+        run(question, **{n: v for n, v in wanted.items() if n in run_parameters})
 
     command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     command.__name__ = name
-    words = cleandoc(asked[0].__doc__ or "")
+    words = cleandoc(verbs[0].__doc__ or "")
     if any(is_tuple(info) for n, info in fields.items() if n not in arguments):
         words += "\n\nAn option with N,... takes several values, with commas or given again."
-    examples = "\n".join(f"  {q.example}" for q in asked if q.example.startswith(f"atoll {name}"))
+    examples = "\n".join(f"  {q.example}" for q in verbs if q.example.startswith(f"atoll {name}"))
     app.command(
         name,
-        cls=type("Command", (GroupedCommand,), {"fields": fields, "asked": asked}),
+        cls=type("Command", (GroupedCommand,), {"fields": fields, "asked": verbs}),
         help=words,
         short_help=words.partition("\n\n")[0].replace("\n", " "),
         epilog=f"\b\nExample:\n{examples}",
     )(command)
 
 
-def _named_in(words: Sequence[str], names: Iterable[str]) -> set[str]:
-    """Fields whose options are in a command line; all, where it has none or others."""
+def _options_named(words: Sequence[str], names: Iterable[str]) -> set[str]:
+    """Return fields whose options are in a command line; all if it has none or unknown ones."""
     options = {spelled(flag): n for n in names for flag in (n, f"no_{n}")}
-    said = {word.partition("=")[0] for word in words if word.startswith("-")}
+    flags_used = {word.partition("=")[0] for word in words if word.startswith("-")}
     plain = {"--json", *(flag for _, flags, _ in _LOUDNESS for flag in flags)}
-    known = bool(words) and said <= options.keys() | plain
-    return {options[word] for word in said - plain} if known else set(options.values())
+    only_options = bool(words) and flags_used <= options.keys() | plain
+    return {options[word] for word in flags_used - plain} if only_options else set(options.values())
 
 
 def say(level: int) -> None:
-    """Let messages of this level and above come to standard error, one a line."""
+    """Log messages of this level and above to standard error, one per line."""
     logging.basicConfig(format="%(message)s", force=True)
     logging.getLogger("atoll").setLevel(level)
 
 
-def _named(name: str, annotation: Any, option: Any, default: Any = None) -> Parameter:
+def _keyword(name: str, annotation: Any, option: Any, default: Any = None) -> Parameter:
     kind = Annotated[annotation, option]
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
@@ -136,26 +136,26 @@ def _named(name: str, annotation: Any, option: Any, default: Any = None) -> Para
 def _parameter(
     name: str, info: FieldInfo, positional: bool = False, hidden: bool = False
 ) -> Parameter:
-    """What the command line reads: text, and flags; the question makes values of it."""
-    found = scalars(info)
+    """Return the parameter of a field: text or a flag, which the question converts."""
+    kinds = scalars(info)
     annotation: Any = list[str] if is_tuple(info) else str
     if positional:
         needed = Parameter.empty if info.is_required() else None
-        argument = typer.Argument(metavar=name.upper(), autocompletion=_completed(info))
-        return _named(
+        argument = typer.Argument(metavar=name.upper(), autocompletion=_completion(info))
+        return _keyword(
             name, annotation if info.is_required() else annotation | None, argument, needed
         )
-    if found == {bool}:
+    if kinds == {bool}:
         flags = f"{spelled(name)}/{spelled('no_' + name)}"
-        return _named(name, bool | None, typer.Option(flags, hidden=hidden))
+        return _keyword(name, bool | None, typer.Option(flags, hidden=hidden))
     option = typer.Option(
-        spelled(name), metavar=metavar(info), hidden=hidden, autocompletion=_completed(info)
+        spelled(name), metavar=metavar(info), hidden=hidden, autocompletion=_completion(info)
     )
-    return _named(name, annotation | None, option)
+    return _keyword(name, annotation | None, option)
 
 
-def _completed(info: FieldInfo) -> Callable[[str], list[str]]:
-    """What a shell offers for a value that is begun; of several with commas, for the last."""
+def _completion(info: FieldInfo) -> Callable[[str], list[str]]:
+    """Return the shell completion of a field; of comma-separated values, for the last."""
 
     def offered(incomplete: str) -> list[str]:
         cut = incomplete.rfind(",") + 1 if is_tuple(info) else 0
@@ -166,7 +166,7 @@ def _completed(info: FieldInfo) -> Callable[[str], list[str]]:
 
 
 def _read(info: FieldInfo, value: Any, split: bool) -> Any:
-    """Text of the command line as the field's type."""
+    """Convert text of the command line to the field's type."""
     if isinstance(value, bool):
         return value
     if not isinstance(value, list):

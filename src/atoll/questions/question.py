@@ -1,9 +1,8 @@
-"""What a question is made of: fields with a type, a default, a sentence and a group.
+"""Base of questions: fields with a type, a default, a sentence and a group.
 
-Everything that a user sees of a question is read from its fields: options and `--help` of the
-command (`options`, `texts`), keywords of Python and fields of job files (`ask`), JSON Schema,
-tables of the docs and stubs for editors. To add an option is to add a field to one class, and to
-run tests/questions/written.py, which writes the last two.
+Everything that a user sees of a question follows from its fields: options and `--help` (`options`,
+`texts`), Python keywords and job files (`ask`), JSON Schema, tables of the docs and editor stubs.
+To add an option, add a field to one class and run tests/questions/written.py for the last two.
 """
 
 from __future__ import annotations
@@ -24,22 +23,22 @@ from atoll.files.yamlfile import FileModel, quantity, suggestion, validate_dict
 from atoll.registry import Registry, named
 
 OUTPUT = "Output"
-"""Group of the options that say what is written."""
+"""Group of the options for output files."""
 
 
 class Question(FileModel):
     """Base of all questions. Fields take the name that options, keywords and job files have."""
 
     example: ClassVar[str] = ""
-    """A command that asks it."""
+    """An example command."""
     positional: ClassVar[tuple[str, ...]] = ()
-    """Fields that Python also takes by their place."""
+    """Fields that Python also takes as positional arguments."""
     arguments: ClassVar[tuple[str, ...]] = ()
-    """Fields that the command line takes by their place."""
+    """Fields that the command line takes as arguments."""
     offered: ClassVar[tuple[str, ...]] = ()
-    """Fields that are options and keywords, where not all are."""
+    """Fields that are options and keywords; empty: all."""
     answer_keys: ClassVar[Mapping[str, str]] = {}
-    """Names of fields in answers, where they are others."""
+    """Names of fields in answers, if they differ."""
 
     @classmethod
     def of(cls, **fields: Any) -> Self:
@@ -80,16 +79,16 @@ class Question(FileModel):
 
     @model_validator(mode="after")
     def _outputs_are_no_inputs(self) -> Self:
-        """Refuse to write over a file that another field names."""
+        """Refuse to overwrite a file that another field names."""
         values = {name: getattr(self, name) for name in self.model_fields_set}
         for name, path in values.items():
             info = type(self).model_fields[name]
             output = about(info, "writes", False) or about(info, "group") == OUTPUT
             if not (output and isinstance(path, Path) and path.is_file()):
                 continue
-            for reader, given in values.items():
-                read = (v for v in _listed(given) if isinstance(v, str | Path) and _exists(v))
-                if reader != name and any(path.samefile(file) for file in read):
+            for reader, candidate in values.items():
+                files = (v for v in _listed(candidate) if isinstance(v, str | Path) and _exists(v))
+                if reader != name and any(path.samefile(file) for file in files):
                     raise ValueError(
                         f"{name}: {path} is also given as {reader} and would be overwritten; "
                         "give another file"
@@ -139,8 +138,8 @@ class Question(FileModel):
             >>> atoll.SearchQuestion.of(batch=64).to_dict()["global_batch"]
             64
         """
-        told = self.model_dump(mode="json").items()
-        return {self.answer_keys.get(name, name): value for name, value in told}
+        items = self.model_dump(mode="json").items()
+        return {self.answer_keys.get(name, name): value for name, value in items}
 
     @classmethod
     def from_dict(cls, told: Mapping[str, JsonValue]) -> Self:
@@ -162,23 +161,23 @@ class Question(FileModel):
             8
         """
         names = {key: name for name, key in cls.answer_keys.items()}
-        given = {names.get(key, key): value for key, value in told.items()}
-        if given.keys() - cls.model_fields.keys():
+        fields = {names.get(key, key): value for key, value in told.items()}
+        if fields.keys() - cls.model_fields.keys():
             raise AtollError("job: written by another version of atoll; run it again.")
-        return cls.of(**given)
+        return cls.of(**fields)
 
 
 def given_fields(question: Question) -> dict[str, JsonValue]:
-    """The fields that were given, as JSON; files that they name have their absolute paths."""
-    told: dict[str, JsonValue] = question.model_dump(mode="json", exclude_unset=True)
-    for name, value in told.items():
+    """Return the fields that were set, as JSON with absolute file paths."""
+    fields: dict[str, JsonValue] = question.model_dump(mode="json", exclude_unset=True)
+    for name, value in fields.items():
         info = type(question).model_fields[name]
         parts = (*info.metadata, *inside(info.annotation))
         if isinstance(value, str) and any(isinstance(p, Named) and p.file for p in parts):
             path = Path(value)
             if (path.suffix or len(path.parts) > 1) and _exists(path):
-                told[name] = str(path.absolute())
-    return {name: value for name, value in told.items() if value is not None}
+                fields[name] = str(path.absolute())
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def option(
@@ -192,16 +191,15 @@ def option(
     exclude: bool = False,
     writes: bool = False,
 ) -> Any:
-    """What a field is for, and the group that it stands in.
+    """Declare a field with its help text and group.
 
-    `shown`: its default in words, where the value does not say it. `old`: names of the release
-    before. `file_only`: too deep for an option. `exclude`: not a part of the question that answers
-    repeat (where results go, who works). `writes`: a file is written there.
+    `shown`: its default in words. `old`: names of the last release. `file_only`: too deep for an
+    option. `exclude`: not repeated in answers (output paths, workers). `writes`: an output file.
     """
-    told = {
+    extras = {
         "group": group, "shown": shown, "old": [*old], "file_only": file_only, "writes": writes,
     }  # fmt: skip
-    extra: dict[str, Any] = {f"x-{name}": value for name, value in told.items() if value}
+    extra: dict[str, Any] = {f"x-{name}": value for name, value in extras.items() if value}
     return Field(
         default,
         description=help,
@@ -211,7 +209,7 @@ def option(
 
 
 def about(info: FieldInfo, name: str, default: Any = "") -> Any:
-    """What `option` was told of a field."""
+    """Return an attribute of a field that `option` set."""
     extra = info.json_schema_extra
     return extra.get(f"x-{name}", default) if isinstance(extra, dict) else default
 
@@ -221,29 +219,29 @@ def about(info: FieldInfo, name: str, default: Any = "") -> Any:
 
 @dataclass(frozen=True)
 class Named:
-    """A value that a registry lists or a loader finds ("module:attribute"). Both are looked up when
-    they are asked, so that `atoll --help` imports nothing of them and sees what plug-ins add.
-    Python may give an object of the registry's kind for its name.
+    """A value listed by a registry or accepted by a loader ("module:attribute"). Both are imported
+    on use, so that `atoll --help` imports little and includes plug-ins. Python may pass an object
+    of the registry's kind instead of its name.
     """
 
     registry: str = ""
     loader: str = ""
     file: bool = False
-    """Whether it may be a file; that of a job file lies beside it."""
+    """Whether it may be a file; paths of a job file are relative to its folder."""
     offers: str = ""
-    """A function whose names shells complete, where too many to list or other values go too."""
+    """Function that returns names for shell completion, if not all values are listed."""
 
     @property
     def listed(self) -> Any:
-        found = named(self.registry) if self.registry else ()
-        return found() if callable(found) else found
+        registry = named(self.registry) if self.registry else ()
+        return registry() if callable(registry) else registry
 
     def names(self) -> tuple[Any, ...]:
-        """Values that are known, in order."""
+        """Return the listed values in order."""
         return tuple(self.listed)
 
-    def name_of(self, value: Any) -> Any:
-        """An object by its name, a path as text."""
+    def to_name(self, value: Any) -> Any:
+        """Convert an object to its name, and a path to text."""
         if isinstance(value, Path):
             return str(value)
         if isinstance(value, str) or not isinstance(registry := self.listed, Registry):
@@ -255,7 +253,7 @@ class Named:
 
     def check(self, value: Any, info: core_schema.ValidationInfo) -> Any:
         if self.file:
-            value = beside(value, info)
+            value = locate(value, info)
         try:
             if self.loader:
                 named(self.loader)(value)
@@ -263,14 +261,14 @@ class Named:
                 near = suggestion(value, map(str, self.names()))
                 raise ValueError(f"{value!r} is not known{near}")
             elif isinstance(registry := self.listed, Registry):
-                registry[value]  # a plug-in that cannot be imported is refused here
+                registry[value]  # raises if a plug-in cannot be imported
         except AtollError as error:
             raise ValueError(str(error).removesuffix(".")) from None
         return value
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
         checked = core_schema.with_info_after_validator_function(self.check, handler(source))
-        return core_schema.no_info_before_validator_function(self.name_of, checked)
+        return core_schema.no_info_before_validator_function(self.to_name, checked)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: Any) -> dict[str, Any]:
         inside: dict[str, Any] = handler(schema)
@@ -280,8 +278,8 @@ class Named:
         return inside | ({"examples": names} if self.loader else {"enum": names})
 
 
-def beside(value: str, info: core_schema.ValidationInfo) -> str:
-    """A file that a job file names, where it lies beside that."""
+def locate(value: str, info: core_schema.ValidationInfo) -> str:
+    """Return the path of a file named in a job file: in the job's folder if it exists there."""
     folder = (info.context or {}).get("folder")
     if folder is not None and _exists(folder / value) and not _exists(value):
         return str(folder / value)
@@ -291,7 +289,7 @@ def beside(value: str, info: core_schema.ValidationInfo) -> str:
 def _exists(path: str | Path) -> bool:
     try:
         return Path(path).exists()
-    except OSError:  # such as a name longer than the file system allows
+    except OSError:  # for example a name that is too long
         return False
 
 
@@ -300,7 +298,7 @@ def _listed(value: Any) -> Any:
 
 
 Several = BeforeValidator(_listed)
-"""For tuples: one value stands for a list of one."""
+"""For tuples: a single value becomes a tuple of one."""
 
 
 Measured = WithJsonSchema({"type": ["string", "number"]})
@@ -318,16 +316,16 @@ Share = Annotated[float, quantity(units.SHARE, ""), Field(ge=0, lt=1), Measured]
 
 
 def inside(annotation: Any) -> Iterator[Any]:
-    """An annotation and all that it is made of, metadata included."""
+    """Yield an annotation and its nested parts, including metadata."""
     yield annotation
     for part in get_args(annotation):
         yield from inside(part)
 
 
 def scalars(info: FieldInfo) -> set[type]:
-    """The plain types of a field's values."""
-    found = {part for part in inside(info.annotation) if isinstance(part, type)} - {NoneType}
-    return found or {str}  # a Literal
+    """Return the scalar types of a field."""
+    kinds = {part for part in inside(info.annotation) if isinstance(part, type)} - {NoneType}
+    return kinds or {str}  # a Literal
 
 
 def is_tuple(info: FieldInfo) -> bool:
@@ -335,14 +333,14 @@ def is_tuple(info: FieldInfo) -> bool:
 
 
 def allowed(info: FieldInfo) -> tuple[Any, ...]:
-    """The values that a field lists, none where anything of its type goes."""
+    """Return the values that a field lists; empty if any value of its type is allowed."""
     parts = (*info.metadata, *inside(info.annotation))
     listed = (get_args(part) for part in parts if get_origin(part) is Literal)
     return next((part.names() for part in parts if isinstance(part, Named)), next(listed, ()))
 
 
 def completions(info: FieldInfo) -> tuple[str, ...]:
-    """The values that a shell offers for a field: those that it lists, else names that it knows."""
+    """Return shell completions of a field: its listed values, else offered names."""
     if listed := allowed(info):
         return tuple(map(str, listed))
     for part in (*info.metadata, *inside(info.annotation)):
@@ -354,7 +352,7 @@ def completions(info: FieldInfo) -> tuple[str, ...]:
 
 
 def default_words(info: FieldInfo) -> str:
-    """A field's default as help and docs show it; nothing where it is required."""
+    """Return a field's default as help and docs show it; empty if it is required."""
     if words := about(info, "shown"):
         return str(words)
     value = info.get_default(call_default_factory=True) if not info.is_required() else ""

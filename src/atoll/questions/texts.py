@@ -1,4 +1,4 @@
-"""What is said of questions: `--help`, docstrings and JSON Schema."""
+"""Texts of questions: `--help`, docstrings and JSON Schema."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from atoll.questions.question import (
 
 F = TypeVar("F", bound=Callable[..., Any])
 _COMMANDS: dict[Callable[..., Any], str] = {}
-_GIVEN = {Path: "str | Path", float: "float | str", BaseModel: "str | Mapping[str, Any]"}
-"""What Python may give for a type, where it is not the type alone."""
+_ACCEPTED = {Path: "str | Path", float: "float | str", BaseModel: "str | Mapping[str, Any]"}
+"""Accepted Python types by field type, if there are several."""
 
 
 def spelled(name: str) -> str:
-    """A field as an option; one that Python's own words forbid ends in "_"."""
+    """Return the option of a field; names that are Python keywords end in "_"."""
     return f"--{name.rstrip('_').replace('_', '-')}"
 
 
-def options_of(*asked: type[Question]) -> dict[str, FieldInfo]:
-    """The fields that can be written as options."""
-    return {n: i for n, i in fields_of(*asked).items() if not about(i, "file_only")}
+def options_of(*question_kinds: type[Question]) -> dict[str, FieldInfo]:
+    """Return the fields that have options."""
+    return {n: i for n, i in fields_of(*question_kinds).items() if not about(i, "file_only")}
 
 
-def fields_of(*asked: type[Question]) -> dict[str, FieldInfo]:
-    """The fields that some questions offer, those that several have once."""
+def fields_of(*question_kinds: type[Question]) -> dict[str, FieldInfo]:
+    """Return the merged fields that these questions offer."""
     merged: dict[str, FieldInfo] = {}
-    for question in asked:
+    for question in question_kinds:
         for name, info in question.model_fields.items():
             if name != "kind" and name in (question.offered or question.model_fields):
                 merged.setdefault(name, info)
@@ -50,67 +50,67 @@ def fields_of(*asked: type[Question]) -> dict[str, FieldInfo]:
 
 
 def grouped(fields: Mapping[str, FieldInfo]) -> dict[str, dict[str, FieldInfo]]:
-    """Fields by their groups, the output's last."""
+    """Return fields by group, with the output group last."""
     groups: dict[str, dict[str, FieldInfo]] = {}
     for name, info in fields.items():
         groups.setdefault(about(info, "group"), {})[name] = info
     return dict(sorted(groups.items(), key=lambda group: group[0] == OUTPUT))
 
 
-def help_words(name: str, info: FieldInfo, asked: Sequence[type[Question]] = ()) -> str:
-    """What an option is for, its values, its default, and that of other kinds where it differs."""
+def help_words(name: str, info: FieldInfo, question_kinds: Sequence[type[Question]] = ()) -> str:
+    """Return help: purpose, values, default, and differing defaults of other kinds."""
     values = ", ".join(map(str, allowed(info)))
-    default = _default(name, info, asked, spelled)
-    for other in asked[1:]:
-        known = fields_of(other).get(name, info)
-        if (words := default_words(known)) != default_words(info):
-            default += f"; {other.model_fields['kind'].default}: {words}"
+    default = _default(name, info, question_kinds, spelled)
+    for question in question_kinds[1:]:
+        field = fields_of(question).get(name, info)
+        if (words := default_words(field)) != default_words(info):
+            default += f"; {question.model_fields['kind'].default}: {words}"
     return f"{info.description} {f'Values: {values}. ' if values else ''}[{default}]"
 
 
 def _default(
     name: str,
     info: FieldInfo,
-    asked: Sequence[type[Question]],
+    question_kinds: Sequence[type[Question]],
     written: Callable[[str], str] = str,
 ) -> str:
-    """The default of a field in words; where the first kind of question needs it, the fields that
-    make up for it. A field named as another kind asks that kind.
+    """Return the default of a field in words; if the first kind requires it, the fields that
+    replace it. A field named like another kind selects that kind.
     """
-    first, *others = asked or (Question,)
+    first, *others = question_kinds or (Question,)
     if name not in first.needed(()):
         return f"default: {default_words(info) or 'none'}"
-    instead = [other for other in fields_of(first) if name not in first.needed((other,))]
+    substitutes = [n for n in fields_of(first) if name not in first.needed((n,))]
     for question in others:
         kind = question.model_fields["kind"].default
         if kind in question.model_fields and name not in question.needed((kind,)):
-            instead.append(kind)
-    words = " or ".join(map(written, instead))
+            substitutes.append(kind)
+    words = " or ".join(map(written, substitutes))
     return f"required, unless {words} is given" if words else "required"
 
 
 def metavar(info: FieldInfo) -> str:
-    """What stands for an option's value; "N,..." for several."""
-    found = scalars(info)
-    one = "N" if int in found else "X" if found == {float} else "PATH" if Path in found else "TEXT"
-    return f"{one},..." if is_tuple(info) else one
+    """Return the placeholder of an option's value; "N,..." for several."""
+    kinds = scalars(info)
+    word = "N" if int in kinds else "X" if kinds == {float} else "PATH" if Path in kinds else "TEXT"
+    return f"{word},..." if is_tuple(info) else word
 
 
-def python_type(info: FieldInfo, one: str = "") -> str:
-    """What Python may give for a field, as an annotation; `one`: of a single value, if known."""
+def python_type(info: FieldInfo, single: str = "") -> str:
+    """Return the annotation of a field's keyword; `single`: that of one value, if known."""
     if about(info, "file_only"):
         return "Any"
     listed = [part for part in inside(info.annotation) if get_origin(part) is Literal]
     words = [choices(get_args(part)) for part in listed] or [
-        _GIVEN[BaseModel] if issubclass(kind, BaseModel) else _GIVEN.get(kind, kind.__name__)
+        _ACCEPTED[BaseModel] if issubclass(kind, BaseModel) else _ACCEPTED.get(kind, kind.__name__)
         for kind in sorted(scalars(info), key=lambda kind: kind.__name__)
     ]
-    one = one or " | ".join(dict.fromkeys(" | ".join(words).split(" | ")))
-    return f"Sequence[{one}] | {one} | None" if is_tuple(info) else f"{one} | None"
+    single = single or " | ".join(dict.fromkeys(" | ".join(words).split(" | ")))
+    return f"Sequence[{single}] | {single} | None" if is_tuple(info) else f"{single} | None"
 
 
 def choices(values: Sequence[Any]) -> str:
-    """Values as a type."""
+    """Return the Literal type of these values."""
     return f"Literal[{', '.join(json.dumps(value) for value in values)}]"
 
 
@@ -125,37 +125,37 @@ def described_by(command: str) -> Callable[[F], F]:
 
 
 def described(function: F) -> F:
-    """Give a function that was marked the names and sentences of its fields, at the end of the
-    Args of its docstring: once users see it, as all its questions are imported for that.
-    """
+    """Add the fields of a marked function's questions to its docstring and signature.
+
+    Done on first use, as it imports all its questions."""
     command = _COMMANDS.pop(function, None)
     if command is None:
         return function
-    asked = questions.COMMANDS[command]
-    fields = fields_of(*asked)
-    own = signature(function).parameters
-    head, returns, rest = cleandoc(function.__doc__ or "").partition("\n\nReturns:")
+    question_kinds = questions.COMMANDS[command]
+    fields = fields_of(*question_kinds)
+    parameters = signature(function).parameters
+    head, returns, tail = cleandoc(function.__doc__ or "").partition("\n\nReturns:")
     lines = [
         f"    {name}: {info.description} {words[0].upper()}{words[1:]}."
         for name, info in fields.items()
-        for words in (_default(name, info, asked),)
+        for words in (_default(name, info, question_kinds),)
     ]
     section = () if "\nArgs:" in head else ("", "Args:")
-    function.__doc__ = "\n".join([head, *section, *lines]) + returns + rest
-    taken = [p for p in own.values() if p.kind is not Parameter.VAR_KEYWORD]
-    taken += [
+    function.__doc__ = "\n".join([head, *section, *lines]) + returns + tail
+    signature_parameters = [p for p in parameters.values() if p.kind is not Parameter.VAR_KEYWORD]
+    signature_parameters += [
         Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=python_type(info))
         for name, info in fields.items()
-        if name not in own
+        if name not in parameters
     ]
-    function.__signature__ = Signature(taken)  # type: ignore[attr-defined]
+    function.__signature__ = Signature(signature_parameters)  # type: ignore[attr-defined]
     return function
 
 
 def schema(name: str) -> dict[str, Any]:
-    """JSON Schema of a command's question; of several, each under its kind."""
-    asked = questions.COMMANDS[name]
-    if len(asked) == 1:
-        return {"question": asked[0].model_json_schema()}
-    either: Any = Annotated[Union[asked], Field(discriminator="kind")]  # noqa: UP007
+    """Return the JSON Schema of a command's questions, discriminated by kind."""
+    question_kinds = questions.COMMANDS[name]
+    if len(question_kinds) == 1:
+        return {"question": question_kinds[0].model_json_schema()}
+    either: Any = Annotated[Union[question_kinds], Field(discriminator="kind")]  # noqa: UP007
     return {"question": TypeAdapter(either).json_schema()}

@@ -10,7 +10,7 @@ from pydantic import Field
 from atoll.files.yamlfile import Count
 from atoll.questions import fields as f
 from atoll.questions.devices import LaunchQuestion, LengthQuestion, SiteFile
-from atoll.questions.fields import LAYOUT, SYSTEM, TRAINED, WHOLE, Whole
+from atoll.questions.fields import LAYOUT, RUN_LENGTH, SYSTEM, TRAINED, NonNegative
 from atoll.questions.question import OUTPUT, Named, Question, Several, option
 
 MEASURED, MODEL, ROWS, SERVER = "Measurements", "Model", "Rows", "Server"
@@ -161,7 +161,7 @@ class DesignsQuestion(Question):
     where: Texts = option('Filters: "width=128", "area_mm2<=200", "score>=1000".', ROWS, ())
     sort: str = option("Column to sort by.", ROWS, "score")
     limit: Count = option("Rows to show.", ROWS, 20)
-    offset: Whole = option("Rows to skip.", ROWS, 0)
+    offset: NonNegative = option("Rows to skip.", ROWS, 0)
     front: str | None = option("Only the front of score against this column.", ROWS, None)
     parquet: Path | None = option(
         "Write every design to this Parquet file.", OUTPUT, None, writes=True
@@ -223,7 +223,7 @@ class ServeQuestion(Question):
     """Explore stored runs in a browser, also while a search is writing them. Reads only."""
 
     folders: tuple[Path, ...] = option("Folders of runs, or that hold such folders.", "Runs")
-    port: Whole = option("Port; 0 takes a free one.", SERVER, 8737)
+    port: NonNegative = option("Port; 0 takes a free one.", SERVER, 8737)
     host: str = option(
         "Address to bind; off loopback every request needs a token.", SERVER, "127.0.0.1"
     )
@@ -276,7 +276,7 @@ class CheckQuestion(LaunchQuestion, LengthQuestion):
         "A layout must save this share of a step to be named.", OUTPUT, 0.01
     )
     steps: Count | None = option(
-        "Steps of the run, for what it saves.", WHOLE, None, shown="the file's"
+        "Steps of the run, for what it saves.", RUN_LENGTH, None, shown="the file's"
     )
     time_limit: f.TimeLimit = 3600.0
     example = "atoll check pretrain.sh --device h100 --devices 512"

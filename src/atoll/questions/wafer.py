@@ -9,11 +9,11 @@ from pydantic import Field, model_validator
 
 from atoll.files.yamlfile import Count, FileModel
 from atoll.questions import fields as f
-from atoll.questions.fields import TRAINED, WAFER, Counts, Whole
+from atoll.questions.fields import TRAINED, WAFER, Counts, NonNegative
 from atoll.questions.question import Named, Question, Several, option
 
 Size = Annotated[int, Field(ge=1)]
-Place = tuple[Whole, Whole]
+Place = tuple[NonNegative, NonNegative]
 WaferName = Annotated[
     str,
     Named(
@@ -74,7 +74,7 @@ class WaferQuestion(Question):
     dead_share: Annotated[float, Field(ge=0, lt=1)] | None = option(
         "Share of dead dies of sampled wafers.", WAFER, None, shown="the wafer's"
     )
-    samples: Whole = option("Wafers with dead dies to sample.", WAFER, 0)
+    samples: NonNegative = option("Wafers with dead dies to sample.", WAFER, 0)
     explain: bool = option("Say what more of each resource would be worth.", WAFER, False)
     time_limit: f.TimeLimit = 3600.0
     pareto: f.Pareto = False
@@ -82,7 +82,7 @@ class WaferQuestion(Question):
     seed: f.Seed = 0
     workers: f.Workers = None
     cluster: f.Cluster = None
-    out: f.Kept = None
+    out: f.OutFolder = None
     trace: f.Trace = None
 
     example = "atoll search --wafer default --model llama2-70b"
@@ -91,14 +91,14 @@ class WaferQuestion(Question):
     }  # fmt: skip
 
     @model_validator(mode="after")
-    def _one_start(self) -> Self:
+    def _check_single_start(self) -> Self:
         if self.mapping is not None and self.layout is not None:
             raise ValueError("mapping: give a mapping file or a layout, not both")
         return self
 
     @property
     def restricted(self) -> bool:
-        """Whether only some stages may be tried."""
+        """Whether stage shapes or counts are restricted."""
         return bool(self.stage_shapes or self.stage_counts)
 
 

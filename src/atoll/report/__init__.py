@@ -1,1 +1,1 @@
-"""Pictures of an answer: one HTML file (`page`), and traces for Perfetto (`trace`)."""
+"""Drawings of an answer: one HTML file (`page`), and traces for Perfetto (`trace`)."""

@@ -1,4 +1,4 @@
-"""What a folder holds: a search's answer, a wafer's, or a plan's; or why it cannot be shown."""
+"""Reads the answer of a folder (search, wafer or plan), or says why it cannot be shown."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from atoll.training.planner.problem import PLAN
 from atoll.units import counted
 
 SWEEP = "sweep.json"
-Shown = SearchAnswer | WaferAnswer | PlanAnswer | EstimateAnswer
+ReportedAnswer = SearchAnswer | WaferAnswer | PlanAnswer | EstimateAnswer
 
 
 @dataclass(frozen=True)
-class Source:
-    """An answer on disk."""
+class StoredAnswer:
+    """An answer read from a folder."""
 
     folder: Path
-    answer: Shown
-    """Of result.json or plan.json."""
+    answer: ReportedAnswer
+    """Content of result.json or plan.json."""
     status: StatusAnswer | None = None
-    """Of the store beside it, where there is one."""
+    """Status of the store in the same folder, if there is one."""
 
 
-def open_folder(folder: Path) -> Source:
-    """The answer in a folder that search, plan or estimate wrote."""
+def open_folder(folder: Path) -> StoredAnswer:
+    """Read the answer in a folder that search, plan or estimate wrote."""
     if not os.path.isdir(folder):  # noqa: PTH112  (no raise)
         what = "is a file" if os.path.exists(folder) else "does not exist"  # noqa: PTH110
         raise AtollError(
@@ -44,37 +44,37 @@ def open_folder(folder: Path) -> Source:
         )
     if (folder / PLAN).exists():
         as_written(folder / PLAN)
-        return Source(folder, read_plan(folder / PLAN))
+        return StoredAnswer(folder, read_plan(folder / PLAN))
     status = _status(folder)
     if not (folder / RESULT).exists():
         raise AtollError(_no_result(folder, status))
     as_written(folder / RESULT)
-    return Source(folder, read_result(folder / RESULT), status)
+    return StoredAnswer(folder, read_result(folder / RESULT), status)
 
 
 def read_result(path: Path) -> SearchAnswer | WaferAnswer:
-    """The content of a result.json; a sentence where it cannot be read."""
-    found = read_answer(path, SearchAnswer, WaferAnswer)
-    assert isinstance(found, SearchAnswer | WaferAnswer)
-    return found
+    """Read a result.json; AtollError if it cannot be read."""
+    answer = read_answer(path, SearchAnswer, WaferAnswer)
+    assert isinstance(answer, SearchAnswer | WaferAnswer)
+    return answer
 
 
 def write_plan(result: Plan | Estimate, folder: Path) -> Path:
-    """Write plan.json into a folder, whole or not at all."""
+    """Write plan.json into a folder atomically."""
     check_folder(folder)
     write_folder(folder, {PLAN: result.answer.to_json()})
     return folder / PLAN
 
 
 def read_plan(path: Path) -> PlanAnswer | EstimateAnswer:
-    """The content of a plan.json; a sentence where it cannot be read."""
-    found = read_answer(path, PlanAnswer, EstimateAnswer)
-    assert isinstance(found, PlanAnswer | EstimateAnswer)
-    return found
+    """Read a plan.json; AtollError if it cannot be read."""
+    answer = read_answer(path, PlanAnswer, EstimateAnswer)
+    assert isinstance(answer, PlanAnswer | EstimateAnswer)
+    return answer
 
 
 def read_sweep(folder: Path) -> SweepAnswer:
-    """The sweep in a folder; a sentence where it cannot be read."""
+    """Read the sweep in a folder; AtollError if it cannot be read."""
     as_written(folder / SWEEP)
     return read_answer(folder / SWEEP, SweepAnswer)
 

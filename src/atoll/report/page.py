@@ -13,41 +13,43 @@ from atoll.answers.wafer import WaferAnswer
 from atoll.files.wholefile import check_place, whole_files
 from atoll.front import bundle, text
 from atoll.identity import VERSION
-from atoll.report.folder import SWEEP, Shown, open_folder, read_sweep
+from atoll.report.folder import SWEEP, ReportedAnswer, open_folder, read_sweep
 from atoll.report.plan_view import plan_view
 from atoll.report.search_view import search_view
 from atoll.report.table_view import table_view
-from atoll.report.view import View
+from atoll.report.view import PageView
 from atoll.report.wafer_view import wafer_view
 from atoll.store import StatusAnswer
 
 REPORT = "report.html"
-# Nothing may be fetched: not even by a mistake of ours.
+# Forbids all network access of the page.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
-def view_of(
-    found: Shown | SweepAnswer | CompareAnswer, folder: Path | None, status: StatusAnswer | None
-) -> View:
-    """What is drawn of an answer; with a search's folder, every evaluated design."""
-    if isinstance(found, SweepAnswer | CompareAnswer):
-        return table_view(found)
-    if isinstance(found, SearchAnswer):
-        return search_view(folder, found, status)
-    return wafer_view(found) if isinstance(found, WaferAnswer) else plan_view(found)
+def make_view(
+    answer: ReportedAnswer | SweepAnswer | CompareAnswer,
+    folder: Path | None,
+    status: StatusAnswer | None,
+) -> PageView:
+    """Return the page view of an answer; with a search's folder, of every evaluated design."""
+    if isinstance(answer, SweepAnswer | CompareAnswer):
+        return table_view(answer)
+    if isinstance(answer, SearchAnswer):
+        return search_view(folder, answer, status)
+    return wafer_view(answer) if isinstance(answer, WaferAnswer) else plan_view(answer)
 
 
-def data_of(view: View) -> str:
-    """What the scripts are given, as JSON: the view without what it does not have."""
+def view_json(view: PageView) -> str:
+    """Return the view as JSON for the scripts, without fields that are None."""
     shown = {name: value for name, value in dumped(view).items() if value is not None}
     return json.dumps(shown, allow_nan=False, separators=(",", ":"))
 
 
-def render(view: View) -> str:
-    """The whole page."""
+def render(view: PageView) -> str:
+    """Return the page as HTML."""
     style, script = text("base/style.css"), bundle("report.js")
     # A closing tag inside the data would end the script element.
-    data = data_of(view).replace("<", "\\u003c")
+    data = view_json(view).replace("<", "\\u003c")
     title = html.escape(f"{view.title} - Atoll")
     return (
         "<!doctype html>\n"
@@ -73,18 +75,18 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
 
 
 def write_page(
-    found: Shown | SweepAnswer | CompareAnswer,
+    answer: ReportedAnswer | SweepAnswer | CompareAnswer,
     path: Path,
     folder: Path | None = None,
     status: StatusAnswer | None = None,
 ) -> Path:
-    """Draw an answer and write the page, whole or not at all."""
+    """Draw an answer and write the page atomically."""
 
     def refusal(why: str) -> str:
         return f"out: {path} cannot be written ({why}); give a file such as report.html."
 
     check_place(refusal, path)
-    page = render(view_of(found, folder, status))
+    page = render(make_view(answer, folder, status))
     with whole_files(refusal, path) as (part,):
         part.write_text(page, encoding="utf-8")
     return path

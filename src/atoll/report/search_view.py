@@ -1,4 +1,4 @@
-"""What the page shows of a search."""
+"""Page view of a search."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from atoll.errors import AtollError
 from atoll.hardware.catalog import load_accelerator_file
 from atoll.hardware.silicon.chip import area_parts, template_of
 from atoll.report.sensitivity import sensitivity
-from atoll.report.space_view import job_of, space_points
+from atoll.report.space_view import answer_question, space_points
 from atoll.report.timeline import placement_timeline
 from atoll.report.timeline_view import timeline_view
 from atoll.report.view import (
     BaselineView,
     ChipView,
-    Cores,
+    CoreCounts,
     MemoryView,
     ModelView,
+    PageView,
     PassView,
     SensitivityView,
     StageView,
     TableView,
     TimeRow,
     TimesView,
-    View,
 )
 from atoll.step.parts import in_words
 from atoll.store import StatusAnswer
@@ -46,64 +46,64 @@ PARTS = {
 
 
 def search_view(
-    folder: Path | None, found: SearchAnswer, status: StatusAnswer | None = None
-) -> View:
-    """The sections of a search's page."""
-    best = found.best
+    folder: Path | None, answer: SearchAnswer, status: StatusAnswer | None = None
+) -> PageView:
+    """Return the sections of a search's page."""
+    best = answer.best
     unit = "score" if len(best.models) > 1 else "samples/s"
-    notes = [f"Warning: {words}." for words in found.warnings]
-    if found.stopped:
-        notes.append(f"The search was stopped ({found.stopped}): this is its best so far.")
-    if found.left_out:
-        named = (f"{name} ({why})" for name, why in found.left_out.items())
-        notes.append(f"Left out or not complete: {', '.join(named)}.")
+    notes = [f"Warning: {words}." for words in answer.warnings]
+    if answer.stopped:
+        notes.append(f"The search was stopped ({answer.stopped}): this is its best so far.")
+    if answer.left_out:
+        reasons = (f"{name} ({why})" for name, why in answer.left_out.items())
+        notes.append(f"Left out or not complete: {', '.join(reasons)}.")
     if status is not None and status.state == "running":
         notes.append("Partial: a search is running in this folder; this is its last report.")
-    points = space_points(folder, found)
+    points = space_points(folder, answer)
     gains: SensitivityView | None = None
     try:
-        gains = sensitivity(found.best.accelerator, job_of(found), unit)
+        gains = sensitivity(answer.best.accelerator, answer_question(answer), unit)
     except AtollError as error:
         notes.append(f"No sensitivities: {error}")
     chip = best.accelerator
     capacity_bytes = chip.hbm_GiB * 2**30
-    return View(
+    return PageView(
         kind="search",
         title=f"A chip for {', '.join(plan.model for plan in best.models)}",
-        sentence=_sentence(found),
-        certificate=certificate_words(found.certificate),
+        sentence=_sentence(answer),
+        certificate=certificate_words(answer.certificate),
         notes=tuple(notes),
-        given=found.given,
-        facts=_facts(found),
+        given=answer.given,
+        facts=_facts(answer),
         unit=unit,
-        score=found.score,
+        score=answer.score,
         best=chip,
         chip=chip_view(chip),
-        baselines=_baselines(found),
-        pareto={name: front.proven_within for name, front in found.pareto.items()},
+        baselines=_baselines(answer),
+        pareto={name: front.proven_within for name, front in answer.pareto.items()},
         models=tuple(model_view(plan, chip, capacity_bytes) for plan in best.models),
-        times=_times(found),
+        times=_times(answer),
         space=None if points is None else points.packed(),
         sensitivity=gains,
-        tables=() if found.ahead is None else (_prices(found.ahead),),
+        tables=() if answer.ahead is None else (_price_table(answer.ahead),),
     )
 
 
-def _prices(found: Ahead) -> TableView:
-    run, *_ = found.words()
+def _price_table(ahead: Ahead) -> TableView:
+    run, *_ = ahead.words()
     heads = ("", "now", "a unit less takes", "a unit more brings")
-    rows = tuple(price.cells() for price in found.prices)
+    rows = tuple(price.cells() for price in ahead.prices)
     return TableView(title=f"The run that it follows: {run}", heads=heads, rows=rows)
 
 
 def model_view(plan: PlacedModel, chip: SizedChip, capacity_bytes: float) -> ModelView:
-    """One model on the best chip: schedules, pipeline, memory."""
+    """Return schedules, pipeline and memory of one model on the best chip."""
     timeline = placement_timeline(plan.placement)
     searched = plan if isinstance(plan, SearchedModel) else None
     return ModelView(
         model=plan.model,
         layers=tuple(map(_layer, searched.layers)) if searched else (),
-        cores=Cores(tensor=chip.tensor_cores, vector=chip.vector_cores),
+        cores=CoreCounts(tensor=chip.tensor_cores, vector=chip.vector_cores),
         pipeline=None if timeline is None else timeline_view(timeline),
         memory=MemoryView(
             capacity_bytes=capacity_bytes,
@@ -122,29 +122,29 @@ def model_view(plan: PlacedModel, chip: SizedChip, capacity_bytes: float) -> Mod
 
 
 def certificate_words(proof: ArchitectureProof) -> str:
-    """What was proven, and over what."""
-    by = ", ".join(f"{count:,} by {name}" for name, count in proof.pruned_by.items())
-    return f"{proof.sentence} {proof.evaluated:,} were evaluated; ruled out: {by or 'none'}."
+    """Return what was proven and over what, in words."""
+    ruled_out = ", ".join(f"{count:,} by {name}" for name, count in proof.pruned_by.items())
+    return f"{proof.sentence} {proof.evaluated:,} were evaluated; ruled out: {ruled_out or 'none'}."
 
 
 def chip_view(chip: SizedChip) -> ChipView:
-    """Counts and square millimetres of a chip's parts."""
+    """Return the counts and areas of a chip's parts."""
     parts = area_parts(chip.device())
     parts["hbm_mm2"] = max(0.0, chip.area_mm2 - sum(parts.values()))
-    shown = {PARTS.get(name, _plain(name)): value for name, value in parts.items() if value > 1e-9}
+    shown = {PARTS.get(name, _label(name)): value for name, value in parts.items() if value > 1e-9}
     return made_of(ChipView, chip, parts=shown)
 
 
-def _plain(part: str) -> str:
-    """A part that only the chip's template has."""
+def _label(part: str) -> str:
+    """Return the label of a part that only the chip's template has."""
     return part.removesuffix("_mm2").replace("_", " ")
 
 
-def _sentence(found: SearchAnswer) -> str:
-    chip, plans = found.best.accelerator, found.best.models
-    plan, where = plans[0], plans[0].placement
+def _sentence(answer: SearchAnswer) -> str:
+    chip, plans = answer.best.accelerator, answer.best.models
+    plan, placement = plans[0], plans[0].placement
     speed = (
-        f"scores {found.score:,.4g} over {len(plans)} models"
+        f"scores {answer.score:,.4g} over {len(plans)} models"
         if len(plans) > 1
         else f"trains {plan.model} at {plan.samples_per_s:,.1f} samples/s "
         f"({plan.tokens_per_s_per_device:,.0f} tokens/s per device, MFU {plan.mfu:.1%}, "
@@ -154,21 +154,21 @@ def _sentence(found: SearchAnswer) -> str:
         f"A chip of {chip.area_mm2:.1f} mm² with {chip.tensor_cores} tensor cores of "
         f"{chip.width}×{chip.depth}, {chip.vector_cores} vector cores of "
         f"{chip.vector_width}, {chip.glb_MiB:g} MiB of shared buffer and "
-        f"{chip.hbm_GiB:g} GiB of HBM {speed} on {counted(where.devices, 'device')}: "
-        f"{where.layout.replace(' x ', ' × ')}, microbatch {where.microbatch}."
+        f"{chip.hbm_GiB:g} GiB of HBM {speed} on {counted(placement.devices, 'device')}: "
+        f"{placement.layout.replace(' x ', ' × ')}, microbatch {placement.microbatch}."
     )
 
 
-def _facts(found: SearchAnswer) -> tuple[tuple[str, str], ...]:
-    chip, plans = found.best.accelerator, found.best.models
+def _facts(answer: SearchAnswer) -> tuple[tuple[str, str], ...]:
+    chip, plans = answer.best.accelerator, answer.best.models
     facts = [
         ("Area", f"{chip.area_mm2:.1f} mm²"),
         ("Peak", f"{chip.peak_TFLOPs:,.0f} TFLOP/s"),
         ("Power at peak", f"{chip.peak_power_W:,.0f} W"),
         ("HBM", f"{chip.hbm_GiB:g} GiB at {chip.hbm_bandwidth_GBps:,.0f} GB/s"),
     ]
-    for near in found.plateau:
-        facts.append((f"Others within {100 * near.share:g} %", _near(near, chip)))
+    for near in answer.plateau:
+        facts.append((f"Others within {100 * near.share:g} %", _near_words(near, chip)))
     for plan in plans:
         name = f", {plan.model}" if len(plans) > 1 else ""
         facts += [
@@ -181,8 +181,8 @@ def _facts(found: SearchAnswer) -> tuple[tuple[str, str], ...]:
     return tuple(facts)
 
 
-def _near(near: NearAnswer, chip: SizedChip) -> str:
-    """How many designs come close, and what the most frugal of them costs and saves."""
+def _near_words(near: NearAnswer, chip: SizedChip) -> str:
+    """Return the number of near designs, and the cost and saving of the one with least power."""
     count = f"{near.others:,}" if near.complete else f"at least {near.others:,}"
     least = near.least_power
     if least is None:
@@ -195,25 +195,25 @@ def _near(near: NearAnswer, chip: SizedChip) -> str:
     )
 
 
-def _baselines(found: SearchAnswer) -> tuple[BaselineView, ...]:
-    """Scores to lay beside; where the chip is known, also its area."""
-    template = template_of(found.best.accelerator.device())
+def _baselines(answer: SearchAnswer) -> tuple[BaselineView, ...]:
+    """Return the scores of baselines, with the area of known chips."""
+    template = template_of(answer.best.accelerator.device())
     area_mm2, _ = load_accelerator_file(template.reference).area_and_power()
     return tuple(
         BaselineView(
             name=name,
             score=score,
-            remark=found.baseline_remarks.get(name, ""),
+            remark=answer.baseline_remarks.get(name, ""),
             area_mm2=area_mm2 if name.startswith("tpuv4") and score is not None else None,
         )
-        for name, score in found.baselines.items()
+        for name, score in answer.baselines.items()
     )
 
 
-def _times(found: SearchAnswer) -> tuple[TimesView, ...]:
-    """The step by cause of the best design and the runners-up, model by model."""
-    others = ((f"runner-up {n}", design) for n, design in enumerate(found.runners_up, start=1))
-    designs = [("best", found.best), *others]
+def _times(answer: SearchAnswer) -> tuple[TimesView, ...]:
+    """Return the step by cause of the best design and the runners-up, per model."""
+    runners_up = ((f"runner-up {n}", design) for n, design in enumerate(answer.runners_up, start=1))
+    designs = [("best", answer.best), *runners_up]
     return tuple(
         TimesView(
             title=plan.model,
@@ -227,7 +227,7 @@ def _times(found: SearchAnswer) -> tuple[TimesView, ...]:
                 if index < len(design.models)
             ),
         )
-        for index, plan in enumerate(found.best.models)
+        for index, plan in enumerate(answer.best.models)
     )
 
 

@@ -1,8 +1,7 @@
-"""What a little more of each part of the best chip is worth: neighbours evaluated in full.
+"""Sensitivity of the best chip: neighbours with one changed part, evaluated in full.
 
-Each neighbour differs in one part, a step down and a step up, and is priced, scheduled and placed
-by the same code as any design of the search. Differences are finite, not derivatives: a step that
-changes a tiling or a layout shows as it is.
+Each neighbour differs in one part, a step down or a step up, and is priced, scheduled and placed
+by the code of the search. Differences are finite, not derivatives: a step may change a tiling.
 """
 
 from __future__ import annotations
@@ -24,40 +23,40 @@ from atoll.report.view import SensitivityView
 LINK = "link bandwidth"
 
 
-def sensitivity(told: Chip, job: SearchQuestion, unit: str = "score") -> SensitivityView:
-    """The best chip of a search and its neighbours, as the report draws them."""
-    chip = told.device()
+def sensitivity(best_chip: Chip, job: SearchQuestion, unit: str = "score") -> SensitivityView:
+    """Return the gains of the neighbours of a search's best chip."""
+    chip = best_chip.device()
     space = open_space(job)[0]
     setting, variants = prepare_search(job)
     objective = make_objective(job, space, setting, variants)
-    own_mm2 = accelerator_area_mm2(chip)
-    base = score_of(chip, setting, variants, objective)
+    base_mm2 = accelerator_area_mm2(chip)
+    base_score = score_of(chip, setting, variants, objective)
 
-    def gain(change: str, changed: Accelerator, where: Setting) -> Gain:
+    def gain(change: str, changed: Accelerator, changed_setting: Setting) -> Gain:
         changed = rebanked(changed)
-        found = score_of(changed, where, variants, objective)
-        area_mm2 = accelerator_area_mm2(changed) - own_mm2
-        known = None if found is None or not base else (found, base)
+        score = score_of(changed, changed_setting, variants, objective)
+        area_mm2 = accelerator_area_mm2(changed) - base_mm2
+        pair = None if score is None or not base_score else (score, base_score)
         return Gain(
             change=change,
-            gain=known and known[0] / known[1] - 1.0,
+            gain=pair and pair[0] / pair[1] - 1.0,
             area_mm2=area_mm2,
-            score=found,
-            per_mm2=(known[0] - known[1]) / area_mm2 if known and abs(area_mm2) >= 1e-9 else None,
+            score=score,
+            per_mm2=(pair[0] - pair[1]) / area_mm2 if pair and abs(area_mm2) >= 1e-9 else None,
         )
 
     rows = tuple(
         Sensitivity(what=what, less=gain(*less), more=gain(*more))
         for what, less, more in _steps(chip, setting)
     )
-    return SensitivityView(unit=unit, per_mm2=True, rows=rows, base=base)
+    return SensitivityView(unit=unit, per_mm2=True, rows=rows, base=base_score)
 
 
 Step = tuple[str, Accelerator, Setting]
 
 
 def _steps(chip: Accelerator, setting: Setting) -> Iterator[tuple[str, Step, Step]]:
-    """(part, a step down, a step up): counts by an eighth (at least one), rates by a tenth."""
+    """Yield (part, step down, step up): counts change by 1/8 (at least 1), rates by 1/10."""
     for name in ("tensor_cores", "vector_cores"):
         count = getattr(chip, name)
         step = max(1, count // 8)
@@ -67,8 +66,8 @@ def _steps(chip: Accelerator, setting: Setting) -> Iterator[tuple[str, Step, Ste
         )
         yield name.replace("_", " "), few, many
     yield "shared buffer", _buffer(chip, setting, 0.75), _buffer(chip, setting, 1.25)
-    for at, (parameter, _) in enumerate(chip.more):
-        less, more = (_own(chip, setting, at, factor) for factor in (0.75, 1.25))
+    for index, (parameter, _) in enumerate(chip.more):
+        less, more = (_template_parameter(chip, setting, index, factor) for factor in (0.75, 1.25))
         if less != more:
             yield parameter.label.lower(), less, more
     if setting.profile.hbm_bandwidth_Bps is None:
@@ -77,18 +76,18 @@ def _steps(chip: Accelerator, setting: Setting) -> Iterator[tuple[str, Step, Ste
 
 
 def _buffer(chip: Accelerator, setting: Setting, factor: float) -> Step:
-    """Capacity and, unless it is by banks of the chip's own, with it the bandwidth."""
+    """Scale the buffer's capacity and bandwidth."""
     size = round(chip.glb_bytes * factor)
     change = f"{(size - chip.glb_bytes) / MIB:+g} MiB"
     bandwidth_Bpc = chip.glb_bandwidth_Bpc * factor
     return change, replace(chip, glb_bytes=size, glb_bandwidth_Bpc=bandwidth_Bpc), setting
 
 
-def _own(chip: Accelerator, setting: Setting, at: int, factor: float) -> Step:
-    """A parameter of the chip's own template."""
-    parameter, value = chip.more[at]
+def _template_parameter(chip: Accelerator, setting: Setting, index: int, factor: float) -> Step:
+    """Scale a parameter that only the chip's template has."""
+    parameter, value = chip.more[index]
     changed = max(1, round(value * factor))
-    more = (*chip.more[:at], (parameter, changed), *chip.more[at + 1 :])
+    more = (*chip.more[:index], (parameter, changed), *chip.more[index + 1 :])
     return f"to {parameter.shown(changed)}", replace(chip, more=more), setting
 
 
@@ -99,5 +98,5 @@ def _hbm(chip: Accelerator, setting: Setting, factor: float) -> Step:
 
 
 def _links(chip: Accelerator, setting: Setting, factor: float) -> Step:
-    where = replace(setting, network=setting.network.faster(factor))
-    return f"{factor - 1:+.0%} on all levels", chip, where
+    faster_setting = replace(setting, network=setting.network.faster(factor))
+    return f"{factor - 1:+.0%} on all levels", chip, faster_setting

@@ -1,8 +1,8 @@
-"""Every chip of the space for the report: what it reaches, or what it cannot exceed.
+"""Every chip of the space for the report: its score, or an upper bound on it.
 
-Evaluated designs come from the store. All others were ruled out by a bound: the strongest on record
-is drawn in place of a throughput, and says so. Columns are packed: values of short lists as one
-byte, the others as 32-bit floats.
+Evaluated designs come from the store. All others were ruled out by a bound: the strongest recorded
+one is drawn and marked as a bound. Columns are packed: short lists of values as one byte per value,
+the others as 32-bit floats.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from atoll.questions import SearchQuestion
 from atoll.report.view import ColumnView, SpaceView
 from atoll.store import RunReader
 
-PLAN = ("hbm_capacity_bytes", "microbatch", "tensor", "pipeline", "data")
+PLAN_COLUMNS = ("hbm_capacity_bytes", "microbatch", "tensor", "pipeline", "data")
 ROOFLINE, SCHEDULE, PLACEMENT, EVALUATED = 0, 1, 2, 3
-"""What is known of a chip: the bound that ruled it out, or its best plan."""
+"""State of a chip: the bound that ruled it out, or evaluated."""
 MOST_POINTS = 40_000
-"""Drawn at once; of a larger space only evaluated designs are, the best first."""
+"""Chips drawn at most; of a larger space only the best evaluated designs are drawn."""
 
 
-def job_of(found: SearchAnswer) -> SearchQuestion:
-    """The job as an answer states it; refused where a file that it names is gone."""
-    return SearchQuestion.from_dict(found.job)
+def answer_question(answer: SearchAnswer) -> SearchQuestion:
+    """Return the question of an answer; AtollError if a file that it names is missing."""
+    return SearchQuestion.from_dict(answer.job)
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ class Points:
     shown: Sequence[ShownParameter]
     """The parameters of the chips: name, label, unit."""
     parameters: Mapping[str, NDArray[np.float64]]
-    """Their values, and those of the plans."""
+    """Values of the chip parameters and of the plans."""
     score: NDArray[np.float64]
     state: NDArray[np.uint8]
     figures: Mapping[str, NDArray[np.float64]]
-    """Area, peak power; running power and energy per token of evaluated designs."""
+    """Area and peak power; running power and energy per token of evaluated designs."""
     total: int
     note: str = ""
 
@@ -60,27 +60,27 @@ class Points:
             total=self.total,
             note=self.note,
             shown=tuple(self.shown),
-            parameters={name: _listed(values) for name, values in self.parameters.items()},
-            score=_floats(self.score),
-            state=_encoded(self.state),
-            figures={name: _floats(values) for name, values in self.figures.items()},
+            parameters={name: _coded_column(values) for name, values in self.parameters.items()},
+            score=_packed_floats(self.score),
+            state=_packed_bytes(self.state),
+            figures={name: _packed_floats(values) for name, values in self.figures.items()},
         )
 
 
-def space_points(folder: Path | None, content: SearchAnswer) -> Points | None:
-    """All chips of a search's space; None where there is nothing to draw."""
-    stored = None if folder is None else _stored(folder, content)
+def space_points(folder: Path | None, answer: SearchAnswer) -> Points | None:
+    """Return all chips of a search's space; None if there is nothing to draw."""
+    stored = None if folder is None else _read_store(folder, answer)
     try:
-        search = _reopened(content)
+        search = _open_search(answer)
     except AtollError as error:
-        return None if stored is None else _evaluated(stored, content, f"{error}")
+        return None if stored is None else _evaluated_designs(stored, answer, f"{error}")
     if search is None:
-        return None if stored is None else _evaluated(stored, content, "")
-    return _all(search, stored, content)
+        return None if stored is None else _evaluated_designs(stored, answer, "")
+    return _all_chips(search, stored, answer)
 
 
 @dataclass(frozen=True)
-class _Stored:
+class _StoredRun:
     designs: Sequence[Mapping[str, float]]
     bounds: Mapping[int, float]
     placed_s: Sequence[tuple[int, bytes]]
@@ -88,24 +88,24 @@ class _Stored:
     parameters: Sequence[ShownParameter]
 
 
-def _stored(folder: Path, content: SearchAnswer) -> _Stored | None:
+def _read_store(folder: Path, answer: SearchAnswer) -> _StoredRun | None:
     try:
         with RunReader(folder) as reader:
-            found = reader.designs(limit=MOST_POINTS)
-            rows = cast(Sequence[Mapping[str, float]], found)  # their numbers
-            total = content.certificate.architectures
-            listed = [p for p in reader.parameters if p.name not in PLAN]
+            designs = reader.designs(limit=MOST_POINTS)
+            rows = cast(Sequence[Mapping[str, float]], designs)  # their numbers
+            total = answer.certificate.architectures
+            parameters = [p for p in reader.parameters if p.name not in PLAN_COLUMNS]
             if total > MOST_POINTS:
-                return _Stored(rows, {}, (), total, listed)
-            placed = list(reader.placed_bounds_s())
-            return _Stored(rows, reader.bound_scores(), placed, total, listed)
+                return _StoredRun(rows, {}, (), total, parameters)
+            placed_bounds = list(reader.placed_bounds_s())
+            return _StoredRun(rows, reader.bound_scores(), placed_bounds, total, parameters)
     except AtollError:
         return None
 
 
-def _reopened(content: SearchAnswer) -> Search | None:
-    """The search at its beginning: the roofline of every chip. None for a space outside memory."""
-    job = job_of(content)
+def _open_search(answer: SearchAnswer) -> Search | None:
+    """Return the search with the roofline of every chip; None if the space is too large."""
+    job = answer_question(answer)
     space = open_space(job)[0]
     if not isinstance(space, Space) or len(space) > MOST_POINTS:
         return None
@@ -113,23 +113,24 @@ def _reopened(content: SearchAnswer) -> Search | None:
     return Search(space, variants, setting, make_objective(job, space, setting, variants), 0.0)
 
 
-def _all(search: Search, stored: _Stored | None, content: SearchAnswer) -> Points:
+def _all_chips(search: Search, stored: _StoredRun | None, answer: SearchAnswer) -> Points:
     space = search.space
     assert isinstance(space, Space)
     count = len(space)
     chips = search.frontier.chips
     score = np.zeros(count)
     state = np.zeros(count, np.uint8)
-    bounds, reached = _strongest(search, stored)
+    bounds, bound_kinds = _strongest_bounds(search, stored)
     np.maximum.at(score, chips.design, np.where(np.isfinite(bounds), bounds, 0.0))
-    np.maximum.at(state, chips.design, reached)
+    np.maximum.at(state, chips.design, bound_kinds)
     area = np.full(count, np.inf)
     np.minimum.at(area, chips.design, chips.area_mm2)  # HBM interfaces included
-    sparse = {name: np.full(count, np.nan) for name in ("power_W", "energy_per_token_J", *PLAN)}
+    sparse_names = ("power_W", "energy_per_token_J", *PLAN_COLUMNS)
+    sparse = {name: np.full(count, np.nan) for name in sparse_names}
     stale = 0
     for row in stored.designs if stored is not None else ():
         design = int(row["design"])
-        if design >= count or not _same(space, design, row):
+        if design >= count or not _is_unchanged(space, design, row):
             stale += 1
             continue
         if state[design] == EVALUATED and score[design] >= row["score"]:
@@ -141,11 +142,11 @@ def _all(search: Search, stored: _Stored | None, content: SearchAnswer) -> Point
     note = "" if stored is not None else "No store beside the result: only bounds are drawn."
     if stale:
         note = f"The space has changed since the search: {stale:,} of its designs are left out."
-    listed = [p for p in space.template.parameters if len(np.unique(space.columns[p.name])) > 1]
+    varied = [p for p in space.template.parameters if len(np.unique(space.columns[p.name])) > 1]
     return Points(
-        shown=[ShownParameter(**parameter.to_dict()) for parameter in listed],
-        parameters={p.name: np.asarray(space.columns[p.name], np.float64) for p in listed}
-        | {name: sparse[name] for name in PLAN},
+        shown=[ShownParameter(**parameter.to_dict()) for parameter in varied],
+        parameters={p.name: np.asarray(space.columns[p.name], np.float64) for p in varied}
+        | {name: sparse[name] for name in PLAN_COLUMNS},
         score=score,
         state=state,
         figures={
@@ -154,40 +155,40 @@ def _all(search: Search, stored: _Stored | None, content: SearchAnswer) -> Point
             "power_W": sparse["power_W"],
             "energy_per_token_J": sparse["energy_per_token_J"],
         },
-        total=content.certificate.architectures,
+        total=answer.certificate.architectures,
         note=note,
     )
 
 
-def _strongest(
-    search: Search, stored: _Stored | None
+def _strongest_bounds(
+    search: Search, stored: _StoredRun | None
 ) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
-    """Per chip, the best score that its bounds leave possible, and the strongest kind of bound."""
+    """Return per chip the lowest upper bound on its score, and the kind of that bound."""
     bounds = search.scores.copy()
-    reached = np.full(len(bounds), ROOFLINE, np.uint8)
+    bound_kinds = np.full(len(bounds), ROOFLINE, np.uint8)
     if stored is None:
-        return bounds, reached
-    where = {int(chip): at for at, chip in enumerate(search.frontier.ids)}
+        return bounds, bound_kinds
+    position_by_chip = {int(chip): position for position, chip in enumerate(search.frontier.ids)}
     for chip, score in stored.bounds.items():
-        if chip in where:
-            at = where[chip]
-            bounds[at], reached[at] = min(bounds[at], score), SCHEDULE
+        if chip in position_by_chip:
+            position = position_by_chip[chip]
+            bounds[position], bound_kinds[position] = min(bounds[position], score), SCHEDULE
     for chip, raw in stored.placed_s:
         row = np.frombuffer(raw, np.dtype("<f8"))
-        if chip in where and len(row) == search.frontier.lower_s.shape[1]:
-            at = where[chip]
-            score = float(search.rule.scores(row[None, :])[0] / search.frontier.price[at])
-            bounds[at], reached[at] = min(bounds[at], score), PLACEMENT
-    return bounds, reached
+        if chip in position_by_chip and len(row) == search.frontier.lower_s.shape[1]:
+            position = position_by_chip[chip]
+            score = float(search.rule.scores(row[None, :])[0] / search.frontier.price[position])
+            bounds[position], bound_kinds[position] = min(bounds[position], score), PLACEMENT
+    return bounds, bound_kinds
 
 
-def _same(space: Space, design: int, row: Mapping[str, float]) -> bool:
-    """Whether a stored design is still the one at its place in the space."""
+def _is_unchanged(space: Space, design: int, row: Mapping[str, float]) -> bool:
+    """Return whether the design of this number in the space equals the stored one."""
     return all(value == row.get(name) for name, value in space.values(design).items())
 
 
-def _evaluated(stored: _Stored, content: SearchAnswer, why: str) -> Points:
-    """Evaluated designs alone, of a space that is too large or whose files are gone."""
+def _evaluated_designs(stored: _StoredRun, answer: SearchAnswer, why: str) -> Points:
+    """Return evaluated designs only: the space is too large, or its files are missing."""
 
     def column(name: str) -> NDArray[np.float64]:
         return np.array(
@@ -199,7 +200,7 @@ def _evaluated(stored: _Stored, content: SearchAnswer, why: str) -> Points:
     names = [parameter.name for parameter in stored.parameters]
     return Points(
         shown=stored.parameters,
-        parameters={name: column(name) for name in (*names, *PLAN)},
+        parameters={name: column(name) for name in (*names, *PLAN_COLUMNS)},
         score=column("score"),
         state=np.full(drawn, EVALUATED, np.uint8),
         figures={n: column(n) for n in ("area_mm2", "power_W", "energy_per_token_J")},
@@ -211,19 +212,19 @@ def _evaluated(stored: _Stored, content: SearchAnswer, why: str) -> Points:
 # --- Packing --------------------------------------------------------------------------------------
 
 
-def _listed(values: NDArray[np.float64]) -> ColumnView:
-    """Distinct values, and for each point its place among them (255 and 65535: none)."""
+def _coded_column(values: NDArray[np.float64]) -> ColumnView:
+    """Return distinct values and the index per point (255 or 65535: no value)."""
     distinct = np.unique(values[~np.isnan(values)])
     wide = len(distinct) > 254
     kind = np.dtype("<u2") if wide else np.dtype("u1")
     none = np.iinfo(kind).max
     place = np.where(np.isnan(values), none, np.searchsorted(distinct, values)).astype(kind)
-    return ColumnView(values=tuple(distinct.tolist()), wide=wide, places=_encoded(place))
+    return ColumnView(values=tuple(distinct.tolist()), wide=wide, places=_packed_bytes(place))
 
 
-def _floats(values: ArrayLike) -> str:
-    return _encoded(np.asarray(values, np.dtype("<f4")))
+def _packed_floats(values: ArrayLike) -> str:
+    return _packed_bytes(np.asarray(values, np.dtype("<f4")))
 
 
-def _encoded(values: NDArray[Any]) -> str:
+def _packed_bytes(values: NDArray[Any]) -> str:
     return base64.b64encode(values.tobytes()).decode("ascii")

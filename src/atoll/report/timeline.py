@@ -1,11 +1,10 @@
-"""One training step on every pipeline stage, from its first pass to the end, without a hole.
+"""One training step on every pipeline stage, without gaps.
 
-Placements and layouts are replayed alike (`step.replay`). Idle time is a slice of its own, so that
-the slices of a stage add up to the step.
+Placements and layouts are replayed by `step.replay`. Idle time is a slice too, so that the slices
+of a stage add up to the step.
 
-A wafer's mapping is chosen by a closed form, which differs a little from its replay (the answer
-says by how much). The clock of the replay is stretched so that the step takes what the answer says;
-`stretch` is that factor.
+A wafer's mapping is chosen by a closed form that differs slightly from its replay (the answer says
+by how much). Times of the replay are multiplied by `stretch`, so that the step takes the same time.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from atoll.training.replay import replay_step
 FORWARD, BACKWARD, WEIGHT, IDLE, AFTER = "forward", "backward", "weight gradient", "bubble", "after"
 _KINDS = {"F": FORWARD, "B": BACKWARD, "W": WEIGHT}
 _SHORTEST = 1e-12
-"""Of a step: a hole that is a rounding error, and no bubble."""
+"""Share of a step below which a gap is a rounding error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """What one stage does for some time."""
+    """An interval of one stage: a pass, a bubble, or work after the pipeline."""
 
     stage: int
     kind: str
@@ -44,35 +43,35 @@ class Slice:
 
 @dataclass(frozen=True)
 class Timeline:
-    """All stages over one step."""
+    """Slices of all stages over one step."""
 
     step_time_s: float
     stages: tuple[tuple[Slice, ...], ...]
-    """Each stage's slices, one after the other, as long together as the step.
+    """Consecutive slices per stage; their durations sum to the step.
 
-    They begin at 0, but later where steps follow one another without a barrier (zero bubble) and a
-    later stage ends its own after the first one.
+    They start at 0, or later for zero-bubble orders, where steps follow without a barrier and later
+    stages end after the first one.
     """
     stretch: float
-    """The step's time over that of its replay."""
+    """Step time / replay time."""
     send_s: float
     shown: int
-    """Microbatches replayed one by one."""
+    """Number of microbatches that are replayed."""
     microbatches: int
 
     @property
     def end_s(self) -> float:
-        """When the last stage is done."""
+        """End of the last stage."""
         return max((row[-1].end_s for row in self.stages if row), default=self.step_time_s)
 
     def idle_s(self) -> list[float]:
-        """Each stage's bubbles."""
+        """Return the bubble time per stage."""
         return [sum(s.duration_s for s in row if s.kind == IDLE) for row in self.stages]
 
 
 def placement_timeline(placement: Placed) -> Timeline | None:
-    """The step of a search's placement; None where a stage's forward time is not on record, or
-    where its passes are too many to draw.
+    """Return the step of a search's placement; None if a forward time is not recorded or there
+    are too many passes to draw.
     """
     stages, count = placement.stages, placement.microbatches
     if count * len(stages) > MOST_PASSES:
@@ -87,13 +86,13 @@ def placement_timeline(placement: Placed) -> Timeline | None:
         weight_s = stage.weight_s or 0.0
         data_s = stage.compute_s + stage.recompute_s - stage.forward_s - weight_s
         times.append([PassTime(stage.forward_s, data_s, weight_s)])
-    found = replay(placement.schedule, times, count, messages_s(stages))
+    pipeline = replay(placement.schedule, times, count, messages_s(stages))
     parts = placement.time_parts_s
     after = [(name.replace("_", " "), parts.get(name, 0.0)) for name in TAIL]
-    return _whole(
-        _slices(found),
+    return _fill_timeline(
+        _slices(pipeline),
         len(stages),
-        found.time_s,
+        pipeline.time_s,
         after,
         placement.step_time_s,
         max((stage.receive_s for stage in stages[1:]), default=0.0),
@@ -103,26 +102,26 @@ def placement_timeline(placement: Placed) -> Timeline | None:
 
 
 def plan_timeline(step: StepPasses) -> Timeline:
-    """The step of a planned layout."""
+    """Return the step of a planned layout."""
     replayed = replay_step(step)
-    found, after = replayed.pipeline, list(step.after)
+    pipeline, after = replayed.pipeline, list(step.after)
     if step.microbatches > step.replayed:
-        more = f"{step.microbatches - step.replayed:,} more microbatches of the steady state"
-        after.insert(0, (more, replayed.rest_s))
-    return _whole(
-        _slices(found), len(step.passes), found.time_s, after, step.step_time_s, step.send_s,
+        words = f"{step.microbatches - step.replayed:,} more microbatches of the steady state"
+        after.insert(0, (words, replayed.rest_s))
+    return _fill_timeline(
+        _slices(pipeline), len(step.passes), pipeline.time_s, after, step.step_time_s, step.send_s,
         step.replayed, step.microbatches, step.slack,
     )  # fmt: skip
 
 
-def _slices(found: Replay) -> list[Slice]:
+def _slices(pipeline: Replay) -> list[Slice]:
     return [
         Slice(e.stage, _KINDS[e.kind], e.start_s, e.end_s, "", e.microbatch, e.chunk)
-        for e in found.events
+        for e in pipeline.events
     ]
 
 
-def _whole(
+def _fill_timeline(
     slices: Sequence[Slice],
     stages: int,
     pipeline_s: float,
@@ -133,24 +132,24 @@ def _whole(
     microbatches: int,
     slack: float = 1.0,
 ) -> Timeline:
-    """Fill holes, put what follows the pipeline behind it, and stretch to the step's time: by the
-    slack that lengthens all parts alike, and by what the answer and the replay differ in.
-    """
-    whole_s = pipeline_s + sum(seconds for _, seconds in after)
-    scale = step_time_s / whole_s
+    """Fill gaps with bubbles, append the work after the pipeline, and scale to the step time.
+
+    The scale contains the slack of all parts and the difference between answer and replay."""
+    total_s = pipeline_s + sum(seconds for _, seconds in after)
+    scale = step_time_s / total_s
     rows = []
     for stage in range(stages):
-        own = sorted((s for s in slices if s.stage == stage), key=lambda s: s.start_s)
+        stage_slices = sorted((s for s in slices if s.stage == stage), key=lambda s: s.start_s)
         row: list[Slice] = []
-        late_s = own[-1].end_s - pipeline_s if own else 0.0
-        begin_s = late_s if late_s > _SHORTEST * whole_s else 0.0
+        late_s = stage_slices[-1].end_s - pipeline_s if stage_slices else 0.0
+        begin_s = late_s if late_s > _SHORTEST * total_s else 0.0
         clock, done_s = begin_s, begin_s + pipeline_s
-        for item in own:
-            if item.start_s - clock > _SHORTEST * whole_s:
-                row.append(Slice(stage, IDLE, clock, item.start_s))
-            row.append(replace(item, start_s=row[-1].end_s if row else begin_s))
-            clock = item.end_s
-        if done_s - clock > _SHORTEST * whole_s:
+        for busy in stage_slices:
+            if busy.start_s - clock > _SHORTEST * total_s:
+                row.append(Slice(stage, IDLE, clock, busy.start_s))
+            row.append(replace(busy, start_s=row[-1].end_s if row else begin_s))
+            clock = busy.end_s
+        if done_s - clock > _SHORTEST * total_s:
             row.append(Slice(stage, IDLE, clock, done_s))
         clock = done_s
         for name, seconds in after:
@@ -162,7 +161,7 @@ def _whole(
 
 
 def _stretched(row: Sequence[Slice], scale: float, end_s: float) -> list[Slice]:
-    found = [replace(s, start_s=s.start_s * scale, end_s=s.end_s * scale) for s in row]
-    if found:
-        found[-1] = replace(found[-1], end_s=end_s)
-    return found
+    slices = [replace(s, start_s=s.start_s * scale, end_s=s.end_s * scale) for s in row]
+    if slices:
+        slices[-1] = replace(slices[-1], end_s=end_s)
+    return slices

@@ -1,4 +1,4 @@
-"""A timeline for the page: as many slices as a reader can tell apart, and what was left out."""
+"""A timeline for the page, limited to MOST_SLICES slices."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ MOST_SLICES = 16_000
 
 
 def timeline_view(timeline: Timeline) -> PipelineView:
-    """Slices of every stage as short rows; of a long step the beginning and the end."""
+    """Return slices per stage as short rows; of a long step the beginning and the end."""
     total = sum(len(row) for row in timeline.stages)
     most = max(4, MOST_SLICES // max(1, len(timeline.stages)))
     names: dict[str, int] = {}
-    stages = tuple(tuple(_row(item, names) for item in _kept(row, most)) for row in timeline.stages)
+    stages = tuple(
+        tuple(_slice_row(s, names) for s in _shortened(row, most)) for row in timeline.stages
+    )
     return made_of(
         PipelineView,
         timeline,
@@ -25,20 +27,20 @@ def timeline_view(timeline: Timeline) -> PipelineView:
     )
 
 
-def _kept(row: tuple[Slice, ...], most: int) -> tuple[Slice, ...]:
+def _shortened(row: tuple[Slice, ...], most: int) -> tuple[Slice, ...]:
     if len(row) <= most:
         return row
     half = most // 2
     return row[:half] + row[-half:]
 
 
-def _row(item: Slice, names: dict[str, int]) -> tuple[float, ...]:
-    """[kind, start, end, microbatch, chunk]; seconds to a billionth of what they are."""
-    title = item.name if item.kind == AFTER else item.kind
+def _slice_row(piece: Slice, names: dict[str, int]) -> tuple[float, ...]:
+    """Return [name index, start, end, microbatch, chunk], with 7 significant digits."""
+    title = piece.name if piece.kind == AFTER else piece.kind
     number = names.setdefault(title, len(names))
-    if item.kind in (AFTER, IDLE):
-        return number, _short(item.start_s), _short(item.end_s)
-    return number, _short(item.start_s), _short(item.end_s), item.microbatch, item.chunk
+    if piece.kind in (AFTER, IDLE):
+        return number, _short(piece.start_s), _short(piece.end_s)
+    return number, _short(piece.start_s), _short(piece.end_s), piece.microbatch, piece.chunk
 
 
 def _short(seconds: float) -> float:

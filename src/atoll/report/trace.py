@@ -1,12 +1,11 @@
 """A step as Chrome trace events, for Perfetto and chrome://tracing.
 
-One process a pipeline stage with three lanes: its passes (idle time included, so that the lane adds
-up to the step), what a pass is made of, and messages to the neighbours; of a plan also a counter of
-its memory. One process a kind of layer with its operators on their cores, and counters of the FLOPs
-and bytes per second that they do.
+One process per pipeline stage with three lanes: its passes and idle time, which add up to the
+step; the parts of a pass; and messages to the neighbours. Plans also have a memory counter. One
+process per kind of layer with its operators on their cores, and counters of FLOP/s and bytes/s.
 
-Times are microseconds, as the format wants them, on whole nanoseconds: Perfetto rounds starts and
-durations to those on its own, and drops what then overlaps.
+Times are microseconds, rounded to nanoseconds: Perfetto rounds starts and durations separately to
+nanoseconds, and drops slices that then overlap.
 """
 
 from __future__ import annotations
@@ -40,21 +39,21 @@ NS = 1e9
 NS_PER_US = 1000
 PASSES, INSIDE, MESSAGES = 0, 1, 2
 STAGES = 1
-"""Process numbers of stages begin here: 0 is the kernel's."""
+"""First process number of stages; 0 is reserved for the kernel."""
 LAYERS = 10_000
-"""Those of layers begin here."""
+"""First process number of layers."""
 LANES = 1000
-"""Thread numbers are the process's times this, and the lane: viewers want each only once."""
+"""Thread number = process number x LANES + lane + 1: unique, as viewers require."""
 LINK = "link"
 RATES = (("compute", "TFLOP/s", 1e12), ("HBM", "GB/s", 1e9), ("links", "GB/s", 1e9))
-ROUNDING = 1e-9  # of the largest rate: what sums leave where nothing runs
+ROUNDING = 1e-9  # share of the largest rate below which a sum of rates counts as 0
 Work = tuple[float, float, float, float, bool]
 """Start, end, FLOPs, bytes, and whether these cross links."""
-MOST_INSIDE = 20_000  # passes; beyond them their parts are left out of the trace
+MOST_INSIDE = 20_000  # passes; the trace of a longer step omits the parts of passes
 
 
-class Event(TypedDict, total=False):
-    """One entry of the Trace Event Format, of the kinds that we write."""
+class TraceEvent(TypedDict, total=False):
+    """One entry of the Trace Event Format."""
 
     name: str
     cat: str
@@ -67,8 +66,8 @@ class Event(TypedDict, total=False):
     id2: Mapping[str, str]
 
 
-class About(TypedDict):
-    """What a viewer shows of one pipeline beside its events."""
+class PipelineSummary(TypedDict):
+    """Figures of one pipeline that a viewer shows with its events."""
 
     step_time_s: float
     stretch: float
@@ -77,26 +76,26 @@ class About(TypedDict):
     bubble_s: list[float]
 
 
-class Trace(TypedDict):
+class ChromeTrace(TypedDict):
     """A trace file."""
 
-    traceEvents: list[Event]
+    traceEvents: list[TraceEvent]
     displayTimeUnit: str
-    otherData: dict[str, str | About]
+    otherData: dict[str, str | PipelineSummary]
 
 
-def search_trace(found: SearchAnswer | WaferAnswer) -> Trace:
-    """Schedules of the layers and the pipeline of a search's best design, of every model."""
-    events: list[Event] = []
-    about: dict[str, str | About] = {"tool": "atoll search"}
+def search_trace(answer: SearchAnswer | WaferAnswer) -> ChromeTrace:
+    """Return the trace of a search's best design: pipeline and layer schedules per model."""
+    events: list[TraceEvent] = []
+    about: dict[str, str | PipelineSummary] = {"tool": "atoll search"}
     stage, layer = STAGES, LAYERS
-    for plan in found.best.models:
+    for plan in answer.best.models:
         timeline = placement_timeline(plan.placement)
         if timeline is not None:
             events += _pipeline_events(timeline, stage, f"{plan.model}: ")
             about[plan.model] = _about(timeline)
             stage += len(timeline.stages)
-    for plan in found.best.models:
+    for plan in answer.best.models:
         passes = plan.layers if isinstance(plan, SearchedModel) else ()
         for name, entries in _by_layer(passes).items():
             events += _process(layer, f"{plan.model}: layer {name}")
@@ -105,54 +104,54 @@ def search_trace(found: SearchAnswer | WaferAnswer) -> Trace:
     return _file(events, about)
 
 
-def plan_trace(found: PlanAnswer | EstimateAnswer) -> Trace:
-    """The pipeline of a plan, its collectives, and its layers' operators."""
-    timeline = plan_timeline(found.pipeline)
-    events = list(_pipeline_events(timeline, STAGES, "", found.pipeline.parts))
-    for stage, (row, held) in enumerate(
-        zip(timeline.stages, found.memory_bytes.stages, strict=True)
+def plan_trace(answer: PlanAnswer | EstimateAnswer) -> ChromeTrace:
+    """Return the trace of a plan: pipeline, collectives, and operators of its layers."""
+    timeline = plan_timeline(answer.pipeline)
+    events = list(_pipeline_events(timeline, STAGES, "", answer.pipeline.parts))
+    for stage, (row, memory) in enumerate(
+        zip(timeline.stages, answer.memory_bytes.stages, strict=True)
     ):
-        events += _memory(STAGES + stage, row, held)
-    layers = _by_layer(found.operators)
+        events += _memory(STAGES + stage, row, memory)
+    layers = _by_layer(answer.operators)
     for number, (name, entries) in enumerate(layers.items(), start=LAYERS):
         events += _process(number, f"layer {name}, on one device")
         events += _operator_events(number, entries)
-    return _file(events, {"tool": "atoll plan", found.model: _about(timeline)})
+    return _file(events, {"tool": "atoll plan", answer.model: _about(timeline)})
 
 
 def trace_answer(
-    found: SearchAnswer | WaferAnswer | PlanAnswer | EstimateAnswer, path: Path
+    answer: SearchAnswer | WaferAnswer | PlanAnswer | EstimateAnswer, path: Path
 ) -> Path:
-    """Write the step of an answer."""
+    """Write the step of an answer as a trace."""
     check_trace_path(path)
-    if isinstance(found, SearchAnswer | WaferAnswer):
-        made = search_trace(found)
+    if isinstance(answer, SearchAnswer | WaferAnswer):
+        trace = search_trace(answer)
     else:
-        made = plan_trace(found)
-    if not made["traceEvents"]:
+        trace = plan_trace(answer)
+    if not trace["traceEvents"]:
         raise AtollError("nothing is on record to trace; run the search again.")
-    return write_trace(made, path)
+    return write_trace(trace, path)
 
 
-def write_trace(trace: Trace, path: Path) -> Path:
-    """Write a trace, whole or not at all."""
+def write_trace(trace: ChromeTrace, path: Path) -> Path:
+    """Write a trace atomically."""
     with whole_files(lambda why: f"trace: {path} cannot be written ({why}).", path) as (part,):
         part.write_text(json.dumps(trace, allow_nan=False) + "\n", encoding="utf-8")
     return path
 
 
 def check_trace_path(path: Path | None) -> None:
-    """Refuse, before any work, a file that could not be written in the end."""
+    """Refuse a file that cannot be written, before any work."""
     if path is not None:
         words = "give a file such as step.json"
         check_place(lambda why: f"trace: {path} cannot be written ({why}); {words}.", path)
 
 
-def _file(events: list[Event], about: dict[str, str | About]) -> Trace:
+def _file(events: list[TraceEvent], about: dict[str, str | PipelineSummary]) -> ChromeTrace:
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
 
 
-def _about(timeline: Timeline) -> About:
+def _about(timeline: Timeline) -> PipelineSummary:
     return {
         "step_time_s": timeline.step_time_s,
         "stretch": timeline.stretch,
@@ -167,7 +166,7 @@ def _about(timeline: Timeline) -> About:
 
 def _pipeline_events(
     timeline: Timeline, base: int, prefix: str, parts: Sequence[PassParts] = ()
-) -> Iterator[Event]:
+) -> Iterator[TraceEvent]:
     count = len(timeline.stages)
     inside = len(parts) == count and count * timeline.shown <= MOST_INSIDE
     for stage, row in enumerate(timeline.stages):
@@ -183,73 +182,73 @@ def _pipeline_events(
                 **({"chunk": item.chunk} if item.chunk else {}),
             })  # fmt: skip
             if inside and item.kind in (FORWARD, BACKWARD):
-                own = parts[stage]
-                shares = own.forward if item.kind == FORWARD else own.backward
+                stage_parts = parts[stage]
+                shares = stage_parts.forward if item.kind == FORWARD else stage_parts.backward
                 yield from _parts(pid, item, shares)
         yield from _messages(timeline, stage, pid, count)
 
 
-def _memory(pid: int, row: Sequence[Slice], held: StageMemory) -> Iterator[Event]:
-    """Bytes of a device over the step: a forward pass leaves its share of what is saved, the last
-    pass that reads it frees it; at most as many are in flight as the estimate's activations hold.
+def _memory(pid: int, row: Sequence[Slice], memory: StageMemory) -> Iterator[TraceEvent]:
+    """Yield bytes of a device over the step: a forward pass saves its activations, the last pass
+    that reads them frees them. The peak equals the activations of the estimate.
     """
-    last = WEIGHT if any(item.kind == WEIGHT for item in row) else BACKWARD
-    steps = [(item.end_s, 1 if item.kind == FORWARD else -1) for item in row
-             if item.kind in (FORWARD, last)]  # fmt: skip
-    flying, most = 0, 0
+    last = WEIGHT if any(piece.kind == WEIGHT for piece in row) else BACKWARD
+    steps = [(piece.end_s, 1 if piece.kind == FORWARD else -1) for piece in row
+             if piece.kind in (FORWARD, last)]  # fmt: skip
+    in_flight, most = 0, 0
     for _, change in steps:
-        flying += change
-        most = max(most, flying)
-    saved = held.parts.get("activations", 0.0)
-    flying = 0
-    for at, change in ((0.0, 0), *steps):
-        flying += change
+        in_flight += change
+        most = max(most, in_flight)
+    saved, in_flight = memory.parts.get("activations", 0.0), 0
+    for time_s, change in ((0.0, 0), *steps):
+        in_flight += change
         yield {
             "name": "memory", "cat": "memory", "ph": "C", "pid": pid, "tid": _tid(pid, PASSES),
-            "ts": round(at * NS) / NS_PER_US,
-            "args": {"other": held.total - saved, "activations": saved * flying / max(most, 1)},
+            "ts": round(time_s * NS) / NS_PER_US,
+            "args": {"other": memory.total - saved,
+                     "activations": saved * in_flight / max(most, 1)},
         }  # fmt: skip
 
 
-def _title(item: Slice) -> str:
-    if item.kind in (IDLE, AFTER):
-        return item.name or item.kind
-    chunk = f" chunk {item.chunk}" if item.chunk else ""
-    return f"{item.kind} {item.microbatch}{chunk}"
+def _title(piece: Slice) -> str:
+    if piece.kind in (IDLE, AFTER):
+        return piece.name or piece.kind
+    chunk = f" chunk {piece.chunk}" if piece.chunk else ""
+    return f"{piece.kind} {piece.microbatch}{chunk}"
 
 
-def _category(item: Slice) -> str:
-    if item.kind == AFTER:
-        return "collective" if item.name == "gradient reduction" else "step"
-    return "bubble" if item.kind == IDLE else "pipeline"
+def _category(piece: Slice) -> str:
+    if piece.kind == AFTER:
+        return "collective" if piece.name == "gradient reduction" else "step"
+    return "bubble" if piece.kind == IDLE else "pipeline"
 
 
-def _parts(pid: int, item: Slice, parts: Mapping[str, float]) -> Iterator[Event]:
-    """A pass divided by what its time is spent on."""
-    whole = sum(parts.values())
-    clock = item.start_s
+def _parts(pid: int, piece: Slice, parts: Mapping[str, float]) -> Iterator[TraceEvent]:
+    """Divide a pass into its parts, in proportion to their times."""
+    total_s = sum(parts.values())
+    clock = piece.start_s
     for name, seconds in parts.items():
-        end = min(item.end_s, clock + seconds / whole * item.duration_s)
+        end = min(piece.end_s, clock + seconds / total_s * piece.duration_s)
         category = "compute" if name == "compute" else "collective"
         yield _complete(pid, INSIDE, name, category, clock, end, {})
         clock = end
 
 
-def _messages(timeline: Timeline, stage: int, pid: int, count: int) -> Iterator[Event]:
-    """Activations to the next stage and gradients to the one before; they may overlap."""
+def _messages(timeline: Timeline, stage: int, pid: int, count: int) -> Iterator[TraceEvent]:
+    """Yield sends of activations to the next stage and gradients to the previous one."""
     if timeline.send_s <= 0.0 or count == 1:
         return
-    for item in timeline.stages[stage]:
-        if item.kind not in (FORWARD, BACKWARD):
+    for piece in timeline.stages[stage]:
+        if piece.kind not in (FORWARD, BACKWARD):
             continue
-        what = "activation" if item.kind == FORWARD else "gradient"
-        name = f"send {what} {item.microbatch}"
-        key = f"{pid}.{item.kind}.{item.microbatch}.{item.chunk}"
-        for phase, at in (("b", item.end_s), ("e", item.end_s + timeline.send_s)):
+        what = "activation" if piece.kind == FORWARD else "gradient"
+        name = f"send {what} {piece.microbatch}"
+        key = f"{pid}.{piece.kind}.{piece.microbatch}.{piece.chunk}"
+        for phase, time_s in (("b", piece.end_s), ("e", piece.end_s + timeline.send_s)):
             yield {
                 "name": name, "cat": "send", "ph": phase, "id2": {"local": key}, "pid": pid,
                 "tid": _tid(pid, MESSAGES),
-                "ts": round(min(at, timeline.end_s) * NS) / NS_PER_US,
+                "ts": round(min(time_s, timeline.end_s) * NS) / NS_PER_US,
             }  # fmt: skip
 
 
@@ -260,14 +259,14 @@ P = TypeVar("P", LayerPass, DevicePass)
 
 
 def _by_layer(entries: Iterable[P]) -> dict[str, list[P]]:
-    found: dict[str, list[P]] = {}
+    entries_by_layer: dict[str, list[P]] = {}
     for entry in entries:
-        found.setdefault(entry.layer, []).append(entry)
-    return found
+        entries_by_layer.setdefault(entry.layer, []).append(entry)
+    return entries_by_layer
 
 
-def _schedule_events(pid: int, entries: Sequence[LayerPass]) -> Iterator[Event]:
-    """Operators of a chip's schedule: a lane for each that runs beside others on its cores."""
+def _schedule_events(pid: int, entries: Sequence[LayerPass]) -> Iterator[TraceEvent]:
+    """Yield operators of a chip's schedule; concurrent operators of a core have several lanes."""
     lanes: dict[tuple[str, int], int] = {}
     done: list[Work] = []
     clock = 0.0
@@ -295,8 +294,8 @@ def _schedule_events(pid: int, entries: Sequence[LayerPass]) -> Iterator[Event]:
     yield from _rates(pid, done)
 
 
-def _operator_events(pid: int, entries: Sequence[DevicePass]) -> Iterator[Event]:
-    """Operators of a device that runs one after the other, a lane for each kind."""
+def _operator_events(pid: int, entries: Sequence[DevicePass]) -> Iterator[TraceEvent]:
+    """Yield operators that run one after the other, one lane per kind."""
     lanes: dict[str, int] = {}
     done: list[Work] = []
     clock = 0.0
@@ -314,8 +313,8 @@ def _operator_events(pid: int, entries: Sequence[DevicePass]) -> Iterator[Event]
     yield from _rates(pid, done)
 
 
-def _rates(pid: int, done: Sequence[Work]) -> Iterator[Event]:
-    """Counters of a layer: what runs at a time adds up, each operator at its mean rate."""
+def _rates(pid: int, done: Sequence[Work]) -> Iterator[TraceEvent]:
+    """Yield rate counters of a layer: the sum of mean rates of concurrent operators."""
     for name, unit, scale in RATES:
         changes: dict[float, float] = {}
         for start, end, flops, moved, links in done:
@@ -325,11 +324,11 @@ def _rates(pid: int, done: Sequence[Work]) -> Iterator[Event]:
                 changes[start] = changes.get(start, 0.0) + rate
                 changes[end] = changes.get(end, 0.0) - rate
         level, most = 0.0, max(map(abs, changes.values()), default=0.0)
-        for at, change in sorted(changes.items()):
+        for time_s, change in sorted(changes.items()):
             level = level + change if abs(level + change) > ROUNDING * most else 0.0
             yield {
                 "name": name, "cat": "rate", "ph": "C", "pid": pid, "tid": _tid(pid, 0),
-                "ts": round(at * NS) / NS_PER_US, "args": {unit: level},
+                "ts": round(time_s * NS) / NS_PER_US, "args": {unit: level},
             }  # fmt: skip
 
 
@@ -339,7 +338,7 @@ def _rates(pid: int, done: Sequence[Work]) -> Iterator[Event]:
 def _complete(
     pid: int, lane: int, name: str, category: str, start_s: float, end_s: float,
     args: Mapping[str, str | int],
-) -> Event:  # fmt: skip
+) -> TraceEvent:  # fmt: skip
     start, end = round(start_s * NS), round(end_s * NS)
     return {
         "name": name, "cat": category, "ph": "X", "pid": pid, "tid": _tid(pid, lane),
@@ -351,7 +350,7 @@ def _tid(pid: int, lane: int) -> int:
     return pid * LANES + lane + 1
 
 
-def _process(pid: int, name: str) -> Iterator[Event]:
+def _process(pid: int, name: str) -> Iterator[TraceEvent]:
     about: dict[str, dict[str, str | int]] = {
         "process_name": {"name": name},
         "process_sort_index": {"sort_index": pid},
@@ -360,6 +359,6 @@ def _process(pid: int, name: str) -> Iterator[Event]:
         yield {"name": what, "ph": "M", "pid": pid, "tid": _tid(pid, 0), "args": args}
 
 
-def _thread(pid: int, lane: int, name: str) -> Event:
+def _thread(pid: int, lane: int, name: str) -> TraceEvent:
     tid = _tid(pid, lane)
     return {"name": "thread_name", "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}

@@ -1,4 +1,4 @@
-"""What the page's scripts draw: its sections, as data."""
+"""Data of the page's sections, which its scripts draw."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class MemoryView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cores:
+class CoreCounts:
     tensor: int
     vector: int
 
@@ -85,7 +85,7 @@ class ModelView:
 
     model: str
     layers: tuple[PassView, ...]
-    cores: Cores | None
+    cores: CoreCounts | None
     pipeline: PipelineView | None
     memory: MemoryView
     energy_J: Mapping[str, float]
@@ -110,7 +110,7 @@ class ChipView(SizedChip):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaselineView:
-    """A score to lay beside; where the chip is known, also its area."""
+    """Score of a baseline, with the area of a known chip."""
 
     name: str
     score: float | None
@@ -120,11 +120,11 @@ class BaselineView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnView:
-    """Distinct values, and for each point its place among them (base64)."""
+    """Distinct values, and the index per point (base64)."""
 
     values: tuple[float, ...]
     wide: bool
-    """Places of two bytes, else of one; the highest is none."""
+    """Whether indices take two bytes instead of one; the highest means no value."""
     places: str
 
 
@@ -171,7 +171,7 @@ class TableView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlotView:
-    """Lines by name, as points."""
+    """Points per line."""
 
     x: str
     y: str
@@ -179,15 +179,15 @@ class PlotView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
-    """A page; what is none has no section."""
+class PageView:
+    """A page; fields that are None have no section."""
 
     kind: str
     title: str
     sentence: str
     certificate: str
     given: str = ""
-    """All that the answer holds for."""
+    """Assumptions of the answer."""
     notes: tuple[str, ...] = ()
     facts: tuple[tuple[str, str], ...] = ()
     times: tuple[TimesView, ...] = ()

@@ -1,55 +1,55 @@
-"""What the page shows of a search on a wafer."""
+"""Page view of a search on a wafer."""
 
 from __future__ import annotations
 
 from atoll.answers.wafer import WaferAnswer, WaferPicture
 from atoll.report.search_view import model_view
-from atoll.report.view import BaselineView, StageLoad, TimeRow, TimesView, View, WaferMap
+from atoll.report.view import BaselineView, PageView, StageLoad, TimeRow, TimesView, WaferMap
 from atoll.step.parts import in_words
 from atoll.units import NOT_COUNTED, format_bytes, format_seconds
 
 
-def wafer_view(found: WaferAnswer) -> View:
-    """The sections of a wafer's page: the map of dies beside what every page has."""
-    wafer, made, plan = found.wafer, found.best.wafer, found.best.models[0]
-    where = plan.placement
-    best = TimeRow(name="best", about="", parts=in_words(where.time_parts_s))
-    return View(
+def wafer_view(answer: WaferAnswer) -> PageView:
+    """Return the sections of a wafer's page, with the map of dies."""
+    wafer, built, plan = answer.wafer, answer.best.wafer, answer.best.models[0]
+    placed = plan.placement
+    best = TimeRow(name="best", about="", parts=in_words(placed.time_parts_s))
+    return PageView(
         kind="wafer",
         title=f"{plan.model} on a wafer",
         sentence=(
             f"A wafer of {wafer.rows} × {wafer.columns} dies trains {plan.model} at "
             f"{plan.samples_per_s:,.2f} samples/s (MFU {plan.mfu:.1%}, {NOT_COUNTED}): "
-            f"{where.pipeline} stages, microbatch {where.microbatch}, recompute {plan.recompute}."
+            f"{placed.pipeline} stages, microbatch {placed.microbatch}, recompute {plan.recompute}."
         ),
-        certificate=found.certificate.sentence,
+        certificate=answer.certificate.sentence,
         notes=tuple(
             f"{w.resource}, {w.change}: {w.gain:+.1%} throughput for {w.area_mm2:+,.0f} mm2"
-            for w in found.explanation
+            for w in answer.explanation
         ),
         facts=(
             ("Throughput", f"{plan.samples_per_s:,.2f} samples/s"),
-            ("Step", format_seconds(where.step_time_s)),
-            ("Area", f"{made.area_mm2:,.0f} mm2 in {made.dies} dies"),
-            ("Cost", f"{made.cost_dollars:,.0f} dollars"),
-            ("Peak", f"{made.peak_PFLOPs:,.1f} PFLOP/s, {made.peak_power_W / 1e3:,.1f} kW"),
+            ("Step", format_seconds(placed.step_time_s)),
+            ("Area", f"{built.area_mm2:,.0f} mm2 in {built.dies} dies"),
+            ("Cost", f"{built.cost_dollars:,.0f} dollars"),
+            ("Peak", f"{built.peak_PFLOPs:,.1f} PFLOP/s, {built.peak_power_W / 1e3:,.1f} kW"),
             ("Memory per die", format_bytes(wafer.memory_bytes_per_die)),
             ("Links", f"{wafer.link_Bps / 1e12:.2f} TB/s"),
             ("Power, running", f"{plan.power_W / 1e3:,.1f} kW"),
         ),
         baselines=tuple(
-            BaselineView(name=name, score=score) for name, score in found.baselines.items()
+            BaselineView(name=name, score=score) for name, score in answer.baselines.items()
         ),
-        score=found.score,
+        score=answer.score,
         unit="samples/s",
         times=(TimesView(title=plan.model, rows=(best,)),),
-        models=(model_view(plan, found.best.accelerator, wafer.memory_bytes_per_die),),
+        models=(model_view(plan, answer.best.accelerator, wafer.memory_bytes_per_die),),
         wafer=_map(wafer),
     )
 
 
 def _map(wafer: WaferPicture) -> WaferMap:
-    """Dies as short rows, and links with what they carry."""
+    """Return dies as short rows, and links with their bytes."""
     return WaferMap(
         rows=wafer.rows,
         columns=wafer.columns,

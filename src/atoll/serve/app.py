@@ -1,4 +1,4 @@
-"""Requests to answers, as a function: no sockets here, so that tests ask it directly."""
+"""Maps requests to responses without sockets, so that tests call it directly."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from atoll.front import KINDS, assets
 from atoll.hardware.gpu import gpu_names
 from atoll.identity import VERSION
 from atoll.registry import named
-from atoll.report.page import data_of, render
+from atoll.report.page import render, view_json
 from atoll.report.table_view import table_view
 from atoll.serve.columns import Columns
 from atoll.serve.guard import HEADERS, Guard, is_loopback
-from atoll.serve.pasted import MOST_BYTES, judged
+from atoll.serve.pasted import MOST_BYTES, check_pasted
 from atoll.serve.query import (
     HIGHER_IS_BETTER,
-    column,
+    check_column,
     csv_lines,
     json_lines,
     ordered,
@@ -52,7 +52,7 @@ class Response:
 
 
 class RefusedError(Exception):
-    """An answer other than 200, in one sentence."""
+    """A response with an error status and one sentence."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -60,7 +60,7 @@ class RefusedError(Exception):
 
 
 class App:
-    """Answers GET requests about some runs, and judges launch files that are pasted."""
+    """Answers GET requests about runs and checks pasted launch files."""
 
     def __init__(
         self, runs: Mapping[str, Run], guard: Guard, left_out: Sequence[LeftOut] = ()
@@ -80,14 +80,14 @@ class App:
     def respond(
         self, method: str, target: str, headers: Mapping[str, str], body: bytes = b""
     ) -> Response:
-        """`headers` with names in lower case."""
+        """Respond to a request; `headers` have names in lower case."""
         try:
-            found = self._respond(method, target, headers, body)
+            reply = self._respond(method, target, headers, body)
         except RefusedError as refused:
-            found = _error(refused.status, str(refused))
+            reply = _error(refused.status, str(refused))
         except AtollError as error:
-            found = _error(400, str(error))
-        return Response(found.status, found.kind, found.body, (*HEADERS, *found.headers))
+            reply = _error(400, str(error))
+        return Response(reply.status, reply.kind, reply.body, (*HEADERS, *reply.headers))
 
     def _respond(
         self, method: str, target: str, headers: Mapping[str, str], body: bytes
@@ -116,11 +116,11 @@ class App:
         if guard.token is not None and not path:
             value = f"{guard.cookie}={guard.token}; Path=/; HttpOnly; SameSite=Strict"
             cookie = (("Set-Cookie", value),)
-        found = self._route(path, query)
-        return Response(found.status, found.kind, found.body, (*found.headers, *cookie))
+        reply = self._route(path, query)
+        return Response(reply.status, reply.kind, reply.body, (*reply.headers, *cookie))
 
     def _pasted(self, headers: Mapping[str, str], body: bytes) -> Response:
-        """A file from this machine and from our own page: others' pages cannot send JSON here."""
+        """Check a pasted file; only from this machine, and only from the explorer's own page."""
         if not is_loopback(self.guard.address):
             raise RefusedError(403, "Launch files are judged on this machine only: atoll check.")
         if headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
@@ -130,7 +130,7 @@ class App:
             raise RefusedError(403, f"Pages of {origin} may not ask this server.")
         if len(body) > MOST_BYTES:
             raise RefusedError(413, f"More than {MOST_BYTES // 1024} KiB; use atoll check.")
-        return _json(judged(body))
+        return _json(check_pasted(body))
 
     def _route(self, path: list[str], query: Query) -> Response:
         if not path:
@@ -140,15 +140,15 @@ class App:
         if path[:2] == ["api", "runs"]:
             if len(path) == 2:
                 runs = [run.shown().summary() for run in self.runs.values()]
-                others = [{"id": other.name, "reason": other.reason} for other in self.left_out]
-                return _json({"runs": runs, "left_out": others, "version": VERSION})
+                skipped = [{"id": run.name, "reason": run.reason} for run in self.left_out]
+                return _json({"runs": runs, "left_out": skipped, "version": VERSION})
             return self._run(path[2], path[3:], query)
         if path == ["api", "compare"]:
-            chosen = [self._named(name) for name in query.get("run", ())]
+            chosen_runs = [self._find_run(name) for name in query.get("run", ())]
             compared = named("atoll.several.compared:compared")
-            found: CompareAnswer = compared([run.folder for run in chosen])
-            shown = replace(found, runs=tuple(run.name for run in chosen))
-            return Response(200, JSON, data_of(table_view(shown)).encode())
+            comparison: CompareAnswer = compared([run.folder for run in chosen_runs])
+            shown = replace(comparison, runs=tuple(run.name for run in chosen_runs))
+            return Response(200, JSON, view_json(table_view(shown)).encode())
         if path == ["api", "check"]:
             return _json({"devices": gpu_names()})
         raise RefusedError(404, f"Nothing at /{'/'.join(path)}.")
@@ -158,36 +158,36 @@ class App:
             raise RefusedError(404, f"No file {name!r}.")
         return Response(200, KINDS[PurePosixPath(name).suffix], self._static[name])
 
-    def _run(self, name: str, rest: list[str], query: Query) -> Response:
-        return self._answer(self._named(name).shown(), rest, query)
+    def _run(self, name: str, subpath: list[str], query: Query) -> Response:
+        return self._answer(self._find_run(name).shown(), subpath, query)
 
-    def _named(self, name: str) -> Run:
+    def _find_run(self, name: str) -> Run:
         run = self.runs.get(name)
         if run is None:
-            reasons = [other.reason for other in self.left_out if other.name == name]
-            none = f"No run {name!r}; there are {', '.join(self.runs)}."
-            raise RefusedError(404, next(iter(reasons), none))
+            reasons = [folder.reason for folder in self.left_out if folder.name == name]
+            unknown_words = f"No run {name!r}; there are {', '.join(self.runs)}."
+            raise RefusedError(404, next(iter(reasons), unknown_words))
         return run
 
-    def _answer(self, run: Run, rest: list[str], query: Query) -> Response:
-        if not rest:
+    def _answer(self, run: Run, subpath: list[str], query: Query) -> Response:
+        if not subpath:
             return _json(run.details())
-        if rest == ["view"]:
-            return Response(200, JSON, data_of(self._reports.of(run.folder)).encode())
-        if rest == ["report.html"]:
-            page = render(self._reports.of(run.folder)).encode()
+        if subpath == ["view"]:
+            return Response(200, JSON, view_json(self._reports.view(run.folder)).encode())
+        if subpath == ["report.html"]:
+            page = render(self._reports.view(run.folder)).encode()
             return Response(200, KINDS[".html"], page, _attachment(run, "report.html"))
-        if rest[0] == "whatif" and len(rest) <= 2 and run.kind in ("search", "plan"):
+        if subpath[0] == "whatif" and len(subpath) <= 2 and run.kind in ("search", "plan"):
             assert not isinstance(run, SweepRun)
-            return _whatif(run, rest[1:], query)
+            return _whatif(run, subpath[1:], query)
         if isinstance(run, PlanRun | SweepRun):
-            if rest == [f"{run.kind}.json"]:
-                return _json(run.content, _attachment(run, rest[0]))
-        elif len(rest) == 1 and rest[0] in self._search:
-            return self._search[rest[0]](run, query)
-        elif len(rest) == 2 and rest[0] == "design":
-            return _json(_design(run, rest[1]))
-        raise RefusedError(404, f"Run {run.name} has no {'/'.join(rest)}.")
+            if subpath == [f"{run.kind}.json"]:
+                return _json(run.content, _attachment(run, subpath[0]))
+        elif len(subpath) == 1 and subpath[0] in self._search:
+            return self._search[subpath[0]](run, query)
+        elif len(subpath) == 2 and subpath[0] == "design":
+            return _json(_design(run, subpath[1]))
+        raise RefusedError(404, f"Run {run.name} has no {'/'.join(subpath)}.")
 
 
 # --- Designs --------------------------------------------------------------------------------------
@@ -203,14 +203,14 @@ def _summary(run: SearchRun, query: Query) -> Response:
 
 def _scatter(run: SearchRun, query: Query) -> Response:
     columns, mask = run.picture(parse_filters(query, run.columns.names))
-    x, y = _one(query, "x", "area_mm2"), _one(query, "y", "score")
+    x, y = _last_value(query, "x", "area_mm2"), _last_value(query, "y", "score")
     return _json(scatter(columns, mask, x, y))
 
 
 def _table(run: SearchRun, query: Query) -> Response:
     columns, mask = run.picture(parse_filters(query, run.columns.names))
-    offset = _whole(query, "offset", 0, 0, 2**53)
-    limit = _whole(query, "limit", 50, 1, MOST_ROWS)
+    offset = _bounded_integer(query, "offset", 0, 0, 2**53)
+    limit = _bounded_integer(query, "limit", 50, 1, MOST_ROWS)
     sort, descending = _sorting(query, columns)
     positions = ordered(columns, mask, sort, descending)
     rows = page(columns, positions, offset, limit)
@@ -230,61 +230,61 @@ def _designs_json(run: SearchRun, query: Query) -> Response:
 
 
 def _result(run: SearchRun, query: Query) -> Response:
-    found = run.result()
-    if found is None:
+    answer = run.result()
+    if answer is None:
         raise RefusedError(404, f"Run {run.name} has no result yet: it is still being searched.")
-    return _json(found, _attachment(run, "result.json"))
+    return _json(answer, _attachment(run, "result.json"))
 
 
 def _design(run: SearchRun, chip: str) -> StoredDesign:
-    found = run.design(int(chip)) if chip.isascii() and chip.isdigit() else None
-    if found is None:
+    design = run.design(int(chip)) if chip.isascii() and chip.isdigit() else None
+    if design is None:
         raise RefusedError(404, f"Run {run.name} has no design {chip!r}.")
-    return found
+    return design
 
 
 # --- What if --------------------------------------------------------------------------------------
 
 
-def _whatif(run: SearchRun | PlanRun, rest: list[str], query: Query) -> Response:
+def _whatif(run: SearchRun | PlanRun, subpath: list[str], query: Query) -> Response:
     planned = isinstance(run, PlanRun)
-    if rest not in ([], ["options"], *([["plan"]] if planned else [])):
-        raise RefusedError(404, f"Nothing at whatif/{'/'.join(rest)}.")
-    began = time.perf_counter()
+    if subpath not in ([], ["options"], *([["plan"]] if planned else [])):
+        raise RefusedError(404, f"Nothing at whatif/{'/'.join(subpath)}.")
+    start_s = time.perf_counter()
     if isinstance(run, PlanRun):
-        number = _whole(query, "chip", 0, 0, 1000)
-        if rest == ["options"]:
+        number = _bounded_integer(query, "chip", 0, 0, 1000)
+        if subpath == ["options"]:
             return _json(run.whatif.options(number))
         change = parse_change(query)
-        answer = run.whatif.again(change) if rest else run.whatif.estimate(number, change)
+        answer = run.whatif.plan_again(change) if subpath else run.whatif.estimate(number, change)
     else:
-        design = _design(run, _one(query, "chip", ""))
-        model = _whole(query, "model", 0, 0, len(run.models) - 1)
-        if rest:
+        design = _design(run, _last_value(query, "chip", ""))
+        model = _bounded_integer(query, "model", 0, 0, len(run.models) - 1)
+        if subpath:
             return _json(run.whatif.options(design, model))
-        refine = _one(query, "refine", "") == "1"
+        refine = _last_value(query, "refine", "") == "1"
         answer = run.whatif.estimate(design, model, parse_change(query), refine)
-    took_ms = 1e3 * (time.perf_counter() - began)
+    took_ms = 1e3 * (time.perf_counter() - start_s)
     return _json(replace(answer, changed=parse_change(query) != Change(), answered_ms=took_ms))
 
 
-# --- Small change ---------------------------------------------------------------------------------
+# --- Query values ---------------------------------------------------------------------------------
 
 
 def _sorting(query: Query, columns: Columns) -> tuple[str, bool]:
-    text = _one(query, "sort", "score")
-    sort = column(text.removeprefix("-").removeprefix("+"), columns.names)
+    text = _last_value(query, "sort", "score")
+    sort = check_column(text.removeprefix("-").removeprefix("+"), columns.names)
     descending = text.startswith("-") if text[:1] in "+-" else sort in HIGHER_IS_BETTER
     return sort, descending
 
 
-def _one(query: Query, name: str, otherwise: str) -> str:
+def _last_value(query: Query, name: str, default: str) -> str:
     values = query.get(name, ())
-    return values[-1] if values and values[-1] else otherwise
+    return values[-1] if values and values[-1] else default
 
 
-def _whole(query: Query, name: str, otherwise: int, least: int, most: int) -> int:
-    text = _one(query, name, str(otherwise))
+def _bounded_integer(query: Query, name: str, default: int, least: int, most: int) -> int:
+    text = _last_value(query, name, str(default))
     value = int(text) if text.isascii() and text.isdigit() and len(text) < 17 else -1
     if not least <= value <= most:
         raise AtollError(f"{name}: expected a whole number from {least} to {most}, got {text!r}.")

@@ -1,7 +1,7 @@
 """The designs of a run as arrays in memory, so that a million of them answer in milliseconds.
 
-A `Columns` is one consistent picture: sorted by chip, never changed, replaced as a whole when the
-search has written more. What several answers need (orders, bins) is computed once and kept with it.
+A `Columns` is an immutable snapshot, sorted by chip, replaced when the search has written more.
+Sort orders and bins are computed once per snapshot.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from atoll.store.schema import design_columns
 
 TEXTS = ("model", "phase")
 FIGURES = design_columns(())
-"""The columns of every run, whatever its chips."""
+"""Columns that every run has."""
 MOST_VALUES = 32
-"""A parameter with at most this many values has a bar for each; others have ranges."""
+"""Parameters with at most this many values have one bar per value; others have ranges."""
 MEASURED = ("score", "area_mm2", "power_W", "energy_per_token_J", "samples_per_s", "step_time_s")
-"""Columns whose values hardly ever repeat: always in ranges."""
+"""Continuous columns: always shown in ranges."""
 RANGES = 40
 WIDE = 50.0
-"""Values that span more than this factor are cut by their logarithms."""
+"""Values that span more than this factor have logarithmic ranges."""
 
 
 @dataclass(frozen=True, eq=False)
 class Bins:
-    """A column cut into bars: one value each, or ranges."""
+    """Bars of a column's histogram: one per value, or one per range."""
 
     values: tuple[float, ...]
-    """The values, or the ranges' edges (one more than there are bars)."""
+    """The values, or the edges of the ranges (bars + 1)."""
     exact: bool
     logarithmic: bool = False
-    """The ranges are equal in their logarithms: the values span orders of magnitude."""
+    """Whether the ranges have equal width in their logarithms."""
 
     @property
     def bars(self) -> int:
@@ -45,16 +45,16 @@ class Bins:
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """All designs of a run at one moment, sorted by chip."""
+    """Snapshot of all designs of a run, sorted by chip."""
 
     numbers: Mapping[str, FloatArray]
     texts: Mapping[str, tuple[NDArray[np.int16], tuple[str, ...]]]
-    """By column: the code of each design, and what the codes mean."""
+    """By column: the code per design, and the label per code."""
     version: int = 0
     bins: Mapping[str, Bins] = field(default_factory=dict)
-    """Of the columns that are figures, parameters or a plan's numbers."""
+    """Bins of the figures, parameters and plan columns."""
     codes: NDArray[np.int8] = field(default_factory=lambda: np.empty((0, 0), np.int8))
-    """(designs, binned columns): bar of each; without a value the one after the last."""
+    """(designs, binned columns): index of the bar; designs without a value have index `bars`."""
     _orders: dict[tuple[str, bool], IntArray] = field(default_factory=dict)
 
     @staticmethod
@@ -66,14 +66,14 @@ class Columns:
         binned = [name for name in numbers if name not in ("chip", "design", "at")]
         codes = np.empty((len(numbers["chip"]), len(binned)), np.int8)
         bins = {
-            name: _cut(numbers[name], codes[:, at], 1 if name in MEASURED else MOST_VALUES)
-            for at, name in enumerate(binned)
+            name: _cut(numbers[name], codes[:, index], 1 if name in MEASURED else MOST_VALUES)
+            for index, name in enumerate(binned)
         }
         return Columns(numbers, texts, version, bins, codes)
 
     @staticmethod
     def empty(names: Sequence[str] = FIGURES) -> Columns:
-        """With columns of these names, and nothing in them."""
+        """Return columns of these names without rows."""
         none: tuple[str, ...] = ()
         return Columns.of(
             {name: np.empty(0) for name in names if name not in TEXTS},
@@ -82,18 +82,18 @@ class Columns:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all columns, in the store's order."""
+        """Names of all columns, in the store's order."""
         return design_columns([n for n in self.numbers if n not in design_columns(())])
 
     def place(self, name: str) -> int:
-        """Which of the binned columns one is; -1 for none."""
+        """Return the index of a binned column; -1 if it is not binned."""
         return list(self.bins).index(name) if name in self.bins else -1
 
     def __len__(self) -> int:
         return len(self.numbers["chip"])
 
     def order(self, name: str, descending: bool = False) -> IntArray:
-        """Positions by value, equal ones by chip, those without a value last."""
+        """Return positions sorted by value, then by chip; designs without a value come last."""
         key = name, descending
         if key not in self._orders:
             # Two threads may compute the same; both results are right.
@@ -101,7 +101,7 @@ class Columns:
         return self._orders[key]
 
     def _sortable(self, name: str, descending: bool) -> NDArray[Any]:
-        """Something that sorts alike; small integers sort much faster than floats."""
+        """Return keys with the same order; small integers sort much faster than floats."""
         if name in self.texts:
             codes = self.texts[name][0]
             return -codes if descending else codes
@@ -113,28 +113,28 @@ class Columns:
         return np.where(bars == bins.bars, bins.bars, bins.bars - 1 - bars) if descending else bars
 
     def prepare(self) -> None:
-        """Sort by every column in which many designs differ, before anybody asks."""
+        """Sort by every column with ranges before the first request."""
         for name, bins in self.bins.items():
             if not bins.exact:
                 for descending in (True, False):
                     self.order(name, descending)
 
     def position(self, chip: int) -> int | None:
-        """Where a chip is, or None."""
+        """Return the position of a chip, or None."""
         chips = self.numbers["chip"]
-        at = int(np.searchsorted(chips, chip))
-        return at if at < len(chips) and chips[at] == chip else None
+        position = int(np.searchsorted(chips, chip))
+        return position if position < len(chips) and chips[position] == chip else None
 
-    def row(self, at: int) -> Row:
-        """One design; whole numbers as such, None where there is no value."""
-        found: Row = {}
+    def row(self, position: int) -> Row:
+        """Return one design; integers as int, missing values as None."""
+        row: Row = {}
         for name in self.names:
             if name in self.texts:
                 codes, labels = self.texts[name]
-                found[name] = labels[codes[at]]
+                row[name] = labels[codes[position]]
             else:
-                found[name] = plain(self.numbers[name][at])
-        return found
+                row[name] = plain(self.numbers[name][position])
+        return row
 
 
 Row = dict[str, int | float | str | None]
@@ -142,7 +142,7 @@ Row = dict[str, int | float | str | None]
 
 
 class Gatherer:
-    """Rows on their way into arrays: added piece by piece, joined to a picture in the end."""
+    """Collects rows in batches and joins them to a snapshot."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = tuple(names)
@@ -151,7 +151,7 @@ class Gatherer:
         self.rows = 0
 
     def add(self, rows: Sequence[tuple[Any, ...]]) -> None:
-        """Plain rows of the columns."""
+        """Add rows whose values are in the order of the columns."""
         self.rows += len(rows)
         for name, values in zip(self._names, zip(*rows, strict=True), strict=True):
             if name in TEXTS:
@@ -160,23 +160,23 @@ class Gatherer:
                 self._numbers[name].append(np.array(values, np.float64))  # None becomes NaN
 
     def joined(self, base: Columns) -> Columns:
-        """The picture with these rows; a chip's later row replaces its earlier one."""
+        """Return a snapshot with these rows; a chip's later row replaces its earlier one."""
         if not self.rows:
             return base
         chips = np.concatenate([base.numbers["chip"], *self._numbers["chip"]])
-        # The last of equal chips: the first one in the reversed list.
+        # np.unique keeps the first of equal chips: in the reversed list that is the last row.
         _, last = np.unique(chips[::-1], return_index=True)
-        kept = len(chips) - 1 - last
+        kept_rows = len(chips) - 1 - last
         numbers = {
-            name: np.concatenate([base.numbers[name], *self._numbers[name]])[kept]
+            name: np.concatenate([base.numbers[name], *self._numbers[name]])[kept_rows]
             for name in self._numbers
         }
-        texts = {name: _texts(*base.texts[name], self._texts[name], kept) for name in TEXTS}
+        texts = {name: _texts(*base.texts[name], self._texts[name], kept_rows) for name in TEXTS}
         return Columns.of(numbers, texts, base.version + 1)
 
 
 def plain(value: float) -> float | int | None:
-    """A number as JSON should have it."""
+    """Return a number for JSON: int where exact, None where not finite."""
     number = float(value)
     if not np.isfinite(number):
         return None
@@ -186,33 +186,33 @@ def plain(value: float) -> float | int | None:
 def _texts(
     codes: NDArray[np.int16],
     labels: tuple[str, ...],
-    given: Sequence[tuple[Any, ...]],
-    kept: IntArray,
+    added: Sequence[tuple[Any, ...]],
+    kept_rows: IntArray,
 ) -> tuple[NDArray[np.int16], tuple[str, ...]]:
     number = {label: code for code, label in enumerate(labels)}
     parts = [codes]
-    for piece in given:
-        named = ["" if value is None else str(value) for value in piece]
-        for label in dict.fromkeys(named):
+    for piece in added:
+        names = ["" if value is None else str(value) for value in piece]
+        for label in dict.fromkeys(names):
             number.setdefault(label, len(number))
-        parts.append(np.fromiter((number[label] for label in named), np.int16, len(named)))
-    return np.concatenate(parts)[kept], tuple(number)
+        parts.append(np.fromiter((number[label] for label in names), np.int16, len(names)))
+    return np.concatenate(parts)[kept_rows], tuple(number)
 
 
 def _cut(values: FloatArray, code: NDArray[np.int8], most_values: int) -> Bins:
-    """The bars of a column; `code` is filled."""
-    known = np.isfinite(values)
+    """Return the bars of a column and fill `code` with the bar index per design."""
+    finite = np.isfinite(values)
     sample = values[:: max(1, len(values) // 20_000)]
     if len(np.unique(sample[np.isfinite(sample)])) <= most_values:
-        distinct = np.unique(values[known])
+        distinct = np.unique(values[finite])
         if len(distinct) <= most_values:
             code[:] = np.searchsorted(distinct, values)
-            code[~known] = len(distinct)
+            code[~finite] = len(distinct)
             return Bins(tuple(float(v) for v in distinct), True)
-    low, high = float(values[known].min()), float(values[known].max())
+    low, high = float(values[finite].min()), float(values[finite].max())
     logarithmic = low > 0.0 and high > WIDE * low
-    space = np.geomspace if logarithmic else np.linspace
-    edges = space(low, high, RANGES + 1)
+    spacing = np.geomspace if logarithmic else np.linspace
+    edges = spacing(low, high, RANGES + 1)
     code[:] = np.clip(np.searchsorted(edges, values, side="right") - 1, 0, RANGES - 1)
-    code[~known] = RANGES
+    code[~finite] = RANGES
     return Bins(tuple(float(v) for v in edges), False, logarithmic)

@@ -1,4 +1,4 @@
-"""Who may ask: hosts, the token, methods; and what browsers are told to refuse.
+"""Access rules: host names, token, methods, and security headers for browsers.
 
 Pages of other sites can make a browser send requests to this machine, also under a name of their
 own that resolves to it. So only names that are ours are answered, nothing can be written, and
@@ -33,22 +33,22 @@ LOOPBACK_NAMES = ("localhost",)
 
 @dataclass(frozen=True)
 class Guard:
-    """The rules of one server."""
+    """Access rules of one server."""
 
     address: str
-    """What it is bound to."""
+    """Address that the server is bound to."""
     port: int
     names: tuple[str, ...] = ()
-    """Further host names that are ours."""
+    """Further accepted host names."""
     token: str | None = None
 
     @property
     def cookie(self) -> str:
-        """Cookies know no ports: two servers on a machine need two names."""
+        """Name of the cookie: with the port, as cookies are shared by all ports of a host."""
         return f"atoll_token_{self.port}"
 
     def refuses_host(self, host: str | None) -> bool:
-        """Whether a Host header names somebody else."""
+        """Return whether a Host header names another host."""
         if not host:
             return True
         name, port = split_host(host)
@@ -56,31 +56,31 @@ class Guard:
             return True
         if name in (*LOOPBACK_NAMES, *self.names, self.address):
             return False
-        asked, own = address_of(name), address_of(self.address)
-        if asked is None:
+        host_ip, bound = parse_address(name), parse_address(self.address)
+        if host_ip is None:
             return True
-        # An address cannot be made to resolve elsewhere; bound to all, we cannot list our own.
-        return not (asked.is_loopback or (own is not None and own.is_unspecified))
+        # IP addresses cannot be rebound by DNS; bound to all interfaces, any address may be ours.
+        return not (host_ip.is_loopback or (bound is not None and bound.is_unspecified))
 
     def admits(self, query: Mapping[str, Sequence[str]], headers: Mapping[str, str]) -> bool:
-        """Whether the token is there, where one is needed."""
+        """Return whether the request has the token, if one is required."""
         if self.token is None:
             return True
-        given = list(query.get("token", ()))
+        tokens = list(query.get("token", ()))
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
-            given.append(bearer.strip())
+            tokens.append(bearer.strip())
         try:
             morsel = SimpleCookie(headers.get("cookie", "")).get(self.cookie)
         except CookieError:
             morsel = None
         if morsel is not None:
-            given.append(morsel.value)
-        return any(hmac.compare_digest(text.encode(), self.token.encode()) for text in given)
+            tokens.append(morsel.value)
+        return any(hmac.compare_digest(text.encode(), self.token.encode()) for text in tokens)
 
 
 def split_host(host: str) -> tuple[str, int | None]:
-    """Name in lower case and port of a Host header."""
+    """Split a Host header into the name in lower case and the port."""
     name, port = host.strip().lower(), None
     head, colon, tail = name.rpartition(":")
     if colon and tail.isdigit() and not (":" in head and not head.startswith("[")):
@@ -89,12 +89,12 @@ def split_host(host: str) -> tuple[str, int | None]:
 
 
 def is_loopback(address: str) -> bool:
-    found = address_of(address)
-    return address in LOOPBACK_NAMES or (found is not None and found.is_loopback)
+    parsed = parse_address(address)
+    return address in LOOPBACK_NAMES or (parsed is not None and parsed.is_loopback)
 
 
-def address_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The IP address that a text is, if it is one."""
+def parse_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Parse an IP address; None if the text is not one."""
     try:
         return ipaddress.ip_address(text)
     except ValueError:
@@ -102,9 +102,9 @@ def address_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | Non
 
 
 def make_guard(address: str, port: int, names: Sequence[str], token: str | None) -> Guard:
-    """Off loopback there is always a token: the one given, or a new one."""
+    """Build the rules; off loopback a token is always required, by default a new one."""
     if is_loopback(address):
-        return Guard(address, port, tuple(n.lower() for n in names), token)
-    own = socket.gethostname().lower()
-    every = (*(n.lower() for n in names), own, own.partition(".")[0])
-    return Guard(address, port, every, token or secrets.token_urlsafe(24))
+        return Guard(address, port, tuple(name.lower() for name in names), token)
+    hostname = socket.gethostname().lower()
+    host_names = (*(name.lower() for name in names), hostname, hostname.partition(".")[0])
+    return Guard(address, port, host_names, token or secrets.token_urlsafe(24))

@@ -1,4 +1,4 @@
-"""What is asked of the designs: filters, pages, distributions, the scatter and its front."""
+"""Queries over designs: filters, pages, histograms, scatter plot and Pareto front."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from atoll.serve.compiled import count_bars, extent, fill_cells, walk_front
 Mask = NDArray[np.bool_]
 
 MOST_POINTS = 1500
-"""Up to here every design is a point of its own; beyond, designs are counted in cells."""
+"""Up to this many designs are drawn as points; more are counted in cells."""
 CELLS = (96, 60)
 HIGHER_IS_BETTER = ("score", "samples_per_s")
 FIGURES = ("area_mm2", "power_W", "score")
@@ -29,14 +29,14 @@ LOWER_IS_BETTER = ("area_mm2", "power_W", "energy_per_token_J", "step_time_s")
 
 @dataclass(frozen=True)
 class Filters:
-    """Ranges by column, and values of text columns; hashable, in the order of the columns."""
+    """Ranges by column and values of text columns, in column order; hashable."""
 
     ranges: tuple[tuple[str, float, float], ...] = ()
     texts: tuple[tuple[str, str], ...] = ()
 
 
 def parse_filters(query: Mapping[str, Sequence[str]], names: Sequence[str]) -> Filters:
-    """`area_mm2=100..200`, `width=128`, `score=1000..`, `model=gpt2-xl`; other names are left."""
+    """`area_mm2=100..200`, `width=128`, `score=1000..`, `model=gpt2-xl`; others are ignored."""
     ranges: list[tuple[str, float, float]] = []
     texts: list[tuple[str, str]] = []
     for name in names:
@@ -45,12 +45,12 @@ def parse_filters(query: Mapping[str, Sequence[str]], names: Sequence[str]) -> F
                 texts.append((name, text))
                 continue
             low, dots, high = text.partition("..")
-            first = _number(name, low, -np.inf)
-            ranges.append((name, first, _number(name, high, np.inf) if dots else first))
+            first = _parse_number(name, low, -np.inf)
+            ranges.append((name, first, _parse_number(name, high, np.inf) if dots else first))
     return Filters(tuple(ranges), tuple(texts))
 
 
-def _number(name: str, text: str, missing: float) -> float:
+def _parse_number(name: str, text: str, missing: float) -> float:
     if not text:
         return missing
     try:
@@ -62,54 +62,54 @@ def _number(name: str, text: str, missing: float) -> float:
     return value
 
 
-def column(name: str, among: Collection[str]) -> str:
-    if name not in among:
-        raise AtollError(f"no column {name!r}; there are {', '.join(among)}.")
+def check_column(name: str, names: Collection[str]) -> str:
+    if name not in names:
+        raise AtollError(f"no column {name!r}; there are {', '.join(names)}.")
     return name
 
 
-def fails_of(columns: Columns, filters: Filters) -> Mask:
-    """(filters, designs): who fails which; ranges first, then texts."""
-    bad = np.zeros((len(filters.ranges) + len(filters.texts), len(columns)), np.bool_)
-    for at, (name, low, high) in enumerate(filters.ranges):
+def failing_designs(columns: Columns, filters: Filters) -> Mask:
+    """Return (filters, designs): whether a design fails a filter; ranges first, then texts."""
+    fails = np.zeros((len(filters.ranges) + len(filters.texts), len(columns)), np.bool_)
+    for i, (name, low, high) in enumerate(filters.ranges):
         values = columns.numbers[name]
-        np.logical_not((values >= low) & (values <= high), out=bad[at])  # no value fails, too
-    for at, (name, wanted) in enumerate(filters.texts, len(filters.ranges)):
+        np.logical_not((values >= low) & (values <= high), out=fails[i])  # no value fails, too
+    for i, (name, wanted) in enumerate(filters.texts, len(filters.ranges)):
         codes, labels = columns.texts[name]
-        np.not_equal(codes, labels.index(wanted) if wanted in labels else -1, out=bad[at])
-    return bad
+        np.not_equal(codes, labels.index(wanted) if wanted in labels else -1, out=fails[i])
+    return fails
 
 
-def mask_of(columns: Columns, filters: Filters) -> Mask:
-    """Which designs pass."""
-    mask: Mask = np.logical_not(np.logical_or.reduce(fails_of(columns, filters), axis=0))
+def passing_mask(columns: Columns, filters: Filters) -> Mask:
+    """Return the mask of the designs that pass all filters."""
+    mask: Mask = np.logical_not(np.logical_or.reduce(failing_designs(columns, filters), axis=0))
     return mask
 
 
 def compile_all() -> None:
-    """Have everything compiled before the first question."""
+    """Compile all kernels before the first request."""
     columns = Columns.empty()
     histograms(columns, Filters((("score", 0.0, 1.0),)))
-    nobody = mask_of(columns, Filters())
-    scatter(columns, nobody, "area_mm2", "score")
-    front(columns, nobody, "area_mm2", "score")
-    none = np.zeros(CELLS, np.int64)
-    fill_cells(nobody, *(columns.numbers[n] for n in FIGURES[:3]), np.zeros(4), none, none.copy())
+    mask = passing_mask(columns, Filters())
+    scatter(columns, mask, "area_mm2", "score")
+    front(columns, mask, "area_mm2", "score")
+    cells = np.zeros(CELLS, np.int64)
+    fill_cells(mask, *(columns.numbers[n] for n in FIGURES[:3]), np.zeros(4), cells, cells.copy())
 
 
 def ordered(columns: Columns, mask: Mask, sort: str, descending: bool) -> IntArray:
-    """Positions of the designs that pass, by a column; those without a value are last."""
-    order = columns.order(column(sort, columns.names), descending)
+    """Return positions of the designs that pass, sorted by a column; missing values last."""
+    order = columns.order(check_column(sort, columns.names), descending)
     return order if mask.all() else order[mask[order]]
 
 
 def page(columns: Columns, positions: IntArray, offset: int, limit: int) -> list[Row]:
-    return [columns.row(int(at)) for at in positions[offset : offset + limit]]
+    return [columns.row(int(position)) for position in positions[offset : offset + limit]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Histogram:
-    """How many designs are in each bar of a column (`columns.Bins`)."""
+    """Number of designs per bar of a column (`columns.Bins`)."""
 
     column: str
     counts: tuple[int, ...]
@@ -119,26 +119,27 @@ class Histogram:
 
 
 def histograms(columns: Columns, filters: Filters) -> tuple[int, list[Histogram]]:
-    """How many designs pass; and of each column with more than one value, how many in each bar.
+    """Return the number of designs that pass, and a histogram per column with several values.
 
-    A bar counts the designs that pass every filter but the column's own, so that one sees where
-    its range could be moved to.
+    A bar counts the designs that pass every filter except the column's own, which shows where its
+    range could be moved to.
     """
-    own = [columns.place(name) for name, _, _ in filters.ranges]
-    own += [-1] * len(filters.texts)
+    filtered = [columns.place(name) for name, _, _ in filters.ranges]
+    filtered += [-1] * len(filters.texts)
     counts = np.zeros((len(columns.bins), max(RANGES, MOST_VALUES) + 1), np.int64)
-    passed = count_bars(columns.codes, fails_of(columns, filters), np.array(own, np.int64), counts)
-    found = []
-    for at, (name, bins) in enumerate(columns.bins.items()):
-        if bins.bars > 1 or at in own:
-            shown = tuple(counts[at, : bins.bars].tolist())
-            found.append(made_of(Histogram, bins, column=name, counts=shown))
-    return int(passed), found
+    fails = failing_designs(columns, filters)
+    passed = count_bars(columns.codes, fails, np.array(filtered, np.int64), counts)
+    histograms = []
+    for index, (name, bins) in enumerate(columns.bins.items()):
+        if bins.bars > 1 or index in filtered:
+            shown = tuple(counts[index, : bins.bars].tolist())
+            histograms.append(made_of(Histogram, bins, column=name, counts=shown))
+    return int(passed), histograms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scatter:
-    """Designs over two columns: points as (chip, x, y), or cells as (across, up, designs, chip)."""
+    """Designs over two columns: points (chip, x, y), or cells (x, y, designs, best chip)."""
 
     x: str
     y: str
@@ -147,64 +148,64 @@ class Scatter:
     mode: str
     domain: tuple[tuple[float, float], tuple[float, float]] | None = None
     front: tuple[tuple[int, float, float], ...] = ()
-    """Across from the end that is better, so that steps between them are what others reach."""
+    """Pareto front, sorted by x from its better end."""
     best: tuple[int, float, float] | None = None
-    """The design of the highest score."""
+    """Design with the highest score."""
     points: tuple[tuple[int, float, float], ...] = ()
     grid: tuple[int, int] | None = None
     cells: tuple[tuple[int, int, int, int], ...] = ()
 
 
 def scatter(columns: Columns, mask: Mask, x: str, y: str) -> Scatter:
-    """Every design as a point, or, where they are many, the cells of a grid with their counts.
+    """Return designs as points, or above MOST_POINTS as cells of a grid with their counts.
 
     A cell names its best design by score.
     """
-    across, up = (columns.numbers[column(name, columns.numbers)] for name in (x, y))
+    across, up = (columns.numbers[check_column(name, columns.numbers)] for name in (x, y))
     chips, score = columns.numbers["chip"], columns.numbers["score"]
     ends = np.zeros(4)
     shown = int(extent(mask, across, up, ends))
-    found = Scatter(x=x, y=y, shown=shown, total=len(columns), mode="points")
+    plot = Scatter(x=x, y=y, shown=shown, total=len(columns), mode="points")
     if shown == 0:
-        return found
+        return plot
 
     def points(positions: IntArray) -> tuple[tuple[int, float, float], ...]:
-        return tuple((int(chips[at]), float(across[at]), float(up[at])) for at in positions)
+        return tuple((int(chips[i]), float(across[i]), float(up[i])) for i in positions)
 
     left, right, low, high = ends.tolist()
-    both = mask & ~np.isnan(across) & ~np.isnan(up)
-    scores = np.where(both & ~np.isnan(score), score, -np.inf)
+    has_both = mask & ~np.isnan(across) & ~np.isnan(up)
+    scores = np.where(has_both & ~np.isnan(score), score, -np.inf)
     edge = points(front(columns, mask, x, y))
-    found = replace(
-        found,
+    plot = replace(
+        plot,
         domain=((left, right), (low, high)),
         front=tuple(sorted(edge, key=lambda p: p[1], reverse=x in HIGHER_IS_BETTER)),
         best=next(iter(points(np.array([scores.argmax()])))),
     )
     if shown <= MOST_POINTS:
-        return replace(found, points=points(np.flatnonzero(both)))
+        return replace(plot, points=points(np.flatnonzero(has_both)))
     counts, best = np.zeros(CELLS, np.int64), np.full(CELLS, -1, np.int64)
     fill_cells(mask, across, up, score, ends, counts, best)
     a, b = np.nonzero(counts)
     cells = np.column_stack([a, b, counts[a, b], chips[best[a, b]].astype(np.int64)])
-    return replace(found, mode="cells", grid=CELLS, cells=tuple(map(tuple, cells.tolist())))
+    return replace(plot, mode="cells", grid=CELLS, cells=tuple(map(tuple, cells.tolist())))
 
 
 def front(columns: Columns, mask: Mask, x: str, y: str) -> IntArray:
-    """Positions that no other beats in both columns; none where a column has no better end."""
+    """Return the Pareto front as positions; empty if a column has no better direction."""
     if not {x, y} <= {*HIGHER_IS_BETTER, *LOWER_IS_BETTER} or x == y:
         return np.empty(0, np.int64)
     order = columns.order(y, descending=y in HIGHER_IS_BETTER)
     cost = columns.numbers[x]
-    kept = np.empty(len(columns), np.int64)
+    front_positions = np.empty(len(columns), np.int64)
     count = walk_front(
-        order, mask, -cost if x in HIGHER_IS_BETTER else cost, columns.numbers[y], kept
+        order, mask, -cost if x in HIGHER_IS_BETTER else cost, columns.numbers[y], front_positions
     )
-    return kept[:count]
+    return front_positions[:count]
 
 
 def csv_lines(columns: Columns, positions: IntArray) -> Iterator[bytes]:
-    """The designs as CSV, in pieces."""
+    """Yield the designs as CSV in batches."""
     yield (",".join(columns.names) + "\r\n").encode()
     for start in range(0, len(positions), 2000):
         piece = StringIO()
@@ -213,7 +214,7 @@ def csv_lines(columns: Columns, positions: IntArray) -> Iterator[bytes]:
 
 
 def json_lines(columns: Columns, positions: IntArray) -> Iterator[bytes]:
-    """The designs as one JSON list, in pieces."""
+    """Yield the designs as one JSON list in batches."""
     yield b"["
     for start in range(0, len(positions), 2000):
         rows = page(columns, positions, start, 2000)

@@ -19,12 +19,13 @@ from atoll.answers.search import SearchAnswer
 from atoll.answers.wafer import WaferAnswer
 from atoll.errors import AtollError
 from atoll.files.wholefile import as_written
-from atoll.report.folder import SWEEP, Source, open_folder, read_plan, read_sweep
-from atoll.report.page import view_of
-from atoll.report.view import View
+from atoll.report.folder import SWEEP, StoredAnswer, open_folder, read_plan, read_sweep
+from atoll.report.page import make_view
+from atoll.report.view import PageView
 from atoll.serve.columns import Columns, Gatherer
-from atoll.serve.query import Filters, Mask, compile_all, histograms, mask_of
+from atoll.serve.query import Filters, Mask, compile_all, histograms, passing_mask
 from atoll.serve.told import (
+    AnswerSummary,
     ModelJob,
     Moment,
     PlanDetails,
@@ -32,7 +33,6 @@ from atoll.serve.told import (
     SearchDetails,
     SearchSummary,
     SweepSummary,
-    ToldResult,
 )
 from atoll.serve.whatif import Change
 from atoll.serve.whatif_chip import ChipWhatIf
@@ -41,14 +41,14 @@ from atoll.store import FILE, ProgressPoint, RunReader, StoredDesign
 from atoll.training.planner.problem import PLAN
 
 WAFER = ("result.json", "mapping.json")
-"""What is left of a wafer search whose records are not there."""
+"""Files that remain of a wafer search whose store is missing."""
 LOOK_S = 0.5
-"""How often a store is asked whether it has changed."""
+"""Interval between two checks of a store for changes."""
 MOST_PROGRESS = 600
 
 
 class SearchRun:
-    """A folder of `atoll search --out`; a thread of its own keeps the picture up to date.
+    """A folder of `atoll search --out`; a background thread keeps its columns up to date.
 
     Of kind "search", or without designs to explore: "wafer", mappings on one, or "planning", a
     plan until it is there.
@@ -60,28 +60,28 @@ class SearchRun:
             self.identity = reader.job()
             self.parameters, self._names = reader.parameters, reader.columns
             self._plan: PlanRun | None = None
-            where = f"{folder / FILE}: the job"
+            job_source = f"{folder / FILE}: the job"
             self.kind = reader.kind().replace("plan", "planning")
             if self.kind == "search":
-                self.whatif = ChipWhatIf(self.identity, where)
+                self.whatif = ChipWhatIf(self.identity, job_source)
                 self.models = tuple(model.name for model in self.whatif.facts.models)
                 self.devices = self.whatif.facts.devices
             else:
-                told = checked(self.identity, ModelJob, where)
-                self.models, self.devices = (told.model,), told.devices
+                job = checked(self.identity, ModelJob, job_source)
+                self.models, self.devices = (job.model,), job.devices
             self._read_status(reader)
         self.columns = Columns.empty(self._names)
         self.read = 0
-        """Designs read so far of a picture that is not yet complete."""
+        """Designs read so far while `columns` are being extended; 0 otherwise."""
         self.trouble = ""
-        self._seen: int | None = None
-        self._since = -math.inf
+        self._read_version: int | None = None
+        self._read_until_s = -math.inf
         self._asleep = threading.Event()
-        self.mask = lru_cache(maxsize=8)(mask_of)
+        self.mask = lru_cache(maxsize=8)(passing_mask)
         self.bars = lru_cache(maxsize=8)(histograms)
 
     def shown(self) -> Run:
-        """What there is to see: the search, or the plan that it has found."""
+        """Return the run to show: the plan once a planning run has finished, else this run."""
         return self._plan or self
 
     def start(self) -> None:
@@ -91,7 +91,7 @@ class SearchRun:
         self._asleep.set()
 
     def warm(self) -> None:
-        """Estimate the best design once under another condition."""
+        """Estimate the best design once under a change, so that kernels are compiled."""
         try:
             with RunReader(self.folder) as reader:
                 best = reader.designs(limit=1)
@@ -100,10 +100,10 @@ class SearchRun:
                 self.whatif.options(design, 0)
                 self.whatif.estimate(design, 0, Change(link=0.5))
         except AtollError:
-            return  # whoever asks for it is told
+            return  # reported when a user requests it
 
     def summary(self) -> SearchSummary:
-        """One line of the list of runs."""
+        """Return the run as one line of the list of runs."""
         return made_of(
             SearchSummary,
             self._status,
@@ -120,10 +120,10 @@ class SearchRun:
         )
 
     def details(self) -> SearchDetails:
-        """The run with its job and, once there is one, its answer."""
+        """Return the run with its job and, once available, its answer."""
         job = {k: v for k, v in self.identity.items() if k != "space_content"}
-        told = (self.summary(), self._status, self._told)
-        return made_of(SearchDetails, told[0], job=job, status=told[1], result=told[2])
+        status, answer = self._status, self._answer_summary
+        return made_of(SearchDetails, self.summary(), job=job, status=status, result=answer)
 
     def progress(self) -> tuple[Moment, ...]:
         return self._progress
@@ -133,12 +133,12 @@ class SearchRun:
             return reader.result()
 
     def design(self, chip: int) -> StoredDesign | None:
-        """One design with its plans, as it is in the store now."""
+        """Return one design with its plans from the store."""
         with RunReader(self.folder) as reader:
             return reader.design(chip)
 
     def picture(self, filters: Filters) -> tuple[Columns, Mask]:
-        """The designs at one moment and those of them that pass; the last few are kept."""
+        """Return the current designs and the mask of those that pass; recent masks are cached."""
         columns = self.columns
         return columns, self.mask(columns, filters)
 
@@ -154,48 +154,48 @@ class SearchRun:
                     while not self._asleep.wait(pause):
                         began = time.monotonic()
                         self.look(reader)
-                        # Of a large store a look takes long: leave most of the time to answers.
+                        # Reading a large store takes long: leave 80% of the time to requests.
                         pause = max(LOOK_S, 4.0 * (time.monotonic() - began))
             except AtollError as error:
                 self.trouble = str(error)
                 pause = max(2.0, 4.0 * (time.monotonic() - began))
 
     def look(self, reader: RunReader) -> None:
-        """Take in what is new."""
+        """Read what was written since the last look."""
         version = reader.version()
-        if version == self._seen and self._status.state != "running":
+        if version == self._read_version and self._status.state != "running":
             return
-        if version != self._seen:
+        if version != self._read_version:
             self._read_designs(reader)
         self._read_status(reader)
         if self._status.designs < len(self.columns):
             # Another store is in its place.
-            self.columns, self._since = Columns.empty(self._names), -math.inf
+            self.columns, self._read_until_s = Columns.empty(self._names), -math.inf
             self._read_designs(reader)
-        self._seen, self.trouble = version, ""
+        self._read_version, self.trouble = version, ""
 
     def _read_designs(self, reader: RunReader) -> None:
         gathered = Gatherer(self._names)
-        for rows in reader.since(self._since):
+        for rows in reader.since(self._read_until_s):
             gathered.add(rows)
             self.read = len(self.columns) + gathered.rows
         columns = gathered.joined(self.columns)
         if columns is not self.columns:
-            self._since = float(columns.numbers["at"].max())
+            self._read_until_s = float(columns.numbers["at"].max())
             columns.prepare()
             self.columns = columns
         self.read = 0
 
     def _read_status(self, reader: RunReader) -> None:
         status = reader.status()
-        self._status = replace(status, bound=_known(status.bound))
+        self._status = replace(status, bound=_finite_bound(status.bound))
         self._progress = thinned(reader.progress())
-        self._told: ToldResult | None = None
+        self._answer_summary: AnswerSummary | None = None
         if self.kind == "planning":
             done = status.state != "running" and _is_file(self.folder / PLAN)
             self._plan = PlanRun(self.name, self.folder) if done else None
-        elif isinstance(found := reader.result(), SearchAnswer | WaferAnswer):
-            self._told = told_of(found)
+        elif isinstance(answer := reader.result(), SearchAnswer | WaferAnswer):
+            self._answer_summary = summarize_answer(answer)
 
 
 class PlanRun:
@@ -219,17 +219,17 @@ class PlanRun:
         """Nothing to stop."""
 
     def summary(self) -> PlanSummary:
-        told = self.content
+        answer = self.content
         return PlanSummary(
             id=self.name,
             kind=self.kind,
             folder=str(self.folder),
             state="finished",
-            models=(told.model,),
-            devices=told.devices,
-            device=told.device,
-            step_time_s=told.step_time_s,
-            mfu=told.mfu,
+            models=(answer.model,),
+            devices=answer.devices,
+            device=answer.device,
+            step_time_s=answer.step_time_s,
+            mfu=answer.mfu,
             layouts=len(self.whatif.layouts()),
         )
 
@@ -272,30 +272,30 @@ Run = SearchRun | PlanRun | SweepRun
 
 
 class Reports:
-    """The last report of each folder; it takes seconds to make, so that one is made at a time."""
+    """Cache of the last report per folder; a report takes seconds, so one is made at a time."""
 
     def __init__(self) -> None:
-        self._kept: dict[Path, tuple[Source, View]] = {}
+        self._views: dict[Path, tuple[StoredAnswer, PageView]] = {}
         self._making = threading.Lock()
 
-    def of(self, folder: Path) -> View:
-        """What is drawn of the answer that a folder holds now."""
+    def view(self, folder: Path) -> PageView:
+        """Return the page view of the answer that a folder holds."""
         if (folder / SWEEP).exists():
-            return view_of(read_sweep(folder), None, None)
+            return make_view(read_sweep(folder), None, None)
         source = open_folder(folder)
         with self._making:
-            kept = self._kept.get(folder)
-            if kept is None or kept[0] != source:
-                kept = self._kept[folder] = (
+            cached = self._views.get(folder)
+            if cached is None or cached[0] != source:
+                cached = self._views[folder] = (
                     source,
-                    view_of(source.answer, source.folder, source.status),
+                    make_view(source.answer, source.folder, source.status),
                 )
-        return kept[1]
+        return cached[1]
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A folder with an answer that is not shown here, and why."""
+    """A folder with an answer that the explorer cannot show, and why."""
 
     folder: Path
     reason: str
@@ -312,43 +312,43 @@ def open_runs(folders: Sequence[Path]) -> tuple[dict[str, Run], list[LeftOut]]:
     first reason is raised.
     """
     runs: dict[str, Run] = {}
-    others: list[LeftOut] = []
-    holding: dict[Path, None] = {}
-    for given in folders:
+    left_out: list[LeftOut] = []
+    run_folders: dict[Path, None] = {}
+    for root in folders:
         try:
-            holding |= dict.fromkeys(path.resolve() for path in _inside(given))
+            run_folders |= dict.fromkeys(path.resolve() for path in _run_folders(root))
         except AtollError as error:
-            others.append(LeftOut(given, str(error)))
-    for folder in holding:
+            left_out.append(LeftOut(root, str(error)))
+    for folder in run_folders:
         if not _is_run(folder):
             words = "a wafer search without its records, which the explorer needs"
             draws = f"`atoll report {folder}` draws it."
-            others.append(LeftOut(folder, f"{folder} holds the answer of {words}; {draws}"))
+            left_out.append(LeftOut(folder, f"{folder} holds the answer of {words}; {draws}"))
             continue
         name = _free_name(folder, runs)
         try:
-            runs[name] = _opened(name, folder)
+            runs[name] = _open_run(name, folder)
         except AtollError as error:
-            others.append(LeftOut(folder, str(error)))
+            left_out.append(LeftOut(folder, str(error)))
     if not runs:
-        raise AtollError(others[0].reason)
-    return runs, others
+        raise AtollError(left_out[0].reason)
+    return runs, left_out
 
 
-def _opened(name: str, folder: Path) -> Run:
+def _open_run(name: str, folder: Path) -> Run:
     if _is_file(folder / SWEEP):
         return SweepRun(name, folder)
     return SearchRun(name, folder) if _is_file(folder / FILE) else PlanRun(name, folder)
 
 
-def _inside(folder: Path) -> list[Path]:
-    """The folder itself, or those right inside it that hold an answer."""
+def _run_folders(folder: Path) -> list[Path]:
+    """Return the folder itself, or its direct subfolders that hold an answer."""
     if not os.path.exists(folder):  # noqa: PTH110  (no raise)
         raise AtollError(f"{folder}: no such folder; give one that atoll search --out wrote.")
     if not folder.is_dir():
         raise AtollError(f"{folder}: is a file; give the folder of a run.")
     try:
-        inside = [folder] if _holds(folder) else sorted(filter(_holds, folder.iterdir()))
+        inside = [folder] if _has_answer(folder) else sorted(filter(_has_answer, folder.iterdir()))
     except OSError as error:
         raise AtollError(f"{folder}: cannot be read ({error.strerror}).") from None
     if not inside:
@@ -359,7 +359,7 @@ def _inside(folder: Path) -> list[Path]:
     return inside
 
 
-def _holds(folder: Path) -> bool:
+def _has_answer(folder: Path) -> bool:
     return _is_run(folder) or all(_is_file(folder / name) for name in WAFER)
 
 
@@ -371,22 +371,22 @@ def _is_file(path: Path) -> bool:
     return os.path.isfile(path)  # noqa: PTH113  (no raise)
 
 
-def _free_name(folder: Path, taken: Mapping[str, Run]) -> str:
+def _free_name(folder: Path, runs: Mapping[str, Run]) -> str:
     base = re.sub(r"[^A-Za-z0-9._-]+", "-", folder.name).strip("-.") or "run"
-    names = [base, *(f"{base}-{number}" for number in range(2, len(taken) + 3))]
-    return next(name for name in names if name not in taken)
+    names = [base, *(f"{base}-{number}" for number in range(2, len(runs) + 3))]
+    return next(name for name in names if name not in runs)
 
 
-def told_of(found: SearchAnswer | WaferAnswer) -> ToldResult:
-    """An answer without the schedules of its layers."""
-    best = found.best
+def summarize_answer(answer: SearchAnswer | WaferAnswer) -> AnswerSummary:
+    """Return an answer without the schedules of its layers."""
+    best = answer.best
     models = tuple(
         replace(m, layers=()) if isinstance(m, SearchedModel) else m for m in best.models
     )
-    remarks = found.baseline_remarks if isinstance(found, SearchAnswer) else {}
+    remarks = answer.baseline_remarks if isinstance(answer, SearchAnswer) else {}
     return made_of(
-        ToldResult,
-        found,
+        AnswerSummary,
+        answer,
         accelerator=best.accelerator,
         chip=best.accelerator.device().describe(),
         models=models,
@@ -395,13 +395,14 @@ def told_of(found: SearchAnswer | WaferAnswer) -> ToldResult:
 
 
 def thinned(points: Sequence[ProgressPoint]) -> tuple[Moment, ...]:
-    """At most so many moments: every change of the best score, and the others evenly."""
-    kept = set(range(0, len(points), max(1, len(points) // MOST_PROGRESS + 1)))
+    """Thin progress to every change of the best score and about MOST_PROGRESS even samples."""
+    shown = set(range(0, len(points), max(1, len(points) // MOST_PROGRESS + 1)))
     changes = [i for i in range(1, len(points)) if points[i].score != points[i - 1].score]
-    kept |= set(changes[-MOST_PROGRESS:]) | ({len(points) - 1} if points else set())
-    return tuple(made_of(Moment, points[i], bound=_known(points[i].bound)) for i in sorted(kept))
+    shown |= set(changes[-MOST_PROGRESS:]) | ({len(points) - 1} if points else set())
+    kept = [points[i] for i in sorted(shown)]
+    return tuple(made_of(Moment, point, bound=_finite_bound(point.bound)) for point in kept)
 
 
-def _known(bound: float | None) -> float | None:
-    """None where nothing is bounded yet."""
+def _finite_bound(bound: float | None) -> float | None:
+    """Return the bound, or None while nothing is bounded (stored as the largest float)."""
     return bound if bound is not None and bound < 1e300 else None

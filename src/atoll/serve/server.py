@@ -1,6 +1,6 @@
-"""The socket: a thread for each connection, until the user ends it.
+"""HTTP server with one thread per connection, until the user ends it.
 
-Connections and answers at once are bounded, so that memory is, whoever asks.
+Concurrent connections and responses are bounded, which bounds memory.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from atoll.serve.runs import SearchRun, open_runs
 
 DEFAULT_PORT = 8737
 MOST_CONNECTIONS = 128
-"""One more closes one that has asked for nothing yet, else one that waits, the oldest first."""
+"""Beyond it the oldest connection without a request closes, else the oldest idle one."""
 MOST_ANSWERS = 8
-"""Computed at once; each may need arrays as long as there are designs."""
+"""Concurrent responses; each may need arrays with one value per design."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -43,7 +43,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         assert isinstance(self.server, _Server)
-        with self.server.asked(self.connection):
+        with self.server.responding(self.connection):
             self._send(self.server)
 
     def _send(self, server: _Server) -> None:
@@ -53,20 +53,20 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "POST" and length.isascii() and length.isdigit():
             body = self.rfile.read(min(int(length), MOST_BYTES + 1))
         with server.answering:
-            found = server.app.respond(self.command, self.path, headers, body)
-        # A body that nobody reads would be taken for the next request.
-        given = length != "0" or "transfer-encoding" in headers
-        self.close_connection = self.close_connection or given
-        self.send_response(found.status)
-        for name, value in found.headers:
+            response = server.app.respond(self.command, self.path, headers, body)
+        # An unread body would be parsed as the next request.
+        has_body = length != "0" or "transfer-encoding" in headers
+        self.close_connection = self.close_connection or has_body
+        self.send_response(response.status)
+        for name, value in response.headers:
             self.send_header(name, value)
-        self.send_header("Content-Type", found.kind)
-        if isinstance(found.body, bytes):
-            self.send_header("Content-Length", str(len(found.body)))
-            pieces = iter([found.body])
+        self.send_header("Content-Type", response.kind)
+        if isinstance(response.body, bytes):
+            self.send_header("Content-Length", str(len(response.body)))
+            pieces = iter([response.body])
         else:
-            self.close_connection = True  # its length is not known: the end is the end
-            pieces = found.body
+            self.close_connection = True  # unknown length: closing ends the body
+            pieces = response.body
         if self.close_connection:
             self.send_header("Connection", "close")
         self.end_headers()
@@ -77,13 +77,13 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = _answer
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Quiet: a token in an address should not end up in a log."""
+        """Log nothing: URLs may contain the token."""
 
 
 class _Server(ThreadingHTTPServer):
     app: App
     daemon_threads = True
-    # Another server on the same port must be told of, not joined.
+    # A second server on the same port must fail instead of sharing it.
     allow_reuse_port = False
     request_queue_size = 64
 
@@ -92,11 +92,11 @@ class _Server(ThreadingHTTPServer):
         self.answering = threading.BoundedSemaphore(MOST_ANSWERS)
         self._changing = threading.Lock()
         self._open: dict[Any, int] = {}
-        """Connections, the oldest word first: 0 never asked, 1 waits, 2 is being answered."""
+        """State by connection, least recently used first: 0 no request, 1 idle, 2 responding."""
 
     @contextmanager
-    def asked(self, connection: Any) -> Iterator[None]:
-        """Around the answer to a request on a connection."""
+    def responding(self, connection: Any) -> Iterator[None]:
+        """Mark a connection as responding inside the block."""
         self._move(connection, 2)
         try:
             yield
@@ -111,10 +111,10 @@ class _Server(ThreadingHTTPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._changing:
             while len(self._open) >= MOST_CONNECTIONS:
-                least = min(self._open, key=lambda connection: self._open[connection])
-                del self._open[least]
+                oldest = min(self._open, key=lambda connection: self._open[connection])
+                del self._open[oldest]
                 with suppress(OSError):
-                    least.shutdown(socket.SHUT_RDWR)  # its thread ends
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread ends
             self._open[request] = 0
         super().process_request(request, client_address)
 
@@ -124,7 +124,7 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Of clients that go away no word is said."""
+        """Ignore clients that disconnect."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
 
@@ -134,7 +134,7 @@ class _Server6(_Server):
 
 
 class Explorer:
-    """A server over some folders; `serve_forever` blocks, `close` ends it."""
+    """Web explorer over run folders; `serve_forever` blocks, `close` ends it."""
 
     def __init__(
         self,
@@ -154,14 +154,14 @@ class Explorer:
             run.start()
 
     def warm(self) -> None:
-        """Have the what-if compiled and read before it is asked for, in the background."""
+        """Prepare what-if estimates in background threads."""
         for run in self.runs.values():
             if isinstance(run, SearchRun):
                 threading.Thread(target=run.warm, name=f"warm {run.name}", daemon=True).start()
 
     @property
     def address(self) -> str:
-        """What to open."""
+        """URL to open in a browser."""
         name = f"[{self.guard.address}]" if ":" in self.guard.address else self.guard.address
         if self.guard.address in ("0.0.0.0", "::"):
             name = socket.gethostname()

@@ -1,4 +1,4 @@
-"""What the explorer is told of its runs."""
+"""Summaries and details of runs that the explorer receives as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from atoll.store import Identity, StatusAnswer
 
 @dataclass(frozen=True, slots=True)
 class ModelJob:
-    """What the explorer needs to know of the job of a wafer's or a plan's store."""
+    """Fields of a wafer's or a plan's stored job that the explorer reads."""
 
     devices: int
     model: str
@@ -23,7 +23,7 @@ class ModelJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """A search at one moment."""
+    """Progress of a search at one time."""
 
     seconds: float
     phase: str
@@ -35,13 +35,13 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToldResult:
-    """An answer without what takes long to send."""
+class AnswerSummary:
+    """An answer without its large parts."""
 
     certificate: ArchitectureProof
     accelerator: SizedChip
     chip: str
-    """The same in words."""
+    """The accelerator in words."""
     models: tuple[SearchedModel | WaferModel, ...]
     baseline_remarks: Mapping[str, str]
     baselines: Mapping[str, float | None]
@@ -64,9 +64,9 @@ class RunSummary:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchSummary(RunSummary):
     parameters: tuple[ShownParameter, ...]
-    """Columns of its designs that say what a chip is."""
+    """Columns of its designs that are chip parameters."""
     loaded: int
-    """Designs in the picture, and on their way there."""
+    """Designs in memory; `reading`: designs read by the update under way."""
     reading: int
     version: int
     trouble: str
@@ -85,7 +85,7 @@ class SearchSummary(RunSummary):
 class SearchDetails(SearchSummary):
     job: Identity
     status: StatusAnswer
-    result: ToldResult | None
+    result: AnswerSummary | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ class SweepSummary:
     folder: str
     state: str
     axes: tuple[str, ...]
-    """Fields that were swept."""
+    """Names of the swept fields."""
     questions: int
 
 

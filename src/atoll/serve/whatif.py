@@ -1,5 +1,5 @@
-"""What-ifs in types: the conditions that sliders set, and what the explorer is told of a design or
-a layout under them.
+"""Types of what-if estimates: the conditions that sliders set, and the figures of a design or a
+layout under them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Count = Annotated[int, Field(gt=0, le=MOST_DEVICES)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slider:
-    """One control: the values it takes, and the place of the present one among them."""
+    """One control: its values, and the index of the current value."""
 
     name: str
     label: str
@@ -36,8 +36,8 @@ class Slider:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What can be changed."""
+class WhatIfOptions:
+    """Controls of a what-if estimate."""
 
     sliders: tuple[Slider, ...]
     note: str
@@ -45,8 +45,8 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """Why there is no estimate."""
+class NoEstimate:
+    """Reason why there is no estimate."""
 
     problem: str
     changed: bool = False
@@ -54,8 +54,8 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
-    """One model's step."""
+class StepFigures:
+    """Training step of one model."""
 
     step_time_s: float
     samples_per_s: float
@@ -63,7 +63,7 @@ class Figures:
     mfu: float
     parts_s: Mapping[str, float]
     memory_bytes: Mapping[str, float]
-    """Of the fullest device."""
+    """Memory parts of the fullest device."""
     memory_capacity_bytes: float
     pipeline: int
     tensor: int
@@ -76,20 +76,20 @@ class Figures:
     power_W: float | None = None
     energy_per_token_J: float | None = None
     schedules: str = ""
-    """Where the times of a chip's layers come from, in words."""
+    """How the schedules of a chip's layers were obtained, in words."""
     refinable: bool = False
-    """Whether more effort would find better ones."""
+    """Whether a longer search could find faster schedules."""
     warning: str = ""
     changed: bool = False
     answered_ms: float = 0.0
 
 
 class Change(FileModel):
-    """None: as it was."""
+    """Changed conditions; None keeps the stored value."""
 
     devices: Count | None = None
     link: Positive | None = None
-    """Factor on the bandwidth of every level of the network."""
+    """Factor on the bandwidth of all network levels."""
     hbm_GiB: Positive | None = None
     hbm_GBps: Positive | None = None
     microbatch: Count | None = None
@@ -101,13 +101,13 @@ class Change(FileModel):
 
 
 def parse_change(query: Mapping[str, Sequence[str]]) -> Change:
-    """The change in a query; every value is checked, and named if it is wrong."""
-    given = {name: next(iter(query.get(name, ())), "") for name in Change.model_fields}
-    return validate_dict({name: text for name, text in given.items() if text}, Change, "")
+    """Parse and check the change in a query."""
+    texts = {name: next(iter(query.get(name, ())), "") for name in Change.model_fields}
+    return validate_dict({name: text for name, text in texts.items() if text}, Change, "")
 
 
-def keep(cache: dict[Any, Any], key: object, value: object, most: int) -> None:
-    """Put a value into a cache of so many, from which the oldest goes first."""
+def cache_put(cache: dict[Any, Any], key: object, value: object, most: int) -> None:
+    """Store a value in a cache of at most `most` entries; the oldest is evicted."""
     if len(cache) >= most:
         del cache[next(iter(cache))]
     cache[key] = value
@@ -116,31 +116,31 @@ def keep(cache: dict[Any, Any], key: object, value: object, most: int) -> None:
 def slider(
     name: str, label: str, unit: str, values: Sequence[float], now: float, note: str = ""
 ) -> Slider:
-    """One control: the values it takes, with the present one among them."""
-    every = sorted({float(value) for value in values} | {float(now)})
-    shown = tuple(int(v) if v.is_integer() else v for v in every)
-    place = every.index(float(now))
-    return Slider(name=name, label=label, unit=unit, values=shown, now=place, note=note)
+    """Build a slider over these values and the current one."""
+    all_values = sorted({float(value) for value in values} | {float(now)})
+    shown = tuple(int(number) if number.is_integer() else number for number in all_values)
+    position = all_values.index(float(now))
+    return Slider(name=name, label=label, unit=unit, values=shown, now=position, note=note)
 
 
-def around(value: float, least: float = 0.0) -> list[float]:
-    """Halves and doubles of a value, up to sixteen times."""
-    found = [value * 2.0**power for power in range(-4, 5)]
-    return [each for each in found if each >= least]
+def doublings(value: float, least: float = 0.0) -> list[float]:
+    """Return value x 2^k for k = -4..4, without values below `least`."""
+    candidates = [value * 2.0**power for power in range(-4, 5)]
+    return [candidate for candidate in candidates if candidate >= least]
 
 
 def job_sliders(sequence: int, batch: int) -> tuple[Slider, ...]:
-    """What is trained, and how fast devices multiply."""
-    whole = [[n for n in around(now, 1) if n.is_integer()] for now in (sequence, batch)]
+    """Return sliders for sequence, batch and compute rate."""
+    integers = [[n for n in doublings(now, 1) if n.is_integer()] for now in (sequence, batch)]
     return (
-        slider("sequence", "Sequence", "tokens", whole[0], sequence),
-        slider("batch", "Batch", "sequences", whole[1], batch),
+        slider("sequence", "Sequence", "tokens", integers[0], sequence),
+        slider("batch", "Batch", "sequences", integers[1], batch),
         slider("compute", "Compute rate", "x", FACTORS, 1.0, "of all matrix products"),
     )
 
 
 def link_slider(network: Network) -> Slider:
-    """All levels together; the label says what they are at 1."""
-    levels = ", ".join(f"{x.name} {x.bandwidth_Bps / 1e9:g} GB/s" for x in network.levels)
-    note = f"1 x is {levels} per device"
+    """Return the slider for all network levels; its note states their bandwidths at 1 x."""
+    bandwidths = (f"{level.name} {level.bandwidth_Bps / 1e9:g} GB/s" for level in network.levels)
+    note = f"1 x is {', '.join(bandwidths)} per device"
     return slider("link", "Link bandwidth", "x", FACTORS, 1.0, note)

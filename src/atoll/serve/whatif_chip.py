@@ -1,9 +1,8 @@
 """A searched chip under other conditions: other devices, links, memory, microbatch.
 
-The layers' schedules are those of the search where the chip and its microbatch are unchanged.
-Where they are not, schedules that exist are found quickly, and on request solved with the search's
-own effort; either way with the gap that is left. The placement is solved exactly each time. Models
-and schedules are kept, so that moving a slider takes milliseconds.
+Unchanged chips and microbatches keep the schedules of the search. Otherwise schedules are found
+quickly, or on request solved with the effort of the search; both state the remaining gap. The
+placement is always solved exactly. Models and schedules are cached: a slider takes milliseconds.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ from atoll.serve.whatif import (
     CAPACITIES_GIB,
     GIB,
     Change,
-    Figures,
-    Options,
-    Problem,
-    around,
+    NoEstimate,
+    StepFigures,
+    WhatIfOptions,
+    cache_put,
+    doublings,
     job_sliders,
-    keep,
     link_slider,
     slider,
 )
@@ -50,14 +49,14 @@ from atoll.store import Identity, StoredDesign, StoredPlan, fingerprint
 from atoll.store.fingerprint import CODE
 from atoll.workload import widths
 
-KEPT = 64
-"""Models and schedules kept at most, the oldest go first."""
+CACHE_SIZE = 64
+"""Cached models and schedules; the oldest are evicted."""
 TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """A model as a store knows it."""
+    """A model of a stored job."""
 
     name: str
     config: str
@@ -66,7 +65,7 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class SearchFacts:
-    """What the explorer needs to know of the job of a store."""
+    """Fields of a stored search that the explorer reads."""
 
     devices: int
     models: tuple[ModelFacts, ...]
@@ -75,18 +74,18 @@ class SearchFacts:
 
 @dataclass(frozen=True, eq=False)
 class PassTimes:
-    """Times of each kind of layer, forward and backward."""
+    """Forward and backward time per kind of layer."""
 
     priced: Priced
     pass_s: NDArray[np.float64]
-    how: str
-    """Where they come from, in words."""
+    source_words: str
+    """How the times were obtained."""
     refinable: bool
-    """Whether the search would have put more effort into them."""
+    """Whether the effort of the search could find faster schedules."""
 
 
 class ChipWhatIf:
-    """Estimates designs of one run again."""
+    """Estimates designs of one run under changed conditions."""
 
     def __init__(self, identity: Identity, where: str = "job") -> None:
         self._identity = identity
@@ -96,40 +95,40 @@ class ChipWhatIf:
         self._variants: dict[tuple[Any, ...], Variants] = {}
         self._times: dict[tuple[Any, ...], PassTimes] = {}
 
-    def options(self, design: StoredDesign, model: int) -> Options:
-        """The sliders of a design, and what they do not change."""
+    def options(self, design: StoredDesign, model: int) -> WhatIfOptions:
+        """Return the sliders of a design, and a note."""
         with self._lock:
             job, _, setting = self._open()
             plan = _plan(design, model)
             workload = make_workload(job.models[model].name, 1)
             batch = job.models[model].batch or job.batch
-            wide = widths(workload.config, (1, 2, 4, 8, 16, 32))
-            small = [2**power for power in range(8) if batch % 2**power == 0]
+            tp_values = widths(workload.config, (1, 2, 4, 8, 16, 32))
+            microbatches = [2**power for power in range(8) if batch % 2**power == 0]
             sliders = [
-                slider("devices", "Devices", "", around(job.devices, 1), job.devices),
+                slider("devices", "Devices", "", doublings(job.devices, 1), job.devices),
                 link_slider(setting.network),
                 slider(
                     "hbm_GiB", "HBM capacity", "GiB", CAPACITIES_GIB,
                     design["hbm_capacity_bytes"] / GIB,
                 ),
-                slider("microbatch", "Microbatch", "", small, plan["microbatch"]),
-                slider("tensor", "Tensor width", "", wide, plan["tensor"]),
+                slider("microbatch", "Microbatch", "", microbatches, plan["microbatch"]),
+                slider("tensor", "Tensor width", "", tp_values, plan["tensor"]),
             ]  # fmt: skip
             if setting.profile.hbm_bandwidth_Bps is None:
                 rate = design["hbm_bandwidth_Bps"] / 1e9
                 sliders.insert(
-                    3, slider("hbm_GBps", "HBM bandwidth", "GB/s", around(rate)[1:-1], rate)
+                    3, slider("hbm_GBps", "HBM bandwidth", "GB/s", doublings(rate)[1:-1], rate)
                 )
             sequence = job.models[model].sequence or workload.sequence
             sliders += job_sliders(sequence, batch)
-            return Options(sliders=tuple(sliders), note=self._note(), global_batch=batch)
+            return WhatIfOptions(sliders=tuple(sliders), note=self._note(), global_batch=batch)
 
     def estimate(
         self, design: StoredDesign, model: int, change: Change, refine: bool = False
-    ) -> Figures | Problem:
-        """The step under the change, or the sentence that says why there is none.
+    ) -> StepFigures | NoEstimate:
+        """Estimate the step under the change, or return the reason why there is none.
 
-        `refine` takes the time that better schedules need.
+        `refine` solves schedules with the effort of the search.
         """
         with self._lock:
             return self._estimate(design, model, change, refine)
@@ -138,7 +137,7 @@ class ChipWhatIf:
 
     def _open(self) -> tuple[SearchQuestion, Space | ProductSpace, Setting]:
         if self._opened is None:
-            job = job_of(self._identity)
+            job = stored_question(self._identity)
             space = open_space(job)[0]
             content = space_identity(space) if isinstance(space, Space) else space.identity()
             if fingerprint(content) != fingerprint(self.facts.space_content):
@@ -146,34 +145,34 @@ class ChipWhatIf:
                     f"space: {job.space} is not what it was when the run was searched."
                 )
             setting, variants = prepare_search(job.changed(microbatch=1))
-            for workload, known in zip(variants.workloads, self.facts.models, strict=True):
-                if fingerprint({"config": repr(workload.config)}) != known.config:
+            for workload, facts in zip(variants.workloads, self.facts.models, strict=True):
+                if fingerprint({"config": repr(workload.config)}) != facts.config:
                     raise AtollError(
-                        f"model {known.name}: its configuration is not what it was when the "
+                        f"model {facts.name}: its configuration is not what it was when the "
                         "run was searched."
                     )
             self._opened = job, space, setting
         return self._opened
 
     def _note(self) -> str:
-        here = this_code()
-        if all(self._identity.get(name) == value for name, value in here.items()):
+        installed = this_code()
+        if all(self._identity.get(name) == value for name, value in installed.items()):
             return ""
         searched = code_words(self._identity)
-        return f"Searched with {searched}, estimated again with {code_words(here)}."
+        return f"Searched with {searched}, estimated again with {code_words(installed)}."
 
     def _variant(self, model: int, change: Change, plan: StoredPlan) -> Variants:
-        """Spread as the plan is; its halves of backward passes too, where some order wants them."""
+        """Return the variant with the plan's cp, ep, etp and sp; split backward if needed."""
         microbatch, tensor = change.microbatch or 1, change.tensor or 1
         spread = plan["cp"], plan["ep"], plan["etp"], plan["sp"]
         key = model, microbatch, tensor, change.batch, change.sequence, *spread
         if key not in self._variants:
             job, _, setting = self._open()
-            told = job.models[model]
-            batch = change.batch or told.batch or job.batch
-            length = change.sequence or told.sequence
-            workload = make_workload(told.name, batch, length, job.precision)
-            made = make_variants(
+            model_question = job.models[model]
+            batch = change.batch or model_question.batch or job.batch
+            length = change.sequence or model_question.sequence
+            workload = make_workload(model_question.name, batch, length, job.precision)
+            variants = make_variants(
                 [workload], [microbatch], [tensor], 2**30, job.recompute, setting.profile,
                 spreads=Spreads(
                     cp=(plan["cp"],),
@@ -183,14 +182,14 @@ class ChipWhatIf:
                     apart=any(order in SPLIT for order in setting.orders),
                 ),
             )  # fmt: skip
-            keep(self._variants, key, made, KEPT)
+            cache_put(self._variants, key, variants, CACHE_SIZE)
         return self._variants[key]
 
     # --- The estimate -----------------------------------------------------------------------------
 
     def _estimate(
         self, design: StoredDesign, model: int, change: Change, refine: bool
-    ) -> Figures | Problem:
+    ) -> StepFigures | NoEstimate:
         job, _, base = self._open()
         plan = _plan(design, model)
         microbatch = change.microbatch or plan["microbatch"]
@@ -198,36 +197,38 @@ class ChipWhatIf:
         devices = change.devices or base.devices
         setting = replace(base, network=base.network.faster(change.link or 1.0), devices=devices)
         if tensor * plan["cp"] > devices:
-            return Problem(problem=f"A tensor width of {tensor} needs more than {devices} devices.")
-        own = float(design["hbm_capacity_bytes"])
-        capacity = change.hbm_GiB * GIB if change.hbm_GiB else own
+            problem = f"A tensor width of {tensor} needs more than {devices} devices."
+            return NoEstimate(problem=problem)
+        stored = float(design["hbm_capacity_bytes"])
+        capacity = change.hbm_GiB * GIB if change.hbm_GiB else stored
         changed = change.model_copy(update={"microbatch": microbatch, "tensor": tensor})
         try:
             times = self._pass_times(design, model, plan, changed, setting, refine)
         except AtollError as error:  # a sequence that the model has not
-            return Problem(problem=f"{str(error).rstrip('.')}.")
+            return NoEstimate(problem=f"{str(error).rstrip('.')}.")
         # Prices do not depend on the number of devices; the placement does.
         priced = replace(times.priced, setting=setting)
-        found = model_plan(priced, times.pass_s, capacity, float(priced.chips.peak_flops[0]))
-        if found is None:
-            return Problem(
+        peak_flops = float(priced.chips.peak_flops[0])
+        placed_model = model_plan(priced, times.pass_s, capacity, peak_flops)
+        if placed_model is None:
+            return NoEstimate(
                 problem=f"{job.models[model].name} does not fit {devices} devices with "
                 f"{capacity / GIB:g} GiB each at tensor width {tensor} and microbatch {microbatch}."
             )
-        where = found.placement
-        worst = max(where.stages, key=lambda stage: stage.total_memory_bytes)
+        placement = placed_model.placement
+        worst = max(placement.stages, key=lambda stage: stage.total_memory_bytes)
         return made_of(
-            Figures,
-            where,
-            samples_per_s=found.samples_per_s,
-            tokens_per_s_per_device=found.tokens_per_s_per_device,
-            mfu=found.mfu,
-            parts_s=in_words(where.time_parts_s),
+            StepFigures,
+            placement,
+            samples_per_s=placed_model.samples_per_s,
+            tokens_per_s_per_device=placed_model.tokens_per_s_per_device,
+            mfu=placed_model.mfu,
+            parts_s=in_words(placement.time_parts_s),
             memory_bytes=worst.memory_bytes,
             memory_capacity_bytes=capacity,
-            power_W=found.power_W,
-            energy_per_token_J=found.energy_per_token_J,
-            schedules=times.how,
+            power_W=placed_model.power_W,
+            energy_per_token_J=placed_model.energy_per_token_J,
+            schedules=times.source_words,
             refinable=times.refinable,
         )
 
@@ -244,28 +245,28 @@ class ChipWhatIf:
         link = change.link or 1.0
         job = change.batch, change.sequence, change.compute
         key = design["chip"], model, change.microbatch, change.tensor, rate, link, job
-        known = self._times.get(key)
-        if known is None or (refine and known.refinable):
+        cached = self._times.get(key)
+        if cached is None or (refine and cached.refinable):
             variants = self._variant(model, change, plan)
             chips = chips_of_accelerator(
                 self._accelerator(design, rate, change.compute or 1.0),
                 setting.profile,
                 design["area_mm2"],
             )
-            priced = known.priced if known else Priced.of(chips, variants, setting)
-            there = plan["microbatch"], plan["tensor"], design["hbm_bandwidth_Bps"], 1.0
-            same = key[2:] == (*there, (None, None, None))
+            priced = cached.priced if cached else Priced.of(chips, variants, setting)
+            searched = plan["microbatch"], plan["tensor"], design["hbm_bandwidth_Bps"], 1.0
+            same = key[2:] == (*searched, (None, None, None))
             if same:
-                found = PassTimes(priced, np.array(plan["pass_s"]), "as searched", False)
+                pass_times = PassTimes(priced, np.array(plan["pass_s"]), "as searched", False)
             elif refine:
-                found = _solved(priced)
+                pass_times = _solved_times(priced)
             else:
-                found = _quick(priced, refinable=plan["effort"] != "quick")
-            keep(self._times, key, found, KEPT)
+                pass_times = _quick_times(priced, refinable=plan["effort"] != "quick")
+            cache_put(self._times, key, pass_times, CACHE_SIZE)
         return self._times[key]
 
     def _accelerator(self, design: StoredDesign, hbm_Bps: float, compute: float) -> Accelerator:
-        """Its clock as much higher as products are to be faster: all of the chip follows it."""
+        """Return the chip with its clock scaled by `compute`."""
         _, space, _ = self._open()
         number = int(design["design"])
         hbm = Hbm(int(design["hbm_capacity_bytes"]), hbm_Bps)
@@ -276,14 +277,14 @@ class ChipWhatIf:
         return replace(chip, clock_Hz=chip.clock_Hz * compute)
 
 
-def job_of(identity: Identity) -> SearchQuestion:
-    """The job that a store was searched for, as far as evaluations depend on it."""
-    apart = ("models", "parameters", "plug_ins", "space_content", "network_content", *CODE)
-    asked = {name: value for name, value in identity.items() if name not in apart}
-    listed = identity["models"]
-    known = [told for told in listed if isinstance(told, dict)] if isinstance(listed, list) else []
-    models: list[JsonValue] = [{n: v for n, v in m.items() if n != "config"} for m in known]
-    return SearchQuestion.from_dict(asked | {"models": models})
+def stored_question(identity: Identity) -> SearchQuestion:
+    """Return the question of a stored search, without fields that evaluations do not depend on."""
+    not_asked = ("models", "parameters", "plug_ins", "space_content", "network_content", *CODE)
+    fields = {name: value for name, value in identity.items() if name not in not_asked}
+    stored = identity["models"]
+    entries = [m for m in stored if isinstance(m, dict)] if isinstance(stored, list) else []
+    models: list[JsonValue] = [{n: v for n, v in m.items() if n != "config"} for m in entries]
+    return SearchQuestion.from_dict(fields | {"models": models})
 
 
 def _plan(design: StoredDesign, model: int) -> StoredPlan:
@@ -293,18 +294,18 @@ def _plan(design: StoredDesign, model: int) -> StoredPlan:
     raise AtollError(f"design {design['chip']}: no plan of model {model} on record.")
 
 
-def _quick(priced: Priced, refinable: bool) -> PassTimes:
-    """Schedules that exist, at once."""
-    none = np.zeros(1, np.int64)
-    lower, upper = (bound[0] for bound in priced.schedule_bounds(none, none))
+def _quick_times(priced: Priced, refinable: bool) -> PassTimes:
+    """Return the times of quickly found schedules."""
+    zero = np.zeros(1, np.int64)
+    lower, upper = (bound[0] for bound in priced.schedule_bounds(zero, zero))
     return PassTimes(priced, upper, f"found quickly{_gap(lower, upper)}", refinable)
 
 
-def _solved(priced: Priced) -> PassTimes:
-    """Schedules with the effort that a search puts into its best designs."""
+def _solved_times(priced: Priced) -> PassTimes:
+    """Return times of schedules solved with the effort that a search spends on its best designs."""
     variant = priced.variants.variants[0]
     solved = priced.schedules(0, variant, "bounded", TOLERANCE)
-    lower, upper = priced.pass_bounds(0, variant, [one for pair in solved for one in pair])
+    lower, upper = priced.pass_bounds(0, variant, [s for pair in solved for s in pair])
     return PassTimes(priced, upper, f"solved again{_gap(lower, upper)}", False)
 
 

@@ -16,12 +16,12 @@ from atoll.serve.whatif import (
     CAPACITIES_GIB,
     GIB,
     Change,
-    Figures,
-    Options,
-    Problem,
-    around,
+    NoEstimate,
+    StepFigures,
+    WhatIfOptions,
+    cache_put,
+    doublings,
     job_sliders,
-    keep,
     link_slider,
     slider,
 )
@@ -35,16 +35,16 @@ from atoll.training.request import run_of
 from atoll.training.run import Run
 from atoll.workload.families.model_config import ModelConfig
 
-KEPT = 32
+CACHE_SIZE = 32
 AGAIN_S = 30.0
-"""Within which a plan is made again."""
+"""Time limit of a new plan."""
 SAME = 1e-9  # relative, of two step times
-_OF_THE_MODEL = ("model", "from_", *LaunchQuestion.model_fields)
-"""Fields of a question that name files which describe the model."""
+_MODEL_FIELDS = ("model", "from_", *LaunchQuestion.model_fields)
+"""Question fields that name files describing the model."""
 
 
 class PlanWhatIf:
-    """Estimates the layouts of one plan again."""
+    """Estimates the layouts of one plan under changed conditions."""
 
     def __init__(self, answer: PlanAnswer | EstimateAnswer) -> None:
         self._answer = answer
@@ -53,36 +53,36 @@ class PlanWhatIf:
         self._estimators: dict[tuple[Any, ...], Estimator] = {}
 
     def layouts(self) -> list[Layout]:
-        """The best one, then the runners-up."""
-        found = self._answer
-        others = found.runners_up if isinstance(found, PlanAnswer) else ()
-        return [found.layout, *(other.axes for other in others)]
+        """Return the best layout and the runners-up."""
+        answer = self._answer
+        runners_up = answer.runners_up if isinstance(answer, PlanAnswer) else ()
+        return [answer.layout, *(runner_up.axes for runner_up in runners_up)]
 
-    def options(self, number: int) -> Options:
+    def options(self, number: int) -> WhatIfOptions:
         with self._lock:
             run, layout = self._open(), self._layout(number)
             ranks = layout.model_ranks
-            copies = [round(c) for c in around(layout.dp, 1) if float(c).is_integer()]
+            copies = [round(c) for c in doublings(layout.dp, 1) if float(c).is_integer()]
             rate = run.gpu.hbm_Bps / 1e9
-            small = [2**power for power in range(7) if 2**power <= run.global_batch]
+            microbatches = [2**power for power in range(7) if 2**power <= run.global_batch]
             sliders = [
                 slider("devices", "Devices", "", [ranks * c for c in copies], run.devices),
                 link_slider(run.network),
                 slider("hbm_GiB", "HBM capacity", "GiB", CAPACITIES_GIB, run.gpu.hbm_bytes / GIB),
-                slider("hbm_GBps", "HBM bandwidth", "GB/s", around(rate)[1:-1], rate),
-                slider("microbatch", "Microbatch", "", small, layout.microbatch),
+                slider("hbm_GBps", "HBM bandwidth", "GB/s", doublings(rate)[1:-1], rate),
+                slider("microbatch", "Microbatch", "", microbatches, layout.microbatch),
                 *job_sliders(run.sequence, run.global_batch),
             ]
             note = self._note(run) if number == 0 else ""
-            return Options(sliders=tuple(sliders), note=note, global_batch=run.global_batch)
+            return WhatIfOptions(sliders=tuple(sliders), note=note, global_batch=run.global_batch)
 
-    def estimate(self, number: int, change: Change) -> Figures | Problem:
-        """The step under the change, or the sentence that says why there is none."""
+    def estimate(self, number: int, change: Change) -> StepFigures | NoEstimate:
+        """Estimate the step under the change, or return the reason why there is none."""
         with self._lock:
             base, layout = self._open(), self._layout(number)
             devices = change.devices or base.devices
             if devices % layout.model_ranks:
-                return Problem(
+                return NoEstimate(
                     problem=f"{devices} devices are not a multiple of the {layout.model_ranks} "
                     "that hold one copy of the model."
                 )
@@ -92,37 +92,38 @@ class PlanWhatIf:
                 microbatch=change.microbatch or layout.microbatch,
             )
             try:
-                found = self._estimator(base, devices, change).estimate(layout)
+                estimate = self._estimator(base, devices, change).estimate(layout)
             except AtollError as error:
-                return Problem(problem=f"{str(error).rstrip('.')}.")
-        return figures(found)
+                return NoEstimate(problem=f"{str(error).rstrip('.')}.")
+        return step_figures(estimate)
 
-    def again(self, change: Change) -> Figures | Problem:
-        """The best layout under the change, of all that fit; its microbatch where one is set."""
+    def plan_again(self, change: Change) -> StepFigures | NoEstimate:
+        """Plan the best layout under the change; with the change's microbatch if it is set."""
         if not self._planning.acquire(blocking=False):
-            return Problem(problem="A plan is being made; ask again when it is there.")
+            return NoEstimate(problem="A plan is being made; ask again when it is there.")
         try:
-            return self._again(change)
+            return self._plan_again(change)
         except AtollError as error:
-            return Problem(problem=f"{str(error).rstrip('.')}.")
+            return NoEstimate(problem=f"{str(error).rstrip('.')}.")
         except StoppedError:
-            return Problem(problem=f"No layout was found within {AGAIN_S:g} s; use atoll plan.")
+            return NoEstimate(problem=f"No layout was found within {AGAIN_S:g} s; use atoll plan.")
         finally:
             self._planning.release()
 
-    def _again(self, change: Change) -> Figures:
+    def _plan_again(self, change: Change) -> StepFigures:
         with self._lock:
             base = self._open()
             run = self._estimator(base, change.devices or base.devices, change).run
         axes = Axes(microbatch=(change.microbatch,)) if change.microbatch else None
-        found = plan(run, axes, runners_up=0, stop=Stop(AGAIN_S))
-        proof = "proven best" if found.certificate.proven else "best known"
+        planned = plan(run, axes, runners_up=0, stop=Stop(AGAIN_S))
+        proof = "proven best" if planned.certificate.proven else "best known"
         return replace(
-            figures(found.best), schedules=f"{proof} of {found.certificate.items:,} layouts"
+            step_figures(planned.best),
+            schedules=f"{proof} of {planned.certificate.items:,} layouts",
         )
 
     def _note(self, run: Run) -> str:
-        """Say so where the best layout is not estimated as it was planned."""
+        """Return a note if the estimate of the best layout differs from that of the plan."""
         now_s = self._estimator(run, run.devices, Change()).estimate(self._layout(0)).step.time_s
         off = now_s / self._answer.step_time_s - 1.0
         if abs(off) < SAME:
@@ -137,14 +138,14 @@ class PlanWhatIf:
 
     def _open(self) -> Run:
         if self._run is None:
-            told, shape = self._answer, self._answer.configuration
-            if not told.question:
+            answer, shape = self._answer, self._answer.configuration
+            if not answer.question:
                 raise AtollError("plan.json keeps no question: plan it again with this atoll.")
             model = checked(shape, ModelConfig, "plan.json") if shape else None
-            kept = _OF_THE_MODEL if model else ()
-            given = {name: value for name, value in told.question.items() if name not in kept}
-            kind = PlanQuestion if isinstance(told, PlanAnswer) else EstimateQuestion
-            self._run = run_of(kind.of(**given), model)
+            dropped = _MODEL_FIELDS if model else ()
+            fields = {name: v for name, v in answer.question.items() if name not in dropped}
+            kind = PlanQuestion if isinstance(answer, PlanAnswer) else EstimateQuestion
+            self._run = run_of(kind.of(**fields), model)
         return self._run
 
     def _estimator(self, base: Run, devices: int, change: Change) -> Estimator:
@@ -165,29 +166,29 @@ class PlanWhatIf:
                 raise AtollError(f"the position table ends at {base.model.max_sequence} tokens")
             if base.stored is not None and job[0] != base.sequence:
                 raise AtollError(f"the model was captured with {base.sequence} tokens")
-            keep(self._estimators, key, Estimator(run), KEPT)
+            cache_put(self._estimators, key, Estimator(run), CACHE_SIZE)
         return self._estimators[key]
 
 
-def figures(found: Estimate) -> Figures:
-    """An estimate in the words that both kinds of run share."""
-    worst, capacity = found.worst, found.run.capacity_bytes
+def step_figures(estimate: Estimate) -> StepFigures:
+    """Return the figures of an estimate in the form shared with searched chips."""
+    worst, capacity = estimate.worst, estimate.run.capacity_bytes
     warning = f"Needs {worst.needed / GIB:.1f} GiB of {capacity / GIB:.1f} GiB: does not fit."
-    return Figures(
-        step_time_s=found.step.time_s,
-        samples_per_s=found.run.global_batch / found.step.time_s,
-        tokens_per_s_per_device=found.tokens_per_s_per_device,
-        mfu=found.mfu,
-        parts_s=in_words(found.step.breakdown()),
+    return StepFigures(
+        step_time_s=estimate.step.time_s,
+        samples_per_s=estimate.run.global_batch / estimate.step.time_s,
+        tokens_per_s_per_device=estimate.tokens_per_s_per_device,
+        mfu=estimate.mfu,
+        parts_s=in_words(estimate.step.breakdown()),
         memory_bytes=worst.parts() | {"reserve": worst.needed - worst.allocated},
         memory_capacity_bytes=capacity,
-        pipeline=found.layout.pp,
-        tensor=found.layout.tp,
-        data=found.layout.dp,
-        devices=found.run.devices,
-        microbatch=found.layout.microbatch,
-        microbatches=found.layout.microbatches(found.run.global_batch),
-        recompute=found.layout.recompute,
-        layout=str(found.layout),
-        warning="" if found.fits else warning,
+        pipeline=estimate.layout.pp,
+        tensor=estimate.layout.tp,
+        data=estimate.layout.dp,
+        devices=estimate.run.devices,
+        microbatch=estimate.layout.microbatch,
+        microbatches=estimate.layout.microbatches(estimate.run.global_batch),
+        recompute=estimate.layout.recompute,
+        layout=str(estimate.layout),
+        warning="" if estimate.fits else warning,
     )

@@ -46,13 +46,13 @@ def sweep(question: Swept | type[Swept], **fields: Any) -> SweepAnswer:
         >>> [row.asked for row in atoll.sweep(atoll.PlanQuestion, **shared, devices=[8, 16]).rows]
         [{'devices': 8}, {'devices': 16}]
     """
-    from atoll.several.axes import asked_once, keep, swept
+    from atoll.several.axes import run_sweep, shared_question, write_sweep
 
-    question, axes = asked_once(question, fields)
-    found = swept(question, axes)
+    question, axes = shared_question(question, fields)
+    answer = run_sweep(question, axes)
     if question.out is not None:
-        keep(found, question.out)
-    return found
+        write_sweep(answer, question.out)
+    return answer
 
 
 def compare(*runs: str | Path) -> CompareAnswer:
@@ -76,7 +76,7 @@ def compare(*runs: str | Path) -> CompareAnswer:
     """
     from atoll.several.compared import compared
 
-    return compared([path_of("runs", one) for one in runs])
+    return compared([path_of("runs", run) for run in runs])
 
 
 @described_by("bench")

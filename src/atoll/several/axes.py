@@ -23,14 +23,14 @@ Swept = PlanQuestion | EstimateQuestion | SearchQuestion
 KINDS = (PlanQuestion, EstimateQuestion, SearchQuestion)
 TABLE = "sweep.csv"
 MOST = 10_000
-"""Questions of one sweep."""
+"""Most questions of a sweep."""
 
 
-def asked_once(
+def shared_question(
     question: Swept | type[Swept], fields: Mapping[str, Any]
 ) -> tuple[Swept, dict[str, Sequence[Any]]]:
-    """What all questions of a sweep share, and the values of its axes. Of a class the first value
-    of every axis stands for it.
+    """Return the question that all of a sweep share, and the values of its axes. The question of a
+    class takes the first value of every axis.
     """
     axes: dict[str, Sequence[Any]]
     if isinstance(question, type) and issubclass(question, KINDS):
@@ -52,8 +52,8 @@ def _values(name: str, values: Any) -> Sequence[Any]:
     return values
 
 
-def _answered(question: Question) -> Answer:
-    """What one question of a sweep answers."""
+def _answer(question: Question) -> Answer:
+    """Return the answer to a question of a sweep."""
     if isinstance(question, SearchQuestion):
         return api.search(question).answer
     if isinstance(question, PlanQuestion):
@@ -62,9 +62,9 @@ def _answered(question: Question) -> Answer:
     return api.estimate(job=question).answer
 
 
-def swept(question: Question, axes: Mapping[str, Sequence[Any]]) -> SweepAnswer:
-    """Answers for every combination of values; one that has none keeps the reason."""
-    alone = {
+def run_sweep(question: Question, axes: Mapping[str, Sequence[Any]]) -> SweepAnswer:
+    """Answer every combination of values; where there is no answer, state the reason."""
+    unswept = {
         **{name: None for name in ONCE if getattr(question, name, None) and name != "sweep"},
         **({"sweep": ()} if getattr(question, "sweep", ()) else {}),
     }
@@ -73,37 +73,37 @@ def swept(question: Question, axes: Mapping[str, Sequence[Any]]) -> SweepAnswer:
         raise AtollError(f"sweep: {len(combinations):,} questions, expected 1 to {MOST:,}")
     rows = []
     for values in combinations:
-        given = dict(zip(axes, values, strict=True))
+        changes = dict(zip(axes, values, strict=True))
         shown = {name: value if isinstance(value, int | float) else str(value)
-                 for name, value in given.items()}  # fmt: skip
+                 for name, value in changes.items()}  # fmt: skip
         try:
-            one = question.changed(**alone | _unsaid(question, given) | given)
-            figures = figures_of(_answered(one))
+            combination = question.changed(**unswept | _reset_fields(question, changes) | changes)
+            figures = figures_of(_answer(combination))
             rows.append(SweptRow(asked=shown, figures=figures))
         except AtollError as error:
             rows.append(SweptRow(asked=shown, figures={}, problem=str(error)))
     if not any(row.figures for row in rows):
         raise AtollError(f"sweep: no value has an answer; {rows[0].problem}")
     return SweepAnswer(
-        axes=tuple(axes), given=_given(question, {**axes, **alone}), rows=tuple(rows)
+        axes=tuple(axes), given=_shared_words(question, {**axes, **unswept}), rows=tuple(rows)
     )
 
 
-def _unsaid(question: Question, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields that say more of another one than its value in this question of the sweep has."""
+def _reset_fields(question: Question, new: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the defaults of fields that only apply to another value of a swept field."""
     fields = type(question).model_fields
-    lost = (names for of, value, names in SAID_OF if value and given.get(of, value) != value)
+    lost = (names for field, value, names in SAID_OF if value and new.get(field, value) != value)
     return {name: fields[name].default for names in lost for name in names if name in fields}
 
 
-def _given(question: Question, axes: Mapping[str, Any]) -> str:
-    """What all of them share, in words."""
-    asked = {n: v for n, v in question.asked().items() if n not in axes and v not in (None, ())}
-    told = question.to_dict()
-    return ", ".join(f"{name} {told.get(name, value)}" for name, value in sorted(asked.items()))
+def _shared_words(question: Question, axes: Mapping[str, Any]) -> str:
+    """Describe what all questions share."""
+    shared = {n: v for n, v in question.asked().items() if n not in axes and v not in (None, ())}
+    words = question.to_dict()
+    return ", ".join(f"{name} {words.get(name, value)}" for name, value in sorted(shared.items()))
 
 
-def keep(found: SweepAnswer, folder: Path) -> None:
-    """The answer and its table, for `atoll report`."""
+def write_sweep(answer: SweepAnswer, folder: Path) -> None:
+    """Write the answer and its table, for `atoll report`."""
     check_folder(folder)
-    write_folder(folder, {SWEEP: found.to_json(), TABLE: found.to_csv()})
+    write_folder(folder, {SWEEP: answer.to_json(), TABLE: answer.to_csv()})

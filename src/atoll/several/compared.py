@@ -14,27 +14,27 @@ from atoll.answers.search import SearchAnswer
 from atoll.answers.wafer import MappingAnswer, WaferAnswer
 from atoll.errors import AtollError
 from atoll.report.folder import open_folder
-from atoll.several.figures import Figures, asked_of, figures_of, shape_of, unasked_of
+from atoll.several.figures import Figures, asked_of, default_fields, figures_of, model_shape
 
 KINDS = (PlanAnswer, EstimateAnswer, SearchAnswer, WaferAnswer, MappingAnswer)
 
 
-def opened(path: Path) -> Answer:
-    """The answer of a folder, or of a file that `save` or `--json` wrote."""
-    found: Answer = read_answer(path, *KINDS) if path.is_file() else open_folder(path).answer
-    return found
+def read_run(path: Path) -> Answer:
+    """Read the answer of a folder, or of a file that `save` or `--json` wrote."""
+    answer: Answer = read_answer(path, *KINDS) if path.is_file() else open_folder(path).answer
+    return answer
 
 
 def compared(runs: Sequence[Path]) -> CompareAnswer:
-    """All that is known of several runs, a column for each."""
-    return beside(list(map(str, runs)), list(map(opened, runs)))
+    """Compare runs, one column per run."""
+    return beside(list(map(str, runs)), list(map(read_run, runs)))
 
 
 def beside(names: Sequence[str], runs: Sequence[Answer]) -> CompareAnswer:
-    """The same of answers."""
+    """Compare answers, one column per answer."""
     if len(runs) < 2:
         raise AtollError("runs: give two or more folders or files to compare")
-    asked = _rows(list(map(asked_of, runs)), list(map(unasked_of, runs)))
+    asked = _rows(list(map(asked_of, runs)), list(map(default_fields, runs)))
     return CompareAnswer(
         runs=tuple(names),
         asked=(*asked, *_shapes(asked, runs)),
@@ -45,7 +45,7 @@ def beside(names: Sequence[str], runs: Sequence[Answer]) -> CompareAnswer:
 def _rows(
     columns: Sequence[Figures], otherwise: Sequence[Figures] | None = None
 ) -> tuple[ComparedRow, ...]:
-    """A row for each name of a column; `otherwise` has the values of columns without it."""
+    """Return a row for every name of a column; `otherwise` has the default values."""
     names = dict.fromkeys(name for column in columns for name in column)
     full = (
         columns if otherwise is None else [u | c for u, c in zip(otherwise, columns, strict=True)]
@@ -54,8 +54,8 @@ def _rows(
 
 
 def _shapes(asked: Sequence[ComparedRow], runs: Sequence[Answer]) -> list[ComparedRow]:
-    """Where models of one name have several shapes, what they differ in."""
-    shapes = list(map(shape_of, runs))
+    """Return how the shapes of models with the same name differ."""
+    shapes = list(map(model_shape, runs))
     if not all(shapes) or any(row.name == "model" and row.differs for row in asked):
         return []
     return [row for row in _rows(shapes) if row.differs]

@@ -1,12 +1,12 @@
-"""One SQLite file for each run: every finished evaluation, readable while the search writes."""
+"""One SQLite file per run with every finished evaluation, readable while the search writes."""
 
 from atoll.answers.designs import (
     DesignsAnswer,
     Identity,
+    ParquetFile,
     StatusAnswer,
     StoredDesign,
     StoredPlan,
-    Written,
 )
 from atoll.store.fingerprint import canonical_json, fingerprint
 from atoll.store.reader import ProgressPoint, RunReader
@@ -20,13 +20,13 @@ __all__ = [
     "DesignsAnswer",
     "EvaluationRow",
     "Identity",
+    "ParquetFile",
     "ProgressPoint",
     "RunReader",
     "RunStore",
     "StatusAnswer",
     "StoredDesign",
     "StoredPlan",
-    "Written",
     "canonical_json",
     "fingerprint",
     "opened",

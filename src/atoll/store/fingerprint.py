@@ -1,4 +1,4 @@
-"""What makes two jobs the same: one hash of their content, however it was written down."""
+"""Fingerprint of a job: a hash of its content, independent of formatting."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import json
 from atoll.answers.designs import Identity
 
 CODE = ("version", "sources")
-"""The fields of a stored job that tell which Atoll computed its records."""
+"""Fields of a stored job that identify the Atoll that computed its records."""
 
 
 def canonical_json(content: Identity) -> str:
-    """The same text for the same content: sorted keys, no spaces, floats to the last digit."""
+    """Return the same text for the same content: sorted keys, no spaces, exact floats."""
     return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
@@ -20,12 +20,12 @@ def fingerprint(content: Identity) -> str:
     return hashlib.blake2b(canonical_json(content).encode(), digest_size=16).hexdigest()
 
 
-def differences(here: Identity, there: Identity) -> list[str]:
-    """In words: the fields in which two jobs differ."""
-    found = []
-    for name in sorted(set(here) | set(there)):
-        ours, theirs = here.get(name), there.get(name)
+def differences(current: Identity, stored: Identity) -> list[str]:
+    """Return the fields in which two jobs differ, in words."""
+    lines = []
+    for name in sorted(set(current) | set(stored)):
+        ours, theirs = current.get(name), stored.get(name)
         if ours != theirs:
             short = len(str(ours)) + len(str(theirs)) <= 120
-            found.append(f"{name} {theirs} there, {ours} here" if short else name)
-    return found
+            lines.append(f"{name} {theirs} there, {ours} here" if short else name)
+    return lines

@@ -1,4 +1,4 @@
-"""One search in a folder at a time: a lock that dies with its process, and says whose it is."""
+"""Lock for one search per folder; released when its process ends, and names its holder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOCK = ".lock"
 
 
 class FolderLock:
-    """Held from construction to `release`, or to the end of the process, however it ends."""
+    """Lock from construction to `release` or the end of the process."""
 
     def __init__(self, folder: Path) -> None:
         if "fcntl" not in globals():
@@ -30,7 +30,7 @@ class FolderLock:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(self._file)
-            holder = holder_of(folder) or "another one"
+            holder = lock_holder(folder) or "another one"
             raise AtollError(
                 f"out: {folder} is in use by process {holder}; wait for it, stop it, or give "
                 "another folder."
@@ -40,7 +40,7 @@ class FolderLock:
         os.pwrite(self._file, f"{os.getpid()} on {socket.gethostname()}\n".encode(), 0)
 
     def _forget(self) -> None:
-        """In a forked worker: let go of the copy, which would outlive a driver that was killed."""
+        """Close the descriptor; in a forked worker it would outlive a killed driver."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -50,8 +50,8 @@ class FolderLock:
         self._forget()
 
 
-def holder_of(folder: Path) -> str | None:
-    """Process and host that hold the folder now, or None."""
+def lock_holder(folder: Path) -> str | None:
+    """Return process and host that hold the lock, or None."""
     try:
         if "fcntl" not in globals():
             return None

@@ -10,11 +10,11 @@ from atoll.store.reader import RunReader
 from atoll.store.rows import Rows
 
 _TEXT = ("model", "phase", "plans")
-_WHOLE = ("chip", "design", "microbatch", "tensor", "pipeline", "data")
+_INTEGERS = ("chip", "design", "microbatch", "tensor", "pipeline", "data")
 
 
 def export_parquet(reader: RunReader | Rows, path: Path) -> int:
-    """Write every design, best first, and return their number; the file appears whole."""
+    """Write every design atomically, best first, and return their number."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -26,9 +26,9 @@ def export_parquet(reader: RunReader | Rows, path: Path) -> int:
         schema = pa.Table.from_pylist(next(reader.batches())).schema
     else:
         columns = (*reader.columns, "plans")
-        whole = {*_WHOLE, *(p.name for p in reader.parameters if p.whole)}
+        integers = {*_INTEGERS, *(p.name for p in reader.parameters if p.whole)}
         kinds = [
-            pa.string() if name in _TEXT else pa.int64() if name in whole else pa.float64()
+            pa.string() if name in _TEXT else pa.int64() if name in integers else pa.float64()
             for name in columns
         ]
         schema = pa.schema(list(zip(columns, kinds, strict=True)))

@@ -1,4 +1,4 @@
-"""The store of a run as others see it: read-only, also while the search is writing.
+"""Read-only access to a run's store, also while the search is writing.
 
 with RunReader(Path("runs/mine")) as run:
     run.status().gap
@@ -28,7 +28,7 @@ from atoll.errors import AtollError
 from atoll.files.jsonfile import parse_object
 from atoll.files.wholefile import as_written
 from atoll.step.certificate import relative_gap
-from atoll.store.lock import holder_of
+from atoll.store.lock import lock_holder
 from atoll.store.schema import (
     FIGURES,
     FILE,
@@ -37,18 +37,18 @@ from atoll.store.schema import (
     check_version,
     design_columns,
     in_sentences,
-    parameters_of,
+    job_parameters,
 )
 
 TEXTS = ("model", "phase", "plans", "key", "value", "effort")
 
 Filters = Mapping[str, float | str | tuple[float | None, float | None]]
-"""By column: one value, or a range (low, high) with None for no limit."""
+"""By column: a value, or a range (low, high) with None for no limit."""
 
 
 @dataclass(frozen=True)
 class Incumbent:
-    """A design that was the best when it was found."""
+    """A design that was the best when it was evaluated."""
 
     chip: int
     score: float
@@ -58,7 +58,7 @@ class Incumbent:
 
 @dataclass(frozen=True)
 class ProgressPoint:
-    """The search at one moment."""
+    """Progress of the search at one time."""
 
     run: int
     seconds: float
@@ -86,8 +86,8 @@ class RunReader:
             check_version(self._connection, self.path)
         try:
             self.as_written = as_written(self.path)
-            """Whether it is known to be as a search left it."""
-            if not self.as_written and holder_of(self.folder) is None:  # killed, or copied
+            """Whether its checksum is recorded and matches."""
+            if not self.as_written and lock_holder(self.folder) is None:  # killed, or copied
                 _check_once(self.path, _state(self.path))
         except AtollError:
             self._connection.close()
@@ -106,12 +106,12 @@ class RunReader:
     # --- The run --------------------------------------------------------------------------------
 
     def job(self) -> Identity:
-        """What the folder was searched for, as it was fingerprinted."""
-        found = self._record("meta", "WHERE key = 'job'")["value"]
-        return parse_object(found, f"{self.path}: the job")
+        """Return the job of the folder, as fingerprinted."""
+        text = self._record("meta", "WHERE key = 'job'")["value"]
+        return parse_object(text, f"{self.path}: the job")
 
     def kind(self) -> RunKind:
-        """What was searched: "search" (chips), "wafer" or "plan"."""
+        """Return the kind of run: "search" (chips), "wafer" or "plan"."""
         job = self.job()
         return "wafer" if "wafer" in job else "plan" if "device" in job else "search"
 
@@ -119,11 +119,11 @@ class RunReader:
         return str(self._record("meta", "WHERE key = 'fingerprint'")["value"])
 
     def status(self) -> StatusAnswer:
-        """Where the latest run stands."""
-        run = self._one("SELECT * FROM runs ORDER BY run DESC LIMIT 1")
+        """Return the status of the latest run."""
+        run = self._single_row("SELECT * FROM runs ORDER BY run DESC LIMIT 1")
         last = next(self._records("progress", "ORDER BY rowid DESC LIMIT 1"), None)
         state = str(run["status"])
-        if state == "running" and holder_of(self.folder) is None:
+        if state == "running" and lock_holder(self.folder) is None:
             state = "killed"
         score, bound = (last["score"], last["bound"]) if last else (0.0, 0.0)
         return StatusAnswer(
@@ -131,8 +131,8 @@ class RunReader:
             pid=run["pid"],
             host=run["host"],
             executor=run["executor"],
-            bounded=int(self._one("SELECT count(*) FROM bounds")[0]),
-            evaluated=int(self._one("SELECT count(DISTINCT chip) FROM evaluations")[0]),
+            bounded=int(self._single_row("SELECT count(*) FROM bounds")[0]),
+            evaluated=int(self._single_row("SELECT count(DISTINCT chip) FROM evaluations")[0]),
             designs=self.count(),
             phase=last["phase"] if last else "",
             left=last["left"] if last else 0,
@@ -144,41 +144,41 @@ class RunReader:
         )
 
     def incumbents(self) -> list[Incumbent]:
-        """The best designs over time, the first found first."""
+        """Return the best designs over time, oldest first."""
         rows = self._records("incumbents", "ORDER BY score")
         return [Incumbent(row["chip"], row["score"], row["bound"], row["seconds"]) for row in rows]
 
     def progress(self) -> list[ProgressPoint]:
-        """Score and bound over time."""
-        told = [field.name for field in fields(ProgressPoint)]
+        """Return score and bound over time."""
+        names = [field.name for field in fields(ProgressPoint)]
         rows = self._records("progress", "ORDER BY rowid")
-        return [ProgressPoint(*(row[name] for name in told)) for row in rows]
+        return [ProgressPoint(*(row[name] for name in names)) for row in rows]
 
     def result(self) -> SearchAnswer | WaferAnswer | PlanAnswer | None:
-        """The answer of the latest run that reported one; None before."""
-        where = f"{self.path}: the result"
+        """Return the last recorded answer, or None."""
+        source = f"{self.path}: the result"
         for row in self._records("notes", "WHERE key = 'result'"):
-            content = parse_object(row["value"], where)
-            found = parse_answer(content, where, SearchAnswer, WaferAnswer, PlanAnswer)
-            assert isinstance(found, SearchAnswer | WaferAnswer | PlanAnswer)
-            return found
+            content = parse_object(row["value"], source)
+            answer = parse_answer(content, source, SearchAnswer, WaferAnswer, PlanAnswer)
+            assert isinstance(answer, SearchAnswer | WaferAnswer | PlanAnswer)
+            return answer
         return None
 
     def notes(self, prefix: str) -> list[Identity]:
-        """Records whose names begin so."""
-        found = self._records("notes", "WHERE substr(key, 1, ?) = ?", len(prefix), prefix)
-        return [parse_object(row["value"], f"{self.path}: {prefix}") for row in found]
+        """Return notes whose keys begin with a prefix."""
+        records = self._records("notes", "WHERE substr(key, 1, ?) = ?", len(prefix), prefix)
+        return [parse_object(row["value"], f"{self.path}: {prefix}") for row in records]
 
     # --- Designs --------------------------------------------------------------------------------
 
     @cached_property
     def parameters(self) -> tuple[ShownParameter, ...]:
-        """Of the chips; each is a column."""
-        return parameters_of(self.job(), f"{self.path}: the job")
+        """Parameters of the chips; each is a column."""
+        return job_parameters(self.job(), f"{self.path}: the job")
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What designs can be filtered and sorted by."""
+        """Names of the columns for filters and sorting."""
         return design_columns([parameter.name for parameter in self.parameters])
 
     def _check_column(self, name: str) -> None:
@@ -186,18 +186,18 @@ class RunReader:
             raise AtollError(f"designs: no column {name!r}; there are {', '.join(self.columns)}.")
 
     def _source(self, columns: Filters) -> str:
-        """The index where it holds all that is asked about, else the table: each passed once at
-        most. Left to itself SQLite would look rows up one by one through the index.
+        """Return the index if it covers these columns, else the table, as SQL. By default SQLite
+        would look up rows one by one through the index.
         """
         covered = ("chip", *FIGURES, *(parameter.name for parameter in self.parameters))
-        whole = all(name in covered for name in columns)
-        return "designs INDEXED BY designs_by_score" if whole else "designs NOT INDEXED"
+        index_covers = all(name in covered for name in columns)
+        return "designs INDEXED BY designs_by_score" if index_covers else "designs NOT INDEXED"
 
     def count(self, filters: Filters | None = None) -> int:
-        """Evaluated designs that pass the filters."""
+        """Count evaluated designs that pass the filters."""
         where, values = self._where(filters)
         source = self._source(filters or {})
-        return int(self._one(f"SELECT count(*) FROM {source}{where}", *values)[0])
+        return int(self._single_row(f"SELECT count(*) FROM {source}{where}", *values)[0])
 
     def designs(
         self,
@@ -208,35 +208,35 @@ class RunReader:
         limit: int = 50,
         offset: int = 0,
     ) -> list[StoredDesign]:
-        """A page of designs; the best first, or by any column."""
+        """Return a page of designs, the best first, or sorted by any column."""
         self._check_column(sort)
         down = sort in ("score", "samples_per_s") if descending is None else descending
         where, values = self._where(filters)
-        way = "DESC" if down else "ASC"
+        direction = "DESC" if down else "ASC"
         tie = "area_mm2, chip" if sort == "score" else "chip"
         chips = self._all(
             f"SELECT chip FROM {self._source({**(filters or {}), sort: 0.0})}{where} "
-            f"ORDER BY {sort} {way}, {tie} LIMIT ? OFFSET ?",
+            f"ORDER BY {sort} {direction}, {tie} LIMIT ? OFFSET ?",
             *values, limit, offset,
         )  # fmt: skip
         return self._rows([row["chip"] for row in chips])
 
     def design(self, chip: int) -> StoredDesign | None:
-        """One design with the plans of all its models."""
-        where = f"{self.path}: design {chip}"
+        """Return one design with the plans of all its models."""
+        source = f"{self.path}: design {chip}"
         for row in self._records("designs", "WHERE chip = ?", chip):
-            told = {name: row[name] for name in self.columns}
-            plans = parse_object(f'{{"plans": {row["plans"]}}}', where)
-            return checked(told | plans, StoredDesign, where)
+            figures = {name: row[name] for name in self.columns}
+            plans = parse_object(f'{{"plans": {row["plans"]}}}', source)
+            return checked(figures | plans, StoredDesign, source)
         return None
 
     def front(
         self, against: str = "area_mm2", filters: Filters | None = None
     ) -> list[StoredDesign]:
-        """Evaluated designs that no other beats in both score and `against`, fastest first.
+        """Return evaluated designs that none beats in both score and `against`, fastest first.
 
-        Each step looks for the next design down the index by score that costs less than the last:
-        all steps together pass the index once.
+        Each step queries the next design by falling score that costs less than the last one: all
+        steps together pass the index once.
         """
         if against in ("model", "phase") or against not in self.columns:
             self._check_column(against)
@@ -258,7 +258,7 @@ class RunReader:
         return self._rows(chosen)
 
     def _rows(self, chips: list[int]) -> list[StoredDesign]:
-        """The columns of these designs, in this order."""
+        """Return the columns of these designs, in this order."""
         return [
             cast(StoredDesign, {name: row[name] for name in self.columns})
             for chip in chips
@@ -266,7 +266,7 @@ class RunReader:
         ]
 
     def _where(self, filters: Filters | None, *more: str) -> tuple[str, list[Any]]:
-        """A WHERE clause; the values of `more` are given by the caller, after these."""
+        """Return a WHERE clause and its values; the caller appends the values of `more`."""
         clauses: list[str] = []
         values: list[Any] = []
         for name, wanted in (filters or {}).items():
@@ -283,29 +283,29 @@ class RunReader:
         return (f" WHERE {' AND '.join(clauses)}" if clauses else ""), values
 
     def bound_scores(self) -> dict[int, float]:
-        """By chip: no plan of it scores higher, as far as its schedule bounds tell."""
+        """Return by chip the upper bound on its score from schedule bounds."""
         rows = self._records("bounds", "ORDER BY score DESC")
         return {row["chip"]: row["score"] for row in rows}
 
     def placed_bounds_s(self) -> Iterator[tuple[int, bytes]]:
-        """(chip, little-endian doubles): after its placements, no plan of a variant is faster."""
+        """Yield (chip, lower bounds per variant in seconds as little-endian doubles)."""
         for row in self._records("evaluations"):
             yield row["chip"], row["lower_s"]
 
     def batches(self, size: int = 50_000) -> Iterator[list[sqlite3.Row]]:
-        """All designs, best first, in pieces; their plans as JSON."""
+        """Yield all designs in batches, best first; their plans as JSON."""
         rows = self._records("designs", "ORDER BY score DESC, area_mm2")
         while piece := list(islice(rows, size)):
             yield piece
 
     def version(self) -> int:
-        """A number that is another one after every write by others, and cheap to ask for."""
-        return int(self._one("PRAGMA data_version")[0])
+        """Return a number that changes with every write by another connection."""
+        return int(self._single_row("PRAGMA data_version")[0])
 
     def since(self, at: float, size: int = 20_000) -> Iterator[list[tuple[Any, ...]]]:
-        """Designs recorded at that moment or later, as plain rows of `columns`, in pieces.
+        """Yield designs recorded at that time or later, as unordered rows of `columns` in batches.
 
-        A design recorded again replaces the earlier one; rows come in no order.
+        A design recorded again replaces the earlier one.
         """
         columns = len(self.columns)
         with in_sentences(self.path):
@@ -318,7 +318,7 @@ class RunReader:
                 yield [row[:columns] for row in rows]
 
     def _records(self, table: str, which: str = "", *values: Any) -> Iterator[sqlite3.Row]:
-        """Whole records, each found to be as it was written."""
+        """Yield records after checking their checksums."""
         with in_sentences(self.path):
             for row in self._connection.execute(f"SELECT * FROM {table} {which}", values):
                 if not self.as_written:
@@ -326,14 +326,14 @@ class RunReader:
                 yield self._checked(row)
 
     def _record(self, table: str, which: str) -> sqlite3.Row:
-        return self._known(next(self._records(table, which), None))
+        return self._existing(next(self._records(table, which), None))
 
     def _all(self, query: str, *values: Any) -> list[sqlite3.Row]:
         with in_sentences(self.path):
             return [self._checked(row) for row in self._connection.execute(query, values)]
 
     def _checked(self, row: sqlite3.Row) -> sqlite3.Row:
-        """SQLite lets any column hold anything: a number is one, and finite."""
+        """Check column types, which SQLite does not enforce, and that numbers are finite."""
         for name, value in dict(row).items():
             kind = str if name in TEXTS else bytes if name == "lower_s" else int | float
             right = value is None or isinstance(value, kind)
@@ -345,11 +345,11 @@ class RunReader:
                 )
         return row
 
-    def _one(self, query: str, *values: Any) -> sqlite3.Row:
+    def _single_row(self, query: str, *values: Any) -> sqlite3.Row:
         with in_sentences(self.path):
-            return self._known(self._connection.execute(query, values).fetchone())
+            return self._existing(self._connection.execute(query, values).fetchone())
 
-    def _known(self, row: sqlite3.Row | None) -> sqlite3.Row:
+    def _existing(self, row: sqlite3.Row | None) -> sqlite3.Row:
         if row is None:
             raise AtollError(f"{self.path}: nothing on record yet: the search has only begun.")
         return row
@@ -357,21 +357,21 @@ class RunReader:
 
 def _open(path: Path) -> sqlite3.Connection:
     uri = path.absolute().as_uri()
-    # A folder that cannot be written has no room for the files that readers share; without a
-    # log nobody writes there, and the file alone is the whole store.
+    # Readers of a read-only folder cannot create shared files; without a write-ahead log nobody
+    # writes there, and the file contains all records.
     quiet = not os.access(path.parent, os.W_OK) and not Path(f"{path}-wal").exists()
     mode = "immutable=1" if quiet else "mode=ro"
     return sqlite3.connect(f"{uri}?{mode}", uri=True, timeout=10.0, check_same_thread=False)
 
 
 def _state(path: Path) -> tuple[int, ...]:
-    """Another one after every write to the store."""
-    found = [each.stat() for each in (path, Path(f"{path}-wal")) if each.exists()]
-    return tuple(number for each in found for number in (each.st_mtime_ns, each.st_size))
+    """Return sizes and modification times, which change with every write."""
+    stats = [file.stat() for file in (path, Path(f"{path}-wal")) if file.exists()]
+    return tuple(number for file in stats for number in (file.st_mtime_ns, file.st_size))
 
 
 @lru_cache(maxsize=64)
 def _check_once(path: Path, state: tuple[int, ...]) -> None:
-    """A store that a killed search left is opened for every question, and checked once."""
+    """Check the pages of a store once per state."""
     with in_sentences(path), closing(_open(path)) as connection:
         check_pages(connection)

@@ -1,4 +1,4 @@
-"""Rows of a run that are no chips (layouts, wafers), asked for as a store's designs are."""
+"""Rows of a run that are not chips (layouts, wafers), with the queries of a store's designs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from atoll.store.reader import Filters
 
 
 class Rows:
-    """A few thousand at most, in memory; each with a `score`."""
+    """At most a few thousand rows in memory, each with a `score`."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self._rows = sorted(rows, key=lambda row: -_number("score", row["score"]))
@@ -23,23 +23,23 @@ class Rows:
         return len(self._passing(filters))
 
     def designs(self, filters: Filters, *, sort: str, limit: int, offset: int) -> list[Row]:
-        """A page; the best first, or by any column."""
+        """Return a page, the best first, or sorted by any column."""
         self._check(sort)
         down = sort in ("score", "samples_per_s")
-        found = sorted(self._passing(filters), key=lambda row: _key(row[sort]), reverse=down)
-        return found[offset : offset + limit]
+        matching = sorted(self._passing(filters), key=lambda row: _key(row[sort]), reverse=down)
+        return matching[offset : offset + limit]
 
     def front(self, against: str, filters: Filters) -> list[Row]:
-        """Those that no other beats in both score and `against`, fastest first."""
+        """Return rows that none beats in both score and `against`, fastest first."""
         self._check(against)
-        found: list[Row] = []
+        front_rows: list[Row] = []
         least = math.inf
         for row in self._passing(filters):
             cost = _number(against, row[against])
             if cost < least:
                 least = cost
-                found.append(row)
-        return found
+                front_rows.append(row)
+        return front_rows
 
     def batches(self) -> Iterator[list[Row]]:
         yield self._rows
@@ -50,9 +50,9 @@ class Rows:
         return [row for row in self._rows if all(_passes(row[n], w) for n, w in filters.items())]
 
     def _check(self, column: str) -> None:
-        known = list(self._rows[0]) if self._rows else [column]
-        if column not in known:
-            raise AtollError(f"designs: no column {column!r}; there are {', '.join(known)}.")
+        columns = list(self._rows[0]) if self._rows else [column]
+        if column not in columns:
+            raise AtollError(f"designs: no column {column!r}; there are {', '.join(columns)}.")
 
 
 def _number(name: str, value: JsonValue) -> float:

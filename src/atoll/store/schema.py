@@ -1,8 +1,7 @@
-"""The tables of a run's file, its version, and what can go wrong with a file, in sentences.
+"""Tables and version of a run's file, and error messages for damaged files.
 
-Plain columns wherever someone may want to filter; bounds of a chip are little-endian doubles, plans
-are JSON. Times are seconds since 1970. Every record that an answer may come from ends with its
-checksum.
+Columns that users filter by are plain; bounds of a chip are little-endian doubles, plans are JSON.
+Times are seconds since 1970. Records end with their checksum.
 """
 
 from __future__ import annotations
@@ -27,19 +26,19 @@ SCHEMA_VERSION = 2
 
 FIGURES = ("score", "area_mm2", "power_W", "energy_per_token_J")
 PLAN = ("model", "samples_per_s", "step_time_s", "microbatch", "tensor", "pipeline", "data")
-"""Of the first model; all models' plans are in `plans`."""
+"""Plan columns of the first model; `plans` has those of all models."""
 
 _SUM = "crc INTEGER NOT NULL"
 
 
 def record_sum(values: Sequence[Any]) -> int:
-    """CRC-32 of a record's numbers and texts, whether SQLite keeps 1.0 as a float or as 1."""
+    """Return the CRC-32 of a record; 1.0 and 1 are equal, as SQLite may store either."""
     numbers = [_number(value) for value in values if not isinstance(value, str | bytes)]
-    found = zlib.crc32(struct.pack(f"<{len(numbers)}d", *numbers))
+    checksum = zlib.crc32(struct.pack(f"<{len(numbers)}d", *numbers))
     for value in values:
         if isinstance(value, str | bytes):
-            found = zlib.crc32(value.encode() if isinstance(value, str) else value, found)
-    return found
+            checksum = zlib.crc32(value.encode() if isinstance(value, str) else value, checksum)
+    return checksum
 
 
 def _number(value: float | None) -> float:
@@ -47,9 +46,9 @@ def _number(value: float | None) -> float:
 
 
 def check_record(row: Sequence[Any], path: Path) -> None:
-    """Refuse a record that is not as it was written."""
-    *values, noted = row
-    if record_sum(values) != noted:
+    """Refuse a record whose checksum differs."""
+    *values, recorded = row
+    if record_sum(values) != recorded:
         raise AtollError(
             f"{path}: damaged (a record is not as it was written: its checksum differs); move it "
             "away to start afresh."
@@ -57,16 +56,14 @@ def check_record(row: Sequence[Any], path: Path) -> None:
 
 
 def check_pages(connection: sqlite3.Connection) -> None:
-    """Refuse a file whose trees, indexes or columns are not as they were made: a record may be
-    missing, or under another name.
-    """
-    found = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
-    if found == "ok":
-        noted = connection.execute("SELECT value FROM meta WHERE key = 'layout'").fetchone()
-        if noted == (str(_layout(connection)),):
+    """Refuse a file with damaged pages, indexes or table definitions."""
+    problem = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+    if problem == "ok":
+        recorded = connection.execute("SELECT value FROM meta WHERE key = 'layout'").fetchone()
+        if recorded == (str(_layout(connection)),):
             return
-        found = "its tables are not as they were made"
-    raise sqlite3.DatabaseError(f"malformed: {found.splitlines()[-1]}")
+        problem = "its tables are not as they were made"
+    raise sqlite3.DatabaseError(f"malformed: {problem.splitlines()[-1]}")
 
 
 def _layout(connection: sqlite3.Connection) -> int:
@@ -74,22 +71,22 @@ def _layout(connection: sqlite3.Connection) -> int:
     return record_sum([sql for (sql,) in rows])
 
 
-def parameters_of(job: Identity, where: str = "job") -> tuple[ShownParameter, ...]:
-    """The parameters of a job's chips: columns of their own."""
-    found = checked(job, ChipJob, where).parameters
-    for parameter in found:
+def job_parameters(job: Identity, where: str = "job") -> tuple[ShownParameter, ...]:
+    """Return the parameters of a job's chips, which have columns."""
+    parameters = checked(job, ChipJob, where).parameters
+    for parameter in parameters:
         if not parameter.name.isidentifier():
             raise AtollError(f"{where}: parameter {parameter.name!r} is no name for a column.")
-    return found
+    return parameters
 
 
 def design_columns(parameters: Sequence[str]) -> tuple[str, ...]:
-    """What designs can be filtered and sorted by."""
+    """Return the columns of designs."""
     return ("chip", "design", *FIGURES, *parameters, *PLAN, "phase", "at")
 
 
 def _tables(parameters: Sequence[str]) -> str:
-    """One index holds figures and parameters: questions about these never touch the table."""
+    """Return the SQL of all tables; an index covers queries on figures and parameters."""
     covered = ", ".join((*FIGURES[1:], *parameters))
     return f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL, {_SUM}) WITHOUT ROWID;
@@ -128,7 +125,7 @@ CREATE TABLE notes (key TEXT PRIMARY KEY, value TEXT NOT NULL, {_SUM}) WITHOUT R
 
 
 def create(connection: sqlite3.Connection, parameters: Sequence[str]) -> None:
-    """All tables at once, or none."""
+    """Create all tables in one transaction."""
     connection.executescript(
         f"BEGIN IMMEDIATE; {_tables(parameters)} PRAGMA application_id = {APPLICATION}; "
         f"PRAGMA user_version = {SCHEMA_VERSION};"
@@ -139,7 +136,7 @@ def create(connection: sqlite3.Connection, parameters: Sequence[str]) -> None:
 
 
 def check_version(connection: sqlite3.Connection, path: Path) -> None:
-    """Refuse a file of another kind or of another version."""
+    """Refuse a file of another kind or version."""
     application = connection.execute("PRAGMA application_id").fetchone()[0]
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
@@ -156,7 +153,7 @@ def check_version(connection: sqlite3.Connection, path: Path) -> None:
 
 @contextmanager
 def in_sentences(path: Path) -> Iterator[None]:
-    """Turn what SQLite and the system complain about into one sentence."""
+    """Convert errors of SQLite and the system to one AtollError."""
     try:
         yield
     except (sqlite3.Error, UnicodeDecodeError) as error:
@@ -166,7 +163,7 @@ def in_sentences(path: Path) -> Iterator[None]:
 
 
 REMOVED = "was removed while the search wrote to it; run it again, in a folder that stays."
-"""The system lets anybody remove a file that is written to."""
+"""For a file that was removed while it was open."""
 
 
 def _reason(error: Exception, path: Path) -> str:

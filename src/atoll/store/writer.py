@@ -1,8 +1,8 @@
-"""The store of a run as the search sees it: what is on record, and what is new.
+"""Writer of a run's store, used by the search.
 
-Each `put_*` is a transaction of its own: once it returns, the record survives the process, and no
-reader ever sees half of it. Records have keys, so that none is counted twice. Every few seconds the
-file is synchronised with the disk, for the power's sake.
+Each `put_*` is one transaction: once it returns, the record survives the process, and readers see
+it completely or not at all. Records have keys, so that none is counted twice. The file is
+synchronised with the disk every few seconds.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ from atoll.store.schema import (
     check_version,
     create,
     in_sentences,
-    parameters_of,
+    job_parameters,
     record_sum,
 )
 
 PROGRESS_S = 0.5
+PROGRESS_SECONDS, DESIGN_AT, NOTE_VALUE = 2, -3, 1  # columns of their tables (schema._tables)
 SYNC_S = 2.0
-"""At most this much is lost when the power fails; nothing when a process dies."""
+"""Work lost at most on a power failure; nothing is lost when a process dies."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,9 @@ class DesignRow:
 
 @contextmanager
 def opened(folder: Path, job: Identity, executor: str) -> Iterator[RunStore]:
-    """The store of a folder for one job, locked as long as its search runs.
+    """Open the store of a folder for one job, locked while its search runs.
 
-    A job that turns out to have no answer leaves no new folder behind.
+    An infeasible job leaves no new folder behind.
     """
     store = RunStore(folder, job, executor, str(job["version"]))
     try:
@@ -102,20 +103,20 @@ class RunStore:
         self.folder = folder
         self.path = folder / FILE
         self._created = not folder.exists()
-        self._parameters = tuple(parameter.name for parameter in parameters_of(job))
+        self._parameters = tuple(parameter.name for parameter in job_parameters(job))
         self.ending = "failed"
-        """How the run ended, once it did."""
-        self._told = 0.0, -1.0
-        """When progress was last kept, and the score then."""
+        """Final status of the run."""
+        self._progress_s, self._progress_score = 0.0, -1.0
+        """Time and score of the last recorded progress."""
         self._synced = self._began = time.monotonic()
         with in_sentences(self.path):
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = FolderLock(folder)
         try:
-            known = as_written(self.path)
+            intact = as_written(self.path)
             with in_sentences(self.path):
-                record_sums(folder, {FILE: None})  # from now on it changes
-                self._connection = self._open(known)
+                record_sums(folder, {FILE: None})  # it changes from now on
+                self._connection = self._open(intact)
                 self._claim(job)
                 self.run = self._begin_run(executor, version)
         except BaseException:
@@ -135,36 +136,36 @@ class RunStore:
         return connection
 
     def _claim(self, job: Identity) -> None:
-        """The job that the folder belongs to, from the first run on."""
-        known = {key: value for key, value, _ in self._records("meta")}
-        if "fingerprint" not in known:
-            told = [("fingerprint", fingerprint(job)), ("job", canonical_json(job))]
+        """Record the job of a new folder, or refuse another job."""
+        meta = {key: value for key, value, _ in self._records("meta")}
+        if "fingerprint" not in meta:
+            records = [("fingerprint", fingerprint(job)), ("job", canonical_json(job))]
             with self._transaction():
-                self._insert("INSERT", "meta", told)
-        elif known["fingerprint"] != fingerprint(job):
+                self._insert("INSERT", "meta", records)
+        elif meta["fingerprint"] != fingerprint(job):
             self._connection.close()
-            raise AtollError(self._refusal(job, json.loads(known["job"])))
+            raise AtollError(self._refusal(job, json.loads(meta["job"])))
 
-    def _refusal(self, here: Identity, there: Identity) -> str:
-        # Fields that only one of them has come from another version too.
-        if all(here[name] == there[name] for name in (here.keys() & there.keys()) - set(CODE)):
+    def _refusal(self, job: Identity, stored: Identity) -> str:
+        # Fields that only one job has come from another version.
+        if all(job[name] == stored[name] for name in (job.keys() & stored.keys()) - set(CODE)):
             return (
-                f"out: {self.folder} was begun by {code_words(there)}, this is {code_words(here)}, "
+                f"out: {self.folder} was begun by {code_words(stored)}, this is {code_words(job)}, "
                 "and what the two compute must not be mixed; give another folder, or continue "
                 "with the atoll that began it."
             )
-        told = "; ".join(differences(here, there)[:3])
-        return f"out: {self.folder} holds another job ({told}); give another folder."
+        changes = "; ".join(differences(job, stored)[:3])
+        return f"out: {self.folder} holds another job ({changes}); give another folder."
 
     def _begin_run(self, executor: str, version: str) -> int:
         last = next(self._records("progress", "ORDER BY seconds DESC LIMIT 1"), None)
-        self._elapsed_before = 0.0 if last is None else float(last[2])
+        self._elapsed_before = 0.0 if last is None else float(last[PROGRESS_SECONDS])
         newest = next(self._records("designs", "ORDER BY at DESC LIMIT 1"), None)
-        self._latest = 0.0 if newest is None else float(newest[-3])
+        self._latest = 0.0 if newest is None else float(newest[DESIGN_AT])
         count = self._connection.execute("SELECT count(DISTINCT chip) FROM evaluations").fetchone()
         self._evaluated = int(count[0])
         with self._transaction():
-            # Of a process that was killed nobody wrote the end.
+            # A killed process did not write its end.
             self._connection.execute(
                 "UPDATE runs SET status = 'killed', ended = coalesce("
                 "(SELECT max(at) FROM progress WHERE progress.run = runs.run), started) "
@@ -181,14 +182,14 @@ class RunStore:
     # --- What is on record ----------------------------------------------------------------------
 
     def _records(self, table: str, which: str = "", *values: Any) -> Iterator[tuple[Any, ...]]:
-        """Whole records, each found to be as it was written."""
+        """Yield records after checking their checksums."""
         with in_sentences(self.path):
             for row in self._connection.execute(f"SELECT * FROM {table} {which}", values):
                 check_record(row, self.path)
                 yield row
 
     def bounds(self, batch: int) -> dict[int, bytes]:
-        """Bounds of one batch, by chip."""
+        """Return the bounds of one batch by chip."""
         rows = self._records("bounds", "WHERE batch = ?", batch)
         return {chip: lower for _, chip, _, lower, _ in rows}
 
@@ -203,13 +204,13 @@ class RunStore:
         return None
 
     def has_evaluations(self) -> bool:
-        """Whether anything was on record before this run."""
+        """Return whether any evaluation is recorded."""
         return next(self._records("evaluations", "LIMIT 1"), None) is not None
 
     def note(self, key: str) -> Any:
-        """A small piece of JSON kept beside the records; None if there is none."""
-        found = next(self._records("notes", "WHERE key = ?", key), None)
-        return None if found is None else json.loads(found[1])
+        """Return the JSON value recorded under a key, or None."""
+        record = next(self._records("notes", "WHERE key = ?", key), None)
+        return None if record is None else json.loads(record[NOTE_VALUE])
 
     # --- What is new ----------------------------------------------------------------------------
 
@@ -219,11 +220,11 @@ class RunStore:
             self._insert("INSERT OR IGNORE", "bounds", records)
 
     def put_evaluation(self, row: EvaluationRow, design: DesignRow | None) -> None:
-        """Record an evaluation, and the design as it stands after it."""
+        """Record an evaluation and the design after it."""
         now = self._now()
         with self._transaction():
-            known = "SELECT 1 FROM evaluations WHERE chip = ? LIMIT 1"
-            if self._connection.execute(known, (row.chip,)).fetchone() is None:
+            query = "SELECT 1 FROM evaluations WHERE chip = ? LIMIT 1"
+            if self._connection.execute(query, (row.chip,)).fetchone() is None:
                 self._evaluated += 1
             record = (
                 row.phase, row.chip, row.variant, row.effort, self.run, now, row.score,
@@ -234,19 +235,19 @@ class RunStore:
                 self.add_designs([design], now)
 
     def add_designs(self, designs: Iterable[DesignRow], now: float) -> None:
-        """Insert or replace designs inside the transaction at hand."""
+        """Insert or replace designs inside the current transaction."""
         records = (
             (
-                d.chip,
-                d.design,
-                *(d.figures[name] for name in FIGURES),
-                *(d.parameters[name] for name in self._parameters),
-                *(dict(d.plan)[name] for name in PLAN),
-                d.phase,
+                row.chip,
+                row.design,
+                *(row.figures[name] for name in FIGURES),
+                *(row.parameters[name] for name in self._parameters),
+                *(dict(row.plan)[name] for name in PLAN),
+                row.phase,
                 now,
-                json.dumps(d.plans),
+                json.dumps(row.plans),
             )
-            for d in designs
+            for row in designs
         )
         self._insert("INSERT OR REPLACE", "designs", records)
 
@@ -258,12 +259,12 @@ class RunStore:
     def put_progress(
         self, phase: str, left: int, total: int, chip: int | None, score: float, bound: float
     ) -> None:
-        """How far the search is, and the incumbent where it is new."""
+        """Record progress, and the incumbent if it is new."""
         now = self._now()
         seconds = self._elapsed_before + time.monotonic() - self._began
         with self._transaction():
-            told = (self.run, now, seconds, phase, left, total, self._evaluated, score, bound)
-            self._insert("INSERT", "progress", [told])
+            record = (self.run, now, seconds, phase, left, total, self._evaluated, score, bound)
+            self._insert("INSERT", "progress", [record])
             if chip is not None:
                 best = (chip, score, self.run, now, seconds, bound)
                 self._insert("INSERT OR IGNORE", "incumbents", [best])
@@ -271,16 +272,16 @@ class RunStore:
     def tell(
         self, phase: str, left: int, total: int, chip: int | None, score: float, bound: float
     ) -> None:
-        """`put_progress`, not too often: as long as the score stays, once in a while."""
+        """Record progress when the score changes, else at most every PROGRESS_S seconds."""
         now = time.monotonic()
-        if now - self._told[0] > PROGRESS_S or score != self._told[1]:
-            self._told = now, score
+        if now - self._progress_s > PROGRESS_S or score != self._progress_score:
+            self._progress_s, self._progress_score = now, score
             finite = bound if math.isfinite(bound) else sys.float_info.max
             self.put_progress(phase, left, total, chip, score, finite)
 
     def end(self, answer: Identity, proof: Certificate, early: bool) -> None:
-        """Keep the answer, and how the search ended."""
-        self._check_there()
+        """Record the answer and the final status."""
+        self._check_exists()
         self.put_note("result", answer)
         self.ending = "stopped" if early else "finished"
         self.put_progress(self.ending, 0, proof.items, None, proof.score, proof.bound)
@@ -290,12 +291,12 @@ class RunStore:
             self._insert("INSERT OR REPLACE", "notes", [(key, json.dumps(value, allow_nan=False))])
 
     def _now(self) -> float:
-        """The time, never before that of an earlier record: readers ask for what is new since."""
+        """Return the time, never earlier than that of the last record."""
         self._latest = max(self._latest, time.time())
         return self._latest
 
     def _insert(self, how: str, table: str, records: Iterable[tuple[Any, ...]]) -> None:
-        """Records with their checksums, inside the transaction at hand."""
+        """Insert records with their checksums inside the current transaction."""
         rows = [(*record, record_sum(record)) for record in records]
         if rows:
             marks = ", ".join("?" * len(rows[0]))
@@ -305,7 +306,7 @@ class RunStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """All of a block, or nothing."""
+        """Commit the block, or roll it back."""
         connection = self._connection
         with in_sentences(self.path):
             connection.execute("BEGIN IMMEDIATE")
@@ -319,18 +320,18 @@ class RunStore:
             self.sync()
 
     def sync(self) -> None:
-        """Synchronise with the disk if the last time is long ago."""
+        """Synchronise with the disk every SYNC_S seconds."""
         if time.monotonic() - self._synced > SYNC_S:
-            self._check_there()
+            self._check_exists()
             self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
             self._synced = time.monotonic()
 
-    def _check_there(self) -> None:
+    def _check_exists(self) -> None:
         if not self.path.exists():
             raise AtollError(f"{self.path}: {REMOVED}")
 
     def close(self, status: str) -> None:
-        """End the run; the write-ahead log goes into the file."""
+        """End the run and merge the write-ahead log into the file."""
         try:
             with self._transaction():
                 self._connection.execute(
@@ -345,14 +346,14 @@ class RunStore:
             self._lock.release()
 
     def abandon(self, status: str = "failed") -> None:
-        """End after an error: note it if that can still be written, and let go."""
+        """End after an error; record the status if possible."""
         try:
             self.close(status)
         except AtollError:
             return
 
     def discard_if_new(self) -> None:
-        """Leave no folder behind of a job that turned out to have no answer."""
+        """Remove the folder of an infeasible job if this run created it."""
         empty = self._created and not self.has_evaluations()
         self._connection.close()
         self._lock.release()

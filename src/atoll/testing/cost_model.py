@@ -1,4 +1,4 @@
-"""What a cost model must keep to: below peak rates, no slower with more bandwidth, row by row."""
+"""Contract of cost models: below peak rates, monotone in bandwidth, row by row."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHAPES = (
 
 
 def some_configs() -> TensorConfigs:
-    """One, two and four cores of 32 x 32, with their buffer and memory."""
+    """Return one, two and four cores of 32 x 32, with their buffers and memory."""
     count = 3
     return TensorConfigs(
         cores=np.array([1, 2, 4]),
@@ -53,50 +53,50 @@ def check_cost_model(
 ) -> None:
     """Assert that a search may build on a model's table.
 
-    Its entries are those of each product alone; no product is faster than its multiply-adds at the
-    arrays' peak, or than the bytes that it states; no operand stays away from HBM; more of any of
-    the `rates` slows nothing down. Floors, if it has any, lie below.
+    Entries do not depend on other products of the table; no product is faster than its
+    multiply-adds at peak or its bytes at the bandwidths; every operand is read from HBM; raising
+    any of `rates` slows nothing down; floors are lower bounds.
     """
     configs = configs or some_configs()
-    found = _asked(model, shapes, configs)
-    loose = 1.0 + tolerance
+    costs = _costs(model, shapes, configs)
+    slack = 1.0 + tolerance
     macs = np.array([s.batch * s.m * s.n * s.k * s.fraction for s in shapes])
     peak = configs.cores * configs.width * configs.depth * configs.clock_Hz
-    assert np.all(found.seconds * loose >= macs[:, None] / peak), "faster than the arrays' peak"
+    assert np.all(costs.seconds * slack >= macs[:, None] / peak), "faster than the arrays' peak"
     on_chip = np.array([s.on_chip for s in shapes])
-    hbm_s = np.where(on_chip[:, None], 0.0, found.hbm_bytes) / configs.hbm_Bps
-    assert np.all(found.seconds * loose >= hbm_s), "faster than its HBM bytes"
-    assert np.all(found.seconds * loose >= found.glb_bytes / configs.glb_Bps), "faster than its GLB"
+    hbm_s = np.where(on_chip[:, None], 0.0, costs.hbm_bytes) / configs.hbm_Bps
+    assert np.all(costs.seconds * slack >= hbm_s), "faster than its HBM bytes"
+    assert np.all(costs.seconds * slack >= costs.glb_bytes / configs.glb_Bps), "faster than its GLB"
     moved = np.array([2.0 * s.batch * (s.m * s.k + s.k * s.n + s.m * s.n * s.fraction)
                       + s.extra_bytes for s in shapes])  # fmt: skip
-    assert np.all(found.hbm_bytes[~on_chip] * loose >= moved[~on_chip, None]), (
+    assert np.all(costs.hbm_bytes[~on_chip] * slack >= moved[~on_chip, None]), (
         "less HBM traffic than operands and outputs once"
     )
     for row, shape in enumerate(shapes):
-        alone = _asked(model, [shape], configs)
-        for (name, whole), (_, one) in zip(_tables(found), _tables(alone), strict=True):
-            assert np.allclose(whole[row], one[0], rtol=tolerance), (
+        single = _costs(model, [shape], configs)
+        for (name, values), (_, single_values) in zip(_tables(costs), _tables(single), strict=True):
+            assert np.allclose(values[row], single_values[0], rtol=tolerance), (
                 f"{name} of {shape} depends on the other products of its table"
             )
     if model.floors is not None:
         floors = model.floors(list(shapes), configs)
-        for (name, whole), (_, least) in zip(_tables(found), _tables(floors), strict=True):
-            assert np.all(least <= whole * loose), f"the floor of {name} is above it"
+        for (name, values), (_, least) in zip(_tables(costs), _tables(floors), strict=True):
+            assert np.all(least <= values * slack), f"the floor of {name} is above it"
     for rate in rates:
         faster = replace(configs, **{rate: 2.0 * getattr(configs, rate)})
-        assert np.all(_asked(model, shapes, faster).seconds <= found.seconds * loose), (
+        assert np.all(_costs(model, shapes, faster).seconds <= costs.seconds * slack), (
             f"slower with twice the {rate}"
         )
 
 
-def _asked(model: CostModel, shapes: Sequence[Shape], configs: TensorConfigs) -> ProductCosts:
-    found = model.products(list(shapes), configs)
-    for name, values in _tables(found):
+def _costs(model: CostModel, shapes: Sequence[Shape], configs: TensorConfigs) -> ProductCosts:
+    costs = model.products(list(shapes), configs)
+    for name, values in _tables(costs):
         assert np.shape(values)[:2] == (len(shapes), len(configs)), f"{name} has another shape"
         assert np.all(np.isfinite(values)), f"{name} is not finite"
-    assert np.all(found.seconds > 0.0), "a product takes time"
-    return found
+    assert np.all(costs.seconds > 0.0), "a product takes time"
+    return costs
 
 
-def _tables(found: ProductCosts) -> list[tuple[str, FloatArray]]:
-    return [(name, values) for name, values in found._asdict().items() if values is not None]
+def _tables(costs: ProductCosts) -> list[tuple[str, FloatArray]]:
+    return [(name, values) for name, values in costs._asdict().items() if values is not None]

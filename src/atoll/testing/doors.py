@@ -1,4 +1,4 @@
-"""What exporters, stacks, predictors, objectives and families must keep to."""
+"""Contracts of exporters, stacks, predictors, objectives and families."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LAYOUTS = tuple(
     Layout(tp=tp, pp=pp, dp=8 // (tp * pp), sp=tp > 1, microbatch=1, zero=zero)
     for tp, pp, zero in product((1, 2), (1, 2), (0, 1))
 )
-"""Eight devices, spread in the ways that most tools know."""
+"""Layouts of eight devices that most tools support."""
 
 
 def check_exporter(
@@ -42,15 +42,15 @@ def check_exporter(
         config = load_config(name)
         plan = make_plan(config, layout, config.sequence, 16, "bf16", 8, None)
         try:
-            made = exporter.write(plan)
+            launch_file = exporter.write(plan)
         except AtollError as error:
             assert str(error).strip(), "a refusal says why"
             continue
         written += 1
-        assert isinstance(made, LaunchFile)
-        assert made.target == exporter.name, f"a file for {made.target!r}"
-        assert made.text.strip() and made.file and "/" not in made.file
-        assert exporter.write(plan) == made, "another file for the same run"
+        assert isinstance(launch_file, LaunchFile)
+        assert launch_file.target == exporter.name, f"a file for {launch_file.target!r}"
+        assert launch_file.text.strip() and launch_file.file and "/" not in launch_file.file
+        assert exporter.write(plan) == launch_file, "another file for the same run"
     assert written, f"no layout of {', '.join(models)} on eight devices is written"
     unknown = exporter.values.keys() - {axis.name for axis in fields(Axes)}
     assert not unknown, f"values for unknown axes: {', '.join(sorted(unknown))}"
@@ -66,11 +66,11 @@ def check_stack(stack: Stack, model: str = "megatron-1.7b", device: str = "h100"
     run = replace(make_run(model, device, 8, batch=16), stack=stack)
     estimator = Estimator(run)
     for layout in LAYOUTS:
-        found = estimator.estimate(layout)
-        parts = found.step.breakdown()
-        assert np.isfinite(found.step.time_s) and min(parts.values()) >= 0.0, f"a part of {layout}"
-        assert np.isclose(sum(parts.values()), found.step.time_s), "the parts do not add up"
-        assert all(memory.needed > 0 for memory in found.memory)
+        estimate = estimator.estimate(layout)
+        step_s, parts = estimate.step.time_s, estimate.step.breakdown()
+        assert np.isfinite(step_s) and min(parts.values()) >= 0.0, f"a part of {layout}"
+        assert np.isclose(sum(parts.values()), step_s), "the parts do not add up"
+        assert all(memory.needed > 0 for memory in estimate.memory)
     for name, passes in stack.passes.items():
         assert passes.bytes >= 0 and passes.kernels >= 0, name
 
@@ -82,16 +82,16 @@ def check_predictor(
     bytes are above zero, and that it says the same when it is asked again."""
     answered = 0
     for name, layout in product(models, LAYOUTS):
-        asked = Asked(make_run(name, "h100", 8, batch=16), layout)
+        request = Asked(make_run(name, "h100", 8, batch=16), layout)
         try:
-            found = predictor.predict(asked)
+            prediction = predictor.predict(request)
         except AtollError as error:
             assert str(error).strip(), "a refusal says why"
             continue
-        known = [value for value in (found.time_s, found.peak_bytes) if value is not None]
-        assert known, f"nothing is said of {layout}, and nothing refused"
-        assert all(np.isfinite(value) and value > 0 for value in known), f"{found} of {layout}"
-        assert predictor.predict(asked) == found, "another answer to the same question"
+        figures = [n for n in (prediction.time_s, prediction.peak_bytes) if n is not None]
+        assert figures, f"nothing is said of {layout}, and nothing refused"
+        assert all(np.isfinite(n) and n > 0 for n in figures), f"{prediction} of {layout}"
+        assert predictor.predict(request) == prediction, "another answer to the same question"
         answered += 1
     assert answered, f"no layout of {', '.join(models)} on eight devices is predicted"
 

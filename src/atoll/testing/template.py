@@ -1,4 +1,4 @@
-"""What a chip template must keep to: silicon that adds up and grows, bounds below its costs."""
+"""Contract of chip templates: areas add up, figures grow, bounds are below costs."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def check_chip_template(template: ChipTemplate, seed: int = 0) -> None:
     missing = set(MACHINE) - space.columns.keys()
     assert not missing, f"no column {', '.join(sorted(missing))}"
     _check_silicon(template, space)
-    for at, parameter in enumerate(template.parameters):
+    for index, parameter in enumerate(template.parameters):
         if len(parameter.values) > 1 and not parameter.tied:
-            _check_growth(template, at)
+            _check_growth(template, index)
     _check_prices(template, space)
 
 
@@ -81,12 +81,12 @@ def _check_silicon(template: ChipTemplate, space: Space) -> None:
         )
 
 
-def _check_growth(template: ChipTemplate, at: int) -> None:
-    """Along one parameter, from the least chip and from the largest."""
-    name = template.parameters[at].name
+def _check_growth(template: ChipTemplate, index: int) -> None:
+    """Check growth along one parameter, from the smallest and the largest chip."""
+    name = template.parameters[index].name
     for pick in (min, max):
         ends = {p.name: (pick(p.values),) for p in template.parameters if not p.tied}
-        axes = Axes(ends | {name: tuple(sorted(template.parameters[at].values))}, template)
+        axes = Axes(ends | {name: tuple(sorted(template.parameters[index].values))}, template)
         space = ProductSpace(template.name, axes, HBM_OPTIONS[-1:], DEFAULT_GLB).build()
         for what, values in _figures(template, space.columns).items():
             assert np.all(np.diff(values) >= -1e-9 * values[:-1]), f"{what} falls with {name}"
@@ -94,7 +94,7 @@ def _check_growth(template: ChipTemplate, at: int) -> None:
 
 def _figures(template: ChipTemplate, chips: Columns) -> dict[str, np.ndarray]:
     cells = chips["tensor_cores"] * chips["width"] * chips["depth"]
-    found = {
+    figures = {
         "area": template.area_mm2(chips),
         "power": template.power_W(chips, DEFAULT_ENERGY),
         "the arrays' peak": cells * chips["clock_Hz"],
@@ -103,10 +103,10 @@ def _figures(template: ChipTemplate, chips: Columns) -> dict[str, np.ndarray]:
     }
     if template.levels is not None:
         for what, values in zip(("size", "rate"), template.levels.sizes(chips), strict=True):
-            found |= {
+            figures |= {
                 f"the {what} of {n}": values[:, i] for i, n in enumerate(template.levels.names)
             }
-    return found
+    return figures
 
 
 def _check_prices(template: ChipTemplate, space: Space) -> None:

@@ -1,8 +1,8 @@
-"""Annealing for what the exact part leaves: the order of stages on the wafer, and mixed variables.
+"""Simulated annealing over what the exact solver fixes: the order of stages and mixed variables.
 
-Starts from a found mapping. Moves: swap the places of two stages, shift a layer over a boundary,
-change one variable (code, home, fate, helper, stream, collective) of one stage. The evaluator
-prices every move; what does not fit never becomes the answer. Deterministic for a seed.
+Moves: swap the rectangles of two stages, shift a layer over a stage boundary, or change a variable
+(code, home, fate, helper, stream, collective) of a stage. The evaluator prices every move; mappings
+that do not fit are rejected. Deterministic for a seed.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ from atoll.wafer.encoding.genes import (
     BlockMapping,
 )
 from atoll.wafer.encoding.mapping import StageMapping, WaferMapping
-from atoll.wafer.evaluate import Evaluation, evaluate
+from atoll.wafer.evaluate import MappingCost, evaluate
 
 MOVES = 150
-HOT = 0.01  # relative: a move this much worse is taken at first with probability 1/e
-COLD = 1e-5
+HOTTEST = 0.01  # a move slower by this share is accepted at first with probability 1/e
+COLDEST = 1e-5
 
 
 def anneal(
-    wafer: Wafer, start: Evaluation, seed: int, dead_links: Sequence[Link] = (),
+    wafer: Wafer, start: MappingCost, seed: int, dead_links: Sequence[Link] = (),
     homes: Sequence[str] = SEARCHED_HOMES, moves: int = MOVES,
-) -> Evaluation:  # fmt: skip
+) -> MappingCost:  # fmt: skip
     random = np.random.default_rng(seed)
-    here = best = start
+    current = best = start
     for step in range(moves):
-        heat = HOT * (COLD / HOT) ** (step / max(1, moves - 1))
-        candidate = _neighbour(here.mapping, random, homes)
-        if candidate == here.mapping:
+        temperature = HOTTEST * (COLDEST / HOTTEST) ** (step / max(1, moves - 1))
+        candidate = _neighbour(current.mapping, random, homes)
+        if candidate == current.mapping:
             continue
-        found = evaluate(wafer, candidate, dead_links)
-        if not found.fits:
+        evaluation = evaluate(wafer, candidate, dead_links)
+        if not evaluation.fits:
             continue
-        worse = found.step_s / here.step_s - 1.0
-        if worse <= 0.0 or random.random() < exp(-worse / heat):
-            here = found
-            if here.step_s < best.step_s:
-                best = here
+        slowdown = evaluation.step_s / current.step_s - 1.0
+        if slowdown <= 0.0 or random.random() < exp(-slowdown / temperature):
+            current = evaluation
+            if current.step_s < best.step_s:
+                best = current
     return best
 
 
@@ -67,7 +67,7 @@ def _neighbour(
 
 
 def swap_stages(mapping: WaferMapping, a: int, b: int) -> WaferMapping | None:
-    """Two stages change places; None if their rectangles differ in shape."""
+    """Exchange the rectangles of two stages; return None if their shapes differ."""
     first, second = mapping.stages[a].rectangle, mapping.stages[b].rectangle
     if (first.width, first.height) != (second.width, second.height):
         return None
@@ -79,11 +79,11 @@ def swap_stages(mapping: WaferMapping, a: int, b: int) -> WaferMapping | None:
 
 T = TypeVar("T")
 
-WAYS = tuple((streams, algorithm) for streams in (True, False) for algorithm in ALGORITHMS)
+COLLECTIVES = tuple((streams, algorithm) for streams in (True, False) for algorithm in ALGORITHMS)
 
 
 def with_helper(stage: StageMapping, helper: int | None, number: int, stages: int) -> StageMapping:
-    """The stage with this helper, or without one if that is no other stage."""
+    """Return the stage with this helper, or without one if it is not a different stage."""
     if helper is not None and helper != number and 0 <= helper < stages:
         return replace(stage, helper=helper)
     keep = tuple(AGAIN if fate == OFFLOAD else fate for fate in stage.block.keep)
@@ -93,7 +93,7 @@ def with_helper(stage: StageMapping, helper: int | None, number: int, stages: in
 def mutate(
     mapping: WaferMapping, random: np.random.Generator, homes: Sequence[str] = SEARCHED_HOMES
 ) -> WaferMapping:
-    """One random legal change of one variable; `homes` are those that a weight may move to."""
+    """Change one variable at random, legally; `homes` are those that a weight may move to."""
     index = int(random.integers(len(mapping.stages)))
     stage = mapping.stages[index]
     move = int(random.integers(11))
@@ -102,8 +102,8 @@ def mutate(
     if move == 1:
         return replace(mapping, streaming=not mapping.streaming)
     if move == 10 and len(mapping.stages) > 1:
-        others = [name for name in SCHEDULES if name != mapping.schedule]
-        return replace(mapping, schedule=others[int(random.integers(len(others)))])
+        schedules = [name for name in SCHEDULES if name != mapping.schedule]
+        return replace(mapping, schedule=schedules[int(random.integers(len(schedules)))])
     if move == 2 and len(mapping.stages) > 1:
         helper = int(random.integers(len(mapping.stages)))
         stage = with_helper(stage, helper, index, len(mapping.stages))
@@ -119,45 +119,45 @@ def _mutate_block(
     homes: Sequence[str],
 ) -> BlockMapping:  # fmt: skip
     block, genes = mapping.blocks(), stage.block
-    i = int(random.integers(len(genes.codes)))
-    unit = block.units[i]
+    operator = int(random.integers(len(genes.codes)))
+    unit = block.units[operator]
     choices = legal_codes(unit.sizes, stage.digits)
     code = choices[int(random.integers(len(choices)))]
     if move == 3:
-        at = int(random.integers(len(genes.keep)))
-        others = [f for f in range(len(FATES)) if f != genes.keep[at]]
-        if stage.helper is None:
-            others = [f for f in others if f != OFFLOAD]
-        return replace(genes, keep=_put(genes.keep, at, others[int(random.integers(len(others)))]))
+        position = int(random.integers(len(genes.keep)))
+        excluded = (genes.keep[position], *(() if stage.helper is not None else (OFFLOAD,)))
+        fates = [fate for fate in range(len(FATES)) if fate not in excluded]
+        fate = fates[int(random.integers(len(fates)))]
+        return replace(genes, keep=_put(genes.keep, position, fate))
     if move == 4:
         home = homes[int(random.integers(len(homes)))]
-        return replace(genes, homes=_put(genes.homes, i, home))
+        return replace(genes, homes=_put(genes.homes, operator, home))
     if move == 5:
         layouts = legal_codes(block.stream_sizes, stage.digits)
         return replace(genes, stream=layouts[int(random.integers(len(layouts)))])
     if move == 6:
-        pairs = tuple((d, w) for _, d, w in genes.passes)
-        data, weight = pairs[i]
-        changed = (code, code) if not unit.parameters else (
+        pairs = tuple((data, weight) for _, data, weight in genes.passes)
+        data, weight = pairs[operator]
+        gradient_codes = (code, code) if not unit.parameters else (
             (code, weight) if random.integers(2) else (data, code)
         )  # fmt: skip
-        return replace(genes, gradients=_put(pairs, i, changed))
+        return replace(genes, gradients=_put(pairs, operator, gradient_codes))
     if move == 7:
-        same = ((mapping.streaming, mapping.algorithm),) * len(genes.codes)
-        way = WAYS[int(random.integers(len(WAYS)))]
-        return replace(genes, collectives=_put(genes.collectives or same, i, way))
-    return replace(genes, codes=_put(genes.codes, i, code))
+        defaults = ((mapping.streaming, mapping.algorithm),) * len(genes.codes)
+        collective = COLLECTIVES[int(random.integers(len(COLLECTIVES)))]
+        return replace(genes, collectives=_put(genes.collectives or defaults, operator, collective))
+    return replace(genes, codes=_put(genes.codes, operator, code))
 
 
-def _put(values: tuple[T, ...], at: int, value: T) -> tuple[T, ...]:
-    return (*values[:at], value, *values[at + 1 :])
+def _put(values: tuple[T, ...], position: int, value: T) -> tuple[T, ...]:
+    return (*values[:position], value, *values[position + 1 :])
 
 
 def _shift_layer(mapping: WaferMapping, index: int, random: np.random.Generator) -> WaferMapping:
-    other = (index + (1 if random.integers(2) else -1)) % len(mapping.stages)
+    neighbour = (index + (1 if random.integers(2) else -1)) % len(mapping.stages)
     stages = list(mapping.stages)
     if stages[index].layers < 2:
         return mapping
     stages[index] = replace(stages[index], layers=stages[index].layers - 1)
-    stages[other] = replace(stages[other], layers=stages[other].layers + 1)
+    stages[neighbour] = replace(stages[neighbour], layers=stages[neighbour].layers + 1)
     return replace(mapping, stages=tuple(stages))

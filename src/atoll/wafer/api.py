@@ -1,4 +1,4 @@
-"""What Python callers use of this room: search a wafer, price one mapping, save a result."""
+"""Python entry points of the wafer package: search a wafer, price one mapping."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from atoll.wafer.estimate import estimate_job
 from atoll.wafer.job import completed
 from atoll.wafer.run import run_wafer_search
 
-Asked = WaferQuestion | str | Path | None
-"""A question, or a job file; fields given beside it override its own."""
+JobSource = WaferQuestion | str | Path | None
+"""A question or a job file; keyword fields override its fields."""
 
 
 def search_wafer(
-    job: Asked = None,
+    job: JobSource = None,
     *,
     stop: Stop | None = None,
     progress: Progress | None = None,
     **fields: Any,
 ) -> WaferResult:
-    """The best mapping of a model on a wafer (or on the best wafer of a space), with its bound."""
+    """Find the best mapping of a model on a wafer (or on the best wafer of a space)."""
     return run_wafer_search(completed(ask({"wafer": WaferQuestion}, job, fields)), progress, stop)
 
 
-def estimate_wafer(job: Asked = None, **fields: Any) -> WaferEstimate:
+def estimate_wafer(job: JobSource = None, **fields: Any) -> WaferEstimate:
     """Price the one mapping that a question names."""
     return estimate_job(completed(ask({"wafer": WaferQuestion}, job, fields)))

@@ -1,34 +1,40 @@
-"""Architecture and mapping together: a space of wafers, each with its best mapping.
+"""Co-search of architecture and mapping: a space of wafers, each with its best mapping.
 
-A wafer's throughput is at most what work over dies at peak rates gives; that bound, with its power
-and cost, which are known without any search, decides who is solved. For the best wafer alone: best
-bound first, until no bound beats the best found. For the front of throughput, power and cost: every
-wafer that no solved one beats in all three. Many wafers are solved with less effort each than one;
-the one that the bound on all hangs on is then solved again with all of it.
+The work of a step at peak rates bounds a wafer's throughput; that bound, the peak power and the
+cost decide which wafers are solved. For the best wafer alone: highest bound first, until no bound
+exceeds the best throughput. For the Pareto front of throughput, power and cost: every wafer that no
+solved one dominates. Wafers of a space are solved with less effort than a single wafer; the one
+that sets the overall bound is then solved again in full.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from atoll.driver import Progress
 from atoll.errors import AtollError, InfeasibleError
 from atoll.hardware.wafer import Wafer
 from atoll.stopping import StoppedError
-from atoll.wafer.search import Found, WaferSearch
+from atoll.wafer.search import SearchOutcome, WaferSearch
+
+
+class SolvedWafer(NamedTuple):
+    wafer: Wafer
+    outcome: SearchOutcome
 
 
 @dataclass(frozen=True)
-class Explored:
-    """Solved wafers, best first; how many were ruled out, and by what."""
+class WaferExploration:
+    """Solved wafers, best first, and how many were ruled out by cause."""
 
-    solved: tuple[tuple[Wafer, Found], ...]
+    solved: tuple[SolvedWafer, ...]
     pruned: dict[str, int]
     bound_samples_per_s: float
-    """No wafer of the space is faster."""
+    """Upper bound over all wafers of the space."""
     stopped: bool = False
-    """Whether some were not looked at, or not thoroughly, because the search had to end."""
+    """Whether the search ended before every wafer was examined in full."""
 
 
 def explore_wafers(
@@ -36,29 +42,29 @@ def explore_wafers(
     front: bool,
     thorough: Callable[[Wafer], WaferSearch] | None = None,
     progress: Progress | None = None,
-    soon: Callable[[Sequence[int]], None] = lambda numbers: None,
-) -> Explored:
-    """Solve as few wafers as the bounds allow; `thorough` solves again what the bound hangs on,
-    `soon` is told which searches may be asked for next.
+    prefetch: Callable[[Sequence[int]], None] = lambda numbers: None,
+) -> WaferExploration:
+    """Solve as few wafers as the bounds allow; `thorough` solves again the wafer that sets the
+    bound, `prefetch` receives the indices of the searches likely to run next.
 
-    Where it has to end early, the bounds of those that are left count.
+    If it ends early, the bound covers the wafers left.
     """
     bounds = [search.batch / search.ideal_step_s() for search in searches]
     order = sorted(range(len(searches)), key=lambda i: (-bounds[i], searches[i].wafer.cost_dollars))
-    solved: list[tuple[Wafer, Found]] = []
+    solved: list[SolvedWafer] = []
     pruned = {"bound": 0, "memory": 0}
     reason: AtollError | None = None
     left_bound, stopped = 0.0, False
-    for place, index in enumerate(order):
+    for position, index in enumerate(order):
         search = searches[index]
-        _report(progress, len(order) - place, len(order), solved, bounds[index])
+        _report(progress, len(order) - position, len(order), solved, bounds[index])
         if _ruled_out(search.wafer, bounds[index], solved, front):
             pruned["bound"] += 1
             continue
-        others = order[place + 1 : place + 3]
-        soon([i for i in others if not _ruled_out(searches[i].wafer, bounds[i], solved, front)])
+        coming = order[position + 1 : position + 3]
+        prefetch([i for i in coming if not _ruled_out(searches[i].wafer, bounds[i], solved, front)])
         try:
-            found = search.whole()
+            outcome = search.run_as_piece()
         except InfeasibleError as error:
             reason = reason or error
             pruned["memory"] += 1
@@ -66,74 +72,71 @@ def explore_wafers(
         except StoppedError:
             left_bound, stopped = bounds[index], True
             break
-        solved.append((search.wafer, found))
+        solved.append(SolvedWafer(search.wafer, outcome))
     if not solved:
         if stopped:
             raise StoppedError
         raise InfeasibleError(f"space: no wafer of it holds the model; the first: {reason}")
     solved.sort(key=_fastest_first)
     if thorough is not None and not stopped:
-        # The one with the highest bound: the gap hangs on it.
+        # The wafer with the highest bound sets the gap.
         _report(progress, 1, len(order), solved, 0.0)
-        place = min(range(len(solved)), key=lambda i: solved[i][1].bound_s)
-        wafer, found = solved[place]
-        more = thorough(wafer).run([found.best])
-        stopped = more.stopped
-        solved[place] = wafer, replace(more, bound_s=max(more.bound_s, found.bound_s))
+        position = min(range(len(solved)), key=lambda i: solved[i].outcome.bound_s)
+        wafer, outcome = solved[position]
+        refined = thorough(wafer).run([outcome.best])
+        stopped = refined.stopped
+        tightest = replace(refined, bound_s=max(refined.bound_s, outcome.bound_s))
+        solved[position] = SolvedWafer(wafer, tightest)
         solved.sort(key=_fastest_first)
-    known = [searches[0].batch / found.bound_s for _, found in solved]
-    return Explored(tuple(solved), pruned, max(left_bound, *known), stopped)
+    bounds_per_s = [searches[0].batch / outcome.bound_s for _, outcome in solved]
+    return WaferExploration(tuple(solved), pruned, max(left_bound, *bounds_per_s), stopped)
 
 
 def _report(
     progress: Progress | None,
     left: int,
     total: int,
-    solved: Sequence[tuple[Wafer, Found]],
+    solved: Sequence[SolvedWafer],
     next_bound: float,
 ) -> None:
-    """How far the space is searched: wafers left, the best of all and the bound on all.
-
-    Wafers come with their bounds falling, so that the next one's holds for all that are left.
-    """
+    """Report wafers left, best throughput and bound (bounds fall from wafer to wafer)."""
     if progress is not None and solved:
-        best = max(found.best.samples_per_s for _, found in solved)
+        best = max(outcome.best.samples_per_s for _, outcome in solved)
         # A batch is the samples of a step.
-        known = [f.best.samples_per_s * f.best.step_s / f.bound_s for _, f in solved]
-        progress("wafers", left, total, best, max(best, next_bound, *known))
+        bounds_per_s = [s.best.samples_per_s * s.best.step_s / s.bound_s for _, s in solved]
+        progress("wafers", left, total, best, max(best, next_bound, *bounds_per_s))
 
 
-def _fastest_first(pair: tuple[Wafer, Found]) -> tuple[float, float]:
-    wafer, found = pair
-    return -found.best.samples_per_s, wafer.cost_dollars
+def _fastest_first(pair: SolvedWafer) -> tuple[float, float]:
+    wafer, outcome = pair
+    return -outcome.best.samples_per_s, wafer.cost_dollars
 
 
-def _ruled_out(
-    wafer: Wafer, bound: float, solved: Sequence[tuple[Wafer, Found]], front: bool
-) -> bool:
-    for other, found in solved:
-        if found.best.samples_per_s < bound:
+def _ruled_out(wafer: Wafer, bound: float, solved: Sequence[SolvedWafer], front: bool) -> bool:
+    for rival, outcome in solved:
+        if outcome.best.samples_per_s < bound:
             continue
         cheaper = (
-            other.peak_power_W <= wafer.peak_power_W and other.cost_dollars <= wafer.cost_dollars
+            rival.peak_power_W <= wafer.peak_power_W and rival.cost_dollars <= wafer.cost_dollars
         )
         if not front or cheaper:
             return True
     return False
 
 
-def pareto_rows(explored: Explored) -> list[Wafer]:
-    """Wafers that no other beats in throughput, peak power and cost at once."""
+def pareto_rows(explored: WaferExploration) -> list[Wafer]:
+    """Return the wafers on the Pareto front of throughput, peak power and cost."""
     figures = [
-        (-found.best.samples_per_s, wafer.peak_power_W, wafer.cost_dollars)
-        for wafer, found in explored.solved
+        (-outcome.best.samples_per_s, wafer.peak_power_W, wafer.cost_dollars)
+        for wafer, outcome in explored.solved
     ]
 
-    def beaten(own: tuple[float, ...]) -> bool:
-        """By another that is no worse in anything and better in something."""
+    def beaten(candidate: tuple[float, ...]) -> bool:
+        """Whether a rival is no worse in any figure and better in one."""
         return any(
-            other != own and all(a <= b for a, b in zip(other, own, strict=True))
-            for other in figures
+            rival != candidate and all(a <= b for a, b in zip(rival, candidate, strict=True))
+            for rival in figures
         )
 
-    return [w for (w, _), own in zip(explored.solved, figures, strict=True) if not beaten(own)]
+    pairs = zip(explored.solved, figures, strict=True)
+    return [solved.wafer for solved, candidate in pairs if not beaten(candidate)]

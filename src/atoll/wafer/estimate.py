@@ -1,7 +1,7 @@
-"""One mapping on one wafer, priced: what `atoll estimate` does with a wafer job.
+"""Price one mapping on one wafer, as `atoll estimate` does for a wafer job.
 
-The mapping is given whole (a file as `atoll search --out` writes it), or by its stages alone; the
-exact part then finds the best block mapping of each stage.
+The mapping is a file that `atoll search --out` wrote, or only its stages are given; the exact
+solver then finds the best block mapping of each stage.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from atoll.wafer.staging.stages import Planner
 def estimate_mapping(wafer: Wafer, mapping: WaferMapping) -> WaferEstimate:
     """Price a mapping; one that breaks a rule of the encoding or of the wafer is refused."""
     validate(mapping, wafer.rows, wafer.columns)
-    found = evaluate(wafer, mapping)
-    return WaferEstimate(wafer, found, replay_mapping(wafer, found))
+    evaluation = evaluate(wafer, mapping)
+    return WaferEstimate(wafer, evaluation, replay_mapping(wafer, evaluation))
 
 
-def given_mapping(job: WaferQuestion, wafer: Wafer) -> WaferMapping | None:
-    """The mapping that a job names, or the one that its layout leads to."""
+def job_mapping(job: WaferQuestion, wafer: Wafer) -> WaferMapping | None:
+    """Return the mapping that a job names, or the best one for its layout."""
     if job.mapping is not None:
         mapping = read_mapping(job.mapping)
-        asked = {"model": job.model, "batch": job.batch, "sequence": tokens_of(job),
+        wanted = {"model": job.model, "batch": job.batch, "sequence": tokens_of(job),
                  "optimizer": load_states(job.optimizer).name}  # fmt: skip
-        for name, ours in asked.items():
-            theirs = getattr(mapping, name)
-            if theirs != ours:
-                raise AtollError(f"{job.mapping}: its {name} is {theirs}, but the job's is {ours}.")
+        for name, want in wanted.items():
+            stored = getattr(mapping, name)
+            if stored != want:
+                raise AtollError(f"{job.mapping}: its {name} is {stored}, but the job's is {want}.")
         return mapping
     if job.layout is None:
         return None
@@ -71,7 +71,7 @@ def estimate_job(job: WaferQuestion) -> WaferEstimate:
         raise AtollError(
             f"job: wafer: {job.wafer} is a space of {len(wafers)} wafers; an estimate takes one."
         )
-    mapping = given_mapping(job, wafers[0])
+    mapping = job_mapping(job, wafers[0])
     if mapping is None:
         raise AtollError(
             "job: atoll estimate prices one mapping: give `mapping`, a file as atoll search --out "

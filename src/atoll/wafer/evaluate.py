@@ -1,18 +1,16 @@
-"""The evaluator: what a mapping costs on a wafer. The same for found mappings and for baselines.
+"""Evaluator: time and memory of a mapping on a wafer, for searched mappings and baselines alike.
 
-    load of a stage = layers x block + ends (embedding, head) + transfers in; a block takes at least
-                      what ports need where inputs of layers wait outside the wafer
-    step            = (microbatches - 1) x largest load + sum of the loads          (1F1B)
-                      + what a step takes whatever the mapping
+    load of a stage = layers x block + ends (embedding, head) + transfers in, with block >= time of
+                      the ports if layer inputs wait outside the wafer
+    step            = (microbatches - 1) x largest load + sum of the loads + fixed time     (1F1B)
     memory of a die = layers x (states + kept x microbatches in flight) + transient (rebuilt for one
-                      layer) + states and logits of the ends + buffers + guests (what other stages
-                      left there)
+                      layer) + states and logits of the ends + buffers + guests (tensors offloaded
+                      by other stages)
 
-The zero-bubble schedule's step is in `step.bubbles`. A weight pass that is put off holds
-what it needs: the inputs of its operators and the gradients of their outputs.
-
-where a stage that is w-th from the end holds min(w, microbatches) microbatches. Work done once a
-step (gradient sums, the optimizer) is spread over the microbatches.
+where a stage that is w-th from the end holds min(w, microbatches) microbatches. Work done once per
+step (gradient sums, the optimizer) is spread over the microbatches. The zero-bubble schedule's step
+is in `step.bubbles`; a delayed weight pass holds the inputs of its operators and the gradients of
+their outputs.
 """
 
 from __future__ import annotations
@@ -22,6 +20,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -46,12 +45,12 @@ from atoll.wafer.encoding.mapping import StageMapping, WaferMapping
 
 
 @dataclass(frozen=True)
-class Ends:
-    """What embedding or head add to a stage: seconds a microbatch, bytes a die."""
+class EndsCost:
+    """Cost of embedding or head in a stage: seconds per microbatch, bytes per die."""
 
     time_s: float
     weight_s: float
-    """The head's weight pass, a part of `time_s`."""
+    """The head's weight pass, part of `time_s`."""
     states: tuple[float, ...]
     logits_bytes: float
 
@@ -60,21 +59,28 @@ class Ends:
         return sum(self.states) + self.logits_bytes
 
 
+class EndsChoice(NamedTuple):
+    cost: EndsCost
+    head_code: str
+    streaming: bool
+    """Whether the head's collectives overlap with it."""
+
+
 @dataclass(frozen=True)
 class StageCost:
-    """One stage, one microbatch."""
+    """Cost of one stage for one microbatch."""
 
     block: BlockCost
     parts_s: Mapping[str, float]
     """Seconds of one layer by cause."""
     ports_s: float
-    """No layer takes less, since its weights and inputs come through the ports."""
-    ends: Ends
+    """Lower bound on a layer's time: its weights and inputs come through the ports."""
+    ends: EndsCost
     transfer_s: float
     load_s: float
     forward_s: float
     weight_s: float
-    """Weight gradients, a part of `load_s`."""
+    """Weight gradients, part of `load_s`."""
     memory_bytes: Mapping[str, float]
     """By part (`step.parts`)."""
 
@@ -84,18 +90,20 @@ class StageCost:
 
     @property
     def passes(self) -> PassTime:
-        """The load as passes of one microbatch; transfers are waited for in the backward pass."""
+        """The load as passes of one microbatch; transfers count in the backward pass."""
         backward_s = self.load_s - self.forward_s - self.weight_s
         return PassTime(self.forward_s, backward_s, self.weight_s)
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class MappingCost:
+    """Time and memory of a mapping."""
+
     mapping: WaferMapping
     stages: tuple[StageCost, ...]
     step_s: float
     fixed_s: float
-    """What a step takes whatever the mapping, a part of `step_s`."""
+    """Time per step independent of the mapping, part of `step_s`."""
     samples_per_s: float
     fits: bool
 
@@ -104,26 +112,26 @@ class Evaluation:
         return max(stage.total_bytes for stage in self.stages)
 
 
-def evaluate(wafer: Wafer, mapping: WaferMapping, dead_links: Sequence[Link] = ()) -> Evaluation:
-    """Time and memory of a legal mapping."""
+def evaluate(wafer: Wafer, mapping: WaferMapping, dead_links: Sequence[Link] = ()) -> MappingCost:
+    """Return time and memory of a legal mapping."""
     block = mapping.blocks()
     setting = setting_of(wafer, mapping)
     rectangles = [s.rectangle for s in mapping.stages]
-    crossing = boundaries(wafer.mesh, rectangles, block.stream_bytes, dead_links)
-    ways = journeys(wafer.mesh, rectangles, [s.helper for s in mapping.stages], dead_links)
+    crossings = boundaries(wafer.mesh, rectangles, block.stream_bytes, dead_links)
+    paths = helper_paths(wafer, rectangles, [s.helper for s in mapping.stages], dead_links)
     stages = tuple(
-        _stage(stage, number, mapping, block, setting, crossing, _away(wafer, ways[number]))
+        _stage(stage, number, mapping, block, setting, crossings, paths[number])
         for number, stage in enumerate(mapping.stages)
     )
     stages = _with_guests(mapping, stages)
     passes = [stage.passes for stage in stages]
-    step = wafer.step_s + step_s(mapping.schedule, passes, mapping.microbatches)
-    return Evaluation(
+    total_s = wafer.step_s + step_s(mapping.schedule, passes, mapping.microbatches)
+    return MappingCost(
         mapping=mapping,
         stages=stages,
-        step_s=step,
+        step_s=total_s,
         fixed_s=wafer.step_s,
-        samples_per_s=mapping.batch / step,
+        samples_per_s=mapping.batch / total_s,
         fits=all(stage.total_bytes <= wafer.memory_bytes for stage in stages),
     )
 
@@ -135,42 +143,43 @@ def setting_of(wafer: Wafer, mapping: WaferMapping) -> Setting:
     )  # fmt: skip
 
 
-def away_paths(
+def helper_paths(
     wafer: Wafer, rectangles: Sequence[Rectangle], helpers: Sequence[int | None],
     dead_links: Sequence[Link] = (),
 ) -> tuple[Away | None, ...]:  # fmt: skip
-    """How each stage reaches its helper, all of them at once."""
-    return tuple(_away(wafer, way) for way in journeys(wafer.mesh, rectangles, helpers, dead_links))
+    """Return each stage's bandwidth and latency to its helper, all sending at once."""
+    routes = journeys(wafer.mesh, rectangles, helpers, dead_links)
+    return tuple(_helper_path(wafer, journey) for journey in routes)
 
 
-def _away(wafer: Wafer, way: Journey | None) -> Away | None:
-    if way is None:
+def _helper_path(wafer: Wafer, journey: Journey | None) -> Away | None:
+    if journey is None:
         return None
-    return Away(wafer.link_Bps / way.sharing, way.hops * wafer.link_latency_s)
+    return Away(wafer.link_Bps / journey.sharing, journey.hops * wafer.link_latency_s)
 
 
 def _with_guests(mapping: WaferMapping, stages: tuple[StageCost, ...]) -> tuple[StageCost, ...]:
-    """Memory of helpers with what others left there."""
-    guests = [0.0] * len(stages)
+    """Add the tensors offloaded by other stages to the memory of their helpers."""
+    guests_bytes = [0.0] * len(stages)
     for number, (stage, cost) in enumerate(zip(mapping.stages, stages, strict=True)):
         if stage.helper is not None:
-            left = stage.layers * in_flight(mapping, number) * cost.block.away_bytes
+            offloaded_bytes = stage.layers * in_flight(mapping, number) * cost.block.away_bytes
             helper = mapping.stages[stage.helper].rectangle
-            guests[stage.helper] += left * stage.rectangle.size / helper.size
+            guests_bytes[stage.helper] += offloaded_bytes * stage.rectangle.size / helper.size
     return tuple(
-        replace(cost, memory_bytes={**cost.memory_bytes, "guests": held}) if held else cost
-        for cost, held in zip(stages, guests, strict=True)
+        replace(cost, memory_bytes={**cost.memory_bytes, "guests": size}) if size else cost
+        for cost, size in zip(stages, guests_bytes, strict=True)
     )
 
 
 def in_flight(mapping: WaferMapping, stage: int) -> int:
-    """Microbatches whose activations a stage holds at most."""
+    """Return the most microbatches whose activations a stage holds."""
     return int(held(mapping.schedule, len(mapping.stages), stage, mapping.microbatches))
 
 
 def _stage(
     stage: StageMapping, number: int, mapping: WaferMapping, block: Block, setting: Setting,
-    crossing: Boundary, away: Away | None,
+    crossings: Boundary, away: Away | None,
 ) -> StageCost:  # fmt: skip
     count = len(mapping.stages)
     layer = block_cost(block, stage.digits, setting, stage.block, away)
@@ -180,7 +189,7 @@ def _stage(
     ends = ends_cost(
         block, stage.digits, setting, stage.block.stream, stage.head, first, last, external
     )
-    transfer = 2.0 * crossing.into_s[number]
+    transfer = 2.0 * crossings.into_s[number]
     weights, gradients, optimizer = (
         stage.layers * layers + end for layers, end in zip(layer.states, ends.states, strict=True)
     )
@@ -209,14 +218,12 @@ def _stage(
 
 
 def streamed_bytes(block: Block, states: States, dies: int) -> float:
-    """Weights from outside and their gradients pass through a double buffer of one layer."""
+    """Return bytes per die of the double buffer of one layer's external weights and gradients."""
     return 2.0 * (states.weight + states.reduced) * block.parameters / block.layers / dies
 
 
 def delayed_bytes(block: Block, dies: int) -> float:
-    """What a die holds at least for a layer's weight pass that is put off: `layer.delayed_bytes`
-    where every tensor is cut over all dies.
-    """
+    """Lower bound on a layer's bytes per die for delayed weight passes: cut over all dies."""
     edges = (edge for chain in block.chains for edge in chain.edges)
     return sum(sum(edge.totals) for edge in edges) / dies
 
@@ -225,16 +232,15 @@ def delayed_bytes(block: Block, dies: int) -> float:
 def ends_cost(
     block: Block, digits: Digits, setting: Setting, stream: str, head_code: str, first: bool,
     last: bool, external: bool = False,
-) -> Ends:  # fmt: skip
-    """Embedding on the first stage, head and loss on the last; vocabulary cut between dies.
-
-    Where weights live outside the wafer (`external`), so do those of the ends.
+) -> EndsCost:  # fmt: skip
+    """Cost of the embedding on the first stage, head and loss on the last; the vocabulary is cut
+    between dies. With `external`, the weights of the ends are outside the wafer too.
     """
     time = weight = logits = 0.0
     states = np.zeros(3)
     mesh = wires(digits, setting.wafer.mesh), 0, 0
-    named = {"b": roles.BATCH, "s": roles.SEQUENCE, "c": roles.COLUMNS, "r": roles.WHOLE}
-    layout = np.array([named[tag] for tag in stream], np.int64)
+    tag_roles = {"b": roles.BATCH, "s": roles.SEQUENCE, "c": roles.COLUMNS, "r": roles.WHOLE}
+    layout = np.array([tag_roles[tag] for tag in stream], np.int64)
     if first:
         sums = np.full(digits.count, roles.PARTIAL, np.int64)
         moved = kernels.transition_one(block.stream_bytes, sums, sums, layout, *mesh)
@@ -245,32 +251,30 @@ def ends_cost(
     if last and block.head is not None:
         tables = head_tables(block, digits, setting, head_code)
         nodes = tables.unit_nodes(block.head)
-        whole = np.where(nodes.reads[0, 0] == roles.COLUMNS, roles.WHOLE, nodes.reads[0, 0])
-        moved = kernels.transition_one(block.stream_bytes, layout, layout, whole, *mesh)
+        target = np.where(nodes.reads[0, 0] == roles.COLUMNS, roles.WHOLE, nodes.reads[0, 0])
+        moved = kernels.transition_one(block.stream_bytes, layout, layout, target, *mesh)
         parts = parts_of(head_code, digits)
         logits = block.head_bytes / prod(parts.values())
         bandwidth = setting.wafer.chip.hbm.bandwidth_Bps
         # Logits and softmax pass through memory three times: written, read, and their gradient.
-        one, home = np.zeros(1, np.int64), "external" if external else "optimizer"
-        home_s, _ = home_cost(nodes, home, setting, one, one, one)
+        entry, placement = np.zeros(1, np.int64), "external" if external else "optimizer"
+        home_s, _ = home_cost(nodes, placement, setting, entry, entry, entry)
         time += float(nodes.compute_s[0] + home_s[0]) + 3.0 * sum(moved[:3])
         time += 3.0 * logits / bandwidth
         weight = float(nodes.weight_s[0])
-        states += np.concatenate(home_bytes(setting.states, home, nodes, one, one))
-    return Ends(time, weight, tuple(states.tolist()), logits)
+        states += np.concatenate(home_bytes(setting.states, placement, nodes, entry, entry))
+    return EndsCost(time, weight, tuple(states.tolist()), logits)
 
 
 @lru_cache(maxsize=512)
 def head_tables(block: Block, digits: Digits, setting: Setting, code: str) -> Tables:
     assert block.head is not None
-    only = {block.head.name: (code,), "stream": ("r" * digits.count,)}
-    return Tables(block, digits, setting, pricer(setting.wafer.chip), only, units=False)
+    codes = {block.head.name: (code,), "stream": ("r" * digits.count,)}
+    return Tables(block, digits, setting, pricer(setting.wafer.chip), codes, units=False)
 
 
 def head_codes(block: Block, digits: Digits, stream: str) -> tuple[str, ...]:
-    """Codes to try for the head: on every digit vocabulary, or samples and rows as they are; from
-    vocabulary on all digits, which takes the least memory, to the most samples and rows.
-    """
+    """Return the head's legal codes, from vocabulary on all digits to most samples and rows."""
     assert block.head is not None
     tags = [("n", tag) if tag in "bs" else ("n",) for tag in stream]
     candidates = ("".join(chosen) for chosen in product(*tags))
@@ -280,16 +284,14 @@ def head_codes(block: Block, digits: Digits, stream: str) -> tuple[str, ...]:
 @lru_cache(maxsize=512)
 def ends_by_time(
     block: Block, digits: Digits, setting: Setting, stream: str, ends: tuple[bool, bool],
-    external: bool, ways: tuple[bool, ...],
-) -> tuple[tuple[Ends, str, bool], ...]:  # fmt: skip
-    """Embedding or head, the fastest first: what they cost, the head's code, and whether its
-    collectives run beside it (`ways` that may be tried).
-    """
+    external: bool, modes: tuple[bool, ...],
+) -> tuple[EndsChoice, ...]:  # fmt: skip
+    """Return the choices for embedding or head, fastest first; `modes`: streaming values to try."""
     codes = head_codes(block, digits, stream)
     options = [
-        (ends_cost(block, digits, replace(setting, streaming=streams), stream, code, *ends,
-                   external), code, streams)
+        EndsChoice(ends_cost(block, digits, replace(setting, streaming=streaming), stream, code,
+                             *ends, external), code, streaming)
         for code in (codes if ends[1] else codes[:1])
-        for streams in ways
+        for streaming in modes
     ]  # fmt: skip
-    return tuple(sorted(options, key=lambda option: (option[0].time_s, option[1], not option[2])))
+    return tuple(sorted(options, key=lambda o: (o.cost.time_s, o.head_code, not o.streaming)))

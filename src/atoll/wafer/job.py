@@ -1,4 +1,4 @@
-"""What a question about a wafer means to the search: options, tokens, what a mapping file says."""
+"""Translate a wafer question for the search: options, tokens, fields of its mapping file."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from atoll.step.states import load_states
 from atoll.wafer.encoding.block import make_block
 from atoll.wafer.encoding.genes import SEARCHED_HOMES
 from atoll.wafer.encoding.mapping import read_mapping
-from atoll.wafer.staging.stages import Options
+from atoll.wafer.staging.stages import WaferOptions
 
 ABLATIONS = {
     "no-recompute": ("recompute", False),
-    "one-axis": ("one_axis", True),
+    "one-axis": ("single_axis", True),
     "volume-only": ("volume_only", True),
     "no-streaming": ("streaming", False),
     "no-zero-bubble": ("zero_bubble", False),
     "no-offload": ("offload", False),
     "shared-codes": ("passes", False),
 }
-"""What each sets of a search's options."""
+"""Ablations: the search option that each sets."""
 
 
-def options_of(job: WaferQuestion, wafer: Wafer) -> Options:
-    """What a search on a wafer may use."""
+def options_of(job: WaferQuestion, wafer: Wafer) -> WaferOptions:
+    """Return the options of a search on this wafer."""
     homes: tuple[str, ...] = SEARCHED_HOMES
     if wafer.sram_memory:  # weights with their optimizer state do not live in SRAM
         homes = ("external",)
     elif wafer.parameter_store:
         homes = (*homes, "external")
     switched: Any = dict(ABLATIONS[name] for name in job.ablations)
-    return Options(**switched, states=load_states(job.optimizer), homes=homes)
+    return WaferOptions(**switched, states=load_states(job.optimizer), homes=homes)
 
 
 def tokens_of(job: WaferQuestion) -> int:
-    """Tokens of a sequence; a model that no wafer can train is refused here."""
+    """Return the tokens per sequence; raise for a model that no wafer can train."""
     return make_block(job.model, 1, job.sequence).sequence
 
 
 def completed(job: WaferQuestion) -> WaferQuestion:
-    """The job with what it leaves to its mapping file filled in from there."""
+    """Fill the job's unset fields from its mapping file."""
     if job.mapping is None:
         return job
     mapping = read_mapping(job.mapping)

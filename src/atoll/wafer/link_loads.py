@@ -1,10 +1,9 @@
-"""Bytes over every link of the mesh in one microbatch: collectives within stages, activations and
-their gradients between stages, offloaded tensors. What happens once a step (sums of gradients,
-gathers of updated weights) is spread over its microbatches.
+"""Bytes per microbatch over every link of the mesh: collectives within stages, activations and
+their gradients between stages, offloaded tensors. Traffic once per step (gradient sums, gathers of
+updated weights) is spread over its microbatches.
 
 Collectives are the messages of the detailed mode (`detailed.py`), their bytes added along their
-routes. Weights that are streamed from outside the wafer are left out: the model does not fix their
-way over the links.
+routes. Weights streamed from outside the wafer are excluded: the model does not fix their routes.
 """
 
 from __future__ import annotations
@@ -30,39 +29,39 @@ from atoll.wafer.encoding.block_parts import KINDS, Block
 from atoll.wafer.encoding.codes import parts_of
 from atoll.wafer.encoding.genes import AGAIN
 from atoll.wafer.encoding.mapping import StageMapping
-from atoll.wafer.evaluate import Evaluation, head_tables, setting_of
+from atoll.wafer.evaluate import MappingCost, head_tables, setting_of
 
 STATISTICS_BYTES = 8.0
-"""Of a row that a norm sums where its columns are cut between dies."""
+"""Per row that a norm sums if its columns are cut between dies."""
 _STREAM = {"b": roles.BATCH, "s": roles.SEQUENCE, "c": roles.COLUMNS, "r": roles.WHOLE}
 
 
 def link_loads(
-    wafer: Wafer, found: Evaluation, dead_links: Sequence[Link] = ()
+    wafer: Wafer, evaluation: MappingCost, dead_links: Sequence[Link] = ()
 ) -> dict[Link, float]:
-    """Bytes a microbatch over each link that carries any, by direction."""
-    mapping, block = found.mapping, found.mapping.blocks()
+    """Return the bytes per microbatch over each loaded link, by direction."""
+    mapping, block = evaluation.mapping, evaluation.mapping.blocks()
     rectangles = [stage.rectangle for stage in mapping.stages]
     loads: defaultdict[Link, float] = defaultdict(float)
     sent = boundaries(wafer.mesh, rectangles, block.stream_bytes, dead_links).loads
-    for (a, b), size in sent.items():  # gradients go back the same way
+    for (a, b), size in sent.items():  # gradients return on the same route
         loads[a, b] += size
         loads[b, a] += size
     helpers = [stage.helper for stage in mapping.stages]
-    ways = journeys(wafer.mesh, rectangles, helpers, dead_links)
-    for stage, cost, way in zip(mapping.stages, found.stages, ways, strict=True):
-        if way is not None:
-            for link, share in way.loads.items():
+    to_helpers = journeys(wafer.mesh, rectangles, helpers, dead_links)
+    for stage, cost, journey in zip(mapping.stages, evaluation.stages, to_helpers, strict=True):
+        if journey is not None:
+            for link, share in journey.loads.items():
                 loads[link] += share * stage.layers * cost.block.away_bytes
     last = len(mapping.stages) - 1
-    alike: dict[Any, _StageLoads] = {}
+    stage_loads: dict[Any, _StageLoads] = {}
     for number, stage in enumerate(mapping.stages):
         key = stage.digits, stage.block
-        within = alike.setdefault(key, _StageLoads(block, stage, setting_of(wafer, mapping)))
-        total = stage.layers * within.layer + within.ends(stage, number == 0, number == last)
+        inner = stage_loads.setdefault(key, _StageLoads(block, stage, setting_of(wafer, mapping)))
+        total = stage.layers * inner.layer + inner.ends(stage, number == 0, number == last)
         x, y = stage.rectangle.x, stage.rectangle.y
-        for (die, near), size in zip(within.links, total.tolist(), strict=True):
-            loads[(die[0] + x, die[1] + y), (near[0] + x, near[1] + y)] += size
+        for (die, neighbour), size in zip(inner.links, total.tolist(), strict=True):
+            loads[(die[0] + x, die[1] + y), (neighbour[0] + x, neighbour[1] + y)] += size
     return {link: size for link, size in loads.items() if size > 0.0}
 
 
@@ -73,13 +72,13 @@ class _StageLoads:
         self._block, self._genes, self._setting = block, stage.block, setting
         self._digits, self._mesh = stage.digits, setting.wafer.mesh
         dies = {(x, y) for x in range(stage.digits.width) for y in range(stage.digits.height)}
-        self.links = [(die, near) for die in sorted(dies) for near in self._mesh.neighbours(die)
-                      if near in dies]  # fmt: skip
+        self.links = [(die, neighbour) for die in sorted(dies)
+                      for neighbour in self._mesh.neighbours(die) if neighbour in dies]  # fmt: skip
         self._place = {link: number for number, link in enumerate(self.links)}
 
     @cached_property
     def layer(self) -> FloatArray:
-        """One layer, forward and backward."""
+        """Bytes of one layer, forward and backward."""
         tables = tables_of(self._block, self._digits, self._setting, self._genes)
         norm = self._norm()
         total: Any = 2.0 * len(tables.nodes) * norm
@@ -96,19 +95,19 @@ class _StageLoads:
         return np.asarray(total)
 
     def ends(self, stage: StageMapping, first: bool, last: bool) -> FloatArray:
-        """Embedding and head, where the stage has them."""
+        """Return the bytes of embedding and head, if the stage has them."""
         total: Any = np.zeros(len(self.links))
         layout = np.array([_STREAM[tag] for tag in self._genes.stream], np.int64)
-        way, size = "auto", self._block.stream_bytes
+        algorithms, size = ("auto", "auto"), self._block.stream_bytes
         if first:
             sums = np.full(self._digits.count, roles.PARTIAL, np.int64)
-            total = total + 2.0 * sum(self._move(size, sums, sums, layout, way, way)[:3])
+            total = total + 2.0 * sum(self._move(size, sums, sums, layout, *algorithms)[:3])
         if last and self._block.head is not None:
             tables = head_tables(self._block, self._digits, self._setting, stage.head)
             node = tables.unit_nodes(self._block.head)
             read = node.reads[0, 0]
-            whole = np.where(read == roles.COLUMNS, roles.WHOLE, read)
-            total = total + 3.0 * sum(self._move(size, layout, layout, whole, way, way)[:3])
+            target = np.where(read == roles.COLUMNS, roles.WHOLE, read)
+            total = total + 3.0 * sum(self._move(size, layout, layout, target, *algorithms)[:3])
             if "external" not in self._genes.homes:
                 total = total + self._home(node, "optimizer", (0, 0, 0), self._setting.algorithm)
         return np.asarray(total)
@@ -117,36 +116,35 @@ class _StageLoads:
         self, total: float, source: IntArray, via: IntArray, target: IntArray, scatter: str,
         gather: str,
     ) -> Moved:  # fmt: skip
-        """A transition in bytes by link instead of seconds: whoever walks only adds them."""
+        """Return a transition in bytes by link instead of seconds: `walk` only adds them."""
         have, want = stored_layout(source, via), tuple(target.tolist())
         passes = passes_between(self._digits, total, have, want)
-        exchanged = (m for one in passes.exchange for m in exchange_messages(self._digits, *one))
-        reduced: Any = sum(self._reduced(one, scatter) for one in passes.scatter)
+        exchanged = (m for cut in passes.exchange for m in exchange_messages(self._digits, *cut))
+        reduced: Any = sum(self._reduced(collective, scatter) for collective in passes.scatter)
         moved: Any = self._added(exchanged)
-        gathered: Any = sum(self._gathered(one, gather) for one in passes.gather)
+        gathered: Any = sum(self._gathered(collective, gather) for collective in passes.gather)
         return Moved(reduced, moved, gathered, passes.held_bytes)
 
-    def _home(self, node: Nodes, home: str, entries: tuple[int, ...], way: str) -> FloatArray:
-        """A weight, gathered and its gradient summed over its copies, and re-sharded for passes
-        with codes of their own.
-        """
+    def _home(self, node: Nodes, home: str, entries: tuple[int, ...], algorithm: str) -> FloatArray:
+        """Return the bytes to gather a weight, sum its gradient and re-shard it for passes."""
         assert node.unit is not None
         forward, data, weight = entries
         states, rounds = self._setting.states, self._setting.microbatches
         kind, layouts, parameters = KINDS[node.unit.kind], node.weights[:, 0], node.unit.parameters
 
-        def copies(entry: int, each: float) -> Collective:
+        def copies(entry: int, element_bytes: float) -> Collective:
             member = [tag not in kind.weight for tag in node.codes[entry]]
-            return member, each * float(node.parameters[entry])
+            return member, element_bytes * float(node.parameters[entry])
 
-        def moved(each: float, have: int, want: int) -> Any:
+        def moved(element_bytes: float, have: int, want: int) -> Any:
             old, new = layouts[have], layouts[want]
-            found: Any = self._move(each * parameters, old, old, new, way, way)
-            return found.exchange_s + found.gather_s
+            size = element_bytes * parameters
+            transition: Any = self._move(size, old, old, new, algorithm, algorithm)
+            return transition.exchange_s + transition.gather_s
 
-        summed = self._reduced(copies(weight, states.reduced), way)
-        each = states.reduced if home == "replicated" else states.weight
-        gathered = self._gathered(copies(forward, each), way)
+        summed = self._reduced(copies(weight, states.reduced), algorithm)
+        gathered_bytes = states.reduced if home == "replicated" else states.weight
+        gathered = self._gathered(copies(forward, gathered_bytes), algorithm)
         total: Any = summed / (1 if home in ("gradients", "weights") else rounds)
         total = total + gathered * (2.0 if home == "weights" else 1.0 / rounds)
         if data != forward:
@@ -156,22 +154,22 @@ class _StageLoads:
         return np.asarray(total)
 
     def _norm(self) -> FloatArray:
-        """Statistics of rows whose columns are cut, summed over dies: of one pass of a norm."""
+        """Return the bytes to sum row statistics over dies that cut columns, per pass of a norm."""
         code = self._genes.stream
         parts = parts_of(code, self._digits)
         cut = parts.get("b", 1) * parts.get("s", 1)
         rows = self._block.microbatch * self._block.sequence / cut
-        one = [tag == "c" for tag in code], STATISTICS_BYTES * rows
-        way = self._setting.algorithm
-        return self._reduced(one, way) + self._gathered(one, way)
+        collective = [tag == "c" for tag in code], STATISTICS_BYTES * rows
+        algorithm = self._setting.algorithm
+        return self._reduced(collective, algorithm) + self._gathered(collective, algorithm)
 
-    def _gathered(self, one: Collective, way: str) -> FloatArray:
-        halves = pass_messages(self._digits, *one, self._mesh, way)
+    def _gathered(self, collective: Collective, algorithm: str) -> FloatArray:
+        halves = pass_messages(self._digits, *collective, self._mesh, algorithm)
         return self._added(message for messages in halves for message in messages)
 
-    def _reduced(self, one: Collective, way: str) -> FloatArray:
-        """A reduce-scatter is an all-gather with time reversed: every link the other way."""
-        gathered = self._gathered(one, way)
+    def _reduced(self, collective: Collective, algorithm: str) -> FloatArray:
+        """Return a reduce-scatter's bytes: those of an all-gather with every link reversed."""
+        gathered = self._gathered(collective, algorithm)
         return gathered[[self._place[b, a] for a, b in self.links]]
 
     def _added(self, messages: Iterable[Message]) -> FloatArray:

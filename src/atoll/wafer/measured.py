@@ -1,9 +1,9 @@
-"""Predictions held against runs on wafers and on tori of TPUs (`atoll validate --wafer`).
+"""Compare predictions with runs on wafers and on tori of TPUs (`atoll validate --wafer`).
 
-A row of a TPU is estimated as `atoll estimate` does, on the torus of its slice: as its layout says,
-or fully sharded where the table has none. A row of a wafer is priced as weight streaming runs it:
-one group of all dies, layer after layer, in microbatches of the size that is fastest; weights and
-inputs of layers come through the ports. Several wafers divide the batch.
+A TPU row is estimated as by `atoll estimate`, on the torus of its slice, with its layout, or fully
+sharded if the table has none. A wafer row is priced as weight streaming: one group of all dies,
+layer after layer, with the fastest microbatch; weights and layer inputs come through the ports.
+Several wafers divide the batch.
 """
 
 from __future__ import annotations
@@ -26,43 +26,43 @@ from atoll.training.run import Run
 from atoll.validation.rows import run_of
 from atoll.validation.run_table import RunRow, read_runs
 from atoll.validation.validate import Prediction, Priced, priced_run, report
-from atoll.wafer.evaluate import Evaluation
+from atoll.wafer.evaluate import MappingCost
 from atoll.wafer.search import QUICK_CODES
-from atoll.wafer.staging.stages import Options, Planner, rough
+from atoll.wafer.staging.stages import Planner, WaferOptions, rough
 from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.load import load_config
 
 REQUIRED = ("id", "device", "devices", "layers", "hidden", "seq", "global_batch")
 WAFER = re.compile(r"\bcs-?(\d)\b", re.IGNORECASE)
 TORUS = re.compile(r"\d+(?:x\d+)+")
-FORMS = {"bert": "bert-large", "gpt-j": "gpt-j-6b", "llama": "llama2-7b", "gpt": "gpt3-175b"}
-"""Models of the zoo whose blocks those of a family are built like, whatever their sizes."""
-CLASSIFIED = 128
-"""Columns of a classifier's head: few enough to cost nothing, as many as dies to cut them among."""
-PLAIN = re.compile(r"bert|gpt-?[23j]|maxtext", re.IGNORECASE)
-"""Models whose feed-forward layers have no gate; those of others that were measured have."""
+ZOO_MODELS = {"bert": "bert-large", "gpt-j": "gpt-j-6b", "llama": "llama2-7b", "gpt": "gpt3-175b"}
+"""By family, a zoo model with the same kind of block."""
+CLASSIFIER_COLUMNS = 128
+"""Columns of a classifier's head: of negligible cost, yet enough to cut between dies."""
+UNGATED = re.compile(r"bert|gpt-?[23j]|maxtext", re.IGNORECASE)
+"""Measured models whose feed-forward layers have no gate."""
 
 
-def judge_meshes(asked: ValidateQuestion) -> RunsValidation:
-    """Errors over the rows of TPUs and of wafers of a file of measured runs."""
+def judge_meshes(question: ValidateQuestion) -> RunsValidation:
+    """Report the errors over the TPU and wafer rows of a file of measured runs."""
     for name in ("data", "chips", "expect", "site"):
-        if getattr(asked, name) is not None:
+        if getattr(question, name) is not None:
             raise AtollError(f"{name} is given, but not taken beside wafer: ask for one of them")
-    assert asked.wafer is not None
-    return report([predicted(row) for row in read_mesh_runs(asked.wafer)], out=asked.out)
+    assert question.wafer is not None
+    return report([predicted(row) for row in read_mesh_runs(question.wafer)], out=question.out)
 
 
 def read_mesh_runs(path: str | Path) -> tuple[RunRow, ...]:
-    """The file's rows that are of a TPU or of a wafer."""
-    rows = read_runs(path, REQUIRED)
-    found = tuple(r for r in rows if r.device.lower().startswith("tpu") or WAFER.search(r.device))
-    if not found:
+    """Read the TPU and wafer rows of a file."""
+    devices = [(row, row.device) for row in read_runs(path, REQUIRED)]
+    mesh_rows = tuple(r for r, d in devices if d.lower().startswith("tpu") or WAFER.search(d))
+    if not mesh_rows:
         raise AtollError(f"{path}: no row is of a TPU or of a wafer; use --data for other devices")
-    return found
+    return mesh_rows
 
 
 def predicted(row: RunRow) -> Prediction:
-    """A row priced, or why it is not."""
+    """Price a row, or record why it cannot be priced."""
     try:
         row.check()
         machine = WAFER.search(row.device)
@@ -78,24 +78,24 @@ def predicted(row: RunRow) -> Prediction:
 
 
 def _on_torus(row: RunRow) -> Estimate:
-    """With the layout of the row, or fully sharded with the least recomputation that fits."""
+    """Estimate with the row's layout, or fully sharded with the least recomputation that fits."""
     if row.text("tp"):
         run, layout = _sliced(*run_of(row), row)
         return Estimator(run).estimate(layout)
     devices, batch = row.count("devices"), row.count("global_batch")
     replicas = gcd(devices, batch)
-    told = {
+    layout_values = {
         "tp": "1",
         "pp": "1",
         "dp": str(replicas),
         "cp": str(devices // replicas),
         "zero_stage": "3",
-        "mlp_gated": str(int(not PLAIN.search(row.text("model")))),
+        "mlp_gated": str(int(not UNGATED.search(row.text("model")))),
         "method": "pretrain",
     }
     estimates = []
     for recompute in ("none", "selective", "full"):
-        values = {**row.values, **told, "recompute": recompute}
+        values = {**row.values, **layout_values, "recompute": recompute}
         run, layout = _sliced(*run_of(replace(row, values=values)), row)
         estimates.append(Estimator(run).estimate(layout))
         if estimates[-1].fits:
@@ -104,7 +104,7 @@ def _on_torus(row: RunRow) -> Estimate:
 
 
 def _sliced(run: Run, layout: Layout, row: RunRow) -> tuple[Run, Layout]:
-    """On the torus that the row names, if it names one."""
+    """Place the run on the torus that the row names, if it names one."""
     written = TORUS.search(row.text("topology"))
     if written is None:
         return run, layout
@@ -125,37 +125,37 @@ def _shaped(network: Network, axes: tuple[int, ...]) -> Network:
 
 def _on_wafer(row: RunRow, wafer: Wafer) -> Priced:
     wafers, batch = row.count("devices"), row.count("global_batch")
-    found = streamed(wafer, _model(row), -(-batch // wafers), row.count("seq"))
+    cost = fastest_streamed(wafer, _model(row), -(-batch // wafers), row.count("seq"))
     return Priced(
-        time_s=found.step_s,
-        peak_bytes=found.memory_bytes,
-        stage_bytes=tuple(stage.total_bytes for stage in found.stages),
-        fits=found.fits,
-        layout=f"{wafers} x {wafer.name}, microbatches of {found.mapping.microbatch}",
+        time_s=cost.step_s,
+        peak_bytes=cost.memory_bytes,
+        stage_bytes=tuple(stage.total_bytes for stage in cost.stages),
+        fits=cost.fits,
+        layout=f"{wafers} x {wafer.name}, microbatches of {cost.mapping.microbatch}",
         kind="wafer",
     )
 
 
-def streamed(wafer: Wafer, model: ModelConfig, batch: int, sequence: int) -> Evaluation:
-    """The fastest mapping of one group of all dies with weights from outside."""
-    options = rough(Options(homes=("external",)))
+def fastest_streamed(wafer: Wafer, model: ModelConfig, batch: int, sequence: int) -> MappingCost:
+    """Return the fastest mapping of one group of all dies with external weights."""
+    options = rough(WaferOptions(homes=("external",)))
     planner = Planner(wafer, model, batch, sequence, options, QUICK_CODES)
-    everyone = (Rectangle(0, 0, wafer.columns, wafer.rows),)
+    all_dies = (Rectangle(0, 0, wafer.columns, wafer.rows),)
     sizes = [2**n for n in range(batch.bit_length())]
-    found = [e for e in (planner.best(everyone, size) for size in sizes) if e is not None]
-    if not found:
+    costs = [cost for cost in (planner.best(all_dies, size) for size in sizes) if cost is not None]
+    if not costs:
         raise InfeasibleError(f"model {model.name}: no microbatch fits wafer {wafer.name}")
-    return min(found, key=lambda e: e.step_s)
+    return min(costs, key=lambda cost: cost.step_s)
 
 
 def _model(row: RunRow) -> ModelConfig:
-    """A model of the row's sizes, built as its family is."""
+    """Build a model with the row's sizes and its family's blocks."""
     name = row.text("model", row.id)
-    form = next((zoo for family, zoo in FORMS.items() if family in name.lower()), None)
+    form = next((zoo for family, zoo in ZOO_MODELS.items() if family in name.lower()), None)
     if form is None:
         raise AtollError(
             f"line {row.line} ({row.id}): model {name!r} is of no family that was measured on "
-            f"wafers: {', '.join(FORMS)}"
+            f"wafers: {', '.join(ZOO_MODELS)}"
         )
     hidden, sequence = row.count("hidden"), row.count("seq")
     heads = row.count("heads")
@@ -169,7 +169,7 @@ def _model(row: RunRow) -> ModelConfig:
         kv_heads=row.count("kv_heads", heads),
         head_dim=row.count("head_dim", hidden // heads),
         ffn=row.count("ffn", 4 * hidden),
-        vocab=CLASSIFIED if classifies else row.count("vocab", 50257),
+        vocab=CLASSIFIER_COLUMNS if classifies else row.count("vocab", 50257),
         max_sequence=sequence,
         position_rows=sequence,
         dropout=0.0,

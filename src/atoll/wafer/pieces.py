@@ -1,9 +1,8 @@
-"""What takes long in a search on a wafer, piece by piece.
+"""The expensive computations of a wafer search, as pieces.
 
-A piece is a pure function of plain data with plain data (JSON) as its result: a run's store keeps
-it, and workers may compute it ahead of its turn (`executors.pieces`). Each kind has a method that
-asks for it and gives the search's own objects back. What a mapping costs is worked out again: that
-is quick.
+A piece is a pure function from plain data to plain data (JSON): a run's store keeps its result, and
+workers may compute it early (`executors.pieces`). Each kind has a method that requests it and
+returns the search's objects. Mappings are evaluated again, which is quick.
 """
 
 from __future__ import annotations
@@ -25,152 +24,156 @@ from atoll.wafer.answer.explain import CHANGES, worth
 from atoll.wafer.bounds.layer_bounds import LayerBounds, SizeBound
 from atoll.wafer.encoding.block import make_block
 from atoll.wafer.encoding.mapping import from_dict
-from atoll.wafer.evaluate import Evaluation, evaluate
-from atoll.wafer.others.baselines import Baseline, run_baseline
+from atoll.wafer.evaluate import MappingCost, evaluate
+from atoll.wafer.others.baselines import WaferBaseline, run_baseline
 from atoll.wafer.staging.faults import Faults, map_around
-from atoll.wafer.staging.stages import ROUGH, Options, Planner, rough
+from atoll.wafer.staging.stages import ROUGH, Planner, WaferOptions, rough
 
 Call = tuple[Any, ...]
 
 
-class Pieces:
-    """Of one model on one wafer."""
+class WaferPieces:
+    """Pieces of one model on one wafer."""
 
     def __init__(
-        self, wafer: Wafer, model: str, batch: int, sequence: int, options: Options,
+        self, wafer: Wafer, model: str, batch: int, sequence: int, options: WaferOptions,
         most_codes: int, stop: Asked,
     ) -> None:  # fmt: skip
         self._stop = stop
-        self.wafer, self.options, self._asked = wafer, options, (wafer, model, batch, sequence)
-        self.fine = Planner(*self._asked, options, most_codes, stop)
-        few = rough(options)
-        modes = (few, replace(few, streaming=False)) if options.streaming else (few,)
-        self.rough = tuple(Planner(*self._asked, mode, most_codes, stop, ROUGH) for mode in modes)
-        self._planners = (*self.rough, self.fine, self.rough[0].helping())
-        """By the numbers under which they are asked."""
+        self.wafer, self.options, self._problem = wafer, options, (wafer, model, batch, sequence)
+        self.fine = Planner(*self._problem, options, most_codes, stop)
+        streamed = rough(options)
+        modes = (streamed, replace(streamed, streaming=False)) if options.streaming else (streamed,)
+        self.rough = tuple(Planner(*self._problem, mode, most_codes, stop, ROUGH) for mode in modes)
+        self._planners = (*self.rough, self.fine, self.rough[0].with_offload())
+        """Indexed by the planner argument of pieces."""
         shared = LayerBounds(self.rough)
         self._bounds = shared, LayerBounds((self.fine,), like=shared)
         self.kinds: dict[str, Callable[..., Any]] = {
             "fastest": lambda planner, *shape: self._planners[planner].fastest_s(*shape),
             "plan": self._plan,
-            "whole": self._whole,
+            "whole": self._single_group,
             "size": lambda overall, *size: self._bounds[overall].sharper(*size).to_dict(),
-            "around": lambda dead, sizes: told(map_around(self.rough[0], Faults(*dead), sizes)),
+            "around": self._around,
             "baseline": self._baseline,
             "anneal": self._anneal,
             "worth": self._worth,
         }
         self.ask: Callable[..., Any] = self.make
-        """Who is asked, and told of what may be asked for soon."""
-        self.ahead: Callable[[Sequence[Call]], None] = lambda calls: None
+        """Computes a piece; `prefetch` receives pieces likely to be requested soon."""
+        self.prefetch: Callable[[Sequence[Call]], None] = lambda calls: None
 
     def make(self, kind: str, *args: Any) -> Any:
         return self.kinds[kind](*args)
 
     @contextmanager
-    def beside(self) -> Iterator[None]:
-        """A search: a copy of this process makes what may be asked for soon, where nobody else is
-        asked; whoever is asked need not go on with it afterwards.
+    def background_process(self) -> Iterator[None]:
+        """Compute prefetched pieces in a copy of this process during a search, unless an executor
+        does so already; pending ones are dropped at the end.
         """
         if self.ask != self.make:
             try:
                 yield
             finally:
-                self.ahead(())
+                self.prefetch(())
             return
-        before = self.ask, self.ahead
-        with closing(Ahead(self.make, self._stop)) as copy:
-            self.ask, self.ahead = copy.ask, copy.ahead
+        outer_calls = self.ask, self.prefetch
+        with closing(Ahead(self.make, self._stop)) as background:
+            self.ask, self.prefetch = background.ask, background.ahead
             try:
                 yield
             finally:
-                self.ask, self.ahead = before
+                self.ask, self.prefetch = outer_calls
 
-    def _evaluated(self, mapping: Any, dead_links: Sequence[Link] = ()) -> Evaluation | None:
+    def _evaluated(self, mapping: Any, dead_links: Sequence[Link] = ()) -> MappingCost | None:
         return None if mapping is None else evaluate(self.wafer, from_dict(mapping), dead_links)
 
     def _plan(
         self, planner: int, rectangles: Sequence[Call], microbatch: int, limit_s: float
     ) -> Any:
-        laid = [Rectangle(*r) for r in rectangles]
-        return told(self._planners[planner].anew().best(laid, microbatch, limit_s))
+        stages, solver = [Rectangle(*r) for r in rectangles], self._planners[planner]
+        return mapping_record(solver.without_solutions().best(stages, microbatch, limit_s))
 
-    def _whole(self, microbatch: int, limit_s: float) -> Any:
-        """All dies as one group, over all codes that may be fast enough."""
+    def _around(self, dead: Call, microbatches: Sequence[int]) -> Any:
+        return mapping_record(map_around(self.rough[0], Faults(*dead), microbatches))
+
+    def _single_group(self, microbatch: int, limit_s: float) -> Any:
+        """Solve all dies as one group, over all codes that may be fast enough."""
         layers = make_block(self.fine.model, microbatch, self.fine.sequence).layers
         enough_s = limit_s / self.fine.rounds(microbatch) / layers
         fast = self._bounds[1].fast_splits(microbatch, self.wafer.dies, enough_s)
-        laid = [Rectangle(0, 0, self.wafer.columns, self.wafer.rows)]
-        return told(self.fine.among(fast).best(laid, microbatch, limit_s))
+        wafer_rectangle = [Rectangle(0, 0, self.wafer.columns, self.wafer.rows)]
+        return mapping_record(self.fine.among(fast).best(wafer_rectangle, microbatch, limit_s))
 
-    def whole(self, microbatch: int, limit_s: float) -> Evaluation | None:
-        """The best mapping of all dies as one group below the limit, over all codes."""
+    def single_group(self, microbatch: int, limit_s: float) -> MappingCost | None:
+        """Return the best mapping of all dies as one group below the limit, over all codes."""
         return self._evaluated(self.ask("whole", microbatch, limit_s))
 
     def plan(
         self, planner: int, rectangles: Sequence[Rectangle], microbatch: int, limit_s: float
-    ) -> Evaluation | None:
-        """The best mapping on these rectangles that a planner finds below the limit."""
+    ) -> MappingCost | None:
+        """Return the best mapping below the limit on these rectangles by a planner."""
         return self._evaluated(self.ask(*plan_call(planner, rectangles, microbatch, limit_s)))
 
     def size(
         self, overall: bool, microbatch: int, dies: int, level: int, enough_s: float
     ) -> SizeBound:
-        """A sharper bound of stages of so many dies."""
-        asked = overall, microbatch, dies, level, enough_s
-        return SizeBound.from_dict(self.ask("size", *asked))
+        """Return a sharper bound for stages of `dies` dies."""
+        arguments = overall, microbatch, dies, level, enough_s
+        return SizeBound.from_dict(self.ask("size", *arguments))
 
-    def around(self, faults: Faults, microbatches: Sequence[int]) -> Evaluation | None:
-        """The best mapping that leaves the dead out."""
-        found = self.ask("around", (faults.dies, faults.links), tuple(microbatches))
-        return self._evaluated(found, faults.all_links(self.wafer))
+    def around(self, faults: Faults, microbatches: Sequence[int]) -> MappingCost | None:
+        """Return the best mapping that avoids faulty dies and links."""
+        mapping = self.ask("around", (faults.dies, faults.links), tuple(microbatches))
+        return self._evaluated(mapping, faults.all_links(self.wafer))
 
     def _baseline(self, name: str) -> Any:
-        return _plain(run_baseline(name, *self._asked, self.options.states.name))
+        return _baseline_record(run_baseline(name, *self._problem, self.options.states.name))
 
-    def baseline(self, name: str) -> Baseline | None:
-        """What another method would do here."""
-        return self._known(self.ask("baseline", name))
+    def baseline(self, name: str) -> WaferBaseline | None:
+        """Return the best mapping of a published method."""
+        return self._from_record(self.ask("baseline", name))
 
-    def _known(self, plain: Any) -> Baseline | None:
-        if plain is None:
+    def _from_record(self, record: Any) -> WaferBaseline | None:
+        if record is None:
             return None
-        more = {
-            "evaluation": self._evaluated(plain["evaluation"]),
-            "fixed": self._known(plain["fixed"]),
+        evaluations = {
+            "evaluation": self._evaluated(record["evaluation"]),
+            "fixed": self._from_record(record["fixed"]),
         }
-        return Baseline(**plain | more)
+        return WaferBaseline(**record | evaluations)
 
     def _anneal(self, mapping: Any, seed: int, dead_links: Sequence[Link]) -> Any:
         start = evaluate(self.wafer, from_dict(mapping), dead_links)
-        return told(anneal(self.wafer, start, seed, dead_links, self.options.homes))
+        return mapping_record(anneal(self.wafer, start, seed, dead_links, self.options.homes))
 
-    def annealed(self, start: Evaluation, seed: int, dead_links: Sequence[Link]) -> Evaluation:
-        """What random moves make of a mapping."""
-        found = self.ask("anneal", told(start), seed, tuple(dead_links))
-        return evaluate(self.wafer, from_dict(found), dead_links)
+    def annealed(self, start: MappingCost, seed: int, dead_links: Sequence[Link]) -> MappingCost:
+        """Improve a mapping by annealing."""
+        mapping = self.ask("anneal", mapping_record(start), seed, tuple(dead_links))
+        return evaluate(self.wafer, from_dict(mapping), dead_links)
 
     def _worth(self, resource: str, mapping: Any, dead_links: Sequence[Link]) -> Any:
         start = evaluate(self.wafer, from_dict(mapping), dead_links)
-        found = worth(resource, self.wafer, start, self.rough[0].options, dead_links)
-        return None if found is None else asdict(found)
+        resource_worth = worth(resource, self.wafer, start, self.rough[0].options, dead_links)
+        return None if resource_worth is None else asdict(resource_worth)
 
-    def explained(self, best: Evaluation, dead_links: Sequence[Link]) -> tuple[Worth, ...]:
-        """What a little more of each resource is worth."""
-        calls = [("worth", name, told(best), tuple(dead_links)) for name in CHANGES]
-        self.ahead(calls)
+    def explained(self, best: MappingCost, dead_links: Sequence[Link]) -> tuple[Worth, ...]:
+        """Return the gain of a little more of each resource."""
+        calls = [("worth", name, mapping_record(best), tuple(dead_links)) for name in CHANGES]
+        self.prefetch(calls)
         return tuple(Worth(**row) for call in calls if (row := self.ask(*call)) is not None)
 
 
-def _plain(found: Baseline | None) -> Any:
-    if found is None:
+def _baseline_record(baseline: WaferBaseline | None) -> Any:
+    if baseline is None:
         return None
-    return vars(found) | {"evaluation": told(found.evaluation), "fixed": _plain(found.fixed)}
+    evaluation, fixed = mapping_record(baseline.evaluation), _baseline_record(baseline.fixed)
+    return vars(baseline) | {"evaluation": evaluation, "fixed": fixed}
 
 
-def told(found: Evaluation | None) -> JsonValue:
-    """A mapping as plain data."""
-    return None if found is None else found.mapping.to_dict()
+def mapping_record(cost: MappingCost | None) -> JsonValue:
+    """Return the mapping as plain data."""
+    return None if cost is None else cost.mapping.to_dict()
 
 
 def plan_call(

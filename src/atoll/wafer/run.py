@@ -1,4 +1,4 @@
-"""The whole road of a wafer search in one function: job to answer."""
+"""Run a wafer search from job to answer."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from atoll.stopping import Stop, StoppedError
 from atoll.store import Identity, fingerprint
 from atoll.units import counted
 from atoll.wafer.answer.result import WaferResult, running_power_W, wafer_files
-from atoll.wafer.architectures import Explored, explore_wafers, pareto_rows
+from atoll.wafer.architectures import SolvedWafer, WaferExploration, explore_wafers, pareto_rows
 from atoll.wafer.detailed import replay_mapping
 from atoll.wafer.encoding.mapping import read_mapping
-from atoll.wafer.estimate import estimate_mapping, given_mapping
-from atoll.wafer.evaluate import Evaluation
+from atoll.wafer.estimate import estimate_mapping, job_mapping
+from atoll.wafer.evaluate import MappingCost
 from atoll.wafer.job import options_of, tokens_of
-from atoll.wafer.others.baselines import NAMES, Baseline
-from atoll.wafer.search import QUICK_CODES, Candidate, WaferSearch
+from atoll.wafer.others.baselines import NAMES, WaferBaseline
+from atoll.wafer.search import QUICK_CODES, PipelineShape, WaferSearch
 from atoll.wafer.staging.faults import Faults, degraded, unharmed
 from atoll.wafer.staging.stages import MANY_CODES
 from atoll.workload import load_model
@@ -39,9 +39,9 @@ TOLERANCE = 0.01
 def run_wafer_search(
     job: WaferQuestion, progress: Progress | None = None, stop: Stop | None = None
 ) -> WaferResult:
-    """Find the best mapping (and wafer, where a space is given), and lay baselines beside it.
+    """Find the best mapping (and wafer of a space), and compare it with baselines.
 
-    With a folder (`out`) every piece is kept in it, and a search that was interrupted continues.
+    With a folder (`out`) every piece is stored in it, and an interrupted search continues.
     """
 
     def prepare(stop: Stop) -> WaferProblem:
@@ -56,42 +56,42 @@ def run_wafer_search(
 
 @dataclass(frozen=True)
 class WaferProblem:
-    """A job and its wafers: what computes its pieces, here or in a worker."""
+    """A job and its wafers; computes its pieces in this process or in a worker."""
 
     job: WaferQuestion
     wafers: tuple[Wafer, ...]
     stop: Stop
-    _made: dict[tuple[int, bool], WaferSearch] = field(default_factory=dict)
+    _searches: dict[tuple[int, bool], WaferSearch] = field(default_factory=dict)
 
     def search(self, number: int, quick: bool) -> WaferSearch:
-        """With less effort where many wafers are compared (`quick`); made once."""
-        if (number, quick) not in self._made:
-            self._made[number, quick] = make_search(self, number, quick)
-        return self._made[number, quick]
+        """Return the cached search of a wafer, with less effort if `quick`."""
+        if (number, quick) not in self._searches:
+            self._searches[number, quick] = make_search(self, number, quick)
+        return self._searches[number, quick]
 
     def identity(self) -> Identity:
         job = self.job
-        asked = job.to_dict()
+        identity = job.to_dict()
         for name in ("time_limit_s", "baselines", "explain", "pareto", "samples"):
-            del asked[name]
-        given = None if job.mapping is None else read_mapping(job.mapping).to_dict()
-        return asked | {
+            del identity[name]
+        mapping = None if job.mapping is None else read_mapping(job.mapping).to_dict()
+        return identity | {
             "devices": max(wafer.dies for wafer in self.wafers),
             "wafer_content": fingerprint({"wafers": [asdict(wafer) for wafer in self.wafers]}),
             "model_content": fingerprint({"config": repr(load_model(job.model))}),
-            "mapping_content": given and fingerprint(given),
+            "mapping_content": mapping and fingerprint(mapping),
         }
 
     def solve(self, desk: Desk) -> WaferResult:
         with closing(desk.pieces(make_piece, self)) as pieces:
-            return _Road(self, pieces, desk.stop, desk.began, desk.progress).result()
+            return _WaferRun(self, pieces, desk.stop, desk.began, desk.progress).result()
 
     def files(self, answer: WaferResult) -> dict[str, str]:
         return wafer_files(answer)
 
 
 def make_piece(problem: WaferProblem, number: int, quick: bool, *call: Any) -> Any:
-    """A piece of the search on one wafer of a job."""
+    """Compute a piece of the search on one wafer of a job."""
     return problem.search(number, quick).pieces.make(*call)
 
 
@@ -108,8 +108,8 @@ def make_search(
 
 
 @dataclass
-class _Road:
-    """From a job to its answer."""
+class _WaferRun:
+    """State of one run from job to answer."""
 
     problem: WaferProblem
     pieces: Pieces
@@ -121,27 +121,28 @@ class _Road:
 
     def result(self) -> WaferResult:
         job, wafers = self.problem.job, self.problem.wafers
-        baselines: dict[str, Baseline | None] = {}
+        baselines: dict[str, WaferBaseline | None] = {}
         if len(wafers) == 1:
             search = self._search(0, False, self.progress)
             baselines = self._baselines(search)
             with self._timed("search"):
-                found = search.run(_seeds(job, wafers[0], baselines))
-            explored = Explored(((wafers[0], found),), {}, job.batch / found.bound_s, found.stopped)
+                outcome = search.run(_seeds(job, wafers[0], baselines))
+            solved = (SolvedWafer(wafers[0], outcome),)
+            explored = WaferExploration(solved, {}, job.batch / outcome.bound_s, outcome.stopped)
         else:
             with self._timed("search"):
                 explored = self._space()
-            search = self._search(wafers.index(explored.solved[0][0]), True)
+            search = self._search(wafers.index(explored.solved[0].wafer), True)
             baselines = self._baselines(search)
-        wafer, found = explored.solved[0]
-        best, faults = self._with_faults(search, found.best)
+        wafer, outcome = explored.solved[0]
+        best, faults = self._with_faults(search, outcome.best)
         broken = Faults(job.dead_dies, job.dead_links).all_links(wafer)
         start = best
         if not job.ablations:
             with self._optional("annealing"):
                 best = search.pieces.annealed(best, job.seed, broken)
         if faults.kept is not None:
-            faults = replace(faults, kept=best.samples_per_s / found.best.samples_per_s)
+            faults = replace(faults, kept=best.samples_per_s / outcome.best.samples_per_s)
         with self._timed("replay"):
             detailed = replay_mapping(wafer, best, broken)
         worth: tuple[Worth, ...] = ()
@@ -153,21 +154,21 @@ class _Road:
             wafer=wafer,
             best=best,
             certificate=Certificate(
-                score=_healthy(job, found.best, best),
+                score=_healthy(job, outcome.best, best),
                 bound=explored.bound_samples_per_s,
                 tolerance=TOLERANCE,
                 items=len(wafers),
                 kind="architecture",
                 evaluated=len(explored.solved),
                 ruled_out=explored.pruned,
-                tightened=found.solved,
+                tightened=outcome.solved,
                 subject=_subject(job, len(wafers)),
             ),
             baselines=baselines,
             detailed=replace(detailed, annealing_gain=start.step_s / best.step_s - 1.0),
-            designs=tuple(design_row(w, f.best) for w, f in explored.solved),
+            designs=tuple(design_row(wafer, result.best) for wafer, result in explored.solved),
             pareto=_front(explored) if job.pareto else {},
-            runners_up=found.runners_up,
+            runners_up=outcome.runners_up,
             faults=faults,
             explanation=worth,
             phases_s=self.phases,
@@ -184,7 +185,7 @@ class _Road:
 
     @contextmanager
     def _optional(self, name: str) -> Iterator[None]:
-        """What an answer can do without, where there is no time for it."""
+        """Skip an optional part of the answer if the search has to stop."""
         try:
             with self._timed(name):
                 yield
@@ -192,84 +193,84 @@ class _Road:
             self.left_out[name] = self.stop.reason
 
     def _search(self, number: int, quick: bool, progress: Progress | None = None) -> WaferSearch:
-        """A search that asks for its pieces what keeps them and sends them out."""
+        """Return a search whose pieces are stored and distributed by the executor."""
         search = make_search(self.problem, number, quick, progress)
         search.pieces.ask = partial(self.pieces.ask, number, quick)
-        search.pieces.ahead = lambda calls: self.pieces.ahead(
+        search.pieces.prefetch = lambda calls: self.pieces.ahead(
             [(number, quick, *call) for call in calls]
         )
         return search
 
-    def _space(self) -> Explored:
+    def _space(self) -> WaferExploration:
         job, wafers = self.problem.job, self.problem.wafers
         searches = [self._search(number, True) for number in range(len(wafers))]
         thorough = lambda wafer: self._search(wafers.index(wafer), False)  # noqa: E731
-        soon = lambda which: self.pieces.ahead([(i, True, "search") for i in which])  # noqa: E731
-        return explore_wafers(searches, job.pareto, thorough, self.progress, soon)
+        prefetch = lambda numbers: self.pieces.ahead([(i, True, "search") for i in numbers])  # noqa: E731
+        return explore_wafers(searches, job.pareto, thorough, self.progress, prefetch)
 
-    def _baselines(self, search: WaferSearch) -> dict[str, Baseline | None]:
+    def _baselines(self, search: WaferSearch) -> dict[str, WaferBaseline | None]:
         if not self.problem.job.baselines:
             return {}
-        found: dict[str, Baseline | None] = {}
+        baselines: dict[str, WaferBaseline | None] = {}
         with self._timed("baselines"):
-            search.pieces.ahead([("baseline", name) for name in NAMES])
+            search.pieces.prefetch([("baseline", name) for name in NAMES])
             for name in NAMES:
                 with self._optional(f"baseline {name}"):
-                    found[name] = search.pieces.baseline(name)
+                    baselines[name] = search.pieces.baseline(name)
                 self.phases.pop(f"baseline {name}", None)
-        return found
+        return baselines
 
     def _with_faults(
-        self, search: WaferSearch, healthy: Evaluation
-    ) -> tuple[Evaluation, FaultsAnswer]:
-        """The mapping around given faults, and the throughput over sampled wafers."""
-        job, shown, best = self.problem.job, FaultsAnswer(), healthy
+        self, search: WaferSearch, healthy: MappingCost
+    ) -> tuple[MappingCost, FaultsAnswer]:
+        """Map around the job's faults and sample the throughput of faulty wafers."""
+        job, faults_answer, best = self.problem.job, FaultsAnswer(), healthy
 
-        def around(faults: Faults) -> Evaluation | None:
-            found = unharmed(search.wafer, healthy, faults)
+        def around(faults: Faults) -> MappingCost | None:
+            unchanged = unharmed(search.wafer, healthy, faults)
             mapped = search.pieces.around(faults, search.microbatches)
-            both = [each for each in (found, mapped) if each is not None]
-            return min(both, key=lambda each: each.step_s, default=None)
+            costs = [cost for cost in (unchanged, mapped) if cost is not None]
+            return min(costs, key=lambda cost: cost.step_s, default=None)
 
         if job.dead_dies or job.dead_links:
-            given = Faults(job.dead_dies, job.dead_links)
+            faults = Faults(job.dead_dies, job.dead_links)
             with self._timed("faults"):
-                mapped = around(given)
+                mapped = around(faults)
             if mapped is None:
+                working = search.wafer.dies - len(faults.dies)
                 raise InfeasibleError(
-                    f"model {job.model}: no mapping fits the {search.wafer.dies - len(given.dies)} "
-                    f"working dies of wafer {search.wafer.name}; use a smaller model or a wafer "
-                    "with fewer dead dies."
+                    f"model {job.model}: no mapping fits the {working} working dies of wafer "
+                    f"{search.wafer.name}; use a smaller model or a wafer with fewer dead dies."
                 )
             best = mapped
-            shown = replace(shown, kept=best.samples_per_s / healthy.samples_per_s)
+            faults_answer = replace(faults_answer, kept=best.samples_per_s / healthy.samples_per_s)
         if job.samples:
             share = search.wafer.dead_share if job.dead_share is None else job.dead_share
             with self._optional("faults"):
-                where = search.wafer, healthy, share, job.samples, job.seed
-                shown = replace(degraded(*where, around), kept=shown.kept)
-        return best, shown
+                sampling = search.wafer, healthy, share, job.samples, job.seed
+                faults_answer = replace(degraded(*sampling, around), kept=faults_answer.kept)
+        return best, faults_answer
 
 
 def _subject(job: WaferQuestion, wafers: int) -> str:
-    """What the bound is about: not what the job leaves out."""
-    where = "this wafer" if wafers == 1 else counted(wafers, "wafer")
+    """Describe the mappings that the bound covers, without those the job excludes."""
+    wafers_text = "this wafer" if wafers == 1 else counted(wafers, "wafer")
     if wafers == 1 and (job.dead_dies or job.dead_links):
-        where += " without its faults"
-    sizes = ""
+        wafers_text += " without its faults"
+    microbatch_text = ""
     if "microbatch" in job.model_fields_set:
-        sizes = f" with microbatches of {' or '.join(map(str, job.microbatch))}"
+        microbatch_text = f" with microbatches of {' or '.join(map(str, job.microbatch))}"
     left_out = f" ({', '.join(job.ablations)})" if job.ablations else ""
-    return f"all mappings{sizes}{left_out} on {where}"
+    return f"all mappings{microbatch_text}{left_out} on {wafers_text}"
 
 
-def _healthy(job: WaferQuestion, found: Evaluation, best: Evaluation) -> float:
-    """The throughput that the bound is about: that of a wafer without given faults."""
-    return found.samples_per_s if job.dead_dies or job.dead_links else best.samples_per_s
+def _healthy(job: WaferQuestion, healthy: MappingCost, best: MappingCost) -> float:
+    """Return the throughput to compare with the bound: that of a wafer without faults."""
+    return healthy.samples_per_s if job.dead_dies or job.dead_links else best.samples_per_s
 
 
-def _accept(job: WaferQuestion) -> Callable[[Candidate], bool]:
-    def accept(candidate: Candidate) -> bool:
+def _accept(job: WaferQuestion) -> Callable[[PipelineShape], bool]:
+    def accept(candidate: PipelineShape) -> bool:
         shape = candidate.width, candidate.height
         return (not job.stage_shapes or shape in job.stage_shapes) and (
             not job.stage_counts or candidate.stages in job.stage_counts
@@ -279,43 +280,41 @@ def _accept(job: WaferQuestion) -> Callable[[Candidate], bool]:
 
 
 def _seeds(
-    job: WaferQuestion, wafer: Wafer, baselines: Mapping[str, Baseline | None]
-) -> Sequence[Evaluation]:
-    """Baselines and a given mapping, as far as they are points of the space that is asked for: its
-    microbatches, where the job names them, and its homes of weights. Ablations ask what a part of
-    the space is worth: then nothing from outside may help.
-    """
+    job: WaferQuestion, wafer: Wafer, baselines: Mapping[str, WaferBaseline | None]
+) -> Sequence[MappingCost]:
+    """Return baselines and the job's mapping as far as they lie in the searched space."""
     if job.ablations or job.restricted:
         return ()
-    known = [baseline.evaluation for baseline in baselines.values() if baseline is not None]
-    start = given_mapping(job, wafer)
+    costs = [baseline.evaluation for baseline in baselines.values() if baseline is not None]
+    start = job_mapping(job, wafer)
     if start is not None:
-        known.append(estimate_mapping(wafer, start).evaluation)
+        costs.append(estimate_mapping(wafer, start).evaluation)
     homes = {*options_of(job, wafer).homes}
     if "optimizer" in homes:
         homes.add("replicated")  # which takes no less time
     return [
-        found
-        for found in known
-        if {home for stage in found.mapping.stages for home in stage.block.homes} <= homes
-        and (found.mapping.microbatch in job.microbatch or "microbatch" not in job.model_fields_set)
+        cost
+        for cost in costs
+        if {home for stage in cost.mapping.stages for home in stage.block.homes} <= homes
+        and (cost.mapping.microbatch in job.microbatch or "microbatch" not in job.model_fields_set)
     ]
 
 
-def design_row(wafer: Wafer, found: Evaluation) -> WaferDesign:
+def design_row(wafer: Wafer, cost: MappingCost) -> WaferDesign:
     return WaferDesign.of(
         wafer,
-        samples_per_s=found.samples_per_s,
-        power_W=running_power_W(wafer, found),
-        microbatch=found.mapping.microbatch,
-        stages=len(found.mapping.stages),
-        memory_GiB_used=found.memory_bytes / 2**30,
+        samples_per_s=cost.samples_per_s,
+        power_W=running_power_W(wafer, cost),
+        microbatch=cost.mapping.microbatch,
+        stages=len(cost.mapping.stages),
+        memory_GiB_used=cost.memory_bytes / 2**30,
     )
 
 
-def _front(explored: Explored) -> dict[str, WaferFront]:
-    chosen = pareto_rows(explored)
-    rows = (design_row(w, f.best) for w, f in explored.solved if any(w is c for c in chosen))
+def _front(explored: WaferExploration) -> dict[str, WaferFront]:
+    pareto = pareto_rows(explored)
+    solved = (pair for pair in explored.solved if any(pair.wafer is member for member in pareto))
+    rows = (design_row(wafer, outcome.best) for wafer, outcome in solved)
     return {"throughput_power_cost": WaferFront(proven_within=None, designs=tuple(rows))}
 
 

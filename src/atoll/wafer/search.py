@@ -1,13 +1,11 @@
-"""The search for the best mapping on one wafer, with a bound on everything it did not try.
+"""Search for the best mapping on one wafer, with a bound on all mappings.
 
 Candidates are (microbatch, shape of a stage's rectangle, number of stages), with bounds
-(`bounds.StepBound.equal_s`) that grow sharper when a candidate comes to the front: peak rates at
-first, then operators, then the exact part's fastest layer on its shape. The best of every number of
-stages is solved first, so that no kind of mapping is left out; then those with the best bounds. A
-candidate whose bound is no better than the best mapping known is never solved. The bound on all
-mappings, whatever their tiling of the wafer, is `StepBound.lowest`.
-
-What takes long is asked for in pieces (`pieces.py`).
+(`bounds.StepBound.equal_s`) that are sharpened when a candidate reaches the front of the queue:
+peak rates first, then operators, then the exact solver's fastest layer on its shape. The best
+candidate of every number of stages is solved first, then those with the best bounds. A candidate
+whose bound is no better than the best mapping is never solved. The bound on all mappings, with any
+tiling of the wafer, is `StepBound.lowest`. Expensive computations are pieces (`pieces.py`).
 """
 
 from __future__ import annotations
@@ -29,26 +27,30 @@ from atoll.wafer.bounds.layer_bounds import COUNTS, OPERATORS, WHOLE_CODES
 from atoll.wafer.bounds.step_bounds import Lowest, StepBound
 from atoll.wafer.encoding.block import make_block
 from atoll.wafer.encoding.mapping import from_dict
-from atoll.wafer.evaluate import Evaluation, evaluate
-from atoll.wafer.pieces import Call, Pieces, plan_call, told
+from atoll.wafer.evaluate import MappingCost, evaluate
+from atoll.wafer.pieces import Call, WaferPieces, mapping_record, plan_call
 from atoll.wafer.staging.faults import Faults
-from atoll.wafer.staging.stages import INFINITY, MANY_CODES, MICROBATCHES, Options
+from atoll.wafer.staging.stages import INFINITY, MANY_CODES, MICROBATCHES, WaferOptions
 from atoll.wafer.staging.tiling import pack
 
 QUICK_CODES = 100  # instead of MANY_CODES when many wafers are compared
 MOST_SOLVED = 20  # candidates solved on one wafer; the bound covers the others
 QUICK_SOLVED = 10  # the same when many wafers are compared
-CLOSE = 1e-3  # of a step: candidates whose bounds promise no more are not solved
-SMALL = 8  # dies of a stage
+LEAST_GAIN = 1e-3  # share of a step: candidates whose bounds promise less are not solved
+SMALL = 8  # dies of a small stage
 MOST_POLISHED = 3  # of the best mappings, solved again with every variable free
-POLISHED = 0.03  # of a step: what that may bring
-MOST_HELPED = 4  # candidates tried with stages that help each other
-MOST_FREED = 10  # candidates of small stages tried with every variable free
-SOON = 3  # candidates that are looked at before their turn: another core may solve them
+POLISH_GAIN = 0.03  # share of a step that polishing may gain
+MOST_OFFLOADED = 4  # candidates tried with offload between stages
+MOST_SMALL = 10  # candidates of small stages tried with every variable free
+UPCOMING = 3  # candidates prefetched for other cores
+
+Attempt = tuple[int, tuple[Rectangle, ...]]  # planner, rectangles of the stages
 
 
 @dataclass(frozen=True, order=True)
-class Candidate:
+class PipelineShape:
+    """Candidate: pipelines of equal stages, with a lower bound on their step."""
+
     bound_s: float
     microbatch: int
     width: int
@@ -57,16 +59,16 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Found:
-    """The best mapping on a wafer and how good it is."""
+class SearchOutcome:
+    """The best mapping on a wafer and its bound."""
 
-    best: Evaluation
+    best: MappingCost
     bound_s: float
-    """No mapping of the encoding on this wafer has a shorter step."""
+    """Lower bound on the step of every mapping on this wafer."""
     solved: int
-    runners_up: tuple[Evaluation, ...] = ()
+    runners_up: tuple[MappingCost, ...] = ()
     stopped: bool = False
-    """Whether the search had to end before it was done."""
+    """Whether the search ended early."""
 
     @property
     def gap(self) -> float:
@@ -78,210 +80,204 @@ class WaferSearch:
     """One model on one wafer."""
 
     def __init__(
-        self, wafer: Wafer, model: str, batch: int, sequence: int, options: Options | None = None,
-        microbatches: Sequence[int] = MICROBATCHES, progress: Progress | None = None,
-        most_codes: int = MANY_CODES, accept: Callable[[Candidate], bool] | None = None,
-        stop: Asked = never,
+        self, wafer: Wafer, model: str, batch: int, sequence: int,
+        options: WaferOptions | None = None, microbatches: Sequence[int] = MICROBATCHES,
+        progress: Progress | None = None, most_codes: int = MANY_CODES,
+        accept: Callable[[PipelineShape], bool] | None = None, stop: Asked = never,
     ) -> None:  # fmt: skip
         self.accept = accept
         self.wafer, self.model, self.batch, self.sequence = wafer, model, batch, sequence
-        asked = wafer, model, batch, sequence
-        self.pieces = Pieces(*asked, options or Options(), most_codes, stop)
+        arguments = wafer, model, batch, sequence
+        self.pieces = WaferPieces(*arguments, options or WaferOptions(), most_codes, stop)
         self.pieces.kinds["search"] = self._search_piece
         self.planners, self.fine = self.pieces.rough, self.pieces.fine
         self.planner = self.planners[0]
         self.quick = most_codes <= QUICK_CODES or self.fine.options.volume_only
-        """Whether less is tried: many wafers are compared, or bounds on seconds say little."""
+        """Whether to try less: many wafers are compared, or bounds on time are loose."""
         self.microbatches = tuple(b for b in microbatches if b <= batch)
         self.progress = progress
         self.bounds = StepBound((self.fine,), self.microbatches, partial(self.pieces.size, True))
-        """On everything; `_reach` is on what candidates are compared with."""
-        self._reach = StepBound(self.planners, self.microbatches, partial(self.pieces.size, False))
+        """Bounds with every variable free; `_rough_bounds`: with those that compare candidates."""
+        rough_size = partial(self.pieces.size, False)
+        self._rough_bounds = StepBound(self.planners, self.microbatches, rough_size)
         self._overall_s: float | None = None
-        """No mapping has a shorter step, as far as is known; None before the first mapping."""
+        """Lower bound on every mapping's step; None before the first mapping."""
         self._solved = 0
         self._compared = 0
-        """Candidates solved with few variables free: `MOST_SOLVED` at most."""
-        self._free: list[Evaluation] = []
-        """Mappings found with every variable free."""
-        self._closed: set[Candidate] = set()
-        """Candidates that were solved, without their bounds."""
+        """Candidates solved with few variables free, at most `MOST_SOLVED`."""
+        self._free_costs: list[MappingCost] = []
+        """Mappings solved with every variable free."""
+        self._closed: set[PipelineShape] = set()
+        """Solved candidates, with bound 0."""
 
     # -- candidates ----------------------------------------------------------------------------
 
-    def candidates(self, bounds: StepBound | None = None) -> list[Candidate]:
-        """All that may fit, with what they take at peak rates at least."""
-        known = bounds or self._reach
-        found = []
+    def candidates(self, bounds: StepBound | None = None) -> list[PipelineShape]:
+        """Return all that may fit, with lower bounds at peak rates."""
+        step_bound = bounds or self._rough_bounds
+        candidates = []
         rows, columns = self.wafer.rows, self.wafer.columns
         for microbatch in self.microbatches:
             layers = make_block(self.model, microbatch, self.sequence).layers
-            bound_s = cache(partial(known.equal_s, microbatch, cap_s=INFINITY))
+            bound_s = cache(partial(step_bound.equal_s, microbatch, cap_s=INFINITY))
             for width in range(1, columns + 1):
                 for height in range(1, rows + 1):
-                    most = min(layers, (columns // width) * (rows // height))
-                    for stages in range(1, most + 1):
+                    most_stages = min(layers, (columns // width) * (rows // height))
+                    for stages in range(1, most_stages + 1):
                         bound = bound_s(width * height, stages)
-                        found.append(Candidate(bound, microbatch, width, height, stages))
-        return sorted(
-            c for c in found if c.bound_s < INFINITY and (self.accept is None or self.accept(c))
-        )
+                        candidates.append(PipelineShape(bound, microbatch, width, height, stages))
+        accept = self.accept or (lambda candidate: True)
+        return sorted(c for c in candidates if c.bound_s < INFINITY and accept(c))
 
     # -- the search ----------------------------------------------------------------------------
 
     def ideal_step_s(self) -> float:
-        """All work over all dies at peak rates: a bound that needs no solving."""
+        """Return the time of all work on all dies at peak rates: a bound without solving."""
         return min(self.planner.rounds(b) * self.bounds.work_s(b) for b in self.microbatches)
 
-    def run(self, seeds: Sequence[Evaluation] = ()) -> Found:
-        """`seeds` are mappings known already (baselines are points of the same space); microbatches
-        that only they have are looked at too, so that the bound is one on them.
+    def run(self, seeds: Sequence[MappingCost] = ()) -> SearchOutcome:
+        """Search from `seeds`, mappings of the same space such as baselines; their microbatches are
+        searched too, so that the bound covers them.
         """
-        more = {seed.mapping.microbatch for seed in seeds if seed.fits} - {*self.microbatches}
-        self.microbatches = (*self.microbatches, *sorted(more))
-        self.bounds.microbatches = self._reach.microbatches = self.microbatches
-        with self.pieces.beside():
-            return self._found(seeds)
+        seeded = {seed.mapping.microbatch for seed in seeds if seed.fits}
+        self.microbatches = (*self.microbatches, *sorted(seeded - {*self.microbatches}))
+        self.bounds.microbatches = self._rough_bounds.microbatches = self.microbatches
+        with self.pieces.background_process():
+            return self._search(seeds)
 
-    def _found(self, seeds: Sequence[Evaluation] = ()) -> Found:
-        kept = [seed for seed in seeds if seed.fits]
+    def _search(self, seeds: Sequence[MappingCost] = ()) -> SearchOutcome:
+        pool = [seed for seed in seeds if seed.fits]
         stopped = False
         try:
-            best, bound_s = self._run(kept)
+            best, bound_s = self._best_and_bound(pool)
         except StoppedError:
-            if not kept:
+            if not pool:
                 raise
-            best, stopped = min(kept, key=_step_s), True
+            best, stopped = min(pool, key=_step_s), True
             bound_s = min(best.step_s, self._overall_s or self.ideal_step_s())
-        kept.sort(key=_step_s)
-        others = tuple(e for e in kept if e is not best)
-        return Found(best, bound_s, self._solved, others[:3], stopped)
+        pool.sort(key=_step_s)
+        runners_up = tuple(cost for cost in pool if cost is not best)
+        return SearchOutcome(best, bound_s, self._solved, runners_up[:3], stopped)
 
-    def _run(self, kept: list[Evaluation]) -> tuple[Evaluation, float]:
-        """The best mapping and the bound; what is found on the way is added to `kept`."""
-        if not kept:
+    def _best_and_bound(self, pool: list[MappingCost]) -> tuple[MappingCost, float]:
+        """Return the best mapping and the bound; add every solved mapping to `pool`."""
+        if not pool:
             self._check_memory()
         queue = self.candidates()
         total = len(queue)
-        self._report("mappings", total, total, min(kept, key=_step_s, default=None))
-        self._freed(kept, total)
-        counts = dict.fromkeys(c.stages for c in queue)
-        alike = [[c for c in queue if c.stages == n and self._is_open(c)] for n in counts]
-        for number, same in enumerate(alike, 1):
-            self._solve_next(same, kept, total, alike[number : number + SOON])
-        solvable = [c for c in queue if self._is_open(c)]
-        while self._solve_next(solvable, kept, total, [solvable] * SOON):
+        self._report("mappings", total, total, min(pool, key=_step_s, default=None))
+        self._solve_small_stages(pool, total)
+        counts = dict.fromkeys(candidate.stages for candidate in queue)
+        queues = [[c for c in queue if c.stages == n and self._is_open(c)] for n in counts]
+        for number, stage_queue in enumerate(queues, 1):
+            self._solve_next(stage_queue, pool, total, queues[number : number + UPCOMING])
+        solvable = [candidate for candidate in queue if self._is_open(candidate)]
+        while self._solve_next(solvable, pool, total, [solvable] * UPCOMING):
             pass
-        best = min(kept, key=_step_s, default=None)
-        mixed = self._mixed(best)
+        best = min(pool, key=_step_s, default=None)
+        mixed = self._mixed_shapes(best)
         if mixed is not None:
-            kept.append(mixed)
+            pool.append(mixed)
             best = mixed
         self._report("refining", len(solvable), total, best)
         if self.fine.options.offload:
-            self._helped(kept, total)
-        best = self._polished(kept)
+            self._solve_with_offload(pool, total)
+        best = self._polish(pool)
         if best is None:
             raise InfeasibleError(
                 f"model {self.model}: no mapping fits wafer {self.wafer.name} with batch "
                 f"{self.batch} and sequence {self.sequence}, even with everything recomputed; use "
                 "more memory a die, a shorter sequence or a smaller model."
             )
-        best, lowest = self._suggested(*self._bounded(best, kept), kept)
+        best, lowest = self._try_unequal_stages(*self._bound_best(best, pool), pool)
         self._overall_s = min(best.step_s, lowest.bound_s + self.wafer.step_s)
         self._report("proven", 0, total, best)
         return best, self._overall_s
 
-    def _freed(self, kept: list[Evaluation], total: int) -> None:
-        """Pipelines of small stages, with every variable free: they are solved in no time, and what
-        they take limits the search of others.
-        """
+    def _solve_small_stages(self, pool: list[MappingCost], total: int) -> None:
+        """Solve pipelines of small stages with every variable free: quick, and limits others."""
         small = [c for c in self.candidates(self.bounds) if c.width * c.height <= SMALL]
         queue, fine = [c for c in small if c.stages > 1], len(self.planners)
-        for _ in range(1 if self.quick else MOST_FREED):
-            best = min(kept, key=_step_s, default=None)
-            known_s = INFINITY if best is None else best.step_s
-            candidate = self._next(queue, known_s * (1.0 - POLISHED), self.bounds, (fine,))
+        for _ in range(1 if self.quick else MOST_SMALL):
+            best = min(pool, key=_step_s, default=None)
+            best_s = INFINITY if best is None else best.step_s
+            candidate = self._pop_best(queue, best_s * (1.0 - POLISH_GAIN), self.bounds, (fine,))
             if candidate is None:
                 break
             self._closed.add(replace(candidate, bound_s=0.0))
-            limit = known_s * (1.0 - CLOSE)
-            self.pieces.ahead(self._plans(candidate, limit, (fine,)))
-            # Only now: the first bound on all mappings takes as long as a candidate.
+            limit = best_s * (1.0 - LEAST_GAIN)
+            self.pieces.prefetch(self._plan_calls(candidate, limit, (fine,)))
+            # After prefetching: the first bound on all mappings takes as long as a candidate.
             self._report("mappings", len(queue), total, best)
             self._solved += 1
-            found = self._solve(candidate, limit, fine)
-            if found is not None:
-                kept.append(found)
-                self._free.append(found)
-        self._report("mappings", len(queue), total, min(kept, key=_step_s, default=None))
+            cost = self._solve(candidate, limit, fine)
+            if cost is not None:
+                pool.append(cost)
+                self._free_costs.append(cost)
+        self._report("mappings", len(queue), total, min(pool, key=_step_s, default=None))
 
-    def _is_open(self, candidate: Candidate) -> bool:
+    def _is_open(self, candidate: PipelineShape) -> bool:
         return replace(candidate, bound_s=0.0) not in self._closed
 
     def _solve_next(
-        self, queue: list[Candidate], kept: list[Evaluation], total: int,
-        later: Sequence[list[Candidate]],
+        self, queue: list[PipelineShape], pool: list[MappingCost], total: int,
+        later: Sequence[list[PipelineShape]],
     ) -> bool:  # fmt: skip
-        """Solve the candidate of the queue (a heap) whose bound, as sharp as it gets, is the best;
-        whether there was one that promised more than the best mapping of `kept`. `later`: the
-        queues of the next ones.
+        """Solve the candidate of the queue (a heap) with the best fully sharpened bound; return
+        whether it promised more than the best mapping of `pool`. `later`: the next queues.
         """
         heapq.heapify(queue)
-        best = min(kept, key=_step_s, default=None)
-        limit = INFINITY if best is None else best.step_s * (1.0 - CLOSE)
+        best = min(pool, key=_step_s, default=None)
+        limit = INFINITY if best is None else best.step_s * (1.0 - LEAST_GAIN)
         most = QUICK_SOLVED if self.quick else MOST_SOLVED
-        candidate = self._next(queue, limit, self._reach)
+        candidate = self._pop_best(queue, limit, self._rough_bounds)
         if candidate is None or self._compared >= most:
             return False
         self._compared += 1
         self._closed.add(replace(candidate, bound_s=0.0))
         promising = self._promising(candidate, limit)
-        soon = self._plans(candidate, limit, promising)
-        self.pieces.ahead(soon)
-        for next_one in self._soon(later[: most - self._compared], limit, self._reach):
-            soon += self._plans(next_one, limit, self._promising(next_one, limit))
-            self.pieces.ahead(soon)
-        self.pieces.ahead([*soon, *self._polishing(kept)[:1]])
+        calls = self._plan_calls(candidate, limit, promising)
+        self.pieces.prefetch(calls)
+        for upcoming in self._upcoming(later[: most - self._compared], limit, self._rough_bounds):
+            calls += self._plan_calls(upcoming, limit, self._promising(upcoming, limit))
+            self.pieces.prefetch(calls)
+        self.pieces.prefetch([*calls, *self._polish_calls(pool)[:1]])
         for planner, fastest_s in promising.items():
             if fastest_s < limit:
                 self._solved += 1
-                found = self._solve(candidate, limit, planner)
-                if found is not None:
-                    kept.append(found)
-                    limit = min(limit, found.step_s)
-        self._report("mappings", len(queue), total, min(kept, key=_step_s, default=None))
+                cost = self._solve(candidate, limit, planner)
+                if cost is not None:
+                    pool.append(cost)
+                    limit = min(limit, cost.step_s)
+        self._report("mappings", len(queue), total, min(pool, key=_step_s, default=None))
         return True
 
-    def _promising(self, candidate: Candidate, limit: float) -> dict[int, float]:
-        """Planners that may solve a candidate below the limit, the fastest first, with the least
-        that they take.
-        """
+    def _promising(self, candidate: PipelineShape, limit: float) -> dict[int, float]:
+        """Return planners that may solve below the limit, fastest first, with bounds on steps."""
         numbers = range(len(self.planners))
-        fastest = [(self._fastest_s(p, candidate, self._reach), p) for p in numbers]
+        fastest = [(self._fastest_s(p, candidate, self._rough_bounds), p) for p in numbers]
         return {p: least_s for least_s, p in sorted(fastest) if least_s < limit}
 
-    def _soon(
-        self, queues: Sequence[list[Candidate]], limit: float, bounds: StepBound
-    ) -> Iterator[Candidate]:
-        """The next ones of some queues, which stay in them, should the limit stay as it is."""
-        found = []
+    def _upcoming(
+        self, queues: Sequence[list[PipelineShape]], limit: float, bounds: StepBound
+    ) -> Iterator[PipelineShape]:
+        """Yield the next candidate of each queue at this limit, without removing it."""
+        popped = []
         for queue in queues:
             heapq.heapify(queue)
-            candidate = self._next(queue, limit, bounds)
+            candidate = self._pop_best(queue, limit, bounds)
             if candidate is not None:
-                found.append((queue, candidate))
+                popped.append((queue, candidate))
                 yield candidate
-        for queue, candidate in found:
+        for queue, candidate in popped:
             heapq.heappush(queue, candidate)
 
-    def _next(
-        self, queue: list[Candidate], limit: float, bounds: StepBound,
+    def _pop_best(
+        self, queue: list[PipelineShape], limit: float, bounds: StepBound,
         planners: Sequence[int] | None = None,
-    ) -> Candidate | None:  # fmt: skip
-        """Take the candidate of the queue (a heap) whose bound, as sharp as it gets with these
-        planners (those that compare candidates, where none are named), is the best; None if none is
-        below the limit.
+    ) -> PipelineShape | None:  # fmt: skip
+        """Pop the candidate of the queue (a heap) with the best bound, fully sharpened with these
+        planners (default: those that compare candidates); None if none is below the limit.
         """
         planners = range(len(self.planners)) if planners is None else planners
         while queue and queue[0].bound_s < limit:
@@ -292,40 +288,37 @@ class WaferSearch:
             heapq.heappush(queue, sharper)
         return None
 
-    def _helped(self, kept: list[Evaluation], total: int) -> None:
-        """Pipelines whose stages leave saved tensors with each other: those that time alone would
-        put first.
-        """
+    def _solve_with_offload(self, pool: list[MappingCost], total: int) -> None:
+        """Solve the pipelines with the best bounds with offload between stages."""
         queue = [c for c in self.candidates(self.bounds) if c.stages > 1]
         helping = len(self.planners) + 1
-        for left in reversed(range(MOST_HELPED)):
-            best = min(kept, key=_step_s, default=None)
-            limit = INFINITY if best is None else best.step_s * (1.0 - CLOSE)
-            candidate = self._next(queue, limit, self.bounds)
+        for left in reversed(range(MOST_OFFLOADED)):
+            best = min(pool, key=_step_s, default=None)
+            limit = INFINITY if best is None else best.step_s * (1.0 - LEAST_GAIN)
+            candidate = self._pop_best(queue, limit, self.bounds)
             if candidate is None:
                 break
-            soon = self._plans(candidate, limit, (helping,))
-            self.pieces.ahead(soon)
-            for next_one in self._soon([queue] * min(left, SOON), limit, self.bounds):
-                soon += self._plans(next_one, limit, (helping,))
-            self.pieces.ahead([*soon, *self._polishing(kept)[:1]])
-            found = self._solve(candidate, limit, helping)
-            if found is not None:
-                kept.append(found)
-            self._report("refining", len(queue), total, min(kept, key=_step_s, default=None))
+            calls = self._plan_calls(candidate, limit, (helping,))
+            self.pieces.prefetch(calls)
+            for upcoming in self._upcoming([queue] * min(left, UPCOMING), limit, self.bounds):
+                calls += self._plan_calls(upcoming, limit, (helping,))
+            self.pieces.prefetch([*calls, *self._polish_calls(pool)[:1]])
+            cost = self._solve(candidate, limit, helping)
+            if cost is not None:
+                pool.append(cost)
+            self._report("refining", len(queue), total, min(pool, key=_step_s, default=None))
 
-    def _plans(self, candidate: Candidate, limit: float, planners: Iterable[int]) -> list[Call]:
-        """How these planners are asked to solve a candidate."""
-        laid = self._laid(candidate)
-        if laid is None:
+    def _plan_calls(
+        self, candidate: PipelineShape, limit: float, planners: Iterable[int]
+    ) -> list[Call]:
+        """Return the pieces in which these planners solve a candidate."""
+        rectangles = self._rectangles(candidate)
+        if rectangles is None:
             return []
-        return [plan_call(p, laid, candidate.microbatch, limit) for p in planners]
+        return [plan_call(planner, rectangles, candidate.microbatch, limit) for planner in planners]
 
-    def _report(self, phase: str, left: int, total: int, best: Evaluation | None) -> None:
-        """How far the search is, under the bound on all mappings: that of the certificate.
-
-        It is worked out with or without a listener, so that nobody's answer depends on one.
-        """
+    def _report(self, phase: str, left: int, total: int, best: MappingCost | None) -> None:
+        """Report progress with the certificate's bound (computed even without a listener)."""
         if best is None:
             return
         if self._overall_s is None:
@@ -334,131 +327,131 @@ class WaferSearch:
             bound = self.batch / min(self._overall_s, best.step_s)
             self.progress(phase, left, total, best.samples_per_s, bound)
 
-    def _polished(self, kept: list[Evaluation]) -> Evaluation | None:
-        """The best with every gene free: gradient codes, ways of collectives, helpers."""
-        best = min(kept, key=_step_s, default=None)
-        self.pieces.ahead(self._polishing(kept))
-        for start in self._near(kept):
+    def _polish(self, pool: list[MappingCost]) -> MappingCost | None:
+        """Solve the best again with every variable free: gradient codes, collectives, helpers."""
+        best = min(pool, key=_step_s, default=None)
+        self.pieces.prefetch(self._polish_calls(pool))
+        for start in self._worth_polishing(pool):
             assert best is not None
-            if start.step_s > best.step_s * (1.0 + POLISHED):
+            if start.step_s > best.step_s * (1.0 + POLISH_GAIN):
                 break
-            found = self.pieces.plan(
-                len(self.planners), _laid_on(start), start.mapping.microbatch, best.step_s
+            cost = self.pieces.plan(
+                len(self.planners), _stage_rectangles(start), start.mapping.microbatch, best.step_s
             )
-            if found is not None and found.step_s < best.step_s:
-                kept.append(found)
-                best = found
+            if cost is not None and cost.step_s < best.step_s:
+                pool.append(cost)
+                best = cost
         return best
 
-    def _near(self, kept: Sequence[Evaluation]) -> list[Evaluation]:
-        """Of the best mappings those that free variables may make better than the first."""
-        found = sorted(kept, key=_step_s)[:MOST_POLISHED]
-        near = [e for e in found if e.step_s <= found[0].step_s * (1.0 + POLISHED)]
-        return [e for e in near if not any(e is free for free in self._free)]
+    def _worth_polishing(self, pool: Sequence[MappingCost]) -> list[MappingCost]:
+        """Return the best mappings that polishing may make faster than the first."""
+        fastest = sorted(pool, key=_step_s)[:MOST_POLISHED]
+        near = [cost for cost in fastest if cost.step_s <= fastest[0].step_s * (1.0 + POLISH_GAIN)]
+        return [cost for cost in near if not any(cost is free for free in self._free_costs)]
 
-    def _polishing(self, kept: Sequence[Evaluation]) -> list[Call]:
-        """How the best are asked for with every gene free, as long as the first stays the best."""
-        fine, limit = len(self.planners), min((e.step_s for e in kept), default=INFINITY)
-        near = self._near(kept)
-        return [plan_call(fine, _laid_on(e), e.mapping.microbatch, limit) for e in near]
+    def _polish_calls(self, pool: Sequence[MappingCost]) -> list[Call]:
+        """Return the pieces that polish the best mappings, as long as the first stays the best."""
+        fine, limit = len(self.planners), min((cost.step_s for cost in pool), default=INFINITY)
+        return [
+            plan_call(fine, _stage_rectangles(cost), cost.mapping.microbatch, limit)
+            for cost in self._worth_polishing(pool)
+        ]
 
-    def _bounded(self, best: Evaluation, kept: list[Evaluation]) -> tuple[Evaluation, Lowest]:
-        """The best, over all codes where it is one group of all dies, and the bound."""
-        asked = best.mapping.microbatch, best.step_s
-        parted = len(best.mapping.stages) == 1 and self._parted(best.mapping.microbatch)
-        self.pieces.ahead([("whole", *asked)] if parted else [])
+    def _bound_best(self, best: MappingCost, pool: list[MappingCost]) -> tuple[MappingCost, Lowest]:
+        """Return the best, solved over all codes if it is one group of all dies, and the bound."""
+        microbatch, limit_s = best.mapping.microbatch, best.step_s
+        solve_all = len(best.mapping.stages) == 1 and self._needs_all_codes(microbatch)
+        self.pieces.prefetch([("whole", microbatch, limit_s)] if solve_all else [])
         lowest = self.bounds.lowest(best.step_s)
-        found = self.pieces.whole(*asked) if parted else None
-        if found is None or found.step_s >= best.step_s:
+        cost = self.pieces.single_group(microbatch, limit_s) if solve_all else None
+        if cost is None or cost.step_s >= best.step_s:
             return best, lowest
-        kept.append(found)
-        return found, self.bounds.lowest(found.step_s)
+        pool.append(cost)
+        return cost, self.bounds.lowest(cost.step_s)
 
-    def _parted(self, microbatch: int) -> bool:
-        """Whether all dies as one group were solved over parts of their codes, but need not be."""
-        where = self.wafer.columns, self.wafer.rows, microbatch
-        few = self.fine.codes(*where) <= WHOLE_CODES and not self.quick
-        return few and not self.fine.complete(*where)
+    def _needs_all_codes(self, microbatch: int) -> bool:
+        """Whether all dies as one group were solved over part of the codes, but could use all."""
+        shape = self.wafer.columns, self.wafer.rows, microbatch
+        solvable = self.fine.codes(*shape) <= WHOLE_CODES and not self.quick
+        return solvable and not self.fine.complete(*shape)
 
-    def _suggested(
-        self, best: Evaluation, overall: Lowest, kept: list[Evaluation]
-    ) -> tuple[Evaluation, Lowest]:
-        """The bound; pipelines of unequal stages that attain that of a microbatch are tried, lowest
-        first, until no other microbatch may be faster than the best mapping.
+    def _try_unequal_stages(
+        self, best: MappingCost, overall: Lowest, pool: list[MappingCost]
+    ) -> tuple[MappingCost, Lowest]:
+        """Try the pipelines of unequal stages that attain a microbatch's bound, lowest first, until
+        no microbatch may be faster than the best mapping; return the best and the bound.
         """
-        lowest, left, before = overall, list(self.microbatches), best
+        lowest, microbatches, start = overall, list(self.microbatches), best
         tried: set[tuple[int, ...]] = set()
         while lowest.stages and self.accept is None:
             sizes = [dies for dies, _ in reversed(lowest.stages)]
-            asked = lowest.microbatch, *sizes
-            tries = [] if asked in tried else self._unequal(sizes)
-            tried.add(asked)
-            self.pieces.ahead([plan_call(*t, lowest.microbatch, best.step_s) for t in tries])
-            others = [b for b in left if b != lowest.microbatch]
-            # Before these are solved, which seldom brings more: another core may do it meanwhile.
-            next_one = None
+            pipeline = lowest.microbatch, *sizes
+            attempts = [] if pipeline in tried else self._unequal_layouts(sizes)
+            tried.add(pipeline)
+            calls = [plan_call(*attempt, lowest.microbatch, best.step_s) for attempt in attempts]
+            self.pieces.prefetch(calls)
+            remaining = [b for b in microbatches if b != lowest.microbatch]
+            # Bound first: meanwhile another core may solve the attempts, which seldom gain.
+            next_bound = None
             if not self.quick:
-                next_one = self.bounds.lowest(best.step_s, among=others, small=SMALL)
-            better = self._better(tries, lowest.microbatch, best)
+                next_bound = self.bounds.lowest(best.step_s, among=remaining, small=SMALL)
+            better = self._fastest_attempt(attempts, lowest.microbatch, best)
             if better is not None:
-                kept.append(better)
+                pool.append(better)
                 best = better
-                lowest = self.bounds.lowest(best.step_s, among=left, small=SMALL)
-            elif next_one is None:
+                lowest = self.bounds.lowest(best.step_s, among=microbatches, small=SMALL)
+            elif next_bound is None:
                 break
             else:
-                left, lowest = others, next_one
-        return best, overall if best is before else self.bounds.lowest(best.step_s)
+                microbatches, lowest = remaining, next_bound
+        return best, overall if best is start else self.bounds.lowest(best.step_s)
 
-    def _unequal(self, sizes: Sequence[int]) -> list[tuple[int, tuple[Rectangle, ...]]]:
-        """Planners and rectangles of stages of unequal sizes, where they can be laid on the grid:
-        in this order, which for the bound is one of many, and by size.
-        """
+    def _unequal_layouts(self, sizes: Sequence[int]) -> list[Attempt]:
+        """Return planners and rectangles of unequal stages that fit the grid, also by size."""
         orders = dict.fromkeys((tuple(sizes), *_by_size(sizes)) if len(set(sizes)) > 1 else ())
-        laid = [pack(self.wafer.rows, self.wafer.columns, order) for order in orders]
-        return [(p, r) for r in laid if r is not None for p in range(len(self.planners))]
+        packed = (pack(self.wafer.rows, self.wafer.columns, order) for order in orders)
+        layouts = [rectangles for rectangles in packed if rectangles is not None]
+        return [(p, rectangles) for rectangles in layouts for p in range(len(self.planners))]
 
-    def _better(
-        self, tries: Sequence[tuple[int, tuple[Rectangle, ...]]], microbatch: int, best: Evaluation
-    ) -> Evaluation | None:
-        """The best of these that is faster than the best known."""
+    def _fastest_attempt(
+        self, attempts: Sequence[Attempt], microbatch: int, best: MappingCost
+    ) -> MappingCost | None:
+        """Return the fastest of these that is faster than `best`."""
         better = None
-        for planner, rectangles in tries:
-            found = self.pieces.plan(planner, rectangles, microbatch, best.step_s)
-            if found is not None and found.step_s < best.step_s:
-                best, better = found, found
+        for planner, rectangles in attempts:
+            cost = self.pieces.plan(planner, rectangles, microbatch, best.step_s)
+            if cost is not None and cost.step_s < best.step_s:
+                best, better = cost, cost
         return better
 
     def _sharper(
-        self, candidate: Candidate, limit: float, bounds: StepBound, planners: Sequence[int]
-    ) -> Candidate:
-        """The candidate under more of what its operators take; or, if that is known already, under
-        the fastest layer of its shape.
-        """
-        where = candidate.microbatch, candidate.width * candidate.height
-        bound = bounds.equal_s(*where, candidate.stages, limit)
+        self, candidate: PipelineShape, limit: float, bounds: StepBound, planners: Sequence[int]
+    ) -> PipelineShape:
+        """Sharpen a bound by the times of more operators, or by the shape's fastest layer."""
+        stage_size = candidate.microbatch, candidate.width * candidate.height
+        bound = bounds.equal_s(*stage_size, candidate.stages, limit)
         while bound <= candidate.bound_s * (1.0 + 1e-9):
-            if not bounds.layers.sharpen(*where, COUNTS):
+            if not bounds.layers.sharpen(*stage_size, COUNTS):
                 bound = min(self._fastest_s(p, candidate, bounds) for p in planners)
                 break
-            bound = bounds.equal_s(*where, candidate.stages, limit)
+            bound = bounds.equal_s(*stage_size, candidate.stages, limit)
         return replace(candidate, bound_s=max(candidate.bound_s, bound))
 
-    def _fastest_s(self, planner: int, candidate: Candidate, bounds: StepBound) -> float:
-        """No step is shorter that this planner finds for the candidate."""
+    def _fastest_s(self, planner: int, candidate: PipelineShape, bounds: StepBound) -> float:
+        """Lower bound on the steps that this planner finds for the candidate."""
         shape = candidate.width, candidate.height
         layer_s = self.pieces.ask("fastest", planner, *shape, candidate.microbatch)
-        where = candidate.microbatch, shape[0] * shape[1], candidate.stages
-        return bounds.equal_s(*where, INFINITY, layer_s)
+        pipeline = candidate.microbatch, shape[0] * shape[1], candidate.stages
+        return bounds.equal_s(*pipeline, INFINITY, layer_s)
 
-    def _mixed(self, best: Evaluation | None) -> Evaluation | None:
-        """Stages of different shapes, where equal ones leave dies idle or do not fit at all."""
+    def _mixed_shapes(self, best: MappingCost | None) -> MappingCost | None:
+        """Solve stages of different shapes if equal ones leave dies idle or do not fit."""
         full = best is not None and len(set(best.mapping.dies)) == self.wafer.dies
         if full or self.accept is not None:
             return None
-        found = self.pieces.around(Faults(), [b for b in self.microbatches if b <= 2])
-        better = found is not None and (best is None or found.step_s < best.step_s)
-        return found if better else None
+        cost = self.pieces.around(Faults(), [b for b in self.microbatches if b <= 2])
+        better = cost is not None and (best is None or cost.step_s < best.step_s)
+        return cost if better else None
 
     def _check_memory(self) -> None:
         block = make_block(self.model, 1, self.sequence)
@@ -474,40 +467,42 @@ class WaferSearch:
 
     def _search_piece(self) -> Any:
         try:
-            found = self._found()
+            outcome = self._search()
         except InfeasibleError as error:
             return str(error)
-        shown = [told(e) for e in (found.best, *found.runners_up)]
-        return {"mappings": shown, "bound_s": found.bound_s, "solved": found.solved}
+        mappings = [mapping_record(cost) for cost in (outcome.best, *outcome.runners_up)]
+        return {"mappings": mappings, "bound_s": outcome.bound_s, "solved": outcome.solved}
 
-    def whole(self) -> Found:
-        """`run` as one piece."""
-        known = self.pieces.ask("search")
-        if isinstance(known, str):
-            raise InfeasibleError(known)
-        best, *others = (evaluate(self.wafer, from_dict(m)) for m in known["mappings"])
-        return Found(best, known["bound_s"], known["solved"], tuple(others))
+    def run_as_piece(self) -> SearchOutcome:
+        """Compute `run` as one piece."""
+        record = self.pieces.ask("search")
+        if isinstance(record, str):
+            raise InfeasibleError(record)
+        best, *runners_up = (evaluate(self.wafer, from_dict(m)) for m in record["mappings"])
+        return SearchOutcome(best, record["bound_s"], record["solved"], tuple(runners_up))
 
-    def _laid(self, candidate: Candidate) -> tuple[Rectangle, ...] | None:
+    def _rectangles(self, candidate: PipelineShape) -> tuple[Rectangle, ...] | None:
         shape = candidate.width, candidate.height
         return snake(self.wafer.rows, self.wafer.columns, *shape, candidate.stages)
 
-    def _solve(self, candidate: Candidate, limit: float, planner: int = 0) -> Evaluation | None:
-        laid = self._laid(candidate)
-        if laid is None:
+    def _solve(
+        self, candidate: PipelineShape, limit: float, planner: int = 0
+    ) -> MappingCost | None:
+        rectangles = self._rectangles(candidate)
+        if rectangles is None:
             return None
-        return self.pieces.plan(planner, laid, candidate.microbatch, limit)
+        return self.pieces.plan(planner, rectangles, candidate.microbatch, limit)
 
 
-def _step_s(found: Evaluation) -> float:
-    return found.step_s
+def _step_s(cost: MappingCost) -> float:
+    return cost.step_s
 
 
-def _laid_on(found: Evaluation) -> list[Rectangle]:
-    return [stage.rectangle for stage in found.mapping.stages]
+def _stage_rectangles(cost: MappingCost) -> list[Rectangle]:
+    return [stage.rectangle for stage in cost.mapping.stages]
 
 
 def _by_size(sizes: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """From the largest, and from the smallest on."""
+    """Return the sizes in falling and in rising order."""
     rising = tuple(sorted(sizes))
     return rising[::-1], rising

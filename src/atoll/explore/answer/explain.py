@@ -1,4 +1,4 @@
-"""Why a design is as fast as it is: each operator's time, and what limits it."""
+"""The time of every operator of a design, and what limits it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from atoll.schedule.problem import Schedule
 def layer_report(
     priced: Priced, chip: int, variant: Variant, solved: Sequence[tuple[Schedule, Schedule]]
 ) -> tuple[LayerPass, ...]:
-    """Per layer and pass: makespan, its proof, and the operators with their limits."""
+    """Return, per layer and pass, the makespan, its proof and the operators with their limits."""
     levels = priced.chips.template.levels
     further = levels.names if levels else ()
     report = []
@@ -60,7 +60,7 @@ def layer_report(
 
 
 def limit(costs: Costs, chip: int, row: int, option: int, further: Sequence[str] = ()) -> str:
-    """What an operator waits for: tensor, vector, hbm, glb, a further buffer or link."""
+    """Return what limits an operator: tensor, vector, hbm, glb, a further buffer or link."""
     kind = costs.kind[row]
     if kind == LINK:
         hbm_s = float(costs.bytes[row]) / float(costs.hbm_Bps[chip])
@@ -87,20 +87,20 @@ def limit(costs: Costs, chip: int, row: int, option: int, further: Sequence[str]
     slowest = max(terms, key=lambda name: terms[name])
     if kind == VECTOR:
         return slowest
-    # Products take the largest of compute and traffic, and a part of the other: compute, if nothing
-    # else explains it.
-    whole = float(costs.tensor_s[row, tensor])
+    # A product takes the longest term plus a part of the HBM time: compute where these explain
+    # less than its duration.
+    duration_s = float(costs.tensor_s[row, tensor])
     explained = terms[slowest] + costs.exposed * terms["hbm"]
-    return slowest if explained >= whole * (1 - 1e-12) else "tensor"
+    return slowest if explained >= duration_s * (1 - 1e-12) else "tensor"
 
 
 def shares(report: Sequence[LayerPass]) -> dict[str, float]:
-    """Share of the layers' time by limit, weighted by operator durations and repeats."""
+    """Return the share of the layers' time by limit, from operator durations and repeats."""
     totals: dict[str, float] = {}
     for entry in report:
         for operator in entry.operators:
             spent = operator.duration_s * entry.repeat
             totals[operator.limit] = totals.get(operator.limit, 0.0) + spent
-    whole = sum(totals.values()) or 1.0
-    ordered = sorted(totals.items(), key=lambda item: -item[1])
-    return {name: float(np.round(value / whole, 6)) for name, value in ordered}
+    total_s = sum(totals.values()) or 1.0
+    ordered = sorted(totals, key=lambda name: -totals[name])
+    return {name: float(np.round(totals[name] / total_s, 6)) for name in ordered}

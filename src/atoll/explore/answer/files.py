@@ -11,11 +11,11 @@ from atoll.hardware.device import chip_yaml
 RESULT = "result.json"
 DESIGNS = "designs.csv"
 CHIP = "chip.yaml"
-"""The best chip, as `--device` of plan and estimate reads it."""
+"""The best chip, which `--device` of plan and estimate reads."""
 
 
 def result_files(result: SearchResult) -> dict[str, str]:
-    """The contents by file name."""
+    """Return the contents of the result files by name."""
     text = io.StringIO()
     columns = list(dict.fromkeys(name for row in result.designs for name in row))
     writer = csv.DictWriter(text, fieldnames=columns)

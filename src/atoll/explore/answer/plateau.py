@@ -1,8 +1,8 @@
-"""Designs as good as the best, to within little: which of them is the answer, and the others.
+"""Designs nearly as good as the best: which of them is the answer, and what the others save.
 
-A proof within a tolerance does not say which of the designs inside it is the best. Among those that
-it covers the answer is the smallest; equal areas are told apart by peak power, then by cost. How
-many others come close, and what power they would save, is said with it.
+A proof within a tolerance does not say which of the designs inside it is the best. The answer is
+the smallest of them; ties are broken by peak power, then by cost. The answer states how many others
+come close, and what power they would save.
 """
 
 from __future__ import annotations
@@ -12,41 +12,40 @@ from typing import NamedTuple
 
 import numpy as np
 
-from atoll.explore.answer.result import Design, Near
+from atoll.explore.answer.result import Design, NearDesigns
 from atoll.explore.proof.branch_and_bound import Search
 
 SHARES = (0.005, 0.01)
-"""How much slower than the answer a design may be to be counted."""
+"""Relative slowdowns within which designs are counted."""
 MOST_CHIPS = 1000
-"""Chips that are evaluated for the plateau alone, the highest bounds first."""
+"""Most chips that are evaluated for the plateau, the highest bounds first."""
 _ROUNDING = 1e-12
 
 
 class ChipSize(NamedTuple):
-    """What tells chips of equal score apart, the first that differs; rounded, so that the last bits
-    of a sum decide nothing."""
+    """Tie-breakers between chips of equal score, in order; rounded against floating-point noise."""
 
     area_mm2: float
     peak_power_W: float
     cost_usd: float
-    """Of making the device; 0 for templates without a process, whose area has no price."""
+    """Of making the device; 0 for templates without a process."""
 
 
 SizeOf = Callable[[int], ChipSize]
 
 
 def evaluate_plateau(search: Search, tolerance: float) -> float:
-    """Evaluate the chips whose bounds may place them within the largest share of the answer.
+    """Evaluate the chips that may be within the largest share of the answer.
 
-    Returns the score above which every chip of the space was looked at.
+    Returns the score above which every chip of the space was evaluated.
     """
     least = search.score / (1.0 + max(SHARES)) / (1.0 + tolerance)
     high = np.flatnonzero(search.scores >= least)
-    open_ = np.array([c for c in high.tolist() if search.found_score(c) <= 0.0], np.int64)
+    open_ = np.array([c for c in high.tolist() if search.evaluated_score(c) <= 0.0], np.int64)
     ranked = open_[np.argsort(-search.scores[open_], kind="stable")]
     if len(ranked) and not search.stop():
         search.evaluate_near(ranked[:MOST_CHIPS], least)
-    if search.stop() or search.reserve is not None:  # chips that cannot win have left memory
+    if search.stop() or search.reserve is not None:  # chips that cannot win were dropped
         return np.inf
     left_out = ranked[MOST_CHIPS:]
     return float(search.scores[left_out[0]]) if len(left_out) else least
@@ -55,10 +54,10 @@ def evaluate_plateau(search: Search, tolerance: float) -> float:
 def choose(search: Search, bound: float, tolerance: float, size_of: SizeOf) -> int:
     """Return the chip that is the answer: the smallest of those that the proof covers.
 
-    Covered are the evaluated designs that no design of the space beats by more than the tolerance:
-    score >= bound / (1 + tolerance). Where the search ended before its proof, the fastest.
+    Covered are evaluated designs with score >= bound / (1 + tolerance); without a proof, the
+    fastest design.
     """
-    scores = _found_scores(search)
+    scores = _evaluated_scores(search)
     best = max(scores.values())
     floor = min(best, bound / (1.0 + tolerance)) * (1.0 - _ROUNDING)
     covered = [chip for chip, score in scores.items() if score >= floor]
@@ -72,9 +71,9 @@ def plateau(
     complete_above: float,
     size_of: SizeOf,
     design: Callable[[int], Design],
-) -> tuple[Near, ...]:
-    """What else comes close to the answer; other bandwidths of the same design are not counted."""
-    scores = _found_scores(search)
+) -> tuple[NearDesigns, ...]:
+    """Describe the designs near the answer; other memories of its design are not counted."""
+    scores = _evaluated_scores(search)
     chips = search.frontier.chips
     score = scores[chosen]
     fastest: dict[int, int] = {}
@@ -91,7 +90,7 @@ def plateau(
         if saves and frugal not in described:
             described[frugal] = design(frugal)
         rows.append(
-            Near(
+            NearDesigns(
                 share,
                 len(inside),
                 least >= complete_above,
@@ -102,6 +101,6 @@ def plateau(
     return tuple(rows)
 
 
-def _found_scores(search: Search) -> Mapping[int, float]:
-    known = ((chip, search.found_score(chip)) for chip in search.frontier.found)
-    return {chip: score for chip, score in known if score > 0.0}
+def _evaluated_scores(search: Search) -> Mapping[int, float]:
+    scores = ((chip, search.evaluated_score(chip)) for chip in search.frontier.plans)
+    return {chip: score for chip, score in scores if score > 0.0}

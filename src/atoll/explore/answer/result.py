@@ -1,4 +1,4 @@
-"""What a search returns: the best design, its proof, its baselines; printable and serialisable."""
+"""The result of a search: best design, proof and baselines; printable and serialisable."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MIXED_PROCESS = "areas of 22 nm, energies of 7 nm"
-"""Of templates that take `hardware.area` and `hardware.energy`."""
+"""For templates that use `hardware.area` and `hardware.energy`."""
 _WORTH_SAYING = 0.01
-"""Of the answer's peak power: a design that saves less is not named."""
+"""Share of the answer's peak power: a design that saves less is not named."""
 
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """One model on one chip."""
+    """The plan of a model on a chip."""
 
     model: str
     samples_per_s: float
@@ -64,19 +64,19 @@ class ModelPlan:
     energy_per_token_J: float
     energy_parts_J: Mapping[str, float]
     layers: tuple[LayerPass, ...] = field(default=(), repr=False)
-    """Where each layer's time goes, operator by operator."""
+    """Time of every layer by operator."""
 
     @property
     def replay_difference(self) -> float:
-        """The pipeline replayed event by event, against the searched model's step: relative."""
+        """Relative difference of the step replayed event by event from the searched step."""
         return replay_placement(self.placement).difference
 
     @property
     def power_wait(self) -> float:
-        """Of the passes' time, what they wait for a limit on power; their schedules do not."""
+        """Share of the passes' time that they wait for a limit on power."""
         busy_s = sum(entry.repeat * entry.makespan_s for entry in self.layers)
-        whole_s = sum(stage.compute_s for stage in self.placement.stages)
-        return max(0.0, 1.0 - busy_s / whole_s) if self.layers and whole_s else 0.0
+        compute_s = sum(stage.compute_s for stage in self.placement.stages)
+        return max(0.0, 1.0 - busy_s / compute_s) if self.layers and compute_s else 0.0
 
     def words(self) -> str:
         where = self.placement
@@ -99,7 +99,7 @@ class ModelPlan:
 
 @dataclass(frozen=True)
 class Design:
-    """One accelerator with the best plan of each model on it."""
+    """An accelerator with the best plan of every model on it."""
 
     accelerator: Accelerator
     area_mm2: float
@@ -123,16 +123,16 @@ class Design:
 
 
 @dataclass(frozen=True)
-class Near:
-    """The designs that are slower than the answer by no more than a share."""
+class NearDesigns:
+    """The designs that are slower than the answer by at most a share."""
 
     share: float
     others: int
-    """Beside the answer."""
+    """Number of designs without the answer."""
     complete: bool
-    """Whether no other design of the space can be among them; False: at least so many."""
+    """Whether no further design of the space can be among them."""
     least_power: Design | None
-    """The one of least peak power, where it takes less than the answer."""
+    """The design of least peak power, where that is less than the answer's."""
     slower_by: float = 0.0
 
     def answer(self) -> NearAnswer:
@@ -150,7 +150,7 @@ class Near:
         return f"{words} within {100 * self.share:g}%"
 
     def power_words(self, answer: Design) -> str:
-        """Describe the design of least power against the answer."""
+        """Compare the design of least power with the answer."""
         least = self.least_power
         assert least is not None
         clock_Hz = least.accelerator.clock_Hz
@@ -165,7 +165,7 @@ class Near:
 
 @dataclass(frozen=True)
 class SearchResult(Pictured[SearchAnswer]):
-    """The best chip with its placement, its proof and its baselines.
+    """The best chip with its placement, proof and baselines.
 
     Examples:
         >>> import atoll
@@ -181,7 +181,7 @@ class SearchResult(Pictured[SearchAnswer]):
     baselines: Mapping[str, float | None]
     runners_up: tuple[Design, ...]
     designs: Sequence[Record] = field(repr=False)
-    """Every evaluated design, one flat record each."""
+    """Every evaluated design as a flat record."""
     pareto: Mapping[str, FrontAnswer] = field(repr=False)
     """Fronts of throughput against area, power and energy per token, where asked for."""
     phases_s: Mapping[str, float] = field(default_factory=dict)
@@ -191,23 +191,23 @@ class SearchResult(Pictured[SearchAnswer]):
     front_stopped: str = ""
     """Why the fronts that were asked for are not complete, in the same words."""
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """What is missing beside the proof, in whole or in part, and why, in the same words."""
+    """What else is missing or incomplete, and why, in the same words."""
     baseline_remarks: Mapping[str, str] = field(default_factory=dict)
-    """What keeps a baseline from being the answer, where it is not its score."""
-    plateau: tuple[Near, ...] = ()
-    """How many other designs come close, and the one of least peak power among them."""
+    """Why a baseline is not the answer, where its score does not say it."""
+    plateau: tuple[NearDesigns, ...] = ()
+    """How many designs come close, and which of them has the least peak power."""
     warnings: tuple[str, ...] = ()
     """What captured models may have counted wrongly."""
     scope: Scope | None = None
     """What was searched."""
     beside: tuple[Beside, ...] = ()
-    """Devices that exist, planned for the same job."""
+    """Existing devices, planned for the same job."""
     alone: tuple[Alone, ...] = ()
-    """Where several models share the chip, each one's own best."""
+    """Every model's best chip, where several models share the answer."""
     price_per_device: float | None = None
-    """What a device of the answer takes, where the score is throughput over it."""
+    """Price of a device of the answer, where the score is throughput per price."""
     ahead: Ahead | None = None
-    """The answer against the run that it follows, where one was named."""
+    """The answer compared with the run that it follows, where a run was named."""
     robustness: Robustness | None = None
     """The answer under draws of the physical constants, where asked for."""
 
@@ -241,15 +241,15 @@ class SearchResult(Pictured[SearchAnswer]):
 
     @property
     def given(self) -> str:
-        """All that the answer holds for, in words."""
+        """The conditions of the answer, in words."""
         job, network = self.job, load_network(self.network)
         trained = ", ".join(
             f"{model.name} ({counted(model.batch or job.batch, 'sequence')}"
             f"{f' of {model.sequence:,} tokens' if model.sequence else ''} in a step)"
             for model in job.models
         )
-        own = {parameter.name: value for parameter, value in self.best.accelerator.more}
-        process_nm = template_of(self.best.accelerator).process_nm or own.get("process_nm")
+        added = {parameter.name: value for parameter, value in self.best.accelerator.more}
+        process_nm = template_of(self.best.accelerator).process_nm or added.get("process_nm")
         clock = format_quantity(self.best.accelerator.clock_Hz, FREQUENCY, 3)
         return (
             f"{trained}; {counted(job.devices, 'device')} at {clock} on "
@@ -275,7 +275,7 @@ class SearchResult(Pictured[SearchAnswer]):
             space=None if scope is None else scope.answer(),
             notes=() if scope is None else scope.notes,
             beside={device.device: device for device in self.beside},
-            alone={own.model: own for own in self.alone},
+            alone={single.model: single for single in self.alone},
             plateau=tuple(near.answer() for near in self.plateau),
             runners_up=tuple(design.answer() for design in self.runners_up),
             job=self.job.to_dict(),
@@ -330,10 +330,10 @@ class SearchResult(Pictured[SearchAnswer]):
         if not self.plateau:
             return []
         lines = [", ".join(near.count_words() for near in self.plateau)]
-        shown_W = own_W = self.best.peak_power_W
+        shown_W = answer_W = self.best.peak_power_W
         for near in self.plateau:
             least = near.least_power
-            if least is not None and shown_W - least.peak_power_W > _WORTH_SAYING * own_W:
+            if least is not None and shown_W - least.peak_power_W > _WORTH_SAYING * answer_W:
                 shown_W = least.peak_power_W
                 lines.append(near.power_words(self.best))
         return lines
@@ -361,19 +361,19 @@ class SearchResult(Pictured[SearchAnswer]):
         for plan in self.best.plans:
             lines.append(f"{plan.model}: {plan.words()}")
             lines.append(f"  {bar_text(plan.placement.time_parts_s)}")
-        lines += [own.words() for own in self.alone]
+        lines += [single.words() for single in self.alone]
         lines += [self.price_words()] if self.job.per else []
         lines += self.plateau_lines()
         lines += [] if self.robustness is None else [self.robustness.words()]
-        lines += [f"  {name}: {words}" for name, words in self._beside()]
+        lines += [f"  {name}: {words}" for name, words in self._baseline_words()]
         lines += self.ending_lines()
         lines.append(self.certificate.sentence())
         if self.scope is not None:
             lines += [self.scope.sentence(), *self.scope.notes]
         return "\n".join(lines)
 
-    def _beside(self) -> list[tuple[str, str]]:
-        """The baselines in words."""
+    def _baseline_words(self) -> list[tuple[str, str]]:
+        """Return (name, words) of the baselines."""
         rows = []
         for name, value in self.baselines.items():
             words = "does not fit"
@@ -400,5 +400,5 @@ class SearchResult(Pictured[SearchAnswer]):
             facts,
             best.plans[0].placement.time_parts_s,
             self.certificate.sentence(),
-            self._beside(),
+            self._baseline_words(),
         )

@@ -1,4 +1,4 @@
-"""Models that fit no chip's memory: refused before anything is priced, with the way out."""
+"""Refuses models that fit no chip's memory before anything is priced."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def check_memory(
 ) -> None:
     """Refuse a model that fits no chip's memory, before anything is priced.
 
-    Whether a placement fits does not depend on times: any will do.
+    Whether a placement fits does not depend on times, so all are 1.
     """
     memory_bytes = float(max(scope.hbm_bytes))
     for index, workload in enumerate(variants.workloads):
-        own = [variants.variants[v] for v in variants.of(index)]
-        # Narrow shares first: they are the most likely to fit.
-        own.sort(key=lambda variant: (-variant.tensor, variant.microbatch))
-        for variant in own:
+        model_variants = [variants.variants[v] for v in variants.of(index)]
+        # Largest tp first: the most likely to fit.
+        model_variants.sort(key=lambda variant: (-variant.tensor, variant.microbatch))
+        for variant in model_variants:
             go_on(stop)
             times = times_of(
                 variant,
@@ -40,19 +40,19 @@ def check_memory(
             if setting.place(setting.problem(variant, memory_bytes, 1.0), times) is not None:
                 break
         else:
-            raise _no_room(job, scope, workload.name, own)
+            raise _out_of_memory(job, scope, workload.name, model_variants)
 
 
-def _no_room(
-    job: SearchQuestion, scope: Scope, model: str, own: Sequence[Variant]
+def _out_of_memory(
+    job: SearchQuestion, scope: Scope, model: str, variants: Sequence[Variant]
 ) -> InfeasibleError:
-    """Say what the largest part of memory is, and the way out."""
+    """Return the error with the largest part of memory and what to change."""
     profile = profile_of(job)
-    held_bytes = profile.placer.state_bytes(load_states(job.optimizer or profile.optimizer))
-    least = min(float(variant.facts.parameters.sum()) for variant in own)
+    state_bytes = profile.placer.state_bytes(load_states(job.optimizer or profile.optimizer))
+    least = min(float(variant.facts.parameters.sum()) for variant in variants)
     return InfeasibleError(
         f"{model} fits no chip of space {scope.space} on {job.devices} devices: weights, gradients "
-        f"and optimizer state alone take {format_bytes(least * held_bytes)} per "
+        f"and optimizer state alone take {format_bytes(least * state_bytes)} per "
         f"tensor-parallel rank, to be divided over the pipeline's stages of "
         f"{format_bytes(max(scope.hbm_bytes))} each, beside the activations; use more devices, "
         "wider tensor parallelism or more HBM."
@@ -60,6 +60,6 @@ def _no_room(
 
 
 def nothing_fits(job: SearchQuestion, scope: Scope, variants: Variants) -> AtollError:
-    # Every model fits the largest memory of the space, but no chip has it for all of them.
+    # Every model fits the largest memory of the space, but no chip fits all of them.
     names = ", ".join(workload.name for workload in variants.workloads)
-    return _no_room(job, scope, names, variants.variants)
+    return _out_of_memory(job, scope, names, variants.variants)

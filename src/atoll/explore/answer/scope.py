@@ -1,4 +1,4 @@
-"""The space that a job searches: its limits and memories applied, and what that means in words."""
+"""The space that a job searches, with its limits and memories applied, and its description."""
 
 from __future__ import annotations
 
@@ -26,36 +26,36 @@ from atoll.questions import SearchQuestion
 from atoll.units import format_bandwidth, format_bytes
 
 PHAZE_SPACE = "phaze"
-Lifted = Literal["max_area", "max_power"] | None
-"""A limit of a space that a job's own replaces, as what more of it is worth is asked."""
+LiftedLimit = Literal["max_area", "max_power"] | None
+"""A limit of a space that the job's limit replaces, for shadow prices."""
 
 
 @dataclass(frozen=True)
 class Scope:
-    """What was searched, after the job's limits."""
+    """What was searched, within the job's limits."""
 
     space: str
     designs: int
-    """Chips; of a space outside memory, points before its constraints."""
+    """Chips; for a space outside memory, points before its constraints."""
     area_mm2: tuple[float, float]
-    """Of the smallest and the largest chip, HBM interfaces included; outside memory, bounds."""
+    """Of the smallest and largest chip with HBM interfaces; outside memory, bounds."""
     hbm_bytes: tuple[int, ...]
     max_area_mm2: float | None
     max_power_W: float | None
-    """What no chip may exceed, by the job, the template's budget or the space's own limits."""
+    """Limits of every chip, from the job, the template's budget or the space."""
     max_W_per_mm2: float | None = None
     sustained: PowerLimit | None = None
-    """What no pass may draw instead; chips that would draw more wait."""
+    """Limit on the power of a pass instead; chips that would draw more wait."""
     notes: tuple[str, ...] = ()
-    """What a reader may not expect: limits that exclude nothing, a widened space."""
+    """Surprises for the reader: limits that exclude nothing, a widened space."""
 
-    def within(self, own: Limits) -> Scope:
-        """Also under a space's own limits."""
+    def within(self, limits: Limits) -> Scope:
+        """Return the scope with the limits of the space added."""
         return replace(
             self,
-            max_area_mm2=_tighter(self.max_area_mm2, own.max_area_mm2),
-            max_power_W=_tighter(self.max_power_W, own.max_power_W),
-            max_W_per_mm2=_tighter(self.max_W_per_mm2, own.max_W_per_mm2),
+            max_area_mm2=_tighter(self.max_area_mm2, limits.max_area_mm2),
+            max_power_W=_tighter(self.max_power_W, limits.max_power_W),
+            max_W_per_mm2=_tighter(self.max_W_per_mm2, limits.max_W_per_mm2),
         )
 
     def sentence(self) -> str:
@@ -79,13 +79,13 @@ class Scope:
         )
 
 
-def open_space(job: SearchQuestion, lifted: Lifted = None) -> tuple[Space | ProductSpace, Scope]:
-    """The space of a job under its limits, and what it covers; a large one is not built. Of what is
-    `lifted`, the job's limit counts instead of the space's own.
-    """
+def open_space(
+    job: SearchQuestion, lifted: LiftedLimit = None
+) -> tuple[Space | ProductSpace, Scope]:
+    """Return the space of a job within its limits (not built if large) and its scope."""
     if job.per and job.pareto:
         raise AtollError("job: pareto: fronts are of throughput; ask for them without per.")
-    profile, name = profile_of(job), _name_of(job)
+    profile, name = profile_of(job), _space_name(job)
     max_area_mm2, max_power_W = job.max_area, job.max_power
     if job.power == "sustained":
         max_power_W = None
@@ -114,8 +114,9 @@ def open_space(job: SearchQuestion, lifted: Lifted = None) -> tuple[Space | Prod
         max_area_mm2, max_power_W = _budget(job, described)
         notes += _reticle_notes(max_area_mm2, described)
         if not described.resident:
-            _refuse_whole(job, described)
-            return _awake(*_large(job, described, notes), sustained(job, lifted))
+            _refuse_large(job, described)
+            space_and_scope = _large_space(job, described, notes)
+            return _with_pass_limit(*space_and_scope, sustained_limit(job, lifted))
         try:
             space = described.build()
         except AtollError as error:
@@ -124,11 +125,11 @@ def open_space(job: SearchQuestion, lifted: Lifted = None) -> tuple[Space | Prod
     cooled = None if job.power == "sustained" else job.cooling
     space, scope = _restricted(_cooled(space, cooled), max_area_mm2, max_power_W, notes)
     scope = replace(scope, max_W_per_mm2=cooled).within(limits)
-    return _awake(space, scope, sustained(job, lifted))
+    return _with_pass_limit(space, scope, sustained_limit(job, lifted))
 
 
 def _cooled(space: Space, W_per_mm2: float | None) -> Space:
-    """The designs that can be cooled with all parts busy."""
+    """Return the designs that can be cooled with all parts busy."""
     if W_per_mm2 is None:
         return space
     allowed = space.hbm_allowed & allowed_options(space, Limits(max_W_per_mm2=W_per_mm2))
@@ -144,53 +145,53 @@ def _cooled(space: Space, W_per_mm2: float | None) -> Space:
     return replace(space, hbm_allowed=allowed).subset(np.flatnonzero(allowed.any(axis=1)))
 
 
-def sustained(job: SearchQuestion, lifted: Lifted = None) -> PowerLimit | None:
-    """What a device may draw in a pass, where it is that which is limited."""
+def sustained_limit(job: SearchQuestion, lifted: LiftedLimit = None) -> PowerLimit | None:
+    """Return the limit on the power of a pass, where the job limits that."""
     if job.power != "sustained":
         return None
     power_W, dense = job.max_power, job.cooling
-    if _name_of(job) != PHAZE_SPACE:
+    if _space_name(job) != PHAZE_SPACE:
         rated = job.changed(power="rated")
         limits = limits_of(rated, described_space(rated, lifted))
         power_W, dense = limits.max_power_W, limits.max_W_per_mm2
     return PowerLimit(power_W or np.inf, dense or np.inf) if power_W or dense else None
 
 
-def _awake(
+def _with_pass_limit(
     space: Space | ProductSpace, scope: Scope, limit: PowerLimit | None
 ) -> tuple[Space | ProductSpace, Scope]:
-    """With the limit on what passes draw, which some chip has to be below while it rests."""
+    """Add the limit on the power of passes, which a chip must be below when idle."""
     if limit is None:
         return space, scope
     least, most = (
         (space.corner(min), space.corner(max)) if isinstance(space, ProductSpace) else (space,) * 2
     )
-    rest_W = [least.resting_power_with(hbm) for hbm in space.hbm_options]
+    idle_W = [least.resting_power_with(hbm) for hbm in space.hbm_options]
     left_W = [
-        limit.of(most.area_with(hbm)) - own
-        for hbm, own in zip(space.hbm_options, rest_W, strict=True)
+        limit.of(most.area_with(hbm)) - drawn_W
+        for hbm, drawn_W in zip(space.hbm_options, idle_W, strict=True)
     ]
     if np.max(left_W) <= 0.0:
         raise InfeasibleError(
             f"job: max_power: no design of space {space.name} stays within {limit.words()}; "
-            f"the least takes {np.min(rest_W):.1f} W at rest."
+            f"the least takes {np.min(idle_W):.1f} W at rest."
         )
     return space, replace(scope, sustained=limit)
 
 
-def _name_of(job: SearchQuestion) -> str:
-    """Of its space: a template's own where none is named, PHAZE's for PHAZE's kind of chip."""
+def _space_name(job: SearchQuestion) -> str:
+    """Return the name of the job's space; by default PHAZE's or the template's."""
     template = job.template or profile_of(job).template
     return job.space or (PHAZE_SPACE if template == SYSTOLIC.name else template)
 
 
-def described_space(job: SearchQuestion, lifted: Lifted = None) -> ProductSpace:
-    """The lists of a space file or of a template, with the job's memories; not its limits."""
-    name = _name_of(job)
+def described_space(job: SearchQuestion, lifted: LiftedLimit = None) -> ProductSpace:
+    """Return the space of a file or template with the job's memories but not its limits."""
+    name = _space_name(job)
     described = template_space(name) if job.space is None else read_space(name, job.template)
     options = chosen_hbm(described.name, described.hbm_options, job.hbm)
     limits = described.limits
-    if job.power == "sustained":  # which is no limit on chips
+    if job.power == "sustained":  # not a limit on chips
         limits = replace(limits, max_power_W=None, max_W_per_mm2=None)
     if lifted == "max_area":
         limits = replace(limits, max_area_mm2=RETICLE_MM2)
@@ -199,22 +200,23 @@ def described_space(job: SearchQuestion, lifted: Lifted = None) -> ProductSpace:
     described = replace(described, hbm_options=options, limits=limits)
     if described.template.edge_mm is None or job.network is None:
         return described
-    made = linked(job.network)
-    if made is None:
+    linked_network = linked(job.network)
+    if linked_network is None:
         raise AtollError(
             f"job: network: chips of space {name} differ in their links; name a topology and their "
             f"bandwidth, such as {topology_of('switch-8').named(300e9)}."
         )
-    return described.part({**described.axes.values, "link_Bps": (made[1],)})
+    _, link_Bps = linked_network
+    return described.part({**described.axes.values, "link_Bps": (link_Bps,)})
 
 
 def is_linked(job: SearchQuestion) -> bool:
-    """Whether links tell the chips of its space apart."""
-    return _name_of(job) != PHAZE_SPACE and described_space(job).template.edge_mm is not None
+    """Return whether the chips of the job's space differ in their links."""
+    return _space_name(job) != PHAZE_SPACE and described_space(job).template.edge_mm is not None
 
 
 def limits_of(job: SearchQuestion, space: ProductSpace) -> Limits:
-    """A space's own limits, or the job's where they are tighter."""
+    """Return the tighter of the limits of the space and the job."""
     area_mm2, power_W = _budget(job, space)
     return replace(
         space.limits,
@@ -227,7 +229,7 @@ def limits_of(job: SearchQuestion, space: ProductSpace) -> Limits:
 
 
 def _budget(job: SearchQuestion, space: ProductSpace) -> tuple[float | None, float | None]:
-    """Area and power that a job allows; over a template's own lists its budget unless said."""
+    """Return the job's limits on area and power; a template's budget is the default."""
     area_mm2, power_W = job.max_area, job.max_power
     if job.space is None:
         area_mm2 = area_mm2 or space.template.budget_mm2
@@ -242,13 +244,13 @@ def _no_ranges(space: str) -> AtollError:
     )
 
 
-def _refuse_whole(job: SearchQuestion, space: ProductSpace) -> None:
-    """Refuse what needs a large space as a whole."""
+def _refuse_large(job: SearchQuestion, space: ProductSpace) -> None:
+    """Refuse options that need all chips of a large space in memory."""
     strategy = STRATEGIES[job.strategy]
     exact_front = job.pareto and not strategy.samples
-    whole = (("pareto", exact_front), ("robust", job.robust > 0), ("strategy", strategy.whole))
-    for name, given in whole:
-        if given:
+    options = (("pareto", exact_front), ("robust", job.robust > 0), ("strategy", strategy.whole))
+    for name, requested in options:
+        if requested:
             raise AtollError(
                 f"job: {name}: not with a space of {len(space):,} points: {name} needs the whole "
                 "space in memory; shorten a list."
@@ -271,10 +273,10 @@ def _widened_note(largest_mm2: float, max_area_mm2: float) -> str:
 def chosen_hbm(
     space: str, options: tuple[Hbm, ...], capacities_bytes: Sequence[int]
 ) -> tuple[Hbm, ...]:
-    """The options of these capacities (none given: all).
+    """Return the options of these capacities (default: all).
 
-    A capacity that the space does not list is taken where all that it lists have the same
-    bandwidth, interface and power. Otherwise nobody knows what stacks it would come from.
+    A capacity that the space does not list is accepted where all listed options have the same
+    bandwidth, interface and power; otherwise its stacks would be unknown.
     """
     if not capacities_bytes:
         return options
@@ -283,13 +285,13 @@ def chosen_hbm(
     alike = {(o.bandwidth_Bps, o.area_mm2, o.power_W) for o in options}
     missing = [size for size in wanted if size not in listed]
     if missing and len(alike) > 1:
-        known = ", ".join(
+        listing = ", ".join(
             f"{format_bytes(o.capacity_bytes)} at {format_bandwidth(o.bandwidth_Bps)}"
             for o in options
         )
         raise AtollError(
             f"job: hbm: space {space} has no HBM of {format_bytes(missing[0])}, and its own differ "
-            f"in bandwidth or area: {known}; take one of those, or add a line under hbm in the "
+            f"in bandwidth or area: {listing}; take one of those, or add a line under hbm in the "
             "space's file."
         )
     chosen = [option for option in options if option.capacity_bytes in wanted]
@@ -303,7 +305,7 @@ def chosen_hbm(
 def _restricted(
     space: Space, max_area_mm2: float | None, max_power_W: float | None, notes: list[str]
 ) -> tuple[Space, Scope]:
-    """The designs within the limits, each with the HBM options that keep them."""
+    """Return the designs within the limits with the HBM options that allow it."""
     options = space.hbm_options
     area_mm2 = np.stack([space.area_with(option) for option in options], axis=1)
     allowed = space.hbm_allowed.copy()
@@ -342,10 +344,10 @@ def _restricted(
     return space if designs.all() else space.subset(designs), scope
 
 
-def _large(
+def _large_space(
     job: SearchQuestion, space: ProductSpace, notes: list[str]
 ) -> tuple[ProductSpace, Scope]:
-    """The same for a space outside memory."""
+    """Return the space and scope within the limits, for a space outside memory."""
     limits, (max_area_mm2, max_power_W) = limits_of(job, space), _budget(job, space)
     least, most = space.corner(min), space.corner(max)
     smallest_mm2 = min(float(least.area_with(option)[0]) for option in space.hbm_options)
@@ -373,7 +375,7 @@ def _large(
 
 
 def _reticle_notes(max_area_mm2: float | None, space: ProductSpace) -> list[str]:
-    """State that a reticle, and no limit of the job or the space, ends the areas, if it does."""
+    """Note that the reticle, not a limit of the job or space, ends the areas, if so."""
     ends = space.limits.max_area_mm2 == RETICLE_MM2 and (max_area_mm2 or np.inf) > RETICLE_MM2
     if not ends or _largest_mm2(space) <= RETICLE_MM2:
         return []
@@ -384,14 +386,14 @@ def _reticle_notes(max_area_mm2: float | None, space: ProductSpace) -> list[str]
 
 
 def _largest_mm2(space: ProductSpace) -> float:
-    """Area with the most of every parameter, before the limits."""
+    """Return the area with the largest value of every parameter, before the limits."""
     most = space.corner(max)
     return max(float(most.area_with(option)[0]) for option in space.hbm_options)
 
 
 def _tighter(first: float | None, second: float | None) -> float | None:
-    given = [limit for limit in (first, second) if limit is not None]
-    return min(given, default=None)
+    limits = [limit for limit in (first, second) if limit is not None]
+    return min(limits, default=None)
 
 
 def _idle_area_note(space: str, limit_mm2: float, largest_mm2: float) -> str:

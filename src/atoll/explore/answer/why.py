@@ -1,4 +1,4 @@
-"""Why this chip: a stored result turned into reasons."""
+"""Explains a stored result: why this chip is the answer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CHIP_FIELDS = (
 
 
 def explain_result(result: SearchAnswer) -> SearchExplanation:
-    """Where the time goes, what limits the operators, and what the runner-up lacks."""
+    """Explain where the time goes, what limits operators and why runners-up are slower."""
     best = result.best
     return made_of(
         SearchExplanation,
@@ -33,7 +33,7 @@ def explain_result(result: SearchAnswer) -> SearchExplanation:
         kind="search-explanation",
         best=best.accelerator,
         models=tuple(map(_explained, best.models)),
-        runners_up=tuple(_compare(best, other) for other in result.runners_up),
+        runners_up=tuple(_compare(best, runner_up) for runner_up in result.runners_up),
     )
 
 
@@ -58,18 +58,18 @@ def _slowest(entries: Iterable[LayerPass], count: int = 8) -> tuple[SlowOperator
     return tuple(sorted(rows, key=lambda row: -row.duration_s)[:count])
 
 
-def _compare(best: DesignAnswer, other: DesignAnswer) -> Comparison:
-    """How a runner-up differs, and which part of its step differs most in the direction of all."""
+def _compare(best: DesignAnswer, runner_up: DesignAnswer) -> Comparison:
+    """Compare a runner-up: chip parameters, and the part of the step that explains it most."""
     values = [
-        (name, (getattr(best.accelerator, name), getattr(other.accelerator, name)))
+        (name, (getattr(best.accelerator, name), getattr(runner_up.accelerator, name)))
         for name in _CHIP_FIELDS
     ]
-    own, others = best.accelerator.own or {}, other.accelerator.own or {}
-    values += [(name, (value, others[name])) for name, value in own.items() if name in others]
+    added, theirs = best.accelerator.own or {}, runner_up.accelerator.own or {}
+    values += [(name, (value, theirs[name])) for name, value in added.items() if name in theirs]
     reasons = []
-    for ours, theirs in zip(best.models, other.models, strict=False):
-        a, b = ours.placement.time_parts_s, theirs.placement.time_parts_s
-        slower_by = ours.samples_per_s / theirs.samples_per_s - 1.0
+    for ours, slower in zip(best.models, runner_up.models, strict=False):
+        a, b = ours.placement.time_parts_s, slower.placement.time_parts_s
+        slower_by = ours.samples_per_s / slower.samples_per_s - 1.0
         longer_s = {name: b.get(name, 0.0) - a.get(name, 0.0) for name in {**b, **a}}
         part = (max if slower_by >= 0.0 else min)(longer_s, key=lambda name: longer_s[name])
         reasons.append(
@@ -78,11 +78,11 @@ def _compare(best: DesignAnswer, other: DesignAnswer) -> Comparison:
                 slower_by=slower_by,
                 part=part,
                 part_s=(a.get(part, 0.0), b.get(part, 0.0)),
-                layout=(_layout(ours), _layout(theirs)),
+                layout=(_layout(ours), _layout(slower)),
             )
         )
     return Comparison(
-        accelerator=other.accelerator,
+        accelerator=runner_up.accelerator,
         differs={name: pair for name, pair in values if pair[0] != pair[1]},
         reasons=tuple(reasons),
     )

@@ -1,7 +1,7 @@
-"""How work is cut into tasks: by measurement, and ahead of its turn.
+"""How work is cut into tasks of measured size, some of them computed speculatively.
 
-Neither the size of a piece nor what is computed in advance changes a result; both only keep the
-workers busy, the driver's memory small and each task short enough to stop or to lose.
+Neither the size of a piece nor speculation changes a result; both only keep the workers busy, the
+driver's memory small and every task short enough to stop or to lose.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import numpy as np
 from atoll.arrays import IntArray
 from atoll.executors import Call, Crew
 from atoll.explore.proof.tasks import ChipTask, place_chips
-from atoll.explore.proof.trial import Answers
+from atoll.explore.proof.trial import SolvedPlacements
 
 PIECE_S = 0.8
-"""A task should take about this long: far more than sending it, and little to lose."""
+"""Target duration of a task: far longer than sending it, short enough to lose."""
 PIECES_PER_WORKER = 3
 
 
 class Pacer:
-    """Cuts batches into pieces; learns how long pieces take."""
+    """Cuts batches into pieces by the measured time per core configuration."""
 
     def __init__(self, crew: Crew) -> None:
         self._crew = crew
@@ -31,20 +31,20 @@ class Pacer:
         self._begun = 0.0
 
     def pieces(self, tensor_config: IntArray, chips: IntArray) -> list[IntArray]:
-        """Chips in pieces for the workers."""
+        """Divide chips into pieces for the workers."""
         if len(chips) == 0:
             return []
         total = len(np.unique(tensor_config[chips]))
         target = PIECE_S * self._configs_per_s if self._configs_per_s else np.inf
         if not self._crew.executor.in_process:
             target = min(target, total / (PIECES_PER_WORKER * self._crew.executor.workers))
-        found = chunks_by_family(tensor_config, chips, max(1.0, target))
+        pieces = chunks_by_family(tensor_config, chips, max(1.0, target))
         self._begun = time.monotonic()
-        self._size = {id(piece): (total, len(piece) / len(chips)) for piece in found}
-        return found
+        self._size = {id(piece): (total, len(piece) / len(chips)) for piece in pieces}
+        return pieces
 
     def finished(self, call: Call) -> None:
-        """A piece is done: take its time into account."""
+        """Update the measured rate with a finished piece."""
         total, share = self._size.pop(id(call.tag), (0, 0.0))
         elapsed = time.monotonic() - self._begun
         if self._crew.executor.in_process:
@@ -70,26 +70,26 @@ def chunks_by_family(
     order = np.argsort(configs[:, 0], kind="stable")
     pieces: list[IntArray] = []
     piece: list[int] = []
-    seen: set[int] = set()
+    piece_configs: set[int] = set()
     sizes: list[int] = []
     previous = -1
     for position in order:
         family = int(configs[position, 0])
-        if piece and len(seen) >= target and family != previous:
+        if piece and len(piece_configs) >= target and family != previous:
             pieces.append(chosen[piece])
-            sizes.append(len(seen))
-            piece, seen = [], set()
+            sizes.append(len(piece_configs))
+            piece, piece_configs = [], set()
         piece.append(int(position))
-        seen.update(configs[position].tolist())
+        piece_configs.update(configs[position].tolist())
         previous = family
     if piece:
         pieces.append(chosen[piece])
-        sizes.append(len(seen))
+        sizes.append(len(piece_configs))
     return [pieces[i] for i in sorted(range(len(pieces)), key=lambda i: -sizes[i])]
 
 
 class Speculation:
-    """Placements computed before their turn, with the incumbent known when they were sent."""
+    """Placements computed in advance, against the incumbent when they were sent."""
 
     def __init__(
         self,
@@ -104,8 +104,8 @@ class Speculation:
         self._next = 0
         self._group = 1
 
-    def result(self, chip: int, ranked: IntArray) -> Answers | None:
-        """What a worker computed for this chip, which is its turn; None when stopped."""
+    def result(self, chip: int, ranked: IntArray) -> SolvedPlacements | None:
+        """Return what a worker computed for the chip that is next; None when stopped."""
         if self._crew.executor.in_process:
             return {}
         self._send(ranked, until=chip)
@@ -113,11 +113,11 @@ class Speculation:
         answers = self._crew.result(call)
         if answers is None:
             return None
-        found: Answers = answers[position]
-        return found
+        placements: SolvedPlacements = answers[position]
+        return placements
 
     def _send(self, ranked: IntArray, until: int) -> None:
-        """Keep the workers busy with the chips whose turn comes next."""
+        """Keep the workers busy with the chips that come next."""
         while self._next < len(ranked):
             calls = {id(call) for call, _ in self._sent.values()}
             if until in self._sent and len(calls) >= self._crew.room:

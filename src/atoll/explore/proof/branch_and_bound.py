@@ -1,7 +1,7 @@
 """Branch and bound over chips and layouts: the best design, and the proof.
 
-Every chip carries, per model, a lower bound on its step time. Bounds are tightened only where they
-leave the chip a chance against the best design found so far:
+Every chip has, per model, a lower bound on its step time. Bounds are tightened only where the chip
+could still beat the best design so far (the incumbent):
 
 1. roofline: peak rates alone, all chips at once;
 2. schedule: the mapper's operator costs and quick bounds on the layers' makespans;
@@ -11,8 +11,8 @@ leave the chip a chance against the best design found so far:
 A chip is discarded when its bound cannot beat the incumbent by more than the tolerance. When none
 is left the incumbent is optimal within the tolerance; what is left at a limit is the stated gap.
 
-The work is done by a crew (`atoll.executors`), ahead of its turn where there are several workers;
-its results are taken in the order of one process alone, so that the answer is the same.
+The work is done by a crew (`atoll.executors`), speculatively where there are several workers;
+results are used in the order of a single process, so that the answer is the same.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +36,7 @@ from atoll.explore.pricing.layouts import Setting
 from atoll.explore.pricing.workloads import Variants
 from atoll.explore.proof.batches import Pacer, Speculation
 from atoll.explore.proof.frontier import Frontier
-from atoll.explore.proof.journal import Evaluation, Found, Journal, Key
+from atoll.explore.proof.journal import ChipEvaluation, EvaluatedPlan, EvaluationKey, Journal
 from atoll.explore.proof.objective import Objective
 from atoll.explore.proof.order import ROUNDING, chip_name
 from atoll.explore.proof.reserve import open_frontier
@@ -46,7 +47,7 @@ from atoll.explore.proof.tasks import (
     bound_chips,
     place_node,
 )
-from atoll.explore.proof.trial import Placed, Rule, Trial, replayed, try_chip
+from atoll.explore.proof.trial import Rule, Trial, TrialPlacements, replayed, try_chip
 from atoll.hardware.product import ProductSpace
 from atoll.hardware.space import Space
 from atoll.placement.chain import Division
@@ -59,7 +60,7 @@ IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SearchOutcome:
     """The incumbent with its proof."""
 
     frontier: Frontier
@@ -67,7 +68,7 @@ class Outcome:
     """Index of the best chip in `frontier.chips`."""
     score: float
     bound: float
-    """No chip scores higher."""
+    """Upper bound on the score of every chip."""
     tightened: int
     """Nodes whose schedules were solved with more effort."""
     ruled_out: NDArray[np.bool_]
@@ -84,19 +85,19 @@ _SHOWN = {"front": "front", "near": "plateau"}
 
 
 @dataclass
-class _Mode:
-    """Whether chips compete with an incumbent, or are evaluated for their own sake."""
+class _BatchMode:
+    """Whether chips compete with the incumbent, or are all evaluated."""
 
     phase: str = "place"
-    sparing: bool = False
+    plans_only: bool = False
     floor: float | None = None
-    """A score that chips are held against instead of the incumbent's."""
+    """Score to beat instead of the incumbent's."""
     waiting: IntArray | None = None
-    """Chips that wait for this phase, those at hand included."""
+    """Chips left in this phase, including those of the batch."""
 
 
 class Search:
-    """One branch and bound over a space."""
+    """A branch and bound over a space."""
 
     def __init__(
         self,
@@ -112,8 +113,8 @@ class Search:
         crew: Crew | None = None,
         journal: Journal | None = None,
     ) -> None:
-        if setting.limit is not None:  # which memory at rest takes a part of
-            objective = replace(objective, each_memory=True)
+        if setting.limit is not None:  # idle memory takes part of it
+            objective = replace(objective, every_memory=True)
         self.space = space
         self.variants = variants
         self.setting = setting
@@ -133,114 +134,112 @@ class Search:
         self.crew.executor.start(self.context)
         self.pacer = Pacer(self.crew)
         self.scores = self.rule.scores(self.frontier.lower_s) / self.frontier.price
-        """No plan of a chip scores higher."""
+        """Upper bound on the score of every chip in memory."""
         self.best: int | None = None
         self.score = 0.0
-        """Of the best; or of a design of another search, which chips have to beat."""
-        self.mode = _Mode()
+        """Score of the best chip, or of a design of another search that chips have to beat."""
+        self.mode = _BatchMode()
         self.batches = 0
-        self.solved: set[Key] = set()
-        """Nodes whose schedules were solved, with their effort."""
-        self.schedules: dict[Key, tuple[Schedules, float]] = {}
-        """Of the nodes solved here, as far as it takes to show that no step is below a limit."""
+        self.solved: set[EvaluationKey] = set()
+        """Nodes whose schedules were solved, by effort."""
+        self.schedules: dict[EvaluationKey, tuple[Schedules, float]] = {}
+        """Schedules of the nodes solved here, and the step limit they were solved against."""
 
-    def outcome(self) -> Outcome:
-        """What is known now."""
+    def outcome(self) -> SearchOutcome:
+        """Return the incumbent and the bounds now."""
         ruled_out = self.scores <= self.threshold()
         proven = self.bound() <= max(self.threshold(), self.score)
         reason = "" if proven else self.stop.reason
-        return Outcome(
+        return SearchOutcome(
             self.frontier, self.best, self.score, self.bound(), len(self.solved), ruled_out, reason
         )
 
     def bound(self) -> float:
-        """No chip of the space scores higher."""
+        """Return an upper bound on the score of every chip of the space."""
         waiting = 0.0 if self.reserve is None else self.reserve.bound()
         return max(float(self.scores.max(initial=0.0)), waiting, self.score)
 
     def best_waiting(self) -> float:
-        """No chip without a schedule bound scores higher."""
+        """Return an upper bound on the score of chips without a schedule bound."""
         waiting = 0.0 if self.reserve is None else self.reserve.waiting()
         return max(float(self.scores[self.frontier.stage == 0].max(initial=0.0)), waiting)
 
     def evaluate_all(self, order: IntArray, waiting: IntArray | None = None) -> FloatArray:
-        """Scores of these chips, each with its own best layouts, whatever the incumbent is.
+        """Return the scores of these chips with their best layouts, whatever the incumbent is.
 
-        Only what exists is computed; bounds stay those of the schedules. `waiting`: all chips that
-        are to be evaluated, for the report.
+        Only plans are computed; bounds stay those of the schedules. `waiting` are all chips to be
+        evaluated, for the progress report.
         """
-        self._aside(order, _Mode("front", True, 0.0, order if waiting is None else waiting))
-        return np.array([self.found_score(int(chip)) for chip in order])
+        waiting = order if waiting is None else waiting
+        self._batch_in_mode(order, _BatchMode("front", True, 0.0, waiting))
+        return np.array([self.evaluated_score(int(chip)) for chip in order])
 
     def evaluate_near(self, order: IntArray, least: float) -> None:
-        """Evaluate those of these chips whose bounds allow a score above `least`."""
-        self._aside(order, _Mode("near", True, least, order))
+        """Evaluate the chips whose bounds allow a score above `least`."""
+        self._batch_in_mode(order, _BatchMode("near", True, least, order))
 
     def bound_near(self, order: IntArray, least: float) -> None:
-        """The same, with bounds: of chips that turn out to score no more than `least`, they say it.
-        A chip that scores more may become the incumbent.
+        """Evaluate as `evaluate_near`, and lower the bounds of chips that score at most `least`. A
+        chip that scores more may become the incumbent.
         """
-        self._aside(order, _Mode("near", False, least, order))
+        self._batch_in_mode(order, _BatchMode("near", False, least, order))
 
-    def _aside(self, order: IntArray, mode: _Mode) -> None:
-        """A batch that is not held against the incumbent."""
+    def _batch_in_mode(self, order: IntArray, mode: _BatchMode) -> None:
+        """Evaluate a batch in another mode than against the incumbent."""
         self.mode = mode
         self.batch(order)
-        self.mode = _Mode()
+        self.mode = _BatchMode()
 
-    def adopt(self, chip: int, found: Mapping[int, Found]) -> None:
-        """Take plans over that another search found for a chip, if they are better.
-
-        Without plans: those that were taken over when this search ran before.
-        """
-        key = Key("baseline", int(self.frontier.ids[chip]))
+    def adopt(self, chip: int, plans: Mapping[int, EvaluatedPlan]) -> None:
+        """Adopt better plans of another search for a chip; on record after a resumed search."""
+        key = EvaluationKey("baseline", int(self.frontier.ids[chip]))
         stored = self.journal.evaluation(key)
         if stored is not None:
             self.apply(chip, stored)
-        elif self._score_of(chip, found) > self.found_score(chip):
-            self.finish(chip, key, Evaluation(self.frontier.lower_s[chip], found))
+        elif self._score_of_plans(chip, plans) > self.evaluated_score(chip):
+            self.finish(chip, key, ChipEvaluation(self.frontier.lower_s[chip], plans))
 
-    def inherit(self, other: Search, place: IntArray) -> None:
-        """Take over what a search with the same variants knows: its chip i is `place[i]` here, with
-        the same memory, or not here (-1).
+    def inherit(self, source: Search, position: IntArray) -> None:
+        """Copy bounds and plans of a search with the same variants, whose chip i is chip
+        `position[i]` of this search, with the same memory, or absent (-1).
         """
-        for chip in np.flatnonzero((other.frontier.stage > 0) & (place >= 0)).tolist():
-            at = int(place[chip])
-            self._set_row(at, other.frontier.lower_s[chip], int(other.frontier.stage[chip]))
-            if chip in other.frontier.found:
-                self.frontier.found[at] = dict(other.frontier.found[chip])
+        for chip in np.flatnonzero((source.frontier.stage > 0) & (position >= 0)).tolist():
+            target = int(position[chip])
+            self._set_row(target, source.frontier.lower_s[chip], int(source.frontier.stage[chip]))
+            if chip in source.frontier.plans:
+                self.frontier.plans[target] = dict(source.frontier.plans[chip])
 
     def bring(self, ids: list[int]) -> dict[int, int]:
-        """Where these chips are in the frontier, brought in if need be; those that exist."""
+        """Load chips into the frontier; return their positions by id, of those that exist."""
         if self.reserve is not None:
             self.frontier = self.reserve.bring(self.frontier, ids)
-            known = len(self.scores)
-            added = self.rule.scores(self.frontier.lower_s[known:]) / self.frontier.price[known:]
+            count = len(self.scores)
+            added = self.rule.scores(self.frontier.lower_s[count:]) / self.frontier.price[count:]
             self.scores = np.concatenate([self.scores, added])
         order = np.argsort(self.frontier.ids, kind="stable")
         ordered = self.frontier.ids[order]
-        at = np.minimum(np.searchsorted(ordered, ids), len(ordered) - 1)
-        return {i: int(order[k]) for i, k in zip(ids, at.tolist(), strict=True) if ordered[k] == i}
+        nearest = np.minimum(np.searchsorted(ordered, ids), len(ordered) - 1).tolist()
+        return {i: int(order[k]) for i, k in zip(ids, nearest, strict=True) if ordered[k] == i}
 
     def forget(self, chips: IntArray) -> None:
-        """Drop what was found for chips that a strategy did not visit in the end."""
+        """Drop the plans of chips that a strategy did not visit in the end."""
         self.frontier.stage[chips] = 0
         for chip in chips:
-            self.frontier.found.pop(int(chip), None)
+            self.frontier.plans.pop(int(chip), None)
 
     def accept(self, chip: int, score: float) -> None:
-        """Take a chip for the incumbent if it scores higher."""
+        """Make a chip the incumbent if it scores higher."""
         if score > self.score:
             self.best, self.score = chip, score
 
-    def found_score(self, chip: int) -> float:
-        """Score of the plans found for a chip; -1 where some model has none."""
-        return self._score_of(chip, self.frontier.found.get(chip, {}))
+    def evaluated_score(self, chip: int) -> float:
+        """Return the score of a chip's plans; -1 where a model has none."""
+        return self._score_of_plans(chip, self.frontier.plans.get(chip, {}))
 
-    def _score_of(self, chip: int, found: Mapping[int, Found]) -> float:
-        if len(found) < len(self.by_model):
+    def _score_of_plans(self, chip: int, plans: Mapping[int, EvaluatedPlan]) -> float:
+        if len(plans) < len(self.by_model):
             return -1.0
-        times = np.array([[found[i].step_time_s for i in range(len(self.by_model))]])
+        times = np.array([[plans[i].step_time_s for i in range(len(self.by_model))]])
         return float(self.objective.scores(times)[0] / self.frontier.price[chip])
 
     def threshold(self) -> float:
@@ -249,20 +248,20 @@ class Search:
         return self.score * (1.0 + self.tolerance)
 
     def cutoff_s(self, chips: IntArray) -> FloatArray:
-        """With one model: step times of chips that would not improve the incumbent enough."""
+        """Return, for a single model, step times that would not improve the incumbent enough."""
         price = self.frontier.price
         least = np.inf
         if len(self.by_model) == 1 and self.mode.floor is not None:
             least = self.objective.batches[0] / self.mode.floor if self.mode.floor else np.inf
         elif len(self.by_model) == 1 and self.best is not None:
-            step_s = self.frontier.found[self.best][0].step_time_s
+            step_s = self.frontier.plans[self.best][0].step_time_s
             least = step_s * price[self.best] / (1.0 + self.tolerance)
         elif len(self.by_model) == 1 and self.score:
             least = self.objective.batches[0] / self.threshold()
         return np.asarray(least / price[chips])
 
     def admit(self, size: int) -> None:
-        """Bring chips into memory that may be among the next `size`, and let the lost ones go."""
+        """Load the chips that may be among the next `size`; drop those that are ruled out."""
         if self.reserve is None:
             return
         changed = self.reserve.admit(self.frontier, self.scores, self.threshold(), size)
@@ -274,22 +273,22 @@ class Search:
     # --- Batches --------------------------------------------------------------------------------
 
     def batch(self, order: IntArray) -> None:
-        """Schedule bounds for these chips, then placements where they leave a chance."""
+        """Compute schedule bounds of chips, then placements where these allow a better score."""
         number = self.batches
         self.batches += 1
         nodes: dict[int, ChipNodes] = {}
-        known = self.journal.bounds(number)
+        recorded = self.journal.bounds(number)
         ids = self.frontier.ids[order]
-        fresh = np.array([int(i) not in known for i in ids], np.bool_)
+        fresh = np.array([int(i) not in recorded for i in ids], np.bool_)
         open_ = self._open(order)
-        for chip, name in zip(order[~fresh], ids[~fresh], strict=True):
-            self._set_row(int(chip), known[int(name)], stage=1)
+        for chip, chip_id in zip(order[~fresh], ids[~fresh], strict=True):
+            self._set_row(int(chip), recorded[int(chip_id)], stage=1)
         self._bound(order[fresh], open_[fresh], nodes, record=number)
         if not self.stop():
-            self._place(order[np.argsort(-self.scores[order], kind="stable")], nodes)
+            self._place_chips(order[np.argsort(-self.scores[order], kind="stable")], nodes)
 
     def _open(self, order: IntArray) -> NDArray[np.bool_]:
-        """Which (chip, variant) pairs could still be part of a better design."""
+        """Return which (chip, variant) pairs could still be part of a better design."""
         lower = self.frontier.lower_s[order]
         cutoff_s = self.cutoff_s(order)[:, None]
         return lower < cutoff_s if len(self.by_model) == 1 else np.isfinite(lower)
@@ -301,32 +300,32 @@ class Search:
         nodes: dict[int, ChipNodes],
         record: int | None,
     ) -> None:
-        """Schedule bounds, in pieces; bounds of a batch are recorded under its number."""
+        """Compute schedule bounds in pieces; record them under the batch number, if any."""
         frontier = self.frontier
         position = {int(chip): i for i, chip in enumerate(order)}
 
         def call(piece: IntArray) -> Call:
-            own = [position[int(chip)] for chip in piece]
+            local_rows = [position[int(chip)] for chip in piece]
             chips = frontier.chips.subset(piece)
             rows = frontier.lower_s[piece]
             threshold = self.threshold() * frontier.price[piece]
             limits = threshold, self.cutoff_s(piece) * (1.0 + ROUNDING)
-            return Call(bound_chips, (chips, rows, open_[own], *limits), tag=piece)
+            return Call(bound_chips, (chips, rows, open_[local_rows], *limits), tag=piece)
 
         pieces = self.pacer.pieces(frontier.chips.tensor_config, order)
         for done, bounded in self.crew.results(call(piece) for piece in pieces):
             piece = done.tag
             self.pacer.finished(done)
             for local, chip in enumerate(piece):
-                self._set_row(int(chip), bounded.rows[local], stage=1)
+                self._set_row(int(chip), bounded.lower_s[local], stage=1)
             nodes.update({int(piece[local]): chip for local, chip in bounded.nodes.items()})
             if record is not None:
                 ids = frontier.ids[piece]
-                self.journal.put_bounds(record, ids, bounded.rows, self.scores[piece])
+                self.journal.put_bounds(record, ids, bounded.lower_s, self.scores[piece])
 
-    def _place(self, ranked: IntArray, nodes: dict[int, ChipNodes]) -> None:
-        """Placements of these chips, one after the other, each against the incumbent then."""
-        ahead = Speculation(self.crew, self._worth_placing, lambda chip: self._task(chip, nodes))
+    def _place_chips(self, ranked: IntArray, nodes: dict[int, ChipNodes]) -> None:
+        """Place chips one after another, always against the current incumbent."""
+        in_advance = Speculation(self.crew, self._worth_placing, lambda c: self._task(c, nodes))
         design, waiting = self.frontier.chips.design, self.mode.waiting
         left = Counter([] if waiting is None else design[waiting].tolist())
         for chip in ranked.tolist():
@@ -337,57 +336,52 @@ class Search:
                     del left[design[chip]]
             if self.scores[chip] <= self.threshold():
                 continue
-            key = Key(self.mode.phase, int(self.frontier.ids[chip]))
+            key = EvaluationKey(self.mode.phase, int(self.frontier.ids[chip]))
             stored = self.journal.evaluation(key)
             if stored is not None:
                 self.apply(chip, stored)
                 continue
             if chip not in nodes:
-                # Its bounds were on record, which come without the times that a placement needs.
+                # Its bounds were on record, without the times that a placement needs.
                 again = [c for c in ranked.tolist() if c not in nodes and self._worth_placing(c)]
                 missing = np.array(again, np.int64)
                 self._bound(missing, self._open(missing), nodes, record=None)
             if self.stop():
                 return
-            asked = ahead.result(chip, ranked)
-            if asked is None:
+            placements = in_advance.result(chip, ranked)
+            if placements is None:
                 return
-            task = self._task(chip, nodes)
-            own = nodes[chip]
-            placed = try_chip(
-                self.rule,
-                task.trial,
-                replayed(asked, lambda *ask, own=own: place_node(self.context, own, *ask)),
-            )
-            self.finish(chip, key, self._placed(chip, own, placed))
+            place = partial(place_node, self.context, nodes[chip])
+            placed = try_chip(self.rule, self._task(chip, nodes).trial, replayed(placements, place))
+            self.finish(chip, key, self._placed(chip, nodes[chip], placed))
 
     def _worth_placing(self, chip: int) -> bool:
-        return bool(self.scores[chip] > self.threshold()) and (
-            self.journal.evaluation(Key(self.mode.phase, int(self.frontier.ids[chip]))) is None
-        )
+        key = EvaluationKey(self.mode.phase, int(self.frontier.ids[chip]))
+        return bool(self.scores[chip] > self.threshold()) and self.journal.evaluation(key) is None
 
     def _task(self, chip: int, nodes: dict[int, ChipNodes]) -> ChipTask:
-        found = self.frontier.found.get(chip, {})
+        plans = self.frontier.plans.get(chip, {})
         score = self.score if self.mode.floor is None else self.mode.floor / (1.0 + self.tolerance)
         trial = Trial(
             chip_name(self.frontier.chips, chip),
             self.frontier.lower_s[chip],
-            {model: plan.step_time_s for model, plan in found.items()},
+            {model: plan.step_time_s for model, plan in plans.items()},
             score * float(self.frontier.price[chip]),
             float(self.cutoff_s(np.array([chip]))[0]),
-            self.mode.sparing,
+            self.mode.plans_only,
         )
         return ChipTask(nodes[chip], trial)
 
-    def _placed(self, chip: int, nodes: ChipNodes, placed: Placed) -> Evaluation:
-        found = dict(self.frontier.found.get(chip, {}))
-        for model, (v, division) in placed.found.items():
-            at = nodes.position(v)
-            traffic = float(nodes.hbm_bytes[at]), float(nodes.glb_bytes[at])
-            found[model] = self.plan_found(chip, v, division, nodes.upper_s[at], traffic, "quick")
-        return Evaluation(placed.row, found)
+    def _placed(self, chip: int, nodes: ChipNodes, placed: TrialPlacements) -> ChipEvaluation:
+        plans = dict(self.frontier.plans.get(chip, {}))
+        for model, (v, division) in placed.divisions.items():
+            node = nodes.position(v)
+            traffic = float(nodes.hbm_bytes[node]), float(nodes.glb_bytes[node])
+            pass_s = nodes.upper_s[node]
+            plans[model] = self.evaluated_plan(chip, v, division, pass_s, traffic, "quick")
+        return ChipEvaluation(placed.lower_s, plans)
 
-    def plan_found(
+    def evaluated_plan(
         self,
         chip: int,
         v: int,
@@ -396,7 +390,7 @@ class Search:
         traffic: tuple[float, float],
         effort: Effort,
         limit_s: float | None = None,
-    ) -> Found:
+    ) -> EvaluatedPlan:
         variant = self.variants.variants[v]
         energy = energy_of_work(
             variant_work(
@@ -409,7 +403,7 @@ class Search:
             recompute_share=division.recompute_share,
             energy=energy_of_chip(self.frontier.chips, chip),
         )
-        return Found(
+        return EvaluatedPlan(
             division.step_time_s,
             v,
             pass_s,
@@ -420,17 +414,17 @@ class Search:
             limit_s,
         )
 
-    def finish(self, chip: int, key: Key, evaluation: Evaluation) -> None:
+    def finish(self, chip: int, key: EvaluationKey, evaluation: ChipEvaluation) -> None:
         self.apply(chip, evaluation)
-        score = self.found_score(chip)
+        score = self.evaluated_score(chip)
         self.journal.put_evaluation(key, evaluation, score, self.frontier.chips, chip)
 
-    def apply(self, chip: int, evaluation: Evaluation) -> None:
-        """Take an evaluation over, just made or on record."""
-        self._set_row(chip, evaluation.row, stage=2)
-        self.frontier.found[chip] = dict(evaluation.found)
-        if not self.mode.sparing:
-            self.accept(chip, self.found_score(chip))
+    def apply(self, chip: int, evaluation: ChipEvaluation) -> None:
+        """Apply an evaluation, new or on record."""
+        self._set_row(chip, evaluation.lower_s, stage=2)
+        self.frontier.plans[chip] = dict(evaluation.plans)
+        if not self.mode.plans_only:
+            self.accept(chip, self.evaluated_score(chip))
 
     def _set_row(self, chip: int, row: FloatArray, stage: int) -> None:
         self.frontier.lower_s[chip] = row
@@ -438,11 +432,11 @@ class Search:
         self.scores[chip] = self.rule.scores(row[None, :])[0] / self.frontier.price[chip]
 
     def designs_of(self, chips: IntArray | NDArray[np.bool_]) -> int:
-        """Count the designs of these chips, each of which is a design with one HBM."""
+        """Count the designs of chips; a chip is a design with a memory."""
         return len(np.unique(self.frontier.chips.design[chips]))
 
     def report(self, phase: str, left: int) -> None:
-        """Report that so many designs are left of all that the certificate counts."""
+        """Report how many designs are left, of all that the certificate counts."""
         total, bound = len(self.space), self.bound()
         best = None if self.best is None else int(self.frontier.ids[self.best])
         self.journal.progress(phase, left, total, best, self.score, bound)

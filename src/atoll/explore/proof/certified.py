@@ -1,18 +1,25 @@
-"""What a search has proven, counted by architectures."""
+"""The certificate of a search, counted in architectures."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import numpy as np
 
-from atoll.explore.proof.branch_and_bound import Outcome, Search
+from atoll.cost.chips import distinct_rows
+from atoll.explore.pricing.bounds import chip_rates, layer_rooflines
+from atoll.explore.proof.branch_and_bound import Search, SearchOutcome
 from atoll.step.certificate import Certificate
 
 CONSTRAINTS = "roofline or constraints"
-"""What rules points of a space outside memory out, most of which were never built."""
+"""Rule for points of a space outside memory, most of which were never built."""
 
 
-def certificate_of(search: Search, outcome: Outcome, tolerance: float, score: float) -> Certificate:
-    """Of an outcome, for a design of that score."""
+def certificate_of(
+    search: Search, outcome: SearchOutcome, tolerance: float, score: float
+) -> Certificate:
+    """Return the certificate of an outcome for a design of this score."""
     architectures = len(search.space)
     frontier = outcome.frontier
     designs, number = np.unique(frontier.chips.design, return_inverse=True)
@@ -24,8 +31,8 @@ def certificate_of(search: Search, outcome: Outcome, tolerance: float, score: fl
     scheduled = designs[closed & (stage == 1)]
     name, elsewhere = "roofline", 0
     if search.reserve is not None:
-        # Of a large space only the points are counted: most were never built, so that nobody
-        # looked whether they satisfy the constraints.
+        # Points of a large space are counted whether or not they satisfy the constraints, as most
+        # were never built.
         name = CONSTRAINTS
         gone = np.unique(np.concatenate([scheduled, *search.reserve.scheduled]))
         scheduled = np.setdiff1d(gone, designs[(stage == 2) | ~closed])
@@ -44,4 +51,38 @@ def certificate_of(search: Search, outcome: Outcome, tolerance: float, score: fl
             "schedule": len(scheduled),
         },
         tightened=outcome.tightened,
+        peak_bound=max(_peak_bound(search), outcome.bound),
     )
+
+
+def _peak_bound(search: Search) -> float:
+    """Return a score that no layout exceeds, searched or not.
+
+    A sample's operators take no less than their products and vector work at the rates that a chip
+    reaches (`layer_rooflines`, without bytes and collectives, which depend on the layout), and all
+    devices share the batch: step >= samples x seconds of one sample / devices.
+
+    Infinite where it is not known: in spaces whose chips are not all in memory, and where every
+    degree that was tried divides the products, so that some may be counted twice.
+    """
+    context, variants, setting = search.context, search.variants, search.setting
+    chosen = {
+        variant.workload: number
+        for number, variant in enumerate(variants.variants)
+        if variant.width == 1
+    }
+    if search.reserve is not None or len(chosen) < len(variants.workloads):
+        return math.inf
+    nothing = np.zeros_like(context.work.bytes)
+    work = replace(context.work, bytes=nothing, link_s=nothing, starts=nothing)
+    rates, row = distinct_rows(chip_rates(search.frontier.chips))
+    numbers = np.array([chosen[model] for model in range(len(chosen))])
+    pass_s = layer_rooflines(rates, variants, setting, work, numbers).sum(axis=2)
+    step_s = np.empty((len(rates), len(chosen)))
+    for model, number in chosen.items():
+        variant = variants.variants[number]
+        layers_s = pass_s[:, variant.first_layer : variant.first_layer + variant.layers]
+        microbatch_s = layers_s @ np.array(variant.facts.repeats, dtype=np.float64)
+        step_s[:, model] = microbatch_s * variant.microbatches / setting.devices
+    scores = search.objective.scores(step_s)[row] / search.frontier.price
+    return float(scores.max())

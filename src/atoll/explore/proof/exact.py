@@ -1,8 +1,8 @@
-"""The exact strategy: batches of chips, the most promising first, then more effort where the proof
-needs it, for schedules that keep the bound above the incumbent.
+"""The exact strategy: batches of chips, the most promising first, then tighter schedules where the
+bound is still above the incumbent.
 
-There it goes one node after the other, always that of the chip with the highest bound. Where there
-are several workers, the nodes that will most likely be next are solved ahead of their turn.
+Tightening solves one node at a time, of the chip with the highest bound. With several workers, the
+nodes most likely to be next are solved in advance.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import numpy as np
 from atoll.arrays import FloatArray, IntArray
 from atoll.errors import InfeasibleError
 from atoll.executors import Call
-from atoll.explore.proof.branch_and_bound import Outcome, Search
-from atoll.explore.proof.journal import Evaluation, Key
+from atoll.explore.proof.branch_and_bound import Search, SearchOutcome
+from atoll.explore.proof.journal import ChipEvaluation, EvaluationKey
 from atoll.explore.proof.order import ROUNDING, check_step, chip_name
-from atoll.explore.proof.tasks import Solved, solve_node
+from atoll.explore.proof.tasks import SolvedNode, solve_node
 from atoll.hardware.product import ProductSpace
 from atoll.hardware.space import Space
 from atoll.schedule.solve import Effort
@@ -23,20 +23,19 @@ from atoll.schedule.solve import Effort
 FIRST_BATCH = 16
 LARGEST_BATCH = 4096
 EFFORTS: tuple[Effort, ...] = ("linear", "bounded", "exact")
-"""The first rules most chips out, at a tenth of the cost of the second; so is the second's of the
-third's."""
-FEW, ROUGHLY = 5, 0.002
-"""Values of each list, and a tolerance, with which a large space is looked at first."""
+"""In rising order of cost, each about ten times the one before."""
+FIRST_VALUES, FIRST_TOLERANCE = 5, 0.002
+"""Values per list, and the tolerance, of the first search of a large space."""
 FACTORS = (2.0, 1.25)
-"""How far neighbours of a first design reach."""
-MANY = 12
-"""With more chips open than this, the last effort is worth its cost on the incumbent before the
-second is spent on others: a better incumbent rules chips out at once."""
+"""Ratios between a first design's values and those of its neighbours."""
+MANY_OPEN = 12
+"""With more open chips than this, the last effort is spent on the incumbent before the second on
+others: a better incumbent rules chips out at once."""
 
 
-def exact_search(search: Search) -> Outcome:
-    """Until no chip is left that could beat the best, or the search has to end. With a score to
-    beat from elsewhere, there may be no best.
+def exact_search(search: Search) -> SearchOutcome:
+    """Search until no chip can beat the best, or `search.stop`. With a score to beat from another
+    search, there may be no best.
     """
     if isinstance(search.space, ProductSpace) and not search.score:
         begin(search, search.space)
@@ -46,7 +45,7 @@ def exact_search(search: Search) -> Outcome:
 
 
 def bound_all(search: Search) -> None:
-    """Schedule bounds and placements of all chips that rooflines leave a chance."""
+    """Bound and place all chips that their rooflines do not rule out."""
     size = FIRST_BATCH
     while not search.stop():
         search.crew.executor.consider()
@@ -59,52 +58,50 @@ def bound_all(search: Search) -> None:
         search.batch(ranked[np.argsort(-search.scores[ranked], kind="stable")][:size])
         size = min(4 * size, LARGEST_BATCH)
         if search.reserve is not None:
-            # The way is long: close the gap as far as the chips that wait allow.
+            # The search is long: close the gap down to the bound of the chips not bounded yet.
             tighten(search, search.best_waiting())
 
 
 def begin(search: Search, space: ProductSpace) -> None:
-    """A design to hold a large space against from the start: the best of a few values of each list,
-    then of those about it, far and near, until none is better.
+    """Find a first incumbent of a large space: the best of a few values per list, then of far and
+    near neighbours until none is better.
     """
     names = space.axes.names
     lists = [np.sort(values) for values in space.axes.lists()]
-    places = [np.unique(np.linspace(0, len(own) - 1, FEW).round().astype(int)) for own in lists]
+    spread = (np.linspace(0, len(values) - 1, FIRST_VALUES) for values in lists)
+    indices = [np.unique(positions.round().astype(int)) for positions in spread]
     best, score = None, 0.0
     factors = iter(FACTORS)
     factor = next(factors)
     while not search.stop():
-        chosen = [tuple(own[at].tolist()) for own, at in zip(lists, places, strict=True)]
-        found = _best_of(search, space.part(dict(zip(names, chosen, strict=True))), score)
-        if found is not None:
-            best, score = found
+        chosen = (tuple(values[i].tolist()) for values, i in zip(lists, indices, strict=True))
+        improved = _best_in_part(search, space.part(dict(zip(names, chosen, strict=True))), score)
+        if improved is not None:
+            best, score = improved
         elif best is None or (factor := next(factors, 1.0)) == 1.0:
             break
-        values = space.values(best // len(search.memories))
-        places = [_about(own, values[name], factor) for own, name in zip(lists, names, strict=True)]
+        best_values = space.values(best // len(search.memories))
+        named = zip(lists, names, strict=True)
+        indices = [_about(values, best_values[name], factor) for values, name in named]
     if best is not None:
         search.batch(np.array(list(search.bring([best]).values()), np.int64))
 
 
 def _about(values: FloatArray, value: float, factor: float) -> IntArray:
-    """Places of a value, its neighbours, and so many times less and more: with less of one
-    parameter there is room for more of another.
-    """
-    at, *scaled = np.searchsorted(values, [value, value / factor, value * factor])
-    return np.unique(np.clip([at - 1, at, at + 1, *scaled], 0, len(values) - 1))
+    """Return the indices of a value, its neighbours, value / factor and value * factor."""
+    index, *scaled = np.searchsorted(values, [value, value / factor, value * factor])
+    return np.unique(np.clip([index - 1, index, index + 1, *scaled], 0, len(values) - 1))
 
 
-def _best_of(search: Search, space: ProductSpace, score: float) -> tuple[int, float] | None:
-    """The number of the best chip of a part of the space, roughly, and its score; none where none
-    beats that score.
-    """
+def _best_in_part(search: Search, space: ProductSpace, score: float) -> tuple[int, float] | None:
+    """Return number and score of the best chip of a part, None where no chip beats `score`."""
     try:
         part = Search(
             space.build(),
             search.variants,
             search.setting,
             search.objective,
-            ROUGHLY,
+            FIRST_TOLERANCE,
             stop=search.stop,
         )
         part.score = score
@@ -114,16 +111,16 @@ def _best_of(search: Search, space: ProductSpace, score: float) -> tuple[int, fl
     if part.best is None:
         return None
     chip, chips = part.best, part.frontier.chips
-    own = part.memories[int(chips.memory[chip])]
-    memory = next(i for i, options in enumerate(search.memories) if own[0] in options)
+    memory_options = part.memories[int(chips.memory[chip])]
+    memory = next(i for i, options in enumerate(search.memories) if memory_options[0] in options)
     assert isinstance(part.space, Space) and isinstance(search.space, ProductSpace)
     place = search.space.place(part.space.values(int(chips.design[chip])))
     return place * len(search.memories) + memory, part.score
 
 
 def tighten(search: Search, until: float) -> None:
-    """Solve schedules until no chip's bound is above the incumbent, or above `until`."""
-    sent: dict[Key, Call] = {}
+    """Solve schedules until no chip's bound is above the incumbent or `until`."""
+    sent: dict[EvaluationKey, Call] = {}
     while search.score > 0.0 and len(search.scores) and not search.stop():
         search.crew.executor.consider()
         chip = int(np.argmax(search.scores))
@@ -134,10 +131,10 @@ def tighten(search: Search, until: float) -> None:
         target = _loosest(search, chip)
         if target is None:
             break
-        if target[0].effort == "bounded" and left.sum() > MANY and search.best is not None:
-            own = _loosest(search, search.best)
-            if own is not None and own[0].effort == "exact":
-                chip, target = search.best, own
+        if target[0].effort == "bounded" and left.sum() > MANY_OPEN and search.best is not None:
+            incumbent_target = _loosest(search, search.best)
+            if incumbent_target is not None and incumbent_target[0].effort == "exact":
+                chip, target = search.best, incumbent_target
         key, model = target
         search.solved.add(key)
         stored = search.journal.evaluation(key)
@@ -155,71 +152,69 @@ def tighten(search: Search, until: float) -> None:
 
 
 def _after(
-    search: Search, chip: int, model: int, key: Key, limit_s: float, solved: Solved
-) -> Evaluation:
-    """The chip's bounds and plans once the node is solved."""
-    row = search.frontier.lower_s[chip].copy()
-    row[key.variant] = max(row[key.variant], solved.least_s)
-    found = dict(search.frontier.found.get(chip, {}))
+    search: Search, chip: int, model: int, key: EvaluationKey, limit_s: float, solved: SolvedNode
+) -> ChipEvaluation:
+    """Return the chip's bounds and plans after the node is solved."""
+    lower_s = search.frontier.lower_s[chip].copy()
+    lower_s[key.variant] = max(lower_s[key.variant], solved.least_s)
+    plans = dict(search.frontier.plans.get(chip, {}))
     search.schedules[key] = solved.schedules, limit_s
     division = solved.division
     if division is not None:
         name = chip_name(search.frontier.chips, chip)
-        check_step(row[key.variant], division.step_time_s, name, search.rule.names[key.variant])
-        if model not in found or division.step_time_s < found[model].step_time_s:
+        check_step(lower_s[key.variant], division.step_time_s, name, search.rule.names[key.variant])
+        if model not in plans or division.step_time_s < plans[model].step_time_s:
             traffic = solved.hbm_bytes, solved.glb_bytes
             effort = next(effort for effort in EFFORTS if effort == key.effort)
             limit = limit_s if np.isfinite(limit_s) else None
-            found[model] = search.plan_found(
+            plans[model] = search.evaluated_plan(
                 chip, key.variant, division, solved.pass_s, traffic, effort, limit
             )
-    return Evaluation(row, found)
+    return ChipEvaluation(lower_s, plans)
 
 
 def _limit_s(search: Search, chip: int) -> float:
-    """The step that a chip has to be shown not to beat: a little more than the proof asks for, as
-    rounding must not undo it. Schedules of the incumbent are solved for their own sake.
-    """
+    """Return the step that the chip must be shown not to beat; infinite for the incumbent."""
     if chip == search.best:
         return np.inf
     return float(search.cutoff_s(np.array([chip]))[0]) * (1.0 + ROUNDING)
 
 
-def _send(search: Search, chip: int, first: Key, sent: dict[Key, Call]) -> None:
-    """Begin the node that is needed now, and what will most likely be needed next. What was sent
-    against another limit is solved again: so it is in one process alone.
+def _send(search: Search, chip: int, first: EvaluationKey, sent: dict[EvaluationKey, Call]) -> None:
+    """Send the node that is needed now and those most likely needed next. Nodes sent with another
+    limit are solved again, as in a single process.
     """
     crew = search.crew
     wanted = [(first, chip)]
     if crew.room > 1:
         open_ = np.flatnonzero(search.scores > search.threshold())
         ranked = open_[np.argsort(-search.scores[open_], kind="stable")]
-        for other in ranked[: crew.room + 1].tolist():
-            target = None if other == chip else _loosest(search, other)
+        for next_chip in ranked[: crew.room + 1].tolist():
+            target = None if next_chip == chip else _loosest(search, next_chip)
             if target is not None and search.journal.evaluation(target[0]) is None:
-                wanted.append((target[0], other))
-    for key, at in wanted:
-        limit_s = _limit_s(search, at)
+                wanted.append((target[0], next_chip))
+    for key, target_chip in wanted:
+        limit_s = _limit_s(search, target_chip)
         if key in sent and sent[key].tag != limit_s:
             crew.drop([sent.pop(key)])
         free = crew.in_flight(sent.values()) < crew.room
         if key not in sent and (free or key == first):
-            alone = search.frontier.chips.subset(np.array([at]))
-            arguments = (alone, key.variant, key.effort, limit_s)
+            single_chip = search.frontier.chips.subset(np.array([target_chip]))
+            arguments = (single_chip, key.variant, key.effort, limit_s)
             sent[key] = Call(solve_node, arguments, tag=limit_s)
             crew.send(sent[key])
 
 
-def _loosest(search: Search, chip: int) -> tuple[Key, int] | None:
-    """The chip's model and variant whose bound is the lowest and can still be improved."""
+def _loosest(search: Search, chip: int) -> tuple[EvaluationKey, int] | None:
+    """Return the key and model of the chip's lowest bound that can still be improved."""
     lower = search.frontier.lower_s[chip]
-    for model, own in enumerate(search.by_model):
-        v = int(own[np.argmin(lower[own])])
-        known = search.frontier.found.get(chip, {}).get(model)
-        if known is not None and lower[v] >= known.step_time_s / (1.0 + search.tolerance):
+    for model, variants in enumerate(search.by_model):
+        variant = int(variants[np.argmin(lower[variants])])
+        plan = search.frontier.plans.get(chip, {}).get(model)
+        if plan is not None and lower[variant] >= plan.step_time_s / (1.0 + search.tolerance):
             continue
         for effort in EFFORTS:
-            key = Key("tighten", int(search.frontier.ids[chip]), v, effort)
+            key = EvaluationKey("tighten", int(search.frontier.ids[chip]), variant, effort)
             if key not in search.solved:
                 return key, model
     return None

@@ -1,4 +1,4 @@
-"""All chips in memory with their bounds: what branch and bound has proven so far."""
+"""All chips in memory with their bounds and plans so far."""
 
 from __future__ import annotations
 
@@ -9,42 +9,42 @@ from numpy.typing import NDArray
 
 from atoll.arrays import FloatArray, IntArray
 from atoll.cost.chips import Chips, join_chips
-from atoll.explore.proof.journal import Found
+from atoll.explore.proof.journal import EvaluatedPlan
 
 
 @dataclass
 class Frontier:
-    """Chips with their bounds and the plans found."""
+    """Chips with their bounds and evaluated plans."""
 
     chips: Chips
     ids: IntArray
-    """Each chip's number in its whole space, which never changes."""
-    lower_s: FloatArray  # (chips, variants): no plan of the node is faster
+    """Chip numbers in the complete space, which never change."""
+    lower_s: FloatArray  # (chips, variants): lower bound on the step time
     price: FloatArray
-    """What a chip's throughput is divided by; ones where it is by nothing."""
+    """Divisor of a chip's throughput; ones without a price."""
     stage: NDArray[np.int8]
     """Per chip, the strongest bound that was computed: 0 roofline, 1 schedule, 2 placement."""
-    found: dict[int, dict[int, Found]] = field(default_factory=dict)  # chip -> model -> plan
+    plans: dict[int, dict[int, EvaluatedPlan]] = field(default_factory=dict)  # by chip, model
 
-    def kept(self, chips: IntArray) -> Frontier:
-        """These chips alone, renumbered."""
-        place = {int(old): new for new, old in enumerate(chips)}
+    def subset(self, chips: IntArray) -> Frontier:
+        """Return these chips, renumbered."""
+        position = {int(old): new for new, old in enumerate(chips)}
         return Frontier(
             self.chips.subset(chips),
             self.ids[chips],
             self.lower_s[chips],
             self.price[chips],
             self.stage[chips],
-            {place[chip]: plans for chip, plans in self.found.items() if chip in place},
+            {position[chip]: plans for chip, plans in self.plans.items() if chip in position},
         )
 
     def joined(self, more: Frontier) -> Frontier:
-        """With more chips behind the old ones."""
+        """Return the frontier with more chips appended."""
         return Frontier(
             join_chips(self.chips, more.chips),
             np.concatenate([self.ids, more.ids]),
             np.concatenate([self.lower_s, more.lower_s]),
             np.concatenate([self.price, more.price]),
             np.concatenate([self.stage, more.stage]),
-            self.found,
+            self.plans,
         )

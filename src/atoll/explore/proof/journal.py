@@ -1,8 +1,7 @@
-"""What a search tells whoever keeps its results, and asks before it computes anything.
+"""The interface through which a search records its evaluations and reads those on record.
 
-A search is deterministic: started again it asks for the same pieces in the same order, and every
-piece that is on record need not be computed. So a resumed search ends like one that was never
-interrupted.
+A search is deterministic: started again it needs the same evaluations in the same order, and those
+on record are not computed. So a resumed search ends like one that was never interrupted.
 """
 
 from __future__ import annotations
@@ -18,68 +17,68 @@ from atoll.schedule.solve import Effort
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
-    """The best plan known of one model on one chip."""
+class EvaluatedPlan:
+    """The best plan so far of a model on a chip."""
 
     step_time_s: float
     variant: int
     pass_s: FloatArray
-    pipeline: int
-    data: int
+    pp: int
+    dp: int
     energy: StepEnergy
     effort: Effort = "quick"
     limit_s: float | None = None
-    """Its schedules were solved as far as a proof against this step needed; None: all the way."""
+    """Step limit up to which its schedules were solved; None: to the end."""
 
 
 @dataclass(frozen=True)
-class Key:
-    """Which evaluation: a chip in a phase of the search; when tightened, one node of it."""
+class EvaluationKey:
+    """Identifies an evaluation: a chip in a phase; when tightened, a node (variant, effort)."""
 
     phase: str
     """"place", "front" (for the chip's own sake) or "tighten"."""
     chip: int
-    """The chip's number in its space, whatever part of it is in memory."""
+    """The chip's number in the complete space."""
     variant: int = -1
     effort: str = ""
 
 
 @dataclass(frozen=True, eq=False)
-class Evaluation:
+class ChipEvaluation:
     """A finished evaluation: the chip's bounds and plans after it."""
 
-    row: FloatArray
-    found: Mapping[int, Found]
+    lower_s: FloatArray
+    plans: Mapping[int, EvaluatedPlan]
 
 
 class Journal:
-    """What keeps a search's findings; this one keeps nothing."""
+    """Keeps a search's evaluations; this base class keeps nothing."""
 
     def bounds(self, batch: int) -> Mapping[int, FloatArray]:
-        """Bounds on record of one batch, by chip."""
+        """Return the recorded bounds of a batch, by chip."""
         return {}
 
     def put_bounds(self, batch: int, chips: IntArray, rows: FloatArray, scores: FloatArray) -> None:
         """Record schedule bounds of chips."""
 
-    def evaluation(self, key: Key) -> Evaluation | None:
-        """An evaluation on record."""
+    def evaluation(self, key: EvaluationKey) -> ChipEvaluation | None:
+        """Return a recorded evaluation, if any."""
         return None
 
     def put_evaluation(
-        self, key: Key, evaluation: Evaluation, score: float, chips: Chips, chip: int
+        self, key: EvaluationKey, evaluation: ChipEvaluation, score: float, chips: Chips, chip: int
     ) -> None:
         """Record an evaluation of chip number `chip` of `chips`.
 
-        A score below zero: some model has no plan on it.
+        A score below zero means that a model has no plan on it.
         """
 
     def note(self, name: str) -> Any:
-        """A small result beside the evaluations, such as the baselines; None: not on record."""
+        """Return another recorded result, such as the baselines; None if there is none."""
         return None
 
     def put_note(self, name: str, value: Any) -> None:
-        """Record one."""
+        """Record another result."""
 
     def progress(
         self, phase: str, left: int, total: int, best: int | None, score: float, bound: float

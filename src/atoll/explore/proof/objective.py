@@ -1,6 +1,4 @@
-"""What "best" means: throughput of one model, or several models taken together; or that over what
-the devices take.
-"""
+"""The objective: throughput of one or several models, or that divided by a price."""
 
 from __future__ import annotations
 
@@ -19,14 +17,14 @@ from atoll.registry import Registry
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """What several models count together."""
+    """Combines the throughputs of several models into a score."""
 
     name: str
     score: Callable[[FloatArray, FloatArray], FloatArray]
-    """Of rows of samples per second (chips, models), with the models' weights. It must never be
-    lower where a model is faster: bounds on step times then bound it."""
+    """Score from samples per second (chips, models) and the models' weights. It must never fall
+    where a model is faster: bounds on step times then bound it."""
     relative: bool = True
-    """Whether it takes samples per second over those of the reference chip."""
+    """Whether samples per second are divided by those of the reference chip."""
 
 
 def _mean(samples: FloatArray, weights: FloatArray) -> FloatArray:
@@ -42,10 +40,9 @@ def _worst(relative: FloatArray, weights: FloatArray) -> FloatArray:
 
 
 MEAN = Aim("mean", _mean, relative=False)
-"""Of samples per second: the fastest model dominates, as in PHAZE."""
+"""Mean of samples per second: the fastest model dominates, as in PHAZE."""
 AIMS = Registry("objectives", Aim, (MEAN, Aim("weighted", _weighted), Aim("worst", _worst)))
-"""The others compare each model with a reference chip first, and take the weighted mean or the
-least of those ratios."""
+"""The others take the weighted mean or the minimum of the models' ratios to a reference chip."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +54,13 @@ class Objective:
     weights: tuple[float, ...]
     reference_samples_per_s: tuple[float, ...]
     price: Price | None = None
-    """What throughput is divided by; none: nothing."""
-    each_memory: bool = False
+    """Divisor of throughput; None: 1."""
+    every_memory: bool = False
 
     @property
     def by_memory(self) -> bool:
-        """Whether chips are looked at with every memory of a bandwidth, not only the largest."""
-        return self.each_memory or self.price is not None
+        """Whether chips are searched with every memory of a bandwidth, not only the largest."""
+        return self.every_memory or self.price is not None
 
     @staticmethod
     def single(batch: int, price: Price | None = None) -> Objective:
@@ -71,13 +68,13 @@ class Objective:
         return Objective(MEAN, (batch,), (1.0,), (1.0,), price)
 
     def prices(self, space: Space, chips: Chips, memories: Sequence[tuple[Hbm, ...]]) -> FloatArray:
-        """What throughput of each chip is divided by."""
+        """Return the divisor of every chip's throughput."""
         if self.price is None:
             return np.ones(len(chips))
         return self.price.of_chips(space, chips, memories)
 
     def scores(self, times_s: FloatArray) -> FloatArray:
-        """Of each row of step times (chips, models), before its price."""
+        """Return the scores of step times (chips, models), before prices."""
         with np.errstate(divide="ignore"):
             samples = np.array(self.batches) / times_s
         if self.aim.relative:

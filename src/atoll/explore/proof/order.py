@@ -1,4 +1,4 @@
-"""A bound lies below what it bounds: checked wherever both are at hand, since a proof rests on it.
+"""Checks that lower bounds are not above the values they bound, as every proof relies on it.
 
 A bound above a step that exists would rule out designs that are better than the answer, in silence.
 """
@@ -14,8 +14,7 @@ from atoll.explore.pricing.evaluate import Priced
 from atoll.explore.pricing.workloads import Variant, Variants
 
 ROUNDING = 1e-8
-"""Relative. Schedules may fill a capacity to one part in 1e9 too much, as shares add up inexactly;
-rooflines know no such slack."""
+"""Relative. Schedules may exceed a capacity by 1e-9, as shares add up inexactly."""
 
 
 def chip_name(chips: Chips, chip: int) -> str:
@@ -31,7 +30,7 @@ def variant_name(variants: Variants, variant: Variant) -> str:
 
 
 def check_step(bound_s: float, step_s: float, chip: str, variant: str) -> None:
-    """Stop where the bound of a node is above the step of a plan that exists."""
+    """Raise where the bound of a node is above the step of one of its plans."""
     if bound_s > step_s * (1.0 + ROUNDING):
         raise ArithmeticError(
             f"internal error: {chip} with {variant}: the step is bounded by {bound_s:.9g} s from "
@@ -42,7 +41,7 @@ def check_step(bound_s: float, step_s: float, chip: str, variant: str) -> None:
 def check_layers(
     priced: Priced, node_chip: IntArray, node_variant: IntArray, upper_s: FloatArray
 ) -> None:
-    """Stop where the roofline of a layer is above its schedule (nodes, layers, passes)."""
+    """Raise where the roofline of a layer is above its schedule (nodes, layers, passes)."""
     chips, variants = priced.chips, priced.variants
     pass_s = layer_rooflines(chip_rates(chips), variants, priced.setting, priced.work)
     roofline_s = pass_s.sum(axis=2)
@@ -50,15 +49,15 @@ def check_layers(
     for v in np.unique(node_variant):
         nodes = np.flatnonzero(node_variant == v)
         layers = variants.variants[v].layers
-        own = roofline_s[node_chip[nodes], ranges[v] : ranges[v] + layers]
-        exists = upper_s[nodes, : own.shape[1]].sum(axis=2)
-        wrong = np.argwhere(own > exists * (1.0 + ROUNDING))
+        bound_s = roofline_s[node_chip[nodes], ranges[v] : ranges[v] + layers]
+        schedule_s = upper_s[nodes, : bound_s.shape[1]].sum(axis=2)
+        wrong = np.argwhere(bound_s > schedule_s * (1.0 + ROUNDING))
         if len(wrong):
             node, layer = wrong[0]
             variant = variants.variants[v]
             raise ArithmeticError(
                 f"internal error: {chip_name(chips, int(node_chip[nodes[node]]))} with "
                 f"{variant_name(variants, variant)}: layer {variant.passes[layer].name} "
-                f"is bounded by {own[node, layer]:.9g} s from below, but a schedule takes "
-                f"{exists[node, layer]:.9g} s; no proof of this search would hold."
+                f"is bounded by {bound_s[node, layer]:.9g} s from below, but a schedule takes "
+                f"{schedule_s[node, layer]:.9g} s; no proof of this search would hold."
             )

@@ -1,7 +1,7 @@
-"""The pure pieces of a search, which any process may run: bounds, placements, schedules.
+"""The pure tasks of a search, which any process may run: bounds, placements, schedules.
 
-A task takes the search's context, which every worker holds, and plain arrays. Its result depends
-on nothing else, so that it does not matter who runs it, when, or how often.
+The result of a task depends only on the search's context, which every worker has, and on its
+arguments.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from atoll.explore.pricing.layouts import Setting
 from atoll.explore.pricing.work import OperatorWork
 from atoll.explore.pricing.workloads import Variants
 from atoll.explore.proof.order import check_layers
-from atoll.explore.proof.trial import Answers, Rule, Trial, try_chip
+from atoll.explore.proof.trial import Rule, SolvedPlacements, Trial, try_chip
 from atoll.placement.chain import Division
 from atoll.schedule.problem import Schedule
 from atoll.schedule.solve import Effort
@@ -33,8 +33,8 @@ IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class Context:
-    """What every task of one search needs."""
+class SearchContext:
+    """The arguments common to all tasks of a search."""
 
     variants: Variants
     setting: Setting
@@ -42,21 +42,21 @@ class Context:
     work: OperatorWork
     layouts: LayoutBounds
     repeats: FloatArray
-    """(variants, operators): how often a microbatch runs each distinct operator."""
+    """(variants, operators): runs of every distinct operator per microbatch."""
     stop: Stop
 
 
 @dataclass(frozen=True, eq=False)
 class ChipNodes:
-    """One chip with those variants that could still be part of a better design."""
+    """A chip with the variants that could still be part of a better design."""
 
     memory_bytes: float
     hbm_Bps: float
     variant: IntArray
-    lower_s: FloatArray  # (nodes, layers, forward and backward): no schedule is faster
-    upper_s: FloatArray  # the same: a schedule that exists
+    lower_s: FloatArray  # (nodes, layers, forward and backward): lower bound
+    upper_s: FloatArray  # the same: time of a schedule
     forward_s: FloatArray  # (nodes, operators of the blocks' forward passes)
-    hbm_bytes: FloatArray  # (nodes,): of a microbatch on one device
+    hbm_bytes: FloatArray  # (nodes,): per microbatch on a device
     glb_bytes: FloatArray
 
     def position(self, variant: int) -> int:
@@ -64,24 +64,24 @@ class ChipNodes:
 
 
 @dataclass(frozen=True, eq=False)
-class Bounded:
+class BoundedChips:
     """Chips after the schedule bound."""
 
-    rows: FloatArray
-    """(chips, variants): no plan of the node is faster."""
+    lower_s: FloatArray
+    """(chips, variants): lower bound on the step time."""
     nodes: dict[int, ChipNodes]
-    """By position: the chips that a placement could still make the best."""
+    """By position: the chips that could still become the best."""
 
 
 def raise_by_floors(
-    context: Context, chips: Chips, rows: FloatArray, open_: NDArray[np.bool_]
+    context: SearchContext, chips: Chips, rows: FloatArray, open_: NDArray[np.bool_]
 ) -> None:
-    """Raise the open nodes' bounds to the floors of their operators: what the cost model knows
-    without search. No chip with the same cores and arrays, and no more lanes, clocks, buffer or
-    bandwidth, has lower ones.
+    """Raise the open nodes' bounds to the floors of their operators, which the cost model computes
+    without a mapping search. They also hold for chips with the same cores and arrays and no more
+    lanes, clock, buffer or bandwidth.
     """
     chip, variant = (np.ascontiguousarray(axis) for axis in np.nonzero(open_))
-    # What a limit on power leaves is not least on the fastest chip.
+    # Floors under a limit on power are not lowest on the fastest chip.
     context = replace(context, setting=replace(context.setting, limit=None))
     least_s = _Nodes.of(context, chips, chip, variant, floors=True).floors()
     step_s = context.layouts.step_s(least_s, variant)
@@ -89,64 +89,64 @@ def raise_by_floors(
 
 
 def bound_chips(
-    context: Context,
+    context: SearchContext,
     chips: Chips,
     rows: FloatArray,
     open_: NDArray[np.bool_],
     threshold: FloatArray,
     cutoff_s: FloatArray,
-) -> Bounded:
-    """Operator costs and schedule bounds for the open nodes of these chips, from cheap to dear:
-    each only of nodes that those before leave a chance. Each chip has to score above its threshold
-    (before its price); with one model, a step of its `cutoff_s` leaves none.
+) -> BoundedChips:
+    """Compute operator costs and schedule bounds of the open nodes, cheap ones first, each only for
+    nodes still open. A chip must score above its threshold (before its price); with one model its
+    step must be below `cutoff_s`.
     """
-    # Contiguous, as everywhere: another layout would compile the kernels a second time.
+    # Contiguous: another memory layout would compile the kernels a second time.
     chip, variant = (np.ascontiguousarray(axis) for axis in np.nonzero(open_))
     rows = rows.copy()
 
     def hopeful(least_s: FloatArray) -> NDArray[np.bool_]:
-        """Raise the bounds to layers that take no less; which nodes still have a chance."""
+        """Raise the bounds by these layer times; return which nodes are still open."""
         step_s = context.layouts.step_s(least_s, variant)
         rows[chip, variant] = np.maximum(rows[chip, variant], step_s)
-        found: NDArray[np.bool_] = (context.rule.scores(rows) > threshold)[chip]
-        return found & (rows[chip, variant] < cutoff_s[chip])
+        beats: NDArray[np.bool_] = (context.rule.scores(rows) > threshold)[chip]
+        return beats & (rows[chip, variant] < cutoff_s[chip])
 
     if cost_model(chips, context.setting.profile).floors is not None:
-        kept = hopeful(_Nodes.of(context, chips, chip, variant, floors=True).floors())
-        chip, variant = chip[kept], variant[kept]
+        open_nodes = hopeful(_Nodes.of(context, chips, chip, variant, floors=True).floors())
+        chip, variant = chip[open_nodes], variant[open_nodes]
     if len(chip) == 0:
-        return Bounded(rows, {})
+        return BoundedChips(rows, {})
     nodes = _Nodes.of(context, chips, chip, variant)
-    kept = hopeful(nodes.floors())
-    chip, variant, nodes = chip[kept], variant[kept], nodes.some(kept)
+    open_nodes = hopeful(nodes.floors())
+    chip, variant, nodes = chip[open_nodes], variant[open_nodes], nodes.subset(open_nodes)
     priced = nodes.priced
     lower, upper = priced.schedule_bounds(nodes.chip, nodes.variant)
     check_layers(priced, nodes.chip, nodes.variant, upper)
-    kept = hopeful(lower)
-    chip, variant, nodes = chip[kept], variant[kept], nodes.some(kept)
-    lower, upper = lower[kept], upper[kept]
+    open_nodes = hopeful(lower)
+    chip, variant, nodes = chip[open_nodes], variant[open_nodes], nodes.subset(open_nodes)
+    lower, upper = lower[open_nodes], upper[open_nodes]
     forward = priced.forward_s(nodes.chip, nodes.variant)
     hbm, glb = variant_traffic(priced, nodes.repeats)
     hbm, glb = (bytes_[nodes.chip, nodes.variant] for bytes_ in (hbm, glb))
-    found = {}
+    nodes_by_chip = {}
     for position in np.unique(chip):
-        its = slice(*np.searchsorted(chip, [position, position + 1]))
-        found[int(position)] = ChipNodes(
+        span = slice(*np.searchsorted(chip, [position, position + 1]))
+        nodes_by_chip[int(position)] = ChipNodes(
             float(chips.hbm_capacity_bytes[position]),
             float(chips.stream_Bps[position]),
-            variant[its],
-            lower[its],
-            upper[its],
-            forward[its],
-            hbm[its],
-            glb[its],
+            variant[span],
+            lower[span],
+            upper[span],
+            forward[span],
+            hbm[span],
+            glb[span],
         )
-    return Bounded(rows, found)
+    return BoundedChips(rows, nodes_by_chip)
 
 
 @dataclass(frozen=True, eq=False)
 class _Nodes:
-    """Pairs of a chip and a variant, in the numbers of what was priced for them alone."""
+    """Pairs of a chip and a variant, numbered within `priced`."""
 
     priced: Priced
     repeats: FloatArray
@@ -155,18 +155,19 @@ class _Nodes:
 
     @staticmethod
     def of(
-        context: Context, chips: Chips, chip: IntArray, variant: IntArray, *, floors: bool = False
-    ) -> _Nodes:
-        # Most variants are ruled out on all these chips: operators of theirs alone go unpriced.
+        context: SearchContext, chips: Chips, chip: IntArray, variant: IntArray, *,
+        floors: bool = False,
+    ) -> _Nodes:  # fmt: skip
+        # Most variants are ruled out on all these chips: their operators are not priced.
         (used, chip), (part, variant) = (
             np.unique(axis, return_inverse=True) for axis in (chip, variant)
         )
-        variants, repeats = _part(context.variants, tuple(part.tolist()))
+        variants, repeats = _subset(context.variants, tuple(part.tolist()))
         priced = Priced.of(chips.subset(used), variants, context.setting, floors=floors)
         return _Nodes(priced, repeats, chip, variant)
 
-    def some(self, kept: NDArray[np.bool_]) -> _Nodes:
-        return replace(self, chip=self.chip[kept], variant=self.variant[kept])
+    def subset(self, chosen: NDArray[np.bool_]) -> _Nodes:
+        return replace(self, chip=self.chip[chosen], variant=self.variant[chosen])
 
     def floors(self) -> FloatArray:
         return self.priced.floors(self.chip, self.variant)
@@ -174,51 +175,51 @@ class _Nodes:
 
 @dataclass(frozen=True, eq=False)
 class ChipTask:
-    """One chip to place, with what was known when the task was sent."""
+    """A chip to place, with the incumbent when the task was sent."""
 
     nodes: ChipNodes
     trial: Trial
 
 
-def place_chips(context: Context, tasks: Sequence[ChipTask]) -> list[Answers]:
-    """The placements that a trial of each chip asks for; see `trial.try_chip`."""
-    return [_asked(context, task) for task in tasks]
+def place_chips(context: SearchContext, tasks: Sequence[ChipTask]) -> list[SolvedPlacements]:
+    """Return the placements that the trial of every chip needs; see `trial.try_chip`."""
+    return [_placements_of_trial(context, task) for task in tasks]
 
 
-def _asked(context: Context, task: ChipTask) -> Answers:
-    asked: Answers = {}
+def _placements_of_trial(context: SearchContext, task: ChipTask) -> SolvedPlacements:
+    placements: SolvedPlacements = {}
 
     def record(kind: str, variant: int, limit: float) -> Division | None:
-        found = place_node(context, task.nodes, kind, variant, limit)
-        asked[(kind, variant)] = (limit, found)
-        return found
+        division = place_node(context, task.nodes, kind, variant, limit)
+        placements[(kind, variant)] = (limit, division)
+        return division
 
     try_chip(context.rule, task.trial, record)
-    return asked
+    return placements
 
 
 def place_node(
-    context: Context, nodes: ChipNodes, kind: str, variant: int, limit: float
+    context: SearchContext, nodes: ChipNodes, kind: str, variant: int, limit: float
 ) -> Division | None:
-    """The fastest placement below the limit, with the node's lower or upper times."""
+    """Return the fastest placement below the limit, with the node's lower or upper times."""
     position = nodes.position(variant)
-    own = context.variants.variants[variant]
+    chosen = context.variants.variants[variant]
     pass_s = (nodes.lower_s if kind == "lower" else nodes.upper_s)[position]
-    times = times_of(own, pass_s, nodes.forward_s[position, : own.facts.operator_count])
-    problem = context.setting.problem(own, nodes.memory_bytes, nodes.hbm_Bps)
+    times = times_of(chosen, pass_s, nodes.forward_s[position, : chosen.facts.operator_count])
+    problem = context.setting.problem(chosen, nodes.memory_bytes, nodes.hbm_Bps)
     return context.setting.place(problem, times, limit)
 
 
 Schedules = list[tuple[Schedule, Schedule]]
-"""Forward and backward, of every layer."""
+"""Forward and backward schedules of every layer."""
 
 
 @dataclass(frozen=True, eq=False)
-class Solved:
-    """One node whose schedules were solved with more effort."""
+class SolvedNode:
+    """A node whose schedules were solved with more effort."""
 
     least_s: float
-    """No plan of the node is faster; infinite where nothing fits."""
+    """Lower bound on its step time; infinite where nothing fits."""
     division: Division | None
     schedules: Schedules
     pass_s: FloatArray
@@ -227,21 +228,21 @@ class Solved:
 
 
 def solve_node(
-    context: Context, chip: Chips, variant: int, effort: Effort, limit_s: float
-) -> Solved:
-    """Schedules of one chip's variant with more effort, and the placements that follow; no more
-    than shows that the node's steps are not below the limit."""
-    alone, repeats = _part(context.variants, (variant,))
-    priced = Priced.of(chip, alone, context.setting)
-    own = alone.variants[0]
-    solved = priced.schedules(0, own, effort, context.rule.tolerance / 4.0, limit_s, context.stop)
-    lower, upper = priced.pass_bounds(0, own, [one for pair in solved for one in pair])
-    least, most = priced.place(0, own, lower), priced.place(0, own, upper)
+    context: SearchContext, chip: Chips, variant: int, effort: Effort, limit_s: float
+) -> SolvedNode:
+    """Solve a node's schedules with more effort, up to the step limit, then its placements."""
+    single, repeats = _subset(context.variants, (variant,))
+    priced = Priced.of(chip, single, context.setting)
+    node, tolerance = single.variants[0], context.rule.tolerance / 4.0
+    schedules = priced.schedules(0, node, effort, tolerance, limit_s, context.stop)
+    passes = [schedule for pair in schedules for schedule in pair]
+    lower, upper = priced.pass_bounds(0, node, passes)
+    least, most = priced.place(0, node, lower), priced.place(0, node, upper)
     hbm, glb = variant_traffic(priced, repeats)
-    return Solved(
+    return SolvedNode(
         least_s=np.inf if least is None else least.step_time_s,
         division=most,
-        schedules=solved,
+        schedules=schedules,
         pass_s=upper,
         hbm_bytes=float(hbm[0, 0]),
         glb_bytes=float(glb[0, 0]),
@@ -249,7 +250,7 @@ def solve_node(
 
 
 @lru_cache(maxsize=256)
-def _part(variants: Variants, numbers: tuple[int, ...]) -> tuple[Variants, FloatArray]:
-    """Some of the variants, and how often each of their operators runs; kept for the next chip."""
-    found = variants.part(numbers)
-    return found, operator_repeats(found)
+def _subset(variants: Variants, numbers: tuple[int, ...]) -> tuple[Variants, FloatArray]:
+    """Return a subset of the variants and their operators' repeats, cached for the next chip."""
+    subset = variants.part(numbers)
+    return subset, operator_repeats(subset)

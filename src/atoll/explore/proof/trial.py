@@ -1,9 +1,8 @@
-"""One chip against the incumbent: which placements to solve, and what they prove.
+"""A chip against the incumbent: which placements to solve, and what they prove.
 
-The order and the limits depend on the best design known. A worker runs a trial with what was known
-when the chip was sent, and records the placements; the driver runs it again with what is known by
-then, and finds nearly all placements answered. So the search is that of one process, to the last
-bit, whatever the number of workers.
+The order and the limits depend on the incumbent. A worker runs a trial with the incumbent when the
+chip was sent, and records the placements; the driver runs it again with the current incumbent and
+reuses nearly all of them. So results equal those of a single process, bit for bit.
 """
 
 from __future__ import annotations
@@ -24,24 +23,24 @@ from atoll.hardware.product import ProductSpace
 from atoll.hardware.space import Space
 from atoll.placement.chain import Division
 
-Answers = dict[tuple[str, int], tuple[float, Division | None]]
-"""By ("lower" or "upper" times, variant): a limit, and the fastest placement below it."""
+SolvedPlacements = dict[tuple[str, int], tuple[float, Division | None]]
+"""By ("lower" or "upper" times, variant): limit, fastest placement below it."""
 
 
-Place = Callable[[str, int, float], Division | None]
-"""The fastest placement of (kind, variant) below a limit, or None."""
+SolvePlacement = Callable[[str, int, float], Division | None]
+"""Returns the fastest placement of (kind, variant) below a limit, or None."""
 
 
 @dataclass(frozen=True, eq=False)
 class Rule:
-    """What decides between designs."""
+    """The scoring of designs from their step times."""
 
     by_model: tuple[IntArray, ...]
-    """The variants of each model."""
+    """Variant numbers by model."""
     objective: Objective
     tolerance: float
     names: tuple[str, ...]
-    """Of the variants, in words."""
+    """Descriptions of the variants."""
 
     @staticmethod
     def of(variants: Variants, objective: Objective, tolerance: float) -> Rule:
@@ -50,88 +49,89 @@ class Rule:
         return Rule(by_model, objective, tolerance, names)
 
     def memories(self, space: Space | ProductSpace, setting: Setting) -> list[tuple[Hbm, ...]]:
-        """HBM options of a space: those of a chip's bandwidth, or each by itself."""
+        """Return the HBM options of a space, grouped by bandwidth or separately."""
         return memories(space.hbm_options, setting.profile, self.objective.by_memory)
 
     def scores(self, rows: FloatArray) -> FloatArray:
-        """No plan of a chip with these bounds (chips, variants) scores higher, before prices."""
-        times = np.column_stack([rows[:, own].min(axis=1) for own in self.by_model])
+        """Return upper bounds on the scores from bounds (chips, variants), before prices."""
+        times = np.column_stack([rows[:, numbers].min(axis=1) for numbers in self.by_model])
         return self.objective.scores(times)
 
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """A chip's bounds and plans before the trial, and the incumbent then."""
+    """A chip's bounds and plans before the trial, and the score to beat."""
 
     chip: str
-    """In words."""
-    row: FloatArray  # (variants,): no plan of the node is faster
-    found_s: Mapping[int, float]
-    """Step time of the best plan known of each model on this chip."""
+    """Description of the chip."""
+    lower_s: FloatArray  # (variants,): lower bound on the step time
+    best_step_s: Mapping[int, float]
+    """Step time of the best plan so far on this chip, by model."""
     score: float
-    """That this chip has to beat, before its price."""
+    """Score to beat, before the price."""
     cutoff_s: float
-    """With one model: a step time that would not improve the incumbent enough."""
-    sparing: bool = False
-    """Evaluate for the chip's own sake: only what exists, whatever the incumbent is."""
+    """With one model: the step time that must be beaten."""
+    plans_only: bool = False
+    """Solve plans only, not bounds, whatever the incumbent is."""
 
 
 @dataclass(frozen=True, eq=False)
-class Placed:
-    """What a trial proved and found."""
+class TrialPlacements:
+    """The bounds and placements of a trial."""
 
-    row: FloatArray
-    found: Mapping[int, tuple[int, Division]] = field(default_factory=dict)
-    """By model: variant and placement of a plan better than the one known before."""
+    lower_s: FloatArray
+    divisions: Mapping[int, tuple[int, Division]] = field(default_factory=dict)
+    """By model: variant and placement of a plan better than the one before."""
 
 
-def try_chip(rule: Rule, trial: Trial, place: Place) -> Placed:
+def try_chip(rule: Rule, trial: Trial, solve_placement: SolvePlacement) -> TrialPlacements:
     """Solve the placements that could improve the incumbent, the most promising first."""
-    row = trial.row.copy()
-    best_s = dict(trial.found_s)
-    found: dict[int, tuple[int, Division]] = {}
+    lower_s = trial.lower_s.copy()
+    best_s = dict(trial.best_step_s)
+    divisions: dict[int, tuple[int, Division]] = {}
     cutoff, score = trial.cutoff_s, trial.score
     slack = 1.0 + rule.tolerance
-    for model, own in enumerate(rule.by_model):
-        for v in own[np.argsort(row[own], kind="stable")].tolist():
+    for model, variants in enumerate(rule.by_model):
+        for variant in variants[np.argsort(lower_s[variants], kind="stable")].tolist():
             limit = min(cutoff, best_s.get(model, np.inf) / slack)
-            if row[v] >= limit:
+            if lower_s[variant] >= limit:
                 break
-            if not trial.sparing:
-                least = place("lower", v, limit)
-                row[v] = max(row[v], limit if least is None else least.step_time_s)
+            if not trial.plans_only:
+                least = solve_placement("lower", variant, limit)
+                bound_s = limit if least is None else least.step_time_s
+                lower_s[variant] = max(lower_s[variant], bound_s)
                 if least is None:
                     continue
-            most = place("upper", v, limit)
+            most = solve_placement("upper", variant, limit)
             if most is None:
                 continue
-            check_step(row[v], most.step_time_s, trial.chip, rule.names[v])
+            check_step(lower_s[variant], most.step_time_s, trial.chip, rule.names[variant])
             if most.step_time_s >= best_s.get(model, np.inf):
                 continue
             best_s[model] = most.step_time_s
-            found[model] = (v, most)
-            if not trial.sparing and len(best_s) == len(rule.by_model):
+            divisions[model] = (variant, most)
+            if not trial.plans_only and len(best_s) == len(rule.by_model):
                 times = np.array([[best_s[i] for i in range(len(rule.by_model))]])
                 score = max(score, float(rule.objective.scores(times)[0]))
-        if rule.scores(row[None, :])[0] <= score * slack:
+        if rule.scores(lower_s[None, :])[0] <= score * slack:
             break
-    return Placed(row, found)
+    return TrialPlacements(lower_s, divisions)
 
 
-def replayed(asked: Answers, place: Place) -> Place:
-    """Placements from a worker's record, where it decides; solved again where it does not.
+def replayed(recorded: SolvedPlacements, solve_placement: SolvePlacement) -> SolvePlacement:
+    """Return a `SolvePlacement` that reuses a worker's placements where they are conclusive.
 
-    A placement solved below one limit answers for every stricter limit, and, if one was found, for
-    every other limit too: it is the fastest of all.
+    No placement below a limit also means none below a stricter limit. A placement is the fastest
+    of all, and so conclusive for every limit.
     """
 
     def answer(kind: str, variant: int, limit: float) -> Division | None:
-        if (kind, variant) in asked:
-            solved_below, division = asked[(kind, variant)]
+        if (kind, variant) in recorded:
+            solved_below, division = recorded[(kind, variant)]
             if division is not None:
                 return division if division.step_time_s < limit else None
             if limit <= solved_below:
                 return None
-        return place(kind, variant, limit)
+        return solve_placement(kind, variant, limit)
 
     return answer

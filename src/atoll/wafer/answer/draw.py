@@ -1,4 +1,4 @@
-"""The wafer as a plain object for drawing, and as a map of characters for a terminal."""
+"""The wafer as a plain object for drawing, and as a text map for a terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from atoll.answers.wafer import DieView, LinkLoad, WaferPicture, WaferStage
 from atoll.fabric.mesh import Die, Link
 from atoll.hardware.wafer import Wafer
 from atoll.wafer.encoding.genes import OFFLOAD
-from atoll.wafer.evaluate import Evaluation
+from atoll.wafer.evaluate import MappingCost
 from atoll.wafer.link_loads import link_loads
 from atoll.wafer.staging.faults import Faults
 
@@ -18,22 +18,22 @@ _LABELS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 def wafer_picture(
     wafer: Wafer,
-    found: Evaluation,
+    evaluation: MappingCost,
     dead: Sequence[Die] = (),
     dead_links: Sequence[Link] = (),
 ) -> WaferPicture:
-    """Everything a picture needs: dies with stage and memory, links with their load."""
-    stages = list(zip(found.mapping.stages, found.stages, strict=True))
-    stage_of = {
+    """Return the data of a picture: dies with stage and memory, links with load."""
+    stages = list(zip(evaluation.mapping.stages, evaluation.stages, strict=True))
+    stage_by_die = {
         die: number for number, (stage, _) in enumerate(stages) for die in stage.rectangle.dies()
     }
-    most_s = max(cost.load_s for cost in found.stages)
+    most_s = max(cost.load_s for cost in evaluation.stages)
     broken = Faults(tuple(dead), tuple(dead_links)).all_links(wafer)
     dies = []
     for y in range(wafer.rows):
         for x in range(wafer.columns):
-            stage = stage_of.get((x, y))
-            cost = None if stage is None else found.stages[stage]
+            stage = stage_by_die.get((x, y))
+            cost = None if stage is None else evaluation.stages[stage]
             dies.append(
                 DieView(
                     x=x,
@@ -59,29 +59,29 @@ def wafer_picture(
                 stream=stage.block.stream,
                 load_s=cost.load_s,
                 offload_target=stage.helper,
-                offloaded=tuple(offloaded(found, number)),
+                offloaded=tuple(offloaded(evaluation, number)),
             )
             for number, (stage, cost) in enumerate(stages)
         ),
         links=tuple(
             LinkLoad(from_=a, to=b, bytes_per_microbatch=size)
-            for (a, b), size in sorted(link_loads(wafer, found, broken).items())
+            for (a, b), size in sorted(link_loads(wafer, evaluation, broken).items())
         ),
         dead_dies=tuple(sorted(dead)),
         dead_links=tuple(sorted(dead_links)),
     )
 
 
-def offloaded(found: Evaluation, stage: int) -> list[str]:
-    """Names of the tensors that a stage leaves with its offload target."""
-    block = found.mapping.blocks()
+def offloaded(evaluation: MappingCost, stage: int) -> list[str]:
+    """Return the names of the tensors that a stage offloads."""
+    block = evaluation.mapping.blocks()
     names = [e.kept_name for c in block.chains for e in c.edges if e.kept_name]
-    keep = found.mapping.stages[stage].block.keep
+    keep = evaluation.mapping.stages[stage].block.keep
     return [name for name, fate in zip(names, keep, strict=True) if fate == OFFLOAD]
 
 
 def text_map(picture: WaferPicture) -> str:
-    """Rows of dies: the stage's label, its memory in percent; # is dead, . is spare."""
+    """Draw rows of dies: the stage's label, its memory in percent; # is dead, . is spare."""
     rows = []
     for y in range(picture.rows):
         cells = []

@@ -1,12 +1,10 @@
-"""Why this mapping: a stored wafer result turned into reasons, and what more would be worth.
+"""Explain a stored wafer result: reasons for its mapping, and the gain of more resources.
 
-What a little more of each resource is worth are finite differences around a found mapping. Each
-change makes a wafer with more of one thing (the usable area grows with it, and links follow
-from the free edge as the template says). The found mapping's stages, microbatch, streaming and
-schedule stay; layers, codes, homes and recomputation are solved again on the changed wafer, and the
-old variables are priced there too, so that the better of the two counts. Where the job did not ask
-for this, the stored mapping is priced again, on the wafer that the job names, and the question
-asked then.
+Gains are finite differences around a mapping. Each change makes a wafer with more of one resource
+(the usable area grows with it, and links follow from the free edge as in the template). The
+mapping's stages, microbatch, streaming and schedule stay; layers, codes, homes and recomputation
+are solved again on the changed wafer, and the old variables are priced there too: the better of the
+two counts. If the job did not request this, the stored mapping is priced again on the job's wafer.
 """
 
 from __future__ import annotations
@@ -29,10 +27,10 @@ from atoll.hardware.wafer import Wafer
 from atoll.hardware.wafer_files import load_wafers
 from atoll.questions import WaferQuestion
 from atoll.wafer.encoding.mapping import mapping_of
-from atoll.wafer.evaluate import Evaluation, evaluate
+from atoll.wafer.evaluate import MappingCost, evaluate
 from atoll.wafer.job import options_of
 from atoll.wafer.staging.faults import Faults
-from atoll.wafer.staging.stages import Options, Planner, rough
+from atoll.wafer.staging.stages import Planner, WaferOptions, rough
 
 MORE = 1.125  # an eighth: core counts with many factors keep many
 UNLIMITED = float("inf")
@@ -80,20 +78,19 @@ CHANGES: dict[str, Callable[[Wafer], tuple[str, Wafer]]] = {
 
 
 def worth(
-    resource: str, wafer: Wafer, found: Evaluation, options: Options, dead_links: Sequence[Link]
-) -> Worth | None:
-    """What more of a resource brings; HBM only where a die has DRAM, ports only where weights
-    stream.
-    """
-    streamed = any("external" in stage.block.homes for stage in found.mapping.stages)
+    resource: str, wafer: Wafer, evaluation: MappingCost, options: WaferOptions,
+    dead_links: Sequence[Link],
+) -> Worth | None:  # fmt: skip
+    """Return the gain of more of a resource: HBM if dies have DRAM, ports if weights stream."""
+    streamed = any("external" in stage.block.homes for stage in evaluation.mapping.stages)
     if (resource == "HBM" and wafer.sram_memory) or (resource == "ports" and not streamed):
         return None
-    # A stated area would hide what a change takes: the model's area is added to it.
-    roomy = replace(wafer, usable_mm2=UNLIMITED, max_power_W=None)
-    words, changed = CHANGES[resource](roomy)
-    more_mm2 = _site_mm2(changed) - _site_mm2(roomy)
-    best = _again(changed, found, options, dead_links)
-    gain = best.samples_per_s / found.samples_per_s - 1.0
+    # A stated area would hide the area of a change: the model's area is added to it.
+    unlimited = replace(wafer, usable_mm2=UNLIMITED, max_power_W=None)
+    words, changed = CHANGES[resource](unlimited)
+    more_mm2 = _site_mm2(changed) - _site_mm2(unlimited)
+    best = _replanned(changed, evaluation, options, dead_links)
+    gain = best.samples_per_s / evaluation.samples_per_s - 1.0
     area_mm2 = more_mm2 * wafer.dies
     per_area = gain / area_mm2 * 1e3 if area_mm2 > 0.0 else None
     return Worth(resource, words, best.samples_per_s, gain, area_mm2, per_area)
@@ -103,10 +100,10 @@ def _site_mm2(wafer: Wafer) -> float:
     return replace(wafer, stated_die_mm2=None).site_mm2
 
 
-def _again(
-    wafer: Wafer, found: Evaluation, options: Options, dead_links: Sequence[Link]
-) -> Evaluation:
-    mapping = found.mapping
+def _replanned(
+    wafer: Wafer, evaluation: MappingCost, options: WaferOptions, dead_links: Sequence[Link]
+) -> MappingCost:
+    mapping = evaluation.mapping
     best = evaluate(wafer, mapping, dead_links)
     chosen = replace(options, streaming=mapping.streaming)
     planner = Planner(wafer, mapping.model, mapping.batch, mapping.sequence, chosen)
@@ -115,15 +112,15 @@ def _again(
         schedule=mapping.schedule,
     )  # fmt: skip
     if planned is not None:
-        other = evaluate(wafer, planned, dead_links)
-        if other.fits and (not best.fits or other.step_s < best.step_s):
-            best = other
+        replanned = evaluate(wafer, planned, dead_links)
+        if replanned.fits and (not best.fits or replanned.step_s < best.step_s):
+            best = replanned
     return best
 
 
 FROZEN: dict[str, tuple[str, dict[str, object]]] = {
     "recomputation": ("nothing runs again", {"recompute": False}),
-    "partition": ("one dimension an operator", {"one_axis": True}),
+    "partition": ("one dimension an operator", {"single_axis": True}),
     "order": ("the factors of an axis nest in one way", {"orders": False}),
     "weight placement": ("optimizer states divided, weights not", {"homes": ("optimizer",)}),
     "streaming": ("collectives block their operators", {"streaming": False}),
@@ -132,47 +129,45 @@ FROZEN: dict[str, tuple[str, dict[str, object]]] = {
     "offload": ("none", {"offload": False}),
     "zero bubble": ("1F1B", {"zero_bubble": False}),
 }
-"""By decision variable, what it is frozen to, in words and as options of a search."""
+"""By decision variable: its frozen value, in words and as search options."""
 
 
 def ablations(
-    wafer: Wafer, found: Evaluation, options: Options, dead_links: Sequence[Link]
+    wafer: Wafer, evaluation: MappingCost, options: WaferOptions, dead_links: Sequence[Link]
 ) -> tuple[Ablation, ...]:
-    """What each decision variable is worth: the stages solved again without its freedom."""
-    mapping, rows = found.mapping, []
+    """Return the worth of each decision variable: the stages solved again with it frozen."""
+    mapping, rows = evaluation.mapping, []
     rectangles = [stage.rectangle for stage in mapping.stages]
     for variable, (words, changed) in FROZEN.items():
         if variable == "weight placement" and options.homes == ("external",):
             continue
         frozen = replace(options, **changed)  # type: ignore[arg-type]
         planner = Planner(wafer, mapping.model, mapping.batch, mapping.sequence, frozen)
-        other = planner.best(rectangles, mapping.microbatch, dead_links=dead_links)
-        speed = None if other is None else other.samples_per_s
-        gain = None if speed is None else found.samples_per_s / speed - 1.0
+        restricted = planner.best(rectangles, mapping.microbatch, dead_links=dead_links)
+        speed = None if restricted is None else restricted.samples_per_s
+        gain = None if speed is None else evaluation.samples_per_s / speed - 1.0
         rows.append(Ablation(variable=variable, frozen=words, samples_per_s=speed, worth=gain))
     return tuple(rows)
 
 
 SAME = 1e-9
-"""Relative difference of a step's time up to which a mapping is as it was recorded."""
+"""Largest relative difference from the recorded step time."""
 
 
 def explain_wafer_result(result: WaferAnswer, ablate: bool = False) -> WaferExplanation:
-    """Where the time goes, which stage sets the pace, what the runners-up lack, what more of each
-    resource would be worth; with `ablate`, what each variable is.
-    """
+    """Explain a mapping: time, slowest stage, runners-up, gains; `ablate`: each variable."""
     best, picture = result.best, result.wafer
     model = best.models[0]
     fullest = max(picture.dies, key=lambda die: die.memory_total_bytes)
-    # Around faults nothing else was mapped: the runners-up are those of the whole wafer.
+    # The runners-up are those of the wafer without faults.
     faulty = picture.dead_dies or picture.dead_links
     worth, note = result.explanation, ""
     frozen: tuple[Ablation, ...] = ()
     if not worth or ablate:
         try:
-            again = _priced_again(result)
-            worth = worth or _worth(*again)
-            frozen = ablations(*again) if ablate else ()
+            repriced = _repriced(result)
+            worth = worth or _worth(*repriced)
+            frozen = ablations(*repriced) if ablate else ()
         except AtollError as error:
             note = f"What more of a resource would be worth cannot be said: {error}"
     return made_of(
@@ -189,35 +184,35 @@ def explain_wafer_result(result: WaferAnswer, ablate: bool = False) -> WaferExpl
         ablations=frozen,
         note=note,
         runners_up=tuple(
-            made_of(SlowerMapping, other, slower_by=1.0 - other.samples_per_s / model.samples_per_s)
-            for other in (() if faulty else result.runners_up)
+            made_of(SlowerMapping, row, slower_by=1.0 - row.samples_per_s / model.samples_per_s)
+            for row in (() if faulty else result.runners_up)
         ),
         baselines=result.baselines,
         certificate=result.certificate,
     )
 
 
-def _priced_again(result: WaferAnswer) -> tuple[Wafer, Evaluation, Options, tuple[Link, ...]]:
-    """The wafer of a result and its mapping, what the job allows, and dead links."""
+def _repriced(result: WaferAnswer) -> tuple[Wafer, MappingCost, WaferOptions, tuple[Link, ...]]:
+    """Return a result's wafer, evaluated mapping, search options and dead links."""
     job = WaferQuestion.from_dict(result.job)
     name = result.best.wafer.name
     wafer = next((wafer for wafer in load_wafers(job.wafer) if wafer.name == name), None)
     if wafer is None:
         raise AtollError(f"{job.wafer} no longer holds the wafer {name}; run the search again.")
     broken = tuple(Faults(job.dead_dies, job.dead_links).all_links(wafer))
-    found = evaluate(wafer, mapping_of(result.best.mapping), broken)
+    evaluation = evaluate(wafer, mapping_of(result.best.mapping), broken)
     recorded_s = result.best.placement.step_time_s
-    if abs(found.step_s / recorded_s - 1.0) > SAME:
+    if abs(evaluation.step_s / recorded_s - 1.0) > SAME:
         raise AtollError(
-            f"the mapping takes {found.step_s:.6g} s here, {recorded_s:.6g} s are on record: the "
-            "wafer's file, the model or atoll has changed; run the search again."
+            f"the mapping takes {evaluation.step_s:.6g} s here, {recorded_s:.6g} s are on record: "
+            "the wafer's file, the model or atoll has changed; run the search again."
         )
-    return wafer, found, options_of(job, wafer), broken
+    return wafer, evaluation, options_of(job, wafer), broken
 
 
 def _worth(
-    wafer: Wafer, found: Evaluation, options: Options, broken: tuple[Link, ...]
+    wafer: Wafer, evaluation: MappingCost, options: WaferOptions, broken: tuple[Link, ...]
 ) -> tuple[Worth, ...]:
-    """What `explain` in the job would have said."""
-    rows = (worth(name, wafer, found, rough(options), broken) for name in CHANGES)
+    """Return the rows that `explain` in the job would have computed."""
+    rows = (worth(name, wafer, evaluation, rough(options), broken) for name in CHANGES)
     return tuple(row for row in rows if row is not None)

@@ -1,4 +1,4 @@
-"""What a search on a wafer returns, under the same keys as a search on clusters."""
+"""Results of a search on a wafer, with the same keys as a search on clusters."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from atoll.wafer.answer.draw import text_map, wafer_picture
 from atoll.wafer.encoding.codes import parts_of
 from atoll.wafer.encoding.genes import AGAIN
 from atoll.wafer.encoding.size import log10_mappings
-from atoll.wafer.evaluate import Evaluation
+from atoll.wafer.evaluate import MappingCost
 from atoll.wafer.job import options_of
-from atoll.wafer.others.baselines import Baseline
+from atoll.wafer.others.baselines import WaferBaseline
 from atoll.workload import load_model
 from atoll.workload.flops import model_flops
 
@@ -47,45 +47,43 @@ if TYPE_CHECKING:
 
 
 OPTIONAL = "offload", "host"
-"""Parts of a step that many mappings have nothing of."""
+"""Parts of a step left out if zero."""
 RESULT = "result.json"
 MAPPING = "mapping.json"
 
 
-def running_power_W(wafer: Wafer, found: Evaluation) -> float:
-    """Average over a step, all dies on: static watts always, dynamic ones as far as units are busy,
-    with layers or with embedding and head.
-    """
+def running_power_W(wafer: Wafer, evaluation: MappingCost) -> float:
+    """Return the average power over a step: static + dynamic x busy share of the dies."""
     static = wafer.power_parts_W["static"]
     dynamic_peak = wafer.peak_power_W - static
-    rounds = found.mapping.microbatches
+    microbatches = evaluation.mapping.microbatches
     busy = 0.0
-    for stage, cost in zip(found.mapping.stages, found.stages, strict=True):
+    for stage, cost in zip(evaluation.mapping.stages, evaluation.stages, strict=True):
         layer_s = cost.parts_s["compute"] + cost.parts_s["recompute"]
         work_s = stage.layers * layer_s + cost.ends.time_s
-        busy += stage.rectangle.size * rounds * work_s / found.step_s
+        busy += stage.rectangle.size * microbatches * work_s / evaluation.step_s
     return static + dynamic_peak * busy / wafer.dies
 
 
-def placement_of(found: Evaluation) -> Placement:
-    """The mapping in the words of a placement on devices: a die is a device."""
-    mapping = found.mapping
+def placement_of(evaluation: MappingCost) -> Placement:
+    """Return the mapping as a placement on devices, with dies as devices."""
+    mapping = evaluation.mapping
     block = mapping.blocks()
     names = [e.kept_name for c in block.chains for e in c.edges if e.kept_name]
     stages = []
     first = 0
     data = parts_of(mapping.stages[0].block.stream, mapping.stages[0].digits).get("b", 1)
-    for stage, cost in zip(mapping.stages, found.stages, strict=True):
+    for stage, cost in zip(mapping.stages, evaluation.stages, strict=True):
         dropped = [n for n, keep in zip(names, stage.block.keep, strict=True) if keep == AGAIN]
-        again = cost.parts_s["recompute"] * stage.layers
+        recompute_s = cost.parts_s["recompute"] * stage.layers
         stages.append(
             Stage(
                 layers=(f"block x{stage.layers}",),
                 first=first,
                 last=first + stage.layers,
                 devices=stage.rectangle.size // data or 1,
-                compute_s=cost.load_s - again - cost.transfer_s,
-                recompute_s=again,
+                compute_s=cost.load_s - recompute_s - cost.transfer_s,
+                recompute_s=recompute_s,
                 transfer_s=cost.transfer_s,
                 receive_s=cost.transfer_s / 2.0,
                 recompute=", ".join(dropped) if dropped else "none",
@@ -102,25 +100,25 @@ def placement_of(found: Evaluation) -> Placement:
         data=data,
         microbatch=mapping.microbatch,
         microbatches=mapping.microbatches,
-        step_time_s=found.step_s,
+        step_time_s=evaluation.step_s,
         stages=tuple(stages),
-        time_parts_s=time_parts_s(found),
+        time_parts_s=time_parts_s(evaluation),
         schedule=mapping.schedule,
     )
 
 
-def time_parts_s(found: Evaluation) -> dict[str, float]:
-    """The step by cause, as the slowest stage spends it; the rest is waiting."""
-    slowest = max(range(len(found.stages)), key=lambda i: found.stages[i].load_s)
-    cost, stage = found.stages[slowest], found.mapping.stages[slowest]
-    rounds = found.mapping.microbatches
-    parts = {name: rounds * stage.layers * value for name, value in cost.parts_s.items()}
-    parts["compute"] += rounds * cost.ends.time_s
-    late_s = max(0.0, cost.ports_s - cost.block.time_s)
-    parts["sharded_weights"] += rounds * stage.layers * late_s
-    parts["host"] = found.fixed_s
-    parts["pipeline_sends"] = rounds * cost.transfer_s
-    parts["pipeline_bubble"] = found.step_s - sum(parts.values())
+def time_parts_s(evaluation: MappingCost) -> dict[str, float]:
+    """Return the slowest stage's step time by cause; the remainder is the pipeline bubble."""
+    slowest = max(range(len(evaluation.stages)), key=lambda i: evaluation.stages[i].load_s)
+    cost, stage = evaluation.stages[slowest], evaluation.mapping.stages[slowest]
+    microbatches = evaluation.mapping.microbatches
+    parts = {name: microbatches * stage.layers * value for name, value in cost.parts_s.items()}
+    parts["compute"] += microbatches * cost.ends.time_s
+    port_wait_s = max(0.0, cost.ports_s - cost.block.time_s)
+    parts["sharded_weights"] += microbatches * stage.layers * port_wait_s
+    parts["host"] = evaluation.fixed_s
+    parts["pipeline_sends"] = microbatches * cost.transfer_s
+    parts["pipeline_bubble"] = evaluation.step_s - sum(parts.values())
     return {name: max(0.0, v) for name, v in parts.items() if v or name not in OPTIONAL}
 
 
@@ -137,7 +135,7 @@ class WaferEstimate(Answered[MappingAnswer]):
     """
 
     wafer: Wafer
-    evaluation: Evaluation
+    evaluation: MappingCost
     detailed: Detailed
     """The replay with links as queues: its difference from the fast model."""
     dead_dies: tuple[Die, ...] = ()
@@ -168,20 +166,20 @@ class WaferEstimate(Answered[MappingAnswer]):
 
     @cached_property
     def answer(self) -> MappingAnswer:
-        found = self.evaluation
+        evaluation = self.evaluation
         return made_of(
             MappingAnswer,
             self,
-            model=found.mapping.model,
-            step_time_s=found.step_s,
-            samples_per_s=found.samples_per_s,
-            tokens_per_s=found.samples_per_s * found.mapping.sequence,
-            fits=found.fits,
-            memory_bytes_per_die=found.memory_bytes,
+            model=evaluation.mapping.model,
+            step_time_s=evaluation.step_s,
+            samples_per_s=evaluation.samples_per_s,
+            tokens_per_s=evaluation.samples_per_s * evaluation.mapping.sequence,
+            fits=evaluation.fits,
+            memory_bytes_per_die=evaluation.memory_bytes,
             placement=self.placement.answer(),
             accelerator=Chip.of(self.wafer.chip),
             wafer=WaferTold.of(self.wafer),
-            mapping=found.mapping.file(),
+            mapping=evaluation.mapping.file(),
         )
 
     def text_map(self) -> str:
@@ -213,14 +211,14 @@ class WaferResult(Pictured[WaferAnswer]):
 
     job: WaferQuestion
     wafer: Wafer
-    best: Evaluation
+    best: MappingCost
     certificate: Certificate
-    baselines: Mapping[str, Baseline | None]
+    baselines: Mapping[str, WaferBaseline | None]
     detailed: Detailed
     """The event-driven replay of the winner: its difference from the fast model."""
     designs: tuple[WaferDesign, ...] = ()
     pareto: Mapping[str, WaferFront] = field(default_factory=dict)
-    runners_up: tuple[Evaluation, ...] = ()
+    runners_up: tuple[MappingCost, ...] = ()
     faults: FaultsAnswer = field(default_factory=FaultsAnswer)
     explanation: tuple[Worth, ...] = ()
     """What a little more of each resource is worth, where the job asks for it."""
@@ -282,7 +280,7 @@ class WaferResult(Pictured[WaferAnswer]):
 
     @cached_property
     def log10_mappings(self) -> float:
-        """Of the number of mappings that the encoding has here, with stages of one shape."""
+        """log10 of the number of mappings with stages of one shape."""
         job, tokens = self.job, self.best.mapping.sequence
         homes = options_of(job, self.wafer).homes
         return log10_mappings(self.wafer, job.model, job.batch, tokens, homes, job.microbatch)
@@ -293,18 +291,18 @@ class WaferResult(Pictured[WaferAnswer]):
 
     @cached_property
     def answer(self) -> WaferAnswer:
-        found, proof = self.found.answer, self.certificate
+        mapping_answer, proof = self.found.answer, self.certificate
         model = made_of(
             WaferModel,
-            found,
+            mapping_answer,
             microbatch=self.best.mapping.microbatch,
             recompute=self.placement.recompute,
             tokens_per_s_per_device=self.tokens_per_s / self.wafer.dies,
-            energy_per_token_J=found.power_W / self.tokens_per_s,
+            energy_per_token_J=mapping_answer.power_W / self.tokens_per_s,
             replay_difference=self.replay_difference,
         )
         area_mm2, watts = self.wafer.site_mm2 * self.wafer.dies, self.wafer.peak_power_W
-        chip = made_of(SizedChip, found.accelerator, area_mm2=area_mm2, peak_power_W=watts)
+        chip = made_of(SizedChip, mapping_answer.accelerator, area_mm2=area_mm2, peak_power_W=watts)
         return made_of(
             WaferAnswer,
             self,
@@ -312,16 +310,16 @@ class WaferResult(Pictured[WaferAnswer]):
                 BestMapping,
                 model,
                 accelerator=chip,
-                wafer=found.wafer,
-                mapping=found.mapping,
+                wafer=mapping_answer.wafer,
+                mapping=mapping_answer.mapping,
                 models=(model,),
             ),
             score=self.best.samples_per_s,
             certificate=ArchitectureProof.of(proof, architectures=proof.items),
             baselines={name: b and b.samples_per_s for name, b in self.baselines.items()},
             baseline_details={n: b.answer() for n, b in self.baselines.items() if b is not None},
-            wafer=found.picture,
-            runners_up=tuple(map(_other, self.runners_up)),
+            wafer=mapping_answer.picture,
+            runners_up=tuple(map(_runner_up, self.runners_up)),
             job=self.job.to_dict(),
         )
 
@@ -356,31 +354,31 @@ class WaferResult(Pictured[WaferAnswer]):
         return self.found.text_map()
 
     def __str__(self) -> str:
-        where = self.placement
+        placement = self.placement
         lines = [
             f"wafer {self.wafer.name}: {self.wafer.rows} x {self.wafer.columns} dies",
             f"{self.job.model}: {self.best.samples_per_s:,.2f} samples/s, "
-            f"MFU {format_mfu(self.mfu)}; {counted(where.pipeline, 'stage')} of "
-            f"{where.tensor * where.data} dies, microbatch {where.microbatch}, "
-            f"recompute {where.recompute}",
+            f"MFU {format_mfu(self.mfu)}; {counted(placement.pipeline, 'stage')} of "
+            f"{placement.tensor * placement.data} dies, microbatch {placement.microbatch}, "
+            f"recompute {placement.recompute}",
         ]
         for name, baseline in self.baselines.items():
             lines.append(f"  {name}: {baseline_words(baseline, self.best.samples_per_s)}")
         return "\n".join([*lines, self.text_map()])
 
 
-def _other(found: Evaluation) -> OtherMapping:
-    mapping = found.mapping
+def _runner_up(evaluation: MappingCost) -> OtherMapping:
+    mapping = evaluation.mapping
     shape = mapping.stages[0].rectangle
     return OtherMapping(
-        samples_per_s=found.samples_per_s,
+        samples_per_s=evaluation.samples_per_s,
         microbatch=mapping.microbatch,
         stages=len(mapping.stages),
         rectangle=(shape.width, shape.height),
     )
 
 
-def baseline_words(baseline: Baseline | None, ours: float) -> str:
+def baseline_words(baseline: WaferBaseline | None, ours: float) -> str:
     if baseline is None:
         return "cannot run on this wafer"
     fixed = ""
@@ -394,7 +392,7 @@ def baseline_words(baseline: Baseline | None, ours: float) -> str:
 
 
 def wafer_files(result: WaferResult) -> dict[str, str]:
-    """The folder's contents by file name."""
+    """Return the folder's contents by file name."""
     return {
         RESULT: result.answer.to_json(indent=1),
         MAPPING: result.best.mapping.to_json() + "\n",

@@ -1,5 +1,5 @@
-"""Compiled: what stages carry within seconds and bytes; the least fill of a pipeline whose largest
-load is given, over all sizes of stages.
+"""Compiled: layers that stages carry within seconds and bytes; the least fill of a pipeline with a
+given largest load, over all sizes of stages.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ ROUNDING = 1e-9
 
 @kernel
 def _layer_bytes(layer_s, curve, prices):
-    """Bytes of a layer on a die at least, if it takes no longer than given: by every price of a
-    byte, what the least of seconds + price x bytes leaves.
+    """Return the fewest bytes per die of a layer of at most `layer_s`: the maximum over prices of
+    (least of seconds + price x bytes - layer_s) / price.
     """
     least = 0.0
     for j in range(len(prices)):
@@ -26,7 +26,7 @@ def _layer_bytes(layer_s, curve, prices):
 
 
 class SizeArrays(NamedTuple):
-    """What is known of stages of several sizes (`layer_bounds.SizeBound`), by size."""
+    """Bounds of stages of several sizes (`layer_bounds.SizeBound`), by size."""
 
     layer_s: FloatArray
     head_s: FloatArray
@@ -39,65 +39,68 @@ class SizeArrays(NamedTuple):
 
 
 @kernel
-def _carried(sizes, k, layers, row, largest_s, room, first, alone):
-    """The most layers that fit a stage of size `k` in time and memory. Row 0 is the last stage, row
-    i + 1 another one with the i-th number of microbatches in flight; the `first` has the embedding.
-    `alone`: no other could help it.
+def _carried(sizes, k, layers, row, largest_s, free_bytes, first, alone):
+    """Return the most layers that fit a stage of size `k` in time and memory. Row 0 is the last
+    stage, row i + 1 a stage with `DEPTHS[i]` microbatches in flight; the `first` stage has the
+    embedding. `alone`: there is no other stage to offload to.
     """
     left_s = largest_s * (1.0 + ROUNDING)
     if row == 0:
-        left_s, room = left_s - sizes.head_s[k], room - sizes.head_bytes[k]
+        left_s, free_bytes = left_s - sizes.head_s[k], free_bytes - sizes.head_bytes[k]
     if first:
-        left_s, room = left_s - sizes.embedding_s[k], room - sizes.embedding_bytes[k]
-    if left_s <= 0.0 or room <= 0.0:
+        left_s -= sizes.embedding_s[k]
+        free_bytes -= sizes.embedding_bytes[k]
+    if left_s <= 0.0 or free_bytes <= 0.0:
         return 0
     most = int(min(float(layers), left_s / sizes.layer_s[k]))
     curve = sizes.pooled[k, max(0, row - 1)] if alone else sizes.curves[k, max(0, row - 1)]
-    for some in range(most, 0, -1):
-        least = some * _layer_bytes(left_s / some, curve, sizes.prices[k])
-        if least <= room * (1.0 + ROUNDING):
-            return some
+    for count in range(most, 0, -1):
+        least = count * _layer_bytes(left_s / count, curve, sizes.prices[k])
+        if least <= free_bytes * (1.0 + ROUNDING):
+            return count
     return 0
 
 
 @entry
-def all_carried(sizes, layers, rows, largest_s, room):
-    """Whether stages of one size, `rows` from the last to the first, carry all layers."""
-    total, some = 0, 0
+def all_carried(sizes, layers, rows, largest_s, free_bytes):
+    """Return whether stages of one size, `rows` from the last to the first, carry all layers."""
+    total, carried = 0, 0
     last = len(rows) - 1
     for number in range(last):
         if number == 0 or rows[number] != rows[number - 1]:
-            some = _carried(sizes, 0, layers, rows[number], largest_s, room, False, False)
-        total += some
-    return total + _carried(sizes, 0, layers, rows[last], largest_s, room, True, False) >= layers
+            carried = _carried(sizes, 0, layers, rows[number], largest_s, free_bytes, False, False)
+        total += carried
+    total += _carried(sizes, 0, layers, rows[last], largest_s, free_bytes, True, False)
+    return total >= layers
 
 
 @entry
-def carried_layers(sizes, dies, layers, rows, largest_s, room, most, most_first, held):
-    """Fill `most` and `most_first` (rows, sizes): the layers that stages carry, others and the
-    first; and `held` (rows, sizes, layers): the bytes of all dies of such a stage at least.
+def carried_layers(sizes, dies, layers, rows, largest_s, free_bytes, most, most_first, size_bytes):
+    """Fill `most` and `most_first` (rows, sizes): the most layers of a stage, and of a first stage;
+    and `size_bytes` (rows, sizes, layers): the fewest bytes of all dies of such a stage.
     """
     for k in range(len(dies)):
         for row in rows:
-            most[row, k] = _carried(sizes, k, layers, row, largest_s, room, False, False)
-            most_first[row, k] = _carried(sizes, k, layers, row, largest_s, room, True, row == 0)
+            most[row, k] = _carried(sizes, k, layers, row, largest_s, free_bytes, False, False)
+            last = row == 0
+            most_first[row, k] = _carried(sizes, k, layers, row, largest_s, free_bytes, True, last)
             left_s = largest_s * (1.0 + ROUNDING)
-            ends = 0.0
+            head_bytes = 0.0
             if row == 0:
-                left_s, ends = left_s - sizes.head_s[k], sizes.head_bytes[k]
+                left_s, head_bytes = left_s - sizes.head_s[k], sizes.head_bytes[k]
             curve = sizes.pooled[k, max(0, row - 1)]
-            for some in range(1, max(most[row, k], most_first[row, k]) + 1):
-                least = some * _layer_bytes(left_s / some, curve, sizes.prices[k])
-                held[row, k, some] = dies[k] * (least + ends)
+            for count in range(1, max(most[row, k], most_first[row, k]) + 1):
+                least = count * _layer_bytes(left_s / count, curve, sizes.prices[k])
+                size_bytes[row, k, count] = dies[k] * (least + head_bytes)
 
 
 @kernel
 def _fill_s(layers, but_weight_s, ends_s, slow_s, most_weight_s, largest_s, weight_fill, late):
-    """Seconds that a stage which is not the slowest adds to the step, at least.
+    """Return the fewest seconds that a stage other than the slowest adds to the step.
 
-    1F1B: its load. Zero bubble: its load less its weight passes, and less these once more where
-    they are put off (`late`); they are at most what its other passes leave of the largest load, and
-    what they take under the slowest of their codes.
+    1F1B: its load. Zero bubble: its load without its weight passes, minus these once more if they
+    are delayed (`late`). They take at most largest_s minus its other passes, and at most
+    `most_weight_s`.
     """
     if not weight_fill:
         return layers * slow_s + ends_s
@@ -107,43 +110,29 @@ def _fill_s(layers, but_weight_s, ends_s, slow_s, most_weight_s, largest_s, weig
 
 @entry
 def least_fill(
-    dies,
-    layers,
-    sizes,
-    layer_s,
-    but_weight_s,
-    head_s,
-    head_but_weight_s,
-    most_weight_s,
-    head_most_weight_s,
-    row_of,
-    most,
-    most_first,
-    largest_s,
-    weight_passes_fill,
-    most_late,
-    cap_s,
+    dies, layers, sizes, layer_s, but_weight_s, head_s, head_but_weight_s, most_weight_s,
+    head_most_weight_s, row_of, most, most_first, largest_s, weight_passes_fill, most_late, cap_s,
     parents,
-):
-    """Least sum of fills over all pipelines on `dies` dies whose loads are at most `largest_s`.
+):  # fmt: skip
+    """Return the least sum of fills over all pipelines on `dies` dies with loads up to `largest_s`.
 
-    Stages are laid from the last to the first. most (rows, sizes) is how many layers a stage of
-    that size can carry, `row_of` the row of each stage counted from the last, most_first the same
-    for a stage that is the first of the pipeline. One stage, the slowest, adds nothing. Weight
-    passes of at most `most_late` others are put off, the shortest ones: together no longer than
-    those of as many others counted from the last. `parents` remembers the way (stage, dies, layers,
-    slowest chosen). Returns the sum (`cap_s`: there is no such pipeline below it), and the first
-    stage: its number from the last (-1: none), its size, and the place before it.
+    Stages are placed from the last to the first. `most` (rows, sizes) is the number of layers that
+    a stage can carry, `most_first` the same for the first stage of the pipeline, `row_of` the row
+    of each stage counted from the last. One stage, the slowest, adds nothing. Weight passes of at
+    most `most_late` other stages are delayed, the shortest ones: together no longer than those of
+    as many stages counted from the last. `parents` records the path (stage, dies, layers, slowest
+    chosen). Returns the sum (`cap_s`: no pipeline is below it) and the first stage: its number from
+    the last (-1: none), size index, and dies, layers and slowest flag before it.
     """
     count = sizes.shape[0]
     rate = 0.0
-    for d in range(most.shape[0]):
+    for row in range(most.shape[0]):
         for k in range(count):
-            rate = max(rate, max(most[d, k], most_first[d, k]) / sizes[k])
-    here = np.full((dies + 1, layers + 1, 2), np.inf)
-    here[0, 0, 0] = 0.0
+            rate = max(rate, max(most[row, k], most_first[row, k]) / sizes[k])
+    fills = np.full((dies + 1, layers + 1, 2), np.inf)
+    fills[0, 0, 0] = 0.0
     best = cap_s
-    found = np.full(5, -1, np.int64)
+    first_stage = np.full(5, -1, np.int64)
     for stage in range(1, min(dies, layers) + 1):
         depth = row_of[stage]
         after = np.full((dies + 1, layers + 1, 2), np.inf)
@@ -154,8 +143,8 @@ def least_fill(
                 if left > (dies - used) * rate:
                     continue
                 for flag in range(2):
-                    sofar = here[used, done, flag]
-                    if sofar >= best:
+                    total = fills[used, done, flag]
+                    if total >= best:
                         continue
                     late = stage - 1 - flag < most_late
                     for k in range(count):
@@ -168,88 +157,76 @@ def least_fill(
                         ends_weight = head_most_weight_s[k] if stage == 1 else 0.0
                         if left <= most_first[depth, k]:
                             fill = _fill_s(
-                                left,
-                                but_weight_s[k],
-                                ends,
-                                layer_s[k],
-                                left * most_weight_s[k] + ends_weight,
-                                largest_s,
-                                weight_passes_fill,
-                                late,
-                            )
-                            value = sofar + (fill if flag == 1 else 0.0)
+                                left, but_weight_s[k], ends, layer_s[k],
+                                left * most_weight_s[k] + ends_weight, largest_s,
+                                weight_passes_fill, late,
+                            )  # fmt: skip
+                            value = total + (fill if flag == 1 else 0.0)
                             if value < best:
                                 best = value
-                                found[0] = stage
-                                found[1] = k
-                                found[2] = used
-                                found[3] = done
-                                found[4] = flag
-                        for some in range(1, min(most[depth, k], left - 1) + 1):
-                            if left - some > (dies - used - n) * rate:
+                                first_stage[0] = stage
+                                first_stage[1] = k
+                                first_stage[2] = used
+                                first_stage[3] = done
+                                first_stage[4] = flag
+                        for added in range(1, min(most[depth, k], left - 1) + 1):
+                            if left - added > (dies - used - n) * rate:
                                 continue
                             fill = _fill_s(
-                                some,
-                                but_weight_s[k],
-                                ends,
-                                layer_s[k],
-                                some * most_weight_s[k] + ends_weight,
-                                largest_s,
-                                weight_passes_fill,
-                                late,
-                            )
+                                added, but_weight_s[k], ends, layer_s[k],
+                                added * most_weight_s[k] + ends_weight, largest_s,
+                                weight_passes_fill, late,
+                            )  # fmt: skip
                             for chosen in range(flag, 2):
-                                value = sofar + (0.0 if chosen > flag else fill)
-                                if value < after[used + n, done + some, chosen] and value < best:
-                                    after[used + n, done + some, chosen] = value
-                                    parents[stage, used + n, done + some, chosen] = k * 2 + flag
-                                    parents[stage, used + n, done + some, chosen] += (
-                                        2 * count * some
-                                    )
+                                value = total + (0.0 if chosen > flag else fill)
+                                if value < after[used + n, done + added, chosen] and value < best:
+                                    after[used + n, done + added, chosen] = value
+                                    code = k * 2 + flag + 2 * count * added
+                                    parents[stage, used + n, done + added, chosen] = code
                                     alive = True
-        here = after
+        fills = after
         if not alive:
             break
-    return best, found
+    return best, first_stage
 
 
 @entry
-def fit_together(dies, layers, sizes, row_of, most, most_first, held, embedding, room):
-    """Whether all dies of some pipeline, as in `least_fill`, hold no more than `room`.
+def fit_together(dies, layers, sizes, row_of, most, most_first, size_bytes, embedding, limit_bytes):
+    """Return whether all dies of some pipeline, as in `least_fill`, hold at most `limit_bytes`.
 
-    held (rows, sizes, layers) are the bytes of a stage, `embedding` (sizes,) what the first one
-    holds beside.
+    `size_bytes` (rows, sizes, layers) are those of a stage, `embedding` (sizes,) those that the
+    first stage adds.
     """
     count = sizes.shape[0]
     rate = 0.0
     for d in range(most.shape[0]):
         for k in range(count):
             rate = max(rate, max(most[d, k], most_first[d, k]) / sizes[k])
-    here = np.full((dies + 1, layers + 1), np.inf)
-    here[0, 0] = 0.0
+    used_bytes = np.full((dies + 1, layers + 1), np.inf)
+    used_bytes[0, 0] = 0.0
     for stage in range(1, min(dies, layers) + 1):
         row = row_of[stage]
         after = np.full((dies + 1, layers + 1), np.inf)
         alive = False
         for used in range(stage - 1, dies):
             for done in range(stage - 1, layers):
-                sofar = here[used, done]
+                total = used_bytes[used, done]
                 left = layers - done
-                if sofar > room or left > (dies - used) * rate:
+                if total > limit_bytes or left > (dies - used) * rate:
                     continue
                 for k in range(count):
                     n = sizes[k]
                     if used + n > dies:
                         continue
                     last = left <= most_first[row, k]
-                    if last and sofar + held[row, k, left] + embedding[k] <= room:
+                    if last and total + size_bytes[row, k, left] + embedding[k] <= limit_bytes:
                         return True
-                    for some in range(1, min(most[row, k], left - 1) + 1):
-                        value = sofar + held[row, k, some]
-                        if value < after[used + n, done + some] and value <= room:
-                            after[used + n, done + some] = value
+                    for added in range(1, min(most[row, k], left - 1) + 1):
+                        value = total + size_bytes[row, k, added]
+                        if value < after[used + n, done + added] and value <= limit_bytes:
+                            after[used + n, done + added] = value
                             alive = True
-        here = after
+        used_bytes = after
         if not alive:
             break
     return False

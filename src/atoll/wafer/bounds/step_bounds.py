@@ -1,17 +1,17 @@
-"""A bound on the step of every mapping of the encoding, whatever its tiling, stages and genes.
+"""Lower bound on the step of every mapping of the encoding, for all tilings, stages and genes.
 
 A step is M x (largest load) + the fills of the other stages. For a largest load X,
 
     carried(n, w, X)   layers that a stage of n dies, w-th from the end, can carry within X: by its
-                       fastest layer, and by the bytes that a layer done in X / layers must hold
+                       fastest layer, and by the bytes that a layer of X / layers seconds must hold
     held(X)            the fewest bytes of all stages together, which must fit the wafer: stages may
-                       leave saved tensors with each other, so that only states bind each alone
+                       offload saved tensors to each other, so that only states bind a single stage
     fill(X)            the least sum of fills of all pipelines of such stages that carry all layers
                        on the dies of the wafer: dynamic programming over (stage, dies, layers)
 
-X may be anything. fill(X) falls as X grows, so that between X1 and X2 no step is shorter than
-M x X1 + fill(X2): intervals are halved, the lowest first, until they are narrow. Sizes that the
-lowest one uses are then solved by the exact part, and so on until nothing is left to refine.
+fill(X) falls as X grows, so that for X between X1 and X2 no step is shorter than M x X1 + fill(X2).
+Intervals of X are halved, the lowest first, until they are narrow. The sizes of the lowest interval
+are then solved by the exact part, and so on until nothing is left to refine.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ from atoll.wafer.bounds.bound_kernels import (
     least_fill,
 )
 from atoll.wafer.bounds.layer_bounds import (
+    ALL_CODES,
     COUNTS,
     DEPTHS,
     EXACT,
     OPERATORS,
     PEAK,
-    WHOLE,
     LayerBounds,
-    Sharper,
+    SharpenSize,
     SizeBound,
     port_step_s,
 )
 from atoll.wafer.staging.stages import Planner
 
-Stages = tuple[tuple[int, int], ...]  # (dies, layers), the last stage first
+StageSizes = tuple[tuple[int, int], ...]  # (dies, layers), the last stage first
 
 INFINITY = float("inf")
 NARROW = 2e-3  # of the step: intervals are not halved further
-CLOSE = 0.08  # of the step: a gap that needs no bound over all codes
+CLOSE = 0.08  # of the step: a smaller gap needs no bound over all codes
 UNKNOWN = -1.0
-HOPELESS = 1e3  # times the fastest: memory that is still too small then is too small
+HOPELESS = 1e3  # largest load / fastest load at which memory that is too small stays too small
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class Lowest:
 
     bound_s: float
     microbatch: int
-    stages: Stages
-    """The pipeline that attains it; none where no mapping beats the given step."""
+    stages: StageSizes
+    """The pipeline that attains it; empty if no mapping beats the given step."""
 
 
 class StepBound:
@@ -72,10 +72,10 @@ class StepBound:
 
     def __init__(
         self, planners: Sequence[Planner], microbatches: Sequence[int],
-        ask: Sharper | None = None,
+        sharpen_size: SharpenSize | None = None,
     ) -> None:  # fmt: skip
         self.planners = tuple(planners)
-        self.layers = LayerBounds(planners, ask)
+        self.layers = LayerBounds(planners, sharpen_size)
         self.microbatches = tuple(microbatches)
         self.wafer = planners[0].wafer
         self.zero_bubble = planners[0].options.zero_bubble
@@ -83,11 +83,11 @@ class StepBound:
     # -- one microbatch ------------------------------------------------------------------------
 
     def sizes(self, microbatch: int) -> list[SizeBound]:
-        found = [self.layers.at(microbatch, n) for n in self.layers.sizes]
-        return [size for size in found if size.layer_s < INFINITY]
+        bounds = [self.layers.size_bound(microbatch, n) for n in self.layers.sizes]
+        return [size for size in bounds if size.layer_s < INFINITY]
 
     def work_s(self, microbatch: int) -> float:
-        """The largest load is at least all work over all dies, and what the ports need."""
+        """Return a lower bound on the largest load: work / dies, or the ports' seconds."""
         block = self.layers.block(microbatch)
         sizes = self.sizes(microbatch)
         layer = min(size.dies * size.layer_s for size in sizes)
@@ -95,51 +95,51 @@ class StepBound:
         ports = port_step_s(self.planners[0], microbatch)
         return max((block.layers * layer + head) / self.wafer.dies, ports)
 
-    def fill(self, microbatch: int, largest_s: float, cap_s: float) -> tuple[float, Stages]:
-        """The least fill below `cap_s`, and the pipeline that has it; infinite if there is none."""
+    def fill(self, microbatch: int, largest_s: float, cap_s: float) -> tuple[float, StageSizes]:
+        """Return the least fill below `cap_s` and its pipeline; infinity if there is none."""
         if largest_s < port_step_s(self.planners[0], microbatch):
             return INFINITY, ()
         sizes = self.sizes(microbatch)
         layers = self.layers.block(microbatch).layers
-        dies = np.array([s.dies for s in sizes], np.int64)
-        rows = _rows(self.wafer.dies, self.planners[0].rounds(microbatch))
+        dies = np.array([size.dies for size in sizes], np.int64)
+        rows = _depth_rows(self.wafer.dies, self.planners[0].rounds(microbatch))
         from_last = np.array([0, *rows], np.int64)
         most = np.zeros((len(DEPTHS) + 1, len(sizes)), np.int64)
-        first, held = np.zeros_like(most), np.zeros((*most.shape, layers + 1))
+        most_first, stage_bytes = np.zeros_like(most), np.zeros((*most.shape, layers + 1))
         carried_layers(
-            _arrays(sizes), dies, layers, np.unique(rows), largest_s,
-            float(self.wafer.memory_bytes), most, first, held,
+            _size_arrays(sizes), dies, layers, np.unique(rows), largest_s,
+            float(self.wafer.memory_bytes), most, most_first, stage_bytes,
         )  # fmt: skip
         if self.planners[0].options.offload:
             # The stages of a pipeline hold no more than the wafer has.
             embedding = np.array([size.dies * size.embedding_bytes for size in sizes])
-            room = self.wafer.dies * self.wafer.memory_bytes * (1 + ROUNDING)
+            memory_bytes = self.wafer.dies * self.wafer.memory_bytes * (1 + ROUNDING)
             where = self.wafer.dies, layers, dies, from_last
-            if not fit_together(*where, most, first, held, embedding, room):
+            if not fit_together(*where, most, most_first, stage_bytes, embedding, memory_bytes):
                 return INFINITY, ()
         parents = np.full((self.wafer.dies + 1, self.wafer.dies + 1, layers + 1, 2), -1, np.int32)
-        value, found = least_fill(
+        fill_s, first_stage = least_fill(
             self.wafer.dies, layers, dies,
             np.array([s.layer_s for s in sizes]), np.array([s.but_weight_s for s in sizes]),
             np.array([s.head_s for s in sizes]), np.array([s.head_but_weight_s for s in sizes]),
             np.array([s.most_weight_s for s in sizes]),
             np.array([s.head_most_weight_s for s in sizes]),
-            from_last, most, first, largest_s, self.zero_bubble,
+            from_last, most, most_first, largest_s, self.zero_bubble,
             self.planners[0].rounds(microbatch) - 1, cap_s, parents,
         )  # fmt: skip
-        if found[0] < 0:
+        if first_stage[0] < 0:
             return INFINITY, ()
-        return float(value), _walk(found, parents, [s.dies for s in sizes], layers)
+        return float(fill_s), _trace_stages(first_stage, parents, [s.dies for s in sizes], layers)
 
     # -- equal stages --------------------------------------------------------------------------
 
     def equal_s(
         self, microbatch: int, dies: int, stages: int, cap_s: float, layer_s: float = 0.0
     ) -> float:
-        """No `stages` stages of so many dies each, whose layers take at least `layer_s`, take less;
-        infinite: none beats `cap_s`.
+        """Return a lower bound on the step of `stages` stages of `dies` dies each, whose layers
+        take at least `layer_s`; infinity if none beats `cap_s`.
         """
-        size = self.layers.at(microbatch, dies)
+        size = self.layers.size_bound(microbatch, dies)
         size = replace(size, layer_s=max(size.layer_s, layer_s))
         layers = self.layers.block(microbatch).layers
         rounds = self.planners[0].rounds(microbatch)
@@ -162,116 +162,116 @@ class StepBound:
                     low = middle
         if not self.zero_bubble:
             return rounds * low + layers * size.layer_s + size.head_s - low
-        # Others than the slowest run their passes once more, less the weight passes of those that
-        # can be put off, which are at most what their load X leaves: the step is at least M X, and
-        # (M - late) X + share x (passes of the layers but the X / layer of the slowest).
+        # Stages other than the slowest run their passes once more, without delayed weight passes,
+        # which take at most the rest of the load X: the step is at least M X, and at least
+        # (M - late) X + share x (passes of all layers but the X / layer_s of the slowest).
         late = min(rounds, stages) - 1
         share = 1.0 + late / max(1, stages - 1)
-        others = share * layers * size.but_weight_s
-        each = share * size.but_weight_s / size.layer_s
-        filled = (rounds - late - each) * low + others
-        level = rounds * others / (late + each)  # the step where both are equal
-        return rounds * low if stages == 1 else max(rounds * low, min(filled, level))
+        others_s = share * layers * size.but_weight_s
+        fill_per_load = share * size.but_weight_s / size.layer_s
+        filled_s = (rounds - late - fill_per_load) * low + others_s
+        balanced_s = rounds * others_s / (late + fill_per_load)  # the step where both are equal
+        return rounds * low if stages == 1 else max(rounds * low, min(filled_s, balanced_s))
 
     def _all_carried(self, size: SizeBound, layers: int, stages: int, largest_s: float) -> bool:
-        rows = _rows(stages, self.planners[0].rounds(size.microbatch))
-        room = float(self.wafer.memory_bytes)
-        return bool(all_carried(_arrays([size]), layers, rows, largest_s, room))
+        rows = _depth_rows(stages, self.planners[0].rounds(size.microbatch))
+        memory_bytes = float(self.wafer.memory_bytes)
+        return bool(all_carried(_size_arrays([size]), layers, rows, largest_s, memory_bytes))
 
     # -- all of them ---------------------------------------------------------------------------
 
     def lowest(
-        self, best_s: float, most: int = WHOLE, among: Sequence[int] | None = None,
+        self, best_s: float, most: int = ALL_CODES, among: Sequence[int] | None = None,
         small: float = INFINITY,
     ) -> Lowest:  # fmt: skip
-        """The lowest bound over all microbatches (or `among` some), at most the given step.
+        """Return the lowest bound over all microbatches (or those `among`), at most `best_s`.
 
-        `most`: how sharply the sizes that it hangs on may be known; those of more than `small` dies
-        by their splits at most.
+        `most`: highest level for the sizes that decide it; sizes of more than `small` dies are
+        bounded by their splits at most.
         """
-        heap: list[tuple[float, int, float, float, float, int, Stages]] = []
-        for b in self.microbatches if among is None else among:
-            rounds = self.planners[0].rounds(b)
-            low, high = self.work_s(b), best_s / rounds
+        heap: list[tuple[float, int, float, float, float, int, StageSizes]] = []
+        for microbatch in self.microbatches if among is None else among:
+            rounds = self.planners[0].rounds(microbatch)
+            low, high = self.work_s(microbatch), best_s / rounds
             if low < high:
-                # Fill is not worked out before the interval is the lowest.
-                heapq.heappush(heap, (rounds * low, b, low, high, UNKNOWN, 0, ()))
+                # The fill is computed when the interval is the lowest.
+                heapq.heappush(heap, (rounds * low, microbatch, low, high, UNKNOWN, 0, ()))
         while heap:
             go_on(self.planners[0].stop)
-            bound, b, low, high, fill, known, stages = heapq.heappop(heap)
-            rounds = self.planners[0].rounds(b)
+            bound, microbatch, low, high, fill, version, stages = heapq.heappop(heap)
+            rounds = self.planners[0].rounds(microbatch)
             narrow = rounds * (high - low) <= NARROW * best_s
-            if fill == UNKNOWN or (narrow and known < self.layers.known):
-                low, known = max(low, self.work_s(b)), self.layers.known
-                fill, stages = self.fill(b, high, best_s - rounds * low)
+            if fill == UNKNOWN or (narrow and version < self.layers.sharpenings):
+                low, version = max(low, self.work_s(microbatch)), self.layers.sharpenings
+                fill, stages = self.fill(microbatch, high, best_s - rounds * low)
                 if low < high and fill < INFINITY:
                     lowest = max(bound, rounds * low + fill)
-                    heapq.heappush(heap, (lowest, b, low, high, fill, known, stages))
+                    heapq.heappush(heap, (lowest, microbatch, low, high, fill, version, stages))
                 continue
             level = OPERATORS
             if narrow:
-                level = min(most, WHOLE if bound < best_s * (1.0 - CLOSE) else EXACT)
-            if self._sharpen(b, stages, level, best_s / rounds, small):
-                heapq.heappush(heap, (bound, b, low, high, UNKNOWN, 0, ()))
+                level = min(most, ALL_CODES if bound < best_s * (1.0 - CLOSE) else EXACT)
+            if self._sharpen(microbatch, stages, level, best_s / rounds, small):
+                heapq.heappush(heap, (bound, microbatch, low, high, UNKNOWN, 0, ()))
             elif narrow:
-                return Lowest(bound, b, stages)
+                return Lowest(bound, microbatch, stages)
             else:
                 middle = 0.5 * (low + high)
                 upper = rounds * middle + fill
                 if upper < best_s:
-                    heapq.heappush(heap, (upper, b, middle, high, fill, known, stages))
-                heapq.heappush(heap, (bound, b, low, middle, UNKNOWN, 0, ()))
+                    heapq.heappush(heap, (upper, microbatch, middle, high, fill, version, stages))
+                heapq.heappush(heap, (bound, microbatch, low, middle, UNKNOWN, 0, ()))
         return Lowest(best_s, 0, ())
 
     def _sharpen(
-        self, microbatch: int, stages: Stages, most: int, largest_s: float, small: float
+        self, microbatch: int, stages: StageSizes, most: int, largest_s: float, small: float
     ) -> bool:
-        """Know more about the sizes of a pipeline; False if all is known already."""
+        """Sharpen the sizes of a pipeline; return whether any bound changed."""
         sharper = False
-        rows = _rows(len(stages), self.planners[0].rounds(microbatch))
+        rows = _depth_rows(len(stages), self.planners[0].rounds(microbatch))
         for dies in sorted({dies for dies, _ in stages}):
-            # A layer on its share of the dies, were all of them to take as long as the best known.
+            # Seconds of a layer on its share of the dies, if all stages took `largest_s`.
             enough_s = largest_s / self.layers.block(microbatch).layers * self.wafer.dies / dies
-            size = self.layers.at(microbatch, dies)
-            roomy = all(
-                self._roomy(size, layers, row, first=number == len(stages) - 1)
-                for number, ((own, layers), row) in enumerate(zip(stages, rows, strict=True))
-                if own == dies
+            size = self.layers.size_bound(microbatch, dies)
+            fits = all(
+                self._fastest_layers_fit(size, layers, row, first=number == len(stages) - 1)
+                for number, ((stage_dies, layers), row) in enumerate(zip(stages, rows, strict=True))
+                if stage_dies == dies
             )
             level = most if dies <= small else min(most, COUNTS)
-            sharper |= self.layers.sharpen(microbatch, dies, level, enough_s, roomy)
+            sharper |= self.layers.sharpen(microbatch, dies, level, enough_s, fits)
         return sharper
 
-    def _roomy(self, size: SizeBound, layers: int, row: int, *, first: bool) -> bool:
-        """Whether a stage can hold its layers where each is as fast as is known: no price of a byte
-        then rules it out.
-        """
+    def _fastest_layers_fit(self, size: SizeBound, layers: int, row: int, *, first: bool) -> bool:
+        """Return whether a stage can hold its layers if each is the fastest."""
         layer = size.fastest_state + DEPTHS[max(0, row - 1)] * size.fastest_kept
         ends = (size.head_bytes if row == 0 else 0.0) + (size.embedding_bytes if first else 0.0)
         return layers * layer + ends <= self.wafer.memory_bytes
 
 
 @lru_cache(maxsize=1 << 10)
-def _rows(stages: int, rounds: int) -> IntArray:
-    """The row of each stage, counted from the last."""
+def _depth_rows(stages: int, rounds: int) -> IntArray:
+    """Return the row of each stage, counted from the last."""
     in_flight = np.minimum(np.arange(2, stages + 1), rounds)
     rows = [0, *np.searchsorted(DEPTHS, in_flight, side="right").tolist()]
     return np.array(rows, np.int64)
 
 
-def _arrays(sizes: Sequence[SizeBound]) -> SizeArrays:
+def _size_arrays(sizes: Sequence[SizeBound]) -> SizeArrays:
     return SizeArrays(*(np.array([vars(s)[name] for s in sizes]) for name in SizeArrays._fields))
 
 
-def _walk(found: IntArray, parents: NDArray[np.int32], dies: list[int], layers: int) -> Stages:
-    """The stages from the first one back to the last of the pipeline, then turned round."""
-    stage, k, used, done, flag = (int(v) for v in found)
-    stages = [(dies[k], layers - done)]
+def _trace_stages(
+    first_stage: IntArray, parents: NDArray[np.int32], dies: list[int], layers: int
+) -> StageSizes:
+    """Trace the stages from the first to the last of the pipeline; return them last first."""
+    stage, size, used, done, flag = (int(number) for number in first_stage)
+    stages = [(dies[size], layers - done)]
     count = len(dies)
-    for before in range(stage - 1, 0, -1):
-        code = int(parents[before, used, done, flag])
-        taken, rest = divmod(code, 2 * count)
-        k, flag = divmod(rest, 2)
-        stages.append((dies[k], taken))
-        used, done = used - dies[k], done - taken
+    for previous in range(stage - 1, 0, -1):
+        code = int(parents[previous, used, done, flag])
+        stage_layers, remainder = divmod(code, 2 * count)
+        size, flag = divmod(remainder, 2)
+        stages.append((dies[size], stage_layers))
+        used, done = used - dies[size], done - stage_layers
     return tuple(reversed(stages))

@@ -1,7 +1,7 @@
-"""One layer of a mapping: walked edge by edge, and priced.
+"""Cost of one layer of a mapping, edge by edge.
 
-The same walk serves the fast model here and the replay on links that are queues (`detailed.py`):
-they differ in what a transition takes (`Move`) and in how much of it an operator hides.
+`edge_transfers` serves the fast model here and the replay on links that are queues (`detailed.py`),
+which differ in the seconds of a transition (`Move`) and in how much of it an operator hides.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class Moved(NamedTuple):
     held_bytes: float
 
 
-_NOTHING = Moved(0.0, 0.0, 0.0, 0.0)
+_NO_COST = Moved(0.0, 0.0, 0.0, 0.0)
 
 Move = Callable[[float, IntArray, IntArray, IntArray, str, str], Moved]
-"""Bytes of a tensor; the layout it comes from, the one on the way to which it waits, the one that
-is wanted; the algorithms of its reduction and of its gather."""
+"""Arguments: bytes of a tensor; its source layout, the layout on the way to which it is stored, its
+target layout; the algorithms of its reduction and of its gather."""
 
 
-class Visit(NamedTuple):
+class MappedOperator(NamedTuple):
     """An operator (or the stream) of a chain: its entries for the three passes, its algorithm."""
 
     node: Nodes
@@ -63,8 +63,8 @@ class Visit(NamedTuple):
 class Crossing(NamedTuple):
     """Tensors from one operator of a chain to the next, and what happens to them."""
 
-    writer: Visit
-    reader: Visit
+    writer: MappedOperator
+    reader: MappedOperator
     there: Moved
     back: Moved
     fetch: Moved
@@ -75,78 +75,80 @@ class Crossing(NamedTuple):
     """The writer's forward pass; on the stream, the norm."""
 
 
-def visits(tables: Tables, genes: BlockMapping) -> list[Visit]:
-    """The operators of a block under their variables, in order."""
+def visits(tables: Tables, genes: BlockMapping) -> list[MappedOperator]:
+    """Return the operators of a block with the entries a mapping chooses, in order."""
     setting = tables.setting
-    ways = genes.collectives or ((setting.streaming, setting.algorithm),) * len(genes.codes)
+    collectives = genes.collectives or ((setting.streaming, setting.algorithm),) * len(genes.codes)
     units = (nodes for chain in tables.nodes for nodes in chain)
-    found = []
-    for nodes, codes, (streams, algorithm) in zip(units, genes.passes, ways, strict=True):
-        forward, data, weight = (nodes.find(code, streams) for code in codes)
-        found.append(Visit(nodes, forward, data, weight, algorithm))
-    return found
+    operators = []
+    for nodes, codes, (streams, algorithm) in zip(units, genes.passes, collectives, strict=True):
+        forward, data, weight = (nodes.entry(code, streams) for code in codes)
+        operators.append(MappedOperator(nodes, forward, data, weight, algorithm))
+    return operators
 
 
-def _both(one: Moved, other: Moved) -> Moved:
-    return Moved(*(a + b for a, b in zip(one, other, strict=True)))
+def _summed(first: Moved, second: Moved) -> Moved:
+    return Moved(*(a + b for a, b in zip(first, second, strict=True)))
 
 
 def walk(tables: Tables, genes: BlockMapping, move: Move) -> list[list[Crossing]]:
-    """Every edge of every chain."""
-    at = tables.stream.index[genes.stream]
-    stream = Visit(tables.stream, at, at, at, tables.setting.algorithm)
+    """Return the transfers along every edge of every chain."""
+    entry = tables.stream.index[genes.stream]
+    stream = MappedOperator(tables.stream, entry, entry, entry, tables.setting.algorithm)
     operators, fates = iter(visits(tables, genes)), iter(genes.keep)
 
     def moved(
-        totals: tuple[float, ...], source: IntArray, via: IntArray, target: IntArray, *ways: str
-    ) -> Moved:
-        found = _NOTHING
+        totals: tuple[float, ...], source: IntArray, via: IntArray, target: IntArray,
+        *algorithms: str,
+    ) -> Moved:  # fmt: skip
+        cost = _NO_COST
         for tensor in zip(totals, source, via, target, strict=False):
             if tensor[0] > 0.0:
-                found = _both(found, move(*tensor, ways[0], ways[-1]))
-        return found
+                cost = _summed(cost, move(*tensor, algorithms[0], algorithms[-1]))
+        return cost
 
-    found: list[list[Crossing]] = []
+    transfers: list[list[Crossing]] = []
     for index, chain in enumerate(tables.block.chains):
         path = [stream, *(next(operators) for _ in chain.units), stream]
-        found.append([])
-        for e, edge in enumerate(chain.edges):
-            a, b = path[e], path[e + 1]
-            wrote, reads = a.node.writes[a.forward], b.node.reads
-            there = moved(edge.totals, wrote, wrote, reads[b.forward], a.algorithm, b.algorithm)
-            wrote_back = b.node.gradient_writes[b.data]
-            wants_back = a.node.gradient_reads[a.data]
-            ways = b.algorithm, a.algorithm
-            back = moved(edge.totals, wrote_back, wrote_back, wants_back, *ways)
-            fetch = Moved(0.0, 0.0, there.gather_s, 0.0)
-            if b.weight != b.forward:
-                fetch = moved(edge.totals, wrote, reads[b.forward], reads[b.weight], b.algorithm)
-            weighted = bool(b.node.parameters.any())
-            have, want = (b.data, b.weight) if weighted else (b.forward, b.data)
-            saves = b.node.unit is not None and (weighted or b.node.unit.on_chip)
+        transfers.append([])
+        for position, edge in enumerate(chain.edges):
+            writer, reader = path[position], path[position + 1]
+            written, reads = writer.node.writes[writer.forward], reader.node.reads
+            layouts = written, written, reads[reader.forward]
+            forward = moved(edge.totals, *layouts, writer.algorithm, reader.algorithm)
+            written_gradient = reader.node.gradient_writes[reader.data]
+            read_gradient = writer.node.gradient_reads[writer.data]
+            layouts = written_gradient, written_gradient, read_gradient
+            backward = moved(edge.totals, *layouts, reader.algorithm, writer.algorithm)
+            fetch = Moved(0.0, 0.0, forward.gather_s, 0.0)
+            if reader.weight != reader.forward:
+                layouts = written, reads[reader.forward], reads[reader.weight]
+                fetch = moved(edge.totals, *layouts, reader.algorithm)
+            weighted = bool(reader.node.parameters.any())
+            have, want = (reader.data, reader.weight) if weighted else (reader.forward, reader.data)
+            saves = reader.node.unit is not None and (weighted or reader.node.unit.on_chip)
             if saves and have != want:
-                layouts = b.node.gradient_reads
-                more = moved(
-                    chain.edges[e + 1].totals, layouts[have], layouts[have], layouts[want],
-                    b.algorithm,
-                )  # fmt: skip
-                fetch = _both(fetch, more)
-            again = tables.entry_s(index, genes.stream) if e == 0 else a.passes_s[0]
+                gradients, totals = reader.node.gradient_reads, chain.edges[position + 1].totals
+                layouts = gradients[have], gradients[have], gradients[want]
+                fetch = _summed(fetch, moved(totals, *layouts, reader.algorithm))
+            first = position == 0
+            remake_s = tables.entry_s(index, genes.stream) if first else writer.passes_s[0]
             fate = next(fates) if edge.kept_name else None
-            found[-1].append(Crossing(a, b, there, back, fetch, fate, again))
-    return found
+            transfer = Crossing(writer, reader, forward, backward, fetch, fate, remake_s)
+            transfers[-1].append(transfer)
+    return transfers
 
 
 @dataclass(frozen=True)
-class LayerCost:
-    """One layer of a stage."""
+class MappedLayerCost:
+    """Cost of one layer of a stage."""
 
     cost: BlockCost
     parts_s: Mapping[str, float]
     forward_s: float
     weight_s: float
     delayed_bytes: float
-    """What a weight pass that is put off holds: the tensors between operators, once each."""
+    """Bytes that a delayed weight pass holds: every tensor between operators once."""
     buffer_bytes: float
     states: tuple[float, ...]
     """Bytes of weights, gradients and optimizer."""
@@ -155,106 +157,111 @@ class LayerCost:
 @lru_cache(maxsize=4096)
 def block_cost(
     block: Block, digits: Digits, setting: Setting, genes: BlockMapping, away: Away | None = None
-) -> LayerCost:
-    """Cost of one layer, its seconds by cause and by pass."""
+) -> MappedLayerCost:
+    """Return the cost of one layer, with its seconds by cause and by pass."""
     tables = tables_of(block, digits, setting, genes)
     wires = tables.mesh[0]
 
     def move(
         total: float, source: IntArray, via: IntArray, target: IntArray, scatter: str, gather: str
     ) -> Moved:
-        ways = ALGORITHMS.index(scatter), ALGORITHMS.index(gather)
-        return Moved(*kernels.transition_one(total, source, via, target, wires, *ways))
+        algorithms = ALGORITHMS.index(scatter), ALGORITHMS.index(gather)
+        return Moved(*kernels.transition_one(total, source, via, target, wires, *algorithms))
 
-    chosen = visits(tables, genes)
+    operators = visits(tables, genes)
     stream_s = tables.stream_s(genes.stream)
-    passes = [visit.passes_s for visit in chosen]
+    passes = [operator.passes_s for operator in operators]
     homes_s, states = 0.0, np.zeros(3)
-    for visit, home in zip(chosen, genes.homes, strict=True):
-        if visit.node.parameters.any():
-            seconds, held = _home(visit, home, setting, move)
+    for operator, home in zip(operators, genes.homes, strict=True):
+        if operator.node.parameters.any():
+            seconds, home_states = _home(operator, home, setting, move)
             homes_s += seconds
-            states += held
-    share = tables.stream_share(genes.stream) * setting.held_bytes(block)
-    links = again = journeys = delayed = rebuilt = left = 0.0
-    kept = share
+            states += home_states
+    kept_bytes = tables.stream_share(genes.stream) * setting.stream_saved_bytes(block)
+    link_s = recompute_s = offload_s = delayed_bytes = rebuilt_bytes = offload_bytes = 0.0
     for crossing in (crossing for chain in walk(tables, genes, move) for crossing in chain):
-        made_s, link_s, away_s = _crossing_s(crossing, away)
-        size, fate = crossing.there.held_bytes, crossing.fate
-        links += link_s
-        delayed += size
+        remake_s, exposed_s, journey_s = _crossing_s(crossing, away)
+        tensor_bytes, fate = crossing.there.held_bytes, crossing.fate
+        link_s += exposed_s
+        delayed_bytes += tensor_bytes
         if fate == KEEP:
-            kept += size
+            kept_bytes += tensor_bytes
         elif fate is not None:
-            rebuilt += size
+            rebuilt_bytes += tensor_bytes
             if fate == AGAIN:
-                again += made_s
+                recompute_s += remake_s
             else:
-                left += size
-                journeys += away_s
-    compute = stream_s + sum(f + d + w for f, d, w in passes)
+                offload_bytes += tensor_bytes
+                offload_s += journey_s
+    compute_s = stream_s + sum(f + d + w for f, d, w in passes)
     parts = {
-        "compute": compute,
-        "tensor_parallel": links,  # tensors that change their layout
+        "compute": compute_s,
+        "tensor_parallel": link_s,  # tensors that change their layout
         "sharded_weights": homes_s,  # gradient sums and the optimizer included
-        "recompute": again,
-        "offload": journeys,
+        "recompute": recompute_s,
+        "offload": offload_s,
     }
-    return LayerCost(
-        BlockCost(sum(parts.values()), float(states.sum()), kept, rebuilt, left), parts,
-        stream_s / 3.0 + sum(f for f, _, _ in passes), sum(w for _, _, w in passes),
-        delayed, tables.buffer_bytes(genes.stream), tuple(states.tolist()),
+    return MappedLayerCost(
+        BlockCost(
+            sum(parts.values()), float(states.sum()), kept_bytes, rebuilt_bytes, offload_bytes
+        ),
+        parts, stream_s / 3.0 + sum(f for f, _, _ in passes), sum(w for _, _, w in passes),
+        delayed_bytes, tables.buffer_bytes(genes.stream), tuple(states.tolist()),
     )  # fmt: skip
 
 
 def _crossing_s(crossing: Crossing, away: Away | None) -> tuple[float, float, float]:
-    """Seconds to make the tensors once more, of all their transitions beyond what operators hide,
-    and of a journey to another stage's memory and back.
+    """Return the seconds to recompute the tensors, the exposed seconds of all their transitions,
+    and the seconds that offloading them to another stage's memory adds.
     """
-    a, b, there, back = crossing.writer, crossing.reader, crossing.there, crossing.back
+    writer, reader, fetch = crossing.writer, crossing.reader, crossing.fetch
+    forward, backward = crossing.there, crossing.back
 
-    def late(link_s: float, compute_s: float, visit: Visit) -> float:
-        return float(exposed(link_s, compute_s, visit.streams))
+    def exposed_s(link_s: float, compute_s: float, operator: MappedOperator) -> float:
+        return float(exposed(link_s, compute_s, operator.streams))
 
-    forward_a, data_a, _ = a.passes_s
-    forward_b, data_b, weight_b = b.passes_s
-    made = there.exchange_s + late(there.scatter_s, forward_a, a)
-    hidden = late(there.gather_s, forward_b, b), late(back.scatter_s, data_b, b)
-    links = made + hidden[0] + back.exchange_s + hidden[1] + late(back.gather_s, data_a, a)
-    links += crossing.fetch.exchange_s + late(crossing.fetch.gather_s, weight_b, b)
-    journey = 0.0 if away is None else there.held_bytes / away.bandwidth_Bps + away.latency_s
-    out = late(there.gather_s + journey, forward_b, b) - hidden[0]
-    home = late(back.scatter_s + journey, data_b, b) - hidden[1]
-    return made + crossing.again_s, links, out + home
+    writer_forward_s, writer_data_s, _ = writer.passes_s
+    forward_s, data_s, weight_s = reader.passes_s
+    written_s = forward.exchange_s + exposed_s(forward.scatter_s, writer_forward_s, writer)
+    gather_s = exposed_s(forward.gather_s, forward_s, reader)
+    scatter_s = exposed_s(backward.scatter_s, data_s, reader)
+    total_s = written_s + gather_s + backward.exchange_s + scatter_s
+    total_s = total_s + exposed_s(backward.gather_s, writer_data_s, writer)
+    total_s += fetch.exchange_s + exposed_s(fetch.gather_s, weight_s, reader)
+    journey_s = 0.0 if away is None else forward.held_bytes / away.bandwidth_Bps + away.latency_s
+    out_s = exposed_s(forward.gather_s + journey_s, forward_s, reader) - gather_s
+    back_s = exposed_s(backward.scatter_s + journey_s, data_s, reader) - scatter_s
+    return written_s + crossing.again_s, total_s, out_s + back_s
 
 
-def _home(visit: Visit, home: str, setting: Setting, move: Move) -> tuple[float, FloatArray]:
-    """Seconds of a weight with this home, and its bytes of weights, gradients and optimizer."""
-    node, way = visit.node, visit.algorithm
+def _home(op: MappedOperator, home: str, setting: Setting, move: Move) -> tuple[float, FloatArray]:
+    """Return seconds, and bytes of weights, gradients and optimizer, of a weight's home."""
+    node, algorithm = op.node, op.algorithm
     assert node.unit is not None
     layouts, parameters = node.weights[:, 0], float(node.unit.parameters)
 
-    def moved(each: float, have: int, want: int) -> Moved:
+    def moved(bytes_per_parameter: float, have: int, want: int) -> Moved:
         if have == want:
-            return _NOTHING
-        return move(each * parameters, layouts[have], layouts[have], layouts[want], way, way)
+            return _NO_COST
+        total = bytes_per_parameter * parameters
+        return move(total, layouts[have], layouts[have], layouts[want], algorithm, algorithm)
 
-    data = moved(setting.states.weight, visit.forward, visit.data)
-    to_home = moved(setting.states.reduced, visit.weight, visit.forward)
-    f, d, w = (np.array([entry]) for entry in (visit.forward, visit.data, visit.weight))
+    data = moved(setting.states.weight, op.forward, op.data)
+    to_home = moved(setting.states.reduced, op.weight, op.forward)
+    f, d, w = (np.array([entry]) for entry in (op.forward, op.data, op.weight))
     moves = data.exchange_s, data.gather_s, to_home.exchange_s + to_home.gather_s
     seconds, _ = home_cost(node, home, setting, f, d, w, *moves)
     return float(seconds[0]), np.concatenate(home_bytes(setting.states, home, node, f, w))
 
 
 def tables_of(block: Block, digits: Digits, setting: Setting, genes: BlockMapping) -> Tables:
-    """Tables of the codes of one mapping alone."""
-    only = {"stream": (genes.stream,)} | {
+    """Return the tables of the codes that a mapping uses."""
+    allowed_codes = {"stream": (genes.stream,)} | {
         unit.name: codes for unit, codes in zip(block.units, genes.used, strict=True)
     }
     modes = tuple(sorted({streams for streams, _ in genes.collectives})) or None
-    own = zip(block.units, (way for _, way in genes.collectives), strict=False)
+    pairs = zip(block.units, genes.collectives, strict=False)
     return Tables(
-        block, digits, setting, pricer(setting.wafer.chip), only, modes=modes,
-        algorithms={unit.name: way for unit, way in own},
+        block, digits, setting, pricer(setting.wafer.chip), allowed_codes, modes=modes,
+        algorithms={unit.name: algorithm for unit, (_, algorithm) in pairs},
     )  # fmt: skip

@@ -23,20 +23,19 @@ from atoll.workload.graph.layer import Layer
 from atoll.workload.graph.operator import Operator, VectorWork
 
 Cuts = Mapping[str, int] | Mapping[str, IntArray]
-"""By tag, in how many parts: of one split, or of many."""
+"""Parts by tag, of one split or of many."""
 
 
 def split(size: Any, parts: Any) -> Any:
-    """The largest share when `size` is cut in `parts`."""
+    """Return the largest share of `size` divided into `parts`."""
     return -(-size // parts)
 
 
-def operator_s(products_s: Any, vectors_s: Any, memory_s: Any, beside: bool) -> Any:
-    """Seconds, of one operator or of arrays of them: products and vector work one after the other;
-    or beside each other and memory, where nothing between them leaves the chip. (The mapper and the
-    passes know their own traffic.)
+def operator_s(products_s: Any, vectors_s: Any, memory_s: Any, overlapped: bool) -> Any:
+    """Return products + vectors, or if `overlapped` (nothing between them leaves the chip)
+    max(products, vectors, memory). Products and vector passes include their own memory traffic.
     """
-    if not beside:
+    if not overlapped:
         return products_s + vectors_s
     return np.maximum(np.maximum(products_s, vectors_s), memory_s)
 
@@ -52,39 +51,39 @@ class DiePricer:
         self.chip = chip
         configs = chips_of_accelerator(chip, DEFAULT).tensor_configs
         self._config = pick(configs, np.array([configs.cores.argmax()]))
-        self._known: dict[Shape, float] = {}
-        self.rows: WeakKeyDictionary[Unit, dict[tuple[object, ...], list[float]]] = (
+        self._product_times_s: dict[Shape, float] = {}
+        self.pass_times_s: WeakKeyDictionary[Unit, dict[tuple[object, ...], list[float]]] = (
             WeakKeyDictionary()
         )
-        """Seconds of the passes of operators by pieces and split (`passes_of`)."""
+        """Cache of the function `pass_times_s`: seconds by pieces and split."""
 
     def prepare(self, shapes: Iterable[Shape]) -> None:
-        """Map all shapes that are not yet known, on all cores."""
-        fresh = sorted({shape for shape in shapes if shape not in self._known})
+        """Map all shapes that have no time yet, on all cores."""
+        fresh = sorted({shape for shape in shapes if shape not in self._product_times_s})
         if fresh:
             seconds = map_products(fresh, self._config)[0][:, 0]
-            self._known |= zip(fresh, seconds.tolist(), strict=True)
+            self._product_times_s |= zip(fresh, seconds.tolist(), strict=True)
 
     def product_s(self, shape: Shape) -> float:
-        if shape not in self._known:
+        if shape not in self._product_times_s:
             self.prepare([shape])
-        return self._known[shape]
+        return self._product_times_s[shape]
 
     def pass_s(self, work: Pass, parts: Cuts) -> Any:
-        """A vector pass on a die's share: lanes or memory, whichever takes longer."""
+        """Return the seconds of a vector pass on a die's share: max(lanes, memory)."""
         rows, columns = _share(parts, work.rows), _share(parts, work.columns)
         local = VectorWork(
             work.work.function, split(work.work.rows, rows), split(work.work.cols, columns)
         )
         chip = self.chip
         cycles = vector_cycles(local, chip.vector_cores, chip.vector_width)
-        moved = work.bytes / (rows * columns)
-        return np.maximum(cycles / chip.clock_Hz, moved / chip.hbm.bandwidth_Bps)
+        moved_bytes = work.bytes / (rows * columns)
+        return np.maximum(cycles / chip.clock_Hz, moved_bytes / chip.hbm.bandwidth_Bps)
 
     def passes_s(self, works: Iterable[Pass], parts: Cuts) -> Any:
         return sum(self.pass_s(work, parts) for work in works)
 
-    # -- whole layers, as every device prices them (`cost.pricer`) -----------------------------
+    # -- layers, as every device prices them (`cost.pricer`) -----------------------------------
 
     def layer(self, layer: Layer, ring: int, samples: int) -> LayerTimes:
         costs = {op.name: self._cost(layer, op, ring) for op in (*layer.forward, *layer.backward)}
@@ -97,22 +96,22 @@ class DiePricer:
         return 0.0
 
     def _cost(self, layer: Layer, op: Operator, ring: int) -> Cost:
-        """One operator alone, on one die."""
+        """Return the cost of one operator on one die."""
         shapes = [
             Shape(p.batch, p.m, p.n, p.k, float(p.fraction), 0.0, op.on_chip) for p in op.matmuls
         ]
         self.prepare(shapes)
-        products = sum(self.product_s(shape) for shape in shapes)
-        moved = float(layer.traffic_bytes(op)) if not op.matmuls or op.on_chip else 0.0
-        # An epilogue (a bias) runs beside its product, as softmax does in attention.
-        beside = bool(op.matmuls)
-        share = 0.0 if beside else moved / max(1, len(op.vectors))
-        vectors = self.passes_s([Pass(work, "", "", share) for work in op.vectors], {})
-        memory = moved / self.chip.hbm.bandwidth_Bps
-        seconds = float(operator_s(products, vectors, memory, beside))
+        products_s = sum(self.product_s(shape) for shape in shapes)
+        moved_bytes = float(layer.traffic_bytes(op)) if not op.matmuls or op.on_chip else 0.0
+        # An epilogue (a bias) overlaps its product, as softmax does in attention.
+        overlapped = bool(op.matmuls)
+        vector_bytes = 0.0 if overlapped else moved_bytes / max(1, len(op.vectors))
+        vectors_s = self.passes_s([Pass(work, "", "", vector_bytes) for work in op.vectors], {})
+        memory_s = moved_bytes / self.chip.hbm.bandwidth_Bps
+        seconds = float(operator_s(products_s, vectors_s, memory_s, overlapped))
         if op.on_chip:  # attention, whose keys and values go round a ring
             return Cost(attention_s=ring * seconds)
-        return Cost(matrix_s=seconds) if beside else Cost(vector_s=seconds)
+        return Cost(matrix_s=seconds) if overlapped else Cost(vector_s=seconds)
 
 
 @lru_cache(maxsize=16)
@@ -128,67 +127,69 @@ def _share(parts: Cuts, tags: str) -> Any:
 
 
 def _local_shapes(
-    unit: Unit, item: Product, parts: Mapping[str, IntArray], chunks: int
+    unit: Unit, product: Product, parts: Mapping[str, IntArray], chunks: int
 ) -> tuple[IntArray, ...]:
-    """A die's share of a product under every split: batch, rows, columns and reduction; `chunks`
-    cuts its rows further, for streaming.
-    """
-    p, one = item.matmul, np.ones_like(parts["b"])
+    """Return a die's batch, rows (in `chunks`), columns and reduction under every split."""
+    matmul, ones = product.matmul, np.ones_like(parts["b"])
     if unit.kind != "attention":
-        sizes = (p.batch, item.batch), (p.m, item.m), (p.n, item.n), (p.k, item.k)
-        batch, m, n, k = (split(size, one * _share(parts, tags)) for size, tags in sizes)
+        sizes = matmul.batch, matmul.m, matmul.n, matmul.k
+        pairs = zip(sizes, (product.batch, product.m, product.n, product.k), strict=True)
+        batch, m, n, k = (split(size, ones * _share(parts, tags)) for size, tags in pairs)
         return batch, split(m, chunks), n, k
     samples = unit.sizes["b"]
-    kv_heads = p.batch // samples
-    heads = parts.get("h", one)
+    kv_heads = matmul.batch // samples
+    heads = parts.get("h", ones)
     kv_parts = np.minimum(heads, kv_heads)
     # Heads beyond the key/value heads cut the rows of queries that share one.
-    more = {"s": split(heads, kv_parts)}
+    row_parts = {"s": split(heads, kv_parts)}
     local = [split(samples, parts["b"]) * split(kv_heads, kv_parts)]
-    for size, tag in ((p.m, item.m), (p.n, item.n), (p.k, item.k)):
-        local.append(split(size, (parts.get(tag, one) if tag else one) * more.get(tag, one)))
+    for size, tag in ((matmul.m, product.m), (matmul.n, product.n), (matmul.k, product.k)):
+        tag_parts = parts.get(tag, ones) if tag else ones
+        local.append(split(size, tag_parts * row_parts.get(tag, ones)))
     return tuple(local)
 
 
 def _products_s(
-    price: DiePricer, unit: Unit, items: Sequence[Product], parts: Mapping[str, IntArray],
+    pricer: DiePricer, unit: Unit, products: Sequence[Product], parts: Mapping[str, IntArray],
     chunks: int = 1,
 ) -> FloatArray:  # fmt: skip
-    """Seconds of the products of a pass under every split."""
-    more = (1.0, 0.0, False)
-    found = np.zeros(len(parts["b"]))
-    for item in items:
+    """Return the seconds of the products of a pass under every split."""
+    mapping = (1.0, 0.0, False)
+    seconds = np.zeros(len(parts["b"]))
+    for product in products:
         if unit.kind == "attention":
-            more = (float(item.matmul.fraction), 0.0, True)
-        batch, m, n, k = (c.tolist() for c in _local_shapes(unit, item, parts, chunks))
-        shapes = [Shape(*sizes, *more) for sizes in zip(batch, m, n, k, strict=True)]
-        price.prepare(shapes)
-        found += chunks * np.array([price.product_s(shape) for shape in shapes])
-    return found
+            mapping = (float(product.matmul.fraction), 0.0, True)
+        batch, m, n, k = (c.tolist() for c in _local_shapes(unit, product, parts, chunks))
+        shapes = [Shape(*sizes, *mapping) for sizes in zip(batch, m, n, k, strict=True)]
+        pricer.prepare(shapes)
+        seconds += chunks * np.array([pricer.product_s(shape) for shape in shapes])
+    return seconds
 
 
-def passes_of(price: DiePricer, unit: Unit, among: Sequence[Parts], pieces: int) -> FloatArray:
-    """Seconds of forward, data and weight pass (splits, 3); `pieces`: of a streamed product."""
+def pass_times_s(pricer: DiePricer, unit: Unit, cuts: Sequence[Parts], pieces: int) -> FloatArray:
+    """Return seconds of forward, data and weight pass (splits, 3), products in `pieces`."""
     chunks = pieces if unit.kind == "linear" else 1
-    # Codes that cut alike, by other digits or on other shapes, are priced once.
-    known = price.rows.setdefault(unit, {})
-    keys = [(chunks, *sorted(parts.items())) for parts in among]
-    fresh = {key: parts for key, parts in zip(keys, among, strict=True) if key not in known}
+    # Codes of the same split, by other digits or on other shapes, are priced once.
+    times = pricer.pass_times_s.setdefault(unit, {})
+    keys = [(chunks, *sorted(parts.items())) for parts in cuts]
+    fresh = {key: parts for key, parts in zip(keys, cuts, strict=True) if key not in times}
     if fresh:
-        rows = _priced(price, unit, list(fresh.values()), chunks)
-        known |= zip(fresh, rows.tolist(), strict=True)
-    return np.array([known[key] for key in keys]).reshape(-1, 3)
+        rows = _compute_pass_times_s(pricer, unit, list(fresh.values()), chunks)
+        times |= zip(fresh, rows.tolist(), strict=True)
+    return np.array([times[key] for key in keys]).reshape(-1, 3)
 
 
-def _priced(price: DiePricer, unit: Unit, among: Sequence[Parts], chunks: int) -> FloatArray:
-    parts = by_tag(among)
+def _compute_pass_times_s(
+    pricer: DiePricer, unit: Unit, cuts: Sequence[Parts], chunks: int
+) -> FloatArray:
+    parts = by_tag(cuts)
     dies = np.prod(list(parts.values()), axis=0)
-    memory_s = unit.traffic_bytes / dies / price.chip.hbm.bandwidth_Bps
-    found = np.zeros((len(among), 3))
-    both = (unit.forward, unit.forward_passes), (unit.data_gradient, unit.backward_passes)
-    for column, (items, works) in enumerate(both):
-        products_s = _products_s(price, unit, items, parts, chunks)
-        vectors_s, moved_s = price.passes_s(works, parts), (1 + column) * memory_s
-        found[:, column] = operator_s(products_s, vectors_s, moved_s, unit.on_chip)
-    found[:, 2] = _products_s(price, unit, unit.weight_gradient, parts)
-    return found
+    memory_s = unit.traffic_bytes / dies / pricer.chip.hbm.bandwidth_Bps
+    times = np.zeros((len(cuts), 3))
+    passes = (unit.forward, unit.forward_passes), (unit.data_gradient, unit.backward_passes)
+    for column, (products, works) in enumerate(passes):
+        products_s = _products_s(pricer, unit, products, parts, chunks)
+        vectors_s, traffic_s = pricer.passes_s(works, parts), (1 + column) * memory_s
+        times[:, column] = operator_s(products_s, vectors_s, traffic_s, unit.on_chip)
+    times[:, -1] = _products_s(pricer, unit, unit.weight_gradient, parts)
+    return times

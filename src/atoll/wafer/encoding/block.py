@@ -1,23 +1,23 @@
-"""A transformer block of `atoll.workload` read as chains of operators between visits of the stream.
+"""Read a transformer block of `atoll.workload` as chains of operators between stream visits.
 
     stream -> norm -> qkv -> attention -> proj -> stream -> norm -> fc1 -> act -> fc2 -> stream
 
-Norms may come before or after the branches, or both; branches may follow each other or run side by
-side; shared experts are a chain of their own; a period of unlike layers is read layer by layer.
-Shapes, products, vector passes and saved tensors are those of the workload: what belongs to no
-operator of the encoding is work on the stream, and what no edge keeps is kept always, so that
-nothing is lost.
+Norms may come before or after the branches, or both; branches may be sequential or parallel;
+shared experts are a separate chain; a period of unlike layers is read layer by layer. Shapes,
+products, vector passes and saved tensors are those of the workload: work of no operator of the
+encoding is work on the stream, and a saved tensor of no edge is always kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
 from atoll.errors import AtollError
 from atoll.wafer.encoding.block_parts import Block, Chain, Edge, Pass, Product, Unit
-from atoll.wafer.encoding.captured import Form, as_built, head_as_built
+from atoll.wafer.encoding.captured import BlockForm, as_built, head_as_built
 from atoll.workload import StoredModel, load_model, prepare
 from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.graph.layer import Layer, Model
@@ -27,8 +27,8 @@ _WITH_QKV = ("rotary", "q_norm", "k_norm")
 _UNITS = ("qkv", "attention", "proj", "fc1", "act", "fc2", "shared1", "shared_act", "shared2")
 
 
-class _Reader:
-    """Finds the parts of one layer's branches; `prefix` tells the layers of a period apart."""
+class _LayerReader:
+    """Reads the branches of one layer; `prefix` names the layer of a period."""
 
     def __init__(self, model: Model, layer: Layer, prefix: str = "") -> None:
         self.model, self.layer, self.prefix = model, layer, prefix
@@ -54,14 +54,14 @@ class _Reader:
         return [Pass(work, rows, columns, share) for work in operator.vectors]
 
     def passes(self, names: Sequence[str], rows: str = "bs", columns: str = "c") -> list[Pass]:
-        found: list[Pass] = []
+        local_passes: list[Pass] = []
         for name in names:
             if name in self.forward:
-                found += self._local(self.forward[name], rows, columns)
-        return found
+                local_passes += self._local(self.forward[name], rows, columns)
+        return local_passes
 
     def _owner(self, operator: Operator) -> str | None:
-        """Whose backward pass it is: `norm1` of norm1.bwd; None if another layer's."""
+        """Return the forward name (`norm1` of norm1.bwd); None if another layer's."""
         for start in (self.prefix, f"d{self.prefix}"):
             if operator.name.startswith(start):
                 return operator.name.removeprefix(start).rsplit(".", 1)[0]
@@ -70,22 +70,22 @@ class _Reader:
     def backward_passes(
         self, names: Sequence[str], rows: str = "bs", columns: str = "c"
     ) -> list[Pass]:
-        found: list[Pass] = []
-        for op in self.layer.backward:
-            if not op.matmuls and self._owner(op) in names:
-                found += self._local(op, rows, columns)
-        return found
+        passes: list[Pass] = []
+        for operator in self.layer.backward:
+            if not operator.matmuls and self._owner(operator) in names:
+                passes += self._local(operator, rows, columns)
+        return passes
 
-    def other_passes(self, entries: Sequence[str]) -> list[Pass]:
-        """Forward and backward work on the stream: all that no unit owns and no entry runs."""
+    def stream_passes(self, entries: Sequence[str]) -> list[Pass]:
+        """Return forward and backward work on the stream: of no unit and no entry."""
         owned = (*_UNITS, *_WITH_QKV)
-        forward = [n for n, op in self.forward.items() if not op.matmuls]
-        found = self.passes([n for n in forward if n not in owned and n not in entries])
+        forward = [name for name, op in self.forward.items() if not op.matmuls]
+        passes = self.passes([name for name in forward if name not in (*owned, *entries)])
         for op in self.layer.backward:
             owner = self._owner(op)
             if not op.matmuls and owner is not None and owner not in owned:
-                found += self._local(op, "bs", "c")
-        return found
+                passes += self._local(op, "bs", "c")
+        return passes
 
     # -- tensors -------------------------------------------------------------------------------
 
@@ -97,14 +97,14 @@ class _Reader:
         return sum(tensors[n].elements for n in op.reads if tensors[n].role is Role.WEIGHT)
 
     def edge(self, name: str, totals: tuple[float, ...], *saved: str) -> Edge:
-        """An edge that stands for the saved tensors given, as far as the layer saves them."""
+        """Return an edge for those of the tensors `saved` that the layer saves."""
         kept = [self.prefix + s for s in saved if self.prefix + s in self.layer.saved]
         return Edge(self.prefix + name, totals, ", ".join(kept))
 
     # -- operators -----------------------------------------------------------------------------
 
-    def linear(self, name: str, beside: Sequence[str] = ()) -> Unit:
-        """A product with a weight; `beside` are small ones on the same input (a router)."""
+    def linear(self, name: str, small_products: Sequence[str] = ()) -> Unit:
+        """Return a product with a weight and `small_products` of the same input (a router)."""
         op = self.op(name)
         (product,) = op.matmuls
         sizes = {"b": self.model.microbatch, "s": self.model.sequence}
@@ -118,30 +118,31 @@ class _Reader:
         data = [Product(Matmul(batch, m, k, n), "e", "bs", "k", "n")]
         weight = [Product(Matmul(batch, k, n, m), "e", "k", "n", "bs")]
         parameters = self.weights(op)
-        for other in (self.op(b) for b in beside if self.has(b)):
-            (small,) = other.matmuls
+        for small_op in (self.op(b) for b in small_products if self.has(b)):
+            (small,) = small_op.matmuls
             m, n, k = small.m, small.n, small.k
             forward.append(Product(Matmul(1, m, n, k), "", "bs", "", "k"))
             data.append(Product(Matmul(1, m, k, n), "", "bs", "k", ""))
             weight.append(Product(Matmul(1, k, n, m), "", "k", "", "bs"))
-            parameters += self.weights(other)
-        extra = _WITH_QKV if name == "qkv" else ()
+            parameters += self.weights(small_op)
+        fused_vectors = _WITH_QKV if name == "qkv" else ()
         return Unit(
             name=self.prefix + name, kind="linear", sizes=sizes, forward=tuple(forward),
             data_gradient=tuple(data), weight_gradient=tuple(weight),
-            forward_passes=tuple(self.passes(extra, "bs", "n")),
-            backward_passes=tuple(self.backward_passes(extra, "bs", "n")),
+            forward_passes=tuple(self.passes(fused_vectors, "bs", "n")),
+            backward_passes=tuple(self.backward_passes(fused_vectors, "bs", "n")),
             parameters=parameters, on_chip=False, traffic_bytes=0.0,
             outputs=2 if name == "qkv" else 1,
         )  # fmt: skip
 
     def attention(self) -> Unit:
         op = self.op("attention")
-        back = next(o for o in self.layer.backward if o.name == f"{self.prefix}attention.bwd")
+        name = f"{self.prefix}attention.bwd"
+        gradient = next(operator for operator in self.layer.backward if operator.name == name)
         heads = self.layer.tensors[f"{self.prefix}context.lse"].shape[1]
         rows = (("s", "t", ""), ("s", "", "t"))
         back_rows = (("s", "t", ""), ("t", "", "s"), ("s", "t", ""), ("s", "", "t"), ("t", "", "s"))
-        if len(op.matmuls) != len(rows) or len(back.matmuls) != len(back_rows):
+        if len(op.matmuls) != len(rows) or len(gradient.matmuls) != len(back_rows):
             raise AtollError(f"model {self.model.name}: attention of an unexpected form.")
         return Unit(
             name=f"{self.prefix}attention", kind="attention",
@@ -151,16 +152,16 @@ class _Reader:
                 Product(p, "bh", *tags) for p, tags in zip(op.matmuls, rows, strict=True)
             ),
             data_gradient=tuple(
-                Product(p, "bh", *tags) for p, tags in zip(back.matmuls, back_rows, strict=True)
+                Product(p, "bh", *tags) for p, tags in zip(gradient.matmuls, back_rows, strict=True)
             ),
             weight_gradient=(),
             forward_passes=tuple(Pass(v, "bhs", "t", 0.0) for v in op.vectors),
-            backward_passes=tuple(Pass(v, "bhs", "t", 0.0) for v in back.vectors),
+            backward_passes=tuple(Pass(v, "bhs", "t", 0.0) for v in gradient.vectors),
             parameters=0, on_chip=True, traffic_bytes=float(self.layer.traffic_bytes(op)),
         )  # fmt: skip
 
-    def activation(self, name: str, before: Unit) -> Unit:
-        sizes = {tag: before.sizes[tag] for tag in "bse" if tag in before.sizes}
+    def activation(self, name: str, producer: Unit) -> Unit:
+        sizes = {tag: producer.sizes[tag] for tag in "bse" if tag in producer.sizes}
         sizes |= {"c": self.layer.tensors[self.prefix + name].shape[-1], "r": 1}
         return Unit(
             name=self.prefix + name, kind="vector", sizes=sizes, forward=(), data_gradient=(),
@@ -171,22 +172,22 @@ class _Reader:
 
     # -- chains --------------------------------------------------------------------------------
 
-    def chains(self, config: Form | ModelConfig) -> list[Chain]:
-        """Attention, then the MLP or the experts, then shared experts."""
+    def chains(self, config: BlockForm | ModelConfig) -> list[Chain]:
+        """Return the chains of attention, of the MLP or the experts, and of shared experts."""
         stream = self.bytes("proj")
-        entries = self._entries(config)
-        found = [
-            self._attention_chain(stream, entries[0], "" if config.post_norm else "norm1"),
-            self._mlp_chain(stream, entries[1]),
+        attention_entry, mlp_entry = self._entries(config)
+        chains = [
+            self._attention_chain(stream, attention_entry, "" if config.post_norm else "norm1"),
+            self._mlp_chain(stream, mlp_entry),
         ]
         if self.has("shared1"):
-            found.append(self._shared_chain(stream))
-        rest = self.other_passes([*entries[0], *entries[1]])
-        found[1] = Chain(found[1].units, found[1].edges, found[1].entry_passes, tuple(rest))
-        return found
+            chains.append(self._shared_chain(stream))
+        passes = self.stream_passes([*attention_entry, *mlp_entry])
+        chains[1] = replace(chains[1], stream_passes=tuple(passes))
+        return chains
 
-    def _entries(self, config: Form | ModelConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """What runs on the stream before the first operator of each branch."""
+    def _entries(self, config: BlockForm | ModelConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the operators on the stream before attention, and before the MLP."""
         if config.post_norm:
             return (), ("norm1",)
         if config.parallel and not self.has("norm2"):
@@ -211,16 +212,16 @@ class _Reader:
     def _mlp_chain(self, stream: float, entry: tuple[str, ...]) -> Chain:
         experts = self.has("dispatch")
         read = self.op("fc1").reads[0].removeprefix(self.prefix)
-        alone = read in ("sent", *entry)  # else another branch's edge keeps what this one reads
+        keeps_input = read in ("sent", *entry)  # else another branch's edge keeps it
         first = self.linear("fc1", ("router",))
-        made = "fc2" if experts else "y"
+        output = "fc2" if experts else "y"
         return Chain(
             units=(first, self.activation("act", first), self.linear("fc2")),
             edges=(
-                self.edge(read, (self.bytes(read),), *([read] if alone else [])),
+                self.edge(read, (self.bytes(read),), *([read] if keeps_input else [])),
                 self.edge("fc1", (self.bytes("fc1"),), "fc1"),
                 self.edge("act", (self.bytes("act"),), "act"),
-                self.edge("y", (self.bytes("fc2") if experts else stream,), made, "sum2"),
+                self.edge("y", (self.bytes("fc2") if experts else stream,), output, "sum2"),
             ),
             entry_passes=tuple(self.passes(entry)),
             stream_passes=(),
@@ -245,80 +246,81 @@ def _kept_always(layer: Layer, chains: Sequence[Chain]) -> float:
     on_edges = {
         name for chain in chains for edge in chain.edges for name in edge.kept_name.split(", ")
     }
-    rest = [name for name in layer.saved if name not in on_edges and name != layer.input]
-    return float(sum(layer.tensors[name].bytes for name in rest))
+    unassigned = [name for name in layer.saved if name not in on_edges and name != layer.input]
+    return float(sum(layer.tensors[name].bytes for name in unassigned))
 
 
 def _prefixes(layer: Layer) -> list[str]:
-    """Where a period of unlike layers is one block, the names of each begin alike."""
+    """Return the name prefix of each layer of a block (a period of unlike layers)."""
     return [op.name.removesuffix("qkv") for op in layer.forward if op.name.endswith("qkv")]
 
 
 def make_block(model: str | ModelConfig, microbatch: int, sequence: int | None = None) -> Block:
-    """The block of a zoo model (or configuration, in a file or in hand) at one microbatch."""
+    """Return the block of a zoo model, configuration file or configuration at a microbatch."""
     return _block(model, _age(model), microbatch, sequence)
 
 
 def _age(model: str | ModelConfig) -> tuple[int, int] | None:
-    """Tells an edited configuration file from what was read of it before."""
+    """Return time and size of a configuration file, which change when it is edited."""
     if isinstance(model, ModelConfig):
         return None
     try:
         path = Path(model)
-        found = (path / "config.json" if path.is_dir() else path).stat()
+        file_status = (path / "config.json" if path.is_dir() else path).stat()
     except (OSError, ValueError):
         return None  # of the zoo, which does not change
-    return found.st_mtime_ns, found.st_size
+    return file_status.st_mtime_ns, file_status.st_size
 
 
 @lru_cache(maxsize=128)
-def _block(given: str | ModelConfig, age: object, microbatch: int, sequence: int | None) -> Block:
-    config = load_model(given) if isinstance(given, str) else given
-    model = given if isinstance(given, str) else given.name
+def _block(source: str | ModelConfig, age: object, microbatch: int, sequence: int | None) -> Block:
+    config = load_model(source) if isinstance(source, str) else source
+    model = source if isinstance(source, str) else source.name
     if not isinstance(config, StoredModel):
         _check_form(model, config)
-    whole = prepare(config, microbatch, sequence, fusion="none")
-    repeats = [repeat for _, repeat in whole.layers]
-    which = max(range(len(repeats)), key=lambda i: (repeats[i], len(whole.layers[i][0].forward)))
-    layer, layers = whole.layers[which]
+    workload = prepare(config, microbatch, sequence, fusion="none")
+    repeats = [repeat for _, repeat in workload.layers]
+    layer, layers = max(workload.layers, key=lambda pair: (pair[1], len(pair[0].forward)))
     ends = 2 if isinstance(config, StoredModel) else 3  # embedding, head; built ones' loss
     if sum(repeats) - layers > ends:
         raise AtollError(
             f"model {model}: its blocks differ; a wafer maps models that repeat one block."
         )
-    form: Form | ModelConfig
+    form: BlockForm | ModelConfig
     if isinstance(config, StoredModel):
         layer, form = as_built(layer, model)
-        head_layer, loss_bytes = head_as_built(whole.layers[-1][0], model)
+        head_layer, loss_bytes = head_as_built(workload.layers[-1][0], model)
     else:
-        named = {entry.name: entry for entry, _ in whole.layers}
+        named = {entry.name: entry for entry, _ in workload.layers}
         form, head_layer, loss = config, named["head"], named["loss"]
         loss_bytes = float(sum(loss.tensors[n].bytes for n in loss.saved))
     chains = tuple(
-        chain for prefix in _prefixes(layer) for chain in _Reader(whole, layer, prefix).chains(form)
+        chain
+        for prefix in _prefixes(layer)
+        for chain in _LayerReader(workload, layer, prefix).chains(form)
     )
-    head_reader = _Reader(whole, head_layer)
-    more = [n for n, op in head_reader.forward.items() if op.matmuls and n != "logits"]
+    head_reader = _LayerReader(workload, head_layer)
+    head_products = [n for n, op in head_reader.forward.items() if op.matmuls and n != "logits"]
     return Block(
         model=model,
         layers=layers,
         microbatch=microbatch,
-        sequence=whole.sequence,
+        sequence=workload.sequence,
         hidden=layer.tensors[layer.input].shape[-1],
         stream_bytes=float(layer.tensors[layer.input].bytes),
         always_bytes=_kept_always(layer, chains),
         chains=chains,
-        head=head_reader.linear("logits", more),
+        head=head_reader.linear("logits", head_products),
         head_bytes=loss_bytes + head_reader.bytes("logits"),
-        embedding_parameters=whole.layers[0][0].parameters,
-        parameters=whole.parameters,
+        embedding_parameters=workload.layers[0][0].parameters,
+        parameters=workload.parameters,
     )
 
 
 def _check_form(model: str, config: ModelConfig) -> None:
-    form = [
-        words
-        for words, present in (
+    forms = [
+        feature
+        for feature, present in (
             ("latent attention", bool(config.latent_kv)),
             ("image patches", bool(config.patch_inputs)),
             ("an encoder before them", bool(config.encoder_layers)),
@@ -326,8 +328,8 @@ def _check_form(model: str, config: ModelConfig) -> None:
         )
         if present
     ]
-    if form:
+    if forms:
         raise AtollError(
-            f"model {model}: its blocks have {form[0]}; a wafer maps transformer blocks of plain "
+            f"model {model}: its blocks have {forms[0]}; a wafer maps transformer blocks of plain "
             "attention and an MLP or experts (GPT, BERT, Llama, Mixtral and like families)."
         )

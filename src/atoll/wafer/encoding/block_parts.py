@@ -2,8 +2,8 @@
 
     stream -> norm -> qkv -> attention -> proj -> stream -> norm -> fc1 -> act -> fc2 -> stream
 
-Each operator has loop dimensions, one letter each; a tag says which dimension a digit of the mesh
-splits, and from it follow the layouts of everything the operator touches, forward and backward:
+Each operator has loop dimensions of one letter; a tag says which dimension a digit of the mesh
+splits, and determines the layouts of all tensors of the operator, forward and backward:
 
     b batch   s sequence   k inputs   n outputs   h heads   t key/value sequence   e experts
     c columns (vector operators)      r none: every die of the digit does the same work
@@ -25,7 +25,7 @@ _SAME: Roles = {"b": BATCH, "s": SEQUENCE, "c": COLUMNS, "e": EXPERTS, "r": WHOL
 
 @dataclass(frozen=True)
 class Kind:
-    """What a tag of this kind of operator means for its tensors.
+    """Roles of tags for the tensors of a kind of operator.
 
     Inputs and gradients of inputs are listed per input tensor.
     """
@@ -33,7 +33,7 @@ class Kind:
     reads: tuple[Roles, ...]
     writes: Roles
     gradient_reads: Roles
-    """Layout in which the gradient of the output is wanted."""
+    """Layout required of the output's gradient."""
     gradient_writes: tuple[Roles, ...]
     weight: str = ""
     """Tags that split the weight; all others replicate it."""
@@ -88,7 +88,7 @@ class Unit:
     name: str
     kind: str
     sizes: dict[str, int]
-    """Loop dimensions by tag, in whole numbers of what can be divided."""
+    """Loop dimensions by tag, as counts of divisible units."""
     forward: tuple[Product, ...]
     data_gradient: tuple[Product, ...]
     weight_gradient: tuple[Product, ...]
@@ -97,29 +97,29 @@ class Unit:
     parameters: int
     on_chip: bool
     traffic_bytes: float
-    """Forward traffic of an on-chip operator; the mapper knows that of the others."""
+    """Forward traffic of an on-chip operator; the mapper computes that of others."""
     outputs: int = 1
-    """Tensors that travel apart from each other (queries; keys and values)."""
+    """Tensors that travel separately (queries; keys and values)."""
 
 
 @dataclass(frozen=True)
 class Edge:
-    """Tensors from one operator (or the stream) to the next: bytes of the whole microbatch."""
+    """Tensors from one operator (or the stream) to the next, in bytes per microbatch."""
 
     name: str
     totals: tuple[float, ...]
     kept_name: str
-    """The saved tensor that this edge stands for ("" if backward reads none)."""
+    """The saved tensor of this edge ("" if backward reads none)."""
 
 
 @dataclass(frozen=True)
 class Chain:
-    """From the stream through some operators back to the stream: one edge more than operators."""
+    """Operators between two visits of the stream, with one edge more than operators."""
 
     units: tuple[Unit, ...]
     edges: tuple[Edge, ...]
     entry_passes: tuple[Pass, ...]
-    """Forward work on the stream before the first operator (the norm): run again for its output."""
+    """Forward work on the stream before the first operator (the norm), recomputed with it."""
     stream_passes: tuple[Pass, ...]
     """All other work on the stream: residual, dropout, and every backward pass there."""
 
@@ -135,11 +135,11 @@ class Block:
     hidden: int
     stream_bytes: float
     always_bytes: float
-    """Beside the layer's input, what is kept always: masks, routes, what norms of branches read."""
+    """Saved tensors that are always kept, without the layer's input: masks, routes, norm inputs."""
     chains: tuple[Chain, ...]
     head: Unit | None
     head_bytes: float
-    """Logits and what the loss keeps, whole."""
+    """Logits and tensors saved by the loss, not divided."""
     embedding_parameters: int
     parameters: int
 

@@ -1,7 +1,7 @@
-"""A captured block in the words of built ones, so that the same reader takes both.
+"""Rename a captured block like a built one, so that the same reader takes both.
 
-A capture names its operators after the module's parts. What they are is seen in the graph: the
-products that attention reads, the one that reads attention, and of the others the one that reads
+A capture names its operators after the module's parts. The graph identifies them: the products
+that attention reads, the one that reads attention, and of the two MLP products the one that reads
 the other through the activation. Products of one tensor are joined first, as kernels run them.
 """
 
@@ -18,15 +18,15 @@ from atoll.workload.joint import joined
 
 
 @dataclass(frozen=True)
-class Form:
-    """How norms and branches of a block follow each other."""
+class BlockForm:
+    """Order of norms and branches of a block."""
 
     post_norm: bool
     parallel: bool
 
 
-class _Graph:
-    """The operators of a pass, and who comes before whom."""
+class _OperatorGraph:
+    """The operators of a pass and their predecessors."""
 
     def __init__(self, operators: Sequence[Operator]) -> None:
         self.operators = operators
@@ -35,11 +35,10 @@ class _Graph:
             self._before.append(reduce(set.union, (self._before[i] for i in before), set(before)))
 
     def leads(self, first: Operator, second: Operator) -> bool:
-        places = self.operators.index(first), self.operators.index(second)
-        return places[0] in self._before[places[1]]
+        return self.operators.index(first) in self._before[self.operators.index(second)]
 
     def between(self, first: Operator | None, last: Operator) -> list[Operator]:
-        """Vector work on the way from one operator (or the layer's input) to another."""
+        """Return the vector operators between an operator (or the layer's input) and another."""
         return [
             op
             for op in self.operators
@@ -47,47 +46,48 @@ class _Graph:
         ]
 
 
-def as_built(layer: Layer, model: str) -> tuple[Layer, Form]:
-    """The block with the names of a built one, and its form."""
+def as_built(layer: Layer, model: str) -> tuple[Layer, BlockForm]:
+    """Return the block with the names of a built one, and its form."""
     layer = _weights_last(joined(layer))
-    forward, backward = _Graph(layer.forward), _Graph(layer.backward)
+    forward, backward = _OperatorGraph(layer.forward), _OperatorGraph(layer.backward)
 
-    def one(found: Iterable[Operator]) -> Operator:
-        several = list(found)
-        if len(several) != 1:
+    def only(operators: Iterable[Operator]) -> Operator:
+        matches = list(operators)
+        if len(matches) != 1:
             raise AtollError(
                 f"model {model}: its captured block is not attention and an MLP, each between two "
                 "products with weights; a wafer maps such blocks only."
             )
-        return several[0]
+        return matches[0]
 
-    attention = one(op for op in layer.forward if op.kind == "attention")
+    attention = only(op for op in layer.forward if op.kind == "attention")
     linear = [op for op in layer.forward if op.kind == "linear"]
-    qkv = one(op for op in linear if forward.leads(op, attention))
+    qkv = only(op for op in linear if forward.leads(op, attention))
     after = [op for op in linear if forward.leads(attention, op)]
-    proj = one(op for op in after if not any(forward.leads(other, op) for other in after))
-    rest = [op for op in linear if op not in (qkv, proj)]
-    fc2 = one(op for op in rest if any(forward.leads(other, op) for other in rest))
-    fc1 = one(op for op in rest if op is not fc2)
-    back = one(op for op in layer.backward if op.kind == "attention_bwd")
+    proj = only(op for op in after if not any(forward.leads(earlier, op) for earlier in after))
+    mlp = [op for op in linear if op not in (qkv, proj)]
+    fc2 = only(op for op in mlp if any(forward.leads(earlier, op) for earlier in mlp))
+    fc1 = only(op for op in mlp if op is not fc2)
+    attention_backward = only(op for op in layer.backward if op.kind == "attention_bwd")
 
     def data_pass(op: Operator) -> Operator:
         weights = {n for n in op.reads if layer.tensors[n].role is Role.WEIGHT}
-        return one(b for b in layer.backward if b.kind == "linear_dgrad" and weights & set(b.reads))
+        gradients = (b for b in layer.backward if b.kind == "linear_dgrad")
+        return only(b for b in gradients if weights & set(b.reads))
 
     parts = {"qkv": [qkv], "attention": [attention], "proj": [proj], "fc1": [fc1], "fc2": [fc2]}
     parts["rotary"] = forward.between(qkv, attention)
     parts["act"] = forward.between(fc1, fc2)
-    form = Form(qkv.reads[0] == layer.input, qkv.reads[0] == fc1.reads[0])
+    form = BlockForm(qkv.reads[0] == layer.input, qkv.reads[0] == fc1.reads[0])
     if not form.post_norm:
         parts["norm1"] = forward.between(None, qkv)
-    maker = next((op for op in layer.forward if fc1.reads[0] in op.writes), None)
-    if not form.parallel and maker is not None and fc1.reads[0] != layer.output:
-        parts["norm2" if not form.post_norm else "norm1"] = [maker]
-    backs = {
-        "attention.bwd": [back],
+    norm_before_mlp = next((op for op in layer.forward if fc1.reads[0] in op.writes), None)
+    if not form.parallel and norm_before_mlp is not None and fc1.reads[0] != layer.output:
+        parts["norm2" if not form.post_norm else "norm1"] = [norm_before_mlp]
+    backward_parts = {
+        "attention.bwd": [attention_backward],
         "act.bwd": backward.between(data_pass(fc2), data_pass(fc1)),
-        "rotary.bwd": backward.between(back, data_pass(qkv)),
+        "rotary.bwd": backward.between(attention_backward, data_pass(qkv)),
     }
     names = {
         proj.writes[0]: "proj", fc2.reads[0]: "act", attention.writes[0]: "context",
@@ -105,63 +105,63 @@ def as_built(layer: Layer, model: str) -> tuple[Layer, Form]:
         reader = qkv if name == "norm1" and not form.post_norm else fc1
         if parts.get(name) and reader.reads[0] != layer.input:
             names[reader.reads[0]] = name
-    return _renamed(layer, parts, backs, names), form
+    return _renamed(layer, parts, backward_parts, names), form
 
 
 def _weights_last(layer: Layer) -> Layer:
-    """Operators that read what they work on before their weights and biases."""
+    """Sort the reads of forward operators: weights and biases last."""
 
-    def weighs(name: str) -> bool:
+    def is_weight(name: str) -> bool:
         return layer.tensors[name].role is Role.WEIGHT
 
-    sorted_ = (replace(op, reads=tuple(sorted(op.reads, key=weighs))) for op in layer.forward)
-    return replace(layer, forward=tuple(sorted_))
+    forward = (replace(op, reads=tuple(sorted(op.reads, key=is_weight))) for op in layer.forward)
+    return replace(layer, forward=tuple(forward))
 
 
 def _renamed(
-    layer: Layer, parts: dict[str, list[Operator]], backs: dict[str, list[Operator]],
+    layer: Layer, parts: dict[str, list[Operator]], backward_parts: dict[str, list[Operator]],
     names: dict[str, str],
 ) -> Layer:  # fmt: skip
-    """Operators of one part as one; tensors that become one as wide as all of them."""
+    """Merge the operators of each part, and the tensors of each name (widths added)."""
 
-    def tensors(given: Iterable[str]) -> tuple[str, ...]:
-        return once(names.get(n, n) for n in given)
+    def tensors(tensor_names: Iterable[str]) -> tuple[str, ...]:
+        return once(names.get(n, n) for n in tensor_names)
 
-    def operators(given: Sequence[Operator], parts: dict[str, list[Operator]]) -> list[Operator]:
-        owner = {op.name: name for name, ops in parts.items() for op in ops}
-        found: dict[str, Operator] = {}
-        for op in given:
-            name = owner.get(op.name, op.name)
-            known = found.pop(name, None)
-            made = replace(op, name=name, reads=tensors(op.reads), writes=tensors(op.writes))
-            found[name] = made if known is None else replace(
-                made, reads=once((*known.reads, *made.reads)),
-                writes=once((*known.writes, *made.writes)), vectors=(*known.vectors, *made.vectors),
+    def operators(ops: Sequence[Operator], parts: dict[str, list[Operator]]) -> list[Operator]:
+        part_names = {op.name: name for name, members in parts.items() for op in members}
+        merged: dict[str, Operator] = {}
+        for op in ops:
+            name = part_names.get(op.name, op.name)
+            earlier = merged.pop(name, None)
+            renamed = replace(op, name=name, reads=tensors(op.reads), writes=tensors(op.writes))
+            merged[name] = renamed if earlier is None else replace(
+                renamed, reads=once((*earlier.reads, *renamed.reads)),
+                writes=once((*earlier.writes, *renamed.writes)),
+                vectors=(*earlier.vectors, *renamed.vectors),
             )  # fmt: skip
-        return list(found.values())
+        return list(merged.values())
 
-    shapes = dict(layer.tensors)
-    for new in dict.fromkeys(names.values()):
-        old = [layer.tensors[n] for n, name in names.items() if name == new]
-        width = sum(t.shape[-1] for t in old)
-        shapes[new] = replace(old[0], name=new, shape=(*old[0].shape[:-1], width))
+    all_tensors = dict(layer.tensors)
+    for name in dict.fromkeys(names.values()):
+        sources = [layer.tensors[old] for old, new in names.items() if new == name]
+        width = sum(tensor.shape[-1] for tensor in sources)
+        shape = *sources[0].shape[:-1], width
+        all_tensors[name] = replace(sources[0], name=name, shape=shape)
     return replace(
-        layer, tensors=shapes, forward=tuple(operators(layer.forward, parts)),
-        backward=tuple(operators(layer.backward, backs)),
+        layer, tensors=all_tensors, forward=tuple(operators(layer.forward, parts)),
+        backward=tuple(operators(layer.backward, backward_parts)),
     )  # fmt: skip
 
 
 def head_as_built(layer: Layer, model: str) -> tuple[Layer, float]:
-    """The last layer with its product with the vocabulary named `logits`; bytes that the loss
-    keeps beside them.
-    """
+    """Return the last layer with its product named `logits`, and the bytes the loss saves."""
     products = [op for op in layer.forward if op.kind == "linear"]
     if len(products) != 1:
         raise AtollError(
             f"model {model}: its captured head is not one product with the vocabulary."
         )
     (head,) = products
-    graph = _Graph(layer.forward)
-    kept = {n for op in layer.forward if graph.leads(head, op) for n in op.writes}
-    lost = sum(layer.tensors[n].bytes for n in layer.saved if n in kept)
-    return _renamed(layer, {"logits": [head]}, {}, {head.writes[0]: "logits"}), float(lost)
+    graph = _OperatorGraph(layer.forward)
+    loss_tensors = {n for op in layer.forward if graph.leads(head, op) for n in op.writes}
+    loss_bytes = sum(layer.tensors[n].bytes for n in layer.saved if n in loss_tensors)
+    return _renamed(layer, {"logits": [head]}, {}, {head.writes[0]: "logits"}), float(loss_bytes)

@@ -1,5 +1,5 @@
-"""Codes: one tag a digit, written as a string such as "nnk"; which are legal, what they lay out,
-and which a shape is solved over: all of them, one dimension each, or several parts of many.
+"""Codes: one tag per digit, written as a string such as "nnk": legality, layouts, and the codes
+that a shape is solved over: all of them, those of one dimension, or several subsets.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from atoll.arrays import IntArray
 from atoll.fabric.digits import Digits, factors
 from atoll.wafer.encoding.block_parts import Block, Roles
 
-PART_CODES = 81  # codes that a part of many may leave to digits that do not cut samples
+PART_CODES = 81  # most codes of a subset on the digits that do not cut samples
 
 Parts = dict[str, int]
-"""By tag, in how many parts."""
+"""Number of parts by tag."""
 CodeSet = dict[str, tuple[str, ...]] | None
 
 
 @lru_cache(maxsize=1 << 14)
 def parts_of(code: str, digits: Digits) -> Parts:
-    """Split count of every tag."""
+    """Return the split count of every tag."""
     parts: Parts = {}
     for tag, radix in zip(code, (*digits.x, *digits.y), strict=True):
         parts[tag] = parts.get(tag, 1) * radix
@@ -32,12 +32,12 @@ def parts_of(code: str, digits: Digits) -> Parts:
 
 @lru_cache(maxsize=1 << 14)
 def cuts_of(code: str, digits: Digits) -> tuple[tuple[str, int], ...]:
-    """`parts_of` in one order: codes that cut alike have the same."""
+    """Return `parts_of` sorted: equal for codes with equal splits."""
     return tuple(sorted(parts_of(code, digits).items()))
 
 
 def legal(code: str, sizes: dict[str, int], digits: Digits) -> bool:
-    """No dimension is cut in more pieces than it has; samples are never cut unevenly."""
+    """Whether no dimension is cut into more pieces than its size, and samples evenly."""
     if len(code) != digits.count:
         return False
     parts = parts_of(code, digits)
@@ -57,90 +57,92 @@ def legal_codes(sizes: dict[str, int], digits: Digits) -> tuple[str, ...]:
 def _legal_codes(
     sizes: tuple[tuple[str, int], ...], digits: Digits, choices: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Digit by digit with the tags that each may have: what is cut too often stays so."""
-    of = dict(sizes)
-    grown: list[tuple[str, Parts]] = [("", {})]
+    """Extend codes digit by digit with the tags of `choices`, dropping illegal prefixes."""
+    limit = dict(sizes)
+    prefixes: list[tuple[str, Parts]] = [("", {})]
     for tags, radix in zip(choices, (*digits.x, *digits.y), strict=True):
-        longer = []
-        for code, parts in grown:
+        longer_prefixes = []
+        for code, parts in prefixes:
             for tag in tags:
                 count = parts.get(tag, 1) * radix
-                if (tag == "r" or count <= of[tag]) and (tag != "b" or of["b"] % count == 0):
-                    longer.append((code + tag, parts | {tag: count}))
-        grown = longer
-    return tuple(code for code, _ in grown)
+                if (tag == "r" or count <= limit[tag]) and (tag != "b" or limit["b"] % count == 0):
+                    longer_prefixes.append((code + tag, parts | {tag: count}))
+        prefixes = longer_prefixes
+    return tuple(code for code, _ in prefixes)
 
 
-def by_tag(among: Sequence[Parts]) -> dict[str, IntArray]:
-    """Split counts of every tag that some of them have, and of samples."""
-    tags = dict.fromkeys(("b", *(tag for parts in among for tag in parts)))
-    return {tag: np.array([parts.get(tag, 1) for parts in among], np.int64) for tag in tags}
+def by_tag(parts_list: Sequence[Parts]) -> dict[str, IntArray]:
+    """Return the split counts as arrays by tag, always with samples."""
+    tags = dict.fromkeys(("b", *(tag for parts in parts_list for tag in parts)))
+    return {tag: np.array([parts.get(tag, 1) for parts in parts_list], np.int64) for tag in tags}
 
 
 def splits(sizes: dict[str, int], dies: int) -> list[Parts]:
-    """Every legal split of an operator over so many dies, whatever their shape."""
+    """Return every legal split of an operator over `dies` dies of any shape."""
     return list(_splits(tuple(sizes.items()), dies))
 
 
 @lru_cache(maxsize=1 << 12)
-def _splits(sizes_of: tuple[tuple[str, int], ...], dies: int) -> tuple[Parts, ...]:
-    sizes = dict(sizes_of)
-    found: set[tuple[tuple[str, int], ...]] = {()}
+def _splits(tag_sizes: tuple[tuple[str, int], ...], dies: int) -> tuple[Parts, ...]:
+    sizes = dict(tag_sizes)
+    partial: set[tuple[tuple[str, int], ...]] = {()}
     tags = [tag for tag, size in sizes.items() if size > 1 or tag == "r"]
     for prime in factors(dies):
         grown = set()
-        for parts in found:
+        for parts in partial:
             for tag in tags:
-                more = dict(parts)
-                more[tag] = more.get(tag, 1) * prime
-                fits = tag == "r" or more[tag] <= sizes[tag]
-                if fits and sizes["b"] % more.get("b", 1) == 0:
-                    grown.add(tuple(sorted(more.items())))
-        found = grown
-    return tuple(dict(parts) for parts in sorted(found))
+                finer = dict(parts)
+                finer[tag] = finer.get(tag, 1) * prime
+                fits = tag == "r" or finer[tag] <= sizes[tag]
+                if fits and sizes["b"] % finer.get("b", 1) == 0:
+                    grown.add(tuple(sorted(finer.items())))
+        partial = grown
+    return tuple(dict(parts) for parts in sorted(partial))
 
 
 def layouts(codes: Sequence[str], roles: Sequence[Roles]) -> IntArray:
-    """(codes, tensors, digits): the role of every digit for every tensor."""
+    """Return the role of every digit as an array (codes, tensors, digits)."""
     width = len(codes[0]) if codes else 0
     tags = np.frombuffer("".join(codes).encode("ascii"), np.uint8).reshape(len(codes), width)
-    known = np.zeros((128, len(roles)), np.int64)
-    for t, role in enumerate(roles):
+    role_table = np.zeros((128, len(roles)), np.int64)
+    for tensor, role in enumerate(roles):
         for tag, value in role.items():
-            known[ord(tag), t] = value
-    return np.ascontiguousarray(known[tags].transpose(0, 2, 1))
+            role_table[ord(tag), tensor] = value
+    return np.ascontiguousarray(role_table[tags].transpose(0, 2, 1))
 
 
-def code_sets(block: Block, digits: Digits, most: int, *, one_axis: bool) -> list[CodeSet]:
-    """Codes to choose from: all of them (None); or, where an operator has more than `most`, several
-    parts of them, in each of which all operators cut samples by the same digits. `one_axis`: only
-    codes with one tag, where there are any.
+def code_sets(block: Block, digits: Digits, most: int, *, single_axis: bool) -> list[CodeSet]:
+    """Return the sets of codes to choose from: all of them (None), or, if an operator has more than
+    `most`, several subsets in which all operators cut samples by the same digits. `single_axis`: only
+    codes with one tag, if there are any.
     """
-    sizes_of = _named_sizes(block)
-    if one_axis:
+    sizes_by_operator = _named_sizes(block)
+    if single_axis:
         return [
             {
                 name: tuple(c for c in legal_codes(sizes, digits) if len(set(c)) <= 1)
                 or legal_codes(sizes, digits)
-                for name, sizes in sizes_of.items()
+                for name, sizes in sizes_by_operator.items()
             }
         ]
     if most_codes(block, digits) <= most:
         return [None]
-    found: list[CodeSet] = []
+    sets: list[CodeSet] = []
     for cut in end_digits(digits):
         parts = prod(int(digits.radix[d]) for d in cut)
-        rest = digits.count - len(cut)
-        if not cut or block.microbatch % parts or 3**rest > PART_CODES:
+        uncut_digits = digits.count - len(cut)
+        if not cut or block.microbatch % parts or 3**uncut_digits > PART_CODES:
             continue
-        only = {name: _on_digits(sizes, digits, cut) for name, sizes in sizes_of.items()}
+        only = {name: _on_digits(sizes, digits, cut) for name, sizes in sizes_by_operator.items()}
         if all(only.values()):
-            found.append(only)
-    return found
+            sets.append(only)
+    return sets
 
 
-def codes_among(block: Block, digits: Digits, fast: Mapping[str, Sequence[Parts]]) -> list[CodeSet]:
-    """Codes with these splits, all of an operator that is not named; none where one has none."""
+def codes_with_splits(
+    block: Block, digits: Digits, fast: Mapping[str, Sequence[Parts]]
+) -> list[CodeSet]:
+    """Return the codes with these splits, and all codes of operators not in `fast`."""
     only = {
         name: tuple(
             code
@@ -157,7 +159,7 @@ def _named_sizes(block: Block) -> dict[str, dict[str, int]]:
 
 
 def most_codes(block: Block, digits: Digits) -> int:
-    """Codes of the operator that has most, at most: every tag on every digit."""
+    """Return (a bound on) the codes of the operator that has most."""
     tags = max(
         sum(size > 1 or tag == "r" for tag, size in sizes.items())
         for sizes in _named_sizes(block).values()
@@ -168,7 +170,7 @@ def most_codes(block: Block, digits: Digits) -> int:
 
 
 def end_digits(digits: Digits) -> list[tuple[int, ...]]:
-    """The outermost digits of both axes, so many of each; then the innermost ones."""
+    """Return every number of outermost digits of both axes, then of innermost digits."""
     across, count = len(digits.x), digits.count
     numbers = [(x, y) for x in range(across + 1) for y in range(count - across + 1)]
     outer = [(*range(x), *range(across, across + y)) for x, y in numbers]
@@ -177,7 +179,7 @@ def end_digits(digits: Digits) -> list[tuple[int, ...]]:
 
 
 def _on_digits(sizes: dict[str, int], digits: Digits, cut: tuple[int, ...]) -> tuple[str, ...]:
-    """Legal codes that cut samples by exactly these digits."""
+    """Return the legal codes that cut samples by exactly these digits."""
     tags = "".join(tag for tag, size in sizes.items() if (size > 1 or tag == "r") and tag != "b")
     choices = tuple("b" if d in cut else tags for d in range(digits.count))
     return _legal_codes(tuple(sizes.items()), digits, choices)

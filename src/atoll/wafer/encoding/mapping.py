@@ -1,14 +1,13 @@
-"""The operator-centric encoding: a whole mapping of a training step on a wafer, by variables.
+"""The operator-centric encoding: the variables of a training step's mapping on a wafer.
 
-Global variables: microbatch, pipeline schedule, and the way of collectives (streamed or not,
-algorithm) for operators that do not name their own. Per pipeline stage: the rectangle of dies, the
-digit system on it, the number of layers, the helper whose memory it may use, a code for the head,
-and the block's variables: the stream's layout; for every operator a code (split of every loop
-dimension, order on the mesh axes) for each of its passes and the way of its collectives; a home for
-every weight; and a fate for every saved tensor: keep, run its producer again, or leave it with the
-helper.
+Global variables: microbatch, pipeline schedule, and default collectives (streamed or not,
+algorithm). Per pipeline stage: the rectangle of dies, the digit system on it, the number of layers,
+the helper whose memory it may use, a code for the head, and the block's variables: the stream's
+layout; for every operator a code (split of every loop dimension, order on the mesh axes) for each
+of its passes and its collectives; a home for every weight; and a fate for every saved tensor: keep,
+recompute, or offload to the helper.
 
-`validate` names what is wrong. Mappings are saved as JSON.
+`validate` reports broken rules. Mappings are saved as JSON.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ from atoll.wafer.encoding.genes import (
     HOMES,
     KEEP,
     OFFLOAD,
-    ONE_F_ONE_B,
     OPTIMIZER,
+    SCHEDULE_1F1B,
     SCHEDULES,
     BlockMapping,
 )
@@ -53,9 +52,9 @@ class StageMapping:
     layers: int
     block: BlockMapping
     head: str
-    """Code of the output head, where the stage holds it."""
+    """Code of the output head, if the stage has it."""
     helper: int | None = None
-    """The stage in whose memory offloaded tensors wait."""
+    """The stage whose memory stores offloaded tensors."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +68,10 @@ class WaferMapping:
     stages: tuple[StageMapping, ...]
     streaming: bool = True
     algorithm: str = "auto"
-    schedule: str = ONE_F_ONE_B
-    """Of the pipeline: 1f1b, or zb-h1 (weight passes fill it)."""
+    schedule: str = SCHEDULE_1F1B
+    """Pipeline schedule: 1f1b, or zb-h1 (weight passes fill bubbles)."""
     optimizer: str = OPTIMIZER
-    """Name of its states."""
+    """Name of the optimizer's states."""
 
     @property
     def microbatches(self) -> int:
@@ -86,7 +85,7 @@ class WaferMapping:
         return make_block(self.model, self.microbatch, self.sequence)
 
     def file(self) -> MappingFile:
-        """As its file has it."""
+        """Return the mapping as a file model."""
         block = self.blocks()
         return MappingFile(
             model=self.model if isinstance(self.model, str) else self.model.name,
@@ -101,7 +100,7 @@ class WaferMapping:
         )
 
     def to_dict(self) -> dict[str, JsonValue]:
-        """As plain data."""
+        """Return the mapping as plain data."""
         return self.file().model_dump(mode="json", exclude_none=True)
 
     def to_json(self) -> str:
@@ -141,8 +140,8 @@ def _operator_file(genes: BlockMapping, index: int) -> OperatorFile:
 
 def _stage(file: StageFile, streaming: bool, algorithm: str) -> StageMapping:
     operators = list(file.operators.values())
-    own = any(op.data is not None or op.weight is not None for op in operators)
-    ways = any(op.streaming is not None or op.algorithm is not None for op in operators)
+    differ = any(op.data is not None or op.weight is not None for op in operators)
+    collectives = any(op.streaming is not None or op.algorithm is not None for op in operators)
     genes = BlockMapping(
         file.stream,
         tuple(op.code for op in operators),
@@ -150,11 +149,11 @@ def _stage(file: StageFile, streaming: bool, algorithm: str) -> StageMapping:
         tuple(
             OFFLOAD if fate == "offload" else KEEP if fate else AGAIN for fate in file.keep.values()
         ),
-        tuple((op.data or op.code, op.weight or op.data or op.code) for op in operators if own),
+        tuple((op.data or op.code, op.weight or op.data or op.code) for op in operators if differ),
         tuple(
             (streaming if op.streaming is None else op.streaming, op.algorithm or algorithm)
             for op in operators
-            if ways
+            if collectives
         ),
     )
     digits = Digits(file.digits.x, file.digits.y)
@@ -164,7 +163,7 @@ def _stage(file: StageFile, streaming: bool, algorithm: str) -> StageMapping:
 
 
 def mapping_of(file: MappingFile) -> WaferMapping:
-    """The mapping that a file describes."""
+    """Return the mapping that a file describes."""
     return WaferMapping(
         model=file.model,
         batch=file.batch,
@@ -179,45 +178,45 @@ def mapping_of(file: MappingFile) -> WaferMapping:
 
 
 def from_dict(data: Mapping[str, JsonValue], where: str = "mapping") -> WaferMapping:
-    """The mapping in plain data; a sentence about everything that is wrong."""
+    """Return the mapping in plain data; raise with every error in it."""
     return mapping_of(validate_dict(data, MappingFile, where))
 
 
 def read_mapping(path: str | Path) -> WaferMapping:
-    """The mapping in a file."""
+    """Read a mapping file."""
     return from_dict(read_object(Path(path)), str(path))
 
 
 def problems(mapping: WaferMapping, rows: int, columns: int, dead: Sequence[Die] = ()) -> list[str]:
-    """Every rule that the mapping breaks, in words; none for a legal one."""
-    found: list[str] = []
+    """Describe every rule that the mapping breaks."""
+    broken: list[str] = []
     block = mapping.blocks()
     layers = sum(stage.layers for stage in mapping.stages)
     if layers != block.layers:
-        found.append(f"stages hold {layers} layers, but the model has {block.layers}")
+        broken.append(f"stages hold {layers} layers, but the model has {block.layers}")
     if mapping.algorithm not in ALGORITHMS:
-        found.append(f"algorithm {mapping.algorithm!r} is none of {', '.join(ALGORITHMS)}")
+        broken.append(f"algorithm {mapping.algorithm!r} is none of {', '.join(ALGORITHMS)}")
     if mapping.schedule not in SCHEDULES:
-        found.append(f"schedule {mapping.schedule!r} is none of {', '.join(SCHEDULES)}")
-    seen: set[Die] = set()
+        broken.append(f"schedule {mapping.schedule!r} is none of {', '.join(SCHEDULES)}")
+    used_dies: set[Die] = set()
     for number, stage in enumerate(mapping.stages):
         r, where = stage.rectangle, f"stage {number}"
         if r.x < 0 or r.y < 0 or r.x + r.width > columns or r.y + r.height > rows:
-            found.append(f"{where}: its rectangle leaves the grid of {rows} x {columns}")
+            broken.append(f"{where}: its rectangle leaves the grid of {rows} x {columns}")
             continue
-        if seen & set(r.dies()):
-            found.append(f"{where}: shares dies with an earlier stage")
+        if used_dies & set(r.dies()):
+            broken.append(f"{where}: shares dies with an earlier stage")
         if set(dead) & set(r.dies()):
-            found.append(f"{where}: uses a dead die")
-        seen |= set(r.dies())
+            broken.append(f"{where}: uses a dead die")
+        used_dies |= set(r.dies())
         if (stage.digits.width, stage.digits.height) != (r.width, r.height):
-            found.append(f"{where}: digits do not multiply to its rectangle")
+            broken.append(f"{where}: digits do not multiply to its rectangle")
             continue
         if stage.layers < 1:
-            found.append(f"{where}: holds no layer")
-        found += [f"{where}: {text}" for text in _block_problems(stage, block)]
-        found += [f"{where}: {text}" for text in _helper_problems(mapping, number)]
-    return found
+            broken.append(f"{where}: holds no layer")
+        broken += [f"{where}: {text}" for text in _block_problems(stage, block)]
+        broken += [f"{where}: {text}" for text in _helper_problems(mapping, number)]
+    return broken
 
 
 def _helper_problems(mapping: WaferMapping, number: int) -> list[str]:
@@ -232,40 +231,40 @@ def _helper_problems(mapping: WaferMapping, number: int) -> list[str]:
 
 
 def _block_problems(stage: StageMapping, block: Block) -> list[str]:
-    found = []
+    broken = []
     genes = stage.block
     if not legal(genes.stream, block.stream_sizes, stage.digits):
-        found.append(f"stream layout {genes.stream!r} is not legal")
+        broken.append(f"stream layout {genes.stream!r} is not legal")
     if len(genes.codes) != len(block.units):
-        return [*found, f"operators has {len(genes.codes)} entries, expected {len(block.units)}"]
+        return [*broken, f"operators has {len(genes.codes)} entries, expected {len(block.units)}"]
     for name in ("gradients", "collectives"):
-        given = len(getattr(genes, name))
-        if given not in (0, len(genes.codes)):
-            return [*found, f"{name} has {given} entries, expected {len(genes.codes)} or none"]
-    for unit, codes in zip(block.units, genes.passes, strict=True):
-        for code in dict.fromkeys(codes):
+        entries = len(getattr(genes, name))
+        if entries not in (0, len(genes.codes)):
+            return [*broken, f"{name} has {entries} entries, expected {len(genes.codes)} or none"]
+    for unit, (forward, data, weight) in zip(block.units, genes.passes, strict=True):
+        for code in dict.fromkeys((forward, data, weight)):
             if not legal(code, unit.sizes, stage.digits):
-                found.append(f"operator {unit.name}: code {code!r} is not legal")
-        if not unit.parameters and codes[1] != codes[2]:
-            found.append(f"operator {unit.name}: has no weight, but a code {codes[2]!r} for it")
-    found += [
-        f"algorithm {way!r} is none of {', '.join(ALGORITHMS)}"
-        for _, way in genes.collectives
-        if way not in ALGORITHMS
+                broken.append(f"operator {unit.name}: code {code!r} is not legal")
+        if not unit.parameters and data != weight:
+            broken.append(f"operator {unit.name}: has no weight, but a code {weight!r} for it")
+    broken += [
+        f"algorithm {algorithm!r} is none of {', '.join(ALGORITHMS)}"
+        for _, algorithm in genes.collectives
+        if algorithm not in ALGORITHMS
     ]
-    found += [f"weight placement {home!r} is unknown" for home in genes.homes if home not in HOMES]
+    broken += [f"weight placement {home!r} is unknown" for home in genes.homes if home not in HOMES]
     if len(genes.keep) != saved_tensors(block):
-        found.append(f"keep has {len(genes.keep)} entries, expected {saved_tensors(block)}")
-    found += [f"fate {fate} is unknown" for fate in genes.keep if fate not in range(len(FATES))]
+        broken.append(f"keep has {len(genes.keep)} entries, expected {saved_tensors(block)}")
+    broken += [f"fate {fate} is unknown" for fate in genes.keep if fate not in range(len(FATES))]
     if block.head is not None and not legal(stage.head, block.head.sizes, stage.digits):
-        found.append(f"head code {stage.head!r} is not legal")
-    return found
+        broken.append(f"head code {stage.head!r} is not legal")
+    return broken
 
 
 def validate(mapping: WaferMapping, rows: int, columns: int, dead: Sequence[Die] = ()) -> None:
-    found = problems(mapping, rows, columns, dead)
-    if found:
-        raise AtollError(f"mapping: {found[0]}.")
+    broken = problems(mapping, rows, columns, dead)
+    if broken:
+        raise AtollError(f"mapping: {broken[0]}.")
 
 
 def saved_tensors(block: Block) -> int:

@@ -1,5 +1,6 @@
-"""What a digit does to a tensor, as numbers: kernels know them, so that an edit compiles anew."""
+"""Roles of a digit for a tensor, as constants of kernels (an edit recompiles them)."""
 
 from __future__ import annotations
 
-WHOLE, BATCH, SEQUENCE, COLUMNS, EXPERTS, PARTIAL, SUMMED = range(7)
+WHOLE = 0
+BATCH, SEQUENCE, COLUMNS, EXPERTS, PARTIAL, SUMMED = range(1, 7)

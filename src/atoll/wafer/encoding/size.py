@@ -1,4 +1,4 @@
-"""How many mappings the encoding has, of those whose stages all have one shape."""
+"""Count the mappings of the encoding whose stages have one shape."""
 
 from __future__ import annotations
 
@@ -12,44 +12,42 @@ from atoll.hardware.wafer import Wafer
 from atoll.wafer.encoding.block import make_block
 from atoll.wafer.encoding.block_parts import Block
 from atoll.wafer.encoding.genes import FATES, SCHEDULES
+from atoll.wafer.encoding.mapping import saved_tensors
 
 
 def code_count(sizes: dict[str, int], dies: int) -> int:
-    """Codes of an operator on so many dies: ways to give every digit a tag. Digits are primes, so
-    that shapes and digit systems of as many dies have as many codes.
-    """
-    # A dimension of more elements than dies is as good as one of as many.
-    within = {
+    """Count the codes of an operator; digits are primes, so that the shape does not matter."""
+    # A dimension larger than the number of dies counts like one of that size.
+    bounded_sizes = {
         tag: gcd(size, dies) if tag == "b" else min(size, dies) for tag, size in sizes.items()
     }
-    return _codes(tuple(sorted(within.items())), dies)
+    return _codes(tuple(sorted(bounded_sizes.items())), dies)
 
 
 @lru_cache(maxsize=1 << 14)
 def _codes(sizes: tuple[tuple[str, int], ...], dies: int) -> int:
-    ways = {(1,) * len(sizes): 1}
+    codes_by_split = {(1,) * len(sizes): 1}
     for prime in factors(dies):
-        after: dict[tuple[int, ...], int] = {}
-        for parts, count in ways.items():
-            for place, (tag, size) in enumerate(sizes):
-                part = parts[place] * prime
+        next_codes: dict[tuple[int, ...], int] = {}
+        for parts, count in codes_by_split.items():
+            for position, (tag, size) in enumerate(sizes):
+                part = parts[position] * prime
                 if tag == "r" or (part <= size and (tag != "b" or size % part == 0)):
-                    grown = (*parts[:place], part, *parts[place + 1 :])
-                    after[grown] = after.get(grown, 0) + count
-        ways = after
-    return sum(ways.values())
+                    finer = (*parts[:position], part, *parts[position + 1 :])
+                    next_codes[finer] = next_codes.get(finer, 0) + count
+        codes_by_split = next_codes
+    return sum(codes_by_split.values())
 
 
 def _blocks(block: Block, dies: int, homes: int) -> tuple[int, int, int]:
-    """Variables of one stage: layout of the stream; codes of all passes, home and collectives' way
-    of every operator. Times what happens to every saved tensor: without an offload target, with
-    one.
+    """Count the values of one stage's variables (stream layout; codes of all passes, home and
+    collectives of every operator), and the fates of all saved tensors without and with a helper.
     """
     count: int = code_count(block.stream_sizes, dies) * (2 * len(ALGORITHMS)) ** len(block.units)
     for unit in block.units:
         weighted = unit.parameters > 0
         count *= code_count(unit.sizes, dies) ** (3 if weighted else 2) * (homes if weighted else 1)
-    saved = sum(bool(edge.kept_name) for chain in block.chains for edge in chain.edges)
+    saved = saved_tensors(block)
     return count, 2**saved, len(FATES) ** saved
 
 
@@ -57,17 +55,17 @@ def log10_mappings(
     wafer: Wafer, model: str, batch: int, sequence: int, homes: Sequence[str],
     microbatches: Sequence[int],
 ) -> float:  # fmt: skip
-    """The decimal logarithm of the number of mappings with stages of one shape along the snake."""
+    """Return log10 of the number of mappings with stages of one shape along the snake."""
     total = 0
     for microbatch in (b for b in microbatches if b <= batch):
         block = make_block(model, microbatch, sequence)
         for width in range(1, wafer.columns + 1):
             for height in range(1, wafer.rows + 1):
-                codes, alone, helped = _blocks(block, width * height, len(homes))
+                codes, kept_choices, offload_choices = _blocks(block, width * height, len(homes))
                 codes *= len(digit_systems(width, height))
-                most = min(block.layers, (wafer.columns // width) * (wafer.rows // height))
-                for stages in range(1, most + 1):
-                    genes = codes * (alone + (stages - 1) * (helped - alone))
+                most_stages = min(block.layers, (wafer.columns // width) * (wafer.rows // height))
+                for stages in range(1, most_stages + 1):
+                    genes = codes * (kept_choices + (stages - 1) * (offload_choices - kept_choices))
                     layers = comb(block.layers - 1, stages - 1)
                     total += len(SCHEDULES) * layers * genes**stages
     return log10(total)

@@ -2,12 +2,11 @@
 
 Given the stream's layout, a block falls into chains of operators. A mapping picks a code for each
 operator, a home for each weight, and a fate for each saved tensor (keep, again, offload). Seconds
-and bytes add up along a chain, step by step (`paths.py`).
+and bytes add up along a chain, step by step (`paths`).
 
-Without a limit this is a shortest path for each stream layout. With one it is a
-shortest path with resources: Lagrangian bounds first, then labels (`hunt.py`). The
-result is optimal over all mappings of a block of these tables; `tests/wafer` holds it against brute
-force.
+Without a limit this is a shortest path for each stream layout. With a limit it is a shortest path
+with resources: Lagrangian bounds first, then labels (`LimitedSearch`). The result is optimal over
+all mappings of the tables' block; `tests/wafer` compares it with brute force.
 """
 
 from __future__ import annotations
@@ -22,13 +21,19 @@ import numpy as np
 from atoll.arrays import FloatArray
 from atoll.wafer.costs.tables import Tables
 from atoll.wafer.encoding.genes import SEARCHED_HOMES, Away, Solved
-from atoll.wafer.exact.hunt import Found, Hunt, Limits
+from atoll.wafer.exact.hunt import CandidatePath, LimitedSearch, MemoryLimits
 from atoll.wafer.exact.passes import PassStates
-from atoll.wafer.exact.paths import FREE, Paths
-from atoll.wafer.exact.refine import Refiner
-from atoll.wafer.exact.states import Decoupled, Rules, SharedStates, gradients_of, price_of
+from atoll.wafer.exact.paths import FREE, BlockPaths
+from atoll.wafer.exact.refine import GradientCodeRefiner
+from atoll.wafer.exact.states import (
+    DecoupledBound,
+    Rules,
+    SharedStates,
+    memory_price,
+    weight_gradient_costs,
+)
 
-PAIRED = 16  # codes of an operator: with no more, seconds are bounded over all pairs of them
+PAIRED = 16  # codes per operator up to which seconds are bounded over all pairs of codes
 
 
 class Exact:
@@ -44,142 +49,146 @@ class Exact:
         tolerance: float = 0.0,
         passes: bool = False,
     ) -> None:
-        """`tolerance`: stop where no mapping can be faster by more than this share.
+        """`tolerance`: stop if no mapping can be faster by more than this share.
 
-        `passes`: the gradient passes have codes of their own: codes are shared in the exact part,
-        gradient codes are refined afterwards, and the bounds are those of the passes taken apart
-        (of seconds alone: of pairs of codes, where there are few).
+        `passes`: gradient passes may have their own codes. Mappings are solved with shared codes,
+        gradient codes are refined afterwards, and bounds are those of the decoupled passes (for
+        seconds without memory: of pairs of codes, if there are few).
         """
         self.tables = tables
         self.tolerance = tolerance
         self.away: Away | None = None
-        self._reaching: dict[Away, Exact] = {}
-        self._fewest: dict[tuple[int, int, bool], FloatArray] = {}
-        """Bytes of so many layers and microbatches in flight, without somewhere else or with it."""
+        self._offloading: dict[Away, Exact] = {}
+        self._fewest_bytes: dict[tuple[int, int, bool], FloatArray] = {}
+        """By layers, microbatches in flight and whether nothing can be offloaded."""
         self.states = SharedStates(tables, Rules(tuple(homes), recompute, volume_only))
         codes = tables.stream.codes
         share = np.array([tables.stream_share(code) for code in codes])
-        self.paths = Paths(
+        self.paths = BlockPaths(
             self.states.chains,
             np.array([tables.stream_s(code) for code in codes]),
-            share * tables.setting.held_bytes(tables.block),
+            share * tables.setting.stream_saved_bytes(tables.block),
             np.array([tables.buffer_bytes(code) for code in codes]),
         )
-        self._passes = passes and not volume_only
-        self._refiner = Refiner(self.states, tables) if self._passes else None
+        self._separate_passes = passes and not volume_only
+        self._refiner = GradientCodeRefiner(self.states, tables) if self._separate_passes else None
 
     def with_away(self, away: Away) -> Exact:
-        """The same, for a stage that may leave tensors in the memory of another."""
-        if away not in self._reaching:
-            other = copy(self)
-            other.away, other._apart = away, self._apart
-            other.paths = replace(self.paths, chains=self.states.chains_with(away))
-            self._reaching[away] = other
-        return self._reaching[away]
+        """Return the solver of a stage that may offload tensors to the memory of another stage."""
+        if away not in self._offloading:
+            offloading = copy(self)
+            offloading.away, offloading._decoupled = away, self._decoupled
+            offloading.paths = replace(self.paths, chains=self.states.offloading_chains(away))
+            self._offloading[away] = offloading
+        return self._offloading[away]
 
     @cached_property
-    def _apart(self) -> Decoupled | None:
-        if not self._passes:
+    def _decoupled(self) -> DecoupledBound | None:
+        if not self._separate_passes:
             return None
-        # Of the paths without somewhere else, which are those of the states.
+        # The paths without offloading are those of the states.
         paths = replace(self.paths, chains=self.states.chains)
-        return Decoupled.of(self.states, paths, gradients_of(self.tables))
+        return DecoupledBound.from_states(self.states, paths, weight_gradient_costs(self.tables))
 
     # -- without a limit -----------------------------------------------------------------------
 
     @cached_property
     def fastest_s(self) -> FloatArray:
-        """Seconds of the fastest way for every stream layout, whatever memory it takes."""
-        return self.paths.least(FREE)[0]
+        """Seconds of the fastest path for every stream layout, without a memory limit."""
+        return self.paths.least_costs(FREE)[0]
 
     @cached_property
     def bound_s(self) -> float:
-        """No mapping of the whole encoding of the block is faster."""
-        if self._apart is None:
+        """Lower bound on the seconds of all mappings of the block's encoding."""
+        if self._decoupled is None:
             return float(self.fastest_s.min())
         units = (node for chain in self.tables.nodes for node in chain)
         if max(len(node.index) for node in units) > PAIRED:
-            return self._apart.bound_s
+            return self._decoupled.bound_s
         states = PassStates(self.tables, self.states.rules, free=True)
-        return float(replace(self.paths, chains=states.chains).least(FREE)[0].min())
+        return float(replace(self.paths, chains=states.chains).least_costs(FREE)[0].min())
 
     @property
     def but_weight_s(self) -> float:
-        """No mapping of the whole encoding of the block is faster without its weight passes."""
-        return 0.0 if self._apart is None else self._apart.but_weight_s
+        """Lower bound on the seconds of all mappings without their weight passes."""
+        return 0.0 if self._decoupled is None else self._decoupled.but_weight_s
 
     @property
     def fastest_bytes(self) -> tuple[float, float]:
-        """States of a layer that takes `bound_s`, and what it keeps of a microbatch."""
-        if self._apart is not None:
-            return self._apart.fastest_bytes
-        return self._unlimited.cost.state_bytes, self._unlimited.cost.kept_bytes
+        """Bytes of state and bytes kept per microbatch of a layer that takes `bound_s`."""
+        if self._decoupled is not None:
+            return self._decoupled.fastest_bytes
+        return self._fastest.cost.state_bytes, self._fastest.cost.kept_bytes
 
     def priced_s(self, price: float, in_flight: int, layers: int, *, offload: bool) -> float:
-        """As `Decoupled.priced_s`, with shared codes where the encoding has no others."""
-        if self._apart is not None:
-            return self._apart.priced_s(price, in_flight, layers, offload=offload)
-        least = self.paths.least(price_of(price, in_flight, layers, offload=offload))[0]
-        return float((least + price * in_flight * self.paths.stream_kept).min())
+        """As `DecoupledBound.priced_s`, with shared codes if the encoding has no others."""
+        if self._decoupled is not None:
+            return self._decoupled.priced_s(price, in_flight, layers, offload=offload)
+        least = self.paths.least_costs(memory_price(price, in_flight, layers, offload=offload))[0]
+        return float((least + price * in_flight * self.paths.stream_saved_bytes).min())
 
     # -- with a limit --------------------------------------------------------------------------
 
     def roomy(self, layers: int, in_flight: int, limit_bytes: float) -> bool:
-        """Whether the fastest mapping fits."""
-        found = self._unlimited
-        return self.paths.bytes(found.stream, found.cost, layers, in_flight) <= limit_bytes
+        """Return whether the fastest mapping fits."""
+        fastest = self._fastest
+        size = self.paths.stage_bytes(fastest.stream, fastest.cost, layers, in_flight)
+        return size <= limit_bytes
 
     def solve(
         self, layers: int, in_flight: int, limit_bytes: float, away_bytes: float = 0.0,
         cap_s: float = np.inf,
     ) -> Solved | None:  # fmt: skip
-        """The fastest mapping whose stage of `layers` layers fits; None if none does, or none whose
-        layer, before gradient passes get codes of their own, takes less than `cap_s`.
+        """Return the fastest mapping whose stage of `layers` layers fits; None if none fits, or
+        none that takes less than `cap_s` per layer before its gradient codes are refined.
 
-        `away_bytes`: what a die may leave elsewhere, where the stage has somewhere to leave it.
+        `away_bytes`: limit of offloaded bytes per die, for a solver made by `with_offload`.
         """
         if self.roomy(layers, in_flight, limit_bytes):
             return self.unlimited
-        limits = Limits(limit_bytes, away_bytes)
+        limits = MemoryLimits(limit_bytes, away_bytes)
         key = layers, in_flight, self.away is None
-        if key not in self._fewest:
-            self._fewest[key] = self.paths.fewest_bytes(float(layers * in_flight), float(layers))
-        hunt = Hunt(
-            self.paths, layers, in_flight, limits, self.fastest_s, self._fewest[key],
+        if key not in self._fewest_bytes:
+            copies = float(layers * in_flight), float(layers)
+            self._fewest_bytes[key] = self.paths.fewest_bytes(*copies)
+        search = LimitedSearch(
+            self.paths, layers, in_flight, limits, self.fastest_s, self._fewest_bytes[key],
             self.tolerance, cap_s,
         )  # fmt: skip
-        best = hunt.run()
+        best = search.run()
         if best is None:
             return None
-        proven = best.cost.time_s * (1 - self.tolerance)
-        if self._apart is not None:
-            proven = min(proven, self._apart_s(hunt, limits))
-        return self._solved(best, proven)
+        proven_s = best.cost.time_s * (1 - self.tolerance)
+        if self._decoupled is not None:
+            proven_s = min(proven_s, self._decoupled_bound_s(search, limits))
+        return self._solved(best, proven_s)
 
-    def _apart_s(self, hunt: Hunt, limits: Limits) -> float:
-        """The bound of the passes taken apart at the best prices of memory of the hunt."""
-        assert self._apart is not None
-        bounds = np.full(len(hunt.fixed), self.bound_s)
-        order = hunt.streams[np.argsort(hunt.bounds[hunt.streams], kind="stable")]
-        for price in dict.fromkeys(hunt.price(int(stream)) for stream in order[:8]):
-            least = self._apart.least(price, away=self.away is not None)
-            dual = least + price.own * (hunt.fixed - limits.own) - price.away * limits.away
+    def _decoupled_bound_s(self, search: LimitedSearch, limits: MemoryLimits) -> float:
+        """Return the bound of the decoupled passes at the best memory prices of the search."""
+        assert self._decoupled is not None
+        bounds = np.full(len(search.fixed_bytes), self.bound_s)
+        order = search.ordered_streams()
+        for price in dict.fromkeys(search.bound_price(int(stream)) for stream in order[:8]):
+            dual = self._decoupled.least_costs(price, away=self.away is not None)
+            dual = dual + price.local_s_per_byte * (search.fixed_bytes - limits.local_bytes)
+            dual = dual - price.offload_s_per_byte * limits.offload_bytes
             bounds = np.maximum(bounds, dual)
-        return float(bounds[hunt.streams].min())
+        return float(bounds[search.streams].min())
 
     @cached_property
     def unlimited(self) -> Solved:
-        """The fastest mapping, whatever memory it takes."""
-        return self._solved(self._unlimited, self.bound_s)
+        """The fastest mapping without a memory limit."""
+        return self._solved(self._fastest, self.bound_s)
 
     @cached_property
-    def _unlimited(self) -> Found:
+    def _fastest(self) -> CandidatePath:
         fastest = int(self.fastest_s.argmin())
-        way = self.paths.fastest(fastest)
-        return Found(fastest, way, self.paths.cost(fastest, way))
+        path = self.paths.fastest_path(fastest)
+        return CandidatePath(fastest, path, self.paths.path_cost(fastest, path))
 
-    def _solved(self, found: Found, bound_s: float) -> Solved:
-        genes, cost = self.states.genes(found.stream, found.way), found.cost
+    def _solved(self, candidate: CandidatePath, bound_s: float) -> Solved:
+        genes, cost = self.states.genes(candidate.stream, candidate.path), candidate.cost
         if self._refiner is not None:
-            genes, cost = self._refiner.refined(found.stream, found.way, genes, cost, self.away)
+            path = candidate.stream, candidate.path
+            genes, cost = self._refiner.refine(*path, genes, cost, self.away)
         return Solved(genes, cost, min(bound_s, cost.time_s))

@@ -10,23 +10,38 @@ from atoll.arrays import FloatArray, IntArray
 from atoll.jit import entry, kernel, quick_kernel
 
 
+class StepArrays(NamedTuple):
+    """One step (`paths.PathStep`): arrays (states before, states after); options have arrays
+    (options, states before or 1, states after).
+    """
+
+    time_s: FloatArray
+    saved_bytes: FloatArray
+    recompute_s: FloatArray
+    offload_s: FloatArray
+    option_s: FloatArray
+    state_bytes: FloatArray
+    fates: int
+    """How many of keep, recompute and offload the tensor may have; 1 if it is not saved."""
+
+
 @entry
-def undominated_sorted(at, own, away, keep):
-    """Mark labels, sorted by state and then seconds, that no earlier one of their state beats in
+def mark_undominated(state, local, offload, keep):
+    """Mark labels, sorted by state and then seconds, that no earlier label of their state beats in
     both resources.
 
-    `front` holds the labels of a state that no other beats in the resources alone: whatever beats
-    a later label, one of the front does too.
+    `front` holds the labels of a state that are undominated in the resources alone: any label that
+    is dominated at all is dominated by one of them.
     """
-    front = np.zeros(len(at), np.int64)
+    front = np.zeros(len(state), np.int64)
     size = 0
-    for i in range(len(at)):
-        if i == 0 or at[i] != at[i - 1]:
+    for i in range(len(state)):
+        if i == 0 or state[i] != state[i - 1]:
             size = 0
         beaten = False
         for j in range(size):
-            f = front[j]
-            if own[f] <= own[i] and away[f] <= away[i]:
+            rival = front[j]
+            if local[rival] <= local[i] and offload[rival] <= offload[i]:
                 beaten = True
                 break
         keep[i] = not beaten
@@ -34,263 +49,242 @@ def undominated_sorted(at, own, away, keep):
             continue
         left = 0
         for j in range(size):
-            f = front[j]
-            if not (own[i] <= own[f] and away[i] <= away[f]):
-                front[left] = f
+            rival = front[j]
+            if not (local[i] <= local[rival] and offload[i] <= offload[rival]):
+                front[left] = rival
                 left += 1
         front[left] = i
         size = left + 1
 
 
-class Labels(NamedTuple):
-    """Seconds, bytes here and bytes elsewhere on the way to a state."""
+class PathLabels(NamedTuple):
+    """Partial paths: their cost so far and the state they end in."""
 
-    time: FloatArray
-    own: FloatArray
-    away: FloatArray
-    at: IntArray
+    time_s: FloatArray
+    local_bytes: FloatArray
+    offload_bytes: FloatArray
+    state: IntArray
 
 
-class Ahead(NamedTuple):
-    """What labels must keep to, by states after a step: the least seconds, the fewest bytes and the
-    least seconds + price x bytes that must follow; the limits and prices of both kinds of bytes,
-    and seconds that no way may take.
+class CompletionBounds(NamedTuple):
+    """Lower bounds on what follows each state after a step, and the limits a path must meet.
+
+    `remaining_cost` is the least seconds + price x bytes; paths of `cap_s` or more are dropped.
     """
 
-    only: IntArray
-    seconds: FloatArray
-    bytes: FloatArray
-    both: FloatArray
-    limit: float
-    away_limit: float
+    states: IntArray
+    remaining_s: FloatArray
+    remaining_bytes: FloatArray
+    remaining_cost: FloatArray
+    limit_bytes: float
+    offload_limit_bytes: float
     price: float
-    away_price: float
+    offload_price: float
     cap_s: float
 
 
 @kernel
 def _longer(column, size):
-    """The same with room for twice as many."""
-    found = np.empty(2 * size, column.dtype)
-    found[: len(column)] = column
-    return found
+    """Copy a column into an array of twice its capacity."""
+    doubled = np.empty(2 * size, column.dtype)
+    doubled[: len(column)] = column
+    return doubled
 
 
 @entry
-def extended(labels, ahead, time, kept, again, away, options, state, fates, per_kept, per_state):
-    """Labels after a step into the states `ahead.only` that may still lead to the best way, with
-    the label that each comes from, its option, and the place of its tensor's fate among the first
-    `fates`. Arrays as in `priced_rows`; bytes of the tensor count `per_kept` times where it is
-    kept, and so often elsewhere where it is left there.
+def extend_labels(labels, bounds, step, saved_copies, state_copies):
+    """Extend labels by a step into `bounds.states`; drop those that cannot become the best path.
+
+    Returns the new labels' columns, then their parent label, option, and fate. A kept tensor counts
+    `saved_copies` times locally, an offloaded one as often in the other stage's memory.
     """
-    room = max(256, 2 * len(ahead.only))
-    found_time, found_own, found_away = np.empty(room), np.empty(room), np.empty(room)
-    at, parent = np.empty(room, np.int64), np.empty(room, np.int64)
-    chosen_option, chosen_fate = np.empty(room, np.int64), np.empty(room, np.int64)
-    size = 0
-    for option in range(options.shape[0]):
-        for fate in range(fates):
-            here_each = 0.0
-            if fates > 1:
-                here_each = per_kept if fate == 0 else 1.0
-            there_each = per_kept if fate == 2 else 0.0
-            for i in range(len(labels.at)):
-                if size + len(ahead.only) > room:
-                    found_time, found_own = _longer(found_time, room), _longer(found_own, room)
-                    found_away, at = _longer(found_away, room), _longer(at, room)
-                    parent = _longer(parent, room)
-                    chosen_option = _longer(chosen_option, room)
-                    chosen_fate = _longer(chosen_fate, room)
-                    room *= 2
-                source = labels.at[i]
-                before = source if options.shape[1] > 1 else 0
-                for j in range(len(ahead.only)):
-                    here = ahead.only[j]
-                    t = time[source, here] + options[option, before, here]
+    size, count = 0, len(bounds.states)
+    capacity = max(256, 2 * count)
+    time_s, local, offload = np.empty(capacity), np.empty(capacity), np.empty(capacity)
+    state, parent = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
+    options, fates = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
+    for option in range(step.option_s.shape[0]):
+        for fate in range(step.fates):
+            local_copies = 0.0
+            if step.fates > 1:
+                local_copies = saved_copies if fate == 0 else 1.0
+            offload_copies = saved_copies if fate == 2 else 0.0
+            for i in range(len(labels.state)):
+                if size + count > capacity:
+                    time_s, local = _longer(time_s, capacity), _longer(local, capacity)
+                    offload, state = _longer(offload, capacity), _longer(state, capacity)
+                    parent, options = _longer(parent, capacity), _longer(options, capacity)
+                    fates = _longer(fates, capacity)
+                    capacity *= 2
+                before = labels.state[i]
+                row = before if step.option_s.shape[1] > 1 else 0
+                for j in range(count):
+                    after = bounds.states[j]
+                    t = step.time_s[before, after] + step.option_s[option, row, after]
                     if fate == 1:
-                        t = t + again[source, here]
+                        t = t + step.recompute_s[before, after]
                     elif fate == 2:
-                        t = t + away[source, here]
-                    t = labels.time[i] + t
-                    held = kept[source, here]
-                    m = labels.own[i] + (here_each * held + per_state * state[option, before, here])
-                    a = labels.away[i] + there_each * held
-                    if t + ahead.seconds[j] >= ahead.cap_s or m + ahead.bytes[j] > ahead.limit:
+                        t = t + step.offload_s[before, after]
+                    t = labels.time_s[i] + t
+                    saved = step.saved_bytes[before, after]
+                    m = local_copies * saved + state_copies * step.state_bytes[option, row, after]
+                    m = labels.local_bytes[i] + m
+                    a = labels.offload_bytes[i] + offload_copies * saved
+                    too_slow = t + bounds.remaining_s[j] >= bounds.cap_s
+                    if too_slow or m + bounds.remaining_bytes[j] > bounds.limit_bytes:
                         continue
-                    dual = t + ahead.price * (m - ahead.limit)
-                    dual = dual + ahead.away_price * (a - ahead.away_limit)
-                    if a <= ahead.away_limit and dual + ahead.both[j] < ahead.cap_s:
-                        found_time[size], found_own[size], found_away[size] = t, m, a
-                        at[size], parent[size] = here, i
-                        chosen_option[size], chosen_fate[size] = option, fate
+                    dual = t + bounds.price * (m - bounds.limit_bytes)
+                    dual = dual + bounds.offload_price * (a - bounds.offload_limit_bytes)
+                    dual = dual + bounds.remaining_cost[j]
+                    if a <= bounds.offload_limit_bytes and dual < bounds.cap_s:
+                        time_s[size], local[size], offload[size] = t, m, a
+                        state[size], parent[size] = after, i
+                        options[size], fates[size] = option, fate
                         size += 1
     return (
-        found_time[:size], found_own[:size], found_away[:size], at[:size], parent[:size],
-        chosen_option[:size], chosen_fate[:size],
+        time_s[:size], local[:size], offload[:size], state[:size], parent[:size],
+        options[:size], fates[:size],
     )  # fmt: skip
 
 
 @entry
-def least_after(
-    later, time, kept, again, away, options, state, fates, prices, per_kept, per_state, only
-):
-    """Before a step, for each state: the least seconds, the fewest bytes here and the least
-    seconds + price x bytes that must follow, where `later` are those after it and a step to one
-    state alone if `only` names it. Arrays and prices as in `priced_rows`.
+def least_completions(later, step, prices, saved_copies, state_copies, only_state):
+    """Least seconds, fewest local bytes and least seconds + price x bytes from each state before a
+    step to the end. `later` are those after the step, which may only lead to `only_state` unless
+    that is negative. Prices as in `priced_rows`.
     """
-    found = np.full((3, time.shape[0]), np.inf)
-    columns = time.shape[1]
-    first, end = (0, columns) if only < 0 else (only, only + 1)
-    several = options.shape[1] > 1
+    rows, columns = step.time_s.shape
+    least = np.full((3, rows), np.inf)
+    first, end = (0, columns) if only_state < 0 else (only_state, only_state + 1)
+    several = step.option_s.shape[1] > 1
     node = np.empty((3, columns))
-    for i in range(time.shape[0]):
-        before = i if several else 0
+    for i in range(rows):
+        row = i if several else 0
         if several or i == 0:
             node[:] = np.inf
-            for option in range(options.shape[0]):
+            for option in range(step.option_s.shape[0]):
                 for j in range(first, end):
-                    seconds, held = options[option, before, j], state[option, before, j]
+                    seconds, state = step.option_s[option, row, j], step.state_bytes[option, row, j]
                     node[0, j] = min(node[0, j], seconds)
-                    node[1, j] = min(node[1, j], held)
-                    node[2, j] = min(node[2, j], seconds + prices[0] * held)
+                    node[1, j] = min(node[1, j], state)
+                    node[2, j] = min(node[2, j], seconds + prices[0] * state)
         for j in range(first, end):
-            seconds = bytes_ = both = 0.0
-            if fates > 1:
-                held, anew = kept[i, j], again[i, j]
-                seconds = min(0.0, anew)
-                both = min(prices[1] * held, anew + prices[2] * held)
-                if fates > 2:
-                    seconds = min(seconds, away[i, j])
-                    both = min(both, away[i, j] + prices[3] * held)
-                once = fates > 2 or np.isfinite(anew)
-                bytes_ = held if once else per_kept * held
-            value = ((time[i, j] + seconds) + node[0, j]) + later[0, j]
-            found[0, i] = min(found[0, i], value)
-            found[1, i] = min(found[1, i], (bytes_ + per_state * node[1, j]) + later[1, j])
-            value = ((time[i, j] + both) + node[2, j]) + later[2, j]
-            found[2, i] = min(found[2, i], value)
-    return found
+            seconds = fewest = priced = 0.0
+            if step.fates > 1:
+                saved, recompute = step.saved_bytes[i, j], step.recompute_s[i, j]
+                seconds = min(0.0, recompute)
+                priced = min(prices[1] * saved, recompute + prices[2] * saved)
+                if step.fates > 2:
+                    seconds = min(seconds, step.offload_s[i, j])
+                    priced = min(priced, step.offload_s[i, j] + prices[3] * saved)
+                single = step.fates > 2 or np.isfinite(recompute)
+                fewest = saved if single else saved_copies * saved
+            value = ((step.time_s[i, j] + seconds) + node[0, j]) + later[0, j]
+            least[0, i] = min(least[0, i], value)
+            least[1, i] = min(least[1, i], (fewest + state_copies * node[1, j]) + later[1, j])
+            value = ((step.time_s[i, j] + priced) + node[2, j]) + later[2, j]
+            least[2, i] = min(least[2, i], value)
+    return least
 
 
 @quick_kernel
-def priced_edge(time, kept, again, away, fates, prices, i, j):
-    """Least seconds + price x bytes of a pair of states without its option, as in `priced_rows`."""
-    edge = time[i, j]
-    if fates > 1:
-        least = min(prices[1] * kept[i, j], again[i, j] + prices[2] * kept[i, j])
-        if fates > 2:
-            least = min(least, away[i, j] + prices[3] * kept[i, j])
+def priced_edge(step, prices, i, j):
+    """Return seconds + price x bytes of a pair of states without its option (`priced_rows`)."""
+    edge = step.time_s[i, j]
+    if step.fates > 1:
+        saved = step.saved_bytes[i, j]
+        least = min(prices[1] * saved, step.recompute_s[i, j] + prices[2] * saved)
+        if step.fates > 2:
+            least = min(least, step.offload_s[i, j] + prices[3] * saved)
         edge += least
     return edge
 
 
 @quick_kernel
-def priced_rows(time, kept, again, away, options, state, fates, prices, rows, weights):
-    """Least seconds + price x bytes of pairs of states, the first ones `rows`: the best option of
-    the second one (options, states before or one, states), and the cheapest of the tensor's first
-    `fates` fates: to be kept, made again, or left elsewhere. `prices`: of a byte of state, and of a
-    byte of the tensor under each of these.
+def priced_rows(step, prices, rows, weights):
+    """Fill `weights` with the least seconds + price x bytes from each state in `rows` to each next
+    state: its best option and the cheapest fate of the tensor. `prices` are those of a byte of
+    state and of a byte of the tensor if it is kept, recomputed or offloaded.
     """
-    several = options.shape[1] > 1
-    node = np.empty(time.shape[1])
+    several, columns = step.option_s.shape[1] > 1, step.time_s.shape[1]
+    node = np.empty(columns)
     for row in range(len(rows)):
         i = rows[row]
         before = i if several else 0
         if several or row == 0:
             node[:] = np.inf
-            for option in range(options.shape[0]):
-                for j in range(time.shape[1]):
-                    value = options[option, before, j] + prices[0] * state[option, before, j]
-                    node[j] = min(node[j], value)
-        for j in range(time.shape[1]):
-            edge = priced_edge(time, kept, again, away, fates, prices, i, j)
-            weights[row, j] = edge + node[j]
+            for option in range(step.option_s.shape[0]):
+                for j in range(columns):
+                    state = step.state_bytes[option, before, j]
+                    node[j] = min(node[j], step.option_s[option, before, j] + prices[0] * state)
+        for j in range(columns):
+            weights[row, j] = priced_edge(step, prices, i, j) + node[j]
 
 
 @entry
-def priced_pairs(time, kept, again, away, options, state, fates, prices, weights):
-    """`priced_rows` of all pairs."""
-    rows = np.arange(time.shape[0])
-    priced_rows(time, kept, again, away, options, state, fates, prices, rows, weights)
+def priced_pairs(step, prices, weights):
+    """Apply `priced_rows` to all pairs of states."""
+    priced_rows(step, prices, np.arange(step.time_s.shape[0]), weights)
 
 
 @entry
-def fewest_pairs(kept, again, away, options, state, fates, per_kept, per_state, found):
-    """The fewest bytes here of every pair of states: the tensor's of one microbatch where it can be
-    made again or wait elsewhere. Arrays as in `priced_rows`.
-    """
-    for i in range(found.shape[0]):
-        before = i if state.shape[1] > 1 else 0
-        for j in range(found.shape[1]):
+def fewest_bytes_pairs(step, saved_copies, state_copies, fewest):
+    """Fill the fewest local bytes of pairs; a tensor not kept counts for one microbatch."""
+    for i in range(fewest.shape[0]):
+        before = i if step.state_bytes.shape[1] > 1 else 0
+        for j in range(fewest.shape[1]):
             least = np.inf
-            for option in range(state.shape[0]):
-                least = min(least, state[option, before, j])
-            held = 0.0
-            if fates > 1:
-                once = fates > 2 or np.isfinite(again[i, j])
-                held = kept[i, j] if once else per_kept * kept[i, j]
-            found[i, j] = held + per_state * least
+            for option in range(step.state_bytes.shape[0]):
+                least = min(least, step.state_bytes[option, before, j])
+            saved = 0.0
+            if step.fates > 1:
+                single = step.fates > 2 or np.isfinite(step.recompute_s[i, j])
+                saved = step.saved_bytes[i, j] if single else saved_copies * step.saved_bytes[i, j]
+            fewest[i, j] = saved + state_copies * least
 
 
 @kernel
-def choice_at(kept, again, away, options, state, fates, prices, before, here):
-    """The option and the fate that `priced_rows` takes at a pair of states."""
-    at = before if options.shape[1] > 1 else 0
+def cheapest_choice_at(step, prices, before, state):
+    """Return the option and the fate that `priced_rows` takes at a pair of states."""
+    row = before if step.option_s.shape[1] > 1 else 0
     option, least = 0, np.inf
-    for some in range(options.shape[0]):
-        value = options[some, at, here] + prices[0] * state[some, at, here]
+    for k in range(step.option_s.shape[0]):
+        value = step.option_s[k, row, state] + prices[0] * step.state_bytes[k, row, state]
         if value < least:
-            option, least = some, value
+            option, least = k, value
     fate = 0
-    if fates > 1:
-        held = kept[before, here]
-        least = prices[1] * held
-        if again[before, here] + prices[2] * held < least:
-            fate, least = 1, again[before, here] + prices[2] * held
-        if fates > 2 and away[before, here] + prices[3] * held < least:
+    if step.fates > 1:
+        saved = step.saved_bytes[before, state]
+        least = prices[1] * saved
+        if step.recompute_s[before, state] + prices[2] * saved < least:
+            fate, least = 1, step.recompute_s[before, state] + prices[2] * saved
+        if step.fates > 2 and step.offload_s[before, state] + prices[3] * saved < least:
             fate = 2
     return option, fate
 
 
 @entry
-def chosen(kept, again, away, options, state, fates, prices, before, here):
-    """`choice_at`."""
-    return choice_at(kept, again, away, options, state, fates, prices, before, here)
+def cheapest_choice(step, prices, before, state):
+    """Call `cheapest_choice_at` from Python."""
+    return cheapest_choice_at(step, prices, before, state)
 
 
 @quick_kernel
 def least_sums(left, right, product):
-    """product[i, j] = min over k of left[i, k] + right[k, j].
-
-    Four rows and four terms at a time, so that what is read and written serves several of them.
-    """
+    """Compute product[i, j] = min over k of left[i, k] + right[k, j], in blocks of 4 x 4."""
     rows, columns = product.shape
     terms = left.shape[1]
-    some_rows, some_terms = rows - rows % 4, terms - terms % 4
+    blocked_rows, blocked_terms = rows - rows % 4, terms - terms % 4
     for i in range(rows):
         for j in range(columns):
             product[i, j] = np.inf
-    for i in range(0, some_rows, 4):
-        for k in range(0, some_terms, 4):
+    for i in range(0, blocked_rows, 4):
+        p, q, r = i + 1, i + 2, i + 3
+        for k in range(0, blocked_terms, 4):
             a0, a1, a2, a3 = left[i, k], left[i, k + 1], left[i, k + 2], left[i, k + 3]
-            b0, b1, b2, b3 = (
-                left[i + 1, k],
-                left[i + 1, k + 1],
-                left[i + 1, k + 2],
-                left[i + 1, k + 3],
-            )
-            c0, c1, c2, c3 = (
-                left[i + 2, k],
-                left[i + 2, k + 1],
-                left[i + 2, k + 2],
-                left[i + 2, k + 3],
-            )
-            d0, d1, d2, d3 = (
-                left[i + 3, k],
-                left[i + 3, k + 1],
-                left[i + 3, k + 2],
-                left[i + 3, k + 3],
-            )
+            b0, b1, b2, b3 = left[p, k], left[p, k + 1], left[p, k + 2], left[p, k + 3]
+            c0, c1, c2, c3 = left[q, k], left[q, k + 1], left[q, k + 2], left[q, k + 3]
+            d0, d1, d2, d3 = left[r, k], left[r, k + 1], left[r, k + 2], left[r, k + 3]
             for j in range(columns):
                 w0, w1, w2, w3 = right[k, j], right[k + 1, j], right[k + 2, j], right[k + 3, j]
                 a = min(min(a0 + w0, a1 + w1), min(a2 + w2, a3 + w3))
@@ -298,18 +292,18 @@ def least_sums(left, right, product):
                 c = min(min(c0 + w0, c1 + w1), min(c2 + w2, c3 + w3))
                 d = min(min(d0 + w0, d1 + w1), min(d2 + w2, d3 + w3))
                 product[i, j] = min(product[i, j], a)
-                product[i + 1, j] = min(product[i + 1, j], b)
-                product[i + 2, j] = min(product[i + 2, j], c)
-                product[i + 3, j] = min(product[i + 3, j], d)
-    for i in range(some_rows, rows):
-        for k in range(0, some_terms, 4):
+                product[p, j] = min(product[p, j], b)
+                product[q, j] = min(product[q, j], c)
+                product[r, j] = min(product[r, j], d)
+    for i in range(blocked_rows, rows):
+        for k in range(0, blocked_terms, 4):
             a0, a1, a2, a3 = left[i, k], left[i, k + 1], left[i, k + 2], left[i, k + 3]
             for j in range(columns):
                 w0, w1, w2, w3 = right[k, j], right[k + 1, j], right[k + 2, j], right[k + 3, j]
                 a = min(min(a0 + w0, a1 + w1), min(a2 + w2, a3 + w3))
                 product[i, j] = min(product[i, j], a)
     for i in range(rows):
-        for k in range(some_terms, terms):
+        for k in range(blocked_terms, terms):
             head = left[i, k]
             for j in range(columns):
                 product[i, j] = min(product[i, j], head + right[k, j])
@@ -317,5 +311,5 @@ def least_sums(left, right, product):
 
 @entry
 def min_plus(left, right, product):
-    """`least_sums`."""
+    """Call `least_sums` from Python."""
     least_sums(left, right, product)

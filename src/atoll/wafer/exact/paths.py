@@ -5,11 +5,12 @@ must remember of an operator (its code). A step costs
 
     time_s                       re-sharding and compute of the pair of states
     one option of the operator   seconds and bytes of state (home of the weight)
-    one fate of the tensor       keep (bytes of every microbatch in flight), again (its producer's
-                                 seconds, bytes of one microbatch), offload (seconds of its journey,
-                                 bytes of one microbatch here and of all in flight elsewhere)
+    one fate of the tensor       keep: bytes of every microbatch in flight
+                                 again: seconds of its producer, bytes of one microbatch
+                                 offload: seconds of the transfers, bytes of one microbatch locally
+                                 and of all in flight in the memory of another stage
 
-Bytes here and bytes elsewhere are the two resources of the path.
+Local bytes and offloaded bytes are the two resources of the path.
 """
 
 from __future__ import annotations
@@ -22,278 +23,280 @@ import numpy as np
 
 from atoll.arrays import FloatArray, IntArray
 from atoll.wafer.encoding.genes import AGAIN, KEEP, OFFLOAD, BlockCost
-from atoll.wafer.exact.path_kernels import chosen, fewest_pairs, min_plus, priced_pairs
-from atoll.wafer.exact.price_kernels import Steps
+from atoll.wafer.exact import path_kernels as kernels
+from atoll.wafer.exact.price_kernels import PackedSteps
 
 
 @dataclass(frozen=True)
-class Price:
-    """Seconds a byte here and a byte elsewhere are worth; how often a layer's bytes count.
-
-    `per_kept` bytes of the stage for each kept byte of a layer and microbatch, `per_state` for each
-    byte of state.
+class MemoryPrice:
+    """Prices of local and offloaded bytes, and how many copies of a layer's bytes a stage holds:
+    `saved_copies` of a kept byte per microbatch, `state_copies` of a byte of state.
     """
 
-    own: float
-    away: float
-    per_kept: float
-    per_state: float
+    local_s_per_byte: float
+    offload_s_per_byte: float
+    saved_copies: float
+    state_copies: float
 
 
-FREE = Price(0.0, 0.0, 0.0, 0.0)
+FREE = MemoryPrice(0.0, 0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
-    """Arrays are (from, to) by state; options are (options, from or 1, to)."""
+class PathStep:
+    """Step into an operator; array shapes as in `StepArrays`."""
 
     time_s: FloatArray
-    kept: FloatArray
-    again_s: FloatArray
-    away_s: FloatArray | None
-    """None: nowhere to go."""
+    saved_bytes: FloatArray
+    recompute_s: FloatArray
+    offload_s: FloatArray | None
+    """None: offloading is not possible."""
     droppable: bool
     option_s: FloatArray
-    state: FloatArray
+    state_bytes: FloatArray
 
     def fates(self) -> tuple[int, ...]:
         if not self.droppable:
             return (KEEP,)
-        return (KEEP, AGAIN) if self.away_s is None else (KEEP, AGAIN, OFFLOAD)
+        return (KEEP, AGAIN) if self.offload_s is None else (KEEP, AGAIN, OFFLOAD)
 
-    def prices(self, price: Price) -> tuple[float, float, float, float]:
-        """Of a byte of state, and of the tensor if it is kept, made again or left elsewhere."""
-        kept, own = price.own * price.per_kept, price.own
-        return own * price.per_state, kept, own, own + price.away * price.per_kept
+    def byte_prices(self, price: MemoryPrice) -> tuple[float, float, float, float]:
+        """Price a byte of state, and a byte of the tensor if kept, recomputed or offloaded."""
+        local, saved = price.local_s_per_byte, price.saved_copies
+        offloaded = local + price.offload_s_per_byte * saved
+        return local * price.state_copies, local * saved, local, offloaded
 
     @cached_property
-    def choices(self) -> tuple[FloatArray, ...]:
-        """Seconds of pairs; bytes and seconds of the tensor's fates; seconds and bytes of the
-        options.
-        """
-        away_s = self.again_s if self.away_s is None else self.away_s
+    def kernel_arrays(self) -> kernels.StepArrays:
+        """The step as kernels take it."""
+        offload_s = self.recompute_s if self.offload_s is None else self.offload_s
         shape = (*self.option_s.shape[:2], self.time_s.shape[1])
-        options = (
-            part if part.shape == shape else np.broadcast_to(part, shape)
-            for part in (self.option_s, self.state)
-        )
-        parts = self.time_s, self.kept, self.again_s, away_s, *options
-        # Kernels are compiled for arrays that can be written; what can be is not copied.
-        return tuple(np.require(part, np.float64, ("C", "W")) for part in parts)
 
-    def scalar(self, price: Price) -> FloatArray:
-        """Least seconds + price x bytes of every pair of states."""
+        def writable(part: FloatArray, shape: tuple[int, ...] | None = None) -> FloatArray:
+            """Kernels are compiled for writable arrays; arrays that are writable are not copied."""
+            if shape is not None and part.shape != shape:
+                part = np.broadcast_to(part, shape)
+            return np.require(part, np.float64, ("C", "W"))
+
+        return kernels.StepArrays(
+            writable(self.time_s), writable(self.saved_bytes), writable(self.recompute_s),
+            writable(offload_s), writable(self.option_s, shape),
+            writable(self.state_bytes, shape), len(self.fates()),
+        )  # fmt: skip
+
+    def least_costs(self, price: MemoryPrice) -> FloatArray:
+        """Return the least seconds + price x bytes of every pair of states."""
         weights = np.empty(self.time_s.shape)
-        fates, prices = len(self.fates()), self.prices(price)
-        priced_pairs(*self.choices, fates, prices, weights)
+        kernels.priced_pairs(self.kernel_arrays, self.byte_prices(price), weights)
         return weights
 
-    def choose(self, before: int, here: int, price: Price) -> tuple[int, int]:
-        """The option and the fate that `scalar` takes at a pair of states."""
-        fates, prices = len(self.fates()), self.prices(price)
-        option, fate = chosen(*self.choices[1:], fates, prices, before, here)
+    def cheapest_choice(self, before: int, state: int, price: MemoryPrice) -> tuple[int, int]:
+        """Return the option and the fate that `least_costs` takes at a pair of states."""
+        prices = self.byte_prices(price)
+        option, fate = kernels.cheapest_choice(self.kernel_arrays, prices, before, state)
         return option, self.fates()[fate]
 
-    def least_bytes(self, per_kept: float, per_state: float) -> FloatArray:
-        """The fewest bytes here that the step can take."""
-        found = np.empty(self.time_s.shape)
-        fewest_pairs(*self.choices[1:], len(self.fates()), per_kept, per_state, found)
-        return found
+    def least_bytes(self, saved_copies: float, state_copies: float) -> FloatArray:
+        """Return the fewest local bytes of every pair of states."""
+        fewest = np.empty(self.time_s.shape)
+        kernels.fewest_bytes_pairs(self.kernel_arrays, saved_copies, state_copies, fewest)
+        return fewest
 
 
-class Way(NamedTuple):
-    """One way through all chains: states by chain, options by operator, fates by saved tensor."""
+class BlockPath(NamedTuple):
+    """A path through all chains: states by chain, options by operator, fates by saved tensor."""
 
     states: list[list[int]]
     options: list[int]
     fates: list[int]
 
 
-def taken(way: Way, chains: list[list[Step]], stream: int) -> list[tuple[Step, int, int, int, int]]:
-    """The way step by step: step, state before, state, option, fate."""
-    options, fates = iter(way.options), iter(way.fates)
+def path_steps(
+    path: BlockPath, chains: list[list[PathStep]], stream: int
+) -> list[tuple[PathStep, int, int, int, int]]:
+    """Return step, state before, state, option and fate along a path."""
+    options, fates = iter(path.options), iter(path.fates)
     walked = []
-    for steps, path in zip(chains, way.states, strict=True):
+    for steps, states in zip(chains, path.states, strict=True):
         before = stream
-        for step, here in zip(steps, [*path, stream], strict=True):
+        for step, state in zip(steps, [*states, stream], strict=True):
             fate = next(fates) if step.droppable else KEEP
             option = 0 if step is steps[-1] else next(options)
-            walked.append((step, before, here, option, fate))
-            before = here
+            walked.append((step, before, state, option, fate))
+            before = state
     return walked
 
 
-class Reach(NamedTuple):
-    """Least seconds + price x bytes to every state, for every stream layout."""
+class ReachCosts(NamedTuple):
+    """Least seconds + price x bytes to reach every state, for every stream layout."""
 
-    before: FloatArray
-    """(streams that were asked for, states) before a step."""
-    weight: FloatArray
+    cost_before: FloatArray
+    """(requested streams, states) before a step."""
+    step_cost: FloatArray
     """(states, states) of the step."""
 
-    def choice(self, row: int, state: int) -> int:
-        """The state before, on the way of a stream layout."""
-        return int((self.before[row] + self.weight[:, state]).argmin())
+    def previous_state(self, row: int, state: int) -> int:
+        """Return the state before `state` on the best path of a stream layout."""
+        return int((self.cost_before[row] + self.step_cost[:, state]).argmin())
 
 
-def scalar_chain(
-    steps: list[Step], price: Price, streams: IntArray | None = None
-) -> tuple[FloatArray, list[Reach]]:
-    """Least seconds + price x bytes of a chain for every stream layout, or for some of them; the
-    way there.
+def least_chain_costs(
+    steps: list[PathStep], price: MemoryPrice, streams: IntArray | None = None
+) -> tuple[FloatArray, list[ReachCosts]]:
+    """Return the least seconds + price x bytes of a chain for all stream layouts (or `streams`),
+    and the costs from which their paths are traced.
     """
-    reach = steps[0].scalar(price)
-    rows = np.arange(len(reach)) if streams is None else streams
+    costs = steps[0].least_costs(price)
+    rows = np.arange(len(costs)) if streams is None else streams
     if len(steps) == 1:
-        return reach[rows, rows], []
+        return costs[rows, rows], []
     if streams is not None:
-        reach = reach[rows]
-    ways: list[Reach] = []
+        costs = costs[rows]
+    reaches: list[ReachCosts] = []
     for step in steps[1:-1]:
-        ways.append(Reach(reach, step.scalar(price)))
-        reach = np.empty((len(rows), ways[-1].weight.shape[1]))
-        min_plus(*ways[-1], reach)
-    # A chain ends in the stream layout that it began with.
-    ways.append(Reach(reach, steps[-1].scalar(price)))
-    return (reach + ways[-1].weight.T[rows]).min(axis=1), ways
+        reaches.append(ReachCosts(costs, step.least_costs(price)))
+        costs = np.empty((len(rows), reaches[-1].step_cost.shape[1]))
+        kernels.min_plus(*reaches[-1], costs)
+    # A chain ends in the stream layout it begins with.
+    reaches.append(ReachCosts(costs, steps[-1].least_costs(price)))
+    return (costs + reaches[-1].step_cost.T[rows]).min(axis=1), reaches
 
 
-class Outlook(NamedTuple):
-    """Least seconds + price x bytes of a chain, by stream layout; and (streams, states) of every
-    operator: through its states, and after them.
+class ChainBounds(NamedTuple):
+    """Least seconds + price x bytes of a chain by stream layout; and, as arrays (streams, states)
+    per operator, of paths through a state, and of what follows it.
     """
 
-    value: FloatArray
+    total: FloatArray
     through: list[FloatArray]
-    behind: list[FloatArray]
+    after: list[FloatArray]
 
 
-def outlook(steps: list[Step], price: Price) -> Outlook:
-    value, reaches = scalar_chain(steps, price)
-    behind = [np.ascontiguousarray(reaches[-1].weight.T)]
+def chain_bounds(steps: list[PathStep], price: MemoryPrice) -> ChainBounds:
+    total, reaches = least_chain_costs(steps, price)
+    after_states = [np.ascontiguousarray(reaches[-1].step_cost.T)]
     for reach in reversed(reaches[:-1]):
-        further = np.empty((len(behind[0]), len(reach.weight)))
-        min_plus(behind[0], np.ascontiguousarray(reach.weight.T), further)
-        behind.insert(0, further)
-    through = [reach.before + after for reach, after in zip(reaches, behind, strict=True)]
-    return Outlook(value, through, behind)
+        further = np.empty((len(after_states[0]), len(reach.step_cost)))
+        kernels.min_plus(after_states[0], np.ascontiguousarray(reach.step_cost.T), further)
+        after_states.insert(0, further)
+    pairs = zip(reaches, after_states, strict=True)
+    return ChainBounds(total, [reach.cost_before + later for reach, later in pairs], after_states)
 
 
 @dataclass(frozen=True, eq=False)
-class Paths:
-    """All chains of a block, and what each stream layout costs beside them."""
+class BlockPaths:
+    """All chains of a block, and the costs of each stream layout outside them."""
 
-    chains: list[list[Step]]
+    chains: list[list[PathStep]]
     stream_s: FloatArray
-    stream_kept: FloatArray
-    """Of one microbatch: the layer's input and its masks."""
-    buffers: FloatArray
+    stream_saved_bytes: FloatArray
+    """Input and masks of the layer, per microbatch."""
+    buffer_bytes: FloatArray
 
-    def least(
-        self, price: Price, streams: IntArray | None = None
-    ) -> tuple[FloatArray, list[list[Reach]]]:
-        """Least seconds + price x bytes of every stream layout, or of some of them, without its own
-        bytes.
-        """
-        solved = [scalar_chain(steps, price, streams) for steps in self.chains]
-        own_s = self.stream_s if streams is None else self.stream_s[streams]
-        total = own_s + sum((v for v, _ in solved), np.zeros(len(own_s)))
-        return total, [ways for _, ways in solved]
+    def least_costs(
+        self, price: MemoryPrice, streams: IntArray | None = None
+    ) -> tuple[FloatArray, list[list[ReachCosts]]]:
+        """Return least seconds + price x bytes by stream layout, without the stream's bytes."""
+        solved = [least_chain_costs(steps, price, streams) for steps in self.chains]
+        stream_s = self.stream_s if streams is None else self.stream_s[streams]
+        total = stream_s + sum((costs for costs, _ in solved), np.zeros(len(stream_s)))
+        return total, [reaches for _, reaches in solved]
 
-    def through(self, price: Price) -> tuple[FloatArray, list[FloatArray]]:
-        """Least seconds + price x bytes of every stream layout, and through every state of every
-        operator, whatever the stream.
-        """
-        total = self.least(price)[0]
-        found = []
-        for look in (outlook(steps, price) for steps in self.chains):
-            found += [((total - look.value)[:, None] + t).min(axis=0) for t in look.through]
-        return total, found
+    def through(self, price: MemoryPrice) -> tuple[FloatArray, list[FloatArray]]:
+        """Return least seconds + price x bytes by stream layout, and through every state."""
+        total = self.least_costs(price)[0]
+        through_s = []
+        for bounds in (chain_bounds(steps, price) for steps in self.chains):
+            others = (total - bounds.total)[:, None]
+            through_s += [(others + costs).min(axis=0) for costs in bounds.through]
+        return total, through_s
 
-    def fewest_bytes(self, per_kept: float, per_state: float) -> FloatArray:
-        """The fewest bytes of a stage's layers here that any way takes, by stream layout, without
-        the stream's own.
-        """
+    def fewest_bytes(self, saved_copies: float, state_copies: float) -> FloatArray:
+        """Return the fewest local bytes of a stage's layers, without the stream's bytes."""
         total = np.zeros(len(self.stream_s))
         for steps in self.chains:
-            bytes_ = [
-                replace(s, time_s=s.least_bytes(per_kept, per_state), droppable=False,
-                        option_s=np.zeros((1, 1, 1)), state=np.zeros((1, 1, 1)))
-                for s in steps
+            byte_steps = [
+                replace(step, time_s=step.least_bytes(saved_copies, state_copies), droppable=False,
+                        option_s=np.zeros((1, 1, 1)), state_bytes=np.zeros((1, 1, 1)))
+                for step in steps
             ]  # fmt: skip
-            total += scalar_chain(bytes_, FREE)[0]
+            total += least_chain_costs(byte_steps, FREE)[0]
         return total
 
-    def fastest(self, stream: int) -> Way:
-        """The fastest way with a stream layout, whatever memory it takes."""
-        _, ways = self.least(FREE, np.array([stream]))
-        found = Way([], [], [])
-        for steps, reaches in zip(self.chains, ways, strict=True):
-            path = [stream]
+    def fastest_path(self, stream: int) -> BlockPath:
+        """Return the fastest path of a stream layout, without a memory limit."""
+        _, reaches_by_chain = self.least_costs(FREE, np.array([stream]))
+        path = BlockPath([], [], [])
+        for steps, reaches in zip(self.chains, reaches_by_chain, strict=True):
+            states = [stream]
             for reach in reversed(reaches):
-                path.insert(0, reach.choice(0, path[0]))
-            found.states.append(path[:-1])
+                states.insert(0, reach.previous_state(0, states[0]))
+            path.states.append(states[:-1])
             before = stream
-            for step, here in zip(steps, path, strict=True):
-                option, fate = step.choose(before, here, FREE)
+            for step, state in zip(steps, states, strict=True):
+                option, fate = step.cheapest_choice(before, state, FREE)
                 if step.droppable:
-                    found.fates.append(fate)
+                    path.fates.append(fate)
                 if step is not steps[-1]:
-                    found.options.append(option)
-                before = here
-        return found
+                    path.options.append(option)
+                before = state
+        return path
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without `packed`: its addresses are those of this object's arrays."""
-        return {name: value for name, value in vars(self).items() if name != "packed"}
+        """Leave out `packed_steps`, whose addresses are those of this object's arrays."""
+        return {name: value for name, value in vars(self).items() if name != "packed_steps"}
 
     @cached_property
-    def packed(self) -> Steps:
-        """All steps as kernels take them."""
+    def packed_steps(self) -> PackedSteps:
+        """All steps as `price_kernels` takes them."""
         steps = [step for chain in self.chains for step in chain]
-        arrays = np.array([[part.ctypes.data for part in step.choices] for step in steps])
-        shapes = np.array([(*s.time_s.shape, *s.choices[-1].shape[:2]) for s in steps])
-        fates = np.array([len(step.fates()) for step in steps])
-        return Steps(arrays, shapes, fates, np.cumsum([len(chain) for chain in self.chains]))
+        arrays = [step.kernel_arrays for step in steps]
+        addresses = np.array([[part.ctypes.data for part in step[:-1]] for step in arrays])
+        shapes = np.array([(*step.time_s.shape, *step.option_s.shape[:2]) for step in arrays])
+        fates = np.array([step.fates for step in arrays])
+        return PackedSteps(addresses, shapes, fates, np.cumsum([len(c) for c in self.chains]))
 
-    def unpacked(self, taken: IntArray) -> Way:
-        """The way by the state, option and fate (its place among a step's) of every step."""
-        way, rows = Way([], [], []), iter(taken.tolist())
+    def unpack_path(self, step_choices: IntArray) -> BlockPath:
+        """Build a path from state, option and index of the fate of every step."""
+        path, rows = BlockPath([], [], []), iter(step_choices.tolist())
         for chain in self.chains:
-            found = list(zip(chain, rows, strict=False))
-            way.states.append([state for _, (state, _, _) in found[:-1]])
-            way.options.extend(option for _, (_, option, _) in found[:-1])
-            way.fates.extend(step.fates()[fate] for step, (_, _, fate) in found if step.droppable)
-        return way
+            chain_choices = list(zip(chain, rows, strict=False))
+            path.states.append([state for _, (state, _, _) in chain_choices[:-1]])
+            path.options.extend(option for _, (_, option, _) in chain_choices[:-1])
+            path.fates.extend(
+                step.fates()[fate] for step, (_, _, fate) in chain_choices if step.droppable
+            )
+        return path
 
     def fastest_bytes(self, stream: int) -> tuple[float, float]:
-        """States, and bytes kept of a microbatch, of the fastest way with a stream layout."""
-        cost = self.cost(stream, self.fastest(stream))
+        """Return bytes of state and kept bytes per microbatch of a stream layout's fastest path."""
+        cost = self.path_cost(stream, self.fastest_path(stream))
         return cost.state_bytes, cost.kept_bytes
 
-    def cost(self, stream: int, way: Way) -> BlockCost:
-        time = float(self.stream_s[stream])
-        state, kept, rebuilt, away = 0.0, float(self.stream_kept[stream]), 0.0, 0.0
-        for step, before, here, option, fate in taken(way, self.chains, stream):
-            time += float(step.time_s[before, here])
-            at = 0 if step.option_s.shape[1] == 1 else before
-            time += float(step.option_s[option, at, here])
-            state += float(step.state[option, at, here])
+    def path_cost(self, stream: int, path: BlockPath) -> BlockCost:
+        time_s = float(self.stream_s[stream])
+        kept_bytes = float(self.stream_saved_bytes[stream])
+        state_bytes = rebuilt_bytes = offload_bytes = 0.0
+        for step, before, state, option, fate in path_steps(path, self.chains, stream):
+            time_s += float(step.time_s[before, state])
+            option_row = 0 if step.option_s.shape[1] == 1 else before
+            time_s += float(step.option_s[option, option_row, state])
+            state_bytes += float(step.state_bytes[option, option_row, state])
             if not step.droppable:
                 continue
-            held = float(step.kept[before, here])
+            tensor_bytes = float(step.saved_bytes[before, state])
             if fate == KEEP:
-                kept += held
+                kept_bytes += tensor_bytes
             elif fate == AGAIN:
-                rebuilt += held
-                time += float(step.again_s[before, here])
+                rebuilt_bytes += tensor_bytes
+                time_s += float(step.recompute_s[before, state])
             else:
-                assert step.away_s is not None
-                rebuilt += held
-                away += held
-                time += float(step.away_s[before, here])
-        return BlockCost(time, state, kept, rebuilt, away)
+                assert step.offload_s is not None
+                rebuilt_bytes += tensor_bytes
+                offload_bytes += tensor_bytes
+                time_s += float(step.offload_s[before, state])
+        return BlockCost(time_s, state_bytes, kept_bytes, rebuilt_bytes, offload_bytes)
 
-    def bytes(self, stream: int, cost: BlockCost, layers: int, in_flight: int) -> float:
-        """Of a stage on one die."""
-        return cost.memory_bytes(layers, in_flight) + float(self.buffers[stream])
+    def stage_bytes(self, stream: int, cost: BlockCost, layers: int, in_flight: int) -> float:
+        """Return the bytes of a stage on one die."""
+        return cost.memory_bytes(layers, in_flight) + float(self.buffer_bytes[stream])

@@ -8,124 +8,128 @@ import numpy as np
 
 from atoll.arrays import FloatArray, IntArray
 from atoll.jit import entry, kernel, numbers_at, quick_kernel
-from atoll.wafer.exact.path_kernels import choice_at, least_sums, priced_edge, priced_rows
+from atoll.wafer.exact.path_kernels import (
+    StepArrays,
+    cheapest_choice_at,
+    least_sums,
+    priced_edge,
+    priced_rows,
+)
 
 _ROUNDS = 40  # halvings of the Lagrangian multiplier
-_TRIED = 4  # of the best stream layouts at a price: their ways are looked at
-HOPELESS = 1e6  # times the fastest: where the price of memory ends the search for one that fits
+_TRIED = 4  # stream layouts per price, the best ones, whose paths are traced
+HOPELESS = 1e6  # price of the memory limit / fastest_s above which no mapping is assumed to fit
 
 
-class Steps(NamedTuple):
-    """Of all chains, one after another."""
+class PackedSteps(NamedTuple):
+    """Steps of all chains, one chain after another."""
 
-    arrays: IntArray
-    """(steps, 6): where the arrays of `paths.Step.choices` lie, which the steps hold."""
+    addresses: IntArray
+    """(steps, 6): addresses of the arrays of `PathStep.kernel_arrays`, which the steps own."""
     shapes: IntArray
-    """(steps, 4): states before and after, options, and states before that these differ in."""
-    fates: IntArray
-    """How many there are of a step's tensor: 1 where it is not dropped."""
-    ends: IntArray
-    """After the last step of every chain."""
+    """(steps, 4): states before, states after, options, and states before per option (or 1)."""
+    fate_counts: IntArray
+    """Possible fates of a step's tensor: 1 if it is not saved."""
+    chain_ends: IntArray
+    """Index after the last step of every chain."""
 
 
-class Layouts(NamedTuple):
-    """What stream layouts cost beside the chains: seconds, bytes of a microbatch, of buffers, and
-    of a stage whatever its chains.
-    """
+class StreamLayouts(NamedTuple):
+    """Costs of stream layouts outside the chains; `fixed_bytes` are those of the stage."""
 
-    seconds: FloatArray
-    kept: FloatArray
-    buffers: FloatArray
-    fixed: FloatArray
+    time_s: FloatArray
+    saved_bytes: FloatArray
+    buffer_bytes: FloatArray
+    fixed_bytes: FloatArray
 
 
-class Stage(NamedTuple):
-    """How often a layer's bytes count, and how many there may be here and elsewhere."""
+class StageLimits(NamedTuple):
+    """Copies of a layer's bytes in a stage, and its limits of local and offloaded bytes."""
 
     layers: float
     in_flight: float
-    per_kept: float
-    per_state: float
-    limit: float
-    away_limit: float
+    saved_copies: float
+    state_copies: float
+    local_bytes: float
+    offload_bytes: float
     fastest_s: float
 
 
-class Outcome(NamedTuple):
-    """What is known of a stage: raised and written by `bisected`."""
+class BisectionState(NamedTuple):
+    """Bounds and best mapping of a stage, which `bisect_price` improves in place."""
 
-    bounds: FloatArray
-    """By stream layout, with the prices of bytes here and elsewhere that they come from."""
-    own: FloatArray
-    away: FloatArray
-    least: FloatArray
-    """Seconds of the best mapping, or those that one has to beat."""
-    way: IntArray
-    """Its stream layout (-1: none), and the state, option and fate of every step."""
+    bounds_s: FloatArray
+    """Per stream layout; the next two are the prices of bytes that they come from."""
+    local_prices: FloatArray
+    offload_prices: FloatArray
+    best_s: FloatArray
+    """Seconds of the best mapping, or the seconds to beat."""
+    best_path: IntArray
+    """Its stream layout (-1: none), then the state, option and fate of every step."""
 
 
 @quick_kernel
-def _node(options, state, price, before, j):
-    """The best option of a state, at the price of a byte of state."""
+def _least_option(step, price, row, state):
+    """Return the least seconds + price x state bytes over the options of a state."""
     least = np.inf
-    for option in range(options.shape[0]):
-        least = min(least, options[option, before, j] + price * state[option, before, j])
+    for option in range(step.option_s.shape[0]):
+        state_bytes = step.state_bytes[option, row, state]
+        least = min(least, step.option_s[option, row, state] + price * state_bytes)
     return least
 
 
 @kernel
-def _step(steps, s):
-    shape, where = steps.shapes[s], steps.arrays[s]
-    pairs, each = (shape[0], shape[1]), (shape[2], shape[3], shape[1])
-    return (
-        numbers_at(where[0], pairs), numbers_at(where[1], pairs), numbers_at(where[2], pairs),
-        numbers_at(where[3], pairs), numbers_at(where[4], each), numbers_at(where[5], each),
-        steps.fates[s],
+def _step_arrays(steps, s):
+    shape, address = steps.shapes[s], steps.addresses[s]
+    pairs, options = (shape[0], shape[1]), (shape[2], shape[3], shape[1])
+    return StepArrays(
+        numbers_at(address[0], pairs), numbers_at(address[1], pairs), numbers_at(address[2], pairs),
+        numbers_at(address[3], pairs), numbers_at(address[4], options),
+        numbers_at(address[5], options), steps.fate_counts[s],
     )  # fmt: skip
 
 
 @kernel
-def _reached(reaches, offsets, s, count, states):
-    """Least values of so many stream layouts before a step."""
+def _values_before(reaches, offsets, s, count, states):
+    """Return the view (stream layouts, states) of the least values before a step."""
     return reaches[offsets[s] : offsets[s] + count * states].reshape(count, states)
 
 
 @kernel
-def _valued(steps, prices, streams, offsets, reaches, weights, values):
-    """Add what chains take at least at these prices to the values of stream layouts."""
+def _add_chain_costs(steps, prices, streams, offsets, reaches, weights, values):
+    """Add the least cost of all chains at these prices to the values of stream layouts."""
     count, first = len(streams), 0
     node, least = np.empty(count), np.empty(count)
-    for end in steps.ends:
-        time, kept, again, away, options, state, fates = _step(steps, first)
+    for end in steps.chain_ends:
+        step = _step_arrays(steps, first)
         if end == first + 1:
             for row in range(count):
                 at = streams[row]
-                before = at if options.shape[1] > 1 else 0
-                edge = priced_edge(time, kept, again, away, fates, prices, at, at)
-                values[row] += edge + _node(options, state, prices[0], before, at)
+                before = at if step.option_s.shape[1] > 1 else 0
+                edge = priced_edge(step, prices, at, at)
+                values[row] += edge + _least_option(step, prices[0], before, at)
             first = end
             continue
-        reach = _reached(reaches, offsets, first + 1, count, time.shape[1])
-        priced_rows(time, kept, again, away, options, state, fates, prices, streams, reach)
+        reach = _values_before(reaches, offsets, first + 1, count, step.time_s.shape[1])
+        priced_rows(step, prices, streams, reach)
         for s in range(first + 1, end - 1):
-            time, kept, again, away, options, state, fates = _step(steps, s)
-            before, after = time.shape
+            step = _step_arrays(steps, s)
+            before, after = step.time_s.shape
             weight = weights[: before * after].reshape(before, after)
-            every = np.arange(before)
-            priced_rows(time, kept, again, away, options, state, fates, prices, every, weight)
-            further = _reached(reaches, offsets, s + 1, count, after)
+            priced_rows(step, prices, np.arange(before), weight)
+            further = _values_before(reaches, offsets, s + 1, count, after)
             least_sums(reach, weight, further)
             reach = further
-        # A chain ends in the stream layout that it began with.
-        time, kept, again, away, options, state, fates = _step(steps, end - 1)
+        # A chain ends in the stream layout it begins with.
+        step = _step_arrays(steps, end - 1)
         least[:] = np.inf
-        several = options.shape[1] > 1
-        for k in range(time.shape[0]):
+        several = step.option_s.shape[1] > 1
+        for k in range(step.time_s.shape[0]):
             if several or k == 0:
                 for row in range(count):
-                    node[row] = _node(options, state, prices[0], k, streams[row])
+                    node[row] = _least_option(step, prices[0], k, streams[row])
             for row in range(count):
-                edge = priced_edge(time, kept, again, away, fates, prices, k, streams[row])
+                edge = priced_edge(step, prices, k, streams[row])
                 least[row] = min(least[row], reach[row, k] + (edge + node[row]))
         for row in range(count):
             values[row] += least[row]
@@ -133,94 +137,97 @@ def _valued(steps, prices, streams, offsets, reaches, weights, values):
 
 
 @kernel
-def _recovered(steps, prices, stream, row, count, offsets, reaches, way):
-    """The way that gives a stream layout its value: state, option and fate of every step."""
+def _trace_path(steps, prices, stream, row, count, offsets, reaches, path):
+    """Fill `path` with state, option and fate of every step of a stream layout's best path."""
     first = 0
-    for end in steps.ends:
-        here = stream
+    for end in steps.chain_ends:
+        state = stream
         for s in range(end - 1, first - 1, -1):
-            time, kept, again, away, options, state, fates = _step(steps, s)
-            way[s, 0] = here
+            step = _step_arrays(steps, s)
+            path[s, 0] = state
             before = stream
             if s > first:
-                reach = _reached(reaches, offsets, s, count, time.shape[0])
-                several, least = options.shape[1] > 1, np.inf
-                node = _node(options, state, prices[0], 0, here)
+                states = step.time_s.shape[0]
+                reach = _values_before(reaches, offsets, s, count, states)
+                several, least = step.option_s.shape[1] > 1, np.inf
+                node = _least_option(step, prices[0], 0, state)
                 before = 0
-                for k in range(time.shape[0]):
+                for k in range(states):
                     if several:
-                        node = _node(options, state, prices[0], k, here)
-                    edge = priced_edge(time, kept, again, away, fates, prices, k, here)
-                    value = reach[row, k] + (edge + node)
+                        node = _least_option(step, prices[0], k, state)
+                    value = reach[row, k] + (priced_edge(step, prices, k, state) + node)
                     if value < least:
                         before, least = k, value
-            option, fate = choice_at(kept, again, away, options, state, fates, prices, before, here)
-            way[s, 1], way[s, 2] = option if s < end - 1 else 0, fate
-            here = before
+            option, fate = cheapest_choice_at(step, prices, before, state)
+            path[s, 1], path[s, 2] = option if s < end - 1 else 0, fate
+            state = before
         first = end
 
 
 @kernel
-def _cost(steps, layouts, stream, way):
-    """Seconds, bytes of state, kept, rebuilt and left elsewhere of a way."""
-    seconds, held, kept_bytes = layouts.seconds[stream], 0.0, layouts.kept[stream]
-    rebuilt, elsewhere = 0.0, 0.0
+def _path_cost(steps, layouts, stream, path):
+    """Return seconds and bytes of state, kept, rebuilt and offloaded tensors of a path."""
+    seconds, state_bytes, kept_bytes = layouts.time_s[stream], 0.0, layouts.saved_bytes[stream]
+    rebuilt_bytes, offload_bytes = 0.0, 0.0
     first = 0
-    for end in steps.ends:
+    for end in steps.chain_ends:
         before = stream
         for s in range(first, end):
-            time, kept, again, away, options, state, fates = _step(steps, s)
-            here, option, fate = way[s, 0], way[s, 1], way[s, 2]
-            at = before if options.shape[1] > 1 else 0
-            seconds += time[before, here]
-            seconds += options[option, at, here]
-            held += state[option, at, here]
-            if fates > 1:
-                bytes_ = kept[before, here]
+            step = _step_arrays(steps, s)
+            state, option, fate = path[s, 0], path[s, 1], path[s, 2]
+            row = before if step.option_s.shape[1] > 1 else 0
+            seconds += step.time_s[before, state]
+            seconds += step.option_s[option, row, state]
+            state_bytes += step.state_bytes[option, row, state]
+            if step.fates > 1:
+                saved_bytes = step.saved_bytes[before, state]
                 if fate == 0:
-                    kept_bytes += bytes_
+                    kept_bytes += saved_bytes
                 else:
-                    rebuilt += bytes_
+                    rebuilt_bytes += saved_bytes
                     if fate == 1:
-                        seconds += again[before, here]
+                        seconds += step.recompute_s[before, state]
                     else:
-                        elsewhere += bytes_
-                        seconds += away[before, here]
-            before = here
+                        offload_bytes += saved_bytes
+                        seconds += step.offload_s[before, state]
+            before = state
         first = end
-    return seconds, held, kept_bytes, rebuilt, elsewhere
+    return seconds, state_bytes, kept_bytes, rebuilt_bytes, offload_bytes
 
 
 @kernel
-def _open(streams, outcome):
-    """Stream layouts that may still have the fastest mapping."""
-    found = np.empty(len(streams), np.int64)
+def _open_streams(streams, bisection):
+    """Return the stream layouts that may still have the fastest mapping."""
+    open_streams = np.empty(len(streams), np.int64)
     count = 0
     for stream in streams:
-        if outcome.bounds[stream] < outcome.least[0]:
-            found[count] = stream
+        if bisection.bounds_s[stream] < bisection.best_s[0]:
+            open_streams[count] = stream
             count += 1
-    return found[:count]
+    return open_streams[:count]
 
 
 @kernel
-def _fits_at(steps, layouts, stage, streams, own, away, outcome, offsets, reaches, weights):
-    """Whether one of the best mappings at this price fits here, and whether all of those fit
-    elsewhere; raises the bounds.
+def _fits_at(steps, layouts, stage, streams, local, offload, bisection, offsets, reaches, weights):
+    """Raise the bounds at this price; return whether one of the best mappings fits locally, and
+    whether all of those that do also fit the limit of offloaded bytes.
     """
     count = len(streams)
-    prices = (own * stage.per_state, own * stage.per_kept, own, own + away * stage.per_kept)
+    saved, state = stage.saved_copies, stage.state_copies
+    prices = (local * state, local * saved, local, local + offload * saved)
     values = np.zeros(count)
-    _valued(steps, prices, streams, offsets, reaches, weights, values)
+    _add_chain_costs(steps, prices, streams, offsets, reaches, weights, values)
     for row in range(count):
         stream = streams[row]
-        values[row] = (layouts.seconds[stream] + values[row]) + own * layouts.fixed[stream]
-        dual = values[row] - own * stage.limit - away * stage.away_limit
-        if dual > outcome.bounds[stream]:
-            outcome.bounds[stream] = dual
-            outcome.own[stream], outcome.away[stream] = own, away
-    own_fits, away_fits = False, True
-    way = np.empty((len(outcome.way) - 1, 3), np.int64)
+        values[row] = layouts.time_s[stream] + values[row]
+        values[row] = values[row] + local * layouts.fixed_bytes[stream]
+        dual = values[row] - local * stage.local_bytes - offload * stage.offload_bytes
+        if dual > bisection.bounds_s[stream]:
+            bisection.bounds_s[stream] = dual
+            bisection.local_prices[stream] = local
+            bisection.offload_prices[stream] = offload
+    local_fits, offload_fits = False, True
+    path = np.empty((len(bisection.best_path) - 1, 3), np.int64)
     tried = np.zeros(count, np.bool_)
     for _ in range(min(_TRIED, count)):
         best = -1
@@ -229,45 +236,46 @@ def _fits_at(steps, layouts, stage, streams, own, away, outcome, offsets, reache
                 best = row
         tried[best] = True
         stream = streams[best]
-        _recovered(steps, prices, stream, best, count, offsets, reaches, way)
-        seconds, state, kept, rebuilt, elsewhere = _cost(steps, layouts, stream, way)
-        needed = stage.layers * (state + stage.in_flight * kept) + rebuilt
-        if needed + layouts.buffers[stream] > stage.limit:
+        _trace_path(steps, prices, stream, best, count, offsets, reaches, path)
+        seconds, states, kept, rebuilt, offloaded = _path_cost(steps, layouts, stream, path)
+        needed_bytes = stage.layers * (states + stage.in_flight * kept) + rebuilt
+        if needed_bytes + layouts.buffer_bytes[stream] > stage.local_bytes:
             continue
-        own_fits = True
-        if stage.per_kept * elsewhere > stage.away_limit:
-            away_fits = False
-        elif seconds < outcome.least[0]:
-            outcome.least[0] = seconds
-            outcome.way[0, 0] = stream
-            outcome.way[1:] = way
-    return own_fits, away_fits
+        local_fits = True
+        if stage.saved_copies * offloaded > stage.offload_bytes:
+            offload_fits = False
+        elif seconds < bisection.best_s[0]:
+            bisection.best_s[0] = seconds
+            bisection.best_path[0, 0] = stream
+            bisection.best_path[1:] = path
+    return local_fits, offload_fits
 
 
 @entry
-def bisected(steps, layouts, stage, streams, ratio, outcome):
-    """Search the price of bytes here, those elsewhere at a ratio of it; whether too many went
-    elsewhere on the way.
+def bisect_price(steps, layouts, stage, streams, ratio, bisection):
+    """Bisect the price of local bytes, with offloaded bytes at `ratio` times it; return whether
+    some mapping fitted locally but offloaded too many bytes.
     """
-    # Where the values before each step lie, for as many stream layouts as there are.
-    offsets = np.zeros(len(steps.fates) + 1, np.int64)
-    most = 0
-    for s in range(len(steps.fates)):
+    # Offsets of the values before each step.
+    offsets = np.zeros(len(steps.fate_counts) + 1, np.int64)
+    largest = 0
+    for s in range(len(steps.fate_counts)):
         before, after = steps.shapes[s, 0], steps.shapes[s, 1]
         offsets[s + 1] = offsets[s] + len(streams) * before
-        most = max(most, before * after)
-    reaches, weights = np.empty(offsets[-1]), np.empty(most)
-    low, high, price = 0.0, np.inf, 1e-3 / stage.limit
+        largest = max(largest, before * after)
+    reaches, weights = np.empty(offsets[-1]), np.empty(largest)
+    low, high, price = 0.0, np.inf, 1e-3 / stage.local_bytes
     overflow = False
     for _ in range(_ROUNDS):
-        left = _open(streams, outcome)
-        if not len(left):
+        open_streams = _open_streams(streams, bisection)
+        if not len(open_streams):
             break
-        own_fits, away_fits = _fits_at(
-            steps, layouts, stage, left, price, ratio * price, outcome, offsets, reaches, weights
-        )
-        overflow = overflow or (own_fits and not away_fits)
-        if own_fits:
+        local_fits, offload_fits = _fits_at(
+            steps, layouts, stage, open_streams, price, ratio * price, bisection, offsets, reaches,
+            weights,
+        )  # fmt: skip
+        overflow = overflow or (local_fits and not offload_fits)
+        if local_fits:
             high = price
             price = 0.5 * (low + price)
         else:
@@ -275,6 +283,6 @@ def bisected(steps, layouts, stage, streams, ratio, outcome):
             price = price * 4.0 if high == np.inf else 0.5 * (price + high)
         if high < np.inf and high - low < 1e-3 * high:
             break
-        if high == np.inf and price * stage.limit > HOPELESS * stage.fastest_s:
+        if high == np.inf and price * stage.local_bytes > HOPELESS * stage.fastest_s:
             break
     return overflow

@@ -1,11 +1,11 @@
-"""States of the exact part where all passes of an operator share one code: a state is a code. And
-a bound over the whole encoding of a block, gradient passes with codes of their own included: the
-passes are taken apart: the fastest forward and the fastest
-backward path, each for itself, bytes at a price (Lagrangian). Weight gradients stand with the
-forward path: whatever code one has, fetching its input, its products, its sum and the way to the
-home's layout together take no less than under the best code. What else couples the passes (fetching
-output gradients in other layouts, re-sharding weights for the data pass) costs nothing or more, and
-is dropped.
+"""States of the exact part where all passes of an operator share one code: a state is a code.
+
+`DecoupledBound` bounds the encoding in which gradient passes have their own codes: it adds the
+fastest forward and the fastest backward path, with bytes at a price (Lagrangian). Weight gradients
+belong to the forward path: fetching the input, the products, the sum and the transfer to the home's
+layout take no less than under the best code. The other costs that couple the passes (fetching
+output gradients in other layouts, re-sharding weights for the data pass) are not negative and are
+left out.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from atoll.wafer.encoding.genes import Away, BlockMapping
 from atoll.wafer.exact.path_kernels import min_plus
 from atoll.wafer.exact.paths import (
     FREE,
-    Outlook,
-    Paths,
-    Price,
-    Step,
-    Way,
-    outlook,
-    scalar_chain,
+    BlockPath,
+    BlockPaths,
+    ChainBounds,
+    MemoryPrice,
+    PathStep,
+    chain_bounds,
+    least_chain_costs,
 )
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What a solver may use, and what counts."""
+    """Choices open to a solver, and its objective."""
 
     homes: tuple[str, ...]
     recompute: bool = True
     volume_only: bool = False
-    """Choose by bytes moved: compute is left out of the count."""
+    """Minimise communication only: compute counts as zero."""
 
 
-class Priced(Protocol):
-    """Tables of a block: by the codes of one shape, or by what stands for several."""
+class OperatorTables(Protocol):
+    """Tables of a block: of the codes of a shape (`BlockTables`), or of splits (`SplitTables`)."""
 
     block: Block
     setting: Setting
@@ -64,59 +64,54 @@ class Priced(Protocol):
 class SharedStates:
     """Steps between codes; an operator's options are the homes of its weight."""
 
-    def __init__(self, tables: Priced, rules: Rules) -> None:
+    def __init__(self, tables: OperatorTables, rules: Rules) -> None:
         self.tables, self.rules = tables, rules
         self.edges = [tables.chain_edges(i) for i in range(len(tables.block.chains))]
         self.chains = [self._steps(i) for i in range(len(self.edges))]
 
-    def _steps(self, chain: int) -> list[Step]:
+    def _steps(self, chain: int) -> list[PathStep]:
         steps = []
         nodes, edges = self.tables.chain_nodes(chain), self.edges[chain]
         described = self.tables.block.chains[chain].edges
         for i, edge in enumerate(edges):
             node = nodes[i + 1]
-            each = np.arange(len(node.codes))
+            entries = np.arange(len(node.codes))
             weighted = node.unit is not None and node.unit.parameters > 0
             costs = [
-                home_cost(node, home, self.tables.setting, each, each, each)
+                home_cost(node, home, self.tables.setting, entries, entries, entries)
                 for home in (self.rules.homes if weighted else ("external",))
             ]
-            home_s, state = (np.stack(column) for column in zip(*costs, strict=True))
-            compute = 0.0 if self.rules.volume_only else node.compute_s[None, :]
-            again = edge.again_s if self.rules.recompute else np.full_like(edge.again_s, np.inf)
+            home_s, state_bytes = (np.stack(column) for column in zip(*costs, strict=True))
+            compute_s = 0.0 if self.rules.volume_only else node.compute_s[None, :]
+            recompute_s = edge.recompute_s
+            if not self.rules.recompute:
+                recompute_s = np.full_like(recompute_s, np.inf)
             steps.append(
-                Step(
-                    edge.time_s + compute, edge.kept_bytes, again, None,
-                    bool(described[i].kept_name), home_s[:, None, :], state[:, None, :],
+                PathStep(
+                    edge.time_s + compute_s, edge.saved_bytes, recompute_s, None,
+                    bool(described[i].kept_name), home_s[:, None, :], state_bytes[:, None, :],
                 )
             )  # fmt: skip
         return steps
 
-    def chains_with(self, away: Away) -> list[list[Step]]:
-        """The steps of a stage that may leave tensors in the memory of another."""
-        found = []
+    def offloading_chains(self, away: Away) -> list[list[PathStep]]:
+        """Return the steps of a stage that may offload tensors to another stage's memory."""
+        offloading = []
         for i, (steps, edges) in enumerate(zip(self.chains, self.edges, strict=True)):
-            nodes = self.tables.chain_nodes(i)[1:]
-            found.append(
-                [
-                    replace(step, away_s=away_s(edge, node, away))
-                    for step, edge, node in zip(steps, edges, nodes, strict=True)
-                ]
-            )
-        return found
+            triples = zip(steps, edges, self.tables.chain_nodes(i)[1:], strict=True)
+            offloading.append([replace(s, offload_s=offload_s(e, n, away)) for s, e, n in triples])
+        return offloading
 
-    def genes(self, stream: int, way: Way) -> BlockMapping:
-        entries = [state for path in way.states for state in path]
-        nodes = self._units
-        named = tuple(n.codes[e] for n, e in zip(nodes, entries, strict=True))
-        ways = tuple(
-            (bool(n.streams[e]), self.tables.setting.algorithm)
-            for n, e in zip(nodes, entries, strict=True)
-        )
+    def genes(self, stream: int, path: BlockPath) -> BlockMapping:
+        entries = [state for states in path.states for state in states]
+        pairs = list(zip(self._units, entries, strict=True))
+        codes = tuple(node.codes[entry] for node, entry in pairs)
+        algorithm = self.tables.setting.algorithm
+        collectives = tuple((bool(node.streams[entry]), algorithm) for node, entry in pairs)
         return BlockMapping(
-            self.tables.stream.codes[stream], named,
-            tuple(self.rules.homes[h] for h in way.options), tuple(way.fates), (),
-            ways if len(self.tables.modes) > 1 else (),
+            self.tables.stream.codes[stream], codes,
+            tuple(self.rules.homes[h] for h in path.options), tuple(path.fates), (),
+            collectives if len(self.tables.modes) > 1 else (),
         )  # fmt: skip
 
     @property
@@ -124,275 +119,280 @@ class SharedStates:
         return [nodes for chain in self.tables.nodes for nodes in chain]
 
 
-def away_s(edge: EdgeTable, node: Nodes, away: Away) -> FloatArray:
-    """What leaving a tensor elsewhere adds: out beside the consumer's forward pass with its gather,
-    back beside its data pass with its reduction.
+def offload_s(edge: EdgeTable, node: Nodes, away: Away) -> FloatArray:
+    """Return the seconds that offloading a tensor adds: the transfer out overlaps the consumer's
+    forward pass and gather, the transfer back its data pass and reduction.
     """
-    journey = edge.kept_bytes / away.bandwidth_Bps + away.latency_s
-    total = np.zeros_like(journey)
-    for links, compute in ((edge.gather_s, node.forward_s), (edge.scatter_s, node.data_s)):
-        behind = (compute[None, :], node.streams[None, :])
-        total += exposed(links + journey, *behind) - exposed(links, *behind)
-    return total
+    journey_s = edge.saved_bytes / away.bandwidth_Bps + away.latency_s
+    added_s = np.zeros_like(journey_s)
+    for link_s, compute_s in ((edge.gather_s, node.forward_s), (edge.scatter_s, node.data_s)):
+        overlap = (compute_s[None, :], node.streams[None, :])
+        added_s += exposed(link_s + journey_s, *overlap) - exposed(link_s, *overlap)
+    return added_s
 
 
-class Gradients(NamedTuple):
-    """What the code of a weight gradient costs, of a chain and its operator (counted from 1)."""
+class WeightGradientCosts(NamedTuple):
+    """Costs of weight-gradient codes, as functions of a chain and its operator (from 1)."""
 
     to_home_s: Callable[[int, int], FloatArray]
-    """By entries of the weight and of the forward pass; once a step."""
+    """By entries of the weight pass and of the forward pass; paid once per step."""
     fetch_s: Callable[[int, int], FloatArray]
-    """The input gathered from where no digit had it whole, by entries of the weight pass."""
+    """Gathering an input that no digit replicates, by entries of the weight pass."""
     sliced: Callable[[Nodes], BoolArray]
-    """Entries of an operator that leave none of its output whole on several dies."""
+    """Entries of an operator that replicate none of its output over dies."""
 
 
-def price_of(price: float, in_flight: int, layers: int, *, offload: bool) -> Price:
-    """Of a byte of a layer, in a stage of so many; kept bytes cost nothing with `offload`."""
-    per_kept = 0.0 if offload else float(layers * in_flight)
-    return Price(price / layers, 0.0, per_kept, float(layers))
+def memory_price(price: float, in_flight: int, layers: int, *, offload: bool) -> MemoryPrice:
+    """Price a byte of a layer in a stage of `layers`; kept bytes are free with `offload`."""
+    saved_copies = 0.0 if offload else float(layers * in_flight)
+    return MemoryPrice(price / layers, 0.0, saved_copies, float(layers))
 
 
 @dataclass(frozen=True, eq=False)
-class Decoupled:
-    """Steps of the passes taken apart."""
+class DecoupledBound:
+    """Lower bounds from the forward and backward paths, minimised separately."""
 
-    forward: Paths
-    backward: list[list[Step]]
-    but_weight: Paths
+    forward: BlockPaths
+    backward: list[list[PathStep]]
+    but_weight: BlockPaths
     """`forward` without the products of weight gradients."""
-    _known: dict[Price, FloatArray] = field(default_factory=dict)
-    """What `least` found: with tensors elsewhere it is the same for any number in flight."""
+    _costs_by_price: dict[MemoryPrice, FloatArray] = field(default_factory=dict)
+    """Cached `least_costs`; with offload they are the same for any number in flight."""
 
     @staticmethod
-    def of(states: SharedStates, paths: Paths, ways: Gradients) -> Decoupled:
+    def from_states(
+        states: SharedStates, paths: BlockPaths, gradients: WeightGradientCosts
+    ) -> DecoupledBound:
         tables, rules = states.tables, states.rules
-        forward: list[list[Step]] = []
-        but_weight: list[list[Step]] = []
+        forward: list[list[PathStep]] = []
+        but_weight: list[list[PathStep]] = []
         backward = []
         for chain, (steps, edges) in enumerate(zip(states.chains, states.edges, strict=True)):
             nodes = tables.chain_nodes(chain)
             triples = list(zip(steps, edges, nodes[1:], strict=True))
-            backward.append([_backward(*triple) for triple in triples])
-            for found in (forward, but_weight):
-                found.append([_forward(*triple) for triple in triples])
+            backward.append([_backward_step(*triple) for triple in triples])
+            for pass_chains in (forward, but_weight):
+                pass_chains.append([_forward_step(*triple) for triple in triples])
             for unit, node in enumerate(nodes[1:], 1):
                 if node.unit is None or not node.unit.parameters:
                     continue
-                each = np.arange(len(node.codes))
-                held = [home_bytes(tables.setting.states, h, node, each, each) for h in rules.homes]
-                state = np.stack([weights + g.min() + optimizer for weights, g, optimizer in held])
-                cost = ways.to_home_s(chain, unit), ways.fetch_s(chain, unit)
-                cut = ways.sliced(nodes[unit - 1])[:, None]
-                for found, products in ((forward, True), (but_weight, False)):
-                    seconds, late = _held(node, rules.homes, tables.setting, *cost, products)
-                    step = found[-1][unit - 1]
-                    found[-1][unit - 1] = replace(
-                        step, time_s=step.time_s + np.where(cut, late, 0.0),
-                        option_s=seconds[:, None, :], state=state[:, None, :],
+                entries = np.arange(len(node.codes))
+                by_home = (
+                    home_bytes(tables.setting.states, home, node, entries, entries)
+                    for home in rules.homes
+                )
+                state_bytes = np.stack([w + g.min() + o for w, g, o in by_home])
+                costs = gradients.to_home_s(chain, unit), gradients.fetch_s(chain, unit)
+                source_sliced = gradients.sliced(nodes[unit - 1])[:, None]
+                for pass_chains, products in ((forward, True), (but_weight, False)):
+                    home_s, fetch_added_s = _weight_gradient_s(
+                        node, rules.homes, tables.setting, *costs, products
+                    )
+                    step = pass_chains[-1][unit - 1]
+                    pass_chains[-1][unit - 1] = replace(
+                        step, time_s=step.time_s + np.where(source_sliced, fetch_added_s, 0.0),
+                        option_s=home_s[:, None, :], state_bytes=state_bytes[:, None, :],
                     )  # fmt: skip
-        ahead, but = (replace(paths, chains=chains) for chains in (forward, but_weight))
-        return Decoupled(ahead, backward, but)
+        forward_paths = replace(paths, chains=forward)
+        return DecoupledBound(forward_paths, backward, replace(paths, chains=but_weight))
 
     @cached_property
     def but_weight_s(self) -> float:
-        """No block takes fewer seconds without its weight passes."""
-        return float(self._least(FREE, self.but_weight).min())
+        """Lower bound on the seconds of a block without its weight passes."""
+        return float(self._least_costs(FREE, self.but_weight).min())
 
     @cached_property
     def bound_s(self) -> float:
-        """No block takes fewer seconds."""
-        return float(self.least(FREE).min())
+        """Lower bound on the seconds of a block."""
+        return float(self.least_costs(FREE).min())
 
     @cached_property
     def fastest_bytes(self) -> tuple[float, float]:
-        """States of a layer that takes `bound_s`, and what it keeps of a microbatch."""
-        stream = int(self.least(FREE).argmin())
+        """Bytes of state and bytes kept per microbatch of a layer that takes `bound_s`."""
+        stream = int(self.least_costs(FREE).argmin())
         return self.forward.fastest_bytes(stream)
 
     def priced_s(self, price: float, in_flight: int, layers: int, *, offload: bool) -> float:
-        """Least seconds + price x (state + in flight x kept) bytes of a layer: of all mappings.
-
-        What is made again counts once in a stage of at most `layers` layers. With `offload`, saved
-        tensors may lie elsewhere, at no cost.
+        """Return the least seconds + price x (state + in flight x kept) bytes per layer over all
+        mappings. Recomputed tensors count once in a stage of at most `layers` layers. With
+        `offload`, saved tensors can be offloaded at no cost.
         """
-        least = self.least(price_of(price, in_flight, layers, offload=offload))
-        return float((least + price * in_flight * self.forward.stream_kept).min())
+        least = self.least_costs(memory_price(price, in_flight, layers, offload=offload))
+        return float((least + price * in_flight * self.forward.stream_saved_bytes).min())
 
-    def least(self, price: Price, *, away: bool = False) -> FloatArray:
-        """No block takes fewer seconds + price x bytes, by stream layout; `away`: tensors may wait
-        elsewhere, which costs no less than nothing.
-        """
+    def least_costs(self, price: MemoryPrice, *, away: bool = False) -> FloatArray:
+        """Return a lower bound on seconds + price x bytes; `away`: offloading takes 0 seconds."""
         paths = self.forward
         if away:
             chains = [
-                [replace(s, away_s=np.zeros_like(s.kept)) for s in steps] for steps in paths.chains
+                [replace(step, offload_s=np.zeros_like(step.saved_bytes)) for step in steps]
+                for steps in paths.chains
             ]
-            return self._least(price, replace(paths, chains=chains))
-        if price not in self._known:
-            self._known[price] = self._least(price, paths)
-        return self._known[price]
+            return self._least_costs(price, replace(paths, chains=chains))
+        if price not in self._costs_by_price:
+            self._costs_by_price[price] = self._least_costs(price, paths)
+        return self._costs_by_price[price]
 
-    def _least(self, price: Price, paths: Paths) -> FloatArray:
-        """The paths forward and back."""
-        total: FloatArray = paths.least(price)[0] + self._back_s
+    def _least_costs(self, price: MemoryPrice, paths: BlockPaths) -> FloatArray:
+        total: FloatArray = paths.least_costs(price)[0] + self._backward_s
         return total
 
     @cached_property
-    def _back_s(self) -> FloatArray:
-        """Data passes hold nothing, so that bytes have no price for them."""
+    def _backward_s(self) -> FloatArray:
+        """Least seconds of the data passes, which hold no bytes."""
         total = np.zeros(len(self.forward.stream_s))
         for steps in self.backward:
-            total = total + scalar_chain(steps, FREE)[0]
+            total = total + least_chain_costs(steps, FREE)[0]
         return total
 
-    def outlooks(self) -> tuple[list[Outlook], list[Outlook]]:
-        """Of every chain forward and back, in seconds."""
-        ahead, back = self.forward.chains, self.backward
-        return [outlook(c, FREE) for c in ahead], [outlook(c, FREE) for c in back]
+    def pass_bounds(self) -> tuple[list[ChainBounds], list[ChainBounds]]:
+        """Return the bounds in seconds of every chain, forward and backward."""
+        forward = [chain_bounds(steps, FREE) for steps in self.forward.chains]
+        return forward, [chain_bounds(steps, FREE) for steps in self.backward]
 
 
-def least_s(
-    tables: Tables, homes: Sequence[str], known_s: FloatArray, ahead: Sequence[Outlook],
-    back: Sequence[Outlook], enough_s: float,
+def least_block_s(
+    tables: Tables, homes: Sequence[str], stream_bounds_s: FloatArray,
+    forward_bounds: Sequence[ChainBounds], backward_bounds: Sequence[ChainBounds], enough_s: float,
 ) -> float:  # fmt: skip
-    """The least of `Decoupled.least` without a price, at most `enough_s`. Tables are made one after
-    the other, since those of many codes are large, and ways are followed no further than needed.
-
-    `known_s`, `ahead` and `back` are no more than what stream layouts, their chains and what
-    follows a state take.
+    """Return the minimum of `DecoupledBound.least_costs(FREE)`, at most `enough_s`. Tables are
+    computed one after another, since those of many codes are large, and only for paths that may be
+    faster by the given lower bounds of stream layouts, chains and what follows a state.
     """
-    ways = gradients_of(tables)
-    total = known_s.copy()
+    gradients = weight_gradient_costs(tables)
+    total = stream_bounds_s.copy()
     for chain, edges in enumerate(c.edges for c in tables.block.chains):
         nodes = tables.chain_nodes(chain)
-        for look, forward in ((ahead[chain], True), (back[chain], False)):
+        for bounds, forward in ((forward_bounds[chain], True), (backward_bounds[chain], False)):
             rows = np.flatnonzero(total < enough_s)
             if not len(rows):
                 return enough_s
-            left_s = (enough_s - total + look.value)[rows, None]
-            before, at, reach = tables.stream, rows, np.zeros((0, 0))
+            left_s = (enough_s - total + bounds.total)[rows, None]
+            before, sources, reach = tables.stream, rows, np.zeros((0, 0))
             for i in range(1, len(edges) + 1):
                 last = i == len(edges)
-                to = rows
+                targets = rows
                 if not last:
-                    to = np.flatnonzero((look.through[i - 1][rows] < left_s).any(axis=0))
-                if not len(at) or not len(to):
+                    targets = np.flatnonzero((bounds.through[i - 1][rows] < left_s).any(axis=0))
+                if not len(sources) or not len(targets):
                     return enough_s
-                here = (chain, i, to)
-                source, target = before.only(at), nodes[i].only(to)
-                weight = (
-                    _ahead_s(tables, homes, ways, here, source)
+                where = (chain, i, targets)
+                source, target = before.select(sources), nodes[i].select(targets)
+                step_s = (
+                    _forward_s(tables, homes, gradients, where, source)
                     if forward
-                    else tables.back(edges[i - 1], source, target)[0] + target.data_s
+                    else tables.backward_arrays(edges[i - 1], source, target)[0] + target.data_s
                 )
                 if last:
-                    exact_s = (reach + weight.T).min(axis=1)
+                    exact_s = (reach + step_s.T).min(axis=1)
                     break
                 if i > 1:
-                    further = np.empty((len(rows), len(to)))
-                    min_plus(reach, np.ascontiguousarray(weight), further)
-                    weight = further
-                open_ = weight + look.behind[i - 1][np.ix_(rows, to)] < left_s
-                some = open_.any(axis=0)
-                reach = np.where(open_, weight, np.inf)[:, some]
-                before, at = nodes[i], to[some]
+                    further = np.empty((len(rows), len(targets)))
+                    min_plus(reach, np.ascontiguousarray(step_s), further)
+                    step_s = further
+                open_ = step_s + bounds.after[i - 1][np.ix_(rows, targets)] < left_s
+                reachable = open_.any(axis=0)
+                reach = np.where(open_, step_s, np.inf)[:, reachable]
+                before, sources = nodes[i], targets[reachable]
             closed = np.full_like(total, np.inf)
-            closed[rows] = total[rows] - look.value[rows] + exact_s
+            closed[rows] = total[rows] - bounds.total[rows] + exact_s
             total = closed
     return min(enough_s, float(total.min()))
 
 
-def _ahead_s(
-    tables: Tables, homes: Sequence[str], ways: Gradients, where: tuple[int, int, IntArray],
-    source: Nodes,
+def _forward_s(
+    tables: Tables, homes: Sequence[str], gradients: WeightGradientCosts,
+    where: tuple[int, int, IntArray], source: Nodes,
 ) -> FloatArray:  # fmt: skip
-    """Seconds forward into entries of an operator, with its weight gradient."""
-    chain, i, at = where
-    whole = tables.chain_nodes(chain)[i]
-    node = whole.only(at)
-    forward, _, gather, _ = tables.ahead(tables.block.chains[chain].edges[i - 1], source, node)
-    forward = forward + node.forward_s
+    """Return the seconds of the step into entries of an operator, with its weight gradient."""
+    chain, i, entries = where
+    all_entries = tables.chain_nodes(chain)[i]
+    node = all_entries.select(entries)
+    edge = tables.block.chains[chain].edges[i - 1]
+    forward_s, _, gather_s, _ = tables.forward_arrays(edge, source, node)
+    forward_s = forward_s + node.forward_s
     if node.unit is None:
-        return np.asarray(forward + exposed(gather, node.weight_s, node.streams))
+        return np.asarray(forward_s + exposed(gather_s, node.weight_s, node.streams))
     if not node.unit.parameters:
-        return forward
-    cost = ways.to_home_s(chain, i), ways.fetch_s(chain, i)
-    held_s, late = _held(whole, homes, tables.setting, *cost, True)
-    sliced = ways.sliced(source)[:, None]
-    return np.asarray(forward + np.where(sliced, late[at], 0.0) + held_s[:, at].min(axis=0))
+        return forward_s
+    costs = gradients.to_home_s(chain, i), gradients.fetch_s(chain, i)
+    home_s, fetch_added_s = _weight_gradient_s(all_entries, homes, tables.setting, *costs, True)
+    fetch_s = np.where(gradients.sliced(source)[:, None], fetch_added_s[entries], 0.0)
+    return np.asarray(forward_s + fetch_s + home_s[:, entries].min(axis=0))
 
 
-def gradients_of(tables: Tables) -> Gradients:
-    """By the codes of one shape."""
-    known = [GradientTables(tables, chain) for chain in range(len(tables.block.chains))]
+def weight_gradient_costs(tables: Tables) -> WeightGradientCosts:
+    """Return the costs of the codes of one shape."""
+    gradient_tables = [GradientTables(tables, chain) for chain in range(len(tables.block.chains))]
 
     def to_home_s(chain: int, unit: int) -> FloatArray:
-        exchange, gather = known[chain].weight(unit, tables.setting.states.reduced)
-        return np.tile(exchange + gather, (len(tables.modes),) * 2)
+        times = gradient_tables[chain].weight(unit, tables.setting.states.reduced)
+        return np.tile(times.total_s, (len(tables.modes),) * 2)
 
     def fetch_s(chain: int, unit: int) -> FloatArray:
-        node, edge = known[chain].nodes[unit], tables.block.chains[chain].edges[unit - 1]
-        found = np.zeros((2, 1, len(node.codes)))
-        nowhere = np.full_like(node.reads[:1], roles.BATCH)
-        kernels.moved_matrix(np.array(edge.totals), nowhere, node.reads, *tables.mesh, *found)
-        return np.asarray(found[1, 0])
+        node, edge = gradient_tables[chain].nodes[unit], tables.block.chains[chain].edges[unit - 1]
+        times = np.zeros((2, 1, len(node.codes)))
+        divided = np.full_like(node.reads[:1], roles.BATCH)
+        kernels.reshard_matrix(np.array(edge.totals), divided, node.reads, *tables.mesh, *times)
+        return np.asarray(times[1, 0])
 
     def sliced(node: Nodes) -> BoolArray:
-        # Sums that are made whole are gathered apart from the rest.
-        whole = (node.writes == roles.WHOLE) | (node.writes == roles.PARTIAL)
-        return np.asarray(~whole.any(axis=(1, 2)))
+        # Sums that are completed on all dies are gathered separately.
+        replicated = (node.writes == roles.WHOLE) | (node.writes == roles.PARTIAL)
+        return np.asarray(~replicated.any(axis=(1, 2)))
 
-    return Gradients(to_home_s, fetch_s, sliced)
-
-
-def _forward(step: Step, edge: EdgeTable, node: Nodes) -> Step:
-    time = edge.forward_s + node.forward_s[None, :]
-    # The stream has no gradient passes of its own: what it gathers, it gathers twice.
-    return replace(step, time_s=time + edge.fetch_s if node.unit is None else time)
+    return WeightGradientCosts(to_home_s, fetch_s, sliced)
 
 
-def _backward(step: Step, edge: EdgeTable, node: Nodes) -> Step:
-    none = np.zeros((1, 1, len(node.codes)))
-    time = edge.back_s + node.data_s[None, :]
-    return replace(step, time_s=time, droppable=False, option_s=none, state=none)
+def _forward_step(step: PathStep, edge: EdgeTable, node: Nodes) -> PathStep:
+    time_s = edge.forward_s + node.forward_s[None, :]
+    # The stream has no gradient passes: it gathers its input twice.
+    return replace(step, time_s=time_s + edge.fetch_s if node.unit is None else time_s)
 
 
-def _held(
+def _backward_step(step: PathStep, edge: EdgeTable, node: Nodes) -> PathStep:
+    no_option = np.zeros((1, 1, len(node.codes)))
+    time_s = edge.back_s + node.data_s[None, :]
+    return replace(step, time_s=time_s, droppable=False, option_s=no_option, state_bytes=no_option)
+
+
+def _weight_gradient_s(
     node: Nodes, homes: Sequence[str], setting: Setting, to_home_s: FloatArray, fetch_s: FloatArray,
     products: bool,
 ) -> tuple[FloatArray, FloatArray]:  # fmt: skip
-    """Seconds by home and forward code: the optimizer, gathering weights over their copies (once a
-    step, or for both passes of every microbatch), and the weight gradient (its `products`, if
-    asked) and its sum under the best code; and what fetching its input adds at least.
+    """Return least seconds by home and forward code, and the least seconds that fetching the input
+    of the weight gradient adds. Seconds are those of the optimizer, of gathering weights over their
+    copies (once per step, or for both passes of every microbatch), and of the weight gradient (its
+    `products`, if requested) and its sum under the best code.
     """
-    step, rounds = node.step_s / node.copies, setting.microbatches
-    gathered = exposed(node.gather_s, node.forward_s, node.streams)
-    outside = np.maximum(0.0, node.port_s - node.forward_s)
-    # All passes of an operator stream, or none does.
-    alike = node.streams[:, None] == node.streams[None, :]
-    way_s = np.where(alike, to_home_s / rounds, np.inf)
+    divided_step_s, rounds = node.step_s / node.copies, setting.microbatches
+    gathered_s = exposed(node.weight_gather_s, node.forward_s, node.streams)
+    port_s = np.maximum(0.0, node.port_s - node.forward_s)
+    # Either all passes of an operator are streamed, or none.
+    same_mode = node.streams[:, None] == node.streams[None, :]
+    to_home_share_s = np.where(same_mode, to_home_s / rounds, np.inf)
     weight_s = node.weight_s if products else np.zeros_like(node.weight_s)
-    summed = exposed(node.sum_s, node.weight_s, node.streams)
-    fetched = exposed(fetch_s, node.weight_s, node.streams)
+    summed_s = exposed(node.gradient_sum_s, node.weight_s, node.streams)
+    fetched_s = exposed(fetch_s, node.weight_s, node.streams)
 
     def least(seconds: FloatArray) -> FloatArray:
-        found: FloatArray = (seconds[:, None] + way_s).min(axis=0)
-        return found
+        least_s: FloatArray = (seconds[:, None] + to_home_share_s).min(axis=0)
+        return least_s
 
-    once, often = least(weight_s + node.sum_s / rounds), least(weight_s + summed)
-    alone = np.full_like(once, weight_s.min())
-    late = np.minimum(
-        least(weight_s + node.sum_s / rounds + fetched) - once,
-        least(weight_s + summed + fetched) - often,
+    sum_share_s, gather_share_s = node.gradient_sum_s / rounds, node.weight_gather_s / rounds
+    once_s, often_s = least(weight_s + sum_share_s), least(weight_s + summed_s)
+    unsummed_s = np.full_like(once_s, weight_s.min())
+    fetch_added_s = np.minimum(
+        least(weight_s + sum_share_s + fetched_s) - once_s,
+        least(weight_s + summed_s + fetched_s) - often_s,
     )
     if "external" in homes:
-        late = np.minimum(late, (weight_s + fetched).min() - alone)
+        fetch_added_s = np.minimum(fetch_added_s, (weight_s + fetched_s).min() - unsummed_s)
     seconds = {
-        "replicated": once + node.sum_s / rounds + node.step_s,
-        "optimizer": once + node.gather_s / rounds + step,
-        "gradients": often + node.gather_s / rounds + step,
-        "weights": often + gathered + node.gather_s / kernels.CHUNKS + step,
-        "external": alone + outside,
+        "replicated": once_s + sum_share_s + node.step_s,
+        "optimizer": once_s + gather_share_s + divided_step_s,
+        "gradients": often_s + gather_share_s + divided_step_s,
+        "weights": often_s + gathered_s + node.weight_gather_s / kernels.CHUNKS + divided_step_s,
+        "external": unsummed_s + port_s,
     }
-    return np.stack([seconds[home] for home in homes]), late
+    return np.stack([seconds[home] for home in homes]), fetch_added_s

@@ -21,7 +21,7 @@ from atoll.wafer.encoding.codes import legal
 TYPES = ("I", "II", "III")
 
 
-def between(previous: str, following: str, feature: float, error: float) -> float:
+def volume_between(previous: str, following: str, feature: float, error: float) -> float:
     table = {
         ("I", "I"): 0.0, ("I", "II"): (feature + error) / 4, ("I", "III"): feature / 2,
         ("II", "I"): error / 2, ("II", "II"): error / 2, ("II", "III"): 0.0,
@@ -31,17 +31,17 @@ def between(previous: str, following: str, feature: float, error: float) -> floa
 
 
 def accpar_codes(block: Block, digits: Digits) -> tuple[str, tuple[str, ...]] | None:
-    """The stream's layout and a code for every operator; None if a dimension runs out."""
+    """Return the stream's layout and a code per operator; None if a dimension is too small."""
     linear = [unit for unit in block.units if unit.kind == "linear"]
     weights = [float(unit.parameters) for unit in linear]
     rows = float(block.microbatch * block.sequence)
     inputs = [rows * unit.sizes["k"] for unit in linear]
     outputs = [rows * unit.sizes["n"] for unit in linear]
-    chosen: list[list[str]] = [[] for _ in linear]
+    types_by_layer: list[list[str]] = [[] for _ in linear]
     for radix in (int(r) for r in digits.radix):
-        types = _one_cut(weights, inputs, outputs)
+        types = _cheapest_types(weights, inputs, outputs)
         for i, kind in enumerate(types):
-            chosen[i].append(kind)
+            types_by_layer[i].append(kind)
             if kind == "I":
                 inputs[i] /= radix
                 outputs[i] /= radix
@@ -51,18 +51,18 @@ def accpar_codes(block: Block, digits: Digits) -> tuple[str, tuple[str, ...]] | 
             else:
                 outputs[i] /= radix
                 weights[i] /= radix
-    named = [_tags(types, block, digits) for types in chosen]
+    linear_codes = [_tags(types, block, digits) for types in types_by_layer]
     codes: list[str] = []
     position = 0
     for unit in block.units:
         if unit.kind == "linear":
-            codes.append(named[position])
+            codes.append(linear_codes[position])
             position += 1
         else:
-            # What follows a weighted layer works on its output as it lies.
+            # The operator after a weighted layer has the layout of its output.
             columns = "h" if unit.kind == "attention" else "c"
-            codes.append("".join(columns if t in "nk" else t for t in named[position - 1]))
-    first = named[0]
+            codes.append("".join(columns if t in "nk" else t for t in linear_codes[position - 1]))
+    first = linear_codes[0]
     stream = "".join({"k": "c", "n": "r"}.get(tag, tag) for tag in first)
     fits = all(
         legal(code, unit.sizes, digits) for code, unit in zip(codes, block.units, strict=True)
@@ -72,42 +72,42 @@ def accpar_codes(block: Block, digits: Digits) -> tuple[str, tuple[str, ...]] | 
     return stream, tuple(codes)
 
 
-def _one_cut(weights: list[float], inputs: list[float], outputs: list[float]) -> tuple[str, ...]:
-    """The types of all layers for one bipartition with the least volume; blocks repeat, so that
-    the last layer's output is the first one's input.
-    """
+def _cheapest_types(
+    weights: list[float], inputs: list[float], outputs: list[float]
+) -> tuple[str, ...]:
+    """Return the types with the least volume; the last layer's output feeds the first."""
     count = len(weights)
     best: tuple[float, tuple[str, ...]] | None = None
     for first in TYPES:
-        start = _inside(first, weights[0], inputs[0], outputs[0])
-        reach: dict[str, tuple[float, tuple[str, ...]]] = {first: (start, (first,))}
+        start = _volume_within(first, weights[0], inputs[0], outputs[0])
+        best_by_type: dict[str, tuple[float, tuple[str, ...]]] = {first: (start, (first,))}
         for i in range(1, count):
-            reach = {
+            best_by_type = {
                 kind: min(
                     (
-                        value
-                        + between(before, kind, inputs[i], inputs[i])
-                        + _inside(kind, weights[i], inputs[i], outputs[i]),
+                        volume
+                        + volume_between(previous, kind, inputs[i], inputs[i])
+                        + _volume_within(kind, weights[i], inputs[i], outputs[i]),
                         (*path, kind),
                     )
-                    for before, (value, path) in reach.items()
+                    for previous, (volume, path) in best_by_type.items()
                 )
                 for kind in TYPES
             }
-        for last, (value, path) in reach.items():
-            total = value + between(last, first, inputs[0], inputs[0])
+        for last, (volume, path) in best_by_type.items():
+            total = volume + volume_between(last, first, inputs[0], inputs[0])
             if best is None or (total, path) < best:
                 best = (total, path)
     assert best is not None
     return best[1]
 
 
-def _inside(kind: str, weight: float, x: float, y: float) -> float:
-    return {"I": weight, "II": y, "III": x}[kind]
+def _volume_within(kind: str, weight: float, inputs: float, outputs: float) -> float:
+    return {"I": weight, "II": outputs, "III": inputs}[kind]
 
 
 def _tags(types: list[str], block: Block, digits: Digits) -> str:
-    """Type I cuts samples as long as there are enough, then rows of the sequence."""
+    """Return the code of types: type I cuts samples while enough are left, then the sequence."""
     left = block.microbatch
     tags = []
     for kind, radix in zip(types, (int(r) for r in digits.radix), strict=True):

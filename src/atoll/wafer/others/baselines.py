@@ -1,6 +1,6 @@
-"""What others would do on the same wafer: the same encoding, priced by the same evaluator.
+"""Published methods on the same wafer: the same encoding, priced by the same evaluator.
 
-* accpar: all dies as one group, cut in halves again and again; at each cut every weighted layer is
+* accpar: all dies as one group, bisected recursively; at each cut every weighted layer is
   of type I (rows), II (inputs) or III (outputs), chosen by dynamic programming on communication
   volume with AccPar's tables (Song et al., HPCA 2020); no pipeline, all activations kept.
 * deepspeed: data parallel with ZeRO 1, 2 or 3 over the dies of a stage, with or without a pipeline,
@@ -11,8 +11,8 @@
 * weight-streaming: activations stay on the wafer, weights pass through it layer by layer (Lie, Hot
   Chips 34).
 
-Each takes the best of its own settings; beside it stands the setting that its paper fixes
-(`SOURCES`). One that does not fit is reported as out of memory, and again with the least
+Each takes the best of its settings, and is also priced with the setting that its paper fixes
+(`SOURCES`). A method that does not fit is reported as out of memory, and with the least
 recomputation that makes it fit.
 """
 
@@ -35,11 +35,11 @@ from atoll.wafer.encoding.block_parts import Block
 from atoll.wafer.encoding.codes import legal
 from atoll.wafer.encoding.genes import OPTIMIZER, BlockMapping
 from atoll.wafer.encoding.mapping import StageMapping, WaferMapping
-from atoll.wafer.evaluate import Evaluation, ends_by_time, evaluate, head_codes, setting_of
+from atoll.wafer.evaluate import MappingCost, ends_by_time, evaluate, head_codes, setting_of
 from atoll.wafer.exact.exact import Exact
 from atoll.wafer.others.accpar import accpar_codes
 
-Told = TypeVar("Told", bound=BaselineSetting)
+AnswerT = TypeVar("AnswerT", bound=BaselineSetting)
 POLICIES = ("none", "selective", "full")
 SOURCES = {
     "accpar": "the tensors that are cut are those of a whole mini-batch: nothing is accumulated, "
@@ -52,35 +52,35 @@ SOURCES = {
     "then data parallel; every layer computed again from its input (Narayanan et al., SC 2021, "
     "takeaways 1 and 2, and the FLOPs of its section 5)",
 }
-"""What each paper fixes, in our words."""
+"""The setting that each paper fixes."""
 
 
 @dataclass(frozen=True)
-class Baseline:
+class WaferBaseline:
     """The best setting of one method."""
 
     name: str
     setting: str
     """In words."""
-    evaluation: Evaluation
+    evaluation: MappingCost
     fits_as_published: bool
-    """Whether it fits with the recomputation that the method itself prescribes."""
+    """Whether it fits with the recomputation that the method prescribes."""
     needed_bytes: float
-    """Most memory of a die under the method's own recomputation."""
+    """Most memory of a die with the method's recomputation."""
     variants: Mapping[str, float | None] = field(default_factory=dict)
     """Samples/s of its settings by kind (ZeRO stage, recomputation); None: out of memory."""
-    fixed: Baseline | None = None
-    """As its paper fixes it; None where that is not legal here, or no paper is followed."""
+    fixed: WaferBaseline | None = None
+    """The setting that its paper fixes; None if illegal here or without a paper."""
 
     @property
     def samples_per_s(self) -> float | None:
         return self.evaluation.samples_per_s if self.evaluation.fits else None
 
     def answer(self) -> BaselineDetails:
-        fixed = self.fixed and self.fixed._told(FixedBaseline, source=SOURCES[self.name])
-        return self._told(BaselineDetails, as_fixed=fixed)
+        fixed = self.fixed and self.fixed._to_answer(FixedBaseline, source=SOURCES[self.name])
+        return self._to_answer(BaselineDetails, as_fixed=fixed)
 
-    def _told(self, kind: type[Told], **more: Any) -> Told:
+    def _to_answer(self, kind: type[AnswerT], **more: Any) -> AnswerT:
         return made_of(
             kind,
             self,
@@ -92,22 +92,28 @@ class Baseline:
         )
 
 
-class _Setting(NamedTuple):
-    """One setting of a method, before memory is looked at."""
+class _MethodSetting(NamedTuple):
+    """One setting of a method, before memory is checked."""
 
     words: str
     mapping: WaferMapping | None
     """None: not legal on this wafer."""
     variant: str = ""
     fixed: int | None = None
-    """Where the paper fixes it: of several, that with the smallest number that fits."""
+    """Rank of a setting fixed by the paper: the smallest that fits is taken."""
 
 
-_Priced = list[tuple[_Setting, Evaluation]]
+class _EvaluatedSetting(NamedTuple):
+    setting: _MethodSetting
+    evaluation: MappingCost
+
+    @property
+    def rank(self) -> tuple[float, str]:
+        return self.evaluation.step_s, self.setting.words
 
 
-class _Task(NamedTuple):
-    """What every method has to map."""
+class _BaselineTask(NamedTuple):
+    """The model and wafer that every method maps."""
 
     wafer: Wafer
     model: str
@@ -122,7 +128,7 @@ class _Task(NamedTuple):
         self, rectangles: Sequence[Rectangle], digits: Digits, microbatch: int, genes: BlockMapping,
         streaming: bool,
     ) -> WaferMapping | None:  # fmt: skip
-        """Layers evenly over stages with the same variables; None where that is not legal."""
+        """Divide layers evenly over stages with the same variables; None if that is illegal."""
         block = self.block(microbatch)
         heads = head_codes(block, digits, genes.stream)
         units = zip(genes.codes, block.units, strict=True)
@@ -142,22 +148,22 @@ class _Task(NamedTuple):
         )  # fmt: skip
         setting, ends = setting_of(self.wafer, mapping), (len(stages) == 1, True)
         external = "external" in genes.homes
-        where = block, digits, setting, genes.stream
-        _, head, _ = ends_by_time(*where, ends, external, (streaming,))[0]
+        ends_arguments = block, digits, setting, genes.stream
+        _, head, _ = ends_by_time(*ends_arguments, ends, external, (streaming,))[0]
         return replace(mapping, stages=tuple(replace(stage, head=head) for stage in stages))
 
 
 def run_baseline(
     name: str, wafer: Wafer, model: str, batch: int, sequence: int, optimizer: str = OPTIMIZER
-) -> Baseline | None:
-    """The best setting of a method; None where nothing of it can run on this wafer at all.
+) -> WaferBaseline | None:
+    """Return the best setting of a method; None if no setting is legal on this wafer.
 
     The fastest that fits as published; else the fastest with the least recomputation; else the
     one that needs the least memory, marked as not fitting.
     """
-    task = _Task(wafer, model, batch, sequence, optimizer)
+    task = _BaselineTask(wafer, model, batch, sequence, optimizer)
     priced = [
-        (setting, evaluate(wafer, setting.mapping))
+        _EvaluatedSetting(setting, evaluate(wafer, setting.mapping))
         for setting in _METHODS[name](task)
         if setting.mapping is not None
     ]
@@ -165,14 +171,14 @@ def run_baseline(
         return None
     variants = {
         kind: max(
-            (e.samples_per_s for r, e in priced if e.fits and r.variant == kind), default=None
+            (e.samples_per_s for s, e in priced if e.fits and s.variant == kind), default=None
         )
-        for kind in dict.fromkeys(r.variant for r, _ in priced if r.variant)
+        for kind in dict.fromkeys(s.variant for s, _ in priced if s.variant)
     }
-    fixed = [pair for pair in priced if pair[0].fixed is not None]
-    first = min((r.fixed for r, e in fixed if e.fits and r.fixed is not None), default=None)
-    if first is not None:
-        fixed = [pair for pair in fixed if pair[0].fixed == first]
+    fixed = [row for row in priced if row.setting.fixed is not None]
+    preferred = min((s.fixed for s, e in fixed if e.fits and s.fixed is not None), default=None)
+    if preferred is not None:
+        fixed = [row for row in fixed if row.setting.fixed == preferred]
     return replace(
         _best(name, wafer, priced),
         variants=variants,
@@ -180,62 +186,61 @@ def run_baseline(
     )
 
 
-def _best(name: str, wafer: Wafer, priced: _Priced) -> Baseline:
-    fitting = [(r, e) for r, e in priced if e.fits]
+def _best(name: str, wafer: Wafer, priced: list[_EvaluatedSetting]) -> WaferBaseline:
+    fitting = [row for row in priced if row.evaluation.fits]
     if fitting:
-        setting, found = min(fitting, key=lambda pair: (pair[1].step_s, pair[0].words))
-        return Baseline(name, setting.words, found, True, found.memory_bytes)
+        setting, evaluation = min(fitting, key=lambda row: row.rank)
+        return WaferBaseline(name, setting.words, evaluation, True, evaluation.memory_bytes)
     least = min(e.memory_bytes for _, e in priced)
     rescued = []
-    for setting, found in priced:
-        smaller = _least_recompute(wafer, found.mapping)
+    for setting, evaluation in priced:
+        smaller = _least_recompute(wafer, evaluation.mapping)
         if smaller is not None:
             again = evaluate(wafer, smaller)
             if again.fits:
-                rescued.append((setting, again))
+                rescued.append(_EvaluatedSetting(setting, again))
     if rescued:
-        setting, found = min(rescued, key=lambda pair: (pair[1].step_s, pair[0].words))
-        return Baseline(name, setting.words + ", least recomputation", found, False, least)
-    setting, found = min(priced, key=lambda pair: (pair[1].memory_bytes, pair[0].words))
-    return Baseline(name, setting.words, found, False, least)
+        setting, evaluation = min(rescued, key=lambda row: row.rank)
+        words = f"{setting.words}, least recomputation"
+        return WaferBaseline(name, words, evaluation, False, least)
+    setting, evaluation = min(
+        priced, key=lambda row: (row.evaluation.memory_bytes, row.setting.words)
+    )
+    return WaferBaseline(name, setting.words, evaluation, False, least)
 
 
 def _least_recompute(wafer: Wafer, mapping: WaferMapping) -> WaferMapping | None:
-    """The same mapping with, in every stage, the fastest set of tensors to keep that fits."""
+    """Keep, in every stage of the mapping, the fastest set of tensors that fits."""
     block = mapping.blocks()
     setting = setting_of(wafer, mapping)
-    priced = evaluate(wafer, mapping)
+    evaluation = evaluate(wafer, mapping)
     stages = []
     for number, stage in enumerate(mapping.stages):
         exact = Exact(tables_of(block, stage.digits, setting, stage.block), (stage.block.homes[0],))
         in_flight = min(len(mapping.stages) - number, mapping.microbatches)
-        limit = wafer.memory_bytes - priced.stages[number].ends.bytes
-        found = exact.solve(stage.layers, in_flight, limit)
-        if found is None:
+        limit = wafer.memory_bytes - evaluation.stages[number].ends.bytes
+        solved = exact.solve(stage.layers, in_flight, limit)
+        if solved is None:
             return None
-        stages.append(replace(stage, block=found.mapping))
+        stages.append(replace(stage, block=solved.mapping))
     return replace(mapping, stages=tuple(stages))
 
 
 # --- the methods ----------------------------------------------------------------------------------
 
 
-def _genes(
+def _block_mapping(
     block: Block, stream: str, codes: Sequence[str], home: str, policy: str = "none"
 ) -> BlockMapping:
-    """The same home for all weights; selective recomputation runs the attention core again (its
-    scores are never kept here).
-    """
+    """Return variables with one home for all weights; `selective` recomputes attention."""
     names = [edge.kept_name for chain in block.chains for edge in chain.edges if edge.kept_name]
     dropped = {"none": (), "selective": ("context",), "full": ("",)}[policy]
     keep = tuple(not any(part in name for part in dropped) for name in names)
     return BlockMapping(stream, tuple(codes), (home,) * len(codes), keep)
 
 
-def _columns(block: Block) -> Iterator[str]:
-    """Tensor parallelism: outputs of a branch's first product, then what follows, then inputs of
-    its last product.
-    """
+def _tp_tags(block: Block) -> Iterator[str]:
+    """Yield tp tags: outputs of a branch's first product, then heads or columns, then inputs."""
     for chain in block.chains:
         for unit in chain.units:
             if unit.kind == "linear":
@@ -244,22 +249,22 @@ def _columns(block: Block) -> Iterator[str]:
                 yield "h" if unit.kind == "attention" else "c"
 
 
-def _megatron(task: _Task) -> Iterator[_Setting]:
+def _megatron(task: _BaselineTask) -> Iterator[_MethodSetting]:
     wafer, batch = task.wafer, task.batch
-    for tensor in (4, 8):
-        for data, width, height in _consecutive(wafer, tensor):
+    for tp in (4, 8):
+        for dp, width, height in _consecutive(wafer, tp):
             most = (wafer.columns // width) * (wafer.rows // height)
             for samples in (1, 2, 4):
-                microbatch = data * samples
+                microbatch = dp * samples
                 if microbatch > batch:
                     continue
                 block = task.block(microbatch)
                 digits = digit_systems(width, height)[-1]
-                split = _inner_tensor(digits, tensor)
+                split = _inner_tensor(digits, tp)
                 if split is None:
                     continue
                 codes = tuple(
-                    "".join("b" if outer else tag for outer in split) for tag in _columns(block)
+                    "".join("b" if outer else tag for outer in split) for tag in _tp_tags(block)
                 )
                 rectangles = _row_major(wafer, width, height, most)
                 for sequence_parallel in (True, False):
@@ -267,52 +272,52 @@ def _megatron(task: _Task) -> Iterator[_Setting]:
                     stream = "".join("b" if outer else tag for outer in split)
                     for policy in POLICIES:
                         words = (
-                            f"tensor {tensor} x pipeline {most} x data {data}, microbatch "
+                            f"tensor {tp} x pipeline {most} x data {dp}, microbatch "
                             f"{microbatch}, {'sequence parallel, ' if sequence_parallel else ''}"
                             f"{'no' if policy == 'none' else policy} recomputation"
                         )
-                        genes = _genes(block, stream, codes, "optimizer", policy)
+                        genes = _block_mapping(block, stream, codes, "optimizer", policy)
                         mapping = task.mapping(rectangles, digits, microbatch, genes, False)
-                        plain = tensor == 8 and policy == "full" and not sequence_parallel
+                        plain = tp == 8 and policy == "full" and not sequence_parallel
                         kind = f"{policy} recomputation"
-                        yield _Setting(words, mapping, kind, most if plain else None)
+                        yield _MethodSetting(words, mapping, kind, most if plain else None)
 
 
-def _consecutive(wafer: Wafer, tensor: int) -> Iterator[tuple[int, int, int]]:
-    """(data, width, height): groups of ranks numbered along rows, tensor innermost, then data."""
-    if tensor > wafer.columns:
+def _consecutive(wafer: Wafer, tp: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (dp, width, height) of groups of ranks along rows, tp innermost, then dp."""
+    if tp > wafer.columns:
         return
-    across = wafer.columns // tensor
-    for data in range(1, across * wafer.rows + 1):
-        if data <= across and across % data == 0:
-            yield data, data * tensor, 1
-        elif data % across == 0 and wafer.rows % (data // across) == 0:
-            yield data, across * tensor, data // across
+    across = wafer.columns // tp
+    for dp in range(1, across * wafer.rows + 1):
+        if dp <= across and across % dp == 0:
+            yield dp, dp * tp, 1
+        elif dp % across == 0 and wafer.rows % (dp // across) == 0:
+            yield dp, across * tp, dp // across
 
 
-def _inner_tensor(digits: Digits, tensor: int) -> list[bool] | None:
-    """Which digits belong to data parallelism when the innermost of x are tensor parallel."""
+def _inner_tensor(digits: Digits, tp: int) -> list[bool] | None:
+    """Return which digits are data parallel if the innermost of x are tensor parallel."""
     outer = [True] * digits.count
-    left = tensor
+    tp_left = tp
     for i in reversed(range(len(digits.x))):
-        if left == 1:
+        if tp_left == 1:
             break
-        if left % digits.x[i]:
+        if tp_left % digits.x[i]:
             return None
-        left //= digits.x[i]
+        tp_left //= digits.x[i]
         outer[i] = False
-    return outer if left == 1 else None
+    return outer if tp_left == 1 else None
 
 
 def _row_major(wafer: Wafer, width: int, height: int, stages: int) -> tuple[Rectangle, ...]:
-    """Stages in the order of rank numbers, without regard to the mesh."""
+    """Return stages in the order of rank numbers, ignoring the mesh."""
     across = wafer.columns // width
     return tuple(
         Rectangle(i % across * width, i // across * height, width, height) for i in range(stages)
     )
 
 
-def _deepspeed(task: _Task) -> Iterator[_Setting]:
+def _deepspeed(task: _BaselineTask) -> Iterator[_MethodSetting]:
     wafer, batch = task.wafer, task.batch
     for width, height, stages in _replicas(wafer, batch):
         dies = width * height
@@ -325,7 +330,7 @@ def _deepspeed(task: _Task) -> Iterator[_Setting]:
             block = task.block(microbatch)
             code = "b" * digits.count
             for stage, home in enumerate(("optimizer", "gradients", "weights"), start=1):
-                genes = _genes(block, code, (code,) * len(block.units), home)
+                genes = _block_mapping(block, code, (code,) * len(block.units), home)
                 fixed = stage if stage > 1 and stages == 1 else None
                 for streaming in (True, False):
                     words = (
@@ -333,25 +338,23 @@ def _deepspeed(task: _Task) -> Iterator[_Setting]:
                         f"{'' if streaming else ', blocking'}"
                     )
                     mapping = task.mapping(rectangles, digits, microbatch, genes, streaming)
-                    yield _Setting(words, mapping, f"ZeRO-{stage}", fixed)
+                    yield _MethodSetting(words, mapping, f"ZeRO-{stage}", fixed)
 
 
 def _replicas(wafer: Wafer, batch: int) -> Iterator[tuple[int, int, int]]:
-    """(columns, rows, stages): groups of dies, each with samples of its own, in pipelines over all
-    dies; and the most dies that one group has samples for.
-    """
+    """Yield (columns, rows, stages) of dp groups in pipelines; and the largest fed group."""
     shapes = [(w, h) for w in range(1, wafer.columns + 1) for h in range(1, wafer.rows + 1)]
-    fed = [(w, h) for w, h in shapes if w * h <= batch]
-    for width, height in fed:
+    sampled_shapes = [(w, h) for w, h in shapes if w * h <= batch]
+    for width, height in sampled_shapes:
         stages = wafer.dies // (width * height)
         if wafer.columns % width == 0 and wafer.rows % height == 0 and stages <= 16:
             yield width, height, stages
-    most = max(w * h for w, h in fed)
+    most = max(w * h for w, h in sampled_shapes)
     if most < wafer.dies:
-        yield from ((w, h, 1) for w, h in fed if w * h == most)
+        yield from ((w, h, 1) for w, h in sampled_shapes if w * h == most)
 
 
-def _accpar(task: _Task) -> Iterator[_Setting]:
+def _accpar(task: _BaselineTask) -> Iterator[_MethodSetting]:
     wafer, batch = task.wafer, task.batch
     for rows in (wafer.rows, wafer.rows - wafer.rows % 2 or 1):
         for columns in (wafer.columns, wafer.columns - wafer.columns % 2 or 1):
@@ -364,14 +367,14 @@ def _accpar(task: _Task) -> Iterator[_Setting]:
                 if chosen is None:
                     continue
                 words = f"{rows} x {columns} dies, microbatch {microbatch}, types "
-                genes = _genes(block, *chosen, "replicated")
-                whole = (Rectangle(0, 0, columns, rows),)
-                mapping = task.mapping(whole, digits, microbatch, genes, False)
+                genes = _block_mapping(block, *chosen, "replicated")
+                rectangle = (Rectangle(0, 0, columns, rows),)
+                mapping = task.mapping(rectangle, digits, microbatch, genes, False)
                 fixed = 1 if microbatch == batch else None
-                yield _Setting(words + "/".join(genes.codes), mapping, fixed=fixed)
+                yield _MethodSetting(words + "/".join(genes.codes), mapping, fixed=fixed)
 
 
-def _weight_streaming(task: _Task) -> Iterator[_Setting]:
+def _weight_streaming(task: _BaselineTask) -> Iterator[_MethodSetting]:
     wafer, batch = task.wafer, task.batch
     width, height = wafer.columns, wafer.rows
     digits = digit_systems(width, height)[0]
@@ -379,18 +382,18 @@ def _weight_streaming(task: _Task) -> Iterator[_Setting]:
         if microbatch > batch:
             continue
         block = task.block(microbatch)
-        left = microbatch
+        samples = microbatch
         tags = []
         for radix in digits.radix:
-            tags.append("b" if left % int(radix) == 0 else "s")
-            left = left // int(radix) if left % int(radix) == 0 else left
+            tags.append("b" if samples % int(radix) == 0 else "s")
+            samples = samples // int(radix) if samples % int(radix) == 0 else samples
         code = "".join(tags)
         rows = prod(int(r) for r, t in zip(digits.radix, tags, strict=True) if t == "s")
         if rows > task.sequence:
             continue
-        genes = _genes(block, code, (code,) * len(block.units), "external")
+        genes = _block_mapping(block, code, (code,) * len(block.units), "external")
         mapping = task.mapping((Rectangle(0, 0, width, height),), digits, microbatch, genes, True)
-        yield _Setting(f"rows of the batch on all dies, microbatch {microbatch}", mapping)
+        yield _MethodSetting(f"rows of the batch on all dies, microbatch {microbatch}", mapping)
 
 
 _METHODS = {

@@ -1,10 +1,10 @@
-"""Tensors that wait in another stage's memory: who helps whom, and what the way there costs.
+"""Offload of saved tensors to another stage's memory: pairings of stages and their paths.
 
 In a 1F1B pipeline the first stage holds as many microbatches as there are stages, the last one
-holds one. A stage short of memory (sender) leaves saved tensors with one that has room (helper):
-every die of the sender sends its part to the dies at the same place in the helper's rectangle,
-along x, then along y, and fetches it back. A link over which several dies send divides its
-bandwidth evenly between them, whenever they send; the most loaded link of its way is a die's speed.
+holds one. A stage short of memory (sender) offloads saved tensors to one with free memory (helper):
+every die of the sender sends its part to the dies at the same position in the helper's rectangle,
+along x, then along y, and fetches it back. Dies that share a link share its bandwidth evenly at all
+times; the most loaded link of its route sets a die's rate.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import NamedTuple
 from atoll.fabric.mesh import Rectangle
 from atoll.wafer.encoding.genes import Away
 
-RESERVED = (0.0625, 0.125, 0.25)  # shares of a helper's memory set aside for guests
+RESERVED = (0.0625, 0.125, 0.25)  # shares of a helper's memory reserved for offloaded tensors
 
 
-class Line(NamedTuple):
-    """A pipeline before its layers are handed out."""
+class StagePipeline(NamedTuple):
+    """A pipeline before layers are assigned to its stages."""
 
     rectangles: tuple[Rectangle, ...]
     microbatch: int
@@ -31,8 +31,8 @@ class Line(NamedTuple):
         """Whether a stage is the first, and the last."""
         return stage == 0, stage == len(self.rectangles) - 1
 
-    def shares(self, layers: int, share: float) -> tuple[int, ...]:
-        """So much of the layers of each stage by its dies, at least one."""
+    def proportional_layers(self, layers: int, share: float) -> tuple[int, ...]:
+        """Return `share` of each stage's layers in proportion to its dies, at least one."""
         sizes = [r.size for r in self.rectangles]
         counts = [max(1, int(share * layers * size / sum(sizes))) for size in sizes]
         while sum(counts) > layers:
@@ -42,28 +42,26 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Helpers:
-    """Who helps whom: stage by stage the helper, the way there, and bytes set aside for guests."""
+    """By stage: its helper, the path there, and the bytes reserved for tensors of others."""
 
-    of: tuple[int | None, ...]
-    away: tuple[Away | None, ...]
-    reserved: tuple[float, ...]
+    stages: tuple[int | None, ...]
+    paths: tuple[Away | None, ...]
+    reserved_bytes: tuple[float, ...]
 
-    def room_bytes(self, stage: int, rectangles: Sequence[Rectangle]) -> float:
-        """What a die of the stage may leave with its helper."""
-        helper = self.of[stage]
+    def offload_limit_bytes(self, stage: int, rectangles: Sequence[Rectangle]) -> float:
+        """Return the bytes that a die of the stage may offload."""
+        helper = self.stages[stage]
         if helper is None:
             return 0.0
-        guests = sum(other == helper for other in self.of)
+        senders = sum(guest_helper == helper for guest_helper in self.stages)
         ratio = rectangles[helper].size / rectangles[stage].size
-        return self.reserved[helper] * ratio / guests
+        return self.reserved_bytes[helper] * ratio / senders
 
 
 def pairings(stages: int) -> tuple[tuple[int | None, ...], ...]:
-    """The fullest with the emptiest; and each of the first half with the stage half a pipeline on,
-    which is nearer.
-    """
+    """Return helpers by stage: mirrored (fullest with emptiest) and shifted by half."""
     half = stages // 2
-    apart = stages - half
+    distance = stages - half
     mirrored = tuple(stages - 1 - s if s < half else None for s in range(stages))
-    shifted = tuple(s + apart if s < half else None for s in range(stages))
+    shifted = tuple(s + distance if s < half else None for s in range(stages))
     return tuple(dict.fromkeys((mirrored, shifted)))

@@ -1,8 +1,8 @@
-"""Pipeline stages on given rectangles: how many layers each, and each one's best block mapping.
+"""Plan pipeline stages on given rectangles: layers and best block mapping of each stage.
 
-A stage's load grows with its layers, and so does its memory. Handing out layers one by one, always
-to the stage whose load would then be least, gives the least largest load (loads being monotone),
-with the block mapping of every stage solved for its own layers and microbatches in flight.
+A stage's load and memory grow with its layers. Assigning layers one by one to the stage whose load
+would then be least minimises the largest load (loads being monotone), with the block mapping of
+every stage solved for its layers and microbatches in flight.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from atoll.fabric.digits import Digits, digit_systems
 from atoll.fabric.mesh import Link, Rectangle
@@ -23,12 +24,12 @@ from atoll.wafer.costs.pricing import pricer
 from atoll.wafer.costs.tables import Setting, Tables
 from atoll.wafer.encoding.block import make_block
 from atoll.wafer.encoding.block_parts import Block
-from atoll.wafer.encoding.codes import Parts, code_sets, codes_among, most_codes
+from atoll.wafer.encoding.codes import Parts, code_sets, codes_with_splits, most_codes
 from atoll.wafer.encoding.genes import (
     EXTERNAL,
     OFFLOAD,
-    ONE_F_ONE_B,
     OPTIMIZER,
+    SCHEDULE_1F1B,
     SCHEDULES,
     SEARCHED_HOMES,
     Away,
@@ -36,67 +37,67 @@ from atoll.wafer.encoding.genes import (
 )
 from atoll.wafer.encoding.mapping import StageMapping, WaferMapping
 from atoll.wafer.evaluate import (
-    Ends,
-    Evaluation,
-    away_paths,
+    EndsChoice,
+    MappingCost,
     delayed_bytes,
     ends_by_time,
     ends_cost,
     evaluate,
     head_codes,
+    helper_paths,
     streamed_bytes,
 )
 from atoll.wafer.exact.exact import Exact
-from atoll.wafer.staging.offload import RESERVED, Helpers, Line, pairings
+from atoll.wafer.staging.offload import RESERVED, Helpers, StagePipeline, pairings
 from atoll.workload.families.model_config import ModelConfig
 
 INFINITY = float("inf")
 MICROBATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-MANY_CODES = 300  # shapes with more codes an operator are solved over a part of them
-TOLERANCE = 1e-3  # of a block's time, within which its mapping is proven
-ROUGH = 5e-3  # the same where candidates are compared
-MOST_SHAPES = 6  # whose solvers a planner keeps
-FEW, MOST = 0.75, 0.95  # of its share by dies: layers that a stage is tried with first
-PRESSED = 0.005  # slower than with unlimited memory by this share: worth asking for help
+MANY_CODES = 300  # shapes with more codes per operator are solved over a subset
+TOLERANCE = 1e-3  # share of a block's time within which its mapping is proven
+ROUGH = 5e-3  # the tolerance when candidates are compared
+MOST_SHAPES = 6  # shapes whose solvers a planner keeps
+START_SHARES = 0.75, 0.95  # of its layers by dies, with which a stage starts
+MEMORY_SLOWDOWN = 0.005  # least slowdown by memory for which offload is tried
 
 
 @dataclass(frozen=True)
-class Options:
-    """What the search may use; ablations switch parts off."""
+class WaferOptions:
+    """Freedoms of the search; ablations switch parts off."""
 
     streaming: bool = True
-    """Collectives may run beside their operators."""
-    each_way: bool = True
-    """Each operator streams or not, as is best for it; else all of them do the same."""
+    """Collectives may overlap with their operators."""
+    mixed_streaming: bool = True
+    """Operators choose streaming individually; else all alike."""
     algorithm: str = "auto"
     recompute: bool = True
     offload: bool = True
-    """Saved tensors may wait in another stage's memory."""
+    """Saved tensors may be offloaded to another stage's memory."""
     passes: bool = True
-    """Gradient passes may have codes of their own."""
+    """Gradient passes may have codes different from the forward pass."""
     homes: tuple[str, ...] = SEARCHED_HOMES
     orders: bool = True
     """The factors of an axis may nest in any order."""
-    one_axis: bool = False
-    """Only one tag for all digits of an operator: no mixed splits."""
+    single_axis: bool = False
+    """One tag for all digits of an operator: no mixed splits."""
     volume_only: bool = False
-    """Choose mappings by bytes moved instead of time (evaluated by time all the same)."""
+    """Choose mappings by bytes moved instead of time (still evaluated by time)."""
     zero_bubble: bool = True
-    """Weight passes may fill the pipeline (schedule zb-h1)."""
+    """Weight passes may fill pipeline bubbles (schedule zb-h1)."""
     states: States = STATES[OPTIMIZER]
 
 
-def rough(options: Options) -> Options:
-    """With only the variables that matter most: those that candidates are compared with."""
-    return replace(options, each_way=False, passes=False, offload=False)
+def rough(options: WaferOptions) -> WaferOptions:
+    """Return options with only the variables that matter most, to compare candidates."""
+    return replace(options, mixed_streaming=False, passes=False, offload=False)
 
 
 @dataclass(frozen=True)
-class _Choice:
+class _StageBlock:
     digits: Digits
     solved: Solved
     buffer_bytes: float
-    """Beside what the block costs."""
+    """In addition to the block's cost."""
 
     @property
     def external(self) -> bool:
@@ -104,39 +105,44 @@ class _Choice:
         return EXTERNAL in self.solved.mapping.homes
 
 
+class _PeakDemand(NamedTuple):
+    in_flight: int
+    """Microbatches whose activations a stage holds."""
+    delayed_bytes: float
+    """Bytes per layer for delayed weight passes, with tensors cut over all dies."""
+
+
 class Planner:
-    """Solves stages for one wafer, model, batch and sequence; remembers what it solved."""
+    """Solves stages for one wafer, model, batch and sequence, and caches them."""
 
     def __init__(
         self, wafer: Wafer, model: str | ModelConfig, batch: int, sequence: int,
-        options: Options | None = None, most_codes: int = MANY_CODES, stop: Asked = never,
+        options: WaferOptions | None = None, most_codes: int = MANY_CODES, stop: Asked = never,
         tolerance: float = TOLERANCE,
     ) -> None:  # fmt: skip
-        """Shapes with more codes an operator than `most_codes` are solved over a part of them."""
+        """Shapes with more than `most_codes` codes per operator are solved over a subset."""
         self.stop, self.tolerance = stop, tolerance
         self.wafer, self.model, self.batch, self.sequence = wafer, model, batch, sequence
-        self.options = options or Options()
+        self.options = options or WaferOptions()
         self.most_codes = most_codes
-        self._among: Mapping[str, Sequence[Parts]] | None = None
+        self._allowed_splits: Mapping[str, Sequence[Parts]] | None = None
         self._exacts: dict[tuple[object, ...], list[tuple[Digits, Exact]]] = {}
-        """The solvers of the shapes that were asked for last: they are large."""
+        """Solvers of the shapes used last: they are large."""
         self._fastest: dict[tuple[int, int, int], float] = {}
-        self._solved: dict[tuple[object, ...], tuple[_Choice | None, float]] = {}
-        """The best block of a stage, and below how many seconds of a layer it was looked for."""
+        self._solved: dict[tuple[object, ...], tuple[_StageBlock | None, float]] = {}
+        """The best block of a stage, and the seconds per layer below which it was searched."""
 
-    def helping(self) -> Planner:
-        """The same, but stages may leave saved tensors with each other; solvers are shared."""
-        other = copy(self)
-        other.options = replace(self.options, offload=True)
-        return other
+    def with_offload(self) -> Planner:
+        """Return a planner with offload between stages; solvers are shared."""
+        planner = copy(self)
+        planner.options = replace(self.options, offload=True)
+        return planner
 
-    def anew(self) -> Planner:
-        """The same, without the blocks solved so far: one solved below another limit may be another
-        of those within the tolerance. Solvers are shared.
-        """
-        other = copy(self)
-        other._solved = {}
-        return other
+    def without_solutions(self) -> Planner:
+        """Return a planner that shares solvers, but no blocks: those depend on earlier limits."""
+        planner = copy(self)
+        planner._solved = {}
+        return planner
 
     def rounds(self, microbatch: int) -> int:
         return -(-self.batch // microbatch)
@@ -150,35 +156,30 @@ class Planner:
     def exacts(
         self, width: int, height: int, microbatch: int, homes: tuple[str, ...] = ()
     ) -> list[tuple[Digits, Exact]]:
-        """Solvers for a shape, one a digit system; with these homes of weights, or any."""
+        """Return the solvers of a shape, one per digit system, for these homes or any."""
         shape, homes = (width, height, microbatch), homes or self.options.homes
         key = *shape, homes
-        found = self._exacts.pop(key, None)
-        if found is None:
-            found = [(tables.digits, self._exact(tables, homes)) for tables in self.tables(*shape)]
+        exacts = self._exacts.pop(key, None)
+        if exacts is None:
+            exacts = [(tables.digits, self._exact(tables, homes)) for tables in self.tables(*shape)]
             while len(self._exacts) >= MOST_SHAPES:
                 del self._exacts[next(iter(self._exacts))]
-        self._exacts[key] = found
-        return found
-
-    def made(self, width: int, height: int, microbatch: int) -> Iterator[tuple[Digits, Exact]]:
-        """The solvers of a shape, one after the other; not kept."""
-        for tables in self.tables(width, height, microbatch):
-            yield tables.digits, self._exact(tables, self.options.homes)
+        self._exacts[key] = exacts
+        return exacts
 
     def tables(self, width: int, height: int, microbatch: int) -> Iterator[Tables]:
-        """What they solve."""
+        """Yield the tables of a shape, one per digit system and set of codes."""
         block = make_block(self.model, microbatch, self.sequence)
-        # Pieces hide transfers, but make products smaller: each operator may do either.
-        both = self.options.streaming and self.options.each_way
-        one_axis = self.options.one_axis
+        # Streaming hides transfers, but makes products smaller: operators may choose.
+        both = self.options.streaming and self.options.mixed_streaming
+        single_axis = self.options.single_axis
         modes = (True, False) if both else None
         setting, price = self.setting(microbatch), pricer(self.wafer.chip)
         systems = digit_systems(width, height)
         for digits in systems if self.options.orders else systems[:1]:
-            sets = code_sets(block, digits, self.most_codes, one_axis=one_axis)
-            if self._among is not None:
-                sets = codes_among(block, digits, self._among)
+            sets = code_sets(block, digits, self.most_codes, single_axis=single_axis)
+            if self._allowed_splits is not None:
+                sets = codes_with_splits(block, digits, self._allowed_splits)
             for only in sets:
                 go_on(self.stop)
                 yield Tables(block, digits, setting, price, only, modes=modes)
@@ -188,18 +189,16 @@ class Planner:
         return self.codes(width, height, microbatch) <= self.most_codes
 
     def codes(self, width: int, height: int, microbatch: int) -> int:
-        """Of the operator that has most on a shape."""
+        """Return the codes of the operator that has most on a shape."""
         block = make_block(self.model, microbatch, self.sequence)
         return most_codes(block, digit_systems(width, height)[0])
 
     def among(self, fast: Mapping[str, Sequence[Parts]]) -> Planner:
-        """The same, over all codes that have these splits, however many there are, where the
-        fastest mapping fits.
-        """
-        other = copy(self)
-        other._among = fast
-        other._exacts, other._fastest, other._solved = {}, {}, {}
-        return other
+        """Return a planner over all codes with these splits, where the fastest mapping fits."""
+        planner = copy(self)
+        planner._allowed_splits = fast
+        planner._exacts, planner._fastest, planner._solved = {}, {}, {}
+        return planner
 
     def _exact(self, tables: Tables, homes: tuple[str, ...]) -> Exact:
         return Exact(
@@ -209,42 +208,42 @@ class Planner:
         )  # fmt: skip
 
     def fastest_s(self, width: int, height: int, microbatch: int) -> float:
-        """Seconds of a layer on this shape with unlimited memory, less the tolerance: what is found
-        here is no faster. The exact part's `bound_s` holds for the whole encoding.
+        """Lower bound on this planner's seconds per layer on a shape: unlimited memory, less the
+        tolerance. The exact solver's `bound_s` holds for all mappings.
         """
         key = width, height, microbatch
         if key not in self._fastest:
-            found = [e.unlimited.cost.time_s for _, e in self.exacts(*key)]
-            self._fastest[key] = min(found, default=INFINITY) * (1.0 - TOLERANCE)
+            unlimited_s = [e.unlimited.cost.time_s for _, e in self.exacts(*key)]
+            self._fastest[key] = min(unlimited_s, default=INFINITY) * (1.0 - TOLERANCE)
         return self._fastest[key]
 
     def block(
         self, shape: tuple[int, int], microbatch: int, layers: int, in_flight: int, limit: float,
-        away: Away | None = None, room: float = 0.0, cap_s: float = INFINITY,
+        away: Away | None = None, offload_bytes: float = 0.0, cap_s: float = INFINITY,
         homes: tuple[str, ...] = (),
-    ) -> _Choice | None:  # fmt: skip
-        """The best block of a stage with so much memory, and `room` with a helper; None if there is
-        none whose layer takes less than `cap_s`. Weights have any home, or one of `homes`.
+    ) -> _StageBlock | None:  # fmt: skip
+        """Return the best block of a stage within `limit` bytes per die and `offload_bytes` with a
+        helper; None if no layer takes less than `cap_s`. Weights have one of `homes`, or any.
         """
-        # What better gradient codes bring is not known beforehand.
+        # The gain of better gradient codes is not bounded beforehand.
         cap_s = INFINITY if self.options.passes else cap_s
-        key = (*shape, microbatch, layers, in_flight, limit, away, room, homes)
-        best, below_s = self._solved.get(key, (None, 0.0))
-        if best is not None or cap_s <= below_s:
+        key = (*shape, microbatch, layers, in_flight, limit, away, offload_bytes, homes)
+        best, searched_s = self._solved.get(key, (None, 0.0))
+        if best is not None or cap_s <= searched_s:
             return best
-        left_s = cap_s
+        best_s = cap_s
         for digits, exact in self.exacts(*shape, microbatch, homes):
             go_on(self.stop)
-            # So many codes take too long to solve within a limit.
-            if self._among is not None and not exact.roomy(layers, in_flight, limit):
+            # Solving this many codes within a memory limit takes too long.
+            if self._allowed_splits is not None and not exact.roomy(layers, in_flight, limit):
                 continue
-            if exact.bound_s >= (left_s if best is None else best.solved.cost.time_s):
+            if exact.bound_s >= (best_s if best is None else best.solved.cost.time_s):
                 continue
             solver = exact if away is None else exact.with_away(away)
-            found = solver.solve(layers, in_flight, limit, room, left_s)
-            if found and (not best or found.cost.time_s < best.solved.cost.time_s):
-                best = _Choice(digits, found, exact.tables.buffer_bytes(found.mapping.stream))
-                left_s = min(left_s, INFINITY if self.options.passes else found.cost.time_s)
+            solved = solver.solve(layers, in_flight, limit, offload_bytes, best_s)
+            if solved and (not best or solved.cost.time_s < best.solved.cost.time_s):
+                best = _StageBlock(digits, solved, exact.tables.buffer_bytes(solved.mapping.stream))
+                best_s = min(best_s, INFINITY if self.options.passes else solved.cost.time_s)
         self._solved[key] = best, cap_s
         return best
 
@@ -253,267 +252,265 @@ class Planner:
     def best(
         self, rectangles: Sequence[Rectangle], microbatch: int, limit_s: float = INFINITY,
         dead_links: Sequence[Link] = (),
-    ) -> Evaluation | None:  # fmt: skip
-        """The best that fits, run under either schedule; solved for the memory of either, but not
-        for that of zero bubble where what was solved for 1F1B's fits it.
+    ) -> MappingCost | None:  # fmt: skip
+        """Return the best that fits under either schedule; blocks are solved for the memory of
+        1F1B, and for that of zero bubble unless the former fit it.
         """
-        several = len(rectangles) > 1 and self.options.zero_bubble
-        schedules = SCHEDULES if several else (ONE_F_ONE_B,)
-        best: Evaluation | None = None
+        several_stages = len(rectangles) > 1 and self.options.zero_bubble
+        schedules = SCHEDULES if several_stages else (SCHEDULE_1F1B,)
+        best: MappingCost | None = None
         for solved_for in schedules:
-            if best is not None and best.mapping.schedule != ONE_F_ONE_B:
+            if best is not None and best.mapping.schedule != SCHEDULE_1F1B:
                 break
             mapping = self.plan(rectangles, microbatch, dead_links, limit_s, solved_for)
             for schedule in schedules if mapping is not None else ():
                 assert mapping is not None
-                found = evaluate(self.wafer, replace(mapping, schedule=schedule), dead_links)
-                if found.fits and (best is None or found.step_s < best.step_s):
-                    best = found
+                evaluation = evaluate(self.wafer, replace(mapping, schedule=schedule), dead_links)
+                if evaluation.fits and (best is None or evaluation.step_s < best.step_s):
+                    best = evaluation
         return best
 
     def plan(
         self, rectangles: Sequence[Rectangle], microbatch: int, dead_links: Sequence[Link] = (),
-        stop_s: float = INFINITY, schedule: str = ONE_F_ONE_B,
+        stop_s: float = INFINITY, schedule: str = SCHEDULE_1F1B,
     ) -> WaferMapping | None:  # fmt: skip
-        """The best mapping on these rectangles in this order; None if it does not fit.
-
-        Gives up once the step is sure to take `stop_s` or longer. Stages help each other with
-        memory where that makes the step shorter.
+        """Return the best mapping on these rectangles in this order; None if it does not fit or its
+        step takes `stop_s` or longer. Stages offload to each other if that shortens the step.
         """
-        line = Line(tuple(rectangles), microbatch, schedule)
-        base = self.plan_once(line, dead_links, stop_s)
-        if not self.options.offload or not self._pressed(line, stop_s):
+        pipe = StagePipeline(tuple(rectangles), microbatch, schedule)
+        base = self.plan_once(pipe, dead_links, stop_s)
+        if not self.options.offload or not self._memory_bound(pipe, stop_s):
             return base
-        return plan_with_helpers(self, line, dead_links, stop_s, base)
+        return plan_with_helpers(self, pipe, dead_links, stop_s, base)
 
-    def _block(self, line: Line) -> Block:
-        return make_block(self.model, line.microbatch, self.sequence)
+    def _block(self, pipe: StagePipeline) -> Block:
+        return make_block(self.model, pipe.microbatch, self.sequence)
 
-    def _pressed(self, line: Line, stop_s: float) -> bool:
-        """Whether memory slows a stage down, and the step could be short enough if it did not."""
-        layers = self._block(line).layers
-        if not 1 < len(line.rectangles) <= layers:
+    def _memory_bound(self, pipe: StagePipeline, stop_s: float) -> bool:
+        """Whether memory slows a stage down, and the step could be below `stop_s` without it."""
+        layers = self._block(pipe).layers
+        if not 1 < len(pipe.rectangles) <= layers:
             return False
-        free = [self.fastest_s(r.width, r.height, line.microbatch) for r in line.rectangles]
-        if self.rounds(line.microbatch) * layers / sum(1.0 / s for s in free) >= stop_s:
+        unlimited_s = [self.fastest_s(r.width, r.height, pipe.microbatch) for r in pipe.rectangles]
+        if self.rounds(pipe.microbatch) * layers / sum(1.0 / s for s in unlimited_s) >= stop_s:
             return False
         return any(
-            choice is None or choice.solved.cost.time_s > fastest * (1.0 + PRESSED)
-            for (_, choice), fastest in zip(self._even(line), free, strict=True)
+            choice is None or choice.solved.cost.time_s > fastest * (1.0 + MEMORY_SLOWDOWN)
+            for (_, choice), fastest in zip(self._blocks_by_size(pipe), unlimited_s, strict=True)
         )
 
-    def _even(self, line: Line) -> list[tuple[int, _Choice | None]]:
-        """Layers by size of the rectangles, and the best block of every stage then."""
-        layers, total = self._block(line).layers, sum(r.size for r in line.rectangles)
-        counts = [max(1, layers * r.size // total) for r in line.rectangles]
-        return [(n, self._stage(line, stage, n)) for stage, n in enumerate(counts)]
+    def _blocks_by_size(self, pipe: StagePipeline) -> list[tuple[int, _StageBlock | None]]:
+        """Return layers in proportion to dies, and the best block of every stage with them."""
+        layers, total = self._block(pipe).layers, sum(r.size for r in pipe.rectangles)
+        counts = [max(1, layers * r.size // total) for r in pipe.rectangles]
+        return [(n, self._stage(pipe, stage, n)) for stage, n in enumerate(counts)]
 
-    def spare_shares(self, line: Line) -> list[float]:
-        """The part of its memory that each stage could lend; none if it does not fit itself."""
-        found = []
-        for stage, (layers, choice) in enumerate(self._even(line)):
-            used = self.wafer.memory_bytes
+    def spare_shares(self, pipe: StagePipeline) -> list[float]:
+        """Return the free share of each stage's memory; 0 if it does not fit."""
+        shares = []
+        for stage, (layers, choice) in enumerate(self._blocks_by_size(pipe)):
+            used_bytes = self.wafer.memory_bytes
             if choice is not None:
-                in_flight, late_bytes = self._held(line, stage)
-                used = choice.solved.cost.memory_bytes(layers, in_flight) + layers * late_bytes
-                used += self._end_bytes(line, stage, choice.external)[0]
-            found.append(1.0 - used / self.wafer.memory_bytes)
-        return found
+                in_flight, late_bytes = self._peak_demand(pipe, stage)
+                used_bytes = choice.solved.cost.memory_bytes(layers, in_flight)
+                used_bytes += layers * late_bytes
+                used_bytes += self._end_bytes(pipe, stage, choice.external)[0]
+            shares.append(1.0 - used_bytes / self.wafer.memory_bytes)
+        return shares
 
     def plan_once(
-        self, line: Line, dead_links: Sequence[Link], stop_s: float
+        self, pipe: StagePipeline, dead_links: Sequence[Link], stop_s: float
     ) -> WaferMapping | None:
-        """`plan` with the helpers of the line, or none."""
-        block, count = self._block(line), len(line.rectangles)
+        """`plan` with the pipeline's helpers, or none."""
+        block, count = self._block(pipe), len(pipe.rectangles)
         if count > block.layers:
             return None
-        rounds = self.rounds(line.microbatch)
-        crossing = boundaries(self.wafer.mesh, line.rectangles, block.stream_bytes, dead_links)
-        few, most = (line.shares(block.layers, share) for share in (FEW, MOST))
-        # Where ends weigh as much as layers, or memory is short, a stage may have the fewest.
-        ones = (1,) * count
+        rounds = self.rounds(pipe.microbatch)
+        crossings = boundaries(self.wafer.mesh, pipe.rectangles, block.stream_bytes, dead_links)
+        few, most = (pipe.proportional_layers(block.layers, share) for share in START_SHARES)
+        # Fallback if ends take as long as layers, or memory is short.
+        single_layers = (1,) * count
 
         def load(stage: int, layers: int) -> float:
-            most_s = stop_s / rounds - 2 * crossing.into_s[stage]
-            choice = self._stage(line, stage, layers, most_s / layers)
+            most_s = stop_s / rounds - 2 * crossings.into_s[stage]
+            choice = self._stage(pipe, stage, layers, most_s / layers)
             if choice is None:
                 return INFINITY
-            ends = self._ends(line, stage, layers, choice)[0]
-            return layers * choice.solved.cost.time_s + ends.time_s + 2 * crossing.into_s[stage]
+            ends = self._ends(pipe, stage, layers, choice).cost
+            return layers * choice.solved.cost.time_s + ends.time_s + 2 * crossings.into_s[stage]
 
         if count == 1:
             fits = rounds * load(0, block.layers) < stop_s
-            return self._mapping(line, [block.layers]) if fits else None
+            return self._mapping(pipe, [block.layers]) if fits else None
 
         def largest(counts: Sequence[int]) -> float:
             return max(map(load, range(count), counts))
 
-        least = next((c for c in (few, ones) if rounds * largest(c) < stop_s), None)
-        if least is None:
+        start_layers = next((c for c in (few, single_layers) if rounds * largest(c) < stop_s), None)
+        if start_layers is None:
             return None
-        # A layer takes no less time in a fuller stage (as blocks are solved here): however the rest
-        # is handed out, some stage carries at least its share.
+        # A layer takes no less time in a fuller stage (as blocks are solved here), so that for any
+        # assignment of the other layers, the largest load is at least layers / sum of the rates.
         rates = 0.0
         for number in range(count):
-            choice = self._stage(line, number, least[number])
+            choice = self._stage(pipe, number, start_layers[number])
             assert choice is not None
             rates += 1.0 / (choice.solved.cost.time_s * (1.0 - self.tolerance))
         if rounds * block.layers / rates >= stop_s:
             return None
         counts: list[int] = []
-        for start in dict.fromkeys((most, few, ones)):
-            first = largest(start)
-            if rounds * first >= stop_s:
+        for start in dict.fromkeys((most, few, single_layers)):
+            start_s = largest(start)
+            if rounds * start_s >= stop_s:
                 continue
             counts = list(start)
             heap = [(load(s, counts[s] + 1), s) for s in range(count)]
             heapq.heapify(heap)
-            last = 0.0
-            for left in reversed(range(block.layers - sum(counts))):
-                value, stage = heap[0]
-                last = max(last, value)
-                if value == INFINITY or rounds * last >= stop_s:
+            largest_s = 0.0
+            for layers_left in reversed(range(block.layers - sum(counts))):
+                load_s, stage = heap[0]
+                largest_s = max(largest_s, load_s)
+                if load_s == INFINITY or rounds * largest_s >= stop_s:
                     return None
                 counts[stage] += 1
-                if left:
+                if layers_left:
                     heapq.heapreplace(heap, (load(stage, counts[stage] + 1), stage))
-            # One by one, all layers that were taken as given would have been handed out as well.
-            if first <= last:
+            # Assigned one by one, the layers of `start` would have got the same stages.
+            if start_s <= largest_s:
                 break
-        return self._mapping(line, counts)
+        return self._mapping(pipe, counts)
 
     def _stage(
-        self, line: Line, stage: int, layers: int, cap_s: float = INFINITY
-    ) -> _Choice | None:
-        """The best block of a stage, over all places of its weights."""
+        self, pipe: StagePipeline, stage: int, layers: int, cap_s: float = INFINITY
+    ) -> _StageBlock | None:
+        """Return the best block of a stage over all placements of its weights."""
         load_s = {
             choice: layers * choice.solved.cost.time_s
-            + self._ends(line, stage, layers, choice)[0].time_s
-            for homes in self._places()
-            for choice in self._placed(line, stage, layers, cap_s, homes)
+            + self._ends(pipe, stage, layers, choice).cost.time_s
+            for homes in self._placement_groups()
+            for choice in self._stage_blocks(pipe, stage, layers, cap_s, homes)
         }
         return min(load_s, key=load_s.__getitem__, default=None)
 
-    def _places(self) -> tuple[tuple[str, ...], ...]:
-        """Homes of weights in groups that take different memory beside a stage's layers: where any
-        weight is streamed, embedding and head are outside too, but a buffer is needed.
-        """
+    def _placement_groups(self) -> tuple[tuple[str, ...], ...]:
+        """Return groups of homes that differ in memory: external ends need a buffer, no states."""
         homes = self.options.homes
         inside = tuple(home for home in homes if home != EXTERNAL)
         return (inside, homes, (EXTERNAL,)) if inside and inside != homes else (homes,)
 
-    def _placed(
-        self, line: Line, stage: int, layers: int, cap_s: float, homes: tuple[str, ...]
-    ) -> Iterator[_Choice]:
-        r, helpers, external = line.rectangles[stage], line.helpers, EXTERNAL in homes
-        in_flight = self._held(line, stage)[0]
-        limit = self._room(line, stage, layers, external)
-        away, room = None, 0.0
+    def _stage_blocks(
+        self, pipe: StagePipeline, stage: int, layers: int, cap_s: float, homes: tuple[str, ...]
+    ) -> Iterator[_StageBlock]:
+        r, helpers, external = pipe.rectangles[stage], pipe.helpers, EXTERNAL in homes
+        in_flight = self._peak_demand(pipe, stage).in_flight
+        limit = self._free_bytes(pipe, stage, layers, external)
+        away, offload_bytes = None, 0.0
         if helpers is not None:
-            away, room = helpers.away[stage], helpers.room_bytes(stage, line.rectangles)
-        where = (r.width, r.height), line.microbatch, layers, in_flight
-        roomy_s = self.fastest_s(r.width, r.height, line.microbatch) * (1.0 + PRESSED)
-        for end_bytes in self._end_bytes(line, stage, external):
-            choice = self.block(*where, limit - end_bytes, away, room, cap_s, homes)
-            # One that streams nothing has its ends on the wafer: it is found without `EXTERNAL`.
+            away = helpers.paths[stage]
+            offload_bytes = helpers.offload_limit_bytes(stage, pipe.rectangles)
+        stage_key = (r.width, r.height), pipe.microbatch, layers, in_flight
+        unpressed_s = self.fastest_s(r.width, r.height, pipe.microbatch) * (1.0 + MEMORY_SLOWDOWN)
+        for end_bytes in self._end_bytes(pipe, stage, external):
+            choice = self.block(*stage_key, limit - end_bytes, away, offload_bytes, cap_s, homes)
+            # A block that streams nothing has its ends on the wafer: it comes without `EXTERNAL`.
             if choice is not None and choice.external == external:
                 yield choice
-            if choice is not None and choice.solved.cost.time_s <= roomy_s:
+            if choice is not None and choice.solved.cost.time_s <= unpressed_s:
                 return
 
-    def _room(self, line: Line, stage: int, layers: int, external: bool) -> float:
-        """Memory for a stage's layers and ends."""
-        room = self.wafer.memory_bytes - layers * self._held(line, stage)[1]
+    def _free_bytes(self, pipe: StagePipeline, stage: int, layers: int, external: bool) -> float:
+        """Return the bytes per die for a stage's layers and ends."""
+        free_bytes = self.wafer.memory_bytes - layers * self._peak_demand(pipe, stage).delayed_bytes
         if external:
-            dies = line.rectangles[stage].size
-            room -= streamed_bytes(self._block(line), self.options.states, dies)
-        return room - (line.helpers.reserved[stage] if line.helpers is not None else 0.0)
+            dies = pipe.rectangles[stage].size
+            free_bytes -= streamed_bytes(self._block(pipe), self.options.states, dies)
+        if pipe.helpers is not None:
+            free_bytes -= pipe.helpers.reserved_bytes[stage]
+        return free_bytes
 
-    def _held(self, line: Line, stage: int) -> tuple[int, float]:
-        """Microbatches whose activations a stage holds where it needs most, and bytes of a layer
-        for weight passes that are put off then: tensors between its operators, cut over all dies.
-        """
-        where = line.schedule, len(line.rectangles), stage, self.rounds(line.microbatch)
-        most, late = max((peak for peak in peaks(*where) if peak[0]), key=lambda peak: peak[1])
-        return int(most), late * delayed_bytes(self._block(line), line.rectangles[stage].size)
+    def _peak_demand(self, pipe: StagePipeline, stage: int) -> _PeakDemand:
+        """Return a stage's demand at its memory peak."""
+        position = pipe.schedule, len(pipe.rectangles), stage, self.rounds(pipe.microbatch)
+        most, late = max((peak for peak in peaks(*position) if peak[0]), key=lambda peak: peak[1])
+        layer_bytes = delayed_bytes(self._block(pipe), pipe.rectangles[stage].size)
+        return _PeakDemand(int(most), late * layer_bytes)
 
-    def _end_bytes(self, line: Line, stage: int, external: bool) -> tuple[float, ...]:
-        """What embedding or head will take, before the stream's layout is known: the most, and the
-        least, where the head's vocabulary is cut on all digits.
-        """
-        r = line.rectangles[stage]
-        if not any(line.ends(stage)):
+    def _end_bytes(self, pipe: StagePipeline, stage: int, external: bool) -> tuple[float, ...]:
+        """Return the most and least bytes of embedding or head, before the stream is solved."""
+        r = pipe.rectangles[stage]
+        if not any(pipe.ends(stage)):
             return (0.0,)
-        exacts = self.exacts(r.width, r.height, line.microbatch)
+        exacts = self.exacts(r.width, r.height, pipe.microbatch)
         if not exacts:
             return (0.0,)
-        block, (digits, exact) = self._block(line), exacts[0]
+        block, (digits, exact) = self._block(pipe), exacts[0]
         stream = exact.tables.stream.codes[0]
-        setting = self.setting(line.microbatch)
+        setting = self.setting(pipe.microbatch)
         codes = head_codes(block, digits, stream)
-        found = [
-            ends_cost(block, digits, setting, stream, code, *line.ends(stage), external).bytes
+        least, most = (
+            ends_cost(block, digits, setting, stream, code, *pipe.ends(stage), external).bytes
             for code in (codes[0], codes[-1])
-        ]
-        return (found[0],) if found[0] >= found[1] else (found[1], found[0])
+        )
+        return (least,) if least >= most else (most, least)
 
-    def _ends(self, line: Line, stage: int, layers: int, choice: _Choice) -> tuple[Ends, str, bool]:
-        """Embedding or head, the fastest that fit beside the layers: what they cost, the head's
-        code, and whether its collectives run beside it.
-        """
-        block, genes, cost = self._block(line), choice.solved.mapping, choice.solved.cost
-        in_flight = self._held(line, stage)[0]
-        left = self._room(line, stage, layers, choice.external)
-        left -= cost.memory_bytes(layers, in_flight) + choice.buffer_bytes
-        ways = (True, False) if self.options.streaming else (False,)
-        found = ends_by_time(
-            block, choice.digits, self.setting(line.microbatch), genes.stream, line.ends(stage),
-            choice.external, ways,
+    def _ends(
+        self, pipe: StagePipeline, stage: int, layers: int, choice: _StageBlock
+    ) -> EndsChoice:
+        """Return the fastest embedding or head that fits in addition to the layers."""
+        block, genes, cost = self._block(pipe), choice.solved.mapping, choice.solved.cost
+        in_flight = self._peak_demand(pipe, stage).in_flight
+        free_bytes = self._free_bytes(pipe, stage, layers, choice.external)
+        free_bytes -= cost.memory_bytes(layers, in_flight) + choice.buffer_bytes
+        modes = (True, False) if self.options.streaming else (False,)
+        options = ends_by_time(
+            block, choice.digits, self.setting(pipe.microbatch), genes.stream, pipe.ends(stage),
+            choice.external, modes,
         )  # fmt: skip
-        return next((ends for ends in found if ends[0].bytes <= left), found[0])
+        return next((option for option in options if option.cost.bytes <= free_bytes), options[0])
 
-    def _mapping(self, line: Line, counts: Sequence[int]) -> WaferMapping:
+    def _mapping(self, pipe: StagePipeline, counts: Sequence[int]) -> WaferMapping:
         stages = []
         streaming = self.options.streaming
-        for number, (rectangle, layers) in enumerate(zip(line.rectangles, counts, strict=True)):
-            choice = self._stage(line, number, layers)
+        for number, (rectangle, layers) in enumerate(zip(pipe.rectangles, counts, strict=True)):
+            choice = self._stage(pipe, number, layers)
             assert choice is not None
-            _, head, streaming = self._ends(line, number, layers, choice)
+            _, head, streaming = self._ends(pipe, number, layers, choice)
             genes = choice.solved.mapping
-            # The mapping's way is the head's: operators name their own.
-            way = (self.options.streaming, self.options.algorithm)
-            genes = replace(genes, collectives=genes.collectives or (way,) * len(genes.codes))
-            helper = line.helpers.of[number] if line.helpers and OFFLOAD in genes.keep else None
+            # The mapping's default is the head's: operators name theirs.
+            default = ((self.options.streaming, self.options.algorithm),) * len(genes.codes)
+            genes = replace(genes, collectives=genes.collectives or default)
+            helper = pipe.helpers.stages[number] if pipe.helpers and OFFLOAD in genes.keep else None
             stages.append(StageMapping(rectangle, choice.digits, layers, genes, head, helper))
         return WaferMapping(
-            self.model, self.batch, line.microbatch, self.sequence, tuple(stages),
-            streaming, self.options.algorithm, line.schedule, self.options.states.name,
+            self.model, self.batch, pipe.microbatch, self.sequence, tuple(stages),
+            streaming, self.options.algorithm, pipe.schedule, self.options.states.name,
         )  # fmt: skip
 
 
 def plan_with_helpers(
-    planner: Planner, line: Line, dead_links: Sequence[Link], stop_s: float,
+    planner: Planner, pipe: StagePipeline, dead_links: Sequence[Link], stop_s: float,
     base: WaferMapping | None,
 ) -> WaferMapping | None:  # fmt: skip
-    """The fastest of `base` and the mappings with each pairing and share of memory set aside."""
-    best, rectangles = base, line.rectangles
-    spare = planner.spare_shares(line)
+    """Return the fastest of `base` and the mappings with each pairing and reserved share."""
+    best, rectangles = base, pipe.rectangles
+    spare = planner.spare_shares(pipe)
     if base is not None:
         stop_s = min(stop_s, evaluate(planner.wafer, base, dead_links).step_s)
-    for of in pairings(len(rectangles)):
-        away = away_paths(planner.wafer, rectangles, of, dead_links)
-        most = max(spare[helper] for helper in of if helper is not None)
+    for helper_stages in pairings(len(rectangles)):
+        paths = helper_paths(planner.wafer, rectangles, helper_stages, dead_links)
+        most_spare = max(spare[helper] for helper in helper_stages if helper is not None)
         for share in RESERVED:
-            # A helper that must make room slows down itself: not far beyond what it has to spare.
-            if share > 1.5 * most:
+            # A helper without this much free memory slows down: not far beyond its spare share.
+            if share > 1.5 * most_spare:
                 break
-            room = share * planner.wafer.memory_bytes
-            reserved = tuple(room if stage in of else 0.0 for stage in range(len(rectangles)))
-            helped = line._replace(helpers=Helpers(of, away, reserved))
-            found = planner.plan_once(helped, dead_links, stop_s)
-            if found is None:
+            lent_bytes = share * planner.wafer.memory_bytes
+            stages = range(len(rectangles))
+            reserved = tuple(lent_bytes if stage in helper_stages else 0.0 for stage in stages)
+            helped_pipe = pipe._replace(helpers=Helpers(helper_stages, paths, reserved))
+            mapping = planner.plan_once(helped_pipe, dead_links, stop_s)
+            if mapping is None:
                 continue
-            priced = evaluate(planner.wafer, found, dead_links)
-            if priced.fits and priced.step_s < stop_s:
-                best, stop_s = found, priced.step_s
+            evaluation = evaluate(planner.wafer, mapping, dead_links)
+            if evaluation.fits and evaluation.step_s < stop_s:
+                best, stop_s = mapping, evaluation.step_s
     return best

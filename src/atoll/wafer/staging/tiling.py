@@ -1,14 +1,13 @@
-"""Rectangles on the grid: a wafer with dead dies cut into them, or given sizes laid on it.
+"""Rectangles on the grid: tile a wafer with dead dies, or pack stages of given sizes.
 
-A guillotine tiling cuts the grid in two, again and again. For every sub-rectangle and every number
+A guillotine tiling cuts the grid in two recursively. For every sub-rectangle and every number
 of pieces, dynamic programming finds the cut that covers the most working dies; a rectangle counts
 only if all of its dies and inner links work. Among equal covers the pieces nearest in size win, for
 a pipeline is as slow as its worst stage.
 
-Packing lays stages of different sizes: the first free die in reading order is the corner of the
-next rectangle, or stays idle where dies may. Depth first, larger rectangles first, squarer ones
-before longer ones; given up after so many tries, so that an answer is an answer and no answer is
-not a proof.
+Packing places stages of different sizes depth first: the first free die in reading order is the
+corner of the next rectangle (larger first, then squarer), or stays idle if dies are spare. It gives
+up after `MOST_TRIES`: no packing found is no proof that there is none.
 """
 
 from __future__ import annotations
@@ -16,11 +15,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
+from typing import NamedTuple
 
 from atoll.fabric.mesh import Die, Link, Rectangle
 
 MOST_TRIES = 4_000
-Cut = tuple[int, int, tuple[Rectangle, ...]]  # dies covered, minus the sum of squared sizes, pieces
+
+
+class Tiling(NamedTuple):
+    covered_dies: int
+    evenness: int
+    """Minus the sum of squared sizes."""
+    pieces: tuple[Rectangle, ...]
 
 
 def guillotine(
@@ -30,49 +36,50 @@ def guillotine(
     dead: Sequence[Die] = (),
     dead_links: Sequence[Link] = (),
 ) -> tuple[Rectangle, ...]:
-    """At most `pieces` rectangles that cover as many working dies as they can, in reading order."""
+    """Return at most `pieces` rectangles that cover the most working dies, in reading order."""
     broken = set(dead)
     links = {frozenset(link) for link in dead_links}
 
-    def whole(x: int, y: int, width: int, height: int) -> bool:
+    def is_usable(x: int, y: int, width: int, height: int) -> bool:
         inside = {(i, j) for i in range(x, x + width) for j in range(y, y + height)}
         if inside & broken:
             return False
         return not any(link <= inside for link in links)
 
     @cache
-    def best(x: int, y: int, width: int, height: int, count: int) -> Cut:
+    def best(x: int, y: int, width: int, height: int, count: int) -> Tiling:
         if count == 0:
-            return (0, 0, ())
+            return Tiling(0, 0, ())
         size = width * height
-        found: Cut = (0, 0, ())
-        if whole(x, y, width, height):
-            found = (size, -size * size, (Rectangle(x, y, width, height),))
+        best_cut = Tiling(0, 0, ())
+        if is_usable(x, y, width, height):
+            best_cut = Tiling(size, -size * size, (Rectangle(x, y, width, height),))
             if count == 1:
-                return found
+                return best_cut
         cuts = [(True, i) for i in range(1, width)] + [(False, i) for i in range(1, height)]
-        for vertical, at in cuts:
-            for left in range(count + 1):
+        for vertical, position in cuts:
+            for first_count in range(count + 1):
                 if vertical:
-                    a = best(x, y, at, height, left)
-                    b = best(x + at, y, width - at, height, count - left)
+                    first = best(x, y, position, height, first_count)
+                    second = best(x + position, y, width - position, height, count - first_count)
                 else:
-                    a = best(x, y, width, at, left)
-                    b = best(x, y + at, width, height - at, count - left)
-                value = (a[0] + b[0], a[1] + b[1])
-                if value > found[:2]:
-                    found = (*value, a[2] + b[2])
-        return found
+                    first = best(x, y, width, position, first_count)
+                    second = best(x, y + position, width, height - position, count - first_count)
+                covered_dies = first.covered_dies + second.covered_dies
+                score = covered_dies, first.evenness + second.evenness
+                if score > best_cut[:2]:
+                    best_cut = Tiling(*score, first.pieces + second.pieces)
+        return best_cut
 
-    return _walk(best(0, 0, columns, rows, pieces)[2])
+    return _nearest_first(best(0, 0, columns, rows, pieces).pieces)
 
 
 def pack(rows: int, columns: int, sizes: Sequence[int]) -> tuple[Rectangle, ...] | None:
-    """One rectangle for each size, in the given order, neighbours close; None if none was found."""
+    """Place one rectangle per size, in this order, neighbours close; None if that fails."""
     idle = rows * columns - sum(sizes)
     if idle < 0:
         return None
-    left = Counter(sizes)
+    unplaced_sizes = Counter(sizes)
     grid = [[False] * columns for _ in range(rows)]
     placed: list[Rectangle] = []
     tries = 0
@@ -86,9 +93,9 @@ def pack(rows: int, columns: int, sizes: Sequence[int]) -> tuple[Rectangle, ...]
         for i, j in r.dies():
             grid[j][i] = value
 
-    def go(idle: int) -> bool:
+    def place_next(idle: int) -> bool:
         nonlocal tries
-        if not +left:
+        if not +unplaced_sizes:
             return True
         tries += 1
         if tries > MOST_TRIES:
@@ -97,43 +104,43 @@ def pack(rows: int, columns: int, sizes: Sequence[int]) -> tuple[Rectangle, ...]
         if corner is None:
             return False
         x, y = corner
-        for size in sorted(+left, reverse=True):
+        for size in sorted(+unplaced_sizes, reverse=True):
             for width, height in _shapes(size):
                 if free(x, y, width, height):
                     r = Rectangle(x, y, width, height)
                     mark(r, True)
-                    left[size] -= 1
+                    unplaced_sizes[size] -= 1
                     placed.append(r)
-                    if go(idle):
+                    if place_next(idle):
                         return True
                     placed.pop()
-                    left[size] += 1
+                    unplaced_sizes[size] += 1
                     mark(r, False)
         if idle:
             grid[y][x] = True
-            if go(idle - 1):
+            if place_next(idle - 1):
                 return True
             grid[y][x] = False
         return False
 
-    return _walk(placed, sizes) if go(idle) else None
+    return _nearest_first(placed, sizes) if place_next(idle) else None
 
 
 def _shapes(size: int) -> list[tuple[int, int]]:
-    """Width and height, squarest first."""
-    found = [(width, size // width) for width in range(1, size + 1) if size % width == 0]
-    return sorted(found, key=lambda shape: (abs(shape[0] - shape[1]), shape))
+    """Return widths and heights, squarest first."""
+    shapes = [(width, size // width) for width in range(1, size + 1) if size % width == 0]
+    return sorted(shapes, key=lambda shape: (abs(shape[0] - shape[1]), shape))
 
 
-def _walk(
+def _nearest_first(
     rectangles: Sequence[Rectangle], sizes: Sequence[int] | None = None
 ) -> tuple[Rectangle, ...]:
-    """From the top left corner always to the nearest: of any size, or of each size in turn."""
-    left = sorted(rectangles, key=lambda r: (r.y, r.x))
+    """Order rectangles from the top left, nearest next; with `sizes`, in this order of sizes."""
+    unvisited = sorted(rectangles, key=lambda r: (r.y, r.x))
     walk: list[Rectangle] = []
-    for number in range(len(left)):
-        alike = [r for r in left if sizes is None or r.size == sizes[number]]
-        chosen = min(alike, key=lambda r: (walk[-1].apart(r) if walk else 0.0, r.y, r.x))
+    for number in range(len(unvisited)):
+        same_size = [r for r in unvisited if sizes is None or r.size == sizes[number]]
+        chosen = min(same_size, key=lambda r: (walk[-1].apart(r) if walk else 0.0, r.y, r.x))
         walk.append(chosen)
-        left.remove(chosen)
+        unvisited.remove(chosen)
     return tuple(walk)
