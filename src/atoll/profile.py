@@ -52,6 +52,6 @@ class Profile:
     cost_model: CostModel | None = None
     """Cost model of products; None: the default mapper."""
 
-    def hbm_Bps(self, nominal_Bps: float) -> float:
+    def hbm_Bps(self, own_Bps: float) -> float:
         """Return the HBM bandwidth under this profile."""
-        return self.hbm_bandwidth_Bps or nominal_Bps
+        return self.hbm_bandwidth_Bps or own_Bps

@@ -205,8 +205,9 @@ def all_to_all_s(
         if chosen > 1:
             units = group / inside
             met = units * (1 - (1 - 1 / units) ** chosen)
-            if 1 < units <= limit[0]:
-                met = min(met, limit[1])
+            parts, most_parts = limit
+            if 1 < units <= parts:
+                met = min(met, most_parts)
             leaving = bytes_ / chosen * met * (joined - inside) / joined
         if level.torus:
             # Half of an axis sends to its other half, over both links of a cut through a ring.

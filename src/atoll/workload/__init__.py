@@ -13,24 +13,7 @@ from atoll.workload.shard import shard, widths
 from atoll.workload.stored import StoredModel
 
 __all__ = [
-    "CollectiveKind",
-    "Core",
-    "Layer",
-    "Matmul",
-    "Model",
-    "ModelConfig",
-    "Operator",
-    "Role",
-    "StoredModel",
-    "build_model",
-    "config_from_hf",
-    "differentiate",
-    "fuse",
-    "load_config",
-    "load_model",
-    "predecessors",
-    "prepare",
-    "shard",
-    "widths",
-    "zoo_names",
-]
+    "CollectiveKind", "Core", "Layer", "Matmul", "Model", "ModelConfig", "Operator", "Role",
+    "StoredModel", "build_model", "config_from_hf", "differentiate", "fuse", "load_config",
+    "load_model", "predecessors", "prepare", "shard", "widths", "zoo_names",
+]  # fmt: skip

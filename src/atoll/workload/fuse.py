@@ -17,20 +17,9 @@ LEVELS = ("default", "phaze", "none")
 
 CAST = "cast"
 ELEMENTWISE = frozenset(
-    {
-        CAST,
-        "bias",
-        "activation",
-        "glu",
-        "dropout",
-        "scale",
-        "add",
-        "table_add",
-        "activation_bwd",
-        "glu_bwd",
-        "dropout_bwd",
-    }
-)
+    (CAST, "bias", "activation", "glu", "dropout", "scale", "add", "table_add", "activation_bwd",
+     "glu_bwd", "dropout_bwd")
+)  # fmt: skip
 NORMS = frozenset({"norm", "norm_bwd"})
 # What the released PHAZE lets follow a product, or an element-wise operator.
 _AFTER_PRODUCT = ELEMENTWISE | NORMS | {"rotary", "rotary_bwd"}

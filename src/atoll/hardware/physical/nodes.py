@@ -58,11 +58,11 @@ class Nodes:
 def nodes(process_nm: ArrayLike) -> Nodes:
     """Interpolate the properties of each node; outside 3 to 28 nm the nearest node counts."""
     wanted = np.log(np.clip(np.asarray(process_nm, np.float64), SMALLEST_NM, LARGEST_NM))
-    nm = np.log(_NODES[:, 0])
+    node_nm, *figures = _NODES.T
     density, cell, energy, voltage, wafer, defects = (
-        np.exp(np.interp(wanted, nm, np.log(column))) for column in _NODES[:, 1:].T
+        np.exp(np.interp(wanted, np.log(node_nm), np.log(column))) for column in figures
     )
-    reference = _NODES[_NODES[:, 0] == _REFERENCE_NM, 1][0]
+    reference = figures[0][node_nm == _REFERENCE_NM][0]
     macro_Mb = _MACRO_N5_MB_PER_MM2 * _CELL_N5_UM2 / cell
     return Nodes(
         logic=reference / density,

@@ -19,14 +19,8 @@ from atoll.hardware.template.parameter import Columns, Parameter
 from atoll.hardware.template.stalls import NO_STALLS, Stalls
 
 MACHINE = (
-    "tensor_cores",
-    "vector_cores",
-    "width",
-    "depth",
-    "vector_width",
-    "glb_bytes",
-    "clock_Hz",
-)
+    "tensor_cores", "vector_cores", "width", "depth", "vector_width", "glb_bytes", "clock_Hz",
+)  # fmt: skip
 """Counts of cores, columns and rows of an array, lanes, bytes of the shared buffer, clock."""
 
 

@@ -130,21 +130,22 @@ def _attention(search: _Search, softmax: OnnxNode) -> tuple[OnnxNode, OnnxNode] 
         under, factor = search.factor(operand)
         operands.append(under)
         factors += [factor] if factor is not None else []
-    last = _after(search, softmax)
-    if last is None:
+    product = _after(search, softmax)
+    if product is None:
         return None
+    last, values = product
     q, k = operands
     straight = _straight_keys(search, k)
-    inputs = (q, straight or k, last[1], mask, *(number for number, _ in factors))
+    inputs = (q, straight or k, values, mask, *(number for number, _ in factors))
     group = _group(
-        last[0],
+        last,
         "Attention",
         inputs,
         mask=kind,
         transposed=straight is None,
         factors=tuple(op for _, op in factors),
     )
-    return last[0], group
+    return last, group
 
 
 def _straight_keys(search: _Search, name: str) -> str | None:

@@ -61,9 +61,9 @@ def view_cut(label: Label, view: TensorView) -> Cut:
     inside = sorted((d for d in dims if label.stride <= d[0] < span), reverse=True)
     if not inside:
         raise ConflictError(label.origins)
-    if len(inside) > 1 and inside[0][1] == _PACKED and label.loose:
-        inside = inside[1:]
     stride, size, index = inside[0]
+    if len(inside) > 1 and size == _PACKED and label.loose:
+        stride, size, index = inside[1]
     if not label.loose and (stride != label.stride or size != label.units):
         raise ConflictError(label.origins)
     return Cut(index, size, label.loose and stride == label.stride, label.origins)
