@@ -113,8 +113,8 @@ def layouts(codes: Sequence[str], roles: Sequence[Roles]) -> IntArray:
 
 def code_sets(block: Block, digits: Digits, most: int, *, single_axis: bool) -> list[CodeSet]:
     """Return the sets of codes to choose from: all of them (None), or, if an operator has more than
-    `most`, several subsets in which all operators cut samples by the same digits. `single_axis`: only
-    codes with one tag, if there are any.
+    `most`, several subsets in which all operators cut samples by the same digits. `single_axis`:
+    only codes with one tag, if there are any.
     """
     sizes_by_operator = _named_sizes(block)
     if single_axis:
@@ -139,9 +139,7 @@ def code_sets(block: Block, digits: Digits, most: int, *, single_axis: bool) -> 
     return sets
 
 
-def codes_with_splits(
-    block: Block, digits: Digits, fast: Mapping[str, Sequence[Parts]]
-) -> list[CodeSet]:
+def split_codes(block: Block, digits: Digits, fast: Mapping[str, Sequence[Parts]]) -> list[CodeSet]:
     """Return the codes with these splits, and all codes of operators not in `fast`."""
     only = {
         name: tuple(

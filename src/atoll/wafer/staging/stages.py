@@ -24,7 +24,7 @@ from atoll.wafer.costs.pricing import pricer
 from atoll.wafer.costs.tables import Setting, Tables
 from atoll.wafer.encoding.block import make_block
 from atoll.wafer.encoding.block_parts import Block
-from atoll.wafer.encoding.codes import Parts, code_sets, codes_with_splits, most_codes
+from atoll.wafer.encoding.codes import Parts, code_sets, most_codes, split_codes
 from atoll.wafer.encoding.genes import (
     EXTERNAL,
     OFFLOAD,
@@ -179,7 +179,7 @@ class Planner:
         for digits in systems if self.options.orders else systems[:1]:
             sets = code_sets(block, digits, self.most_codes, single_axis=single_axis)
             if self._allowed_splits is not None:
-                sets = codes_with_splits(block, digits, self._allowed_splits)
+                sets = split_codes(block, digits, self._allowed_splits)
             for only in sets:
                 go_on(self.stop)
                 yield Tables(block, digits, setting, price, only, modes=modes)
