@@ -33,7 +33,7 @@ from atoll.errors import AtollError
 from atoll.step.layout import Layout
 from atoll.training.estimate import Estimator
 from atoll.training.run import Run
-from atoll.validation.rows import run_at, run_of
+from atoll.validation.rows import run_at_site, run_of
 from atoll.validation.run_table import RunRow, read_runs
 from record import recorded
 
@@ -132,7 +132,7 @@ def judged(name: str, path: Path) -> tuple[float, float]:
             writer.writerows(rows[i].values for i in drawn)
         site, _ = fit_runs(few)
         others = [i for i in range(len(rows)) if i not in drawn]
-        found = errors_at([run_at(rows[i], site) for i in others], measured_s[others])
+        found = errors_at([run_at_site(rows[i], site) for i in others], measured_s[others])
         before.append(catalogue[others].mean())
         after.append(found.mean())
     draws = " ".join(f"{100 * error:.0f}" for error in after)

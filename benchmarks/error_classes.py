@@ -41,8 +41,8 @@ from atoll.hardware.gpu import written_gpu
 from atoll.training.accuracy import ERRORS, LONG, Kind, kind_of
 from atoll.validation.rows import run_of
 from atoll.validation.run_table import RunRow, read_runs
-from atoll.validation.step_rows import H200_STEPS_LATER, is_step_file, read_steps, step_run_of
-from atoll.validation.validate import Prediction, group_of, predict
+from atoll.validation.step_rows import H200_STEPS_LATER, is_step_file, read_steps, run_from_step
+from atoll.validation.validate import Prediction, layout_group, predict
 from fit_training import is_fitted
 from record import recorded
 
@@ -107,7 +107,7 @@ def main() -> None:
         source = OURS if is_step(row) else row.id.partition("-")[0]
         told = kind_of(run), source, cell(row), measurement(row)
         if p.time_error is not None:
-            runs[kind_of(run), *group_of(row)].setdefault(str(layout), []).append(
+            runs[kind_of(run), *layout_group(row)].setdefault(str(layout), []).append(
                 (row.time_s or 0.0, p.estimate.step.time_s)
             )
             times[Found(told[0], known, *told[1:], 1 / (1 + p.time_error))] = None
@@ -151,7 +151,7 @@ def timed_devices(tables: Iterable[Path]) -> set[str]:
 
 def predicted(path: Path) -> Sequence[Prediction]:
     if is_step_file(read_csv(path)[0]):
-        return predict(read_steps(path, OURS), step_run_of)
+        return predict(read_steps(path, OURS), run_from_step)
     return predict(read_runs(path), run_of)
 
 

@@ -22,8 +22,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from atoll.errors import AtollError
-from atoll.launch.account import Launch, flat
-from atoll.launch.files.content import content_of
+from atoll.launch.account import Launch, flatten
+from atoll.launch.files.content import read_content
 from atoll.launch.files.shell import read_script
 from atoll.launch.megatron import named_arguments, training_commands
 from atoll.launch.read import read_launch
@@ -129,7 +129,7 @@ def dropped(path: Path, launch: Launch) -> list[str]:
         commands = training_commands(script) or trainer_commands(script)
         names = {*named_arguments(commands[-1].words)} if commands else {*script.exported}
     else:
-        values = {name for name, _ in flat(content_of(path))}
+        values = {name for name, _ in flatten(read_content(path))}
         own = "MODEL_ARGS.--"
         names = {n.removeprefix(own).replace("-", "_") if n.startswith(own) else n for n in values}
     return sorted(names - known)

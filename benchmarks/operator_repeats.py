@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.calibration.fit import Knob, powell
-from atoll.calibration.many_devices import Timed, predicted_s
-from atoll.calibration.timed_tables import ENGINES, folder_of, product_rows
+from atoll.calibration.many_devices import TimedOperator, predicted_s
+from atoll.calibration.timed_tables import ENGINES, device_folder, product_rows
 from atoll.cost.gpu_gemm import Floats, throttled_s
 from atoll.errors import AtollError
 from atoll.hardware.gpu import Gpu
@@ -33,10 +33,10 @@ REPEAT_KNOBS = (
     Knob("throttle", 0.0, -0.2, 0.2),
     Knob("throttle_s", 0.3e-3, 0.02e-3, 5e-3),
 )
-Rows = Mapping[tuple[str, str], Sequence[Timed]]
+Rows = Mapping[tuple[str, str], Sequence[TimedOperator]]
 
 
-def is_fitted(row: Timed) -> bool:
+def is_fitted(row: TimedOperator) -> bool:
     """Half of the shapes, whatever the device or format; never those with one (n, k)."""
     if row.op == "gemm" and row.sizes[1:3] == LEFT_OUT:
         return False
@@ -47,7 +47,7 @@ def is_fitted(row: Timed) -> bool:
 def print_repeats(gpus: Mapping[str, Gpu], by_device: Mapping[str, Rows]) -> None:
     """bf16 products that two other engines left to the same library on the same device."""
     try:
-        folders = {device: folder_of(gpu.name) for device, gpu in gpus.items()}
+        folders = {device: device_folder(gpu.name) for device, gpu in gpus.items()}
     except AtollError as error:
         print(f"\n{error}")
         return
@@ -75,7 +75,7 @@ def print_repeats(gpus: Mapping[str, Gpu], by_device: Mapping[str, Rows]) -> Non
         print(f"| {device} | {len(rows)} | {' | '.join(cells)} |")
 
 
-def print_second(gpu: Gpu, rows: Sequence[Timed]) -> None:
+def print_second(gpu: Gpu, rows: Sequence[TimedOperator]) -> None:
     """NVIDIA's products on a second H200, ours: errors of rows that were not fitted."""
     passes = second_s()
     rows = [
@@ -148,7 +148,7 @@ def off_band(logs: Floats, band: NDArray[np.int_]) -> Floats:
     return np.clip(logs - np.array([middle[number] for number in band.tolist()]), -OUTLIER, OUTLIER)
 
 
-def repeated(folder: Path, rows: Sequence[Timed]) -> list[dict[tuple[float, ...], float]]:
+def repeated(folder: Path, rows: Sequence[TimedOperator]) -> list[dict[tuple[float, ...], float]]:
     """Seconds by size in each table of a package that is not the one that these rows are of."""
     own = {row.sizes: row.measured_s for row in rows}
     found = []

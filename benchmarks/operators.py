@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 import atoll
 from atoll.calibration.fit import Knob, calibration_yaml, powell
-from atoll.calibration.many_devices import Timed, predicted_s, read_timed
+from atoll.calibration.many_devices import TimedOperator, predicted_s, read_timed
 from atoll.calibration.rows import H200_OPERATORS, fitted_rows, read_operators
 from atoll.calibration.validate import columns, predict_kind_s, skip_reason
 from atoll.cost.gpu_gemm import Floats
@@ -146,7 +146,7 @@ def main() -> None:
     given.add_argument("--write", action="store_true", help="fit, and write the calibrations")
     given.add_argument("--device", action="append", help="fit these alone")
     asked = given.parse_args()
-    by_device: defaultdict[str, dict[tuple[str, str], list[Timed]]] = defaultdict(dict)
+    by_device: defaultdict[str, dict[tuple[str, str], list[TimedOperator]]] = defaultdict(dict)
     for row in read_timed(asked.table)[0]:
         by_device[row.device].setdefault((row.op, row.precision), []).append(row)
     gpus = {device: written_gpu(device) for device in by_device}
@@ -339,7 +339,7 @@ def score_ours(
     return float(np.average(np.abs(np.log(times_s / table["measured_s"])), weights=weights))
 
 
-def score(times_s: Floats, rows: Sequence[Timed]) -> float:
+def score(times_s: Floats, rows: Sequence[TimedOperator]) -> float:
     measured_s = np.array([row.measured_s for row in rows])
     weights = np.where(measured_s > LONG_S, 1.0, SHORT_WEIGHT)
     return float(np.average(np.abs(np.log(times_s / measured_s)), weights=weights))

@@ -28,8 +28,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.calibration.fit import Knob, powell
-from atoll.calibration.many_devices import CACHE_PASSES, USUAL_CACHE_PASSES, Timed, read_timed
-from atoll.calibration.many_devices import CAST as TIMED_WITH_CAST
+from atoll.calibration.many_devices import (
+    CACHE_PASSES,
+    USUAL_CACHE_PASSES,
+    TimedOperator,
+    read_timed,
+)
+from atoll.calibration.many_devices import CAST_FORMATS as TIMED_WITH_CAST
 from atoll.calibration.rows import H200_OPERATORS, OperatorRow, read_operators
 from atoll.cost.chips import chips_of_accelerator
 from atoll.cost.table import OperatorKey, build_costs, pass_problem
@@ -133,7 +138,7 @@ def own_case(row: OperatorRow) -> Iterator[Case]:
         yield Case(f"attention {row.kind[5:]} {mask}", (key,), row.measured_s)
 
 
-def device_case(row: Timed) -> Iterator[Case]:
+def device_case(row: TimedOperator) -> Iterator[Case]:
     """The same of a table of several devices; engines also store keys and values."""
     if row.precision not in ("bf16", "fp16") or row.measured_s < LONG_S:
         return
@@ -152,7 +157,7 @@ def device_case(row: Timed) -> Iterator[Case]:
         yield Case(f"attention fwd {mask}", keys, row.measured_s)
 
 
-def narrow_case(row: Timed, form: Format) -> Iterator[Case]:
+def narrow_case(row: TimedOperator, form: Format) -> Iterator[Case]:
     """A product in fp8 or nvfp4, several values in a word; scales by block of fp8 are work of their
     own, those of nvfp4 bytes beside the values, and its timings have the cast of the inputs.
     """

@@ -8,7 +8,7 @@ import pytest
 
 from atoll.answers.validation import OperatorsValidation
 from atoll.api import validate
-from atoll.calibration.many_devices import IN_TURN, Timed, busiest_load, predicted_s
+from atoll.calibration.many_devices import OPERAND_SETS, TimedOperator, busiest_load, predicted_s
 from atoll.calibration.rows import read_operators
 from atoll.cost.gpu_gemm import gemm_times_s
 from atoll.errors import AtollError
@@ -27,7 +27,7 @@ def written(tmp_path: Path, *lines: str) -> Path:
 
 def test_every_device_is_priced_as_itself(tmp_path: Path) -> None:
     sizes = 4096, 8192, 2048
-    exact = float(gemm_times_s(load_gpu("b200"), *sizes, in_turn=IN_TURN)) * 1e6
+    exact = float(gemm_times_s(load_gpu("b200"), *sizes, in_turn=OPERAND_SETS)) * 1e6
     table = written(
         tmp_path,
         f"B200,gemm,bf16,4096,8192,2048,,,,,,,,,{exact},",
@@ -88,7 +88,7 @@ def test_values_of_heads_of_192_have_128_columns_in_flash_attention_3_of_8_bits(
 
     def took_s(seq: float, head: float, kernel: str = "fa3") -> float:
         sizes = (8.0, 16.0, 1.0, seq, head, 1.0)
-        row = Timed(1, "H100", "attention_prefill", "fp8", sizes, 1e-3, kernel)
+        row = TimedOperator(1, "H100", "attention_prefill", "fp8", sizes, 1e-3, kernel)
         return float(predicted_s(gpu, [row])[0])
 
     # Fewer products, and two kernels more that move values and results.

@@ -49,7 +49,7 @@ def test_a_log_gives_back_what_made_it(tmp_path: Path, kind: str, named: bool) -
     path.write_text(log(kind, 8, 8, 0.8, named=named))
     found = read_log(path)
     assert (found.kind, found.ranks, found.nodes, found.level) == (kind, 8, 1, "inside")
-    bandwidth, latency = found.against(load_network("dgx-a100"))
+    bandwidth, latency = found.ratios_to(load_network("dgx-a100"))
     assert bandwidth is not None and bandwidth[1] == pytest.approx(0.8, rel=0.01)
     assert latency is not None and latency[1] == pytest.approx(1.0, rel=0.05)
     assert latency[0] <= latency[1] <= latency[2]
@@ -60,7 +60,7 @@ def test_several_nodes_tell_of_the_links_between_them(tmp_path: Path) -> None:
     path.write_text(log("all_reduce", 32, 8, 0.5))
     found = read_log(path)
     assert (found.ranks, found.nodes, found.level) == (32, 4, "between")
-    bandwidth, _ = found.against(load_network("dgx-a100"))
+    bandwidth, _ = found.ratios_to(load_network("dgx-a100"))
     assert bandwidth is not None and bandwidth[1] == pytest.approx(0.5, rel=0.02)
 
 

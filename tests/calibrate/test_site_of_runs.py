@@ -12,11 +12,11 @@ import pytest
 
 import atoll
 from atoll import api
-from atoll.calibration.runs import Mixture, Variant, _timed, fit_runs
+from atoll.calibration.runs import Mixture, SoftwareVariant, _timed, fit_runs
 from atoll.errors import AtollError
 from atoll.training.estimate import estimate
 from atoll.training.site import KnownFactor, Levels, Site, load_site
-from atoll.validation.rows import run_at, run_of
+from atoll.validation.rows import run_at_site, run_of
 from atoll.validation.run_table import read_runs
 
 MODEL = {
@@ -53,7 +53,7 @@ def runs(path: Path, site: Site | None = None, **changed: Any) -> Path:
     rows = [{"id": f"r{i}", **MODEL, **layout, **changed} for i, layout in enumerate(LAYOUTS)]
     timed = []
     for row, told in zip(read_runs(table(path, rows)), rows, strict=True):
-        step = estimate(*(run_at(row, site) if site else run_of(row))).step
+        step = estimate(*(run_at_site(row, site) if site else run_of(row))).step
         timed.append({**told, "measured_iter_time_s": step.time_s})
     return table(path, timed)
 
@@ -116,7 +116,7 @@ def test_runs_that_contradict_one_another_leave_the_catalogue(tmp_path: Path) ->
 
 def test_a_site_weighs_how_much_differs_by_the_evidence(tmp_path: Path) -> None:
     timed, _ = _timed(runs(tmp_path / "runs.csv", ELSEWHERE), Site(name="catalogue"), "h200")
-    mixture = Mixture.of(Variant(timed[:3], Site(name="catalogue")), [])
+    mixture = Mixture.fitted(SoftwareVariant(timed[:3], Site(name="catalogue")), [])
     points = np.array([fit.point for fit in mixture.fits])
     assert mixture.weights.sum() == pytest.approx(1.0)
     assert np.all(mixture.point <= points.max(axis=0) + 1e-12)

@@ -33,9 +33,11 @@ levels:
 """
 
 
-def compare(seed: int, folder: Path) -> tuple[float, float, str] | None:
-    """The plan's step and the search's bound on it in seconds, with what was drawn; none where
-    nothing fits.
+def compare(
+    seed: int, folder: Path, *, every_layout: bool = False
+) -> tuple[float, float, str] | None:
+    """Return the plan's step and the search's bound on it in seconds, with what was drawn; none
+    where nothing fits. With `every_layout`, of a plan over all layouts and the bound on those.
     """
     draw = np.random.default_rng(seed)
     family = str(draw.choice(ALTERNATING if seed % 2 else PLAIN))
@@ -65,9 +67,14 @@ def compare(seed: int, folder: Path) -> tuple[float, float, str] | None:
             **asked,
         )
         chip = str(folder / "out" / "chip.yaml")
+        if every_layout:
+            for axis in ("microbatch", "tp", "cp"):
+                del asked[axis]
         plan = atoll.plan(str(model), chip, optimizer="mixed", **asked)
     except AtollError as error:
         assert "fit" in str(error), error
         return None
     words = f"{family}, {cores} cores, {GiB} GiB, {drawn}, {asked}: {plan.fastest.layout}"
-    return plan.fastest.step.time_s, asked["batch"] / found.certificate.bound, words
+    proof = found.certificate
+    bound = proof.peak_bound if every_layout else proof.bound
+    return plan.fastest.step.time_s, asked["batch"] / bound, words

@@ -17,3 +17,12 @@ def test_no_plan_on_a_searched_chip_is_below_the_bound(seed: int, tmp_path: Path
     if drawn is not None:
         step_s, bound_s, words = drawn
         assert step_s >= bound_s * (1 - 1e-9), words
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_layout_at_all_is_below_the_bound_on_all_layouts(seed: int, tmp_path: Path) -> None:
+    drawn = compare(seed, tmp_path, every_layout=True)
+    if drawn is not None:
+        step_s, bound_s, words = drawn
+        assert step_s >= bound_s * (1 - 1e-9), words
+        assert bound_s > 0, words

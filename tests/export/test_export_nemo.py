@@ -16,7 +16,7 @@ from export_cases import DENSE, EXPERTS, LONG, SHARDED, UNEVEN, Case
 
 from atoll.errors import AtollError
 from atoll.export.nemo import PRECISION
-from atoll.export.plan import KNOWN
+from atoll.export.plan import TOOL_TABLES
 from atoll.step.layout import Layout
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the tools' own
@@ -145,7 +145,7 @@ def test_every_value_is_a_field_of_the_bridge(case: Case, bridge: Path) -> None:
 
 def test_recipes_and_precisions_exist(bridge: Path) -> None:
     recipes = "\n".join(p.read_text() for p in (bridge / "recipes").rglob("*.py"))
-    for recipe in KNOWN["recipes"].values():
+    for recipe in TOOL_TABLES["recipes"].values():
         assert f"def {recipe}(" in recipes
     mixed = (bridge / "training" / "mixed_precision.py").read_text()
     for name in PRECISION.values():

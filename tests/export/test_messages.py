@@ -10,7 +10,7 @@ import pytest
 
 import atoll
 from atoll.errors import AtollError
-from atoll.export.messages import Message, messages_of
+from atoll.export.messages import StepMessage, messages_of
 from atoll.training.estimate import Estimate
 
 HIDDEN, LAYERS, FFN, VOCAB, KV, SEQUENCE = 4096, 32, 14336, 128256, 1024, 8192  # of llama3-8b
@@ -41,7 +41,7 @@ def priced(model: str = "llama3-8b", **layout: object) -> Estimate:
     return found
 
 
-def total(messages: tuple[Message, ...], **where: object) -> float:
+def total(messages: tuple[StepMessage, ...], **where: object) -> float:
     """Bytes times how often, of the messages that are so."""
     return sum(
         m.bytes * m.count
@@ -119,7 +119,7 @@ def test_tokens_go_to_their_experts_and_back() -> None:
 
 
 def test_a_ring_sends_all_but_its_own_share() -> None:
-    one = Message(0, "step", "data", "all_reduce", 4, 1, 100.0, 2)
+    one = StepMessage(0, "step", "data", "all_reduce", 4, 1, 100.0, 2)
     assert one.sent_bytes == pytest.approx(2 * 2 * 100 * 3 / 4)
 
 
@@ -128,7 +128,7 @@ def test_messages_are_written_as_json_and_csv(tmp_path: Path) -> None:
     for name in ("m.json", "m.csv"):
         priced(tp=8, messages=tmp_path / name)
     read = json.loads((tmp_path / "m.json").read_text())["messages"]
-    assert [Message(**one) for one in read] == list(messages)
+    assert [StepMessage(**one) for one in read] == list(messages)
     with (tmp_path / "m.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [float(row["bytes"]) for row in rows] == [one.bytes for one in messages]

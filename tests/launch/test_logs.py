@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import atoll
 from atoll.errors import AtollError
-from atoll.launch.files.logs import read_run_log, steady
+from atoll.launch.files.logs import read_run_log, steady_times
 from atoll.validation.written_row import append_run
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "check"
@@ -145,12 +145,12 @@ def test_what_is_no_log_is_a_sentence(content: bytes, tmp_path: Path) -> None:
 
 @given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=40))
 def test_steady_steps_are_some_of_the_steps(times_s: list[float]) -> None:
-    kept = steady(times_s)
+    kept = steady_times(times_s)
     assert kept and set(kept) <= set(times_s)
 
 
 def test_warm_up_and_checkpoints_are_left_out() -> None:
-    assert steady([9.0, 3.0, 1.0, 1.01, 1.0, 7.0, 0.99, 1.0]) == (1.0, 1.01, 1.0, 0.99, 1.0)
+    assert steady_times([9.0, 3.0, 1.0, 1.01, 1.0, 7.0, 0.99, 1.0]) == (1.0, 1.01, 1.0, 0.99, 1.0)
 
 
 def test_a_measured_run_stands_beside_its_estimate() -> None:

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from atoll.errors import AtollError
-from atoll.launch.account import Launch, flat
+from atoll.launch.account import Launch, flatten
 from atoll.launch.read import read_launch
 from atoll.workload import load_config
 
@@ -65,7 +65,7 @@ def test_a_configuration_of_nemo_1_is_a_model_and_its_layout(tmp_path: Path) -> 
 
 def test_every_value_of_the_file_is_accounted_for(tmp_path: Path) -> None:
     said = read(tmp_path, NEMO).arguments
-    assert {*said.used, *said.without_effect} == {name for name, _ in flat(yaml.safe_load(NEMO))}
+    assert {*said.used, *said.without_effect} == {name for name, _ in flatten(yaml.safe_load(NEMO))}
     assert said.without_effect["model.virtual_pipeline_model_parallel_size"] == "None"
 
 

@@ -10,12 +10,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from atoll.errors import AtollError
-from atoll.launch.files.shell import followed, read_script
+from atoll.launch.files.shell import follow_script, read_script
 from atoll.launch.files.words import UNKNOWN
 
 
 def words(text: str, **environment: str) -> tuple[str, ...]:
-    return followed(text, "run.sh", Path(), environment).commands[-1].words
+    return follow_script(text, "run.sh", Path(), environment).commands[-1].words
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_the_environment_can_be_given() -> None:
 def test_what_the_user_says_stands_where_a_script_takes_its_own_arguments() -> None:
     script = 'SIZE=$1\nif [ "$SIZE" = 8B ]; then H=4096; fi\nrun $H'
     assert words(script, SIZE="8B")[-1] == "4096"
-    assert "SIZE" in followed("run --h $SIZE", "run.sh", Path()).unset
+    assert "SIZE" in follow_script("run --h $SIZE", "run.sh", Path()).unset
 
 
 def test_a_file_beside_the_script_is_sourced_and_one_elsewhere_is_not(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_nothing_is_run_and_its_output_is_unknown(command: str, tmp_path: Path) 
 )
 def test_what_is_not_closed_is_a_sentence(script: str) -> None:
     with pytest.raises(AtollError, match=r"run\.sh"):
-        followed(script, "run.sh", Path())
+        follow_script(script, "run.sh", Path())
 
 
 @pytest.mark.parametrize(
@@ -125,11 +125,11 @@ def test_what_is_not_closed_is_a_sentence(script: str) -> None:
 )
 def test_a_script_that_grows_without_end_is_refused_or_read_soon(script: str) -> None:
     with suppress(AtollError):
-        followed(script, "run.sh", Path())
+        follow_script(script, "run.sh", Path())
 
 
 @given(st.text(alphabet="ab $(){}[]\"'`\\=;&|#\n<>*@-:+!if then fi", max_size=60))
 @example("${a:=${a}}")
 def test_any_text_is_read_or_refused_in_a_sentence(text: str) -> None:
     with suppress(AtollError):
-        followed(text, "run.sh", Path())
+        follow_script(text, "run.sh", Path())

@@ -24,6 +24,7 @@ from training_cases import (
 )
 
 from atoll.errors import AtollError, InfeasibleError
+from atoll.hardware.device import load_device
 from atoll.step.layout import RECOMPUTE, Layout
 from atoll.step.orders import ORDERS
 from atoll.training.batch.estimates import Given, batch_estimates
@@ -55,6 +56,7 @@ CASES = {
     "folded experts": small_run(mixture(3, shared_ffn=512), devices=8, global_batch=16),
     "encoder": small_run(dense(4, causal=False), devices=4, global_batch=8),
     "eager": small_run(dense(4), devices=8, global_batch=16, stack=STACKS["eager"]),
+    "chip": small_run(mixture(4), devices=4, global_batch=16, gpu=load_device("phaze-tpuv4")),
     "fully sharded": small_run(grouped(4), devices=12, global_batch=24, stack=STACKS["fsdp"]),
 }
 
@@ -369,6 +371,15 @@ def test_nothing_fits_names_the_part_the_excess_and_what_would_do() -> None:
     assert "devices are enough, as" in sentence
     devices = int(sentence.split("; ")[1].split()[0])
     assert plan(replace(run, devices=devices), Axes(microbatch=(1,))).best.fits
+
+
+def test_nothing_fits_names_the_devices_that_states_alone_need() -> None:
+    """Without a look at layouts of fewer."""
+    run = with_memory(small_run(grouped(8), devices=1, global_batch=64), 4e6)
+    with pytest.raises(
+        InfeasibleError, match=r"use at least [0-9,]+ devices, over which its states"
+    ):
+        plan(run)
 
 
 def test_nothing_fits_names_a_layout_outside_the_values_tried() -> None:

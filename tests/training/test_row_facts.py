@@ -13,7 +13,7 @@ from atoll.training.estimate import Estimate, Estimator, estimate
 from atoll.training.memory import WORKSPACE_BYTES
 from atoll.training.software import flagged
 from atoll.training.stack import STACKS
-from atoll.validation.rows import counted_of, peak_of, run_of
+from atoll.validation.rows import peak_meaning, predicted_peak_bytes, run_of
 from atoll.validation.run_table import RunRow
 from atoll.workload.builders.model import build_model
 from atoll.workload.families.model_config import ModelConfig
@@ -108,10 +108,17 @@ def test_given_stages_must_hold_the_model() -> None:
 def test_the_rank_that_a_peak_belongs_to() -> None:
     cells = {"pp": "4", "dp": "2"}
     memory = found(**cells).memory
-    assert peak_of(counted_of(row(memory_rank="first", **cells)), memory) == memory[0].allocated
-    assert peak_of(counted_of(row(memory_rank="last", **cells)), memory) == memory[-1].allocated
     assert (
-        peak_of(counted_of(row(**cells)), memory) == max(memory, key=lambda m: m.needed).allocated
+        predicted_peak_bytes(peak_meaning(row(memory_rank="first", **cells)), memory)
+        == memory[0].allocated
+    )
+    assert (
+        predicted_peak_bytes(peak_meaning(row(memory_rank="last", **cells)), memory)
+        == memory[-1].allocated
+    )
+    assert (
+        predicted_peak_bytes(peak_meaning(row(**cells)), memory)
+        == max(memory, key=lambda m: m.needed).allocated
     )
 
 

@@ -21,7 +21,7 @@ from atoll.errors import AtollError
 from atoll.training.estimate import estimate
 from atoll.validation.rows import run_of
 from atoll.validation.run_table import RunRow, read_runs
-from atoll.validation.step_rows import H200_STEPS, H200_STEPS_LATER, read_steps, step_run_of
+from atoll.validation.step_rows import H200_STEPS, H200_STEPS_LATER, read_steps, run_from_step
 from atoll.validation.validate import (
     FIELDS,
     Prediction,
@@ -78,9 +78,9 @@ def predicted_s(**changes: str) -> float:
 @pytest.mark.parametrize("file", [H200_STEPS, H200_STEPS_LATER], ids=["fitted", "later"])
 def test_h200_steps_are_within_the_bars(file: Traversable) -> None:
     """Mean error of eager steps at most 7 %, the worst 20 %; of peak memory 5 %."""
-    predictions = predict(read_steps(file, "h200"), step_run_of)
+    predictions = predict(read_steps(file, "h200"), run_from_step)
     assert all(p.estimate is not None for p in predictions)
-    eager = [abs(p.time_error or 0.0) for p in predictions if not p.row.whole("compiled", 0)]
+    eager = [abs(p.time_error or 0.0) for p in predictions if not p.row.integer("compiled", 0)]
     memory = [abs(p.memory_error) for p in predictions if p.memory_error is not None]
     assert len(eager) >= 20
     assert sum(eager) / len(eager) <= 0.07
@@ -91,7 +91,7 @@ def test_h200_steps_are_within_the_bars(file: Traversable) -> None:
 
 def test_steps_of_adapters_experts_and_new_families_are_within_the_bars() -> None:
     """Mean error at most 8 %, of peak memory 5 %; of adapters on frozen weights 4 and 1 %."""
-    predictions = predict(read_steps(METHODS, "h200"), step_run_of)
+    predictions = predict(read_steps(METHODS, "h200"), run_from_step)
     for rows, time, memory in ((predictions, 0.08, 0.05), (predictions[:5], 0.04, 0.01)):
         assert mean_error(p.time_error for p in rows) <= time
         assert mean_error(p.memory_error for p in rows) <= memory

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from atoll.errors import AtollError
 from atoll.fabric.network import Level, Network
 from atoll.hardware.catalog import load_network
+from atoll.hardware.device import Chip
 from atoll.hardware.gpu import Gpu, load_gpu
 from atoll.step.layout import Layout, check_layout
 from atoll.step.states import STATES
@@ -108,6 +109,11 @@ def small_run(
 
 
 def with_memory(run: Run, hbm_bytes: float) -> Run:
+    """Return the run on devices with so much memory."""
+    if isinstance(run.gpu, Chip):
+        accelerator = run.gpu.accelerator
+        memory = replace(accelerator.hbm, capacity_bytes=int(hbm_bytes))
+        return replace(run, gpu=replace(run.gpu, accelerator=replace(accelerator, hbm=memory)))
     return replace(run, gpu=replace(run.gpu, hbm_bytes=int(hbm_bytes)))
 
 

@@ -16,7 +16,7 @@ from atoll.training.estimate import Estimate, estimate
 from atoll.training.software import find_stack, graphed, overlapping, stack_named
 from atoll.training.stack import FSDP, MEGATRON, NEMO, STACKS
 from atoll.validation.facts import port_Bps
-from atoll.validation.rows import run_of, unread_of
+from atoll.validation.rows import run_of, unread_words
 from atoll.validation.run_table import RunRow
 from atoll.validation.validate import validate_runs
 
@@ -130,7 +130,7 @@ def test_columns_decide_and_names_do_not() -> None:
 
 def test_words_that_nobody_knows_are_told_and_cost_nothing(tmp_path: Path) -> None:
     odd = row(framework="skynet", optimizer_states="plasma", attention_kernel="telepathy")
-    assert len(unread_of(odd)) == 3
+    assert len(unread_words(odd)) == 3
     assert run_of(odd) == run_of(row())
     header = ["id", "device", "framework", "measured_iter_time_s", *LLAMA]
     line = ["1", "H100", "skynet", "1.0", *LLAMA.values()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any, Self
 
 from atoll.answers.answer import Amount, Count, Number, made_of
@@ -31,6 +32,9 @@ class Proof:
     pruned_by: Mapping[str, Count]
     """Items, by the bound that ruled them out."""
     tightened: Count
+    peak_bound: Amount | None
+    """No layout scores higher, searched or not: every product at the peak rate of a chip. None
+    where that is not known."""
     sentence: str
     """What is proven, in words."""
 
@@ -44,6 +48,7 @@ class Proof:
             most_better=most_better(found.gap),
             pruned=sum(found.ruled_out.values()),
             pruned_by=dict(found.ruled_out),
+            peak_bound=found.peak_bound if isfinite(found.peak_bound) else None,
             sentence=f"{said[0].upper()}{said[1:]}.",
             **more,
         )

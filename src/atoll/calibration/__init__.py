@@ -1,1 +1,1 @@
-"""Fits of the GPU operator model on measured operators, and its errors on others."""
+"""Fits of the GPU operator model and of sites, and validation on measurements."""

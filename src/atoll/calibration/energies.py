@@ -1,9 +1,8 @@
-"""Sustained loads of one device with their power: times, watts and joules predicted.
+"""Sustained loads of a device with their power: predicted times, watts and joules.
 
-Columns beside those of operators (`rows`): power_W, joules; data (what operands hold: normal,
-small, half-zeros, zeros), bytes, model, mbs, seq, recompute. Loads last for seconds, so attention
-and steps are priced at the power limit, products by their length; power_limit_W is a cap below the
-device's rating.
+More columns than operators have (`rows`): power_W, joules; data (operands: normal, small,
+half-zeros, zeros), bytes, model, mbs, seq, recompute. Loads last seconds: attention and steps are
+priced at the power limit, products by their length; power_limit_W is a cap below the rating.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,33 +26,40 @@ from atoll.hardware.physical.device_power import H200_FIT, Rates, device_W
 from atoll.training.estimate import Estimator
 from atoll.validation.errors import error_summary
 from atoll.validation.run_table import RunRow
-from atoll.validation.step_rows import H200_STEPS, H200_STEPS_LATER, read_steps, step_run_of
+from atoll.validation.step_rows import H200_STEPS, H200_STEPS_LATER, read_steps, run_from_step
 
 COLUMNS = ("kind", "us", "power_W", "joules")
 COPY_BYTES = 6.5
-"""Per 16-bit element of a copy by the driver, which reaches 0.56 of an H200's bandwidth."""
+"""Bytes per 16-bit element of a copy by the driver, at 0.56 of an H200's bandwidth."""
 OPERATIONS = {
     "copy": 0.0, "add": 1.0, "mul": 1.0, "embed": 1.0, "silu": 20.0, "gelu": 25.0, "dropout": 20.0,
     "layernorm": 15.0, "rmsnorm": 12.0, "softmax": 60.0, "xent": 60.0, "adamw": 15.0,
 }  # fmt: skip
-"""Instructions for an element, by the first word of a kind: known to a factor of 2."""
+"""Instructions per element, by the first word of a kind: accurate to a factor of 2."""
 VECTOR_PER_FLOP = 1 / 32
 """Vector operations at peak over matrix FLOPs at peak."""
 
 
+class LoadFigures(NamedTuple):
+    """Figures of a load; an idle device has neither time nor energy."""
+
+    time_s: float | None
+    power_W: float
+    energy_J: float | None
+
+
 @dataclass(frozen=True, slots=True)
-class Load:
-    """One measured load and its prediction; idling takes no time of its own."""
+class SustainedLoad:
+    """A measured load and its prediction."""
 
     line: int
     words: str
     kind: str
-    measured: tuple[float | None, float, float | None]
-    """Seconds, watts, joules."""
-    predicted: tuple[float | None, float, float | None]
+    measured: LoadFigures
+    predicted: LoadFigures
 
-    def error(self, what: int) -> float | None:
-        measured, predicted = self.measured[what], self.predicted[what]
+    def error(self, figure: str) -> float | None:
+        measured, predicted = getattr(self.measured, figure), getattr(self.predicted, figure)
         return predicted / measured - 1 if measured and predicted else None
 
 
@@ -63,7 +70,7 @@ def is_energy_file(header: list[str]) -> bool:
 def validate_energies(
     path: str | Path, gpu: Gpu | str = "h200", *, out: str | Path | None = None
 ) -> OperatorsValidation:
-    """Errors of times, watts and joules over a file of sustained loads."""
+    """Validate times, watts and joules of a file of sustained loads."""
     device = load_gpu(gpu) if isinstance(gpu, str) else gpu
     if device.power_W is None:
         raise AtollError(f"device {device.name} has no power; its file must state one")
@@ -77,12 +84,12 @@ def validate_energies(
             skipped[reason] = skipped.get(reason, 0) + 1
     if out is not None:
         _write(out, loads)
-    timed = [load for load in loads if load.error(0) is not None]
-    worst = sorted(timed, key=lambda load: -abs(load.error(0) or 0.0))[:WORST]
+    timed = [load for load in loads if load.error("time_s") is not None]
+    worst = sorted(timed, key=lambda load: -abs(load.error("time_s") or 0.0))[:WORST]
 
-    def of(what: int, chosen: Sequence[Load] = loads) -> Errors:
+    def errors_of(figure: str, chosen: Sequence[SustainedLoad] = loads) -> Errors:
         return error_summary(
-            np.array([e for load in chosen if (e := load.error(what)) is not None])
+            np.array([e for load in chosen if (e := load.error(figure)) is not None])
         )
 
     return OperatorsValidation(
@@ -90,65 +97,60 @@ def validate_energies(
         rows=len(lines),
         predicted=len(loads),
         skipped=skipped,
-        step_time=of(0),
-        power=of(1),
-        energy=of(2),
+        step_time=errors_of("time_s"),
+        power=errors_of("power_W"),
+        energy=errors_of("energy_J"),
         by_kind={
-            kind: of(0, [load for load in timed if load.kind == kind])
+            kind: errors_of("time_s", [load for load in timed if load.kind == kind])
             for kind in dict.fromkeys(load.kind for load in timed)
         },
         worst=tuple(
             WorstOperator(
                 line=load.line,
                 operator=load.words,
-                measured_s=load.measured[0] or 0.0,
-                predicted_s=load.predicted[0] or 0.0,
-                error=load.error(0) or 0.0,
+                measured_s=load.measured.time_s or 0.0,
+                predicted_s=load.predicted.time_s or 0.0,
+                error=load.error("time_s") or 0.0,
             )
             for load in worst
         ),
     )
 
 
-def _load(gpu: Gpu, line: Line) -> Load:
+def _load(gpu: Gpu, line: Line) -> SustainedLoad:
     if line.trouble:
         raise ValueError(line.trouble)
     cells = line.cells
-    kind, rated = cells["kind"], gpu.power_W or 0.0
-    if cells.get("power_limit_W") and (cap := _number(cells, "power_limit_W")) < rated:
+    kind, rated_W = cells["kind"], gpu.power_W or 0.0
+    if cells.get("power_limit_W") and (cap := _number(cells, "power_limit_W")) < rated_W:
         gpu = gpu.capped(cap)
     words = " ".join([kind, *(f"{name}={cells[name]}" for name in _SHOWN if cells.get(name))])
-    watts = _number(cells, "power_W")
+    power_W = _number(cells, "power_W")
     if kind == "idle":
-        return Load(
-            line.number, words, kind, (None, watts, None), (None, H200_FIT.idle * rated, None)
-        )
+        predicted = LoadFigures(None, H200_FIT.idle * rated_W, None)
+        return SustainedLoad(line.number, words, kind, LoadFigures(None, power_W, None), predicted)
     seconds = _number(cells, "us") * 1e-6
-    joules = _number(cells, "joules") or seconds * watts
+    joules = _number(cells, "joules") or seconds * power_W
     if kind == "step":
-        predicted_s, drawn = _step(gpu, cells, line)
+        predicted_s, predicted_W = _step(gpu, cells, line)
     else:
         predicted_s, rates = _operator(gpu, kind, cells)
-        drawn = device_W(rated, rates, cap_W=gpu.cap_W)
-    return Load(
-        line.number,
-        words,
-        kind,
-        (seconds, watts, joules),
-        (predicted_s, drawn, predicted_s * drawn),
-    )
+        predicted_W = device_W(rated_W, rates, cap_W=gpu.cap_W)
+    predicted = LoadFigures(predicted_s, predicted_W, predicted_s * predicted_W)
+    measured = LoadFigures(seconds, power_W, joules)
+    return SustainedLoad(line.number, words, kind, measured, predicted)
 
 
 _SHOWN = ("m", "n", "k", "b", "h", "s", "d", "causal", "dtype", "data", "model", "mbs", "seq")
 
 
 def _operator(gpu: Gpu, kind: str, cells: Mapping[str, str]) -> tuple[float, Rates]:
-    """Seconds of an operator, and what it asks of the device's peaks meanwhile."""
+    """Return seconds of an operator, and its rates as shares of the device's peaks."""
     data = cells.get("data") or "normal"
     if kind == "gemm":
         m, n, k = (_number(cells, name) for name in ("m", "n", "k"))
         dtype = cells.get("dtype") or "bf16"
-        if dtype == "tf32":  # moves and multiplies as much as 16-bit operands of twice the depth
+        if dtype == "tf32":  # like 16-bit operands of twice the depth
             dtype, k = "bf16", 2 * k
         if dtype not in ("bf16", "fp16", "fp8"):
             raise ValueError(f"dtype: products in {dtype} are not modelled")
@@ -170,7 +172,7 @@ def _operator(gpu: Gpu, kind: str, cells: Mapping[str, str]) -> tuple[float, Rat
         )
         pairs = b * h * s * s * (0.5 if causal else 1.0)
         flops, moved = pairs * d * (10 if backward else 4), b * h * s * d * (16 if backward else 8)
-        lanes = pairs * OPERATIONS["softmax"] / 8  # exponential and scale, once a pair
+        lanes = pairs * OPERATIONS["softmax"] / 8  # exponential and scale per pair
         rate = _rates(gpu, flops / time_s / gpu.peak_flops(dtype), moved / time_s)
         return time_s, replace(rate, vector=_vector(gpu, lanes / time_s))
     first = kind.split("_")[0]
@@ -207,20 +209,19 @@ def _vector(gpu: Gpu, per_second: float) -> float:
 
 
 def _step(gpu: Gpu, cells: Mapping[str, str], line: Line) -> tuple[float, float]:
-    """A whole step of a model that our tables of steps have: products at their rate under the
-    limit, the rest streams at DRAM's peak.
-    """
+    """Return time and power of a step: products at their limited rate, then DRAM's peak."""
     tables = (H200_STEPS_LATER, H200_STEPS)
-    known = {row.text("model"): row for path in tables for row in read_steps(path, gpu.name)}
+    models = {row.text("model"): row for path in tables for row in read_steps(path, gpu.name)}
     name = cells.get("model", "")
-    if name not in known:
+    if name not in models:
         raise ValueError(f"model {name!r} is not in our tables of steps")
-    own = known[name]
-    recomputed = "full" if float(cells.get("recompute") or 0) else "none"
-    sizes = {"seq": str(round(_number(cells, "seq"))), "compiled": "0", "recompute": recomputed}
+    table_row = models[name]
+    recompute = "full" if float(cells.get("recompute") or 0) else "none"
+    sizes = {"seq": str(round(_number(cells, "seq"))), "compiled": "0", "recompute": recompute}
     batch = str(round(_number(cells, "mbs")))
-    values = {**own.values, **sizes, "mbs": batch, "micro_batch": batch, "global_batch": batch}
-    run, layout = step_run_of(RunRow(line.number, name, own.source, gpu.name, "A", values))
+    batches = dict.fromkeys(("mbs", "micro_batch", "global_batch"), batch)
+    values = {**table_row.values, **sizes, **batches}
+    run, layout = run_from_step(RunRow(line.number, name, table_row.source, gpu.name, "A", values))
     time_s = Estimator(run).estimate(layout).step.time_s
     products_s = min(_number(cells, "flops") / fastest_flops(gpu, gpu.half_dtype), time_s)
     busy, streams = (
@@ -241,15 +242,15 @@ def _number(cells: Mapping[str, str], name: str) -> float:
     return value
 
 
-_FIGURES: tuple[tuple[str, Callable[[Load], tuple[float | None, ...]]], ...] = (
+_FIGURES: tuple[tuple[str, Callable[[SustainedLoad], tuple[float | None, ...]]], ...] = (
     ("measured", lambda load: load.measured),
     ("predicted", lambda load: load.predicted),
-    ("error", lambda load: tuple(load.error(what) for what in range(3))),
+    ("error", lambda load: tuple(map(load.error, LoadFigures._fields))),
 )
 
 
-def _write(path: str | Path, loads: Sequence[Load]) -> None:
-    """One line a load."""
+def _write(path: str | Path, loads: Sequence[SustainedLoad]) -> None:
+    """Write a line per load."""
     units = ("s", "W", "J")
     header = ("line", "operator", *(f"{name}_{unit}" for name, _ in _FIGURES for unit in units))
     rows = [

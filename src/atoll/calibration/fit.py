@@ -1,9 +1,9 @@
 """Calibration: the GPU operator model's parameters from measured operators of one device.
 
-Four fits, one after the other, each on half of the rows of its kinds: products (fourteen
-parameters), fp8 products (one), attention in either direction (four each), streaming operators
-(two, and bytes per element by kind). Each minimises the mean absolute logarithm of predicted over
-measured time, which outliers do not pull, by Powell's method within physical bounds.
+Five consecutive fits, each on half of the rows of its kinds: products (fourteen parameters), fp8
+products (one), attention forward and backward (four each), streaming operators (two, and bytes per
+element by kind). Each minimises mean |log(predicted / measured)|, which is robust to outliers, by
+Powell's method within physical bounds.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from atoll.hardware.gpu import (
 )
 from atoll.hardware.physical.kernel_fits import AttentionFit, FormatFit
 
-SHORT_WEIGHT = 0.35  # of products under 50 us: mostly launch, and little of a training step
+SHORT_WEIGHT = 0.35  # of products under 50 us, which are mostly launch time
 ROUNDS = 2
 
 
@@ -50,7 +50,7 @@ Change = Callable[[Calibration, Mapping[str, float]], Calibration]
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """A parameter to fit: where to start, and what is physically possible."""
+    """A parameter to fit: start value and physical bounds."""
 
     name: str
     start: float
@@ -101,15 +101,15 @@ def calibrate(
     name: str | None = None,
     salt: str = "",
 ) -> CalibrationAnswer:
-    """Fit on half of a file of measured operators; errors on the other half; a YAML in `out`.
+    """Fit on half of a file of measured operators, validate on the other half, write YAML to `out`.
 
-    `gpu` supplies the peaks, and the parameters of the kinds that the file has too few rows of,
-    which are listed under `kept`.
+    `gpu` supplies the peaks, and the parameters of kinds with too few rows, listed in `kept`.
     """
     device = load_gpu(gpu) if isinstance(gpu, str) else gpu
     rows = read_operators(csv)
-    seen = fitted_rows(rows, salt)
-    fit, kept = fit_calibration(device, [r for r, s in zip(rows, seen, strict=True) if s], name)
+    fitted_half = fitted_rows(rows, salt)
+    chosen = [row for row, fitted in zip(rows, fitted_half, strict=True) if fitted]
+    fit, kept = fit_calibration(device, chosen, name)
     fitted = recalibrated(device, fit)
     if out is not None:
         with whole_files(lambda why: f"{out}: cannot be written ({why})", Path(out)) as (part,):
@@ -117,7 +117,7 @@ def calibrate(
     return CalibrationAnswer(
         device=device.name,
         rows=len(rows),
-        fitted=sum(seen),
+        fitted=sum(fitted_half),
         skipped=tuple(f"line {row.line}: {row.trouble}" for row in rows if row.trouble),
         kept=tuple(kept),
         parameters=parameters(fit),
@@ -129,7 +129,7 @@ def calibrate(
 def fit_calibration(
     gpu: Gpu, rows: Sequence[OperatorRow], name: str | None = None
 ) -> tuple[Calibration, tuple[str, ...]]:
-    """Parameters that fit all of these rows, and the groups too small to fit, left as they were."""
+    """Fit all parameters; return them and the groups too small to fit, which are unchanged."""
     usable = [row for row in rows if skip_reason(gpu, row) is None]
     kinds = dict.fromkeys(row.kind for row in usable)
     tables = {kind: columns([row for row in usable if row.kind == kind]) for kind in kinds}
@@ -176,9 +176,9 @@ def fit_calibration(
 
 
 def _fp8(fit: Calibration, values: Mapping[str, float]) -> Calibration:
-    """fp8 products that share all but their rate with those of 16 bits."""
-    own = FormatFit(values["matmul"], fit.kernel_s, fit.throttle)
-    return replace(fit, formats=(("fp8", own),))
+    """Return the fit with an fp8 rate; the other fp8 parameters are those of 16 bits."""
+    fp8_fit = FormatFit(values["matmul"], fit.kernel_s, fit.throttle)
+    return replace(fit, formats=(("fp8", fp8_fit),))
 
 
 def _attention(fit: Calibration, values: Mapping[str, float]) -> AttentionFit:
@@ -199,29 +199,29 @@ def _loss(gpu: Gpu, tables: Mapping[str, Columns]) -> float:
 
 
 def powell(loss: Callable[[Mapping[str, float]], float], knobs: Sequence[Knob]) -> dict[str, float]:
-    """Coordinates are shares of each bound's range, so that one step size suits all."""
+    """Minimise a loss; coordinates are shares of each knob's range, so one step size suits all."""
     low = np.array([knob.low for knob in knobs])
     span = np.array([knob.high for knob in knobs]) - low
     point = (np.array([knob.start for knob in knobs]) - low) / span
 
-    def named(x: Floats) -> dict[str, float]:
-        values = low + np.clip(x, 0.0, 1.0) * span
+    def values_at(shares: Floats) -> dict[str, float]:
+        values = low + np.clip(shares, 0.0, 1.0) * span
         return {k.name: float(f"{v:.4g}") for k, v in zip(knobs, values, strict=True)}
 
     for _ in range(ROUNDS):
-        found = minimize(  # type: ignore[call-overload]
-            lambda x: loss(named(x)),
+        minimum = minimize(  # type: ignore[call-overload]
+            lambda shares: loss(values_at(shares)),
             point,
             method="Powell",
             bounds=[(0.0, 1.0)] * len(knobs),
             options={"maxiter": 6, "xtol": 1e-3, "ftol": 1e-4},
         )
-        point = np.atleast_1d(found.x)
-    return named(point)
+        point = np.atleast_1d(minimum.x)
+    return values_at(point)
 
 
 def _traffic(gpu: Gpu, tables: Mapping[str, Columns]) -> tuple[tuple[str, float], ...]:
-    """Bytes per element of each kind: a median of its rows, each weighing as much as it moves."""
+    """Return bytes per element by kind: the median of its rows, weighted by bytes moved."""
     table = dict(gpu.calibration.traffic)
     for kind, measured in tables.items():
         if kind in STREAMING:
@@ -238,13 +238,13 @@ def _traffic(gpu: Gpu, tables: Mapping[str, Columns]) -> tuple[tuple[str, float]
 
 
 def _bytes_per_element(gpu: Gpu, kind: str, entry: str, table: Columns) -> float:
-    def at(bytes_: float) -> Floats:
+    def time_at(bytes_: float) -> Floats:
         traffic = {**dict(gpu.calibration.traffic), entry: bytes_}
         changed = replace(gpu.calibration, traffic=tuple(traffic.items()))
         return predict_kind_s(replace(gpu, calibration=changed, launch_s=0.0), kind, table)
 
-    empty_s = at(0.0)
-    per_byte_s = at(1.0) - empty_s
+    empty_s = time_at(0.0)
+    per_byte_s = time_at(1.0) - empty_s
     values = np.maximum(table["measured_s"] - empty_s, 0.0) / per_byte_s
     order = np.argsort(values, kind="stable")
     below = np.cumsum(per_byte_s[order])
@@ -253,19 +253,19 @@ def _bytes_per_element(gpu: Gpu, kind: str, entry: str, table: Columns) -> float
 
 
 def parameters(fit: Calibration) -> dict[str, Parameter | Mapping[str, Parameter]]:
-    """The calibration as its YAML file has it, times in microseconds."""
+    """Return the calibration as in its YAML file, times in microseconds."""
     attention = ("attention_forward", "attention_backward", "attention_prompt")
     names = {name: CALIBRATED.get(name, name) for name in CalibrationFile.model_fields}
     shown: dict[str, Parameter | Mapping[str, Parameter]] = {}
-    for name, own in names.items():
-        if name in attention and getattr(fit, own) is None:
+    for name, attribute in names.items():
+        if name in attention and getattr(fit, attribute) is None:
             continue
         if name in attention:
-            inside = getattr(fit, own)
+            attention_fit = getattr(fit, attribute)
             shown[name] = {
-                inner: _written(inside, inner)
+                inner: _written(attention_fit, inner)
                 for inner in AttentionFile.model_fields
-                if getattr(inside, CALIBRATED.get(inner, inner)) not in (None, ())
+                if getattr(attention_fit, CALIBRATED.get(inner, inner)) not in (None, ())
             }
         elif name == "formats":
             shown[name] = {dtype: _flow(values) for dtype, values in fit.formats}
@@ -277,26 +277,26 @@ def parameters(fit: Calibration) -> dict[str, Parameter | Mapping[str, Parameter
 
 
 def _written(fit: object, name: str) -> Parameter:
-    """A field of a file, by the file's name."""
-    own = CALIBRATED.get(name, name)
-    value: Parameter = getattr(fit, own)
+    """Return the text of a field by its name in the file."""
+    attribute = CALIBRATED.get(name, name)
+    value: Parameter = getattr(fit, attribute)
     if name == "fp8_heads":
-        return f"{dict(getattr(fit, own))}"
-    return f"{float(value) * 1e6:.4g} us" if own.endswith("_s") else value
+        return f"{dict(getattr(fit, attribute))}"
+    return f"{float(value) * 1e6:.4g} us" if attribute.endswith("_s") else value
 
 
 def _flow(fit: FormatFit) -> str:
-    """The values of a format on one line, those that are as usual left out."""
-    usual = FormatFit(fit.matmul, fit.kernel_s, fit.throttle)
+    """Return the non-default values of a format on one line."""
+    default = FormatFit(fit.matmul, fit.kernel_s, fit.throttle)
     fields = ((name, CALIBRATED.get(name, name)) for name in FormatFile.model_fields)
     always = ("matmul", "kernel", "throttle")
-    names = [n for n, own in fields if n in always or getattr(fit, own) != getattr(usual, own)]
-    told = (f"{n}: {_written(fit, n)}" for n in names)
-    return f"{{{', '.join(told)}}}".replace("False", "false")
+    names = [n for n, key in fields if n in always or getattr(fit, key) != getattr(default, key)]
+    texts = (f"{n}: {_written(fit, n)}" for n in names)
+    return f"{{{', '.join(texts)}}}".replace("False", "false")
 
 
 def calibration_yaml(fit: Calibration) -> str:
-    """The file that `load_calibration` reads."""
+    """Return the YAML that `load_calibration` reads."""
     lines = ["# Written by `atoll calibrate`; docs/gpu-model.md says what every value means."]
     for key, value in parameters(fit).items():
         if isinstance(value, Mapping) and value:

@@ -1,4 +1,4 @@
-"""What was measured, fitted or judged: the columns of a file say which of its kinds it is."""
+"""Dispatch of measured files to fits and validations by their columns."""
 
 from __future__ import annotations
 
@@ -16,36 +16,37 @@ from atoll.files.csvfile import read_csv
 from atoll.questions.verbs import CalibrateQuestion, ValidateQuestion
 from atoll.training.site import load_site
 from atoll.validation.chips import validate_chips
-from atoll.validation.figures import reader_of, validate_figures
+from atoll.validation.figures import find_reader, validate_figures
 from atoll.validation.nodes import is_node_file, validate_nodes
 from atoll.validation.step_rows import H200_STEPS, H200_STEPS_LATER, is_step_file
 from atoll.validation.validate import validate_runs, validate_steps
 
 
-def fit(asked: CalibrateQuestion) -> CalibrationAnswer | SiteCalibration:
-    """A site from runs, a profile or NCCL's tests; a device from timed operators."""
-    header = [] if asked.data is None else read_csv(asked.data)[0]
+def fit(question: CalibrateQuestion) -> CalibrationAnswer | SiteCalibration:
+    """Fit a site to runs, a profile or NCCL's tests, or a device to timed operators."""
+    header = [] if question.data is None else read_csv(question.data)[0]
     operators = _timed_operators(header)
-    measured = asked.trace is not None or asked.nccl_tests
+    measured = question.trace is not None or question.nccl_tests
     if operators and measured:
-        raise AtollError(f"{asked.data}: timed operators make a device, not a site; fit them alone")
-    if measured or (asked.data is not None and not operators):
+        data = question.data
+        raise AtollError(f"{data}: timed operators make a device, not a site; fit them alone")
+    if measured or (question.data is not None and not operators):
         return calibrate_site(
-            asked.data, asked.trace, asked.nccl_tests, str(asked.device), asked.out
+            question.data, question.trace, question.nccl_tests, str(question.device), question.out
         )
-    return calibrate(asked.data or H200_OPERATORS, gpu=asked.device, out=asked.out)
+    return calibrate(question.data or H200_OPERATORS, gpu=question.device, out=question.out)
 
 
-def judge(asked: ValidateQuestion) -> Validation:
-    """Predictions of operators, steps, runs, chips or figures against what is known of them."""
-    data, gpu, expect, out = asked.data, asked.device, asked.expect, asked.out
-    if asked.chips is not None:
-        if data is not None or expect is not None or asked.site is not None:
+def judge(question: ValidateQuestion) -> Validation:
+    """Validate predictions of operators, steps, runs, chips or figures."""
+    data, gpu, expect, out = question.data, question.device, question.expect, question.out
+    if question.chips is not None:
+        if data is not None or expect is not None or question.site is not None:
             raise AtollError("chips: a table of chips is judged alone, without data, expect, site")
-        if reader_of(read_csv(asked.chips)[0]) is not None:
-            return validate_figures(asked.chips, out)
-        return validate_chips(asked.chips, out)
-    site = None if asked.site is None else load_site(asked.site)
+        if find_reader(read_csv(question.chips)[0]) is not None:
+            return validate_figures(question.chips, out)
+        return validate_chips(question.chips, out)
+    site = None if question.site is None else load_site(question.site)
     header = [] if data is None else read_csv(data)[0]
     operators, several = data is None or _timed_operators(header), is_device_table(header)
     if expect is not None and (operators or several or is_step_file(header)):
@@ -60,7 +61,7 @@ def judge(asked: ValidateQuestion) -> Validation:
         return replace(validate_operators(gpu=gpu, held_out=True, out=out), steps=steps)
     if is_node_file(header):
         return validate_nodes(data, out)
-    if reader_of(header) is not None:
+    if find_reader(header) is not None:
         return validate_figures(data, out)
     if is_energy_file(header):
         return validate_energies(data, gpu, out=out)

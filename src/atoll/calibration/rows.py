@@ -1,7 +1,7 @@
-"""Measured operators: the CSV file, its rows, and the half of them that a fit may see.
+"""Measured operators: the CSV file, its rows, and the half of them used by a fit.
 
 Columns: kind, us (median kernel time in microseconds), graphed (1: replayed in a CUDA graph, 0:
-launched by the host), then sizes, empty where a kind has none: m, n, k, batch for products; b, h,
+launched by the host), then sizes, empty if not of the kind: m, n, k, batch for products; b, h,
 hk, s, d, causal for attention; m (rows), n (columns), v (vocabulary) for streaming operators;
 local_experts, assignments (rows), hidden, ffn (of gated experts), tokens and largest_expert (its
 rows; evenly spread if absent) for parts of an expert layer.
@@ -30,7 +30,7 @@ PRODUCTS = ("gemm", "bmm", "gemm_fp8")
 ATTENTION = ("sdpa_fwd", "sdpa_bwd")
 VECTORS = tuple(name for name in LEAST_BYTES if name != "softmax_fwd_wide")
 EXPERTS = tuple(EXPERT_KINDS)
-OTHER_NAMES = {"attention_fwd": "sdpa_fwd", "attention_bwd": "sdpa_bwd"}
+KIND_ALIASES = {"attention_fwd": "sdpa_fwd", "attention_bwd": "sdpa_bwd"}
 KINDS = (*PRODUCTS, *ATTENTION, *VECTORS, *EXPERTS)
 
 H200_OPERATORS = files("atoll") / "data" / "h200_ops.csv"
@@ -38,7 +38,7 @@ H200_OPERATORS = files("atoll") / "data" / "h200_ops.csv"
 
 @dataclass(frozen=True, slots=True)
 class OperatorRow:
-    """One measured operator; sizes that its kind has not are absent."""
+    """A measured operator with the sizes of its kind."""
 
     line: int
     kind: str
@@ -46,14 +46,14 @@ class OperatorRow:
     graphed: bool
     sizes: tuple[tuple[str, float], ...]
     trouble: str = ""
-    """Why it could not be read, where it could not."""
+    """Reason why it could not be read, if any."""
 
     def size(self, name: str) -> float:
         return dict(self.sizes)[name]
 
     @property
     def key(self) -> str:
-        """What was measured, without the measurement."""
+        """Identity of the operator, without the measurement."""
         sizes = ",".join(f"{name}={value:.17g}" for name, value in self.sizes)
         return f"{self.kind},{int(self.graphed)},{sizes}"
 
@@ -62,7 +62,7 @@ class OperatorRow:
 
 
 def read_operators(path: str | Path | Traversable) -> tuple[OperatorRow, ...]:
-    """The file's rows; one that cannot be read keeps the reason, and is left out of everything."""
+    """Read the file's rows; unreadable ones have the reason and are ignored elsewhere."""
     header, lines = read_csv(path)
     if not header:
         raise AtollError(f"{path}: the file is empty, expected the columns {', '.join(COLUMNS)}")
@@ -71,7 +71,7 @@ def read_operators(path: str | Path | Traversable) -> tuple[OperatorRow, ...]:
             raise AtollError(f"{path}:1: column {name!r} is missing{suggestion(name, header)}")
     for name in header:
         near = suggestion(name, COLUMNS)
-        if name not in COLUMNS and "did you mean" in near:  # others are about something else
+        if name not in COLUMNS and "did you mean" in near:  # other columns are ignored
             raise AtollError(f"{path}:1: unknown column {name!r}{near}")
     if not lines:
         raise AtollError(f"{path}: the file has no rows, only a header")
@@ -89,22 +89,22 @@ def _row(line: Line) -> OperatorRow:
 
 
 def _read(line: Line) -> OperatorRow:
-    given = line.cells
+    cells = line.cells
     if line.trouble:
         raise ValueError(line.trouble)
-    kind = OTHER_NAMES.get(given["kind"], given["kind"])
-    dtype = given.get("dtype") or "bf16"
+    kind = KIND_ALIASES.get(cells["kind"], cells["kind"])
+    dtype = cells.get("dtype") or "bf16"
     if kind == "gemm" and dtype == "fp8":
         kind = "gemm_fp8"
     elif kind in PRODUCTS and dtype not in ("bf16", "fp16"):
         raise ValueError(f"dtype: products in {dtype} are not modelled")
     if not kind:
         raise ValueError("kind: expected an operator such as gemm, got nothing")
-    graphed = given.get("graphed") or "1"
+    graphed = cells.get("graphed") or "1"
     if graphed not in ("0", "1"):
         raise ValueError(f"graphed: expected 0 or 1, got {graphed!r}")
-    microseconds = _number(given, "us")
-    sizes = {name: _number(given, name) for name in SIZES if given.get(name)}
+    microseconds = _number(cells, "us")
+    sizes = {name: _number(cells, name) for name in SIZES if cells.get(name)}
     if kind in EXPERTS and sizes.get("local_experts"):
         sizes.setdefault("largest_expert", sizes.get("assignments", 1) / sizes["local_experts"])
     elif kind in ATTENTION and "h" in sizes:
@@ -125,8 +125,8 @@ def needed_sizes(kind: str) -> tuple[str, ...]:
     return ("m",) if kind in VECTORS else ()
 
 
-def _number(given: Mapping[str, str], name: str) -> float:
-    text = given[name]
+def _number(cells: Mapping[str, str], name: str) -> float:
+    text = cells[name]
     try:
         value = float(text)
     except ValueError:
@@ -141,10 +141,10 @@ def _number(given: Mapping[str, str], name: str) -> float:
 
 
 def fitted_rows(rows: Sequence[OperatorRow], salt: str = "") -> tuple[bool, ...]:
-    """Which rows a fit may see: of every kind the half with the smaller hashes.
+    """Return which rows a fit uses: of every kind the half with the smaller hashes.
 
-    A kind measured only once is fitted on that row, and has no error to report. The hash is of
-    what was measured, not of the result, so the halves are the same on every machine.
+    A kind with a single row is fitted on it, and has no error to report. The hash does not include
+    the measured time, so the halves are the same on every machine.
     """
     by_kind: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
     for index, row in enumerate(rows):

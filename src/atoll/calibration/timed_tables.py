@@ -1,9 +1,9 @@
-"""Tables of timed operators that come with NVIDIA's package aiconfigurator-core, where a user has
-installed it (Apache-2.0; arXiv:2601.06288): a source of operator times beside the model.
+"""Tables of timed operators of NVIDIA's package aiconfigurator-core, if installed (Apache-2.0;
+arXiv:2601.06288): operator times as an alternative to the model.
 
-The tables are of inference engines: forward passes, each call timed by itself. Of 16-bit products,
-which all engines leave to the same library, the median over engines counts: single tables are off
-from it by up to 11 % on average.
+The tables are of inference engines: forward passes, each call timed alone. All engines leave 16-bit
+products to the same library: the median over engines counts, from which single tables differ by up
+to 11 % on average.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.calibration.many_devices import Timed, predicted_s
+from atoll.calibration.many_devices import TimedOperator, predicted_s
 from atoll.cost.gpu_gemm import Floats
 from atoll.errors import AtollError
 from atoll.hardware.gpu import Gpu, load_gpu
@@ -38,7 +38,7 @@ SYSTEMS = {
     "l40s": "l40s",
     "rtx-pro-6000": "rtx_pro_6000_server",
 }
-"""For devices of the catalogue, the package's folders."""
+"""The package's folders by device of the catalogue."""
 FORMATS = {"bf16": "bfloat16", "fp8": "fp8", "nvfp4": "nvfp4"}
 ENGINES = {"bf16": ("sglang", "trtllm", "vllm"), "fp8": ("trtllm",), "nvfp4": ("sglang",)}
 ATTENTION_ENGINE = "vllm"
@@ -47,7 +47,7 @@ Columns = Mapping[str, NDArray[Any]]
 
 
 def package_version() -> str:
-    """The package with its release, or an AtollError where it is not installed."""
+    """Return the package with its release; raise an AtollError if it is not installed."""
     try:
         return f"{PACKAGE} {version(PACKAGE)}"
     except PackageNotFoundError:
@@ -59,8 +59,8 @@ def package_version() -> str:
 
 @lru_cache(maxsize=16)
 def timings(device: str, precision: str) -> Timings:
-    """Of a device of the catalogue, for runs of a precision."""
-    folder = folder_of(device)
+    """Return the timings of a catalogue device for runs of a precision."""
+    folder = device_folder(device)
     gpu = load_gpu(device)
     wanted = [dtype for dtype in FORMATS if dtype == precision]
     products = {dtype: _products(gpu, folder, dtype) for dtype in wanted}
@@ -70,80 +70,80 @@ def timings(device: str, precision: str) -> Timings:
     )
 
 
-def folder_of(device: str) -> Path:
-    """The tables of a device of the catalogue."""
+def device_folder(device: str) -> Path:
+    """Return the folder of a catalogue device's tables."""
     package_version()
-    found = find_spec(PACKAGE.replace("-", "_"))
+    spec = find_spec(PACKAGE.replace("-", "_"))
     if device not in SYSTEMS:
         raise AtollError(
             f"operators: {PACKAGE} has no timings of {device}; it has {', '.join(SYSTEMS)}"
         )
-    place = (found and found.submodule_search_locations) or ["."]
-    return Path(place[0]) / "systems" / "data" / SYSTEMS[device]
+    locations = (spec and spec.submodule_search_locations) or ["."]
+    return Path(locations[0]) / "systems" / "data" / SYSTEMS[device]
 
 
 def _products(gpu: Gpu, folder: Path, dtype: str) -> Grid | None:
-    """Ratios of products; those of a format without a scale for each block are without the cast in
-    front of them, which is timed apart.
-    """
+    """Return measured / predicted times of products, without separately timed casts."""
     rows = [r for name in ENGINES[dtype] for r in product_rows(folder, name, dtype)]
     if not rows:
         return None
     return Grid.of(np.array([row.sizes[:3] for row in rows]), _ratios(gpu, rows))
 
 
-def product_rows(folder: Path, engine: str, dtype: str) -> Iterator[Timed]:
-    """Products of a format as one engine timed them, without a cast in front."""
+def product_rows(folder: Path, engine: str, dtype: str) -> Iterator[TimedOperator]:
+    """Yield products of a format timed by one engine, without their casts."""
     table = _read(folder, "gemm", engine, "gemm_perf")
     casts: dict[tuple[int, int], float] = {}
     if dtype == "fp8":
         for name in ("scale_matrix_perf", "computescale_perf"):
             cast = _read(folder, "quantize", engine, name)
-            for *of, ms in zip(*(cast[c].tolist() for c in ("m", "k", "latency")), strict=True):
-                casts[of[0], of[1]] = casts.get((of[0], of[1]), 0.0) + ms
+            for m, k, ms in zip(*(cast[c].tolist() for c in ("m", "k", "latency")), strict=True):
+                casts[m, k] = casts.get((m, k), 0.0) + ms
     columns = (table[c].tolist() for c in ("gemm_dtype", "m", "n", "k", "latency"))
     for format_, m, n, k, ms in zip(*columns, strict=True):
-        # Odd rows show where tiles end: no neighbours of others.
+        # Odd rows are special cases of tile ends, not comparable to their neighbours.
         if format_ != FORMATS[dtype] or m < LEAST_ROWS or m % 2:
             continue
         cast_ms = casts.get((m, k), 0.0)
-        if 2 * cast_ms < ms:  # else little is said of the product
-            yield Timed(0, "", "gemm", dtype, (m, n, k, 1), 1e-3 * (ms - cast_ms))
+        if 2 * cast_ms < ms:  # else the product is a minor part
+            yield TimedOperator(0, "", "gemm", dtype, (m, n, k, 1), 1e-3 * (ms - cast_ms))
 
 
 def _attention(gpu: Gpu, folder: Path) -> dict[tuple[float, float], Grid]:
-    """Ratios of attention over prompts without a window, by shape of the heads."""
+    """Return measured / predicted times of attention over prompts, by shape of the heads."""
     table = _read(folder, "attention", ATTENTION_ENGINE, "context_attention_perf")
-    rows: dict[tuple[float, float], list[Timed]] = {}
+    rows: dict[tuple[float, float], list[TimedOperator]] = {}
     windows = table.get("window_size", np.zeros(len(table["isl"])))
     plain = (table["attn_dtype"] == "bfloat16") & (table["kv_cache_dtype"] == "bfloat16")
     plain &= (windows == 0) & (table["isl"] >= LEAST_ROWS)
     names = ("batch_size", "num_heads", "num_key_value_heads", "isl", "head_dim", "latency")
     columns = (table[c][plain].tolist() for c in (*names, "kernel_source"))
     for b, h, hk, s, d, ms, kernel in zip(*columns, strict=True):
-        row = Timed(0, "", "attention_prefill", "bf16", (b, h, hk, s, d, 1), 1e-3 * ms, kernel)
+        sizes = (b, h, hk, s, d, 1)
+        row = TimedOperator(0, "", "attention_prefill", "bf16", sizes, 1e-3 * ms, kernel)
         rows.setdefault((h / hk, d), []).append(row)
     return {
-        of: Grid.of(
-            np.array([(r.sizes[0] * r.sizes[1], r.sizes[3]) for r in same]), _ratios(gpu, same)
+        head_shape: Grid.of(
+            np.array([(b * h, s) for b, h, _, s, *_ in (row.sizes for row in shape_rows)]),
+            _ratios(gpu, shape_rows),
         )
-        for of, same in rows.items()
+        for head_shape, shape_rows in rows.items()
     }
 
 
-def _ratios(gpu: Gpu, rows: Sequence[Timed]) -> Floats:
+def _ratios(gpu: Gpu, rows: Sequence[TimedOperator]) -> Floats:
     return np.array([row.measured_s for row in rows]) / predicted_s(gpu, rows)
 
 
 def _read(folder: Path, kind: str, engine: str, name: str) -> Columns:
-    """A table of an engine's newest release that has it, by columns; an empty one has none."""
+    """Return a table's columns from an engine's newest release that has it; else an empty table."""
     files = sorted((folder / kind / engine).glob(f"*/{name}.parquet"), key=_release)
     try:
         from pyarrow.parquet import read_table
     except ImportError:
         raise AtollError("operators: tables are Parquet files; pip install pyarrow") from None
     if not files:
-        return _NOTHING
+        return _EMPTY
     table = read_table(files[-1])
     return {c: table[c].to_numpy() for c in table.column_names}
 
@@ -152,9 +152,9 @@ def _release(file: Path) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", file.parent.name)))
 
 
-class _Nothing(dict[str, NDArray[Any]]):
+class _EmptyTable(dict[str, NDArray[Any]]):
     def __missing__(self, name: str) -> NDArray[Any]:
         return np.empty(0)
 
 
-_NOTHING = _Nothing()
+_EMPTY = _EmptyTable()

@@ -1,4 +1,4 @@
-"""Predictions of the GPU operator model held against measured operators."""
+"""Validation of the GPU operator model on measured operators."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from atoll.hardware.gpu import Gpu, load_gpu
 from atoll.validation.errors import error_summary
 
 REPLAY_S = 1.2e-6
-"""What the replay of a graph adds to the one product in it: NVIDIA's timings of the same shapes,
-several in a graph, are shorter by so much."""
+"""Time added by replaying a graph with one product: the difference to NVIDIA's timings of the same
+shapes with several per graph."""
 LONG_PRODUCT_S = 50e-6  # products shorter than this are mostly launch and latency
 WORST = 10
 
@@ -42,7 +42,7 @@ Columns = Mapping[str, Floats]
 
 
 def predict_s(gpu: Gpu, rows: Sequence[OperatorRow]) -> Floats:
-    """The model's time of every row; rows must be of kinds that the device has."""
+    """Predict the time of every row; the device must support the rows' kinds."""
     predicted = np.zeros(len(rows))
     for kind in dict.fromkeys(row.kind for row in rows):
         chosen = [index for index, row in enumerate(rows) if row.kind == kind]
@@ -51,7 +51,7 @@ def predict_s(gpu: Gpu, rows: Sequence[OperatorRow]) -> Floats:
 
 
 def columns(rows: Sequence[OperatorRow]) -> Columns:
-    """Sizes and times of rows of one kind as arrays; a size that is not given is one."""
+    """Return sizes and times of rows of one kind as arrays; missing sizes are 1."""
     sizes = [dict(row.sizes) for row in rows]
     table = {name: np.array([size.get(name, 1.0) for size in sizes]) for name in SIZES}
     table["measured_s"] = np.array([row.measured_s for row in rows])
@@ -60,7 +60,7 @@ def columns(rows: Sequence[OperatorRow]) -> Columns:
 
 
 def predict_kind_s(gpu: Gpu, kind: str, table: Columns) -> Floats:
-    """Times of rows of one kind: kernels, or the host's launches where those take longer."""
+    """Predict times of rows of one kind: max of kernels and host launches."""
     kernel_s = _kernel_s(gpu, kind, table)
     host_s = KERNELS.get(kind, 1) * gpu.launch_s
     return np.where(table["graphed"] == 0, np.maximum(kernel_s, host_s), kernel_s)
@@ -98,45 +98,46 @@ def validate_operators(
     salt: str = "",
     out: str | Path | None = None,
 ) -> OperatorsValidation:
-    """Errors of the model on a file of measured operators, overall and by kind.
+    """Validate the model on a file of measured operators, overall and by kind.
 
-    With `held_out`, only the rows that `calibrate` leaves aside in that file are counted. `long`
-    holds the products of 50 us and more, `attention` both directions.
+    With `held_out`, only rows that `calibrate` does not fit on are counted. `long` is for products
+    of 50 us and more, `attention` for both directions.
     """
     device = load_gpu(gpu) if isinstance(gpu, str) else gpu
     rows = read_operators(data)
     if held_out:
-        seen = fitted_rows(rows, salt)
-        rows = tuple(row for row, fit in zip(rows, seen, strict=True) if not (fit or row.trouble))
+        fitted = fitted_rows(rows, salt)
+        pairs = zip(rows, fitted, strict=True)
+        rows = tuple(row for row, fit in pairs if not (fit or row.trouble))
     reasons = [skip_reason(device, row) for row in rows]
-    known = [row for row, reason in zip(rows, reasons, strict=True) if reason is None]
-    measured_s = np.array([row.measured_s for row in known])
-    predicted_s = predict_s(device, known)
+    usable = [row for row, reason in zip(rows, reasons, strict=True) if reason is None]
+    measured_s = np.array([row.measured_s for row in usable])
+    predicted_s = predict_s(device, usable)
     errors = predicted_s / measured_s - 1
 
-    def of(choose: Callable[[OperatorRow], bool]) -> Errors:
-        return error_summary(errors[[choose(row) for row in known]] if known else errors)
+    def errors_of(choose: Callable[[OperatorRow], bool]) -> Errors:
+        return error_summary(errors[[choose(row) for row in usable]] if usable else errors)
 
     if out is not None:
-        _write(out, known, measured_s, predicted_s)
+        _write(out, usable, measured_s, predicted_s)
     worst = np.argsort(-np.abs(errors), kind="stable")[:WORST]
     return OperatorsValidation(
         device=device.name,
         rows=len(rows),
-        predicted=len(known),
+        predicted=len(usable),
         skipped=dict(Counter(reason for reason in reasons if reason is not None)),
         step_time=error_summary(errors),
         by_kind={
-            kind: of(lambda row, kind=kind: row.kind == kind)  # type: ignore[misc]
+            kind: errors_of(lambda row, kind=kind: row.kind == kind)  # type: ignore[misc]
             for kind in KINDS
-            if any(row.kind == kind for row in known)
+            if any(row.kind == kind for row in usable)
         },
-        long=of(lambda row: row.kind == "gemm" and row.measured_s >= LONG_PRODUCT_S),
-        attention=of(lambda row: row.kind in ATTENTION),
+        long=errors_of(lambda row: row.kind == "gemm" and row.measured_s >= LONG_PRODUCT_S),
+        attention=errors_of(lambda row: row.kind in ATTENTION),
         worst=tuple(
             WorstOperator(
-                line=known[i].line,
-                operator=known[i].describe(),
+                line=usable[i].line,
+                operator=usable[i].describe(),
                 measured_s=float(measured_s[i]),
                 predicted_s=float(predicted_s[i]),
                 error=float(errors[i]),
@@ -150,7 +151,7 @@ def validate_operators(
 def _write(
     path: str | Path, rows: Sequence[OperatorRow], measured_s: Floats, predicted_s: Floats
 ) -> None:
-    """One line a row, with prediction and error."""
+    """Write a line per row with prediction and error."""
     lines = [
         (row.line, row.describe(), f"{m:.6g}", f"{p:.6g}", f"{p / m - 1:.4f}")
         for row, m, p in zip(rows, measured_s, predicted_s, strict=True)

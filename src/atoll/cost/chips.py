@@ -27,6 +27,8 @@ from atoll.hardware.template.stalls import NO_STALLS, Stalls
 from atoll.hardware.template.template import ChipTemplate
 from atoll.profile import Profile
 
+FIRST_LEVEL = 8  # columns of a tensor configuration before those of further buffers
+
 
 @dataclass(frozen=True, eq=False)
 class VectorConfigs:
@@ -154,8 +156,8 @@ def _joined(first: C, second: C) -> tuple[C, IntArray]:
     kept, at = {}, 0
     for name, column in zip(names, columns, strict=True):
         width = column[:1].size if len(column) else 1
-        own = rows[:, at] if column.ndim == 1 else rows[:, at : at + width]
-        kept[name] = np.ascontiguousarray(own).astype(column.dtype)
+        values = rows[:, at] if column.ndim == 1 else rows[:, at : at + width]
+        kept[name] = np.ascontiguousarray(values).astype(column.dtype)
         at += width
     return type(first)(**kept), number
 
@@ -182,26 +184,28 @@ def pick(configs: C, rows: IntArray) -> C:
     return type(configs)(**{f.name: getattr(configs, f.name)[rows] for f in fields(configs)})
 
 
-def memories(options: Sequence[Hbm], profile: Profile, each: bool = False) -> list[tuple[Hbm, ...]]:
+def memories(
+    options: Sequence[Hbm], profile: Profile, each_capacity: bool = False
+) -> list[tuple[Hbm, ...]]:
     """HBM options by bandwidth: a chip has the largest that it may take of one. With `each`, every
     option by itself.
     """
     by_size = sorted(
         set(options), key=lambda o: (profile.hbm_Bps(o.bandwidth_Bps), o.capacity_bytes)
     )
-    if each:
+    if each_capacity:
         return [(option,) for option in by_size]
     same = groupby(by_size, key=lambda option: profile.hbm_Bps(option.bandwidth_Bps))
-    return [tuple(own) for _, own in same]
+    return [tuple(options_alike) for _, options_alike in same]
 
 
-def chips_of_space(space: Space, profile: Profile, each: bool = False) -> Chips:
+def chips_of_space(space: Space, profile: Profile, each_capacity: bool = False) -> Chips:
     """Every design of a space with every HBM bandwidth that it may take; or `each` memory."""
     columns: list[tuple[IntArray, IntArray, FloatArray, IntArray, FloatArray, FloatArray]] = []
-    for number, own in enumerate(memories(space.hbm_options, profile, each)):
+    for number, hbm_options in enumerate(memories(space.hbm_options, profile, each_capacity)):
         capacity = np.zeros(len(space), np.int64)
         phy_mm2, energy = np.zeros(len(space)), np.ones(len(space))
-        for option in own:
+        for option in hbm_options:
             allowed = space.hbm_allowed[:, space.hbm_options.index(option)]
             larger = allowed & (option.capacity_bytes > capacity)
             capacity[larger] = option.capacity_bytes
@@ -209,9 +213,9 @@ def chips_of_space(space: Space, profile: Profile, each: bool = False) -> Chips:
             energy[larger] = option.energy
         design = np.flatnonzero(capacity > 0)
         memory = np.full(len(design), number, np.int64)
-        rates = np.full(len(design), profile.hbm_Bps(own[0].bandwidth_Bps))
-        own_columns = (capacity[design], phy_mm2[design], energy[design])
-        columns.append((design, memory, rates, *own_columns))
+        rates = np.full(len(design), profile.hbm_Bps(hbm_options[0].bandwidth_Bps))
+        hbm_columns = (capacity[design], phy_mm2[design], energy[design])
+        columns.append((design, memory, rates, *hbm_columns))
     design, memory, hbm_Bps, capacity, phy_mm2, energy = map(
         np.concatenate, zip(*columns, strict=True)
     )
@@ -245,11 +249,11 @@ def chips_of_accelerator(chip: Accelerator, profile: Profile, area_mm2: float = 
     )
 
 
-def losses(profile: Profile, template: ChipTemplate, own: Stalls) -> Stalls:
+def losses(profile: Profile, template: ChipTemplate, stalls_of_template: Stalls) -> Stalls:
     """What chips lose under a profile. Cost models of other packages say themselves how long a
     product takes beside its traffic.
     """
-    stalls = own if profile.stalls else NO_STALLS
+    stalls = stalls_of_template if profile.stalls else NO_STALLS
     if (profile.cost_model or template.cost_model or MAPPER) is MAPPER:
         return stalls
     return replace(stalls, fill_s=0.0, drained=0.0, exposed=0.0)
@@ -362,23 +366,24 @@ def _tensor_configs(
     unique, inverse = distinct_rows(rows)
     index = np.full(count.shape, -1, np.int64)
     index[chip, option] = inverse.ravel()
-    w = unique[:, 1].astype(np.int64)
-    d = unique[:, 2].astype(np.int64)
-    own = unique[:, 7].tolist()
-    buffers = [c or core_buffer_bytes(int(a), int(b)) for a, b, c in zip(w, d, own, strict=True)]
-    further = level_bytes.shape[1]
+    cores, w, d, glb_bytes, glb_Bpc, hbm_Bps, clock_Hz, buffer_bytes = unique.T[:FIRST_LEVEL]
+    buffers = [
+        given or core_buffer_bytes(int(width), int(depth))
+        for width, depth, given in zip(w, d, buffer_bytes.tolist(), strict=True)
+    ]
+    further, levels = level_bytes.shape[1], unique[:, FIRST_LEVEL:]
     same = np.ones(len(unique))
     return index, TensorConfigs(
-        cores=unique[:, 0].astype(np.int64),
-        width=w,
-        depth=d,
+        cores=cores.astype(np.int64),
+        width=w.astype(np.int64),
+        depth=d.astype(np.int64),
         core_buffer_bytes=np.array(buffers, np.float64),
-        glb_budget_bytes=np.ascontiguousarray(unique[:, 3] * profile.glb_share),
-        glb_Bps=np.ascontiguousarray(unique[:, 4] * unique[:, 6]),
-        hbm_Bps=np.ascontiguousarray(unique[:, 5] * stalls.hbm),
-        clock_Hz=np.ascontiguousarray(unique[:, 6] * stalls.array),
-        level_budget_bytes=np.asarray(unique[:, 8 : 8 + further] * profile.glb_share, np.float64),
-        level_Bps=np.asarray(unique[:, 8 + further :] * unique[:, 6:7], np.float64),
+        glb_budget_bytes=glb_bytes * profile.glb_share,
+        glb_Bps=glb_Bpc * clock_Hz,
+        hbm_Bps=hbm_Bps * stalls.hbm,
+        clock_Hz=clock_Hz * stalls.array,
+        level_budget_bytes=np.asarray(levels[:, :further] * profile.glb_share, np.float64),
+        level_Bps=np.asarray(levels[:, further:] * clock_Hz[:, None], np.float64),
         fill_s=stalls.fill_s * same,
         drained=stalls.drained * same,
         exposed=stalls.exposed * same,
@@ -394,7 +399,5 @@ def _vector_configs(
     unique, inverse = distinct_rows(rows)
     index = np.full(stacked.shape, -1, np.int64)
     index[which, chip, option] = inverse.ravel()
-    configs = VectorConfigs(
-        cores=np.ascontiguousarray(unique[:, 0]), lanes=np.ascontiguousarray(unique[:, 1])
-    )
-    return (index[0], index[1]), configs
+    cores, lanes_of = (np.ascontiguousarray(column) for column in unique.T)
+    return (index[0], index[1]), VectorConfigs(cores=cores, lanes=lanes_of)

@@ -60,23 +60,35 @@ def _beside(core_s, hbm_s, exposed):
 
 
 @kernel
-def _panel_rounds(kept, rounds, granule, other_granule, k_part, depth, followed, budget):
+def _panel_rounds(kept, rounds, granule, cross_granule, k_part, depth, followed, budget):
     """Rounds of the kept operand that fit as one panel (0 when not even one does).
 
     Two bytes an element, and room for the next panel while this one is in use, if there is a next:
     `followed` says that there is one even when a panel holds the whole operand. The other operand
     streams through a double buffer of one array depth, outputs leave through one round's staging.
     """
-    room = budget - 4.0 * depth * other_granule - 2.0 * granule * other_granule
-    whole = 2.0 * kept * k_part
-    if (2.0 * whole if followed else whole) <= room:
+    free_bytes = budget - 4.0 * depth * cross_granule - 2.0 * granule * cross_granule
+    panel_bytes = 2.0 * kept * k_part
+    if (2.0 * panel_bytes if followed else panel_bytes) <= free_bytes:
         return rounds
-    return max(0, int(room / (4.0 * granule * k_part)))
+    return max(0, int(free_bytes / (4.0 * granule * k_part)))
 
 
 @kernel
 def _best_tile(
-    p, c, each, rounds_m, rounds_n, g_m, g_n, budget, glb_base, compute_s, best, best_hbm, out
+    p,
+    c,
+    batch_per_core,
+    rounds_m,
+    rounds_n,
+    g_m,
+    g_n,
+    budget,
+    glb_base,
+    compute_s,
+    best,
+    best_hbm,
+    out,
 ):
     """The macro tile with the least time for one core-level mapping, if it beats the best so far.
 
@@ -89,10 +101,10 @@ def _best_tile(
     depth, hbm_Bps, glb_Bps, exposed = c.depth, c.hbm_Bps, c.glb_Bps, c.exposed
     a_bytes = 2.0 * m * k * batch
     b_bytes = 2.0 * k * n * batch
-    other = 2.0 * m * n * batch * fraction + extra
-    compulsory = a_bytes + b_bytes + other
+    output_bytes = 2.0 * m * n * batch * fraction + extra
+    compulsory = a_bytes + b_bytes + output_bytes
     floor_s = _beside(max(compute_s, glb_base / glb_Bps), compulsory / hbm_Bps, exposed)
-    found = np.inf
+    best_s = np.inf
     folds_k = -(-k // depth)
     parts = 1
     while True:
@@ -103,10 +115,10 @@ def _best_tile(
         glb = glb_base + spill
         glb_s = glb / glb_Bps
         if glb_s > best:
-            return found
+            return best_s
         core_s = max(compute_s, glb_s)
         # One operand stays as a panel; partial sums spill to HBM.
-        followed = each > 1 or real_parts > 1
+        followed = batch_per_core > 1 or real_parts > 1
         for order in range(2):
             tiles_m = 1
             tiles_n = 1
@@ -125,7 +137,7 @@ def _best_tile(
             time = _beside(core_s, hbm / hbm_Bps, exposed)
             if time < best or (time == best and hbm < best_hbm):
                 best = time
-                found = time
+                best_s = time
                 best_hbm = hbm
                 out[HBM] = hbm
                 out[GLB] = glb
@@ -134,12 +146,12 @@ def _best_tile(
                 out[TILES_M] = tiles_m
                 out[TILES_N] = tiles_n
         if best <= floor_s and best_hbm <= compulsory:
-            return found
+            return best_s
         # An output tile stays as 4-byte partial sums; slices of both operands stream. No tile of
         # x by x sums with its slices, 4 x^2 + 8 k x bytes, fetches fewer bytes than this:
         side = budget / 4.0 / (k_part + np.sqrt(k_part * k_part + budget / 4.0))
         fetched = 4.0 * m * n * k * batch / side
-        square = fraction * fetched + (1.0 - fraction) * (a_bytes + b_bytes) + other
+        square = fraction * fetched + (1.0 - fraction) * (a_bytes + b_bytes) + output_bytes
         hopeless = square / hbm_Bps > best or (best <= floor_s and square >= best_hbm)
         per = rounds_m
         if 4.0 * k_part * m > budget:
@@ -152,16 +164,16 @@ def _best_tile(
             if fewest / hbm_Bps > best or (best <= floor_s and fewest >= best_hbm):
                 break
             rows = min(m, per * g_m)
-            room = budget - 4.0 * k_part * rows
+            free_bytes = budget - 4.0 * k_part * rows
             column = 4.0 * rows + 4.0 * k_part
-            fit = rounds_n if column * n <= room else int(room / (column * g_n))
+            fit = rounds_n if column * n <= free_bytes else int(free_bytes / (column * g_n))
             if fit >= 1:
                 tiles_n = -(-rounds_n // fit)
                 hbm = fewest + fraction * a_bytes * (tiles_n - 1)
                 time = _beside(core_s, hbm / hbm_Bps, exposed)
                 if time < best or (time == best and hbm < best_hbm):
                     best = time
-                    found = time
+                    best_s = time
                     best_hbm = hbm
                     out[HBM] = hbm
                     out[GLB] = glb
@@ -173,12 +185,14 @@ def _best_tile(
                     break
             per -= 1
         if (best <= floor_s and best_hbm <= compulsory) or parts >= folds_k:
-            return found
+            return best_s
         parts = min(2 * parts, folds_k)
 
 
 @kernel
-def _best_columns(p, c, each, split_m, most_n, rows_max, budget, compulsory, outputs, best, out):
+def _best_columns(
+    p, c, batch_per_core, split_m, most_n, rows_max, budget, compulsory, outputs, best, out
+):
     """The best cores for the columns, chunks of rows and macro tile, if they beat the best so far.
 
     Fills `out` and returns the time like `_best_tile`. Fewer than `most_n` cores and more chunks
@@ -189,7 +203,7 @@ def _best_columns(p, c, each, split_m, most_n, rows_max, budget, compulsory, out
     _, width, depth, _, _, hbm_Bps, glb_Bps, clock_Hz, fill_s, drained, exposed = c
     if on_chip:  # what it makes stays in the cores
         drained = 0.0
-    found = np.inf
+    best_s = np.inf
     rows_core = -(-m // split_m)
     fewest_chunks = -(-rows_core // rows_max)
     folds_k = -(-k // depth)
@@ -202,8 +216,10 @@ def _best_columns(p, c, each, split_m, most_n, rows_max, budget, compulsory, out
         while True:
             # Chunks of even size: the array waits for weights only if they are shorter than it.
             stream = max(rows_core, chunks * depth)
-            cycles = fraction * each * folds_k * folds_n * stream + 2 * depth + width
-            waits_s = fraction * each * folds_n * chunks * fill_s + drained * outputs / glb_Bps
+            cycles = fraction * batch_per_core * folds_k * folds_n * stream + 2 * depth + width
+            waits_s = (
+                fraction * batch_per_core * folds_n * chunks * fill_s + drained * outputs / glb_Bps
+            )
             compute_s = cycles / clock_Hz + waits_s
             reads = float(m) * k * folds_n + float(k) * n * chunks
             glb = 2.0 * batch * fraction * reads + outputs
@@ -212,7 +228,7 @@ def _best_columns(p, c, each, split_m, most_n, rows_max, budget, compulsory, out
             tie = coarsest and floor_s == best and compulsory < out[HBM]
             if floor_s >= best and not tie:
                 if chunks == fewest_chunks:
-                    return found
+                    return best_s
                 break
             rows = -(-rows_core // chunks)
             if on_chip:
@@ -221,25 +237,37 @@ def _best_columns(p, c, each, split_m, most_n, rows_max, budget, compulsory, out
                 out[GLB] = glb
             else:
                 g_m, g_n = min(m, split_m * rows), min(n, split_n * width)
-                known = out[HBM] if coarsest else 0.0
+                known_hbm_bytes = out[HBM] if coarsest else 0.0
                 time = _best_tile(
-                    p, c, each, chunks, folds_n, g_m, g_n, budget, glb, compute_s, best, known, out
+                    p,
+                    c,
+                    batch_per_core,
+                    chunks,
+                    folds_n,
+                    g_m,
+                    g_n,
+                    budget,
+                    glb,
+                    compute_s,
+                    best,
+                    known_hbm_bytes,
+                    out,
                 )
             coarsest = False
             if time < np.inf:
                 best = time
-                found = time
+                best_s = time
                 out[COMPUTE] = cycles
                 out[SPLIT_M] = split_m
                 out[SPLIT_N] = split_n
                 out[ROWS] = rows
             if time <= floor_s and chunks == fewest_chunks:
-                return found
+                return best_s
             if 2 * chunks > rows_core:
                 break
             chunks *= 2
         if split_n == 1:
-            return found
+            return best_s
         fewer = 1
         while 2 * fewer < split_n:
             fewer *= 2
@@ -278,7 +306,7 @@ def map_one(p, c, out):
             split_batch = 1 << log_batch
             if split_batch > cores or split_batch >= 2 * batch:
                 break
-            each = -(-batch // split_batch)
+            batch_per_core = -(-batch // split_batch)
             budget = c.glb_budget_bytes / min(split_batch, batch)
             for log_m in range(_LOG_CORES):
                 split_m = 1 << log_m
@@ -289,7 +317,7 @@ def map_one(p, c, out):
                 time = _best_columns(
                     side,
                     c,
-                    each,
+                    batch_per_core,
                     split_m,
                     most_n,
                     rows_max,
@@ -333,7 +361,7 @@ def floor_one(p, c):
         sn = m if stream_n else n
         split_batch = 1
         while split_batch <= cores and split_batch < 2 * batch:
-            each = -(-batch // split_batch)
+            batch_per_core = -(-batch // split_batch)
             split_m = 1
             while split_batch * split_m <= cores and split_m < 2 * sm:
                 most_n = min(cores // (split_batch * split_m), -(-sn // width))
@@ -342,8 +370,11 @@ def floor_one(p, c):
                 rows_core = -(-sm // split_m)
                 chunks = -(-rows_core // rows_max)
                 stream = max(rows_core, chunks * depth)
-                cycles = fraction * each * folds_k * folds_n * stream + 2 * depth + width
-                waits_s = fraction * each * folds_n * chunks * fill_s + drained * outputs / glb_Bps
+                cycles = fraction * batch_per_core * folds_k * folds_n * stream + 2 * depth + width
+                waits_s = (
+                    fraction * batch_per_core * folds_n * chunks * fill_s
+                    + drained * outputs / glb_Bps
+                )
                 reads = float(sm) * k * folds_n + float(k) * sn * chunks
                 glb = 2.0 * batch * fraction * reads + outputs
                 best = min(best, max(cycles / clock_Hz + waits_s, glb / glb_Bps))
@@ -360,20 +391,20 @@ def _pair(pair, shapes, fractions, extras, on_chip, configs):
     product = Product(
         shapes[s, 0], shapes[s, 1], shapes[s, 2], shapes[s, 3], fractions[s], extras[s], on_chip[s]
     )
-    own = Cores(
+    cores = Cores(
         configs.cores[c], configs.width[c], configs.depth[c], configs.core_buffer_bytes[c],
         configs.glb_budget_bytes[c], configs.hbm_Bps[c], configs.glb_Bps[c], configs.clock_Hz[c],
         configs.fill_s[c], configs.drained[c], configs.exposed[c],
     )  # fmt: skip
-    return s, c, product, own
+    return s, c, product, cores
 
 
 @entry
 def floor_range(start, stop, shapes, fractions, extras, on_chip, configs, time):
     """`floor_one` for pairs start..stop-1 of the (shape, configuration) grid: fills seconds."""
     for pair in range(start, stop):
-        s, c, product, own = _pair(pair, shapes, fractions, extras, on_chip, configs)
-        time[s, c] = floor_one(product, own)
+        s, c, product, cores = _pair(pair, shapes, fractions, extras, on_chip, configs)
+        time[s, c] = floor_one(product, cores)
 
 
 @entry
@@ -384,7 +415,7 @@ def map_range(start, stop, shapes, fractions, extras, on_chip, configs, time, hb
     """
     out = np.zeros(RECORD)
     for pair in range(start, stop):
-        s, c, product, own = _pair(pair, shapes, fractions, extras, on_chip, configs)
-        time[s, c] = map_one(product, own, out)
+        s, c, product, cores = _pair(pair, shapes, fractions, extras, on_chip, configs)
+        time[s, c] = map_one(product, cores, out)
         hbm[s, c] = out[HBM]
         glb[s, c] = out[GLB]

@@ -75,8 +75,8 @@ def attention_times_s(
     exposed = np.where(alone, 1.0, direction.exposed)
     multiplied, gain = (wide / direction.fp8_gain if dtype == "fp8" else wide), np.ones(d.shape)
     columns = np.maximum(multiplied, exp) + exposed * np.minimum(multiplied, exp)
-    for head, own in direction.fp8_heads if dtype == "fp8" else ():
-        gain = np.where(d == head, own, gain)
+    for head, head_fit in direction.fp8_heads if dtype == "fp8" else ():
+        gain = np.where(d == head, head_fit, gain)
     rate = direction.matmul * gain * gpu.matmul_scale
     half = gpu.half_dtype if dtype == "fp8" else dtype
     pair_s = 2 * products * columns * gpu.sms / (rate * gpu.peak_flops(half))

@@ -54,10 +54,10 @@ class Routed:
         """Rows that an expert's products compute on average: uneven experts fill half of their
         last tile.
         """
-        own = self.rows / self.experts
-        uneven = self.largest > np.ceil(own)
-        even = np.ceil(own / TILE_ROWS) * TILE_ROWS
-        return np.where(uneven, own + TILE_ROWS / 2, even)
+        rows_per_expert = self.rows / self.experts
+        uneven = self.largest > np.ceil(rows_per_expert)
+        even = np.ceil(rows_per_expert / TILE_ROWS) * TILE_ROWS
+        return np.where(uneven, rows_per_expert + TILE_ROWS / 2, even)
 
 
 def expert_times_s(gpu: Gpu, kind: str, sizes: Routed) -> Floats:

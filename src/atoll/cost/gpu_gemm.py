@@ -94,33 +94,36 @@ def gemm_times_s(
     """
     fit, usual = gpu.calibration, gpu.calibration.format_fit(dtype)
     timed = bool(cast) or (in_turn is not None and dtype == gpu.half_dtype)
-    own = fit.engine_fit(dtype) if timed else usual
+    engine = fit.engine_fit(dtype) if timed else usual
     loop_flops = gpu.loop_flops(dtype)  # refuses a format that the device has not
-    if own is not usual:
-        loop_flops *= own.matmul / usual.matmul
-    throttle = limit_throttle(gpu, dtype) if sustained else own.throttle
+    if engine is not usual:
+        loop_flops *= engine.matmul / usual.matmul
+    throttle = limit_throttle(gpu, dtype) if sustained else engine.throttle
     row = k if operand_row is None else operand_row
     sizes = np.broadcast_arrays(*(np.asarray(a, dtype=np.float64) for a in (m, n, k, batch, row)))
     every = np.stack([size.reshape(-1) for size in sizes])
-    half_s = fit.throttle_s if own.throttle_s is None else own.throttle_s
+    half_s = fit.throttle_s if engine.throttle_s is None else engine.throttle_s
     kernels = _Kernels(
         loop_flops=loop_flops,
         width=float(ELEMENT_BYTES.get(dtype, 2)),
         clock=(throttle, 0.0 if sustained else half_s, fit.onset),
-        tiles=TILES[own.tiles or fit.tiles],
-        splits=own.splits,
-        fill_s=fit.fill_s if own.fill_s is None else own.fill_s,
+        tiles=TILES[engine.tiles or fit.tiles],
+        splits=engine.splits,
+        fill_s=fit.fill_s if engine.fill_s is None else engine.fill_s,
         in_turn=in_turn,
         cast=cast,
-        boost=(0.0 if in_turn is None else own.idle, min(1.0, loop_flops / gpu.peak_flops(dtype))),
+        boost=(
+            0.0 if in_turn is None else engine.idle,
+            min(1.0, loop_flops / gpu.peak_flops(dtype)),
+        ),
     )
     time_s = _times_s(gpu, kernels, every)
-    more = RAGGED.get(own.tiles or fit.tiles)
+    more = RAGGED.get(engine.tiles or fit.tiles)
     ragged = every[0] % BLOCK_ROWS != 0
     if more is not None and ragged.any():
         kernels = kernels._replace(tiles=np.concatenate([kernels.tiles, more]))
         time_s[ragged] = _times_s(gpu, kernels, every[:, ragged])
-    return time_s.reshape(sizes[0].shape) + own.kernel_s
+    return time_s.reshape(sizes[0].shape) + engine.kernel_s
 
 
 def _times_s(gpu: Gpu, kernels: _Kernels, every: Floats) -> Floats:
@@ -150,9 +153,9 @@ def _best_times_s(
     # Seconds of one tile for each element of its reduction, until operands are delivered.
     delivery = 1 + fit.tile_half * (rows + columns) / (rows * columns)
     element_s = 2 * rows * columns * delivery / (kernels.loop_flops / gpu.sms)
-    whole = np.ceil(m / rows) * np.ceil(n / columns) * batch
+    tiles_all = np.ceil(m / rows) * np.ceil(n / columns) * batch
 
-    def each_s(split: Floats | float, of: Any, tiles: Floats, element_s: Floats) -> Floats:
+    def tiles_s(split: Floats | float, of: Any, tiles: Floats, element_s: Floats) -> Floats:
         depth = np.ceil(k[of] / split / slice_) * slice_
         waves = np.ceil(tiles * split / gpu.sms)
         tile_s = element_s * depth + kernels.fill_s
@@ -164,12 +167,12 @@ def _best_times_s(
         longer_s, shorter_s = np.maximum(busy_s, move_s[of]), np.minimum(busy_s, move_s[of])
         return np.asarray(longer_s + fit.exposed * shorter_s)
 
-    best_s = each_s(1.0, slice(None), whole, element_s).min(axis=0)
-    few = (whole < SPLIT_WAVES * gpu.sms) & (k >= SPLITS[0] * slice_)
+    best_s = tiles_s(1.0, slice(None), tiles_all, element_s).min(axis=0)
+    few = (tiles_all < SPLIT_WAVES * gpu.sms) & (k >= SPLITS[0] * slice_)
     tile, of = np.nonzero(few & kernels.splits)
     if not of.size:
         return np.asarray(best_s)
-    split_s = each_s(SPLITS, of, whole[tile, of], element_s[tile, 0])
+    split_s = tiles_s(SPLITS, of, tiles_all[tile, of], element_s[tile, 0])
     partial_bytes = 2 * SPLITS * outputs[of] * PARTIAL_BYTES
     split_s += fit.split_s + fit.spill * partial_bytes / (fit.hbm * gpu.hbm_Bps)
     split_s[k[of] < SPLITS * slice_] = np.inf
@@ -181,7 +184,7 @@ def _moved_s(
     gpu: Gpu, kernels: _Kernels, outputs: Floats, first: Floats, second: Floats
 ) -> tuple[Floats, Floats]:
     """Seconds of writing the output and of reading both operands, from their elements."""
-    fit, held = gpu.calibration, gpu.l2_bytes
+    fit, l2_bytes = gpu.calibration, gpu.l2_bytes
     bandwidth_Bps = fit.hbm * gpu.hbm_Bps
     written, weights = outputs * OUTPUT_BYTES, second * kernels.width
     read = first * kernels.width + weights
@@ -189,16 +192,16 @@ def _moved_s(
     if kernels.in_turn is None:
         return write_s, read_s
     if not kernels.cast or bandwidth_Bps >= L2_WRITE_BPS:
-        kept = np.minimum(written, fit.held * held)
+        kept = np.minimum(written, fit.held * l2_bytes)
         write_s = (written - kept) / bandwidth_Bps + kept / L2_BPS
-        return write_s, np.where(kernels.in_turn * read <= held, read / L2_BPS, read_s)
+        return write_s, np.where(kernels.in_turn * read <= l2_bytes, read / L2_BPS, read_s)
     # What was cast is in L2 where that holds all that the cast moved; the output of the call before
     # is where a call moves at most half of L2, ever less of it up to the whole.
     cast = kernels.cast * first
     call = cast + weights + written
-    kept = written * np.clip(2 - 2 * call / held, 0, 1)
-    near = np.where(cast <= held, first * kernels.width, 0.0)
-    near += np.where(call + (kernels.in_turn - 1) * weights <= held, weights, 0.0)
+    kept = written * np.clip(2 - 2 * call / l2_bytes, 0, 1)
+    near = np.where(cast <= l2_bytes, first * kernels.width, 0.0)
+    near += np.where(call + (kernels.in_turn - 1) * weights <= l2_bytes, weights, 0.0)
     write_s = (written - kept) / bandwidth_Bps + kept / L2_WRITE_BPS
     return write_s, (read - near) / bandwidth_Bps + near / L2_BPS
 

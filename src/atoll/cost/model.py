@@ -49,12 +49,12 @@ def product_floors(shapes: Sequence[Shape], configs: TensorConfigs) -> ProductCo
 
 def _arguments(shapes: Sequence[Shape], configs: TensorConfigs) -> tuple[Any, ...]:
     """The products and the configurations as the kernels take them."""
-    columns = list(zip(*shapes, strict=True))
+    *sizes, fractions, extra_bytes, on_chip = zip(*shapes, strict=True)
     return (
-        np.array(columns[:4], np.int64).T.copy(),
-        np.array(columns[4], np.float64),
-        np.array(columns[5], np.float64),
-        np.array(columns[6], np.bool_),
+        np.array(sizes, np.int64).T.copy(),
+        np.array(fractions, np.float64),
+        np.array(extra_bytes, np.float64),
+        np.array(on_chip, np.bool_),
         gemm_kernels.Cores(*(getattr(configs, name) for name in gemm_kernels.Cores._fields)),
     )
 

@@ -66,14 +66,14 @@ class PassSet:
     def alike(self) -> NDArray[np.int64]:
         """Of every layer the first with the same operators in the same graphs: what it costs."""
         ptr, op, pred_ptr, pred_idx = self.arrays
-        seen: dict[tuple[bytes, ...], int] = {}
-        found = []
+        first_by_content: dict[tuple[bytes, ...], int] = {}
+        firsts = []
         for layer in range(len(self.layers)):
             first, middle, end = ptr[2 * layer : 2 * layer + 3]
             edges = pred_ptr[first : end + 1]
             of = op[first:middle], op[middle:end], np.diff(edges), pred_idx[edges[0] : edges[-1]]
-            found.append(seen.setdefault(tuple(part.tobytes() for part in of), layer))
-        return np.array(found, np.int64)
+            firsts.append(first_by_content.setdefault(tuple(part.tobytes() for part in of), layer))
+        return np.array(firsts, np.int64)
 
     def some(self, chosen: NDArray[np.int64]) -> tuple[PassSet, NDArray[np.int64]]:
         """These layers alone, with their own operators; and where these stand here."""
@@ -81,10 +81,10 @@ class PassSet:
         passes = (2 * chosen[:, None] + np.arange(2)).reshape(-1)
         at = _spans(ptr[passes], np.diff(ptr)[passes])
         edges = np.diff(pred_ptr)[at]
-        keys, own = np.unique(op[at], return_inverse=True)
+        keys, operator = np.unique(op[at], return_inverse=True)
         arrays = Passes(
             ptr=_ends(np.diff(ptr)[passes]),
-            op=own,
+            op=operator,
             pred_ptr=_ends(edges),
             pred_idx=np.append(pred_idx[_spans(pred_ptr[at], edges)], 0),
         )
@@ -154,8 +154,8 @@ def pass_problem(
     costs: Costs, passes: Passes, number: int, chip: int
 ) -> tuple[FloatArray, FloatArray]:
     """Durations and demands of one pass on one chip."""
-    _, *found = pass_problems(costs, passes, np.array([number]), np.array([chip]))
-    return found[0], found[1]
+    _, *problem = pass_problems(costs, passes, np.array([number]), np.array([chip]))
+    return problem[0], problem[1]
 
 
 def cost_model(chips: Chips, profile: Profile) -> CostModel:
@@ -312,16 +312,16 @@ def _attention_bytes(key: OperatorKey, budget_bytes: FloatArray) -> FloatArray:
     scores = key.operator.matmuls[0]
     # Bytes for each row and element of a head: 2 for an input, 4 for a sum, 8 for one that passes.
     if len(key.operator.matmuls) == 2:
-        query_held, query_passed = 2 + 4, 2 + 8  # q, and sums of the output
-        key_held, key_passed = 2 + 2, 2 + 2  # k and v
+        query_stored, query_passed = 2 + 4, 2 + 8  # q, and sums of the output
+        key_stored, key_passed = 2 + 2, 2 + 2  # k and v
     else:
-        query_held, query_passed = 2 + 2 + 4, 2 + 2 + 8  # q and dout, and sums of dq
-        key_held, key_passed = 2 + 2 + 4 + 4, 2 + 2 + 8 + 8  # k and v, and sums of dk and dv
+        query_stored, query_passed = 2 + 2 + 4, 2 + 2 + 8  # q and dout, and sums of dq
+        key_stored, key_passed = 2 + 2 + 4 + 4, 2 + 2 + 8 + 8  # k and v, and sums of dk and dv
     half = 0.5 * budget_bytes
     queries, keys = float(scores.m * scores.k), float(scores.n * scores.k)
     again = np.minimum(
-        (np.ceil(queries * query_held / half) - 1.0) * keys * key_passed,
-        (np.ceil(keys * key_held / half) - 1.0) * queries * query_passed,
+        (np.ceil(queries * query_stored / half) - 1.0) * keys * key_passed,
+        (np.ceil(keys * key_stored / half) - 1.0) * queries * query_passed,
     )
     return np.asarray(key.bytes + again * scores.batch * scores.fraction)
 

@@ -62,9 +62,9 @@ class Passes(NamedTuple):
 
 
 @kernel
-def side_by_side(one_s, other_s, exposed):
+def side_by_side(first_s, second_s, exposed):
     """The longer, and the part of the shorter that it does not hide."""
-    return max(one_s, other_s) + exposed * min(one_s, other_s)
+    return max(first_s, second_s) + exposed * min(first_s, second_s)
 
 
 @kernel

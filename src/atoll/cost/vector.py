@@ -63,8 +63,8 @@ OPERATIONS = {
 def operations_per_element(function: str, operations: str) -> int:
     table = OPERATIONS[operations]
     if function not in table:
-        known = ", ".join(sorted(table))
-        raise AtollError(f"vector function {function!r} has no cost; known functions: {known}.")
+        functions = ", ".join(sorted(table))
+        raise AtollError(f"vector function {function!r} has no cost; known functions: {functions}.")
     return table[function]
 
 

@@ -95,6 +95,7 @@ class RejectedNetworks:
             evaluated=sum(proof.evaluated for proof in proofs),
             ruled_out={name: sum(p.ruled_out.get(name, 0) for p in proofs) for name in rules},
             tightened=sum(proof.tightened for proof in proofs),
+            peak_bound=max(proof.peak_bound for proof in proofs),
         )
 
     def noted(self, scope: Scope) -> Scope:

@@ -1,8 +1,8 @@
 """Launch files for training tools, from a layout.
 
-One module a target. Each either says the layout in the target's own words, or refuses with one
-sentence; where only a near equivalent exists, a note says what differs. Nothing here runs a tool:
-the tests hand every file to the tools' own parsers.
+One module per target. Each either writes the layout as the target's settings, or refuses with one
+sentence; if only a near equivalent exists, a note says what differs. No tool is run: the tests
+hand every file to the tools' parsers.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def export(
     exchanges_heads: bool = False,
     hides_tensor: bool = False,
 ) -> LaunchFile:
-    """The launch file of `target`. `stages`: blocks of each model chunk, in the model's order."""
+    """Write the launch file of `target`. `stages`: blocks per model chunk, in model order."""
     exporter = EXPORTERS[target]
     plan = make_plan(
         model,
@@ -80,10 +80,10 @@ def export(
 
 
 def export_run(target: str, run: Run, layout: Layout) -> LaunchFile:
-    """The launch file of a training run under a layout, its stages as they were estimated."""
+    """Write the launch file of a training run and layout, with the estimated stages."""
     if run.adapters is not None:
         raise AtollError(f"{target}: launch files that are written here train all weights")
-    made = export(
+    launch_file = export(
         target,
         run.model,
         layout,
@@ -95,17 +95,17 @@ def export_run(target: str, run: Run, layout: Layout) -> LaunchFile:
         exchanges_heads=run.stack.gives_heads(run.model.kv_heads // layout.tp, layout.cp),
         hides_tensor=run.stack.overlap.tensor_products > 0,
     )
-    return replace(made, notes=(*made.notes, *_unsaid(target, run)))
+    return replace(launch_file, notes=(*launch_file.notes, *_omission_notes(target, run)))
 
 
-def _unsaid(target: str, run: Run) -> Iterator[str]:
-    """What the estimate has and the file does not say."""
-    usual = EXPORTERS[target].runs_as(run.precision).get("optimizer", "mixed")
-    if run.states.name != usual:
+def _omission_notes(target: str, run: Run) -> Iterator[str]:
+    """Yield notes on settings of the estimate that the file does not contain."""
+    default_states = EXPORTERS[target].runs_as(run.precision).get("optimizer", "mixed")
+    if run.states.name != default_states:
         yield (
             f"The estimate has {run.states.name} optimizer states, the file those that its tool "
-            f"keeps ({usual}): memory and step differ; --optimizer {usual} says what the file "
-            "takes."
+            f"keeps ({default_states}): memory and step differ; --optimizer {default_states} says "
+            "what the file takes."
         )
     if run.stack.graphs:
         yield (
@@ -120,19 +120,19 @@ def _unsaid(target: str, run: Run) -> Iterator[str]:
 
 
 def launch_files(run: Run, layout: Layout) -> tuple[LaunchFile, ...]:
-    """The launch file of every tool that can say the layout; of the others, why not."""
-    found = []
+    """Return the launch file, or the refusal, of every tool."""
+    files = []
     for target in EXPORTERS:
         try:
-            found.append(export_run(target, run, layout))
+            files.append(export_run(target, run, layout))
         except AtollError as error:
-            found.append(LaunchFile(target=target, refused=str(error)))
-    return tuple(found)
+            files.append(LaunchFile(target=target, refused=str(error)))
+    return tuple(files)
 
 
 def refusals(target: str, run: Run) -> Callable[[Layout], str | None]:
-    """For layouts of a run: why the target cannot run one, or nothing where it can."""
-    EXPORTERS[target]  # refused before any layout is
+    """Return a function that says why the target cannot run a layout, None if it can."""
+    EXPORTERS[target]  # refuse an unknown target at once
 
     def refusal(layout: Layout) -> str | None:
         try:

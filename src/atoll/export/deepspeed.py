@@ -1,8 +1,8 @@
-"""DeepSpeed: its JSON configuration.
+"""DeepSpeed's JSON configuration.
 
-Keys: deepspeed/runtime/config.py of DeepSpeed 0.19.8. The JSON speaks of batch, precision, ZeRO,
-and of tensor and expert parallelism for Hugging Face models (AutoTP, AutoEP). Pipelines and
-recomputation are said in the user's code; a note tells what to say there.
+Keys: deepspeed/runtime/config.py of DeepSpeed 0.19.8. The JSON sets batch, precision, ZeRO, and
+tensor and expert parallelism for Hugging Face models (AutoTP, AutoEP). Pipelines and recomputation
+are set in the user's code; a note says how.
 """
 
 from __future__ import annotations
@@ -11,19 +11,17 @@ import json
 from collections.abc import Iterator
 
 from atoll.answers.layout import LaunchFile
-from atoll.export.plan import LaunchPlan, Setting, Settings, Values, check
+from atoll.export.plan import AxisValues, LaunchPlan, Settings, SettingValue, check
 
 TARGET = "deepspeed"
-VALUES: Values = {
+VALUES: AxisValues = {
     "recompute": ("none", "full"), "sp": (False,), "vpp": (1,), "hsdp": (1,), "schedule": ("1f1b",),
 }  # fmt: skip
-"""Of the axes of a plan, those that it can say."""
+"""Values of a plan's axes that the configuration can express."""
 
 
 def runs_as(precision: str) -> dict[str, str]:
-    """Gradients that ZeRO does not divide are summed when all are there (runtime/engine.py), and so
-    are all of a pipeline (runtime/pipe/schedule.py).
-    """
+    """Return stack and overlap; without ZeRO and in pipelines gradients are summed at the end."""
     return {"stack": "fsdp", "overlap": "zero_grad_reduce"}
 
 
@@ -35,7 +33,7 @@ def deepspeed(plan: LaunchPlan) -> LaunchFile:
         "--deepspeed --deepspeed_config ds_config.json; model, optimizer, data and a sequence of "
         f"{plan.sequence} come from your script.",
     ]
-    values: dict[str, Setting | Settings] = {
+    values: dict[str, SettingValue | Settings] = {
         "train_batch_size": plan.global_batch,
         "train_micro_batch_size_per_gpu": layout.microbatch,
         "gradient_accumulation_steps": plan.microbatches,
@@ -69,8 +67,8 @@ def deepspeed(plan: LaunchPlan) -> LaunchFile:
             "as UlyssesSPAttentionHF.register_with_transformers returns."
         )
     if layout.pp > 1:
-        whole = int(layout.recompute == "full")
-        values["pipeline"] = {"stages": layout.pp, "activation_checkpoint_interval": whole}
+        interval = int(layout.recompute == "full")
+        values["pipeline"] = {"stages": layout.pp, "activation_checkpoint_interval": interval}
         notes.append(
             f"Build the model as PipelineModule(num_stages={layout.pp}) with "
             f"{', '.join(map(str, plan.stages))} blocks on its stages; the JSON cannot say it."
@@ -83,10 +81,10 @@ def deepspeed(plan: LaunchPlan) -> LaunchFile:
     return LaunchFile(target=TARGET, file="ds_config.json", text=text, notes=tuple(notes))
 
 
-def _zero(stage: int, stages: int) -> Settings:
-    if stage == 0:
+def _zero(zero: int, pp: int) -> Settings:
+    if zero == 0:
         return {"stage": 0}
-    return {"stage": stage, "overlap_comm": stages == 1, "contiguous_gradients": True}
+    return {"stage": zero, "overlap_comm": pp == 1, "contiguous_gradients": True}
 
 
 def _full_recompute(plan: LaunchPlan) -> str:
@@ -102,10 +100,10 @@ def _refusals(plan: LaunchPlan) -> Iterator[str]:
     layout = plan.layout
     if plan.precision not in ("bf16", "fp16"):
         yield f"its configuration has no {plan.precision} products; use bf16 or fp16"
-    many = [name for name in ("tp", "pp", "cp") if getattr(layout, name) > 1]
-    if len(many) > 1:
+    divided = [name for name in ("tp", "pp", "cp") if getattr(layout, name) > 1]
+    if len(divided) > 1:
         yield (
-            f"its configuration cannot join {' and '.join(many)}; keep one of them above 1, or "
+            f"its configuration cannot join {' and '.join(divided)}; keep one of them above 1, or "
             "export to megatron"
         )
     if layout.tp > 1 and layout.sp:
@@ -131,10 +129,10 @@ def _refusals(plan: LaunchPlan) -> Iterator[str]:
         yield f"its pipelines take zero 0 or 1, not {layout.zero}"
     if layout.etp != layout.tp:
         yield f"its experts have the tensor width tp, not etp {layout.etp}"
-    if layout.ep > 1 and many:
+    if layout.ep > 1 and divided:
         yield (
-            f"ep with {many[0]} above 1 places experts otherwise than Atoll does; set "
-            f"{many[0]} 1, or export to megatron"
+            f"ep with {divided[0]} above 1 places experts otherwise than Atoll does; set "
+            f"{divided[0]} 1, or export to megatron"
         )
     if layout.recompute not in ("none", "full"):
         yield (

@@ -20,18 +20,18 @@ from atoll.export.megatron_model import model_values
 from atoll.export.plan import LaunchPlan, Settings
 
 TARGET = "megatron"
-Arguments = list[tuple[str, ...]]
+ArgumentWords = list[tuple[str, ...]]
 
-NARROW: dict[str, Settings] = {
+NARROW_RECIPES: dict[str, Settings] = {
     "fp8": {"fp8_format": "hybrid", "fp8_recipe": "tensorwise"},
     "mxfp8": {"fp8_format": "e4m3", "fp8_recipe": "mxfp8"},
     "nvfp4": {"fp4_format": "e2m1", "fp4_recipe": "nvfp4"},
 }
-"""Formats and scaling of products that are narrower than the weights."""
+"""Formats and scaling of products in fewer bits than the weights."""
 
 
 def runs_as(precision: str) -> dict[str, str]:
-    """What its scripts let overlap; sends between stages do unless a script says otherwise."""
+    """Return stack and overlaps of its scripts; p2p is Megatron's default."""
     return {"stack": "megatron", "overlap": "grad_reduce param_gather p2p"}
 
 
@@ -54,9 +54,9 @@ def megatron(plan: LaunchPlan) -> LaunchFile:
         "TRAIN_ITERS in the environment; the defaults run a few steps on mock data.",
         *notes,
     ]
-    given = {name: _arguments(values) for name, values in groups.items()}
+    arguments = {name: _arguments(values) for name, values in groups.items()}
     return LaunchFile(
-        target=TARGET, file="megatron.sh", text=_script(plan, given), notes=tuple(notes)
+        target=TARGET, file="megatron.sh", text=_script(plan, arguments), notes=tuple(notes)
     )
 
 
@@ -75,18 +75,18 @@ def _parallel(plan: LaunchPlan, notes: list[str]) -> Settings:
     return values
 
 
-def _arguments(values: Settings) -> Arguments:
-    """Fields as arguments: a switch where it is on, and what there is a value for."""
-    found: Arguments = []
+def _arguments(values: Settings) -> ArgumentWords:
+    """Return fields as arguments: switches that are on, and fields with a value."""
+    arguments: ArgumentWords = []
     for field, value in values.items():
         if value is not None and value is not False:
-            given = value if isinstance(value, list) else [] if value is True else [str(value)]
-            found.append(("--" + field.replace("_", "-"), *given))
-    return found
+            words = value if isinstance(value, list) else [] if value is True else [str(value)]
+            arguments.append(("--" + field.replace("_", "-"), *words))
+    return arguments
 
 
 def _precision(plan: LaunchPlan, notes: list[str]) -> Settings:
-    recipe = NARROW.get(plan.precision)
+    recipe = NARROW_RECIPES.get(plan.precision)
     if recipe is None:
         return {plan.precision: True}
     notes.append(f"{plan.precision} products need Transformer Engine.")
@@ -98,7 +98,7 @@ def _precision(plan: LaunchPlan, notes: list[str]) -> Settings:
     return {"bf16": True, **recipe}
 
 
-def _script(plan: LaunchPlan, groups: dict[str, Arguments]) -> str:
+def _script(plan: LaunchPlan, groups: dict[str, ArgumentWords]) -> str:
     # Megatron asks for one hardware queue with tensor or context parallelism before Blackwell,
     # and for more than one under FSDP.
     connections = 8 if plan.layout.zero >= 2 else 1

@@ -1,12 +1,12 @@
-"""What Megatron-LM and Megatron-Bridge share: both configure megatron-core."""
+"""Settings of megatron-core, which Megatron-LM and Megatron-Bridge share."""
 
 from __future__ import annotations
 
-from atoll.export.plan import LaunchPlan, Settings, Values, refuse
+from atoll.export.plan import AxisValues, LaunchPlan, Settings, refuse
 from atoll.step.orders import groups
 
-VALUES: Values = {"recompute": ("none", "selective", "full"), "schedule": ("1f1b",)}
-"""Of the axes of a plan, those that it can say."""
+VALUES: AxisValues = {"recompute": ("none", "selective", "full"), "schedule": ("1f1b",)}
+"""Values of a plan's axes that it can express."""
 
 _SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 """Megatron-FSDP's names of ZeRO stages; stage 1 is the distributed optimizer."""
@@ -30,7 +30,7 @@ def check_core(plan: LaunchPlan, target: str) -> None:
 
 
 def parallel_values(plan: LaunchPlan, target: str) -> Settings:
-    """Fields of ModelParallelConfig."""
+    """Return fields of ModelParallelConfig."""
     check_core(plan, target)
     layout = plan.layout
     values: Settings = {
@@ -50,8 +50,7 @@ def parallel_values(plan: LaunchPlan, target: str) -> Settings:
 
 
 def sharding_values(plan: LaunchPlan) -> Settings:
-    """Fields of DistributedDataParallelConfig: the distributed optimizer is ZeRO 1, Megatron-FSDP
-    2 and 3."""
+    """Return fields of DistributedDataParallelConfig; Megatron-FSDP is ZeRO 2 and 3."""
     layout = plan.layout
     values: Settings = {
         "use_distributed_optimizer": layout.zero > 0,
@@ -71,7 +70,7 @@ def sharding_notes(plan: LaunchPlan) -> list[str]:
 
 
 def microbatch_group(plan: LaunchPlan, target: str) -> int | None:
-    """Microbatches that go through a chunk together, where it is not megatron-core's default."""
+    """Return the microbatches per group of an interleaved schedule, None for the default pp."""
     pp, m = plan.layout.pp, plan.microbatches
     if plan.layout.vpp == 1:
         return None
@@ -87,7 +86,7 @@ def microbatch_group(plan: LaunchPlan, target: str) -> int | None:
 
 
 def _stages(plan: LaunchPlan) -> str:
-    """Stages in Megatron's notation: E embedding, t block, L loss, | between model chunks."""
+    """Return stages in Megatron's notation: E embedding, t block, L loss, | between chunks."""
     chunks = [f"t*{blocks}" for blocks in plan.stages]
     chunks[0] = "E" + chunks[0]
     chunks[-1] = chunks[-1] + "L"
@@ -95,7 +94,7 @@ def _stages(plan: LaunchPlan) -> str:
 
 
 def recompute_values(plan: LaunchPlan, target: str) -> Settings:
-    """Fields of TransformerConfig."""
+    """Return fields of TransformerConfig."""
     policy = plan.layout.recompute
     if policy == "none":
         return {}

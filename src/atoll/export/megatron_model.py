@@ -5,19 +5,18 @@ from __future__ import annotations
 from itertools import groupby
 
 from atoll.errors import AtollError
-from atoll.export.plan import KNOWN, LaunchPlan, Settings, refuse
+from atoll.export.plan import TOOL_TABLES, LaunchPlan, Settings, refuse
 from atoll.workload.families.model_config import ModelConfig
 
 TARGET = "megatron"
 
 
 def model_values(plan: LaunchPlan) -> tuple[Settings, list[str]]:
-    """Arguments by name (None and False: left out), and notes on what Atoll's description of a
-    model leaves open."""
+    """Return arguments by name (None and False are omitted), and notes on open settings."""
     model = plan.model
     _check(model)
     notes: list[str] = []
-    found: Settings = {
+    values: Settings = {
         "num_layers": model.layers,
         "hidden_size": model.hidden,
         "ffn_hidden_size": model.dense_ffn or model.ffn,
@@ -37,11 +36,11 @@ def model_values(plan: LaunchPlan) -> tuple[Settings, list[str]]:
             f"Megatron drops embeddings at the rate of the residual branches ({model.dropout}); "
             f"{model.name} has {model.embedding_dropout}."
         )
-    return found, notes
+    return values, notes
 
 
 def _check(model: ModelConfig) -> None:
-    for field, words in KNOWN["no_argument"].items():
+    for field, words in TOOL_TABLES["no_argument"].items():
         if getattr(model, field):
             raise _no_argument(model, words)
     if model.special:
@@ -88,29 +87,29 @@ def _positions(plan: LaunchPlan, notes: list[str]) -> Settings:
                 f"sequence {plan.sequence} is longer than the {rows} learned positions of "
                 f"{model.name}; shorten it",
             )
-    turned = model.positions == "rotary"
-    told = {
-        "rotary_base": model.rotary_base if turned else None,
+    rotary = model.positions == "rotary"
+    numbers = {
+        "rotary_base": model.rotary_base if rotary else None,
         "norm_epsilon": model.norm_epsilon,
     }
-    if missing := [name for name in told if turned and told[name] is None]:
+    if missing := [name for name in numbers if rotary and numbers[name] is None]:
         words = " and ".join(f"--{name.replace('_', '-')}" for name in missing)
         notes.append(f"{model.name} as described does not say {words}; add what it was built with.")
-    if turned and model.rotary_scaling:
+    if rotary and model.rotary_scaling:
         notes.append(
             f"Its rotary positions are scaled ({model.rotary_scaling}); set it as trained."
         )
-    part = turned and not model.latent_kv and model.rotated != model.head_dim
+    partial = rotary and not model.latent_kv and model.rotated != model.head_dim
     return {
         "position_embedding_type": kinds[model.positions],
         "max_position_embeddings": rows,
-        **{name: _whole(value) for name, value in told.items()},
-        "rotary_percent": model.rotated / model.head_dim if part else None,
+        **{name: _as_integer(value) for name, value in numbers.items()},
+        "rotary_percent": model.rotated / model.head_dim if partial else None,
     }
 
 
-def _whole(value: float | None) -> float | int | None:
-    """A base of 500000.0 as Megatron-LM reads it, which takes whole numbers."""
+def _as_integer(value: float | None) -> float | int | None:
+    """Return 500000.0 as 500000: Megatron-LM reads integers."""
     return int(value) if value is not None and value.is_integer() else value
 
 
@@ -166,7 +165,7 @@ def _experts(model: ModelConfig, notes: list[str]) -> Settings:
 
 
 def _layer_pattern(model: ModelConfig) -> str:
-    """Blocks with experts (1) and without (0), as the list expression that Megatron evaluates."""
+    """Return blocks with (1) and without experts (0) as a list expression of Megatron."""
     dense = set(model.dense_layers)
     runs = [
         (with_experts, len(list(run)))
@@ -176,10 +175,10 @@ def _layer_pattern(model: ModelConfig) -> str:
 
 
 def _vocabulary(plan: LaunchPlan, notes: list[str]) -> Settings:
-    """The table as it was estimated: padded only as far as the tensor group needs."""
+    """Return the vocabulary as estimated: padded to a multiple of tp."""
     vocab, tp = plan.model.vocab, plan.layout.tp
     padded = -(-vocab // tp) * tp
     if padded != vocab:
         notes.append(f"The vocabulary of {vocab} is padded to {padded}, a multiple of tp {tp}.")
-    own_head = not plan.model.tied_embeddings
-    return {"padded_vocab_size": padded, "untie_embeddings_and_output_weights": own_head}
+    untied = not plan.model.tied_embeddings
+    return {"padded_vocab_size": padded, "untie_embeddings_and_output_weights": untied}

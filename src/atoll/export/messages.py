@@ -1,7 +1,7 @@
-"""All messages of a step: what is sent among which ranks, how large, when and how often.
+"""All messages of a step: groups of ranks, sizes, phases and counts.
 
-The same tensors that the step's collectives are priced by (`step.Stepper`), on one device of every
-stage. Ranks are counted as layouts place them: tensor innermost, then context, data, pipeline.
+The tensors are those by which `step.Stepper` prices collectives, on one device per stage. Ranks are
+ordered as in layouts: tensor innermost, then context, data, pipeline.
 """
 
 from __future__ import annotations
@@ -19,124 +19,140 @@ from atoll.step.orders import arrivals
 from atoll.training.estimate import Estimate, Estimator
 from atoll.training.operators.layers import LayerCost, Share
 from atoll.training.operators.policies import TensorLink
-from atoll.training.step import Stepper, held_parameters
+from atoll.training.step import Shared, Stepper, held_parameters
 
-FORWARD, BACKWARD, AGAIN, STEP = "forward", "backward", "recompute", "step"
+FORWARD, BACKWARD, RECOMPUTE, STEP = "forward", "backward", "recompute", "step"
 SUFFIXES = (".json", ".csv")
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
-    """One kind of message of one device of a stage."""
+class StepMessage:
+    """One kind of message sent by a device of a stage in a step."""
 
     stage: int
     phase: str
     """forward, backward, recompute (passes of microbatches) or step (once, at its end)."""
     group: str
-    """Who: tensor, context, expert, data (ranks that share weights) or pipeline."""
+    """tensor, context, expert, data (ranks that share weights) or pipeline."""
     kind: str
     """all_gather, reduce_scatter, all_reduce, all_to_all or send."""
     ranks: int
     stride: int
-    """From one rank of the group to the next."""
+    """Distance between neighbouring ranks of the group."""
     bytes: float
-    """The whole (gathered, summed) tensor of a collective; what a device sends of the others."""
+    """Full (gathered, summed) tensor of a collective; for other kinds what a device sends."""
     count: float
-    """In a step."""
+    """Number per step."""
 
     @property
     def sent_bytes(self) -> float:
-        """What a device sends in all, collectives as rings (Patarasuk and Yuan, 2009)."""
+        """Total bytes a device sends, collectives as rings (Patarasuk and Yuan, 2009)."""
         ring = (self.ranks - 1) / self.ranks
         shares = {"all_reduce": 2 * ring, "send": 1.0}
         return self.bytes * self.count * shares.get(self.kind, ring)
 
 
-def messages_of(found: Estimate) -> tuple[Message, ...]:
-    """The messages of an estimated step, equal ones counted together."""
-    stepper, shares = (estimator := Estimator(found.run)).shares(found.layout)
-    counts: dict[Message, float] = defaultdict(float)
+Messages = Iterator[StepMessage]
+
+
+def messages_of(estimate: Estimate) -> tuple[StepMessage, ...]:
+    """Return the messages of an estimated step, equal ones merged."""
+    stepper, shares = (estimator := Estimator(estimate.run)).shares(estimate.layout)
+    counts: dict[StepMessage, float] = defaultdict(float)
     for stage, chunks in enumerate(shares):
-        trained = estimator.trained(found.layout, chunks)
-        for one in _of_stage(stepper, stage, chunks, found.policies[stage], trained):
-            if one.ranks > 1 and one.bytes > 0 and one.count > 0:
-                counts[replace(one, count=0.0)] += one.count
-    return tuple(replace(one, count=count) for one, count in counts.items())
+        trained = estimator.trained(estimate.layout, chunks)
+        for message in _stage_messages(stepper, stage, chunks, estimate.policies[stage], trained):
+            if message.ranks > 1 and message.bytes > 0 and message.count > 0:
+                counts[replace(message, count=0.0)] += message.count
+    return tuple(replace(message, count=count) for message, count in counts.items())
 
 
-def _of_stage(
+def _stage_messages(
     stepper: Stepper,
     stage: int,
     chunks: Sequence[Share],
     recompute: str,
     trained: tuple[float, float],
-) -> Iterator[Message]:
-    """Messages of one device of a stage in a step."""
-    layout, m = stepper.layout, stepper.microbatches
+) -> Iterator[StepMessage]:
+    """Yield the messages of a device of a stage in a step."""
+    layout, microbatches = stepper.layout, stepper.microbatches
     directions = max(1, len(chunks) // layout.rounds)
     for chunk in chunks:
         for cost, count in chunk:
-            for one in of_layer(stepper, stage, cost, recompute):
-                yield replace(one, count=one.count * m * count / directions)
-    yield from of_weights(stepper, stage, *trained)
-    boundary = max((c.boundary_bytes for x in chunks for c, _ in x if c.is_block), default=0)
+            for message in layer_messages(stepper, stage, cost, recompute):
+                yield replace(message, count=message.count * microbatches * count / directions)
+    yield from weight_messages(stepper, stage, *trained)
+    boundary = max((c.boundary_bytes for part in chunks for c, _ in part if c.is_block), default=0)
     sent, stride = stepper.sent_bytes(boundary), layout.tp * layout.cp * layout.dp
-    for way, phase in ((0, FORWARD), (1, BACKWARD)):
-        # What arrives at the others of this stage leaves it: activations down, gradients up.
-        came = arrivals(layout.schedule, layout.pp, len(chunks))[stage][1 - way]
-        yield Message(stage, phase, "pipeline", "send", layout.pp, stride, sent, m * came)
+    for direction, phase in ((0, FORWARD), (1, BACKWARD)):
+        # A stage sends activations to later stages, gradients to earlier ones.
+        arriving = arrivals(layout.schedule, layout.pp, len(chunks))[stage][1 - direction]
+        yield StepMessage(
+            stage, phase, "pipeline", "send", layout.pp, stride, sent, microbatches * arriving
+        )
 
 
-def of_layer(stepper: Stepper, stage: int, cost: LayerCost, recompute: str) -> Iterator[Message]:
-    """Messages of one layer for one microbatch."""
+def layer_messages(stepper: Stepper, stage: int, cost: LayerCost, recompute: str) -> Messages:
+    """Yield the messages of a layer per microbatch."""
     layout = stepper.layout
     kept = cost.kept(recompute if cost.is_block else "none")
 
-    def tensor(phase: str, links: tuple[TensorLink, ...]) -> Iterator[Message]:
+    def tensor(phase: str, links: tuple[TensorLink, ...]) -> Messages:
         for link in links:
-            yield Message(stage, phase, "tensor", link.kind, link.group, 1, link.bytes, 1)
+            yield StepMessage(stage, phase, "tensor", link.kind, link.group, 1, link.bytes, 1)
 
     yield from tensor(FORWARD, cost.forward_links)
     yield from tensor(BACKWARD, cost.backward_links)
-    # Where some blocks of several run again, all of them send their share of it.
-    share = {AGAIN: kept.share}
-    yield from (replace(x, bytes=x.bytes * kept.share) for x in tensor(AGAIN, kept.links))
-    turns = layout.cp - 1
-    exchanged, apart = stepper.exchange(cost)
-    # Backwards, the gradients of keys and values go round with them.
+    # If only a share of the blocks is recomputed, every block is charged that share.
+    share = {RECOMPUTE: kept.share}
+    yield from (
+        replace(sent, bytes=sent.bytes * kept.share) for sent in tensor(RECOMPUTE, kept.links)
+    )
+    ring_steps = layout.cp - 1
+    exchanged, stride = stepper.exchange(cost)
+    # In the backward pass, gradients of keys and values are sent with them.
     for phase, rings, exchanges in (
-        (FORWARD, turns, 2),
-        (BACKWARD, 2 * turns, 2),
-        (AGAIN, turns * kept.attention, 2 * kept.exchange),
+        (FORWARD, ring_steps, 2),
+        (BACKWARD, 2 * ring_steps, 2),
+        (RECOMPUTE, ring_steps * kept.attention, 2 * kept.exchange),
     ):
         if stepper.run.stack.gives_heads(cost.kv_heads, layout.cp):
             times, kind, moved = int(rings > 0), "all_to_all", cost.heads_bytes
         else:
             times, kind, moved = rings, "send", cost.ring_bytes
-        moved, tokens = (x * share.get(phase, 1.0) for x in (moved, exchanged))
-        yield Message(stage, phase, "context", kind, layout.cp, layout.tp, moved, times)
-        yield Message(stage, phase, "expert", "all_to_all", layout.ep, apart, tokens, exchanges)
+        moved, tokens = (size * share.get(phase, 1.0) for size in (moved, exchanged))
+        yield StepMessage(stage, phase, "context", kind, layout.cp, layout.tp, moved, times)
+        group = "expert", "all_to_all", layout.ep, stride
+        yield StepMessage(stage, phase, *group, tokens, exchanges)
     if layout.zero < 3:
         return
-    held = held_parameters(stepper.run, cost)  # gathered with the frozen ones
-    for one in stepper.shared():
-        dense, expert = held if one.gathers else (cost.parameters, cost.expert_parameters)
-        bytes_ = one.dense * dense + one.expert * expert
-        for phase in (FORWARD, BACKWARD) if one.gathers else (BACKWARD,):
-            yield Message(stage, phase, "data", one.kind, one.group, one.stride, bytes_, 1)
+    gathered = held_parameters(stepper.run, cost)  # with frozen weights
+    for collective in stepper.shared():
+        sizes = gathered if collective.gathers else (cost.parameters, cost.expert_parameters)
+        dense, expert = sizes
+        tensor_bytes = collective.dense * dense + collective.expert * expert
+        for phase in (FORWARD, BACKWARD) if collective.gathers else (BACKWARD,):
+            yield _data_message(stage, phase, collective, tensor_bytes, 1)
 
 
-def of_weights(stepper: Stepper, stage: int, dense: float, expert: float) -> Iterator[Message]:
-    """Sums of gradients and gathers of weights, where they are not of single layers."""
-    layout, m = stepper.layout, stepper.microbatches
+def _data_message(
+    stage: int, phase: str, collective: Shared, tensor_bytes: float, count: float
+) -> StepMessage:
+    ranks, stride = collective.group, collective.stride
+    return StepMessage(stage, phase, "data", collective.kind, ranks, stride, tensor_bytes, count)
+
+
+def weight_messages(stepper: Stepper, stage: int, dense: float, expert: float) -> Messages:
+    """Yield sums of gradients and gathers of weights per step (below ZeRO 3)."""
+    layout, microbatches = stepper.layout, stepper.microbatches
     if layout.zero >= 3:
         return
-    for one in stepper.shared():
-        bytes_ = one.dense * dense + one.expert * expert
-        every = layout.zero == 2 and (not one.gathers or stepper.run.stack.regathers)
-        yield Message(stage, STEP, "data", one.kind, one.group, one.stride, bytes_, 1)
-        if every:  # divided gradients cannot wait for the last microbatch
-            yield Message(stage, BACKWARD, "data", one.kind, one.group, one.stride, bytes_, m - 1)
+    for collective in stepper.shared():
+        tensor_bytes = collective.dense * dense + collective.expert * expert
+        repeats = layout.zero == 2 and (not collective.gathers or stepper.run.stack.regathers)
+        yield _data_message(stage, STEP, collective, tensor_bytes, 1)
+        if repeats:  # sharded gradients are reduced after every microbatch
+            yield _data_message(stage, BACKWARD, collective, tensor_bytes, microbatches - 1)
 
 
 def check_messages_path(path: Path) -> None:
@@ -144,12 +160,12 @@ def check_messages_path(path: Path) -> None:
         raise AtollError(f"messages: {path} is written as .json or .csv, by the end of its name")
 
 
-def write_messages(messages: tuple[Message, ...], path: Path) -> None:
-    """As JSON or as a table, by the end of the name."""
+def write_messages(messages: tuple[StepMessage, ...], path: Path) -> None:
+    """Write messages as JSON or CSV, by the path's suffix."""
     check_messages_path(path)
     if path.suffix == ".csv":
-        write_csv(path, [f.name for f in fields(Message)], map(astuple, messages))
+        write_csv(path, [column.name for column in fields(StepMessage)], map(astuple, messages))
         return
-    content = {"kind": "messages", "format": 1, "messages": [asdict(one) for one in messages]}
+    content = {"kind": "messages", "format": 1, "messages": list(map(asdict, messages))}
     with whole_files(lambda why: f"messages: {path} cannot be written ({why}).", path) as (part,):
         part.write_text(json.dumps(content, allow_nan=False) + "\n", encoding="utf-8")

@@ -1,8 +1,7 @@
 """NeMo (Megatron-Bridge): values that override a recipe, as a YAML file.
 
 Field names: ConfigContainer of megatron-bridge 0.3.1 and the megatron-core classes under it. A
-recipe supplies the model; the file says how to spread it. The Bridge's own scripts take such a
-file as --config-file.
+recipe supplies the model, the file its layout. The Bridge's scripts take it as --config-file.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from atoll.export.megatron_core import (
     sharding_notes,
     sharding_values,
 )
-from atoll.export.plan import KNOWN, LaunchPlan, Settings
+from atoll.export.plan import TOOL_TABLES, LaunchPlan, Settings
 
 TARGET = "nemo"
 
@@ -31,7 +30,7 @@ PRECISION = {
 
 
 def nemo(plan: LaunchPlan) -> LaunchFile:
-    recipe = KNOWN["recipes"].get(plan.model.name)
+    recipe = TOOL_TABLES["recipes"].get(plan.model.name)
     values = _values(plan)
     header = [f"# {plan.title}"]
     notes = [
@@ -60,7 +59,7 @@ def nemo(plan: LaunchPlan) -> LaunchFile:
 
 
 def _values(plan: LaunchPlan) -> dict[str, Settings | str]:
-    layout, fully = plan.layout, plan.layout.zero >= 2
+    layout, sharded = plan.layout, plan.layout.zero >= 2
     model: Settings = {
         "seq_length": plan.sequence,
         **parallel_values(plan, TARGET),
@@ -80,10 +79,10 @@ def _values(plan: LaunchPlan) -> dict[str, Settings | str]:
             "global_batch_size": plan.global_batch,
         },
         "dataset": {"sequence_length": plan.sequence},
-        "ddp": sharding_values(plan) | ({"average_in_collective": False} if fully else {}),
+        "ddp": sharding_values(plan) | ({"average_in_collective": False} if sharded else {}),
         "optimizer": {"use_distributed_optimizer": layout.zero > 0},
     }
-    if fully:
+    if sharded:
         values["dist"] = {"use_megatron_fsdp": True}
         values["checkpoint"] = {"ckpt_format": "fsdp_dtensor"}
     return values | {"mixed_precision": PRECISION[plan.precision]}

@@ -1,4 +1,4 @@
-"""What every exporter is given, and what it hands back."""
+"""Input and output of exporters."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from atoll.step.layout import Layout, check_layout
 from atoll.step.stages import even_sizes
 from atoll.workload.families.model_config import ModelConfig
 
-Values = dict[str, tuple[Any, ...]]
-Setting = bool | int | float | str | None | Sequence[str] | Sequence[Sequence[str]]
-Settings = dict[str, Setting]
-"""Fields of a tool's configuration, by its own names."""
+AxisValues = dict[str, tuple[Any, ...]]
+SettingValue = bool | int | float | str | None | Sequence[str] | Sequence[Sequence[str]]
+Settings = dict[str, SettingValue]
+"""Fields of a tool's configuration by the tool's names."""
 
-KNOWN: Mapping[str, Any] = shipped_table("atoll.export", "known.yaml")
-"""What tools know of models, under their own names."""
+TOOL_TABLES: Mapping[str, Any] = shipped_table("atoll.export", "known.yaml")
+"""Tables of models that tools support, under the tools' names."""
 PRECISIONS = ("bf16", "fp16", "fp8", "mxfp8", "nvfp4")
 
 
@@ -35,20 +35,20 @@ class LaunchPlan:
     precision: str
     nodes: int
     per_node: int
-    """Processes on each node, one a device."""
+    """Processes per node, one per device."""
     stages: tuple[int, ...]
-    """Blocks of each model chunk, in the model's order."""
+    """Blocks per model chunk, in the model's order."""
     exchanges_heads: bool = False
     """Context parallelism by heads (all-to-all) instead of a ring."""
     hides_tensor: bool = False
-    """Tensor collectives run inside the products beside them."""
+    """Tensor collectives overlap with the adjacent products."""
 
     @property
     def microbatches(self) -> int:
         return self.layout.microbatches(self.global_batch)
 
     def slurm_job(self, start: str) -> str:
-        """A command that starts it under Slurm, whose batch job runs on the first node."""
+        """Return a Slurm command that starts it; the batch job runs on the first node."""
         job = f"export MASTER_ADDR=$(hostname); srun {start}"
         return (
             f"sbatch --nodes {self.nodes} --ntasks-per-node 1 --gpus-per-node {self.per_node} "
@@ -57,12 +57,12 @@ class LaunchPlan:
 
     @property
     def even(self) -> bool:
-        """All model chunks hold the same number of blocks."""
+        """Whether all model chunks have the same number of blocks."""
         return len(set(self.stages)) == 1
 
     @property
     def title(self) -> str:
-        """The run on one line, for comments."""
+        """One-line description of the run, for comments."""
         name = " ".join(self.model.name.split())
         return (
             f"{name}, {self.layout}, {self.layout.devices} devices, sequence "
@@ -72,17 +72,15 @@ class LaunchPlan:
 
 @dataclass(frozen=True, slots=True)
 class Exporter:
-    """A training tool that launch files are written for."""
+    """A training tool for which launch files are written."""
 
     name: str
     write: Callable[[LaunchPlan], LaunchFile]
-    """The file of a run, or one AtollError that says why the tool cannot run it so."""
-    values: Values = field(default_factory=dict)
-    """What a plan for the tool tries on some axes, unless it is told otherwise."""
+    """Return the file of a run, or raise an AtollError that says why the tool cannot run it."""
+    values: AxisValues = field(default_factory=dict)
+    """Default values of a plan's axes for this tool."""
     runs_as: Callable[[str], Mapping[str, str]] = field(default=lambda precision: {})
-    """`stack`, `optimizer` and `overlap` of a run of its file on GPUs, by precision, unless told
-    otherwise.
-    """
+    """Default `stack`, `optimizer` and `overlap` of its runs on GPUs, by precision."""
 
 
 def make_plan(
@@ -123,10 +121,10 @@ def make_plan(
     )
 
 
-def _stages(given: Sequence[int] | None, layers: int, chunks: int) -> tuple[int, ...]:
-    if given is None:
+def _stages(requested: Sequence[int] | None, layers: int, chunks: int) -> tuple[int, ...]:
+    if requested is None:
         return even_sizes(layers, chunks)
-    stages = tuple(given)
+    stages = tuple(requested)
     if len(stages) != chunks or sum(stages) != layers or min(stages) < 1:
         raise AtollError(
             f"stages are {list(stages)}, but must be {chunks} positive numbers, one a model "
@@ -136,11 +134,11 @@ def _stages(given: Sequence[int] | None, layers: int, chunks: int) -> tuple[int,
 
 
 def refuse(target: str, reason: str) -> AtollError:
-    """The error for a layout that a target cannot say."""
+    """Return the error for a layout that a target cannot express."""
     return AtollError(f"export to {target}: {reason}")
 
 
 def check(target: str, reasons: Iterable[str]) -> None:
-    """Raise the first reason why a target cannot say a layout, if there is one."""
+    """Raise the first reason why a target cannot express a layout, if any."""
     for reason in reasons:
         raise refuse(target, reason)

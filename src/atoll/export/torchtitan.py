@@ -1,8 +1,8 @@
-"""torchtitan: its TOML job file.
+"""torchtitan's TOML job file.
 
 Sections and fields: torchtitan/config/job_config.py of torchtitan 0.2.2, the last release that
-reads TOML (0.3 is configured by Python functions). Data parallelism there is FSDP2, or plain
-replicas when nothing else is divided.
+reads TOML (0.3 is configured by Python functions). Data parallelism is FSDP2, or plain
+replicas if nothing else is sharded.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from collections.abc import Iterator
 from typing import Any
 
 from atoll.answers.layout import LaunchFile
-from atoll.export.plan import LaunchPlan, Settings, Values, check, refuse
+from atoll.export.plan import AxisValues, LaunchPlan, Settings, check, refuse
 from atoll.export.torchtitan_models import Flavor, find_flavor
 from atoll.step.orders import groups
 
 TARGET = "torchtitan"
-VALUES: Values = {
+VALUES: AxisValues = {
     "recompute": ("none", "alternate", "full"), "sp": (True,), "schedule": ("1f1b", "zb-v"),
 }  # fmt: skip
-"""Of the axes of a plan, those that it can say; alternate is its selective mode by operator."""
+"""Values of a plan's axes that it can express; alternate is its selective mode by operator."""
 SCHEDULES = {"1f1b": "1F1B", "interleaved": "1F1B", "gpipe": "GPipe", "zb-v": "ZBVZeroBubble"}
-"""More chunks by vpp run Interleaved1F1B."""
+"""With vpp > 1 the schedule is Interleaved1F1B."""
 
-NARROW = {
+CONVERTERS = {
     "fp8": ("quantize.linear.float8", "rowwise"),
     "mxfp8": ("quantize.linear.mx", "mxfp8_cublas"),
 }
-"""Converters of linear layers, with their recipes."""
+"""Converters of linear layers, with their recipes, by precision."""
 
 
 def torchtitan(plan: LaunchPlan) -> LaunchFile:
@@ -64,8 +64,8 @@ def torchtitan(plan: LaunchPlan) -> LaunchFile:
             "as Atoll's ring does; torchtitan's default gathers them."
         )
         sections["parallelism"]["context_parallel_rotate_method"] = "alltoall"
-    if plan.precision in NARROW:
-        _narrow(plan.precision, sections, notes)
+    if plan.precision in CONVERTERS:
+        _add_converter(plan.precision, sections, notes)
     text = _header(plan) + "\n".join(_section(name, body) for name, body in sections.items())
     return LaunchFile(target=TARGET, file="train.toml", text=text, notes=tuple(notes))
 
@@ -97,10 +97,10 @@ def _data_parallel(plan: LaunchPlan, notes: list[str]) -> Settings:
     if layout.zero == 0:
         return {"data_parallel_replicate_degree": layout.dp, "data_parallel_shard_degree": 1}
     if layout.zero < 3 and layout.dp * layout.cp > 1:
-        again = "step" if layout.pp > 1 else "microbatch"
+        period = "step" if layout.pp > 1 else "microbatch"
         notes.append(
             f"zero {layout.zero} is written as FSDP that keeps gathered weights from forward to "
-            f"backward; it also divides weights at rest, and gathers them every {again}."
+            f"backward; it also divides weights at rest, and gathers them every {period}."
         )
     return {
         "data_parallel_replicate_degree": layout.hsdp,
@@ -120,24 +120,24 @@ def _experts(plan: LaunchPlan) -> Settings:
 
 def _pipeline(plan: LaunchPlan) -> Settings:
     layout = plan.layout
-    found: Settings = {"pipeline_parallel_degree": layout.pp}
+    settings: Settings = {"pipeline_parallel_degree": layout.pp}
     if layout.pp == 1:
-        return found
-    found["pipeline_parallel_schedule"] = (
+        return settings
+    settings["pipeline_parallel_schedule"] = (
         "Interleaved1F1B" if layout.vpp > 1 else SCHEDULES[layout.schedule]
     )
-    found["pipeline_parallel_microbatch_size"] = layout.microbatch
+    settings["pipeline_parallel_microbatch_size"] = layout.microbatch
     if plan.even:
-        return found | {
+        return settings | {
             "pipeline_parallel_layers_per_stage": plan.stages[0],
             "pipeline_parallel_first_stage_less_layers": 0,
             "pipeline_parallel_last_stage_less_layers": 0,
         }
-    return found | {"module_fqns_per_model_part": _modules(plan.stages)}
+    return settings | {"module_fqns_per_model_part": _modules(plan.stages)}
 
 
 def _modules(stages: tuple[int, ...]) -> list[list[str]]:
-    """The modules of each chunk by name."""
+    """Return the names of the modules of each chunk."""
     parts, first = [], 0
     for blocks in stages:
         parts.append([f"layers.{i}" for i in range(first, first + blocks)])
@@ -148,10 +148,8 @@ def _modules(stages: tuple[int, ...]) -> list[list[str]]:
 
 
 def runs_as(precision: str) -> dict[str, str]:
-    """Its own kernels, compiled where the precision needs it; parameters are kept in fp32, and
-    what FSDP gathers is cast.
-    """
-    return {"stack": "compiled" if precision in NARROW else "fsdp", "optimizer": "fp32"}
+    """Return stack and optimizer; parameters are fp32, FSDP casts what it gathers."""
+    return {"stack": "compiled" if precision in CONVERTERS else "fsdp", "optimizer": "fp32"}
 
 
 def _recompute(plan: LaunchPlan) -> Settings:
@@ -167,8 +165,8 @@ def _recompute(plan: LaunchPlan) -> Settings:
     )
 
 
-def _narrow(precision: str, sections: dict[str, Settings], notes: list[str]) -> None:
-    converter, recipe = NARROW[precision]
+def _add_converter(precision: str, sections: dict[str, Settings], notes: list[str]) -> None:
+    converter, recipe = CONVERTERS[precision]
     sections["model"]["converters"] = [converter]
     sections[converter] = {"recipe_name": recipe, "filter_fqns": ["output"]}
     sections["compile"] = {"enable": True}
@@ -181,7 +179,7 @@ def _narrow(precision: str, sections: dict[str, Settings], notes: list[str]) -> 
 def _refusals(plan: LaunchPlan, flavor: Flavor) -> Iterator[str]:
     layout = plan.layout
     sharded = layout.zero > 0 and layout.dp * layout.cp > 1
-    if plan.precision not in ("bf16", *NARROW):
+    if plan.precision not in ("bf16", *CONVERTERS):
         yield f"it trains in bf16, fp8 or mxfp8, not {plan.precision}"
     if layout.pp > 1 and not flavor.pipeline:
         yield f"it cannot cut {flavor.name} into pipeline stages; set pp 1"

@@ -1,14 +1,14 @@
-"""Which of torchtitan's models a model is.
+"""torchtitan's registry of model shapes.
 
-torchtitan 0.2.2 keeps a model's shape in a registry of flavors; a TOML file only names one. Shapes
-here are those of its registry, which the tests read again from the package.
+torchtitan 0.2.2 has model shapes in a registry of flavors; a TOML file only names one. The tests
+compare the shapes with those of the package.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from atoll.export.plan import KNOWN, refuse
+from atoll.export.plan import TOOL_TABLES, refuse
 from atoll.workload.families.model_config import ModelConfig
 
 TARGET = "torchtitan"
@@ -16,7 +16,7 @@ TARGET = "torchtitan"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flavor:
-    """One entry of torchtitan's registry, in Atoll's words."""
+    """One entry of torchtitan's registry, with Atoll's field names."""
 
     name: str
     flavor: str
@@ -36,9 +36,9 @@ class Flavor:
     latent_kv: int = 0
     latent_q: int = 0
     pipeline: bool = True
-    """torchtitan can cut it into pipeline stages."""
+    """Whether torchtitan can cut it into pipeline stages."""
     context: bool = True
-    """torchtitan can divide its sequences (flex attention cannot)."""
+    """Whether torchtitan can divide its sequences (flex attention cannot)."""
 
     def matches(self, model: ModelConfig) -> bool:
         same = all(getattr(self, field) == getattr(model, field) for field in _SHAPE)
@@ -51,7 +51,7 @@ _SHAPE = tuple(
 
 
 def _plain(model: ModelConfig) -> bool:
-    """The block that torchtitan's language models share: RMSNorm, SwiGLU, rotary, no biases."""
+    """Return whether a block is like torchtitan's: RMSNorm, SwiGLU, rotary, no biases."""
     return (
         model.gated
         and model.activation == "silu"
@@ -66,13 +66,13 @@ def _plain(model: ModelConfig) -> bool:
 
 FLAVORS = tuple(
     Flavor(**group["common"], **dict(zip(group["columns"], row, strict=True)))
-    for group in KNOWN["flavors"]
+    for group in TOOL_TABLES["flavors"]
     for row in group["rows"]
 )
 
 
 def find_flavor(model: ModelConfig) -> tuple[Flavor, str | None]:
-    """The flavor, and a note where the user must register it first."""
+    """Return the flavor, and a note if the user must register it first."""
     for flavor in FLAVORS:
         if flavor.matches(model):
             return flavor, None
@@ -82,19 +82,19 @@ def find_flavor(model: ModelConfig) -> tuple[Flavor, str | None]:
             f"torchtitan 0.2.2 has no model of the kind of {model.name} (it has Llama 3, Qwen 3 "
             "and DeepSeek V2 and V3); export to megatron or deepspeed",
         )
-    own = Flavor(name="llama3", flavor=model.name, **{f: getattr(model, f) for f in _SHAPE})
+    shape = {field: getattr(model, field) for field in _SHAPE}
+    custom = Flavor(name="llama3", flavor=model.name, **shape)
     note = (
         f"torchtitan ships no flavor of this shape: first set torchtitan.models.llama3.llama3_args"
         f"[{model.name!r}] = {model_arguments(model)}."
     )
-    return own, note
+    return custom, note
 
 
 def model_arguments(model: ModelConfig) -> str:
-    """A Llama-like shape as torchtitan's TransformerModelArgs.
+    """Return a Llama-like shape as torchtitan's TransformerModelArgs.
 
-    It rounds 8/3 of the width, times a multiplier, up to a multiple: with the multiple set to the
-    wanted columns, anything not above them rounds to them.
+    torchtitan rounds 8/3 dim * multiplier up to a multiple of `multiple_of`, here to ffn.
     """
     narrow = model.ffn < int(2 * 4 * model.hidden / 3)
     multiplier = ", ffn_dim_multiplier=0.1" if narrow else ""

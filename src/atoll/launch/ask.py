@@ -1,4 +1,4 @@
-"""A launch file as a question: what it says, under what is said beside it."""
+"""Questions from launch files: fields of the file, overridden by the user's."""
 
 from __future__ import annotations
 
@@ -17,66 +17,64 @@ from atoll.training.request import compiles_itself
 from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.load import load_model
 
-OF_ITS_TOOL = ("stack", "overlap", "flags", "cuda_graphs")
-"""What a file says of its tool, and not of the layout."""
+TOOL_FIELDS = ("stack", "overlap", "flags", "cuda_graphs")
+"""Fields that describe the tool, not the layout."""
 
 
-def launched(file: str | Path, given: Mapping[str, Any]) -> Launch:
-    """The file, read with the model, the variables and the vocabulary that are given for it."""
-    said = given.get("set") or ()
-    variables = _variables((said,) if isinstance(said, str) else said)
-    return read_launch(Path(file), _model(given.get("model")), variables, given.get("vocab"))
+def launched(file: str | Path, options: Mapping[str, Any]) -> Launch:
+    """Read the file with the model, variables and vocabulary of the user's fields."""
+    settings = options.get("set") or ()
+    variables = _variables((settings,) if isinstance(settings, str) else settings)
+    return read_launch(Path(file), _model(options.get("model")), variables, options.get("vocab"))
 
 
-def completed(asked: type[Question], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a question that names a launch file; a plan, which has axes where the file has a
-    layout, leaves that aside.
-    """
-    launch = launched(given["from_"], given)
-    found = fields_of(launch, given)
-    if issubclass(asked, LayoutQuestion):
-        check_replicas(launch, found)
-    axes = LayoutQuestion.model_fields if not issubclass(asked, LayoutQuestion) else {}
-    said = {n: v for n, v in found.items() if n in asked.model_fields and n not in axes}
-    return said | dict(given)
+def completed(question: type[Question], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a question's fields from its launch file; plans ignore the file's layout."""
+    launch = launched(options["from_"], options)
+    all_fields = question_fields(launch, options)
+    if issubclass(question, LayoutQuestion):
+        check_replicas(launch, all_fields)
+    axes = LayoutQuestion.model_fields if not issubclass(question, LayoutQuestion) else {}
+    fields = {n: v for n, v in all_fields.items() if n in question.model_fields and n not in axes}
+    return fields | dict(options)
 
 
-def fields_of(launch: Launch, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The file's layout as fields of a question; those that are given win."""
+def question_fields(launch: Launch, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the file's layout as fields of a question; the user's fields win."""
     precision = str(launch.fields.get("precision", "bf16"))
-    said = {**EXPORTERS[launch.software].runs_as(precision), **launch.fields}
-    if _compiles_itself(given.get("device")):
-        said = {name: value for name, value in launch.fields.items() if name not in OF_ITS_TOOL}
-    local = said.pop("local_batch", None)
-    said |= {name: value for name, value in given.items() if value is not None}
-    if said.get("devices") is None:
+    fields = {**EXPORTERS[launch.software].runs_as(precision), **launch.fields}
+    if _compiles_itself(options.get("device")):
+        fields = {name: value for name, value in launch.fields.items() if name not in TOOL_FIELDS}
+    local_batch = fields.pop("local_batch", None)
+    fields |= {name: value for name, value in options.items() if value is not None}
+    if fields.get("devices") is None:
         raise AtollError(
             f"{launch.file}: does not say how many devices it runs on; add --devices N"
         )
-    if "batch" not in said:
+    if "batch" not in fields:
         # (A plan's axes are several values: the batch is that of the file's own layout.)
-        tp, pp, cp, devices, micro = (
-            value if isinstance(value := said[name], int) else launch.fields.get(name, 1)
+        tp, pp, cp, devices, microbatch = (
+            value if isinstance(value := fields[name], int) else launch.fields.get(name, 1)
             for name in ("tp", "pp", "cp", "devices", "microbatch")
         )
-        said["batch"] = (local or micro) * max(1, devices // (tp * pp * cp))
-    return said
+        fields["batch"] = (local_batch or microbatch) * max(1, devices // (tp * pp * cp))
+    return fields
 
 
 def _compiles_itself(device: Any) -> bool:
-    """A device that is not known is refused where it is asked for."""
+    """Return whether a device compiles whole programs; an unknown device is refused later."""
     try:
         return isinstance(device, str | Path) and compiles_itself(load_device(device))
     except AtollError:
         return False
 
 
-def check_replicas(launch: Launch, said: Mapping[str, Any]) -> None:
-    """torchtitan's replicas divide data-parallel ranks alone, without those of the context."""
+def check_replicas(launch: Launch, fields: Mapping[str, Any]) -> None:
+    """Check that torchtitan's replicas divide dp: context-parallel ranks do not count."""
     if launch.software != "torchtitan":
         return
     replicas, devices, tp, cp, pp = (
-        said.get(name, 1) for name in ("hsdp", "devices", "tp", "cp", "pp")
+        fields.get(name, 1) for name in ("hsdp", "devices", "tp", "cp", "pp")
     )
     if replicas > 1 and devices % (tp * cp * pp) == 0 and devices // (tp * cp * pp) % replicas:
         raise AtollError(
@@ -89,16 +87,16 @@ def check_replicas(launch: Launch, said: Mapping[str, Any]) -> None:
 def _model(name: str | None) -> ModelConfig | None:
     if not name:
         return None
-    found = load_model(name)
-    if not isinstance(found, ModelConfig):
+    model = load_model(name)
+    if not isinstance(model, ModelConfig):
         raise AtollError(
             f"model: {name} was captured; a launch file needs a zoo name or config.json"
         )
-    return found
+    return model
 
 
-def _variables(given: Sequence[str]) -> dict[str, str]:
-    pairs = [text.partition("=") for text in given]
+def _variables(settings: Sequence[str]) -> dict[str, str]:
+    pairs = [text.partition("=") for text in settings]
     for name, equals, _ in pairs:
         if not (equals and name.isidentifier()):
             raise AtollError(f"set: expected NAME=VALUE, got {name!r}")

@@ -1,4 +1,4 @@
-"""A launch file judged: does it fit, how long is a step, and which layout would be better."""
+"""Check of a launch file: does it fit, how long is a step, which layout would be better."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from atoll.answers.validation import Arguments, Better, CheckAnswer, MeasuredRun
 from atoll.errors import AtollError, InfeasibleError
 from atoll.export import EXPORTERS, refusals
 from atoll.launch.account import Launch
-from atoll.launch.ask import check_replicas, fields_of, launched
-from atoll.launch.measured import columns_of, measured_run
+from atoll.launch.ask import check_replicas, launched, question_fields
+from atoll.launch.measured import measured_columns, measured_run
 from atoll.questions import EstimateQuestion
 from atoll.questions.devices import LengthQuestion
 from atoll.questions.verbs import CheckQuestion
@@ -27,16 +27,16 @@ from atoll.training.request import compiles_itself, layout_of, run_of
 from atoll.validation.written_row import append_run
 
 HOUR_S = 3600.0
-FREED = ("megatron", "nemo")
-HIDING = ("tp_comm", "grad_reduce", "param_gather", "p2p")
-FUSED = ("te_loss",)
-SLOWING = ("no_grad_fusion", "local")
-"""Flags of Megatron-Core that a faster file would not say."""
+FREE_FLAG_SOFTWARE = ("megatron", "nemo")
+ALL_OVERLAPS = ("tp_comm", "grad_reduce", "param_gather", "p2p")
+FUSED_FLAGS = ("te_loss",)
+SLOW_FLAGS = ("no_grad_fusion", "local")
+"""Flags of Megatron-Core that slow a run down."""
 
 
 @dataclass(frozen=True)
 class Checked(Answered[CheckAnswer]):
-    """What is said of a launch file: the estimate of its layout, and the plan of a better one.
+    """Result of checking a launch file: the estimate of its layout, and a better plan.
 
     Examples:
         >>> import atoll
@@ -48,27 +48,27 @@ class Checked(Answered[CheckAnswer]):
     launch: Launch
     question: EstimateQuestion
     estimate: Estimate
-    """Of the file's own layout."""
+    """Estimate of the file's layout."""
     plan: Plan | None
-    """The proven best of the same job under the same software; None where there is none."""
+    """The proven best plan of the same job under the same software, if there is one."""
     better: Better | None
     """None where no layout of the space is faster, or none fits."""
     why_not: str = ""
     measured: MeasuredRun | None = None
     with_other_flags: Better | None = None
-    """The same where flags of the software may change, if that is faster still."""
+    """A better layout with other software flags too, if it is faster still."""
 
     @property
-    def _elsewhere(self) -> tuple[str, ...]:
-        """Where the file's tool does not run: what was priced instead."""
+    def _device_note(self) -> tuple[str, ...]:
+        """Note on what was priced instead, where the device does not run the file's tool."""
         gpu, launch = self.estimate.run.gpu, self.launch
         if self.question.stack or not compiles_itself(gpu):
             return ()
         name = self.estimate.run.stack.name
-        said = (
+        note = (
             f"{gpu.name} does not run {launch.software}: the file's layout as a program of {name}"
         )
-        return (said,)
+        return (note,)
 
     @cached_property
     def answer(self) -> CheckAnswer:
@@ -80,52 +80,52 @@ class Checked(Answered[CheckAnswer]):
             estimate=self.estimate.answer,
             arguments=made_of(Arguments, launch.arguments),
             better=self.better,
-            notes=(*launch.notes, *self._elsewhere, *([self.why_not] if self.why_not else [])),
+            notes=(*launch.notes, *self._device_note, *([self.why_not] if self.why_not else [])),
             measured=self.measured,
             with_other_flags=self.with_other_flags,
         )
 
 
-def check(asked: CheckQuestion) -> Checked:
-    """Read a launch file, price what it says, and look for a better layout."""
-    launch = launched(asked.file, asked.asked())
-    unknown = launch.arguments.not_understood
-    if asked.strict and unknown:
-        raise AtollError(f"{asked.file}: not understood: {', '.join(unknown)}")
-    question = _question(asked, launch)
-    run = run_of(question, launch.model)
-    found = estimate(run, layout_of(run, question))
-    measured, other_batch = measured_run(found, asked.log, asked.trace)
-    if asked.append is not None:
+def check(question: CheckQuestion) -> Checked:
+    """Read a launch file, estimate its layout, and search for a better one."""
+    launch = launched(question.file, question.asked())
+    not_understood = launch.arguments.not_understood
+    if question.strict and not_understood:
+        raise AtollError(f"{question.file}: not understood: {', '.join(not_understood)}")
+    layout_question = _question(question, launch)
+    run = run_of(layout_question, launch.model)
+    current = estimate(run, layout_of(run, layout_question))
+    measured, batch_note = measured_run(current, question.log, question.trace)
+    if question.append is not None:
         if measured is None:
             raise AtollError("append: nothing was measured; add --log or --trace")
-        if other_batch:
-            raise AtollError(f"append: {other_batch}")
-        append_run(asked.append, Path(measured.file).name, found, columns_of(measured))
-    if other_batch:
-        launch = replace(launch, notes=(*launch.notes, other_batch))
-    stop = Stop(asked.time_limit)
-    better = _better(asked, launch, found, stop)
-    freed = _freed(asked, launch, question, found, better[0], stop)
-    return Checked(launch, question, found, *better, measured, freed)
+        if batch_note:
+            raise AtollError(f"append: {batch_note}")
+        append_run(question.append, Path(measured.file).name, current, measured_columns(measured))
+    if batch_note:
+        launch = replace(launch, notes=(*launch.notes, batch_note))
+    stop = Stop(question.time_limit)
+    better = _best_layout(question, launch, current, stop)
+    flagged = _best_with_free_flags(question, launch, layout_question, current, better[0], stop)
+    return Checked(launch, layout_question, current, *better, measured, flagged)
 
 
-def _question(asked: CheckQuestion, launch: Launch) -> EstimateQuestion:
-    """The layout as a question; the command's own words win over the file's."""
-    own = (
+def _question(question: CheckQuestion, launch: Launch) -> EstimateQuestion:
+    """Return the file's layout as a question; options of the command win over the file."""
+    names = (
         *("device", "devices", "batch", "sequence", "network", "stack", "headroom", "power_cap"),
-        *(LengthQuestion.model_fields if asked.tokens is not None else ()),
+        *(LengthQuestion.model_fields if question.tokens is not None else ()),
     )
-    said = fields_of(launch, {name: getattr(asked, name) for name in own})
-    check_replicas(launch, said)
-    return EstimateQuestion.of(**said).model_copy(update={"model": launch.model.name})
+    fields = question_fields(launch, {name: getattr(question, name) for name in names})
+    check_replicas(launch, fields)
+    return EstimateQuestion.of(**fields).model_copy(update={"model": launch.model.name})
 
 
-def _better(
-    asked: CheckQuestion, launch: Launch, found: Estimate, stop: Stop
+def _best_layout(
+    question: CheckQuestion, launch: Launch, current: Estimate, stop: Stop
 ) -> tuple[Plan | None, Better | None, str]:
-    """The best layout under the same software, what it saves, or why it is not named."""
-    target, run = launch.software, found.run
+    """Return the best plan under the same software, what it saves, or why there is none."""
+    target, run = launch.software, current.run
     axes, usable = Axes(**EXPORTERS[target].values), refusals(target, run)
     try:
         best = plan(run, axes, usable=usable, target=target, stop=stop)
@@ -133,73 +133,73 @@ def _better(
         return None, None, str(error)
     except StoppedError:
         return None, None, "no other layout was priced within the time limit; add --time-limit"
-    faster = best.best.step.time_s < found.step.time_s * (1 - asked.least)
-    if found.fits and not faster:
-        return best, None, f"no layout is more than {asked.least:.1%} faster: {best.proof()}"
-    return best, _compared(asked, launch, found, best), ""
+    faster = best.best.step.time_s < current.step.time_s * (1 - question.least)
+    if current.fits and not faster:
+        return best, None, f"no layout is more than {question.least:.1%} faster: {best.proof()}"
+    return best, _comparison(question, launch, current, best), ""
 
 
-def _freed(
-    asked: CheckQuestion,
+def _best_with_free_flags(
+    question: CheckQuestion,
     launch: Launch,
-    question: EstimateQuestion,
-    found: Estimate,
+    layout_question: EstimateQuestion,
+    current: Estimate,
     best: Plan | None,
     stop: Stop,
 ) -> Better | None:
-    """The best layout where everything may overlap that Megatron-Core can overlap, with its fused
-    kernels: None where the file says so already, or where it saves no more than its own best.
+    """Return the best layout with all overlaps and fused kernels of Megatron-Core; None if the
+    file has them already, or if they save nothing beyond the best layout without them.
     """
-    if launch.software not in FREED or compiles_itself(found.run.gpu):
+    if launch.software not in FREE_FLAG_SOFTWARE or compiles_itself(current.run.gpu):
         return None
-    said = (question.flags or "").split()
-    flags = " ".join(dict.fromkeys([*(w for w in said if w not in SLOWING), *FUSED]))
-    listed = [word for word in (question.overlap or "").split() if word != "no_grad_reduce"]
-    overlap = " ".join(dict.fromkeys([*listed, *HIDING]))
-    other = question.model_copy(update={"overlap": overlap, "flags": flags})
-    run = run_of(other, launch.model)
-    if run.stack == found.run.stack:
+    file_flags = (layout_question.flags or "").split()
+    flags = " ".join(dict.fromkeys([*(w for w in file_flags if w not in SLOW_FLAGS), *FUSED_FLAGS]))
+    overlaps = [w for w in (layout_question.overlap or "").split() if w != "no_grad_reduce"]
+    overlap = " ".join(dict.fromkeys([*overlaps, *ALL_OVERLAPS]))
+    freed_question = layout_question.model_copy(update={"overlap": overlap, "flags": flags})
+    run = run_of(freed_question, launch.model)
+    if run.stack == current.run.stack:
         return None
     axes, usable = Axes(**EXPORTERS[launch.software].values), refusals(launch.software, run)
     try:
         freed = plan(run, axes, usable=usable, target=launch.software, stop=stop)
     except (UnusableError, InfeasibleError, StoppedError):
         return None
-    known_s = [e.step.time_s for e in (found, *([best.best] if best else [])) if e.fits]
-    if freed.best.step.time_s >= min(known_s, default=inf) * (1 - asked.least):
+    times_s = [e.step.time_s for e in (current, *([best.best] if best else [])) if e.fits]
+    if freed.best.step.time_s >= min(times_s, default=inf) * (1 - question.least):
         return None
-    told = _compared(asked, launch, found, freed)
-    return replace(told, flags=f"overlap {overlap}; flags {flags}")
+    better = _comparison(question, launch, current, freed)
+    return replace(better, flags=f"overlap {overlap}; flags {flags}")
 
 
-def _compared(asked: CheckQuestion, launch: Launch, found: Estimate, best: Plan) -> Better:
-    run = found.run
-    saved_s = found.step.time_s - best.best.step.time_s if found.fits else None
-    whole = found.whole_run
-    steps = asked.steps or (whole.steps if whole else launch.steps)
+def _comparison(question: CheckQuestion, launch: Launch, current: Estimate, best: Plan) -> Better:
+    run = current.run
+    saved_s = current.step.time_s - best.best.step.time_s if current.fits else None
+    run_length = current.whole_run
+    steps = question.steps or (run_length.steps if run_length else launch.steps)
     hours = None
     if steps is not None and saved_s is not None:
         hours = steps * saved_s * run.devices / HOUR_S
     return Better(
         layout=str(best.best.layout),
         step_time_s=best.best.step.time_s,
-        saved_percent=None if saved_s is None else 100 * saved_s / found.step.time_s,
+        saved_percent=None if saved_s is None else 100 * saved_s / current.step.time_s,
         saved_hours=hours,
-        saved_usd=None if hours is None or asked.price is None else hours * asked.price,
-        launch_file=_difference(launch.software, found, best.best),
+        saved_usd=None if hours is None or question.price is None else hours * question.price,
+        launch_file=_difference(launch.software, current, best.best),
         proof=best.proof(),
     )
 
 
-def _difference(target: str, mine: Estimate, other: Estimate) -> str:
-    """Lines that change between the launch files of two layouts."""
+def _difference(target: str, current: Estimate, better: Estimate) -> str:
+    """Return the lines that differ between the launch files of two layouts."""
     texts = []
-    for found in (mine, other):
+    for layout_estimate in (current, better):
         try:
-            texts.append(found.export(target).text.splitlines())
+            texts.append(layout_estimate.export(target).text.splitlines())
         except AtollError as error:
             texts.append([f"# {error}"])
     name = f"{target} launch file"
-    now, then = texts
+    current_lines, better_lines = texts
     names = f"{name}, as now", f"{name}, better"
-    return "\n".join(unified_diff(now, then, *names, n=0, lineterm=""))
+    return "\n".join(unified_diff(current_lines, better_lines, *names, n=0, lineterm=""))

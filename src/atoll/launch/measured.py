@@ -1,4 +1,4 @@
-"""What a run's log or profile says, beside its estimate."""
+"""A run's log or profile, compared with its estimate."""
 
 from __future__ import annotations
 
@@ -10,64 +10,61 @@ import numpy as np
 
 from atoll.answers.validation import MeasuredPart, MeasuredRun, ProfiledStep
 from atoll.calibration.kineto import read_trace
-from atoll.calibration.runs import fit_one
+from atoll.calibration.runs import fit_single_run
 from atoll.errors import AtollError
-from atoll.launch.files.logs import Log, read_run_log, steady
+from atoll.launch.files.logs import Log, read_run_log, steady_times
 from atoll.training.estimate import Estimate
 from atoll.training.memory import Memory
 
 KINDS = {"matrix": "products", "attention": "attention", "vector": "streaming"}
-"""Units of operators, as kinds of a profile's kernels."""
+"""Kind of a profile's kernels, by unit of an operator."""
 
 
 def measured_run(
-    found: Estimate, log: Path | None, trace: Path | None
+    estimate: Estimate, log_path: Path | None, trace_path: Path | None
 ) -> tuple[MeasuredRun | None, str]:
-    """The steps of a log, or of a profile, and the slack that they tell; None without either.
-
-    With it a sentence, where the log says that its steps are of another batch.
-    """
-    profile = read_trace(trace) if trace else ()
-    if log is not None:
-        told = read_run_log(log)
+    """Return the measured steps, if any, and a note if the log has another batch."""
+    profile = read_trace(trace_path) if trace_path else ()
+    if log_path is not None:
+        log = read_run_log(log_path)
     elif profile:
-        told = Log(str(trace), "PyTorch profiler", tuple(step.time_s for step in profile))
+        log = Log(str(trace_path), "PyTorch profiler", tuple(step.time_s for step in profile))
     else:
         return None, ""
-    run = found.run
-    times_s = told.step_times_s(run.global_batch, run.sequence, run.devices)
-    kept = steady(times_s) if log is not None else times_s
-    low_s, time_s, high_s = (float(t) for t in np.quantile(kept, (0.05, 0.5, 0.95)))
-    slack = fit_one(run, found.layout, time_s, Path(told.file).name).slack
-    peak = max(told.peaks, key=lambda peak: peak[1], default=None)
-    expected = None if peak is None else _expected(found, told, peak[0])
-    other = ""
-    if told.batch not in (None, run.global_batch):
-        other = (
-            f"{told.file}: its steps are of {told.batch:,} sequences, the estimate's of "
-            f"{run.global_batch:,}: two different jobs are compared; add --batch {told.batch}"
+    run = estimate.run
+    times_s = log.step_times_s(run.global_batch, run.sequence, run.devices)
+    steady_times_s = steady_times(times_s) if log_path is not None else times_s
+    low_s, time_s, high_s = (float(t) for t in np.quantile(steady_times_s, (0.05, 0.5, 0.95)))
+    slack = fit_single_run(run, estimate.layout, time_s, Path(log.file).name).slack
+    peak = max(log.peaks, key=lambda peak: peak.peak_bytes, default=None)
+    predicted_bytes = None if peak is None else _predicted_bytes(estimate, log, peak.rank)
+    batch_note = ""
+    if log.batch not in (None, run.global_batch):
+        batch_note = (
+            f"{log.file}: its steps are of {log.batch:,} sequences, the estimate's of "
+            f"{run.global_batch:,}: two different jobs are compared; add --batch {log.batch}"
         )
     measured = MeasuredRun(
-        file=told.file,
-        software=told.software,
-        steps=len(kept),
-        left_out=len(times_s) - len(kept),
+        file=log.file,
+        software=log.software,
+        steps=len(steady_times_s),
+        left_out=len(times_s) - len(steady_times_s),
         step_time_s=time_s,
         low_s=low_s,
         high_s=high_s,
-        error=found.step.time_s / time_s - 1,
-        memory_bytes=peak and peak[1],
-        memory_counts=told.counts,
-        memory_predicted_bytes=expected,
-        memory_error=expected / peak[1] - 1 if peak and expected else None,
+        error=estimate.step.time_s / time_s - 1,
+        memory_bytes=peak and peak.peak_bytes,
+        memory_counts=log.counts,
+        memory_predicted_bytes=predicted_bytes,
+        memory_error=predicted_bytes / peak.peak_bytes - 1 if peak and predicted_bytes else None,
         slack=None if slack is None else (slack.value, slack.low, slack.high),
-        parts=_parts(found, profile),
+        parts=_parts(estimate, profile),
     )
-    return measured, other
+    return measured, batch_note
 
 
-def columns_of(measured: MeasuredRun) -> dict[str, Any]:
-    """As a table of measured runs has them."""
+def measured_columns(measured: MeasuredRun) -> dict[str, Any]:
+    """Return the cells of a table of measured runs."""
     peak_bytes = measured.memory_bytes
     return {
         "measured_iter_time_s": measured.step_time_s,
@@ -76,24 +73,24 @@ def columns_of(measured: MeasuredRun) -> dict[str, Any]:
     }
 
 
-def _expected(found: Estimate, told: Log, rank: int | None) -> float:
-    """The prediction of what a log's peak counts, on the stage of the rank that wrote it."""
-    stages, devices = found.memory, found.run.devices
+def _predicted_bytes(estimate: Estimate, log: Log, rank: int | None) -> float:
+    """Return the predicted bytes a log's peak counts, on the stage of the rank that wrote it."""
+    stages, devices = estimate.memory, estimate.run.devices
     if rank is not None:
         if rank >= devices:
-            raise AtollError(f"{told.file}: rank {rank} wrote it, of a run on {devices} devices")
+            raise AtollError(f"{log.file}: rank {rank} wrote it, of a run on {devices} devices")
         memory: Memory = stages[rank * len(stages) // devices]  # pipelines are outermost
     else:
-        memory = stages[-1 if told.stage == "last" else 0]
-    return memory.reserved if told.counts == "reserved" else memory.allocated
+        memory = stages[-1 if log.stage == "last" else 0]
+    return memory.reserved if log.counts == "reserved" else memory.allocated
 
 
-def _parts(found: Estimate, profile: Sequence[ProfiledStep]) -> tuple[MeasuredPart, ...]:
-    """Kernels by kind, exposed communication and waiting for the host, of a step on the mean."""
+def _parts(estimate: Estimate, profile: Sequence[ProfiledStep]) -> tuple[MeasuredPart, ...]:
+    """Return mean seconds per step of kernels, exposed communication and waiting for the host."""
     if not profile:
         return ()
-    answer, predicted = found.answer, dict.fromkeys(KINDS.values(), 0.0)
-    if found.layout.pp > 1:
+    answer, predicted = estimate.answer, dict.fromkeys(KINDS.values(), 0.0)
+    if estimate.layout.pp > 1:
         predicted = {}  # the profile is of one stage, operators are of all
     else:
         for layer in answer.operators:

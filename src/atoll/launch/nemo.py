@@ -1,6 +1,6 @@
-"""NeMo and Megatron-Bridge: a recipe's values, or a whole configuration of NeMo 1, as YAML.
+"""NeMo and Megatron-Bridge: a recipe's values, or a full configuration of NeMo 1, as YAML.
 
-Both speak megatron-core's words, NeMo 1 some of its own (`examples/nlp/language_modeling/conf` of
+Both use megatron-core's names; NeMo 1 adds a few (`examples/nlp/language_modeling/conf` of
 NeMo 1.23, and NeMo-Framework-Launcher's `conf/training`).
 """
 
@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from atoll.errors import AtollError
-from atoll.launch.account import Arguments, Launch, flat, words_of
+from atoll.launch.account import Launch, LaunchArguments, flatten, load_names
 from atoll.launch.files.words import UNKNOWN
-from atoll.launch.megatron import WORDS as MEGATRON
+from atoll.launch.megatron import NAMES as MEGATRON
 from atoll.launch.megatron import layout_fields, software_fields
-from atoll.launch.megatron_model import model_of
+from atoll.launch.megatron_model import build_model
 from atoll.workload.families.model_config import ModelConfig
 
-WORDS = words_of("nemo")
+NAMES = load_names("nemo")
 ACTIVATIONS = {"swiglu": "swiglu", "geglu": "gated_linear_unit", "squared_relu": "squared_relu"}
 PRECISIONS = {"fp16": "fp16", "mxfp8": "mxfp8", "nvfp4": "nvfp4", "fp8": "fp8", "bf16": "bf16",
               "16-mixed": "fp16"}  # fmt: skip
@@ -31,45 +31,45 @@ def is_nemo(content: Mapping[str, Any]) -> bool:
 def read_nemo(
     file: str, content: Mapping[str, Any], model: ModelConfig | None, vocab: int | None = None
 ) -> Launch:
-    """Overrides of a recipe; the model is the recipe's unless the file describes it whole."""
+    """Read a recipe's overrides; the model is the recipe's unless the file describes one."""
     _check_kind(file, content)
-    said, whole, unsaid = _translated(content)
-    given = Arguments(file, said, UNKNOWN, vocab)
+    values, file_names, without_effect = _translated(content)
+    args = LaunchArguments(file, values, UNKNOWN, vocab)
     described = model
     if described is None:
-        if "hidden_size" not in said:
+        if "hidden_size" not in values:
             raise AtollError(f"{file}: leaves the model to a recipe; say it with --model")
-        if "seq_length" not in said:
+        if "seq_length" not in values:
             raise AtollError(f"{file}: does not say seq_length")
-        described = model_of(given)
-    fields = layout_fields(given, described.layers)
-    fields["sequence"] = given.count("seq_length") or described.sequence
-    fields |= software_fields(given) | _precision(given) | _optimizer(given) | _adapters(content)
+        described = build_model(args)
+    fields = layout_fields(args, described.layers)
+    fields["sequence"] = args.count("seq_length") or described.sequence
+    fields |= software_fields(args) | _precision(args) | _optimizer(args) | _adapters(content)
     fields["zero"] = max(fields["zero"], fields.pop("least_zero"))
-    if batch := given.count("global_batch_size"):
+    if batch := args.count("global_batch_size"):
         fields["batch"] = batch
-    if devices := (given.count("devices") or 1) * (given.count("num_nodes") or 0):
+    if devices := (args.count("devices") or 1) * (args.count("num_nodes") or 0):
         fields["devices"] = devices
-    if model is not None and (dropout := given.number("hidden_dropout")) is not None:
-        given.number("attention_dropout", "embedding_dropout")
+    if model is not None and (dropout := args.number("hidden_dropout")) is not None:
+        args.number("attention_dropout", "embedding_dropout")
         fields["dropout"] = dropout
-    steps = given.number("train_iters")
-    off = () if "fsdp" in said else ("fsdp_*",)
-    known = (*MEGATRON.without_effect, *MEGATRON.as_priced, *WORDS.without_effect)
-    given.ignore((*known, *WORDS.sections, *off))
-    found = given.accounted()
-    whole_run = int(steps) if steps and steps > 0 else None
-    return Launch(file, "nemo", described, fields, whole_run, found.under(whole, unsaid))
+    steps = args.number("train_iters")
+    unused = () if "fsdp" in values else ("fsdp_*",)
+    ignorable = (*MEGATRON.without_effect, *MEGATRON.as_priced, *NAMES.without_effect)
+    args.ignore((*ignorable, *NAMES.sections, *unused))
+    step_count = int(steps) if steps and steps > 0 else None
+    account = args.account().renamed(file_names, without_effect)
+    return Launch(file, "nemo", described, fields, step_count, account)
 
 
 def _check_kind(file: str, content: Mapping[str, Any]) -> None:
-    sections = (name for name in WORDS.not_trained if isinstance(content.get(name), Mapping))
-    if found := next(sections, ""):
-        raise AtollError(f"{file}: runs a model and does not train it ({found})")
-    for what, names in WORDS.trains_else.items():
-        if found := next((n for n in names if content["model"].get(n) is not None), ""):
+    sections = (name for name in NAMES.not_trained if isinstance(content.get(name), Mapping))
+    if key := next(sections, ""):
+        raise AtollError(f"{file}: runs a model and does not train it ({key})")
+    for kind, names in NAMES.trains_else.items():
+        if key := next((n for n in names if content["model"].get(n) is not None), ""):
             raise AtollError(
-                f"{file}: trains a model of {what} (model.{found}); only decoders of texts are "
+                f"{file}: trains a model of {kind} (model.{key}); only decoders of texts are "
                 "modelled"
             )
 
@@ -77,72 +77,70 @@ def _check_kind(file: str, content: Mapping[str, Any]) -> None:
 def _translated(
     content: Mapping[str, Any],
 ) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
-    """Values in megatron-core's words, the names that they have in the file, and those that say
-    nothing (null and false: as if they were not there).
-    """
-    said: dict[str, Any] = {}
-    whole: dict[str, str] = {}
-    unsaid: dict[str, str] = {}
-    aside = Arguments("", dict(flat(content)))
-    aside.ignore(WORDS.sections)
-    for name, value in flat(content):
+    """Return values by megatron-core's names, their names in the file, and values not set."""
+    values: dict[str, Any] = {}
+    file_names: dict[str, str] = {}
+    without_effect: dict[str, str] = {}
+    aside = LaunchArguments("", dict(flatten(content)))
+    aside.ignore(NAMES.sections)
+    for name, value in flatten(content):
         last = name.rpartition(".")[2]
-        own = WORDS.renamed.get(last, last)
-        if last in WORDS.negated and value is not None:
+        argument = NAMES.renamed.get(last, last)
+        if last in NAMES.negated and value is not None:
             if value is False:
-                said[WORDS.negated[last]], whole[WORDS.negated[last]] = None, name
+                values[NAMES.negated[last]], file_names[NAMES.negated[last]] = None, name
             else:
-                unsaid[name] = str(value)  # as it is without a word
+                without_effect[name] = str(value)  # the default
         elif value is None or value is False:
-            unsaid[name] = str(value)
+            without_effect[name] = str(value)
         elif name in ("trainer.devices", "trainer.num_nodes", "trainer.precision",
                       "trainer.max_steps", "tokenizer.type", "model.tokenizer.type",
                       "optim.name", "model.optim.name"):  # fmt: skip
-            key = {"type": "tokenizer_type", "name": "optimizer"}.get(last, own)
-            said[key], whole[key] = value, name
-        elif own in said and said[own] in (value, None if value is True else value):
-            unsaid[name] = str(value)  # the same thing again
-        elif name in aside.ignored or own in said:
-            said[name] = value
+            key = {"type": "tokenizer_type", "name": "optimizer"}.get(last, argument)
+            values[key], file_names[key] = value, name
+        elif argument in values and values[argument] in (value, None if value is True else value):
+            without_effect[name] = str(value)  # the same thing again
+        elif name in aside.ignored or argument in values:
+            values[name] = value
         else:
-            said[own], whole[own] = None if value is True else value, name
+            values[argument], file_names[argument] = None if value is True else value, name
     for name in ("seq_length", "sequence_length"):  # of the data, where the model has none
         for place in ("model.data", "dataset"):
-            if "seq_length" not in said and f"{place}.{name}" in said:
-                said["seq_length"] = said.pop(f"{place}.{name}")
-                whole["seq_length"] = f"{place}.{name}"
-    kind = str(said.get("activation", "")).removeprefix("fast-").replace("-", "_")
+            if "seq_length" not in values and f"{place}.{name}" in values:
+                values["seq_length"] = values.pop(f"{place}.{name}")
+                file_names["seq_length"] = f"{place}.{name}"
+    kind = str(values.get("activation", "")).removeprefix("fast-").replace("-", "_")
     if kind in ACTIVATIONS:
-        if (switch := ACTIVATIONS[kind]) in said:
-            unsaid[whole[switch]] = "True"  # the same thing again
-        said[switch], whole[switch] = None, whole["activation"]
-        del said["activation"]
+        if (switch := ACTIVATIONS[kind]) in values:
+            without_effect[file_names[switch]] = "True"  # the same thing again
+        values[switch], file_names[switch] = None, file_names["activation"]
+        del values["activation"]
     elif kind == "gelu":
-        unsaid[whole["activation"]] = str(said.pop("activation"))
-    if str(said.get("normalization", "")).lower() == "rmsnorm":
-        said["normalization"] = "RMSNorm"
-    if "num_query_groups" in said:
-        said["group_query_attention"] = None
-        whole["group_query_attention"] = whole["num_query_groups"]
-    return said, whole, unsaid
+        without_effect[file_names["activation"]] = str(values.pop("activation"))
+    if str(values.get("normalization", "")).lower() == "rmsnorm":
+        values["normalization"] = "RMSNorm"
+    if "num_query_groups" in values:
+        values["group_query_attention"] = None
+        file_names["group_query_attention"] = file_names["num_query_groups"]
+    return values, file_names, without_effect
 
 
-def _precision(given: Arguments) -> dict[str, Any]:
-    words = given.text("mixed_precision") or given.text("precision") or ""
-    fp8 = given.has("fp8")
-    given.has("fp8_e4m3", "fp8_hybrid")
-    if words == "16":
-        words = "fp16"
-    if words in ("32", "32-true"):
-        raise AtollError(f"{given.file}: trains in fp32, which is not modelled")
-    found = next((v for k, v in PRECISIONS.items() if k in words), "bf16")
-    return {"precision": "fp8" if fp8 and found == "bf16" else found}
+def _precision(args: LaunchArguments) -> dict[str, Any]:
+    text = args.text("mixed_precision") or args.text("precision") or ""
+    fp8 = args.has("fp8")
+    args.has("fp8_e4m3", "fp8_hybrid")
+    if text == "16":
+        text = "fp16"
+    if text in ("32", "32-true"):
+        raise AtollError(f"{args.file}: trains in fp32, which is not modelled")
+    precision = next((v for k, v in PRECISIONS.items() if k in text), "bf16")
+    return {"precision": "fp8" if fp8 and precision == "bf16" else precision}
 
 
-def _optimizer(given: Arguments) -> dict[str, Any]:
-    """NeMo 1 names the optimizer that divides its states."""
-    name = given.text("optimizer") or ""
-    narrow = (given.text("grad_sync_dtype") or "") in ("bf16", "16") or given.has(
+def _optimizer(args: LaunchArguments) -> dict[str, Any]:
+    """Return optimizer fields; NeMo 1 has a named optimizer that shards its states."""
+    name = args.text("optimizer") or ""
+    narrow = (args.text("grad_sync_dtype") or "") in ("bf16", "16") or args.has(
         "grad_reduce_in_fp16", "grad_reduce_in_bf16"
     )
     divided = "distributed" in name

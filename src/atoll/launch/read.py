@@ -1,4 +1,4 @@
-"""Whatever launch file a user has: which software's it is, and what it says."""
+"""Reader of launch files: finds the software a file belongs to, and reads it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from atoll.errors import AtollError
 from atoll.launch.account import Launch
 from atoll.launch.deepspeed import is_deepspeed, read_deepspeed
-from atoll.launch.files.content import content_of
-from atoll.launch.files.references import referred
+from atoll.launch.files.content import read_content
+from atoll.launch.files.references import resolve
 from atoll.launch.files.shell import read_script
 from atoll.launch.megatron import (
     is_megatron_values,
@@ -41,14 +41,12 @@ def read_launch(
     environment: Mapping[str, str] | None = None,
     vocab: int | None = None,
 ) -> Launch:
-    """What a launch file says; `model` describes the model where the file does not, `environment`
-    sets variables of a script.
-    """
+    """Read a launch file; `model` if it has none, `environment` sets a script's variables."""
     if path.suffix not in (".toml", ".json", ".yaml", ".yml"):
         return _script(path, model, environment, vocab)
-    content = content_of(path)
+    content = read_content(path)
     if path.suffix in (".yaml", ".yml"):
-        content = referred(content, environment or {})
+        content = resolve(content, environment or {})
     if is_megatron_values(content):
         return read_megatron_values(str(path), content, vocab)
     if is_nemo(content):

@@ -209,8 +209,8 @@ def _reductions(
     slopes = np.zeros((devices + 1, len(network.levels)))
     steps = np.ones_like(slopes)
     for data in range(2, devices // tensor + 1):
-        found = terms(network, kind, data, stride=tensor)
-        fixed_s[data], slopes[data], steps[data], tree_s[data] = found
+        collective = terms(network, kind, data, stride=tensor)
+        fixed_s[data], slopes[data], steps[data], tree_s[data] = collective
     return fixed_s, slopes, steps, tree_s
 
 
@@ -359,8 +359,8 @@ def describe(
 
 def _parameters(facts: ChainFacts, first: int, last: int) -> float:
     """Of the layers first..last-1; tied tables once."""
-    whole = first == 0 and last == len(facts.kind)
-    return float(facts.parameters[first:last].sum()) - whole * facts.model.shared_parameters
+    all_layers = first == 0 and last == len(facts.kind)
+    return float(facts.parameters[first:last].sum()) - all_layers * facts.model.shared_parameters
 
 
 def _stage(
@@ -385,11 +385,11 @@ def _stage(
     recompute_s = kept = transient = 0.0
     words = "none"
     if blocks.any():
-        held = weights + gradients + optimizer
-        room = problem.memory_bytes - held - buffers - others * in_flight
+        state_bytes = weights + gradients + optimizer
+        free_bytes = problem.memory_bytes - state_bytes - buffers - others * in_flight
         none = np.zeros_like(blocks)
         recompute_s, more, index = kernels.recompute_choice(
-            none, blocks, room, float(in_flight), chain
+            none, blocks, free_bytes, float(in_flight), chain
         )
         shares = _mixed(chain, blocks, int(more), int(index))
         kept = sum(n * float(chain.kept_bytes[level, kind]) for kind, level, n in shares)
@@ -451,9 +451,9 @@ def _words(facts: ChainFacts, chain: Chain, shares: Sequence[tuple[int, int, int
     """What is rerun, for numbers of blocks by kind and level."""
     phrases: dict[tuple[int, str], int] = {}
     for kind, level, count in shares:
-        own = facts.blocks[kind]
-        layer, _ = facts.layers[own.layer]
-        rerun = own.choices[chain.choice[level, kind]].rerun
+        block = facts.blocks[kind]
+        layer, _ = facts.layers[block.layer]
+        rerun = block.choices[chain.choice[level, kind]].rerun
         phrase = "+".join(layer.forward[i].name for i in rerun) or "none"
         phrases[kind, phrase] = phrases.get((kind, phrase), 0) + count
     if len({phrase for _, phrase in phrases}) == 1:

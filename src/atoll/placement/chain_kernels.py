@@ -62,7 +62,7 @@ class System(NamedTuple):
 
 
 @entry
-def recompute_choice(before, after, room, in_flight, chain):
+def recompute_choice(before, after, free_bytes, in_flight, chain):
     """Least recomputation for a stage with `after[k] - before[k]` blocks of each kind and `room`
     bytes for activations.
 
@@ -75,34 +75,34 @@ def recompute_choice(before, after, room, in_flight, chain):
     extra = chain.extra_s
     kinds = kept.shape[1]
     top = kept.shape[0] - 1
-    held = 0.0
+    kept_bytes = 0.0
     seconds = 0.0
     rebuilt = 0.0
     for k in range(kinds):
         n = after[k] - before[k]
         if n > 0:
-            held += n * kept[top, k]
+            kept_bytes += n * kept[top, k]
             seconds += extra[top, k] * n
             rebuilt = max(rebuilt, chain.rebuilt_bytes[k])
-    if held * in_flight <= room - rebuilt:
+    if kept_bytes * in_flight <= free_bytes - rebuilt:
         raised = chain.raised[top]
         return seconds, after[raised] - before[raised], top
     best = np.inf
     best_more = np.int64(0)
     best_index = 0
     for index in range(top, 0, -1):
-        held = 0.0
+        kept_bytes = 0.0
         seconds = 0.0
         rebuilt = 0.0
         raised = chain.raised[index]
         for k in range(kinds):
             n = after[k] - before[k]
             if n > 0:
-                held += n * kept[index - 1, k]
+                kept_bytes += n * kept[index - 1, k]
                 rebuilt = max(rebuilt, chain.rebuilt_bytes[k] + kept[top, k] - kept[index - 1, k])
                 if k != raised:
                     seconds += extra[index - 1, k] * n
-        spare = room - rebuilt - held * in_flight
+        spare = free_bytes - rebuilt - kept_bytes * in_flight
         if spare < 0.0:
             continue
         n = after[raised] - before[raised]
@@ -146,12 +146,14 @@ def stage_cost(chain, sums, first, last, in_flight, cut_s, memory_bytes, state_b
         parameters -= chain.shared
     fixed = saved_sum[last] - saved_sum[first]
     entering = chain.boundary_bytes[first]
-    room = memory_bytes - state_bytes * parameters - 2.0 * entering - fixed * in_flight
+    free_bytes = memory_bytes - state_bytes * parameters - 2.0 * entering - fixed * in_flight
     load = time_sum[last] - time_sum[first]
-    if room < 0.0:
+    if free_bytes < 0.0:
         return np.inf, parameters
     if block_sum.shape[1] > 0:
-        seconds, _, _ = recompute_choice(block_sum[first], block_sum[last], room, in_flight, chain)
+        seconds, _, _ = recompute_choice(
+            block_sum[first], block_sum[last], free_bytes, in_flight, chain
+        )
         load += seconds
     if first > 0:
         load += cut_s[first]

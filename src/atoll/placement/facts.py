@@ -87,7 +87,7 @@ def chain_facts(model: Model, recompute: str) -> ChainFacts:
     blocks = tuple(
         _block_kind(k, layer, recompute) for k, layer in enumerate(layers) if layer.name in names
     )
-    numbers = {own.layer: i for i, own in enumerate(blocks)}
+    numbers = {kind_of_block.layer: i for i, kind_of_block in enumerate(blocks)}
     return ChainFacts(
         model=model,
         layers=kinds,

@@ -78,9 +78,9 @@ class ExactPlacer:
         if problem.divides:
             chain = times.chain(problem)
             for zero, system in problem.systems:
-                found = divide(chain, system, cutoff_s)
-                if found is not None:
-                    best, cutoff_s = replace(found, zero=zero), found.step_time_s
+                division = divide(chain, system, cutoff_s)
+                if division is not None:
+                    best, cutoff_s = replace(division, zero=zero), division.step_time_s
         if problem.others is not None:
             best = problem.others.fastest(problem, times, cutoff_s) or best
         return best
@@ -89,12 +89,14 @@ class ExactPlacer:
         most = problem.most_replicas(stages)
         data = int(equal_replicas(problem.microbatches, most)[most])
         chain = times.chain(problem)
-        found = (
+        divisions = (
             (zero, fixed_division(chain, system, pipeline=stages, data=data))
             for zero, system in problem.systems
         )
-        known = [replace(division, zero=zero) for zero, division in found if division is not None]
-        return min(known, key=lambda division: division.step_time_s, default=None)
+        feasible = [
+            replace(division, zero=zero) for zero, division in divisions if division is not None
+        ]
+        return min(feasible, key=lambda division: division.step_time_s, default=None)
 
     def describe(self, problem: PlacementProblem, times: Times, division: Division) -> Placement:
         if division.layout is not None and problem.others is not None:

@@ -87,8 +87,8 @@ class Placement:
         words = [f"pipeline {self.pipeline} x tensor {self.tensor} x data {self.data}"]
         words[0] += f" x context {self.cp}" if self.cp > 1 else ""
         if self.ep > 1 or self.etp:
-            own = f" of tensor width {self.etp}" if self.etp else ""
-            words.append(f"experts{own} over {self.ep}")
+            expert_words = f" of tensor width {self.etp}" if self.etp else ""
+            words.append(f"experts{expert_words} over {self.ep}")
         if self.schedule != "1f1b":
             words.append(f"{self.schedule} x{self.vpp}" if self.vpp > 1 else self.schedule)
         words += [f"{self.hsdp} replicas of shards"] if self.hsdp > 1 else []

@@ -70,14 +70,16 @@ class _Subsets:
 
     def choices(self, rows: Sequence[int]) -> tuple[KeepChoice, ...]:
         # Thousands in the blocks of experts: as lists at once, not number by number.
-        held = [self.kept[name][rows].tolist() for name in self.kept]
-        kept = zip(*held, strict=True) if held else repeat((), len(rows))
+        kept_rows = [self.kept[name][rows].tolist() for name in self.kept]
+        kept = zip(*kept_rows, strict=True) if kept_rows else repeat((), len(rows))
         operators = range(self.rerun.shape[1])
         return tuple(
             KeepChoice(
-                (*self.fixed, *compress(self.kept, own)), tuple(compress(operators, again)), size
+                (*self.fixed, *compress(self.kept, kept_flags)),
+                tuple(compress(operators, again)),
+                size,
             )
-            for own, again, size in zip(
+            for kept_flags, again, size in zip(
                 kept, self.rerun[rows].tolist(), self.bytes[rows].tolist(), strict=True
             )
         )
@@ -85,17 +87,17 @@ class _Subsets:
 
 def _subsets(layer: Layer) -> _Subsets:
     size = {name: tensor.bytes for name, tensor in layer.tensors.items()}
-    made = [name for name in layer.saved if name not in layer.entering]
+    made_inside = [name for name in layer.saved if name not in layer.entering]
     groups = sorted(
-        _decisions(made), key=lambda names: sum(size[name] for name in names), reverse=True
-    )[: _MOST_TENSORS if len(made) < _TOGETHER else _MOST_NAMES]
+        _decisions(made_inside), key=lambda names: sum(size[name] for name in names), reverse=True
+    )[: _MOST_TENSORS if len(made_inside) < _TOGETHER else _MOST_NAMES]
     droppable = [name for names in groups for name in names]
     fixed = [name for name in layer.saved if name not in droppable]
     edges = tuple((op.reads, op.writes) for op in layer.forward)
-    held, rerun = _distinct(edges, tuple(groups), frozenset(fixed))
-    kept = {name: held[:, i] for i, name in enumerate(droppable)}
+    kept_sets, rerun = _distinct(edges, tuple(groups), frozenset(fixed))
+    kept = {name: kept_sets[:, i] for i, name in enumerate(droppable)}
     sizes = np.array([size[name] for name in droppable], np.int64)
-    bytes_ = sum(size[name] for name in fixed) + held @ sizes
+    bytes_ = sum(size[name] for name in fixed) + kept_sets @ sizes
     if layer.input not in fixed:
         # Backward itself does not read it, but operators that run again may.
         first = [i for i, (reads, _) in enumerate(edges) if layer.input in reads]
@@ -114,7 +116,7 @@ def _decisions(names: list[str]) -> list[tuple[str, ...]]:
     alike: dict[str, list[str]] = {}
     for name in names:
         alike.setdefault(_BLOCK.sub("", name), []).append(name)
-    return [tuple(found) for found in alike.values()]
+    return [tuple(names_alike) for names_alike in alike.values()]
 
 
 Edges = tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
@@ -132,11 +134,11 @@ def _distinct(
         name: (subset >> i & 1).astype(np.bool_) for i, names in enumerate(groups) for name in names
     }
     rerun = _rerun(edges, kept, fixed)
-    held = np.array(list(kept.values()), np.bool_).reshape(len(kept), len(subset)).T
-    fewest = np.lexsort((subset, held.sum(axis=1)))
+    kept_sets = np.array(list(kept.values()), np.bool_).reshape(len(kept), len(subset)).T
+    fewest = np.lexsort((subset, kept_sets.sum(axis=1)))
     _, first = np.unique(_masks(rerun)[fewest], axis=0, return_index=True)
     rows = np.sort(fewest[first])
-    return np.ascontiguousarray(held[rows]), np.ascontiguousarray(rerun[rows])
+    return np.ascontiguousarray(kept_sets[rows]), np.ascontiguousarray(rerun[rows])
 
 
 def _rerun(
@@ -170,8 +172,8 @@ def _undominated(bytes_: NDArray[np.int64], rerun: NDArray[np.bool_]) -> list[in
     """Rows for which no other has as few bytes and reruns no other operators; bytes ascending."""
     # Among equal bytes fewer operators first, so that what comes later never beats what is taken.
     order = np.lexsort((rerun.sum(axis=1), bytes_))
-    taken = _first_of_each(np.ascontiguousarray(_masks(rerun)[order]).tobytes(), len(order))
-    return [int(row) for row in order[taken]]
+    undominated = _first_of_each(np.ascontiguousarray(_masks(rerun)[order]).tobytes(), len(order))
+    return [int(row) for row in order[undominated]]
 
 
 @lru_cache(maxsize=64)
@@ -180,21 +182,21 @@ def _first_of_each(masks: bytes, rows: int) -> list[int]:
     layer, whose tensors are as many times as large, ask the same again.
     """
     sets = np.frombuffer(masks, np.uint64).reshape(rows, -1)
-    taken: list[int] = []
-    known = np.zeros(sets.shape, np.uint64)
-    for row, own in enumerate(sets):
+    undominated: list[int] = []
+    masks_of_undominated = np.zeros(sets.shape, np.uint64)
+    for row, mask in enumerate(sets):
         # A taken set of operators within this one's beats it: no bit of it lies outside.
-        if not ((known[: len(taken)] & ~own) == 0).all(axis=1).any():
-            known[len(taken)] = own
-            taken.append(row)
-    return taken
+        if not ((masks_of_undominated[: len(undominated)] & ~mask) == 0).all(axis=1).any():
+            masks_of_undominated[len(undominated)] = mask
+            undominated.append(row)
+    return undominated
 
 
 def rerun_table(choices: Sequence[KeepChoice], operators: int) -> FloatArray:
     """1 where a choice (row) runs an operator (column) again, and 0 elsewhere."""
     table = np.zeros((len(choices), operators))
     again = [choice.rerun for choice in choices]
-    rows = np.repeat(np.arange(len(choices)), [len(own) for own in again])
+    rows = np.repeat(np.arange(len(choices)), [len(operators_again) for operators_again in again])
     table[rows, np.array(list(chain.from_iterable(again)), np.int64)] = 1.0
     return table
 
@@ -219,5 +221,5 @@ def frontier(
                 break
             hull.pop()
         hull.append(c)
-    found = points[hull]
-    return kept_bytes[found], extra_s[found], found
+    on_hull = points[hull]
+    return kept_bytes[on_hull], extra_s[on_hull], on_hull

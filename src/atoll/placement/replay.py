@@ -61,10 +61,10 @@ def stage_times(stages: Sequence[Stage]) -> list[list[PassTime]]:
     """Passes of one microbatch without transfers. Recomputation runs before the data gradients;
     weight gradients are told apart where the placement knows them.
     """
-    found = []
+    times = []
     for stage in stages:
         if stage.chunks:
-            found.append([PassTime(*chunk) for chunk in stage.chunks])
+            times.append([PassTime(*chunk) for chunk in stage.chunks])
             continue
         if stage.forward_s is None:
             raise AtollError(
@@ -73,22 +73,22 @@ def stage_times(stages: Sequence[Stage]) -> list[list[PassTime]]:
             )
         weight_s = stage.weight_s or 0.0
         backward_s = stage.compute_s + stage.recompute_s - stage.forward_s - weight_s
-        found.append([PassTime(stage.forward_s, backward_s, weight_s)])
-    return found
+        times.append([PassTime(stage.forward_s, backward_s, weight_s)])
+    return times
 
 
 def messages_s(stages: Sequence[Received]) -> list[tuple[float, float]]:
     """Seconds of one activation and of one gradient into each stage."""
     received = [stage.receive_s for stage in stages]
     if stages[0].chunks:  # which may come from any stage
-        return [(own_s, own_s) for own_s in received]
+        return [(receive_s, receive_s) for receive_s in received]
     return list(zip(received, [*received[1:], 0.0], strict=True))
 
 
 def replay_placement(placement: Placement) -> ReplayedPlacement:
     """Simulate a placement."""
     times, messages = stage_times(placement.stages), messages_s(placement.stages)
-    found = replay(placement.schedule, times, placement.microbatches, messages)
+    pipeline = replay(placement.schedule, times, placement.microbatches, messages)
     parts_s = placement.time_parts_s
     tail_s = sum(parts_s.get(name, 0.0) for name in TAIL)
-    return ReplayedPlacement(found, tail_s, placement.step_time_s)
+    return ReplayedPlacement(pipeline, tail_s, placement.step_time_s)

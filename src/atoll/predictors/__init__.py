@@ -1,1 +1,1 @@
-"""Atoll beside other predictors, on the same measured runs."""
+"""Comparison of Atoll with other predictors on the same measured runs."""

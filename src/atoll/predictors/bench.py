@@ -1,4 +1,4 @@
-"""Predictors on the same measured runs: each is asked of every row, and scored alike."""
+"""Benchmark of predictors: each predicts every measured run, with the same scores."""
 
 from __future__ import annotations
 
@@ -13,70 +13,73 @@ from atoll.errors import AtollError
 from atoll.files.csvfile import read_csv, write_csv
 from atoll.predictors.known import PREDICTORS
 from atoll.predictors.predictor import Asked, Predicted, Predictor
-from atoll.predictors.rules import sizes_of
+from atoll.predictors.rules import parameter_counts
 from atoll.questions.verbs import BenchQuestion
 from atoll.validation.errors import error_summary
-from atoll.validation.rows import counted_of, run_of
+from atoll.validation.rows import peak_meaning, run_of
 from atoll.validation.run_table import RunRow, read_runs
-from atoll.validation.step_rows import is_step_file, read_steps, step_run_of
-from atoll.validation.validate import Ranked, group_of, regret
+from atoll.validation.step_rows import is_step_file, read_steps, run_from_step
+from atoll.validation.validate import RankedLayout, layout_group, regret
 
 SIZES = ((3e9, "below 3B"), (20e9, "3B to 20B"), (65e9, "20B to 65B"), (float("inf"), "65B and up"))
-"""Classes of models by all their parameters."""
+"""Classes of models by total parameters."""
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """A measured run, and what each predictor says of it or why it says nothing."""
+class BenchRow:
+    """A measured run, and each predictor's prediction or reason for refusal."""
 
     row: RunRow
     ran: bool
-    asked: Asked
+    job: Asked
     parameters: float
-    said: Mapping[str, Predicted | str]
+    answers: Mapping[str, Predicted | str]
 
-    def of(self, name: str) -> Predicted | None:
-        found = self.said[name]
-        return None if isinstance(found, str) else found
+    def prediction(self, name: str) -> Predicted | None:
+        prediction = self.answers[name]
+        return None if isinstance(prediction, str) else prediction
 
     def time_error(self, name: str) -> float | None:
-        found = self.of(name)
-        if found is None or found.time_s is None or self.row.time_s is None:
+        prediction = self.prediction(name)
+        if prediction is None or prediction.time_s is None or self.row.time_s is None:
             return None
-        return found.time_s / self.row.time_s - 1
+        return prediction.time_s / self.row.time_s - 1
 
     def memory_error(self, name: str) -> float | None:
-        found = self.of(name)
-        if found is None or found.peak_bytes is None or self.row.peak_bytes is None:
+        prediction = self.prediction(name)
+        if prediction is None or prediction.peak_bytes is None or self.row.peak_bytes is None:
             return None
-        return found.peak_bytes / self.row.peak_bytes - 1
+        return prediction.peak_bytes / self.row.peak_bytes - 1
 
 
-def _kind(row: Row) -> str:
-    if row.asked.run.fine_tuned:
+BenchRows = Sequence[BenchRow]
+
+
+def _kind(row: BenchRow) -> str:
+    if row.job.run.fine_tuned:
         return "fine-tuning"
-    return "experts" if row.asked.run.model.experts else "dense"
+    return "experts" if row.job.run.model.experts else "dense"
 
 
-def _size(row: Row) -> str:
+def _size(row: BenchRow) -> str:
     return next(name for most, name in SIZES if row.parameters < most)
 
 
-GROUPS: dict[str, Callable[[Row], str]] = {
+GROUPS: dict[str, Callable[[BenchRow], str]] = {
     "kind": _kind,
     "size": _size,
-    "precision": lambda row: row.asked.run.precision,
-    "device": lambda row: row.asked.run.gpu.name,
+    "precision": lambda row: row.job.run.precision,
+    "device": lambda row: row.job.run.gpu.name,
     "source": lambda row: row.row.id.split("-")[0],
 }
 
 
 def judge(question: BenchQuestion) -> BenchAnswer:
-    """All predictors that can be asked, or those that are named, on all files."""
+    """Benchmark the named predictors, or all available ones, on all files."""
     names = question.predictors or tuple(PREDICTORS)
     chosen = [PREDICTORS[name] for name in dict.fromkeys(names)]
-    missing = {one.name: why for one in chosen if (why := one.missing())}
-    usable = [one for one in chosen if one.name not in missing]
+    missing = {predictor.name: why for predictor in chosen if (why := predictor.missing())}
+    usable = [predictor for predictor in chosen if predictor.name not in missing]
     if question.predictors and missing:
         raise AtollError("; ".join(f"predictor {name}: {why}" for name, why in missing.items()))
     seconds: dict[str, float] = defaultdict(float)
@@ -85,48 +88,48 @@ def judge(question: BenchQuestion) -> BenchAnswer:
         raise AtollError("files: no row describes a run that can be asked about")
     if question.out is not None:
         _write(rows, question.out)
-    common = [row for row in rows if all(row.of(one.name) for one in usable)]
+    common = [row for row in rows if all(row.prediction(predictor.name) for predictor in usable)]
     first = usable[0].name
     return BenchAnswer(
         files=files,
         rows=len(rows) + sum(unread.values()),
         unread=dict(unread.most_common()),
         common=len(common),
-        shared=sum(sum(row.of(one.name) is not None for one in usable) > 1 for row in rows),
+        shared=sum(sum(row.prediction(p.name) is not None for p in usable) > 1 for row in rows),
         missing=missing,
-        predictors=tuple(_bench(one, first, rows, common, seconds[one.name]) for one in usable),
+        predictors=tuple(_bench(p, first, rows, common, seconds[p.name]) for p in usable),
     )
 
 
 def _rows(
     question: BenchQuestion, usable: Sequence[Predictor], seconds: dict[str, float]
-) -> tuple[list[Row], tuple[BenchFile, ...], Counter[str]]:
-    """Every row that describes a run, with all answers; rows that do not, by the reason."""
-    rows: list[Row] = []
+) -> tuple[list[BenchRow], tuple[BenchFile, ...], Counter[str]]:
+    """Return rows with all predictions, files, and the number of unreadable rows by reason."""
+    rows: list[BenchRow] = []
     unread: Counter[str] = Counter()
     files = []
-    for path, ran in [*((p, True) for p in question.files), *((p, False) for p in question.oom)]:
+    for path, ran in [*((f, True) for f in question.files), *((f, False) for f in question.oom)]:
         steps = is_step_file(read_csv(path)[0])
-        reader = step_run_of if steps else run_of
-        found = read_steps(path, question.device) if steps else read_runs(path)
-        files.append(BenchFile(file=str(path), rows=len(found), ran=ran))
-        for row in found:
+        reader = run_from_step if steps else run_of
+        run_rows = read_steps(path, question.device) if steps else read_runs(path)
+        files.append(BenchFile(file=str(path), rows=len(run_rows), ran=ran))
+        for row in run_rows:
             try:
                 row.check()
-                asked = Asked(*reader(row), counted_of(row))
-                size = sizes_of(asked.run.model).all
+                job = Asked(*reader(row), peak_meaning(row))
+                size = parameter_counts(job.run.model).all
             except AtollError as error:
                 unread[str(error)] += 1
                 continue
-            said = {p.name: _said(p, asked, seconds) for p in usable}
-            rows.append(Row(row, ran, asked, size, said))
+            predictions = {predictor.name: _ask(predictor, job, seconds) for predictor in usable}
+            rows.append(BenchRow(row, ran, job, size, predictions))
     return rows, tuple(files), unread
 
 
-def _said(predictor: Predictor, asked: Asked, seconds: dict[str, float]) -> Predicted | str:
+def _ask(predictor: Predictor, job: Asked, seconds: dict[str, float]) -> Predicted | str:
     began = time.process_time()
     try:
-        return predictor.predict(asked)
+        return predictor.predict(job)
     except AtollError as error:
         return str(error)
     finally:
@@ -134,10 +137,10 @@ def _said(predictor: Predictor, asked: Asked, seconds: dict[str, float]) -> Pred
 
 
 def _bench(
-    predictor: Predictor, first: str, rows: Sequence[Row], common: Sequence[Row], seconds: float
+    predictor: Predictor, first: str, rows: BenchRows, common: BenchRows, seconds: float
 ) -> PredictorBench:
     name = predictor.name
-    refused = Counter(said for row in rows if isinstance(said := row.said[name], str))
+    refused = Counter(reason for row in rows if isinstance(reason := row.answers[name], str))
     return PredictorBench(
         name=name,
         about=predictor.about,
@@ -150,9 +153,9 @@ def _bench(
 
 
 def _grouped(
-    name: str, first: str, rows: Sequence[Row], key: Callable[[Row], str]
+    name: str, first: str, rows: BenchRows, key: Callable[[BenchRow], str]
 ) -> dict[str, BenchScore]:
-    groups: dict[str, list[Row]] = defaultdict(list)
+    groups: dict[str, list[BenchRow]] = defaultdict(list)
     for row in rows:
         groups[key(row)].append(row)
     sizes = [size for _, size in SIZES]
@@ -160,17 +163,17 @@ def _grouped(
     return {group: _score(name, first, groups[group]) for group in names}
 
 
-def _score(name: str, first: str, rows: Sequence[Row]) -> BenchScore:
-    told = [row for row in rows if row.of(name) is not None]
-    timed = [row for row in told if row.time_error(name) is not None]
-    judged = [(row.ran, found.fits) for row in told if (found := row.of(name)) is not None]
-    ran = [fits for was, fits in judged if was and fits is not None]
-    failed = [not fits for was, fits in judged if not was and fits is not None]
+def _score(name: str, first: str, rows: BenchRows) -> BenchScore:
+    answered = [row for row in rows if row.prediction(name) is not None]
+    timed = [row for row in answered if row.time_error(name) is not None]
+    judged = [(row.ran, p.fits) for row in answered if (p := row.prediction(name)) is not None]
+    ran = [fits for did_run, fits in judged if did_run and fits is not None]
+    failed = [not fits for did_run, fits in judged if not did_run and fits is not None]
     return BenchScore(
-        rows=len(told),
+        rows=len(answered),
         step_time=_errors(row.time_error(name) for row in timed),
         first=_errors(row.time_error(first) for row in timed),
-        memory=_errors(row.memory_error(name) for row in told),
+        memory=_errors(row.memory_error(name) for row in answered),
         ran=len(ran),
         accepted_share=sum(ran) / len(ran) if ran else None,
         failed=len(failed),
@@ -183,11 +186,13 @@ def _errors(values: Iterable[float | None]) -> Errors:
     return error_summary([value for value in values if value is not None])
 
 
-def _ranked(name: str, row: Row) -> Ranked:
-    found, asked = row.of(name), row.asked
-    assert found is not None and found.time_s is not None and row.row.time_s is not None
-    variant = f"{asked.layout} {asked.run.attention}"
-    return Ranked(group_of(row.row), variant, row.row.time_s, (found.time_s, *found.order))
+def _ranked(name: str, row: BenchRow) -> RankedLayout:
+    prediction, job = row.prediction(name), row.job
+    assert prediction is not None and prediction.time_s is not None and row.row.time_s is not None
+    variant = f"{job.layout} {job.run.attention}"
+    return RankedLayout(
+        layout_group(row.row), variant, row.row.time_s, (prediction.time_s, *prediction.order)
+    )
 
 
 FIELDS = (
@@ -196,16 +201,16 @@ FIELDS = (
 )  # fmt: skip
 
 
-def _write(rows: Sequence[Row], path: Path) -> None:
-    """One line for each row and predictor."""
+def _write(rows: BenchRows, path: Path) -> None:
+    """Write a line per row and predictor."""
     lines = []
     for row in rows:
-        for name, said in row.said.items():
-            found = Predicted() if isinstance(said, str) else said
+        for name, answer in row.answers.items():
+            prediction = Predicted() if isinstance(answer, str) else answer
             values = (
-                row.row.id, name, row.row.time_s, found.time_s, row.time_error(name),
-                row.row.peak_bytes, found.peak_bytes, row.memory_error(name), found.fits, row.ran,
-                said if isinstance(said, str) else None,
+                row.row.id, name, row.row.time_s, prediction.time_s, row.time_error(name),
+                row.row.peak_bytes, prediction.peak_bytes, row.memory_error(name), prediction.fits,
+                row.ran, answer if isinstance(answer, str) else None,
             )  # fmt: skip
             lines.append(["" if value is None else _text(value) for value in values])
     write_csv(path, FIELDS, lines)

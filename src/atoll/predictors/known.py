@@ -1,4 +1,4 @@
-"""The predictors by name: ours, and those of other packages."""
+"""Registry of predictors: Atoll's, and those of other packages."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from atoll.predictors.predictor import Asked, Predicted, Predictor
 from atoll.predictors.rules import ROOFLINE, RULE_OF_THUMB
 from atoll.registry import Registry
 from atoll.training.estimate import Estimator
-from atoll.validation.rows import peak_of
+from atoll.validation.rows import predicted_peak_bytes
 
 
-def _atoll(asked: Asked) -> Predicted:
-    found = Estimator(asked.run).estimate(asked.layout)
-    return Predicted(found.step.time_s, peak_of(asked.counted, found.memory), found.fits)
+def _atoll(job: Asked) -> Predicted:
+    estimate = Estimator(job.run).estimate(job.layout)
+    return Predicted(
+        estimate.step.time_s, predicted_peak_bytes(job.counted, estimate.memory), estimate.fits
+    )
 
 
 ATOLL = Predictor("atoll", _atoll, "the estimate of `atoll estimate`, all of a row in words read")

@@ -1,4 +1,4 @@
-"""llm-analysis (PyPI, Apache-2.0) asked through its public interface, where it is installed."""
+"""Predictor llm-analysis (PyPI, Apache-2.0) through its public interface, if installed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from atoll.errors import AtollError
 from atoll.predictors.predictor import Asked, Predicted, Predictor
 
 EFFICIENCY = 0.5
-"""Of the peak: what its sources call usual for Megatron-LM; its own default is 1."""
+"""Share of the peak that its sources call usual for Megatron-LM; its default is 1."""
 GATED = 1.5
-"""It counts two matrices of an MLP: a gated one has three, as in its own Llama configurations."""
+"""It counts two matrices per MLP: a gated one has three, as in its Llama configurations."""
 GB, GIB = 1e9, 2.0**30
 _STAGES = ("NONE", "STAGE_1", "STAGE_2", "STAGE_3")
 
@@ -32,9 +32,9 @@ def _modules() -> tuple[Any, Any]:
     return analysis, config
 
 
-def _refuse(asked: Asked) -> None:
-    """What it has no word for."""
-    run, layout, model = asked.run, asked.layout, asked.run.model
+def _refuse(job: Asked) -> None:
+    """Refuse runs that it cannot express."""
+    run, layout, model = job.run, job.layout, job.run.model
     unknown = {
         "context parallelism": layout.cp > 1,
         f"precision {run.precision}": run.precision not in ("bf16", "fp16"),
@@ -48,15 +48,15 @@ def _refuse(asked: Asked) -> None:
         "sliding windows": any(0 < w < run.sequence for w in (model.window, *model.windows)),
         "experts of another tensor width": layout.etp != layout.tp,
     }
-    found = next((name for name, used in unknown.items() if used), None)
-    if found is not None:
-        raise AtollError(f"{found} cannot be expressed")
+    feature = next((name for name, used in unknown.items() if used), None)
+    if feature is not None:
+        raise AtollError(f"{feature} cannot be expressed")
 
 
-def _predict(asked: Asked) -> Predicted:
-    _refuse(asked)
+def _predict(job: Asked) -> Predicted:
+    _refuse(job)
     analysis, config = _modules()
-    run, layout, model = asked.run, asked.layout, asked.run.model
+    run, layout, model = job.run, job.layout, job.run.model
     ffn = round(model.ffn * (GATED if model.gated else 1.0))
     inner, outer = run.network.levels[0], run.network.levels[-1]
     try:
@@ -92,13 +92,13 @@ def _predict(asked: Asked) -> Predicted:
             ),
             flops_efficiency=EFFICIENCY,
         )
-        found = tool.training(
+        summary = tool.training(
             batch_size_per_gpu=layout.microbatch,
             global_batch_size=run.global_batch,
             seq_len=run.sequence,
             activation_recomputation=analysis.ActivationRecomputation[layout.recompute.upper()],
             ds_zero=analysis.DSZeRO[_STAGES[layout.zero]],
-            # It keeps gradients in the type of its master weights, and adds both for the optimizer.
+            # Its gradients have the type of master weights, and it adds both for the optimizer.
             master_weights_dtype_bytes=run.states.gradient,
             other_op_bytes=run.states.optimizer - run.states.gradient,
             flash_attn=run.attention != "unfused",
@@ -108,9 +108,9 @@ def _predict(asked: Asked) -> Predicted:
         words = " ".join(str(error).split())[:80]
         raise AtollError(f"it refuses the run ({words or 'one of its own checks'})") from error
     return Predicted(
-        time_s=found["latency_per_iter"],
-        peak_bytes=found["(weight+op_state+grad+act)_memory_per_gpu"],
-        fits=found["memory_left_per_gpu"] >= 0,
+        time_s=summary["latency_per_iter"],
+        peak_bytes=summary["(weight+op_state+grad+act)_memory_per_gpu"],
+        fits=summary["memory_left_per_gpu"] >= 0,
     )
 
 

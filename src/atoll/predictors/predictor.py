@@ -1,6 +1,4 @@
-"""What a predictor is: something that says of a run and its layout how long a step takes and how
-much memory it needs. It is given no measurement.
-"""
+"""Interface of predictors: step time and memory of a run and layout, without measurements."""
 
 from __future__ import annotations
 
@@ -13,25 +11,24 @@ from atoll.training.run import Run
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A run that was measured, without its measurements."""
+    """A measured run, without its measurements."""
 
     run: Run
     layout: Layout
     counted: tuple[str, str] = ("allocated", "")
-    """What its peak counts (`Facts.peak`), and on which rank: first, last, or nothing for the
-    fullest."""
+    """What its peak counts (`RowSettings.peak`), and the rank: first, last, or "" (fullest)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """What is said of it; None where a predictor has no answer."""
+    """Prediction of a run; None for what a predictor does not predict."""
 
     time_s: float | None = None
     peak_bytes: float | None = None
-    """Of a device."""
+    """Per device."""
     fits: bool | None = None
     order: tuple[float, ...] = ()
-    """Of layouts that take equally long, which it would try first: the smallest."""
+    """Tie-breaker of layouts with equal times: the smallest ranks first."""
 
 
 def _nothing() -> str:
@@ -44,8 +41,8 @@ class Predictor:
 
     name: str
     predict: Callable[[Asked], Predicted]
-    """What it says of a run, or one AtollError with what it cannot express."""
+    """Return the prediction of a run, or raise an AtollError with what it cannot express."""
     about: str = ""
-    """What it is, in a sentence."""
+    """Description in a sentence."""
     missing: Callable[[], str] = _nothing
-    """Why it cannot be asked here, such as a package that is not installed; nothing if it can."""
+    """Return why it is not available, such as a missing package; "" if it is."""

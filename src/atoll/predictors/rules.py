@@ -1,4 +1,4 @@
-"""Predictors of a few lines: a rule of thumb, and a roofline without any efficiency."""
+"""Simple predictors: a rule of thumb, and a roofline at peak rates."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.flops import model_flops
 
 USUAL_MFU = 0.4
-"""Of the peak at the precision of the products, what tuned runs report: 30 to 50 %."""
+"""Share of the peak at the products' precision; tuned runs report 30 to 50 %."""
 HALF_BYTES = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
-    """Parameters of a model: of its experts, all others, and those that a token meets."""
+class ParameterCounts:
+    """Parameters of a model: of experts, all others, and active ones per token."""
 
     dense: float
     expert: float
@@ -30,86 +30,86 @@ class Sizes:
 
 
 @lru_cache(maxsize=512)
-def sizes_of(config: ModelConfig) -> Sizes:
+def parameter_counts(config: ModelConfig) -> ParameterCounts:
     built = build_model(config, 1)
     idle = built.parameters - built.active_parameters
     share = config.experts_per_token / config.experts if config.experts else 0.0
     expert = idle / (1.0 - share) if share < 1.0 else 0.0
-    return Sizes(built.parameters - expert, expert, built.active_parameters)
+    return ParameterCounts(built.parameters - expert, expert, built.active_parameters)
 
 
-def _held(asked: Asked) -> float:
-    """Parameters on one device, before ZeRO divides them."""
-    layout, sizes = asked.layout, sizes_of(asked.run.model)
+def _device_parameters(job: Asked) -> float:
+    """Return the parameters per device, before ZeRO shards them."""
+    layout, sizes = job.layout, parameter_counts(job.run.model)
     return (sizes.dense / layout.tp + sizes.expert / (layout.ep * layout.etp)) / layout.pp
 
 
-def _tokens(asked: Asked) -> float:
-    """Of a microbatch on one device of a tensor group."""
-    return asked.layout.microbatch * asked.run.sequence / asked.layout.cp
+def _tokens(job: Asked) -> float:
+    """Return the tokens of a microbatch per tensor group."""
+    return job.layout.microbatch * job.run.sequence / job.layout.cp
 
 
-def _passes(asked: Asked) -> float:
-    """FLOPs of a step over those that the model needs: a forward pass is computed twice where all
-    of it is recomputed; weights that are not trained have no gradients.
-    """
-    whole = 2.0 if asked.run.adapters else 3.0
-    return (whole + (asked.layout.recompute == "full")) / whole
+def _passes(job: Asked) -> float:
+    """Return FLOPs / model FLOPs: full recomputation adds a forward pass."""
+    passes = 2.0 if job.run.adapters else 3.0
+    return (passes + (job.layout.recompute == "full")) / passes
 
 
-def _activation_bytes(asked: Asked) -> float:
-    """Saved of the layers of a first stage, by Korthikanti et al. (arXiv:2205.05198, table 2)."""
-    run, layout = asked.run, asked.layout
-    t, sbh = layout.tp, _tokens(asked) * run.model.hidden
-    apart = t if layout.sp else 1
+def _activation_bytes(job: Asked) -> float:
+    """Return bytes saved by the first stage: Korthikanti et al., arXiv:2205.05198, table 2."""
+    run, layout = job.run, job.layout
+    t, sbh = layout.tp, _tokens(job) * run.model.hidden
+    norm_shards = t if layout.sp else 1
     scores = 5.0 * run.model.heads * run.sequence / (layout.cp * run.model.hidden)
     if run.attention != "unfused" or layout.recompute not in ("none", "full"):
         scores = 0.0
     if layout.recompute == "full":
-        each = 2.0 * sbh / apart
+        layer_bytes = 2.0 * sbh / norm_shards
     else:
-        each = sbh * (10.0 / apart + 24.0 / t + scores / t)
-    # The first stage holds a microbatch for every stage, and more where chunks are interleaved.
-    held = min(1.0, layout.microbatches(run.global_batch) / layout.pp)
+        layer_bytes = sbh * (10.0 / norm_shards + 24.0 / t + scores / t)
+    # The first stage keeps pp microbatches, and more with interleaved chunks.
+    in_flight = min(1.0, layout.microbatches(run.global_batch) / layout.pp)
     if layout.vpp > 1:
-        held *= 1.0 + (layout.pp - 1) / (layout.pp * layout.vpp)
+        in_flight *= 1.0 + (layout.pp - 1) / (layout.pp * layout.vpp)
     head = 4.0 * sbh / t * (1.0 + run.model.vocab / run.model.hidden) if layout.pp == 1 else 0.0
-    return each * run.model.layers * held + head
+    return layer_bytes * run.model.layers * in_flight + head
 
 
-def _state_bytes(asked: Asked) -> float:
-    run, layout, held = asked.run, asked.layout, _held(asked)
-    divided = held / (layout.dp * layout.cp) * layout.hsdp
+def _state_bytes(job: Asked) -> float:
+    run, layout, parameters = job.run, job.layout, _device_parameters(job)
+    sharded = parameters / (layout.dp * layout.cp) * layout.hsdp
     if run.adapters is not None:
-        return run.frozen_bytes * (divided if layout.zero == 3 else held)
-    return sum(run.states.parts(held, divided, layout.zero))
+        return run.frozen_bytes * (sharded if layout.zero == 3 else parameters)
+    return sum(run.states.parts(parameters, sharded, layout.zero))
 
 
-def _rule_of_thumb(asked: Asked) -> Predicted:
-    run, layout = asked.run, asked.layout
-    each = (4.0 if run.adapters else 6.0) * sizes_of(run.model).active * _passes(asked)
+def _rule_of_thumb(job: Asked) -> Predicted:
+    run, layout = job.run, job.layout
+    active = parameter_counts(run.model).active
+    flops = (4.0 if run.adapters else 6.0) * active * _passes(job)
     rate = run.devices * run.gpu.peak_flops(run.precision) * USUAL_MFU
-    peak = _state_bytes(asked) + _activation_bytes(asked)
+    peak = _state_bytes(job) + _activation_bytes(job)
     return Predicted(
-        time_s=each * run.tokens / rate,
+        time_s=flops * run.tokens / rate,
         peak_bytes=peak,
         fits=peak <= run.capacity_bytes,
         order=(layout.tp, layout.pp, -layout.microbatch),
     )
 
 
-def _network_s(asked: Asked) -> float:
-    """All collectives and sends at the bandwidths of the levels that each group spans."""
-    run, layout = asked.run, asked.layout
+def _network_s(job: Asked) -> float:
+    """Return the time of all collectives and sends at the bandwidths of their levels."""
+    run, layout = job.run, job.layout
     model, m = run.model, layout.microbatches(run.global_batch)
     blocks = m * model.layers / layout.pp
-    tensor = HALF_BYTES * _tokens(asked) * model.hidden
-    keys = HALF_BYTES * _tokens(asked) * 2 * model.kv_heads * model.head_dim / layout.tp
+    tensor = HALF_BYTES * _tokens(job) * model.hidden
+    keys = HALF_BYTES * _tokens(job) * 2 * model.kv_heads * model.head_dim / layout.tp
     gathers = 2 * m if layout.zero == 3 else 1
     states = run.states
-    weights = 0.0 if run.adapters else _held(asked) * (states.reduced + gathers * states.weight)
+    parameters = 0.0 if run.adapters else _device_parameters(job)
+    weights = parameters * (states.reduced + gathers * states.weight)
     chosen = model.experts_per_token if model.experts else 0
-    # Two sums a block forward and two backward; keys go round forward, with gradients backward.
+    # Two sums per block forward and two backward; keys are sent forward, with gradients backward.
     return (
         _collective_s(run, layout.tp, 1, 8.0 * blocks * tensor)
         + _collective_s(run, layout.cp, layout.tp, 3.0 * blocks * keys)
@@ -120,49 +120,49 @@ def _network_s(asked: Asked) -> float:
 
 
 def _spans(run: Run, ranks: int, stride: int) -> list[tuple[int, int, float]]:
-    """Of a group on each level that it reaches: its ranks inside of one group of the level below,
-    those inside of one of this level, and the bandwidth, of a torus on all axes at once.
+    """Return, per level that a group spans: its ranks within a group of the level below, within one
+    of this level, and the bandwidth (of a torus: of all axes).
     """
-    found, below = [], 1
+    spans, below = [], 1
     levels = run.network.levels
     for level in levels:
         last = level is levels[-1]
         inside = ranks if last else min(ranks, max(1, level.devices // stride))
         axes = max(1, sum(length > 1 for length in level.torus))
         if inside > below:
-            found.append((below, inside, level.bandwidth_Bps * axes))
+            spans.append((below, inside, level.bandwidth_Bps * axes))
         below = inside
-    return found
+    return spans
 
 
-def _collective_s(run: Run, ranks: int, stride: int, whole: float) -> float:
-    """Gathers and sums level by level: each is crossed by the share of a rank below it."""
+def _collective_s(run: Run, ranks: int, stride: int, total_bytes: float) -> float:
+    """Return the time of gathers and sums; each level carries the share of a rank below it."""
     spans = _spans(run, ranks, stride)
-    return max((whole * (1 / low - 1 / high) / Bps for low, high, Bps in spans), default=0.0)
+    return max((total_bytes * (1 / low - 1 / high) / Bps for low, high, Bps in spans), default=0.0)
 
 
-def _exchange_s(run: Run, ranks: int, stride: int, sent: float) -> float:
-    """Each rank sends every other one as much."""
+def _exchange_s(run: Run, ranks: int, stride: int, sent_bytes: float) -> float:
+    """Return the time of an all-to-all with equal messages."""
     spans = _spans(run, ranks, stride)
-    return max((sent * (high - low) / ranks / Bps for low, high, Bps in spans), default=0.0)
+    return max((sent_bytes * (high - low) / ranks / Bps for low, high, Bps in spans), default=0.0)
 
 
-def _roofline(asked: Asked) -> Predicted:
-    run, layout, held = asked.run, asked.layout, _held(asked)
+def _roofline(job: Asked) -> Predicted:
+    run, layout, parameters = job.run, job.layout, _device_parameters(job)
     m = layout.microbatches(run.global_batch)
-    flops = model_flops(run.model, run.sequence, run.adapters) * run.global_batch * _passes(asked)
+    flops = model_flops(run.model, run.sequence, run.adapters) * run.global_batch * _passes(job)
     compute_s = flops / run.devices / run.gpu.peak_flops(run.precision)
-    # A microbatch reads the weights forward and backward and adds to the gradients; what is saved
-    # is written and read; the optimizer moves its share once.
-    trained = 0.0 if run.adapters else held
-    owned = trained / (layout.dp * layout.cp) if layout.zero else trained
+    # Per microbatch: weights read forward and backward, gradients updated, saved tensors written
+    # and read; per step: the optimizer's share.
+    trained = 0.0 if run.adapters else parameters
+    updated = trained / (layout.dp * layout.cp) if layout.zero else trained
     moved = m * (
-        2.0 * run.frozen_bytes * held
+        2.0 * run.frozen_bytes * parameters
         + 2.0 * run.states.gradient * trained
-        + 2.0 * _activation_bytes(asked) / layout.pp
+        + 2.0 * _activation_bytes(job) / layout.pp
     )
-    moved += run.states.update * owned
-    return Predicted(time_s=max(compute_s, moved / run.gpu.hbm_Bps, _network_s(asked)))
+    moved += run.states.update * updated
+    return Predicted(time_s=max(compute_s, moved / run.gpu.hbm_Bps, _network_s(job)))
 
 
 RULE_OF_THUMB = Predictor(

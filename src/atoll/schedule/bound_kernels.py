@@ -60,7 +60,7 @@ def useful_options(
     """
     resources = capacity.shape[0]
     for j in range(duration.shape[0]):
-        found = 0
+        count = 0
         for o in range(duration.shape[1]):
             d = duration[j, o]
             fits = d < np.inf
@@ -68,21 +68,21 @@ def useful_options(
                 fits = fits and demand[j, o, r] <= capacity[r]
             if not fits:
                 continue
-            at = found
+            at = count
             while at > 0 and duration[j, options[j, at - 1]] > d:
                 options[j, at] = options[j, at - 1]
                 at -= 1
             options[j, at] = o
-            found += 1
+            count += 1
         kept = 0
-        for k in range(found):
+        for k in range(count):
             o = options[j, k]
             beaten = False
             for m in range(kept):
-                other = options[j, m]
+                option = options[j, m]
                 beaten = True
                 for r in range(resources):
-                    if demand[j, other, r] > demand[j, o, r]:
+                    if demand[j, option, r] > demand[j, o, r]:
                         beaten = False
                         break
                 if beaten:

@@ -133,13 +133,13 @@ def allotment_bound(
         rows.add(f"{names[r]} work", [*work(everything, r), (span, -1.0)])
     for j in range(n if windows else 0):
         after = np.flatnonzero(before[:, j])
-        ahead = np.flatnonzero(before[j])
+        earlier = np.flatnonzero(before[j])
         for r in used:
             name = f"{names[r]} work in a window"
             if after.size > 1:
                 rows.add(name, [*length(j), *work(after, r), (start[j], 1.0), (span, -1.0)])
-            if ahead.size > 1:
-                rows.add(name, [*work(ahead, r), (start[j], -1.0)])
+            if earlier.size > 1:
+                rows.add(name, [*work(earlier, r), (start[j], -1.0)])
     cost = np.zeros(span + 1)
     cost[span] = 1.0
     owner = np.repeat(everything, p.useful)
@@ -203,8 +203,8 @@ def _weights(p: Instance, rows: _Rows, dual: Floats, names: tuple[str, ...]) -> 
             value for name, value in zip(rows.name, dual, strict=True) if name == f"{names[r]} work"
         )
     through = np.maximum(inflow, outflow)  # they differ by what starts here, and by rounding
-    whole = float((through - inflow).sum())
-    total = max(1.0, whole + float(price.sum()))
+    flow_s = float((through - inflow).sum())
+    total = max(1.0, flow_s + float(price.sum()))
     weight = np.zeros(n)
     for j in range(n):
         o = p.options[j, : p.useful[j]]

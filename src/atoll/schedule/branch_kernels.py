@@ -96,7 +96,7 @@ def expand(
     pred_ptr, pred_idx = p.pred_ptr, p.pred_idx
     n = duration.shape[0]
     resources = free.shape[0]
-    room = children.parent.shape[0]
+    capacity = children.parent.shape[0]
     started, running = level.started[v], level.running[v]
     operator, option, end = level.operator[v], level.option[v], level.end[v]
     lost = np.inf
@@ -153,7 +153,7 @@ def expand(
                 value = max(bound, now + duration[j, o] + tail[j])
                 if value >= cut:
                     continue
-                if number >= room or running - ended >= end.shape[0]:
+                if number >= capacity or running - ended >= end.shape[0]:
                     lost = min(lost, value)
                     continue
                 children.parent[number] = v
@@ -217,7 +217,7 @@ def start_child(c: int, p: Instance, children: Children, level: Level, m: int, b
 
 @kernel
 def dominated(
-    m: int, code: int, first: int, seen: Seen, level: Level, demand: Floats, until: Floats,
+    m: int, code: int, first: int, visited: Seen, level: Level, demand: Floats, until: Floats,
     chosen: Ints,
 ) -> bool:  # fmt: skip
     """Whether one of the nodes from `first` on, in its chain, has started what node m has, and
@@ -229,31 +229,31 @@ def dominated(
     # One call for the whole chain, and arrays by name: each call counts references to all of them.
     nows, latests, runnings, started = level.now, level.latest, level.running, level.started
     operators, options, ends = level.operator, level.option, level.end
-    codes, chain = seen.code, seen.following
+    codes, chain = visited.code, visited.following
     now, latest, size = nows[m], latests[m], runnings[m]
     for x in range(size):
         until[operators[m, x]] = ends[m, x]
         chosen[operators[m, x]] = options[m, x]
-    found = False
-    other = first
-    while other >= 0 and not found:
-        found = codes[other] == code and nows[other] <= now and latests[other] <= latest
-        z = runnings[other] - 1
-        while found and z >= 0 and ends[other, z] > now:
-            j = operators[other, z]
-            o = options[other, z]
-            found = ends[other, z] <= until[j]
-            if found and o != chosen[j]:
+    is_dominated = False
+    node = first
+    while node >= 0 and not is_dominated:
+        is_dominated = codes[node] == code and nows[node] <= now and latests[node] <= latest
+        z = runnings[node] - 1
+        while is_dominated and z >= 0 and ends[node, z] > now:
+            j = operators[node, z]
+            o = options[node, z]
+            is_dominated = ends[node, z] <= until[j]
+            if is_dominated and o != chosen[j]:
                 for r in range(demand.shape[2]):
-                    found = found and demand[j, o, r] <= demand[j, chosen[j], r]
+                    is_dominated = is_dominated and demand[j, o, r] <= demand[j, chosen[j], r]
             z -= 1
-        if found:
+        if is_dominated:
             for i in range(started.shape[1]):
-                found = found and started[m, i] == started[other, i]
-        other = chain[other]
+                is_dominated = is_dominated and started[m, i] == started[node, i]
+        node = chain[node]
     for x in range(size):
         until[operators[m, x]] = 0.0
-    return found
+    return is_dominated
 
 
 @entry
@@ -277,10 +277,10 @@ def branch(
     heads_and_tails(zero, n, p.fastest, p.pred_ptr, p.pred_idx, head, tail)
     level = empty_level(width, n, most)
     below = empty_level(width, n, most)
-    room = 16 * width + 4096
+    capacity = 16 * width + 4096
     children = Children(
-        np.zeros(room, np.int32), np.zeros(room, np.int32), np.zeros(room, np.int32),
-        np.zeros(room), np.zeros(room), np.zeros(room, np.int32),
+        np.zeros(capacity, np.int32), np.zeros(capacity, np.int32), np.zeros(capacity, np.int32),
+        np.zeros(capacity), np.zeros(capacity), np.zeros(capacity, np.int32),
     )  # fmt: skip
     past = np.zeros((n, width, 3), np.int32)  # parent, operator, option of each kept node
     past_start = np.zeros((n, width))
@@ -288,7 +288,7 @@ def branch(
     while buckets < 2 * width:
         buckets *= 2
     table = np.zeros(buckets, np.int64)
-    seen = Seen(np.zeros(width, np.int64), np.zeros(width, np.int32))
+    visited = Seen(np.zeros(width, np.int64), np.zeros(width, np.int32))
     bins = np.zeros(BINS, np.int64)
     busy = np.zeros(n, np.bool_)
     tried = np.zeros((n, p.options.shape[1]), np.bool_)
@@ -327,9 +327,11 @@ def branch(
                     continue
                 code = start_child(c, p, children, level, kept, below)
                 bucket = code & (buckets - 1)
-                if not dominated(kept, code, table[bucket], seen, below, p.demand, until, chosen):
-                    seen.following[kept] = table[bucket]
-                    seen.code[kept] = code
+                if not dominated(
+                    kept, code, table[bucket], visited, below, p.demand, until, chosen
+                ):
+                    visited.following[kept] = table[bucket]
+                    visited.code[kept] = code
                     table[bucket] = kept
                     past[depth, kept, 0] = children.parent[c]
                     past[depth, kept, 1] = children.operator[c]

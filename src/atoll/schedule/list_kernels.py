@@ -354,24 +354,24 @@ class Quick(NamedTuple):
 
 
 @entry
-def quick_bounds(first: int, last: int, problems: Problems, found: Quick) -> None:
+def quick_bounds(first: int, last: int, problems: Problems, quick: Quick) -> None:
     """Cheap lower bound and portfolio of problems first..last-1, per series part.
 
     Both times are infinite where some operator has no option that fits the chip.
     """
     for i in range(first, last):
-        own = problems.ptr[i]
-        n = problems.ptr[i + 1] - own
+        first_operator = problems.ptr[i]
+        n = problems.ptr[i + 1] - first_operator
         graph = problems.first[i]
         p = instance(
-            problems.duration[own : own + n],
-            problems.demand[own : own + n],
+            problems.duration[first_operator : first_operator + n],
+            problems.demand[first_operator : first_operator + n],
             problems.capacity[i],
             problems.pred_ptr[graph : graph + n + 1],
             problems.pred_idx,
         )
-        start = found.start_s[own : own + n]
-        option = found.option[own : own + n]
+        start = quick.start_s[first_operator : first_operator + n]
+        option = quick.option[first_operator : first_operator + n]
         head = np.zeros(n)
         tail = np.zeros(n)
         lower = 0.0
@@ -407,7 +407,7 @@ def quick_bounds(first: int, last: int, problems: Problems, found: Quick) -> Non
                 start[j] += upper
             lower += min(bound, value)
             upper += value
-        found.lower_s[i] = np.inf if upper == np.inf else lower
-        found.upper_s[i] = upper
-        found.kind[i] = kind
-        found.resource[i] = resource
+        quick.lower_s[i] = np.inf if upper == np.inf else lower
+        quick.upper_s[i] = upper
+        quick.kind[i] = kind
+        quick.resource[i] = resource

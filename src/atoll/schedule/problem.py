@@ -82,9 +82,9 @@ class Goal:
     enough_s: float = np.inf
     """A lower bound this high serves as well: whatever takes so long is ruled out."""
 
-    def met(self, known: Schedule) -> bool:
-        return known.gap <= self.tolerance or known.lower_bound_s >= self.enough_s
+    def met(self, schedule: Schedule) -> bool:
+        return schedule.gap <= self.tolerance or schedule.lower_bound_s >= self.enough_s
 
-    def to_beat_s(self, known: Schedule) -> float:
+    def to_beat_s(self, schedule: Schedule) -> float:
         """What a schedule must beat to matter; a bound that reaches it meets the goal."""
-        return min(known.makespan_s * (1.0 - 0.999 * self.tolerance), self.enough_s)
+        return min(schedule.makespan_s * (1.0 - 0.999 * self.tolerance), self.enough_s)

@@ -39,9 +39,9 @@ def quick_of(arrays: Arrays) -> QuickSchedule:
     begins = part_begins(pred_ptr, pred_idx)
     zero, ptr = np.zeros(1, np.int64), np.array([0, n], np.int64)
     problems = Problems(ptr, duration, demand, capacity[None], zero, pred_ptr, pred_idx, begins)
-    found = empty_quick(1, n)
-    quick_bounds(0, 1, problems, found)
+    quick = empty_quick(1, n)
+    quick_bounds(0, 1, problems, quick)
     return QuickSchedule(
-        float(found.lower_s[0]), float(found.upper_s[0]), int(found.kind[0]),
-        int(found.resource[0]), found.start_s, found.option,
+        float(quick.lower_s[0]), float(quick.upper_s[0]), int(quick.kind[0]),
+        int(quick.resource[0]), quick.start_s, quick.option,
     )  # fmt: skip

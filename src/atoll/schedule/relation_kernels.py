@@ -101,27 +101,27 @@ def propagate(
                     continue
                 # Options of two that run side by side for a while must fit together.
                 both = never[i, j] and never[j, i]
-                some = False
+                any_left = False
                 for o in range(width):
-                    if not alive[i, o] or (some and not both):
+                    if not alive[i, o] or (any_left and not both):
                         continue
                     fits = False
                     for q in range(width):
                         fits = fits or (alive[j, q] and together[i, o, j, q])
-                    some = some or fits
+                    any_left = any_left or fits
                     if both and not fits:
                         alive[i, o] = False
                         changed = True
-                if not some and not both and never[i, j]:
+                if not any_left and not both and never[i, j]:
                     before[j, i] = True
                     changed = True
         for i in range(n):
-            some = False
+            any_left = False
             for o in range(width):
-                some = some or alive[i, o]
+                any_left = any_left or alive[i, o]
             for j in range(n):
                 if before[i, j] and never[i, j]:
                     return False
-            if not some:
+            if not any_left:
                 return False
     return True

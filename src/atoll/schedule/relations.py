@@ -70,12 +70,12 @@ class Relations:
         before = np.triu(ordered(*arrays[3:]))
         self.root = _Node(alive, before, before.T | np.eye(n, dtype=np.bool_))
         both = problem.demand[:, :, None, None, :] + problem.demand[None, None]
-        room = problem.capacity * (1.0 + EPSILON)
-        self.together = np.all(both <= room, axis=4)  # (operator, option) with another
+        capacity = problem.capacity * (1.0 + EPSILON)
+        self.together = np.all(both <= capacity, axis=4)  # (operator, option) with another
 
-    def search(self, known: Schedule, goal: Goal, nodes: int, stop: Asked) -> Schedule:
+    def search(self, schedule: Schedule, goal: Goal, nodes: int, stop: Asked) -> Schedule:
         """Improve a schedule and its bound until the goal or the number of nodes is met."""
-        self.known = known
+        self.known = schedule
         self.goal = goal
         self.solved = 0
         self.pool: dict[bytes, Ints] = {}
@@ -139,9 +139,11 @@ class Relations:
 
     def _gain(self, node: _Node, children: list[_Node]) -> float:
         """How much the two poorest branches raise the bound, as a product."""
-        whole = self._goal() - node.bound_s
-        gains = sorted([*(child.bound_s - node.bound_s for child in children), whole, whole])
-        return max(gains[0], 1e-4 * whole) * max(gains[1], 1e-4 * whole)
+        missing_s = self._goal() - node.bound_s
+        gains = sorted(
+            [*(child.bound_s - node.bound_s for child in children), missing_s, missing_s]
+        )
+        return max(gains[0], 1e-4 * missing_s) * max(gains[1], 1e-4 * missing_s)
 
     def _solved(self, node: _Node) -> _Node | None:
         """The node with all that follows and its bound; None if nothing below the goal is left."""
@@ -186,12 +188,12 @@ class Relations:
 
     def _seed(self, node: _Node, order: Ints) -> Ints:
         """Sets of other nodes' solutions that the node allows, in its order of operators."""
-        known = np.array(list(self.pool.values()), np.int64).reshape(-1, 2 * order.size)
-        member, option = known[:, 0::2], known[:, 1::2]
+        pool = np.array(list(self.pool.values()), np.int64).reshape(-1, 2 * order.size)
+        member, option = pool[:, 0::2], pool[:, 1::2]
         allowed = np.all(node.alive[member, option] | (member < 0), axis=1)
-        of = _members(known, order.size).astype(np.float32)
+        of = _members(pool, order.size).astype(np.float32)
         allowed &= ~np.any((of @ node.before.astype(np.float32) > 0.0) & (of > 0.0), axis=1)
-        seed = known[allowed]
+        seed = pool[allowed]
         place = np.argsort(order)
         seed[:, 0::2] = np.where(seed[:, 0::2] >= 0, place[seed[:, 0::2]], -1)
         return seed
@@ -201,8 +203,8 @@ class Relations:
         assert node.sets is not None and node.seconds is not None
         n = node.alive.shape[0]
         of = _members(node.sets, n)
-        beside = of.T @ (of * node.seconds[:, None])
-        run = np.diag(beside)
+        shared_s = of.T @ (of * node.seconds[:, None])
+        run = np.diag(shared_s)
         mixed = (1.0 - self._share(node).max(axis=1)) * run
         mixed[node.alive.sum(axis=1) < 2] = 0.0
         least = 1e-6 * self.known.makespan_s
@@ -210,9 +212,9 @@ class Relations:
             if mixed[j] > least:
                 yield (j,)
         # j runs beside something before c and something after c: then beside all of c as well.
-        earlier = np.max(beside[:, :, None] * node.before[None], axis=1)
-        later = np.max(beside[:, :, None] * node.before.T[None], axis=1)
-        stops = np.minimum(np.minimum(earlier, later), run[None, :] - beside)
+        earlier = np.max(shared_s[:, :, None] * node.before[None], axis=1)
+        later = np.max(shared_s[:, :, None] * node.before.T[None], axis=1)
+        stops = np.minimum(np.minimum(earlier, later), run[None, :] - shared_s)
         undecided = ~(node.before | node.before.T | (node.never & node.never.T))
         stops = np.where(undecided, stops, 0.0)
         if max(stops.max(), mixed.max()) <= least:

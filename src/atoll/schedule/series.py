@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 def ancestors(pred_ptr: NDArray[np.int64], pred_idx: NDArray[np.int64]) -> list[int]:
     """Of each operator those that must finish before it starts, as bits."""
     idx = pred_idx.tolist()
-    found: list[int] = []
+    masks: list[int] = []
     for first, end in pairwise(pred_ptr.tolist()):
-        own = 0
+        mask = 0
         for i in idx[first:end]:
-            own |= found[i] | 1 << i
-        found.append(own)
-    return found
+            mask |= masks[i] | 1 << i
+        masks.append(mask)
+    return masks
 
 
 def ordered(pred_ptr: NDArray[np.int64], pred_idx: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -30,8 +30,8 @@ def ordered(pred_ptr: NDArray[np.int64], pred_idx: NDArray[np.int64]) -> NDArray
     size = -(-n // 8)
     rows = np.frombuffer(b"".join(bits.to_bytes(size, "little") for bits in before), np.uint8)
     earlier = np.unpackbits(rows.reshape(n, size), axis=1, count=n, bitorder="little") == 1
-    found: NDArray[np.bool_] = earlier | earlier.T
-    return found
+    both_directions: NDArray[np.bool_] = earlier | earlier.T
+    return both_directions
 
 
 def part_begins(pred_ptr: NDArray[np.int64], pred_idx: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -55,13 +55,13 @@ def series_begins(
     ptr: NDArray[np.int64], pred_ptr: NDArray[np.int64], pred_idx: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
     """Of passes one after the other, the operators with which their series parts begin."""
-    known: dict[bytes, NDArray[np.bool_]] = {}
-    found = [np.zeros(0, np.bool_)]
+    begins_by_graph: dict[bytes, NDArray[np.bool_]] = {}
+    begins = [np.zeros(0, np.bool_)]
     for first, end in pairwise(ptr.tolist()):
-        own = pred_ptr[first : end + 1] - pred_ptr[first]
+        pointers = pred_ptr[first : end + 1] - pred_ptr[first]
         idx = pred_idx[pred_ptr[first] : pred_ptr[end]]
-        graph = own.tobytes() + idx.tobytes()
-        if graph not in known:
-            known[graph] = part_begins(own, idx)
-        found.append(known[graph])
-    return np.concatenate(found)
+        graph = pointers.tobytes() + idx.tobytes()
+        if graph not in begins_by_graph:
+            begins_by_graph[graph] = part_begins(pointers, idx)
+        begins.append(begins_by_graph[graph])
+    return np.concatenate(begins)

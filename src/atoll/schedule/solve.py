@@ -67,13 +67,13 @@ def solve(
         return _solve_part(problem, first, effort, goal, stop)
     cuts = pairwise([*begins.tolist(), problem.operators])
     parts = [_part(problem, lo, hi) for lo, hi in cuts]
-    found = [quick(part) for part in parts]
+    schedules = [quick(part) for part in parts]
     for i, part in enumerate(parts):
-        others_s = sum(other.lower_bound_s for other in (*found[:i], *found[i + 1 :]))
-        own = Goal(tolerance, enough_s - others_s)
-        if not own.met(found[i]):
-            found[i] = _solve_part(part, found[i], effort, own, stop)
-    return _in_series(found)
+        others_s = sum(schedule.lower_bound_s for schedule in (*schedules[:i], *schedules[i + 1 :]))
+        part_goal = Goal(tolerance, enough_s - others_s)
+        if not part_goal.met(schedules[i]):
+            schedules[i] = _solve_part(part, schedules[i], effort, part_goal, stop)
+    return _in_series(schedules)
 
 
 def quick(problem: ScheduleProblem) -> Schedule:
@@ -103,7 +103,7 @@ def quick(problem: ScheduleProblem) -> Schedule:
 
 def _solve_part(
     problem: ScheduleProblem,
-    known: Schedule,
+    schedule: Schedule,
     effort: Effort,
     goal: Goal,
     stop: Asked,
@@ -116,44 +116,44 @@ def _solve_part(
     weight = np.zeros(problem.operators)
     weighted_for = np.inf
     for width, nodes in STEPS[effort]:
-        if goal.met(known):
+        if goal.met(schedule):
             break
         go_on(stop)
-        if known.makespan_s < weighted_for:
+        if schedule.makespan_s < weighted_for:
             # A shorter schedule rules more options out, which may make the weights stronger.
-            weighted_for = known.makespan_s
-            known, weight = _weigh(problem, forward, before, known, goal)
+            weighted_for = schedule.makespan_s
+            schedule, weight = _weigh(problem, forward, before, schedule, goal)
         # Neither direction of time is better on all graphs, and each profits from the other.
-        if not goal.met(known):
-            known = _branch(forward, known, weight, goal, width, stop)
-        if not goal.met(known):
-            seen = _mirrored(known, problem)
-            seen = _branch(backward, seen, weight[::-1].copy(), goal, width, stop)
-            known = _mirrored(seen, mirror)
-        if not goal.met(known) and nodes > 0:
-            known = Relations(problem, weight).search(known, goal, nodes, stop)
-    return known
+        if not goal.met(schedule):
+            schedule = _branch(forward, schedule, weight, goal, width, stop)
+        if not goal.met(schedule):
+            mirrored = _mirrored(schedule, problem)
+            mirrored = _branch(backward, mirrored, weight[::-1].copy(), goal, width, stop)
+            schedule = _mirrored(mirrored, mirror)
+        if not goal.met(schedule) and nodes > 0:
+            schedule = Relations(problem, weight).search(schedule, goal, nodes, stop)
+    return schedule
 
 
 def _weigh(
-    problem: ScheduleProblem, p: Instance, before: Bools, known: Schedule, goal: Goal
+    problem: ScheduleProblem, p: Instance, before: Bools, schedule: Schedule, goal: Goal
 ) -> tuple[Schedule, Floats]:
     """Bounds by linear programmes, and the weights of operators that prove the best one."""
-    start, option = np.array(known.start_s), np.array(known.option, dtype=np.int64)
+    start, option = np.array(schedule.start_s), np.array(schedule.option, dtype=np.int64)
     # Options too slow for anything shorter than the schedule known, or than what would be ruled
     # out, are dropped from p: bounds then hold for such schedules.
-    cut_s = min(known.makespan_s, goal.enough_s)
+    cut_s = min(schedule.makespan_s, goal.enough_s)
     subsets = solve_subsets(p, before, start, option, cut_s)
     weight = subsets.weight_s
-    known = _improved(known, min(subsets.lower_bound_s, cut_s), "feasible subsets")
-    if not subsets.optimal and not goal.met(known):
+    schedule = _improved(schedule, min(subsets.lower_bound_s, cut_s), "feasible subsets")
+    if not subsets.optimal and not goal.met(schedule):
         # Many operators at once: the sets are too many to search, but not their blends.
         allotment = allotment_bound(p, np.tril(before), names=_resource_names(problem))
         least_s = min(allotment.lower_bound_s, cut_s)
-        known = _improved(known, least_s, f"allotment, {allotment.binding}")
+        schedule = _improved(schedule, least_s, f"allotment, {allotment.binding}")
         if allotment.weight_s.sum() > subsets.lower_bound_s:
             weight = allotment.weight_s
-    return known, weight
+    return schedule, weight
 
 
 def _reversed(problem: ScheduleProblem) -> ScheduleProblem:
@@ -182,31 +182,31 @@ def _mirrored(schedule: Schedule, problem: ScheduleProblem) -> Schedule:
 
 
 def _branch(
-    p: Instance, known: Schedule, weight: Floats, goal: Goal, width: int, stop: Asked
+    p: Instance, schedule: Schedule, weight: Floats, goal: Goal, width: int, stop: Asked
 ) -> Schedule:
     """One branch and bound search of the given width for something better than known."""
-    start, option = np.array(known.start_s), np.array(known.option, dtype=np.int64)
+    start, option = np.array(schedule.start_s), np.array(schedule.option, dtype=np.int64)
     halt = np.zeros(1, np.bool_)
     lower, upper, _ = watched(
-        lambda: branch(p, weight, goal.to_beat_s(known), width, start, option, halt),
+        lambda: branch(p, weight, goal.to_beat_s(schedule), width, start, option, halt),
         lambda: halt.fill(True),
         stop if width >= LONG_WIDTH else never,
     )
-    if upper < known.makespan_s:
-        known = replace(
-            known,
+    if upper < schedule.makespan_s:
+        schedule = replace(
+            schedule,
             start_s=tuple(start.tolist()),
             option=tuple(option.tolist()),
             makespan_s=float(upper),
             method="branch and bound",
         )
-    return _improved(known, float(lower), "branch and bound")
+    return _improved(schedule, float(lower), "branch and bound")
 
 
-def _improved(known: Schedule, lower_bound_s: float, bound: str) -> Schedule:
-    if lower_bound_s <= known.lower_bound_s:
-        return known
-    return replace(known, lower_bound_s=min(lower_bound_s, known.makespan_s), bound=bound)
+def _improved(schedule: Schedule, lower_bound_s: float, bound: str) -> Schedule:
+    if lower_bound_s <= schedule.lower_bound_s:
+        return schedule
+    return replace(schedule, lower_bound_s=min(lower_bound_s, schedule.makespan_s), bound=bound)
 
 
 def _resource_names(problem: ScheduleProblem) -> tuple[str, ...]:

@@ -61,7 +61,7 @@ def chains(ordered: Bools) -> Ints:
 @kernel
 def still_to_earn(
     first: int, size: int, candidates: Ints, chain: Ints, top: Floats, density: Floats,
-    free: Floats, taken: Ints,
+    free: Floats, chosen: Ints,
 ) -> float:  # fmt: skip
     """Most that candidates first:size can add: one per chain at its top value and, on each
     resource, no more than their best value per unit of what is free."""
@@ -69,11 +69,11 @@ def still_to_earn(
     for c in range(first, size):
         j = candidates[c]
         # Candidates come with falling top value: the first of a chain has its largest.
-        if taken[chain[j]] == 0:
-            taken[chain[j]] = 1
+        if chosen[chain[j]] == 0:
+            chosen[chain[j]] = 1
             best += top[j]
     for c in range(first, size):
-        taken[chain[candidates[c]]] = 0
+        chosen[chain[candidates[c]]] = 0
     for r in range(free.shape[0]):
         dearest = 0.0
         for c in range(first, size):
@@ -85,8 +85,8 @@ def still_to_earn(
 
 @kernel
 def price_subsets(
-    p: Instance, ordered: Bools, chain: Ints, weight: Floats, patience: int, found: Ints,
-    found_size: Ints,
+    p: Instance, ordered: Bools, chain: Ints, weight: Floats, patience: int, subsets: Ints,
+    subset_size: Ints,
 ) -> tuple[float, int]:  # fmt: skip
     """Search the feasible sets for those that earn more than 1 under `weight`.
 
@@ -115,12 +115,12 @@ def price_subsets(
     path = np.zeros(2 * n, np.int64)
     earned = np.zeros(n + 1)
     free = np.zeros((n + 1, resources))
-    taken = np.zeros(n, np.int64)
+    chosen = np.zeros(n, np.int64)
     goal = 1.0 + IMPROVING
     highest = goal
     visited = 0
     for root in range(n):
-        found_size[root] = 0
+        subset_size[root] = 0
         nodes = 0
         best = goal
         candidates[0, 0] = order[root]
@@ -141,7 +141,7 @@ def price_subsets(
                 choice[depth] = 0
                 if depth > 0:
                     rest = still_to_earn(at[depth], size[depth], candidates[depth], chain, top,
-                                         density, free[depth], taken)  # fmt: skip
+                                         density, free[depth], chosen)  # fmt: skip
                     if earned[depth] + rest <= best:
                         at[depth] = size[depth]
                 continue
@@ -160,9 +160,9 @@ def price_subsets(
             path[2 * depth + 1] = o
             if total > best:
                 best = total
-                found_size[root] = depth + 1
+                subset_size[root] = depth + 1
                 for i in range(2 * depth + 2):
-                    found[root, i] = path[i]
+                    subsets[root, i] = path[i]
             below = depth + 1
             number = zero
             others = order if depth == 0 else candidates[depth]
@@ -177,7 +177,7 @@ def price_subsets(
             for r in range(resources):
                 free[below, r] = free[depth, r] - load[j, o, r]
             rest = still_to_earn(zero, number, candidates[below], chain, top, density, free[below],
-                                 taken)  # fmt: skip
+                                 chosen)  # fmt: skip
             if total + rest <= best:
                 continue
             if nodes > patience:
@@ -269,11 +269,11 @@ def subset_bound(
     zero = int(np.int64(0))
     heads_and_tails(zero, n, fastest, p.pred_ptr, p.pred_idx, head, tail)
     restrict(zero, n, p, cut, head, tail)
-    room = 40 * n + 100 + seed.shape[0]
-    pool = np.zeros((room, 2 * n), np.int64)
-    pool_size = np.zeros(room, np.int64)
-    found = np.zeros((n, 2 * n), np.int64)
-    found_size = np.zeros(n, np.int64)
+    capacity = 40 * n + 100 + seed.shape[0]
+    pool = np.zeros((capacity, 2 * n), np.int64)
+    pool_size = np.zeros(capacity, np.int64)
+    subsets = np.zeros((n, 2 * n), np.int64)
+    subset_size = np.zeros(n, np.int64)
     pooled = 2 * n
     for c in range(seed.shape[0]):
         size = zero
@@ -317,7 +317,7 @@ def subset_bound(
                 for j in range(n):
                     dual[j] += inverse[b, j]
         gain = IMPROVING
-        enter = room
+        enter = capacity
         for c in range(pooled):
             earned = -1.0
             for k in range(pool_size[c]):
@@ -330,12 +330,12 @@ def subset_bound(
             if -dual[j] > gain:
                 gain = -dual[j]
                 enter = -1 - j
-        if enter == room:
+        if enter == capacity:
             total = 0.0
             for j in range(n):
                 trial[j] = max(dual[j], 0.0) * fastest[j]
                 total += trial[j]
-            highest, nodes = price_subsets(p, ordered, chain, trial, patience, found, found_size)
+            highest, nodes = price_subsets(p, ordered, chain, trial, patience, subsets, subset_size)
             budget -= nodes
             if total > best * highest:
                 best = total / highest
@@ -343,14 +343,14 @@ def subset_bound(
                     weight[j] = trial[j] / highest
             added = 0
             for root in range(n):
-                if found_size[root] > 0 and pooled < room:
-                    pool_size[pooled] = found_size[root]
-                    for k in range(2 * found_size[root]):
-                        pool[pooled, k] = found[root, k]
+                if subset_size[root] > 0 and pooled < capacity:
+                    pool_size[pooled] = subset_size[root]
+                    for k in range(2 * subset_size[root]):
+                        pool[pooled, k] = subsets[root, k]
                     pooled += 1
                     added += 1
             optimal = best >= objective * (1.0 - 1e-6)
-            if optimal or best >= cut or budget < 0 or pooled == room:
+            if optimal or best >= cut or budget < 0 or pooled == capacity:
                 break
             if added == 0:
                 patience *= 10
@@ -370,6 +370,6 @@ def subset_bound(
     for b in range(n):
         seconds[b] = level[b] if basis[b] >= 0 else 0.0
         for k in range(2 * n):
-            held = basis[b] >= 0 and k < 2 * pool_size[basis[b]]
-            sets[b, k] = pool[basis[b], k] if held else -1
+            in_pool = basis[b] >= 0 and k < 2 * pool_size[basis[b]]
+            sets[b, k] = pool[basis[b], k] if in_pool else -1
     return best, optimal

@@ -37,6 +37,8 @@ class Certificate:
     """Parts of items whose bounds were made sharper."""
     subject: str = ""
     """What the proof is over, in words; empty: the items."""
+    peak_bound: float = math.inf
+    """No item scores higher with any layout, searched or not; infinite: not known."""
 
     @property
     def gap(self) -> float:
@@ -55,7 +57,11 @@ class Certificate:
         return self.subject or counted(self.items, self.kind)
 
     def sentence(self) -> str:
-        return proof_sentence(self.gap, self.tolerance, self.over)
+        sentence = proof_sentence(self.gap, self.tolerance, self.over)
+        if not math.isfinite(self.peak_bound):
+            return sentence
+        more = most_better(relative_gap(self.score, self.peak_bound))
+        return f"{sentence}; layouts that were not searched: at most {more:.0%} better"
 
 
 def relative_gap(score: float, bound: float) -> float:

@@ -1,1 +1,1 @@
-"""Measured runs and steps, and predictions held against them."""
+"""Measured runs, steps and chips, compared with predictions."""

@@ -1,10 +1,9 @@
-"""The physical model held against published chips: area and rated power, a family left out.
+"""Validation of the physical model on published chips: area and rated power, by family left out.
 
-A fit moves the constants named in `FITTED_AREA` and `FITTED_POWER` within the ranges of their
-sources: least squares of logarithmic errors, robust against single chips, with each constant drawn
-to the middle of its range as by a normal prior whose 90 % interval it is. Chips whose figure is not
-published weigh less and are not counted. For every vendor the fit is made anew without its chips,
-and these are predicted with it: nothing is keyed to a chip.
+A fit moves the constants in `FITTED_AREA` and `FITTED_POWER` within the ranges of their sources:
+least squares of logarithmic errors with soft L1 loss, and a normal prior per constant whose 90 %
+interval is its range. Chips without a published figure have less weight and do not count in errors.
+The chips of every vendor are predicted by a fit without them.
 """
 
 from __future__ import annotations
@@ -42,21 +41,21 @@ from atoll.validation.errors import error_summary
 Floats = NDArray[np.float64]
 Model = Callable[[dict[str, Floats], Physics], Floats]
 
-_TRUST = {True: 0.13, False: 0.25}
-"""Logarithmic error that is expected of a chip whose figure is published, or is not."""
+_EXPECTED_ERROR = {True: 0.13, False: 0.25}
+"""Expected logarithmic error of a chip, by whether its figure is published."""
 _INTERVAL_90 = 2 * 1.645
 
 
 def fit_physics(rows: Sequence[ChipRow], start: Physics = PUBLISHED) -> Physics:
-    """Constants of area, and with them those of power, that suit these chips."""
+    """Fit the constants of area, then those of power, to these chips."""
     sized = [row for row in rows if row.silicon_mm2]
-    found = _fit(
+    area_fit = _fit(
         start, FITTED_AREA, area_mm2, sized, [row.silicon_mm2 for row in sized],
         [row.area_counts for row in sized],
     )  # fmt: skip
     rated = [row for row in rows if row.tdp_W]
     return _fit(
-        found, FITTED_POWER, rating_W, rated, [row.tdp_W for row in rated],
+        area_fit, FITTED_POWER, rating_W, rated, [row.tdp_W for row in rated],
         [row.power_counts for row in rated],
     )  # fmt: skip
 
@@ -69,25 +68,25 @@ def _fit(
     published: Sequence[float | None],
     counts: Sequence[bool],
 ) -> Physics:
-    ranges = {one.name: (one.low, one.high) for one in constants(start)}
+    ranges = {constant.name: (constant.low, constant.high) for constant in constants(start)}
     low, high = np.log([ranges[name] for name in names]).T
     middle, spread = (low + high) / 2, (high - low) / _INTERVAL_90
     chips = columns([row.chip for row in rows])
     target = np.log(np.array(published, np.float64))
-    trust = np.array([_TRUST[counted] for counted in counts])
+    trust = np.array([_EXPECTED_ERROR[counted] for counted in counts])
 
-    def made(x: Floats) -> Physics:
-        return replace(start, **dict(zip(names, np.exp(x).tolist(), strict=True)))
+    def physics_at(log_values: Floats) -> Physics:
+        return replace(start, **dict(zip(names, np.exp(log_values).tolist(), strict=True)))
 
-    def residuals(x: Floats) -> Floats:
-        errors = (np.log(model(chips, made(x))) - target) / trust if rows else target
-        return np.concatenate([errors, (x - middle) / spread])
+    def residuals(log_values: Floats) -> Floats:
+        errors = (np.log(model(chips, physics_at(log_values))) - target) / trust if rows else target
+        return np.concatenate([errors, (log_values - middle) / spread])
 
-    return made(least_squares(residuals, middle, loss="soft_l1", bounds=(low, high)).x)
+    return physics_at(least_squares(residuals, middle, loss="soft_l1", bounds=(low, high)).x)
 
 
 def validate_chips(path: str | Path, out: str | Path | None = None) -> ChipsValidation:
-    """Every chip of a table: as the model is shipped, and from the other families of the table."""
+    """Predict every chip with the shipped model, and with fits to the other families."""
     rows, skipped = read_chips(path)
     families = sorted({row.family for row in rows})
     left_out = {
@@ -104,18 +103,18 @@ def validate_chips(path: str | Path, out: str | Path | None = None) -> ChipsVali
         area=_errors(lines, "area", "left_out"),
         power=_errors(lines, "power", "left_out"),
         peak=error_summary([line.peak_error for line in lines if line.peak_error is not None]),
-        fitted=_both(lines, "fitted"),
-        shipped=_both(lines, "shipped"),
+        fitted=_area_and_power(lines, "fitted"),
+        shipped=_area_and_power(lines, "shipped"),
         families={
-            family: _both([line for line in lines if line.family == family], "left_out")
+            family: _area_and_power([line for line in lines if line.family == family], "left_out")
             for family in families
         },
         constants={
-            one.name: ConstantTold(
-                value=one.value, low=one.low, high=one.high, source=one.source,
-                fitted=getattr(fitted, one.name) if one.name in _FITTED else None,
+            constant.name: ConstantTold(
+                value=constant.value, low=constant.low, high=constant.high, source=constant.source,
+                fitted=getattr(fitted, constant.name) if constant.name in _FITTED else None,
             )
-            for one in constants()
+            for constant in constants()
         },
         chips=lines,
     )  # fmt: skip
@@ -126,7 +125,7 @@ _FITTED = FITTED_AREA + FITTED_POWER
 
 def _line(row: ChipRow, left_out: Physics, fitted: Physics) -> ChipLine:
     chip = columns([row.chip])
-    built, said = row.constructed_flops, row.peak_flops
+    constructed_flops, peak_flops = row.constructed_flops, row.peak_flops
 
     def predicted(model: Model, published: float | None, counts: bool) -> Predicted:
         values = (float(model(chip, physics)[0]) for physics in (left_out, fitted, PUBLISHED))
@@ -140,25 +139,25 @@ def _line(row: ChipRow, left_out: Physics, fitted: Physics) -> ChipLine:
         area_parts_mm2={k: float(v[0]) for k, v in area_parts_mm2(chip, left_out).items()},
         power_parts_W={k: float(v[0]) for k, v in power_parts_W(chip, left_out).items()},
         module_W=None if row.chip.on_wafer else float(module_W(chip, left_out)[0]),
-        peak_flops=said,
-        constructed_flops=built,
-        peak_error=built / said - 1 if built and said else None,
+        peak_flops=peak_flops,
+        constructed_flops=constructed_flops,
+        peak_error=constructed_flops / peak_flops - 1 if constructed_flops and peak_flops else None,
     )
 
 
-def _both(lines: Sequence[ChipLine], which: str) -> TwoErrors:
-    return TwoErrors(area=_errors(lines, "area", which), power=_errors(lines, "power", which))
+def _area_and_power(lines: Sequence[ChipLine], physics: str) -> TwoErrors:
+    return TwoErrors(area=_errors(lines, "area", physics), power=_errors(lines, "power", physics))
 
 
-def _errors(lines: Sequence[ChipLine], what: str, which: str) -> Errors:
-    """Of the chips whose figure counts."""
-    told = [line.area_mm2 if what == "area" else line.power_W for line in lines]
-    found = [p.error(getattr(p, which)) for p in told if p.counts]
-    return error_summary([error for error in found if error is not None])
+def _errors(lines: Sequence[ChipLine], quantity: str, physics: str) -> Errors:
+    """Summarise the errors of chips with a published figure."""
+    predictions = [line.area_mm2 if quantity == "area" else line.power_W for line in lines]
+    errors = [p.error(getattr(p, physics)) for p in predictions if p.counts]
+    return error_summary([error for error in errors if error is not None])
 
 
 def _write(lines: Sequence[ChipLine], path: str | Path) -> None:
-    """One line a chip: what is published, what is predicted with its family left out, the parts."""
+    """Write a line per chip: published figures, predictions without its family, parts."""
     area, power = (tuple(getattr(lines[0], name)) for name in ("area_parts_mm2", "power_parts_W"))
     figures = ("published", "counts", "left_out", "error", "fitted", "shipped")
     header = (
@@ -183,13 +182,13 @@ def _write(lines: Sequence[ChipLine], path: str | Path) -> None:
     )  # fmt: skip
 
 
-def _figures(told: Predicted) -> tuple[object, ...]:
-    error = told.error(told.left_out)
+def _figures(prediction: Predicted) -> tuple[object, ...]:
+    error = prediction.error(prediction.left_out)
     return (
-        "" if told.published is None else told.published,
-        int(told.counts),
-        f"{told.left_out:.6g}",
+        "" if prediction.published is None else prediction.published,
+        int(prediction.counts),
+        f"{prediction.left_out:.6g}",
         "" if error is None else f"{error:.4f}",
-        f"{told.fitted:.6g}",
-        f"{told.shipped:.6g}",
+        f"{prediction.fitted:.6g}",
+        f"{prediction.shipped:.6g}",
     )

@@ -1,4 +1,4 @@
-"""Relative errors of many predictions in a few numbers."""
+"""Summary of relative errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from atoll.answers.validation import Errors
 
 
 def error_summary(errors: NDArray[np.float64] | Sequence[float]) -> Errors:
-    """Absolute relative errors: mean, median, 90th percentile; and the mean with its sign."""
+    """Return mean, median and 90th percentile of absolute errors, and the signed mean."""
     sizes = np.abs(errors)
     if sizes.size == 0:
         return Errors()

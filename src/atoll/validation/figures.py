@@ -1,6 +1,6 @@
-"""Single figures, measured or published, and what the models of power and processes have for them.
+"""Measured or published figures, compared with the models of power and process nodes.
 
-Two tables, told apart by their columns:
+Two kinds of tables, distinguished by their columns:
 
     measured powers   device, scope, workload, avg_power_W, idle_W, clock_MHz; power_limit_W,
                       measured, note. Nodes in training, devices in large products or bound by
@@ -8,7 +8,7 @@ Two tables, told apart by their columns:
     process nodes     node_nm, category, item, value, unit: densities, cells, energies, voltages,
                       prices and defects of `hardware.physical.nodes`.
 
-Cells are numbers, ranges ("403-410", taken in the middle) or shares of a rating ("20% TDP").
+Cells are numbers, ranges ("403-410" counts as its middle) or shares of a rating ("20% TDP").
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from atoll.answers.validation import FigureLine, FiguresValidation
 from atoll.errors import AtollError
@@ -44,15 +45,23 @@ _PRODUCTS = re.compile(r"\bgemms?\b|\bmatmul", re.IGNORECASE)
 _MEMORY_BOUND = re.compile(r"\bgemv\b|memory bound|\btriad\b", re.IGNORECASE)
 _MEGA = 1e6
 
-Figure = tuple[str, str, float, float]
-"""Group, unit, reference and prediction."""
+
+class Figure(NamedTuple):
+    """A reference figure and its prediction."""
+
+    group: str
+    unit: str
+    reference: float
+    predicted: float
+
+
 Reader = Callable[[Mapping[str, str]], Iterator[Figure]]
 
 
 def validate_figures(path: str | Path, out: str | Path | None = None) -> FiguresValidation:
-    """Errors of every figure of a table that the models have one for."""
+    """Compare every figure of a table that the models predict."""
     header, rows = read_csv(path)
-    read = reader_of(header)
+    read = find_reader(header)
     if read is None:
         needed = " or ".join(", ".join(names) for names in (POWERS, PROCESSES))
         raise AtollError(f"{path}: a table of figures needs the columns {needed}")
@@ -67,15 +76,15 @@ def validate_figures(path: str | Path, out: str | Path | None = None) -> Figures
             name = row.cells.get("id") or row.cells.get("item") or f"line {row.number}"
             node = row.cells.get("node_nm")
             name = f"{node} nm, {name}" if node else name
-            lines += [FigureLine(name, *one, error=one[3] / one[2] - 1) for one in figures]
+            lines += [FigureLine(name, *f, error=f.predicted / f.reference - 1) for f in figures]
             predicted += 1
         except (ValueError, AtollError) as error:
             skipped[str(error)] = skipped.get(str(error), 0) + 1
     if out is not None:
         columns = ("id", "group", "unit", "reference", "predicted", "error")
         write_csv(path=out, header=columns, rows=[
-            (one.id, one.group, one.unit, one.reference, f"{one.predicted:.6g}", f"{one.error:.4f}")
-            for one in lines
+            (f.id, f.group, f.unit, f.reference, f"{f.predicted:.6g}", f"{f.error:.4f}")
+            for f in lines
         ])  # fmt: skip
     groups = dict.fromkeys(line.group for line in lines)
     return FiguresValidation(
@@ -90,15 +99,15 @@ def validate_figures(path: str | Path, out: str | Path | None = None) -> Figures
     )
 
 
-def reader_of(header: list[str]) -> Reader | None:
-    """What reads a table with these columns; none: it is of another kind."""
+def find_reader(header: list[str]) -> Reader | None:
+    """Return the reader of a table with these columns, None for other tables."""
     if all(name in header for name in POWERS):
         return _powers
     return _process if all(name in header for name in PROCESSES) else None
 
 
 def _amount(text: str) -> float:
-    """A number, the middle of a range, or the result of a product ("26 x 33 = 858")."""
+    """Parse a number, a range (its middle) or a product's total ("26 x 33 = 858")."""
     match = _AMOUNT.fullmatch(_PRODUCT.sub("", text))
     try:
         ends = [float(end.replace(",", "")) for end in match.groups() if end] if match else []
@@ -113,7 +122,7 @@ def _amount(text: str) -> float:
 
 
 def _powers(cells: Mapping[str, str]) -> Iterator[Figure]:
-    """Figures of a row; refused where it has none, or none that is predicted."""
+    """Return the figures of a row; refuse a row without any that is predicted."""
     measured = cells.get("measured", "")
     if measured.startswith("no") or "TDP as power" in cells["scope"]:
         raise ValueError("power is not measured, but the rating")
@@ -142,7 +151,7 @@ def _node(cells: Mapping[str, str]) -> Figure:
         at_wall="AC" in cells["scope"],
         in_liquid=bool(LIQUID.search(cells["scope"] + cells.get("note", ""))),
     )
-    return "mean power of a node", "W", _amount(cells["avg_power_W"]), node_W(load)
+    return Figure("mean power of a node", "W", _amount(cells["avg_power_W"]), node_W(load))
 
 
 def _device(cells: Mapping[str, str]) -> Iterator[Figure]:
@@ -156,19 +165,19 @@ def _device(cells: Mapping[str, str]) -> Iterator[Figure]:
     if idle:
         share = _SHARE.fullmatch(idle)
         reference_W = float(share[1]) / 100 * rated_W if share else _amount(idle)
-        yield "idle power of a device", "W", reference_W, H200_FIT.idle * rated_W
+        yield Figure("idle power of a device", "W", reference_W, H200_FIT.idle * rated_W)
     if not busy:
         return
     limit = cells.get("power_limit_W", "")
     cap_W = min(_amount(limit), rated_W) if limit else rated_W
     rates = Rates(products=float(products), dram=float(streams and not products))
     if cells["avg_power_W"]:
-        power_W = device_W(rated_W, rates, cap_W=cap_W)
-        yield "power of a device under load", "W", _amount(cells["avg_power_W"]), power_W
+        power_W, reference_W = device_W(rated_W, rates, cap_W=cap_W), _amount(cells["avg_power_W"])
+        yield Figure("power of a device under load", "W", reference_W, power_W)
     if cells["clock_MHz"]:
         slowdown = Capped(cap_W / rated_W).slowdown(gpu.calibration.limit_throttle)
         clock_MHz = gpu.clock_Hz / _MEGA / (1 + slowdown if products else 1)
-        yield "clock under a limit", "MHz", _amount(cells["clock_MHz"]), clock_MHz
+        yield Figure("clock under a limit", "MHz", _amount(cells["clock_MHz"]), clock_MHz)
 
 
 def _rated_W(gpu: Gpu) -> float:
@@ -179,7 +188,7 @@ def _rated_W(gpu: Gpu) -> float:
 
 # --- Process nodes --------------------------------------------------------------------------------
 
-_OF_NODES: dict[tuple[str, str], Callable[[Nodes], object]] = {
+_NODE_QUANTITIES: dict[tuple[str, str], Callable[[Nodes], object]] = {
     ("logic_density", "MTr/mm2"): lambda node: node.logic_MTr_per_mm2,
     ("sram", "um2"): lambda node: node.bit_cell_um2,
     ("sram", "Mb/mm2"): lambda node: node.macro_bytes_per_mm2 * 8 / 1e6,
@@ -188,23 +197,23 @@ _OF_NODES: dict[tuple[str, str], Callable[[Nodes], object]] = {
     ("wafer_price", "USD"): lambda node: node.wafer_usd,
     ("defect_density", "1/cm2"): lambda node: node.defects_per_mm2 * 100,
 }
-_OF_ALL = {
+_NODE_INDEPENDENT = {
     ("reticle", "mm2"): RETICLE_MM2,
     ("energy_wire", "pJ/bit/mm"): PUBLISHED.wire_pJ_per_bit_mm,
 }
-"""Which no node changes."""
+"""Quantities that do not depend on the node."""
 
 
 def _process(cells: Mapping[str, str]) -> Iterator[Figure]:
-    kind = cells["category"], cells["unit"]
-    if kind not in _OF_NODES and kind not in _OF_ALL:
-        raise ValueError(f"{kind[0]} in {kind[1]}: not compared with the physical model")
+    category, unit = kind = cells["category"], cells["unit"]
+    if kind not in _NODE_QUANTITIES and kind not in _NODE_INDEPENDENT:
+        raise ValueError(f"{category} in {unit}: not compared with the physical model")
     reference = _amount(cells["value"])
     node_nm = _amount(cells["node_nm"]) if cells["node_nm"] else 0.0
-    if kind in _OF_ALL:
-        predicted = _OF_ALL[kind]
+    if kind in _NODE_INDEPENDENT:
+        predicted = _NODE_INDEPENDENT[kind]
     else:
         if not SMALLEST_NM <= node_nm <= LARGEST_NM:
             raise ValueError(f"node_nm: the model has {SMALLEST_NM:g} to {LARGEST_NM:g} nm")
-        predicted = float(str(_OF_NODES[kind](nodes(node_nm))))
-    yield f"{kind[0].replace('_', ' ')} ({kind[1]})", kind[1], reference, predicted
+        predicted = float(str(_NODE_QUANTITIES[kind](nodes(node_nm))))
+    yield Figure(f"{category.replace('_', ' ')} ({unit})", unit, reference, predicted)

@@ -1,8 +1,8 @@
-"""Measured powers of whole nodes in training, and what `device_power.node_W` has for them.
+"""Measured powers of nodes in training, compared with `device_power.node_W`.
 
 Columns: device, devices (in all nodes), workload, measured_W (mean of one node), scope, notes.
-Scope says whether it was metered at the wall (AC) or behind the supplies (DC), notes whether a
-liquid cools the node. Nodes have eight devices, or all of them where there are fewer.
+Scope says whether power was metered at the wall (AC) or behind the supplies (DC), notes whether the
+node is liquid-cooled. Nodes have eight devices, or all of them if there are fewer.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ def is_node_file(header: list[str]) -> bool:
 
 
 def validate_nodes(path: str | Path, out: str | Path | None = None) -> NodesValidation:
-    """Errors of node powers over a file of them."""
+    """Compare the node powers of a file."""
     _, lines = read_csv(path)
-    found, skipped = [], dict[str, int]()
+    nodes, skipped = [], dict[str, int]()
     for line in lines:
         try:
             if line.trouble:
                 raise ValueError(line.trouble)
-            found.append(_node(line.number, line.cells))
+            nodes.append(_node(line.number, line.cells))
         except (ValueError, AtollError) as error:
             reason = f"line {line.number}: {error}"
             skipped[reason] = skipped.get(reason, 0) + 1
     if out is not None:
-        _write(found, out)
+        _write(nodes, out)
     return NodesValidation(
         rows=len(lines),
-        predicted=len(found),
+        predicted=len(nodes),
         skipped=skipped,
-        power=error_summary([node.error for node in found]),
-        nodes=tuple(found),
+        power=error_summary([node.error for node in nodes]),
+        nodes=tuple(nodes),
     )
 
 

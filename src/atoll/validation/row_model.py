@@ -1,8 +1,8 @@
-"""The model that a row of a table of measured runs describes.
+"""Model of a row of a table of measured runs.
 
-A table may say only the sizes (gated ones are then like Llama, others like GPT), or everything that
-decides parameters and activations: kinds of norm, positions and biases, experts, latent attention,
-an encoder, Mamba blocks by a pattern.
+A table may state only sizes (gated models are then like Llama, others like GPT), or all that
+determines parameters and activations: norm, positions, biases, experts, latent attention, an
+encoder, Mamba blocks by a pattern.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ POSITIONS = {"learned_absolute": "learned", "learned": "learned", "rope": "rotar
 ACTIVATIONS = {"gelu": "gelu", "swiglu": "silu", "silu": "silu", "squared_relu": "relu2"}
 NORMS = {"layernorm": "layernorm", "rmsnorm": "rmsnorm"}
 LETTERS = {"M": LINEAR, "*": FULL, "-": DENSE, "E": EXPERTS}
-# Mamba-2 as Megatron-Core builds it where a launch file does not say otherwise.
+# Megatron-Core's defaults of Mamba-2.
 MAMBA = {"head-dim": 64, "state-dim": 128, "num-groups": 8}
 MAMBA_CHUNK = 128
 
 
-# What tables leave out of gpt-oss (its model card, arXiv:2508.10925).
+# Fields of gpt-oss that tables omit (its model card, arXiv:2508.10925).
 GPT_OSS: dict[str, Any] = {
     "sinks": True,
     "attention_bias": True,
@@ -36,26 +36,26 @@ GPT_OSS: dict[str, Any] = {
     "expert_bias": True,
 }
 FAMILIES = ("mpt", "bloom", "maxtext")
-"""Families of which tables leave out more: named in a column, or in the model's name."""
+"""Families of which tables omit more fields: found in a column or in the model's name."""
 
 
-def family_of(row: RunRow) -> str:
-    """One of these families, or nothing."""
+def row_family(row: RunRow) -> str:
+    """Return one of these families, or ""."""
     words = f"{row.text('family')} {row.text('model')}".lower()
     return next((name for name in FAMILIES if name in words), "")
 
 
-def model_of(row: RunRow, dropout: float) -> ModelConfig:
-    """A transformer of the row's shape; `dropout` where it does not say."""
-    family = family_of(row)
+def model_from_row(row: RunRow, dropout: float) -> ModelConfig:
+    """Return a transformer of the row's shape; `dropout` is the default."""
+    family = row_family(row)
     hidden, sequence = row.count("hidden"), row.count("seq")
     heads = row.count("heads", max(1, hidden // 128))
-    width = row.whole("kv_channels", row.whole("head_dim", 256 if family == "maxtext" else 0))
+    width = row.integer("kv_channels", row.integer("head_dim", 256 if family == "maxtext" else 0))
     if not width and hidden % heads:
         raise AtollError(f"line {row.line} ({row.id}): heads {heads} do not divide hidden {hidden}")
-    gated = bool(row.whole("mlp_gated", 0))
+    gated = bool(row.integer("mlp_gated", 0))
     plain = family == "mpt"
-    biased = bool(row.whole("bias_linear", int(not gated and not plain)))
+    biased = bool(row.integer("bias_linear", int(not gated and not plain)))
     learned = "alibi" if family == "bloom" else "learned"
     dropped = row.number("hidden_dropout", row.number("dropout", dropout))
     config = ModelConfig(
@@ -75,15 +75,15 @@ def model_of(row: RunRow, dropout: float) -> ModelConfig:
         norm=_word(row, "normalization", NORMS, "rmsnorm" if gated else "layernorm"),
         positions=_word(row, "position_embedding", POSITIONS, "rotary" if gated else learned),
         tied_embeddings=_tied(row, not gated),
-        attention_bias=bool(row.whole("bias_qkv", int(biased))),
+        attention_bias=bool(row.integer("bias_qkv", int(biased))),
         output_bias=biased,
         mlp_bias=biased,
         dropout=dropped,
         attention_dropout=row.number("attention_dropout", dropped),
         embedding_dropout=dropped,
         embedding_norm=family == "bloom",
-        qk_norm=bool(row.whole("qk_layernorm", 0)),
-        mtp_layers=row.whole("mtp_layers", 0),
+        qk_norm=bool(row.integer("qk_layernorm", 0)),
+        mtp_layers=row.integer("mtp_layers", 0),
     )
     config = _windows(row, _latent(row, _experts(row, config)))
     if "deepseek" in config.name.lower() and not config.latent_kv:
@@ -95,9 +95,9 @@ def model_of(row: RunRow, dropout: float) -> ModelConfig:
     return _architecture(row, config)
 
 
-def method_of(row: RunRow) -> Adapters | None:
-    """The adapters of a row that freezes its model's weights."""
-    rank = row.whole("lora_rank", 0)
+def adapters_from_row(row: RunRow) -> Adapters | None:
+    """Return the adapters of a row with frozen weights, None for other rows."""
+    rank = row.integer("lora_rank", 0)
     if row.text("method") != "lora" and not rank:
         return None
     # "attention qkv+proj": the last word lists them
@@ -105,42 +105,44 @@ def method_of(row: RunRow) -> Adapters | None:
     return Adapters(rank or LORA_RANK, targets_named("".join(words[-1:])))
 
 
-def _word(row: RunRow, column: str, known: dict[str, str], default: str) -> str:
-    """A column's word in the terms of a configuration."""
-    given = row.text(column).lower()
-    if given and given not in known:
-        raise AtollError(f"line {row.line} ({row.id}): {column} {given!r} is not modelled")
-    return known[given] if given else default
+def _word(row: RunRow, column: str, meanings: dict[str, str], default: str) -> str:
+    """Translate a column's word to a configuration's."""
+    word = row.text(column).lower()
+    if word and word not in meanings:
+        raise AtollError(f"line {row.line} ({row.id}): {column} {word!r} is not modelled")
+    return meanings[word] if word else default
 
 
 def _tied(row: RunRow, default: bool) -> bool:
     if row.text("untied_embeddings"):
-        return not row.whole("untied_embeddings", 0)
-    return bool(row.whole("tied_embeddings", int(default)))
+        return not row.integer("untied_embeddings", 0)
+    return bool(row.integer("tied_embeddings", int(default)))
 
 
 def _experts(row: RunRow, config: ModelConfig) -> ModelConfig:
-    """Experts; `ffn` is theirs, or with a `moe_ffn` beside it that of dense blocks."""
-    experts = row.whole("n_experts", 0)
+    """Add experts; `ffn` is theirs, or that of dense blocks if there is a `moe_ffn`."""
+    experts = row.integer("n_experts", 0)
     if not experts:
         return config
-    own = row.whole("moe_ffn", 0)
-    first = row.whole("dense_layers", config.layers - row.whole("n_moe_layers", config.layers))
-    shared = row.whole("shared_expert_ffn", row.whole("shared_experts", 0) * (own or config.ffn))
+    expert_ffn = row.integer("moe_ffn", 0)
+    dense = config.layers - row.integer("n_moe_layers", config.layers)
+    dense = row.integer("dense_layers", dense)
+    shared = row.integer("shared_experts", 0) * (expert_ffn or config.ffn)
+    shared = row.integer("shared_expert_ffn", shared)
     return replace(
         config,
         experts=experts,
         experts_per_token=row.count("top_k", 1),
-        ffn=own or config.ffn,
+        ffn=expert_ffn or config.ffn,
         shared_ffn=shared,
-        dense_layers=tuple(range(first)),
-        dense_ffn=row.whole("dense_ffn", config.ffn if own else 0) if first else 0,
+        dense_layers=tuple(range(dense)),
+        dense_ffn=row.integer("dense_ffn", config.ffn if expert_ffn else 0) if dense else 0,
     )
 
 
 def _windows(row: RunRow, config: ModelConfig) -> ModelConfig:
-    """A sliding window of attention, in all blocks but every n-th, which sees everything."""
-    window, every = row.whole("window", 0), row.whole("full_attention_every", 0)
+    """Add a sliding window of attention, in all blocks but every n-th."""
+    window, every = row.integer("window", 0), row.integer("full_attention_every", 0)
     if not window or not every:
         return replace(config, window=window)
     sizes = (0 if (block + 1) % every == 0 else window for block in range(config.layers))
@@ -148,29 +150,26 @@ def _windows(row: RunRow, config: ModelConfig) -> ModelConfig:
 
 
 def _latent(row: RunRow, config: ModelConfig) -> ModelConfig:
-    """Latent attention, by Megatron-Core's names of its widths or by DeepSeek's."""
-    latent = row.whole("kv_lora_rank", 0)
+    """Add latent attention, by Megatron-Core's or DeepSeek's names of its widths."""
+    latent = row.integer("kv_lora_rank", 0)
     if not latent:
         return config
-    rotated = row.whole("qk_pos_emb_head_dim", row.whole("qk_rope_dim", 64))
-    own = row.whole("qk_head_dim", row.whole("qk_nope_dim", 128))
+    rotated = row.integer("qk_pos_emb_head_dim", row.integer("qk_rope_dim", 64))
+    unrotated = row.integer("qk_head_dim", row.integer("qk_nope_dim", 128))
     return replace(
         config,
-        head_dim=own + rotated,
+        head_dim=unrotated + rotated,
         kv_heads=config.heads,
         rotary_dim=rotated,
-        value_dim=row.whole("v_head_dim", own),
+        value_dim=row.integer("v_head_dim", unrotated),
         latent_kv=latent,
-        latent_q=row.whole("q_lora_rank", 0),
-        qk_norm=False,  # the latents are normed, which the builder knows
+        latent_q=row.integer("q_lora_rank", 0),
+        qk_norm=False,  # the builder norms the latents
     )
 
 
 def _deepseek(config: ModelConfig) -> ModelConfig:
-    """A DeepSeek model, perhaps with fewer layers: what tables leave out is in its configuration.
-
-    A truncated model keeps one dense layer.
-    """
+    """Fill in omitted fields from DeepSeek's configuration; a truncated model has 1 dense layer."""
     full = load_config("deepseek-v3" if config.experts == 256 else "deepseek-v2")
     dense = full.dense_layers if config.layers >= full.layers else (0,)
     return replace(
@@ -185,7 +184,7 @@ def _deepseek(config: ModelConfig) -> ModelConfig:
 
 
 def _architecture(row: RunRow, config: ModelConfig) -> ModelConfig:
-    """What is no chain of equal decoder blocks."""
+    """Apply architectures other than a chain of equal decoder blocks."""
     arch = row.text("arch", "gpt")
     if arch == "bert":
         return replace(config, causal=False, mlm_head=True, token_types=2)
@@ -195,7 +194,7 @@ def _architecture(row: RunRow, config: ModelConfig) -> ModelConfig:
             config,
             layers=config.layers + decoder,
             encoder_layers=config.layers,
-            decoder_sequence=row.whole("decoder_seq", 0),
+            decoder_sequence=row.integer("decoder_seq", 0),
         )
     pattern = row.text("hybrid_pattern").partition("/")[0].replace("|", "")
     if not pattern:
@@ -203,12 +202,12 @@ def _architecture(row: RunRow, config: ModelConfig) -> ModelConfig:
     if set(pattern) - set(LETTERS):
         raise AtollError(f"line {row.line} ({row.id}): hybrid_pattern must say M, *, - or E")
     words = tuple(LETTERS[letter] for letter in pattern)
-    given = {**MAMBA, **_mamba_sizes(row)}
+    sizes = {**MAMBA, **_mamba_sizes(row)}
     scan = StateSpace(
-        heads=given.get("num-heads", 2 * config.hidden // given["head-dim"]),
-        head_dim=given["head-dim"],
-        state=given["state-dim"],
-        groups=given["num-groups"],
+        heads=sizes.get("num-heads", 2 * config.hidden // sizes["head-dim"]),
+        head_dim=sizes["head-dim"],
+        state=sizes["state-dim"],
+        groups=sizes["num-groups"],
         kernel=4,
         chunk=MAMBA_CHUNK,
         conv_bias=True,
@@ -221,11 +220,11 @@ def _architecture(row: RunRow, config: ModelConfig) -> ModelConfig:
 
 
 def _mamba_sizes(row: RunRow) -> dict[str, int]:
-    """Sizes given as "mamba-num-heads=64;mamba-head-dim=64"."""
-    found = {}
+    """Parse sizes such as "mamba-num-heads=64;mamba-head-dim=64"."""
+    sizes = {}
     for pair in filter(None, row.text("mamba").split(";")):
         name, _, value = pair.partition("=")
         if not value.isdigit() or int(value) < 1:
             raise AtollError(f"line {row.line} ({row.id}): mamba says {pair!r}, expected a size")
-        found[name.strip().removeprefix("mamba-")] = int(value)
-    return found
+        sizes[name.strip().removeprefix("mamba-")] = int(value)
+    return sizes

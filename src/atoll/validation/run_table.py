@@ -1,6 +1,6 @@
-"""Measured training runs as a table: one line a run, with model, devices, layout and measurements.
+"""Table of measured training runs: a line per run with model, devices, layout and measurements.
 
-The schema is that of `published_runs.csv`; columns that a file has not are taken as empty.
+The schema is that of `published_runs.csv`; missing columns count as empty.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ REQUIRED = ("id", "layers", "hidden", "seq", "device", "devices", "global_batch"
 
 TIMES_S = 1e-9, 1e9
 PEAKS_BYTES = 1.0, 1e15
-"""Between which measurements lie: below and above, errors are not finite."""
+"""Ranges of measurements; outside, errors would not be finite."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class RunRow:
     quality: str
     values: Mapping[str, str]
     trouble: str = ""
-    """Why its own columns could not be read, where they could not."""
+    """Reason why it could not be read, if any."""
 
     def check(self) -> None:
-        """Refuse a row that was not understood, or whose measurements are no numbers."""
+        """Refuse a row that could not be read, or with impossible measurements."""
         if self.trouble:
             raise AtollError(self.trouble)
         for name, value, (low, high) in (
@@ -60,8 +60,8 @@ class RunRow:
             raise AtollError(f"line {self.line} ({self.id}): {name} is {text!r}, expected a number")
         return default if math.isnan(value) else value  # some tools write nan for nothing
 
-    def whole(self, name: str, default: int = 1, least: int = 0, most: int = MOST) -> int:
-        """A count, `default` where the cell is empty."""
+    def integer(self, name: str, default: int = 1, least: int = 0, most: int = MOST) -> int:
+        """Return an integer, `default` if the cell is empty."""
         value = self.number(name, default)
         if not least <= value <= most:
             raise AtollError(
@@ -70,17 +70,17 @@ class RunRow:
         return round(value)
 
     def count(self, name: str, default: int | None = None, most: int = MOST) -> int:
-        """A whole number above 0; without a default the cell must hold one."""
+        """Return an integer above 0; without a default the cell must not be empty."""
         if default is None and math.isnan(self.number(name)):
             raise AtollError(f"line {self.line} ({self.id}): {name} is empty")
-        return self.whole(name, default or 1, 1, most)
+        return self.integer(name, default or 1, 1, most)
 
     def text(self, name: str, default: str = "") -> str:
         return self.values.get(name, "").strip() or default
 
     @property
     def time_s(self) -> float | None:
-        """Measured step time, from tokens per second where it is not given itself."""
+        """Measured step time, else derived from tokens per second."""
         value = self.number("measured_iter_time_s")
         if not math.isnan(value) and value > 0:
             return value
@@ -96,7 +96,7 @@ class RunRow:
 
 
 def read_runs(path: str | Path, required: Sequence[str] = REQUIRED) -> tuple[RunRow, ...]:
-    """The file's rows; a file without the columns that it must have is refused."""
+    """Read the file's rows; refuse a file without the required columns."""
     header, lines = read_csv(path)
     missing = [name for name in required if name not in header]
     if missing:

@@ -1,4 +1,4 @@
-"""Whole steps of Hugging Face models on one device: the schema of `h200_steps.csv` as run rows.
+"""Steps of Hugging Face models on one device: rows of the schema of `h200_steps.csv` as run rows.
 
 Columns: model, family, layers, hidden, heads, kv_heads, ffn, vocab, experts, top_k, dropout,
 tied_embeddings, mbs, seq, recompute (0 or 1), accum, compiled, step_ms, peak_bytes. Parameters,
@@ -23,7 +23,7 @@ from atoll.step.states import STATES
 from atoll.training.run import Run
 from atoll.training.software import flagged
 from atoll.training.stack import STACKS, with_adapters
-from atoll.validation.row_model import method_of
+from atoll.validation.row_model import adapters_from_row
 from atoll.validation.run_table import RunRow
 from atoll.workload.families.config import config_from_hf
 from atoll.workload.families.config_fields import MOST_LAYERS
@@ -51,7 +51,7 @@ MIXTURE = {
     "shared_experts": "n_shared_experts",
     "dense_layers": "first_k_dense_replace",
 }
-# What tables of steps leave out of latent attention (arXiv:2412.19437, section 4.2).
+# Widths of latent attention that tables omit (arXiv:2412.19437, section 4.2).
 LATENT = {
     "deepseek_v3": {
         "q_lora_rank": 1536,
@@ -77,12 +77,12 @@ PLAIN: dict[str, Callable[[int], dict[str, Any]]] = {
 
 
 def is_step_file(header: list[str]) -> bool:
-    """Whether a CSV's columns are those of measured steps."""
+    """Return whether a CSV's columns are those of measured steps."""
     return all(name in header for name in REQUIRED)
 
 
 def read_steps(path: str | Path | Traversable, device: str) -> tuple[RunRow, ...]:
-    """The file's rows, as runs of one device."""
+    """Read the file's rows as runs of one device."""
     header, lines = read_csv(path)
     missing = [name for name in REQUIRED if name not in header]
     if missing:
@@ -91,43 +91,43 @@ def read_steps(path: str | Path | Traversable, device: str) -> tuple[RunRow, ...
 
 
 def _run_row(line: Line, path: str, device: str) -> RunRow:
-    """A step in the terms of a run's table, its own columns kept beside them."""
+    """Return a step as a run row, with the columns of both schemas."""
     cells = line.cells
     name = cells.get("model") or cells.get("family", "")
     name = "-".join((name, cells.get("mbs", ""), cells.get("seq", "")))
     values = {**cells, "device": device, "devices": "1"}
-    own = RunRow(line.number, name, path, device, "A", values)
+    row = RunRow(line.number, name, path, device, "A", values)
     if line.trouble:
-        return replace(own, trouble=f"line {line.number}: {line.trouble}")
+        return replace(row, trouble=f"line {line.number}: {line.trouble}")
     try:
-        return replace(own, values={**own.values, **_as_run(own)})
+        return replace(row, values={**row.values, **_run_cells(row)})
     except AtollError as error:
-        return replace(own, trouble=str(error))  # the other rows are still worth reading
+        return replace(row, trouble=str(error))  # the other rows are still read
 
 
-def _as_run(own: RunRow) -> dict[str, str]:
-    peak_GB = own.number("peak_bytes", 0.0) / 1e9
+def _run_cells(row: RunRow) -> dict[str, str]:
+    peak_GB = row.number("peak_bytes", 0.0) / 1e9
     return {
-        "global_batch": str(own.count("mbs") * own.count("accum", 1)),
-        "micro_batch": own.values["mbs"],
-        "recompute": "full" if own.whole("recompute", 0) else "none",
-        "measured_iter_time_s": str(own.number("step_ms") / 1e3),
+        "global_batch": str(row.count("mbs") * row.count("accum", 1)),
+        "micro_batch": row.values["mbs"],
+        "recompute": "full" if row.integer("recompute", 0) else "none",
+        "measured_iter_time_s": str(row.number("step_ms") / 1e3),
         "measured_peak_mem_GB": str(peak_GB) if peak_GB else "",
-        "n_experts": own.values.get("experts", ""),
-        "framework": "PyTorch",  # and no other, so that nobody guesses
+        "n_experts": row.values.get("experts", ""),
+        "framework": "PyTorch",  # stated, so that no default applies
         "attention_kernel": "flash",
     }
 
 
-def step_run_of(row: RunRow) -> tuple[Run, Layout]:
-    """The run and layout of a measured step."""
+def run_from_step(row: RunRow) -> tuple[Run, Layout]:
+    """Return the run and layout of a measured step."""
     gpu = load_gpu(row.device)
-    stack = STACKS["compiled" if row.whole("compiled", 0) else "eager"]
-    adapters = method_of(row)
+    stack = STACKS["compiled" if row.integer("compiled", 0) else "eager"]
+    adapters = adapters_from_row(row)
     if row.text("experts_implementation") == "grouped_mm":
         stack = flagged(stack, "grouped_mm")
     run = Run(
-        model=model_of(row),
+        model=model_from_step(row),
         gpu=gpu,
         network=load_network(gpu.network),
         devices=1,
@@ -144,21 +144,21 @@ def step_run_of(row: RunRow) -> tuple[Run, Layout]:
     return run, layout
 
 
-def model_of(row: RunRow) -> ModelConfig:
-    """The Hugging Face model of a row's family and sizes."""
+def model_from_step(row: RunRow) -> ModelConfig:
+    """Return the Hugging Face model of a row's family and sizes."""
     family = row.text("family")
     if family in PLAIN:
         return _plain(row, family)
-    given = {key: row.whole(name) for name, key in SIZES.items() if row.text(name)}
-    given |= {key: size for name, key in MIXTURE.items() if (size := row.whole(name, 0))}
+    fields = {key: row.integer(name) for name, key in SIZES.items() if row.text(name)}
+    fields |= {key: size for name, key in MIXTURE.items() if (size := row.integer(name, 0))}
     longest = max(row.count("seq"), 1024)
-    tied = bool(row.whole("tied_embeddings", 0))
+    tied = bool(row.integer("tied_embeddings", 0))
     config = config_from_hf(
         {
             "model_type": family,
             "max_position_embeddings": longest,
             "tie_word_embeddings": tied,
-            **given,
+            **fields,
             **LATENT.get(family, {}),
         },
         f"line {row.line} ({row.id})",
@@ -167,7 +167,7 @@ def model_of(row: RunRow) -> ModelConfig:
 
 
 def _plain(row: RunRow, family: str) -> ModelConfig:
-    """Families before rotary positions and gates."""
+    """Return a model of a family without rotary positions and gates."""
     hidden, heads, sequence = row.count("hidden"), row.count("heads"), row.count("seq")
     if hidden % heads:
         raise AtollError(f"line {row.line} ({row.id}): heads {heads} do not divide hidden {hidden}")
@@ -184,7 +184,7 @@ def _plain(row: RunRow, family: str) -> ModelConfig:
         vocab=row.count("vocab"),
         max_sequence=max(sequence, 1024),
         position_rows=max(sequence, 1024),
-        tied_embeddings=bool(row.whole("tied_embeddings", 0)),
+        tied_embeddings=bool(row.integer("tied_embeddings", 0)),
         dropout=dropout,
         attention_dropout=dropout,
         embedding_dropout=dropout,

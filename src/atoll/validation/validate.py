@@ -1,4 +1,4 @@
-"""Predictions held against measured training runs: errors overall and by group, fits, regret."""
+"""Predictions compared with measured training runs: errors by group, memory fits, regret."""
 
 from __future__ import annotations
 
@@ -19,45 +19,54 @@ from atoll.training.estimate import Estimate, Estimator
 from atoll.training.run import Run
 from atoll.training.site import Site
 from atoll.validation.errors import error_summary
-from atoll.validation.rows import Reader, counted_of, peak_of, run_at, run_of, unread_of
+from atoll.validation.rows import (
+    Reader,
+    peak_meaning,
+    predicted_peak_bytes,
+    run_at_site,
+    run_of,
+    unread_words,
+)
 from atoll.validation.run_table import RunRow, read_runs
-from atoll.validation.step_rows import read_steps, step_run_of
+from atoll.validation.step_rows import read_steps, run_from_step
 
-WORST = 10
+WORST_COUNT = 10
+Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Priced:
-    """What is predicted of a measured run, on whatever machine."""
+    """Prediction of a measured run, on any kind of machine."""
 
     time_s: float
     peak_bytes: float
-    """Of what the row's peak counts."""
+    """Bytes that the row's peak counts."""
     stage_bytes: tuple[float, ...]
     fits: bool
     layout: str
     kind: str
-    """Of run, as intervals have it."""
+    """Kind of run that its error interval is for."""
     variant: str = ""
-    """What tells layouts apart that were measured beside each other."""
+    """Name that distinguishes layouts of the same job."""
     features: tuple[str, ...] = ()
-    intervals: tuple[tuple[float, float], tuple[float, float]] | None = None
-    """Of step time and memory, measured over predicted; none where none is known."""
+    time_interval: Interval | None = None
+    memory_interval: Interval | None = None
+    """Low and high of measured / predicted."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """One row with what was predicted for it, or why nothing was."""
+    """A row with its prediction, or the reason why there is none."""
 
     row: RunRow
     priced: Priced | None
     reason: str = ""
     estimate: Estimate | None = None
-    """Where it is one of the training model."""
+    """The estimate, if the training model predicted it."""
 
     @property
     def time_error(self) -> float | None:
-        """Predicted over measured step time, less one."""
+        """Predicted / measured step time - 1."""
         if self.priced is None or self.row.time_s is None:
             return None
         return self.priced.time_s / self.row.time_s - 1
@@ -70,37 +79,36 @@ class Prediction:
 
 
 def priced_run(row: RunRow, estimate: Estimate) -> Priced:
-    """A run on devices that exist."""
+    """Return the prediction of a run from its estimate."""
     run, layout = estimate.run, estimate.layout
     return Priced(
         time_s=estimate.step.time_s,
-        peak_bytes=peak_of(counted_of(row), estimate.memory),
+        peak_bytes=predicted_peak_bytes(peak_meaning(row), estimate.memory),
         stage_bytes=tuple(memory.allocated for memory in estimate.memory),
         fits=estimate.fits,
         layout=str(layout),
         kind=estimate.expected_error.of,
         variant=f"{layout} {run.attention}",
         features=tuple(name for name, uses in FEATURES.items() if uses(run, layout)),
-        intervals=(estimate.accuracy.step_time, estimate.accuracy.memory),
+        time_interval=estimate.accuracy.step_time,
+        memory_interval=estimate.accuracy.memory,
     )
 
 
 def predict(
     rows: Iterable[RunRow], reader: Reader = run_of, site: Site | None = None
 ) -> tuple[Prediction, ...]:
-    """Every row, priced, at a site if one is given; one that cannot be read or expressed keeps the
-    reason.
-    """
-    found = []
+    """Predict every row, at a site if given; an unreadable row gets the reason."""
+    predictions = []
     for row in rows:
         try:
             row.check()
-            run, layout = run_at(row, site, reader) if site else reader(row)
+            run, layout = run_at_site(row, site, reader) if site else reader(row)
             estimate = Estimator(run).estimate(layout)
-            found.append(Prediction(row, priced_run(row, estimate), estimate=estimate))
+            predictions.append(Prediction(row, priced_run(row, estimate), estimate=estimate))
         except AtollError as error:
-            found.append(Prediction(row, None, str(error)))
-    return tuple(found)
+            predictions.append(Prediction(row, None, str(error)))
+    return tuple(predictions)
 
 
 def validate_runs(
@@ -110,7 +118,7 @@ def validate_runs(
     out: str | Path | None = None,
     site: Site | None = None,
 ) -> RunsValidation:
-    """Errors over a file of measured runs; with `expect="oom"`, how many were refused memory."""
+    """Validate a file of measured runs; with `expect="oom"`, count how many do not fit."""
     if expect not in (None, "oom"):
         raise AtollError(f"expect is {expect!r}, but must be oom")
     return report(predict(read_runs(path), site=site), expect, out)
@@ -123,42 +131,42 @@ def validate_steps(
     out: str | Path | None = None,
     site: Site | None = None,
 ) -> RunsValidation:
-    """Errors over a file of measured steps on one device."""
-    return report(predict(read_steps(path, device), step_run_of, site), None, out)
+    """Validate a file of measured steps on one device."""
+    return report(predict(read_steps(path, device), run_from_step, site), None, out)
 
 
 def report(
     predictions: Sequence[Prediction], expect: str | None = None, out: str | Path | None = None
 ) -> RunsValidation:
-    """Errors of all predictions, which are written to `out`."""
+    """Summarise all predictions and write them to `out`."""
     if out is not None:
         write_predictions(predictions, out)
     return summary(predictions, expect=expect)
 
 
 def summary(predictions: Sequence[Prediction], *, expect: str | None = None) -> RunsValidation:
-    known = [p for p in predictions if p.priced is not None]
+    predicted = [p for p in predictions if p.priced is not None]
     skipped = Counter(p.reason for p in predictions if p.priced is None)
-    step_time, peaks = _time_errors(known), _memory_errors(known)
-    fitting = sum(map(_fits, known))
-    memory = expect == "oom"
-    judged = () if memory else known
-    count = len(known) - fitting if memory else fitting
-    share = count / len(known) if known else None
+    step_time, peaks = _time_errors(predicted), _memory_errors(predicted)
+    fitting = sum(map(_fits, predicted))
+    expects_oom = expect == "oom"
+    judged = () if expects_oom else predicted
+    count = len(predicted) - fitting if expects_oom else fitting
+    share = count / len(predicted) if predicted else None
     return RunsValidation(
         rows=len(predictions),
-        predicted=len(known),
+        predicted=len(predicted),
         skipped=dict(skipped.most_common()),
         step_time=step_time,
         memory=peaks,
         coverage=step_time.coverage,
-        rejected=count if memory else None,
-        rejected_share=share if memory else None,
-        accepted=None if memory else count,
-        accepted_share=None if memory else share,
-        groups={kind: grouped(known, key) for kind, key in GROUPS.items()},
+        rejected=count if expects_oom else None,
+        rejected_share=share if expects_oom else None,
+        accepted=None if expects_oom else count,
+        accepted_share=None if expects_oom else share,
+        groups={kind: grouped(predicted, key) for kind, key in GROUPS.items()},
         unread=dict(
-            Counter(w for p in known if p.estimate for w in unread_of(p.row)).most_common()
+            Counter(w for p in predicted if p.estimate for w in unread_words(p.row)).most_common()
         ),
         regret=regret(filter(None, map(_ranked, judged))),
         by_source=grouped(judged, lambda p: p.row.id.split("-")[0]),
@@ -178,39 +186,30 @@ GROUPS: dict[str, Callable[[Prediction], str]] = {
 
 
 def _time_errors(members: Sequence[Prediction]) -> Errors:
-    return errors((p.time_error, _interval(p, 0)) for p in members)
+    return errors((p.time_error, p.priced.time_interval if p.priced else None) for p in members)
 
 
 def _memory_errors(members: Sequence[Prediction]) -> Errors:
-    return errors((p.memory_error, _interval(p, 1)) for p in members)
+    return errors((p.memory_error, p.priced.memory_interval if p.priced else None) for p in members)
 
 
-def _interval(p: Prediction, which: int) -> tuple[float, float] | None:
-    return p.priced.intervals[which] if p.priced and p.priced.intervals else None
-
-
-def errors(values: Iterable[tuple[float | None, tuple[float, float] | None]]) -> Errors:
-    """Absolute percentage errors, as shares, and how many lie inside of their intervals: what is
-    measured over what is predicted, from low to high.
-    """
-    known = [(error, ratios) for error, ratios in values if error is not None]
-    if not known:
+def errors(values: Iterable[tuple[float | None, Interval | None]]) -> Errors:
+    """Summarise relative errors, and the share of measured / predicted within its interval."""
+    with_intervals = [(error, interval) for error, interval in values if error is not None]
+    if not with_intervals:
         return Errors()
-    inside = [
-        (ratios[0] <= 1 / (1 + error) <= ratios[1], ratios[1] - ratios[0])
-        for error, ratios in known
-        if ratios is not None
-    ]
+    bounded = [(error, *interval) for error, interval in with_intervals if interval is not None]
+    inside = [(low <= 1 / (1 + error) <= high, high - low) for error, low, high in bounded]
     return replace(
-        error_summary([error for error, _ in known]),
+        error_summary([error for error, _ in with_intervals]),
         bias=None,
         coverage=float(np.mean([hit for hit, _ in inside])) if inside else None,
         half_width=float(np.mean([width for _, width in inside]) / 2) if inside else None,
     )
 
 
-class Ranked(NamedTuple):
-    """A measured layout and its place in a predictor's order."""
+class RankedLayout(NamedTuple):
+    """A measured layout and its rank by a predictor."""
 
     group: tuple[Any, ...]
     variant: str
@@ -218,45 +217,45 @@ class Ranked(NamedTuple):
     place: tuple[float, ...]
 
 
-def _ranked(p: Prediction) -> Ranked | None:
+def _ranked(p: Prediction) -> RankedLayout | None:
     if p.priced is None or not p.priced.variant or p.row.time_s is None:
         return None
-    return Ranked(group_of(p.row), p.priced.variant, p.row.time_s, (p.priced.time_s,))
+    return RankedLayout(layout_group(p.row), p.priced.variant, p.row.time_s, (p.priced.time_s,))
 
 
-def regret(layouts: Iterable[Ranked]) -> Regret:
-    """How much slower the layout that is ranked first was than the fastest measured one.
+def regret(layouts: Iterable[RankedLayout]) -> Regret:
+    """Return how much slower the layout ranked first is than the fastest measured one.
 
-    A group is one model on one kind and number of devices with one batch, in which at least two
-    layouts were measured. A layout that was measured several times counts with its best time: what
-    differed between them is not in the table. Of several first ones each is as likely.
+    A group is a model on one kind and number of devices with one batch, with at least two measured
+    layouts. A layout measured several times counts with its best time. Ties for the first rank
+    count with their mean.
     """
-    groups: dict[tuple[Any, ...], list[Ranked]] = defaultdict(list)
-    for one in layouts:
-        groups[one.group].append(one)
-    found = []
+    groups: dict[tuple[Any, ...], list[RankedLayout]] = defaultdict(list)
+    for layout in layouts:
+        groups[layout.group].append(layout)
+    losses = []
     for members in groups.values():
         measured: dict[str, float] = {}
         places: dict[str, tuple[float, ...]] = {}
-        for one in members:
-            name = one.variant
-            measured[name] = min(one.measured_s, measured.get(name, one.measured_s))
-            places[name] = min(one.place, places.get(name, one.place))
+        for layout in members:
+            name = layout.variant
+            measured[name] = min(layout.measured_s, measured.get(name, layout.measured_s))
+            places[name] = min(layout.place, places.get(name, layout.place))
         if len(measured) > 1:
             best = min(places.values())
             chosen = [measured[name] for name, place in places.items() if place == best]
-            found.append(float(np.mean(chosen)) / min(measured.values()) - 1)
-    if not found:
+            losses.append(float(np.mean(chosen)) / min(measured.values()) - 1)
+    if not losses:
         return Regret()
-    return Regret(groups=len(found), mean=float(np.mean(found)), median=float(np.median(found)))
+    return Regret(groups=len(losses), mean=float(np.mean(losses)), median=float(np.median(losses)))
 
 
-def group_of(row: RunRow) -> tuple[Any, ...]:
-    """Of rows that differ in their layouts: the same model, devices and batch."""
+def layout_group(row: RunRow) -> tuple[Any, ...]:
+    """Return the key of rows that differ only in layout: model, devices and batch."""
     names = ("model", "precision", "device_mem_GB")
     sizes = ("layers", "hidden", "heads", "devices", "global_batch", "seq")
     texts = tuple(row.text(name) for name in names)
-    return (row.device, *texts, *(row.whole(name, 0) for name in sizes))
+    return (row.device, *texts, *(row.integer(name, 0) for name in sizes))
 
 
 def grouped(
@@ -292,18 +291,18 @@ FEATURES: dict[str, Callable[[Run, Layout], bool]] = {
 
 
 def _features(predictions: Sequence[Prediction]) -> dict[str, GroupErrors]:
-    """Errors where a feature is in use."""
-    found = {}
+    """Return the errors of runs that use a feature, by feature."""
+    errors_by_feature = {}
     for name in FEATURES:
         users = [p for p in predictions if p.priced and name in p.priced.features]
         if users:
-            found[name] = _errors(users)
-    return found
+            errors_by_feature[name] = _errors(users)
+    return errors_by_feature
 
 
 def _largest(predictions: Sequence[Prediction]) -> list[Prediction]:
     timed = [p for p in predictions if p.time_error is not None]
-    return sorted(timed, key=lambda p: -abs(p.time_error or 0.0))[:WORST]
+    return sorted(timed, key=lambda p: -abs(p.time_error or 0.0))[:WORST_COUNT]
 
 
 def _worst(p: Prediction) -> WorstRun:
@@ -330,41 +329,41 @@ FIELDS = (
 
 
 def write_predictions(predictions: Sequence[Prediction], path: str | Path) -> None:
-    """One line a row, with prediction and error, or the reason why there is none."""
+    """Write a line per row with prediction and error, or the reason why there is none."""
     write_csv(path, FIELDS, [_line(p) for p in predictions])
 
 
 def _line(p: Prediction) -> list[Any]:
-    found = p.priced
-    if found is None:
+    predicted = p.priced
+    if predicted is None:
         measured_s, peak = _readable(p.row, "time_s"), _readable(p.row, "peak_bytes")
         devices = p.row.text("devices")
         return [
             p.row.id, p.row.device, devices, "", measured_s, "", "", peak, "", "", "", "", p.reason,
             "", "", "", "",
         ]  # fmt: skip
-    times, peaks = found.intervals or ((), ())
+    times, peaks = predicted.time_interval or (), predicted.memory_interval or ()
     return [
         p.row.id,
         p.row.device,
-        p.row.whole("devices"),
-        found.layout,
+        p.row.integer("devices"),
+        predicted.layout,
         p.row.time_s or "",
-        f"{found.time_s:.6g}",
+        f"{predicted.time_s:.6g}",
         "" if p.time_error is None else f"{p.time_error:.4f}",
         p.row.peak_bytes or "",
-        f"{found.peak_bytes:.6g}",
+        f"{predicted.peak_bytes:.6g}",
         "" if p.memory_error is None else f"{p.memory_error:.4f}",
-        " ".join(f"{held:.4g}" for held in found.stage_bytes),
-        int(found.fits),
+        " ".join(f"{bytes_:.4g}" for bytes_ in predicted.stage_bytes),
+        int(predicted.fits),
         p.reason,
-        *([f"{found.time_s * ratio:.6g}" for ratio in times] or ["", ""]),
-        *([f"{found.peak_bytes * ratio:.6g}" for ratio in peaks] or ["", ""]),
+        *([f"{predicted.time_s * ratio:.6g}" for ratio in times] or ["", ""]),
+        *([f"{predicted.peak_bytes * ratio:.6g}" for ratio in peaks] or ["", ""]),
     ]
 
 
 def _readable(row: RunRow, name: str) -> Any:
-    """A measurement of a row that was skipped, if it can be read."""
+    """Return a measurement of a skipped row, "" if it cannot be read."""
     try:
         return getattr(row, name) or ""
     except AtollError:

@@ -1,4 +1,4 @@
-"""A run of one's own as a row of a table of measured runs, for `validate` and `calibrate`."""
+"""Write a user's run as a row of a table of measured runs, for `validate` and `calibrate`."""
 
 from __future__ import annotations
 
@@ -17,19 +17,15 @@ from atoll.validation.run_table import REQUIRED, RunRow
 from atoll.workload.adapters import TARGETS
 from atoll.workload.families.model_config import ModelConfig
 
-CLOSE = 1e-3
-"""Of a step time or a peak: a row that reads back farther off does not describe the run."""
+TOLERANCE = 1e-3
+"""Relative difference in step time or memory up to which a row read back describes the run."""
 
 
-def append_run(path: Path, name: str, found: Estimate, measured: dict[str, Any]) -> None:
-    """Add a run and what was measured of it to a table of runs, which is created if needed.
-
-    Cells stand under the columns of the table; one that lacks columns which this run needs is
-    refused, as is a file that is no table of runs.
-    """
-    cells = {"id": name, **_model(found.run.model), **_run(found.run), **_layout(found.layout)}
+def append_run(path: Path, name: str, priced: Estimate, measured: dict[str, Any]) -> None:
+    """Append a run and its measurements to a table of runs, which must have all its columns."""
+    cells = {"id": name, **_model(priced.run.model), **_run(priced.run), **_layout(priced.layout)}
     row = {column: _text(value) for column, value in (cells | measured).items()}
-    _check(row, found)
+    _check(row, priced)
 
     def aligned(header: Sequence[str]) -> Mapping[str, str]:
         missing = [column for column in REQUIRED if column not in header]
@@ -38,30 +34,30 @@ def append_run(path: Path, name: str, found: Estimate, measured: dict[str, Any])
                 f"{path}: not a table of runs (no column {', '.join(missing)}), and left as it "
                 "is; give another file"
             )
-        kept = {column: row[column] for column in header if column in row}
-        lost = [column for column, text in row.items() if text and column not in kept]
+        matching = {column: row[column] for column in header if column in row}
+        dropped = [column for column, text in row.items() if text and column not in matching]
         try:
-            if set(measured) & set(lost):
+            if set(measured) & set(dropped):
                 raise AtollError("measurements would be lost")
-            _check(kept, found)
+            _check(matching, priced)
         except AtollError:
             raise AtollError(
-                f"{path}: the table has no column {', '.join(lost)}, which this run needs; add "
+                f"{path}: the table has no column {', '.join(dropped)}, which this run needs; add "
                 "them to its header and its rows, or give another file"
             ) from None
-        return kept
+        return matching
 
     append_csv(path, list(row), aligned)
 
 
-def _check(row: Mapping[str, str], found: Estimate) -> None:
-    """Refuse a run that a row cannot describe: read back, it must be the same."""
+def _check(row: Mapping[str, str], priced: Estimate) -> None:
+    """Refuse a run that a row cannot describe: its estimate must be the same when read back."""
     try:
-        again = estimate(*run_of(RunRow(1, row["id"], "", row["device"], "", row)))
+        reread = estimate(*run_of(RunRow(1, row["id"], "", row["device"], "", row)))
     except AtollError as error:
         raise AtollError(f"the run cannot be written as a row ({error})") from None
-    figures = (again.step.time_s, found.step.time_s), (again.worst.needed, found.worst.needed)
-    if any(abs(mine / theirs - 1) > CLOSE for mine, theirs in figures):
+    figures = (reread.step.time_s, priced.step.time_s), (reread.worst.needed, priced.worst.needed)
+    if any(abs(mine / theirs - 1) > TOLERANCE for mine, theirs in figures):
         raise AtollError(
             "the run cannot be written as a row: tables of runs have no columns for all that "
             "decides its speed and memory"
@@ -113,8 +109,8 @@ def _model(model: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _word(known: dict[str, str], meant: str) -> str:
-    return next((word for word, meaning in known.items() if meaning == meant), "")
+def _word(meanings: dict[str, str], wanted: str) -> str:
+    return next((word for word, meaning in meanings.items() if meaning == wanted), "")
 
 
 def _run(run: Run) -> dict[str, Any]:

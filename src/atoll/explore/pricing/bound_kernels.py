@@ -87,8 +87,8 @@ def layout_bounds(
     """
     for node in range(start, stop):
         v = node_variant[node]
-        own = slice(first_layer[v], first_layer[v] + layers[v])
-        work = work_of(pass_s[node], repeats[own], block[own])
+        variant_layers = slice(first_layer[v], first_layer[v] + layers[v])
+        work = work_of(pass_s[node], repeats[variant_layers], block[variant_layers])
         least = np.inf
         for a in range(layout_ptr[v], layout_ptr[v + 1]):
             least = min(least, floor_of(floors, a, work))
@@ -160,29 +160,29 @@ def floor_of(floors, a, work):
     p = floors.stages[a]
     c = floors.copies[a]
     transfer_s = floors.transfer_s[a]
-    whole = total + transfer_s
-    held = max(-(-c * blocks // p) * shortest, -(-c * most // p) * usual)
-    load = max(whole / p, max(largest, held) / c)
-    found = floors.loads[a] * load + floors.passes[a] * whole
+    pass_s = total + transfer_s
+    stage_s = max(-(-c * blocks // p) * shortest, -(-c * most // p) * usual)
+    load = max(pass_s / p, max(largest, stage_s) / c)
+    step_s = floors.loads[a] * load + floors.passes[a] * pass_s
     end = floors.end_blocks[a] * shortest + behind
-    found = max(found, floors.through[a] * whole + floors.through_ends[a] * end)
+    step_s = max(step_s, floors.through[a] * pass_s + floors.through_ends[a] * end)
     stage = floors.stage_blocks[a] * shortest + behind
-    found = max(found, floors.stage_ends[a] * stage + floors.head_blocks[a] * shortest)
+    step_s = max(step_s, floors.stage_ends[a] * stage + floors.head_blocks[a] * shortest)
     apart = floors.apart_blocks[a] * (block_f + block_d) + floors.apart_weights[a] * block_w
-    found = max(found, floors.apart[a] * (forward + data + transfer_s) + apart)
+    step_s = max(step_s, floors.apart[a] * (forward + data + transfer_s) + apart)
     least = floors.forward_blocks[a] * block_f + floors.data_blocks[a] * block_d
-    found = max(found, least + floors.weight_blocks[a] * block_w)
+    step_s = max(step_s, least + floors.weight_blocks[a] * block_w)
     least = floors.other_forward_blocks[a] * block_f + floors.other_data_blocks[a] * block_d
-    found = max(found, least + floors.other_weight_blocks[a] * block_w)
-    return found + floors.fixed_s[a]
+    step_s = max(step_s, least + floors.other_weight_blocks[a] * block_w)
+    return step_s + floors.fixed_s[a]
 
 
 @entry
-def floors_s(floors, pass_s, repeats, block, found):
+def floors_s(floors, pass_s, repeats, block, step_s):
     """The same of every layout of one node."""
     work = work_of(pass_s, repeats, block)
-    for a in range(found.shape[0]):
-        found[a] = floor_of(floors, a, work)
+    for a in range(step_s.shape[0]):
+        step_s[a] = floor_of(floors, a, work)
 
 
 @entry
@@ -197,9 +197,9 @@ def layer_floors(start, stop, begins, capacity, costs, passes, chips, layers, lo
     options = costs.tensor_count.shape[1]
     duration = np.empty(options)
     demand = np.empty((options, RESOURCES + costs.level_Bps.shape[1]))
-    known = np.zeros(costs.kind.shape[0], np.int64)
-    fastest = np.empty(known.shape[0])
-    work = np.empty((known.shape[0], RESOURCES))
+    computed = np.zeros(costs.kind.shape[0], np.int64)
+    fastest = np.empty(computed.shape[0])
+    work = np.empty((computed.shape[0], RESOURCES))
     finish = np.empty(MAX_PASS)
     total = np.empty(RESOURCES)
     for pair in range(start, stop):
@@ -211,8 +211,8 @@ def layer_floors(start, stop, begins, capacity, costs, passes, chips, layers, lo
             ops = passes.op[first:last]
             for j in range(ops.shape[0]):
                 op = ops[j]
-                if known[op] != chip + 1:
-                    known[op] = chip + 1
+                if computed[op] != chip + 1:
+                    computed[op] = chip + 1
                     fastest[op] = operator_floor(
                         costs, chip, op, capacity[chip], duration, demand, work[op]
                     )

@@ -103,7 +103,7 @@ class LayoutBounds:
         block = np.zeros(len(repeats), np.bool_)
         for v in variants:
             repeats[v.first_layer : v.first_layer + v.layers] = v.facts.repeats
-            block[[v.first_layer + own.layer for own in v.facts.blocks]] = True
+            block[[v.first_layer + kind.layer for kind in v.facts.blocks]] = True
         return (
             self.variants.layer_ranges,
             np.array([v.layers for v in variants], np.int64),
@@ -114,11 +114,13 @@ class LayoutBounds:
     def some_variants_s(self, pass_s: FloatArray, row: IntArray, variant: IntArray) -> FloatArray:
         """The same for pairs of a row of `pass_s` (rows, all layers, 2) and a variant."""
         ranges = self.variants.layer_ranges
-        own = np.zeros((len(row), int(np.diff(ranges).max()), 2))
+        node_s = np.zeros((len(row), int(np.diff(ranges).max()), 2))
         for v in np.unique(variant):
             nodes = np.flatnonzero(variant == v)
-            own[nodes, : ranges[v + 1] - ranges[v]] = pass_s[row[nodes], ranges[v] : ranges[v + 1]]
-        return self.step_s(own, variant)
+            node_s[nodes, : ranges[v + 1] - ranges[v]] = pass_s[
+                row[nodes], ranges[v] : ranges[v + 1]
+            ]
+        return self.step_s(node_s, variant)
 
     def all_variants_s(self, pass_s: FloatArray) -> FloatArray:
         """The same for every variant at once: (rows, all layers, 2) to (rows, variants)."""
@@ -140,6 +142,6 @@ def roofline_bounds(
     pass_s = layer_rooflines(distinct, variants, setting, work)
     least = np.split(pass_s.sum(axis=2).min(axis=0), variants.layer_ranges[1:-1])
     hbm_Bps = float(rates[:, HBM].max())
-    found = list_layouts(variants.variants, setting, memory_bytes, hbm_Bps, least)
-    layouts = LayoutBounds(variants, found)
+    listed_layouts = list_layouts(variants.variants, setting, memory_bytes, hbm_Bps, least)
+    layouts = LayoutBounds(variants, listed_layouts)
     return layouts, layouts.all_variants_s(pass_s)[number]

@@ -174,8 +174,8 @@ def variant_work(
 ) -> VariantWork:
     """The part that no chip changes, with one chip's bytes of HBM and GLB."""
     macs = float(repeats @ work.macs)
-    configs, own = chips.tensor_configs, int(chips.tensor_config[chip, 0])
-    moved = float(core_buffer_bytes_per_mac(configs.width[own], configs.depth[own]))
+    configs, config = chips.tensor_configs, int(chips.tensor_config[chip, 0])
+    moved = float(core_buffer_bytes_per_mac(configs.width[config], configs.depth[config]))
     return VariantWork(
         macs=macs,
         vector_ops=float(repeats @ work.vector_ops),

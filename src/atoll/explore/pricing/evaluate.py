@@ -88,15 +88,18 @@ class Priced:
         """Quick bounds of many nodes, from below and above: each (nodes, layers, forward and
         backward)."""
 
-        def fill(start: int, stop: int, chips: IntArray, layers: IntArray, *found: Any) -> None:
-            each = np.arange(2 * start, 2 * stop)
-            passes, own = 2 * layers[each // 2] + each % 2, chips[each // 2]
-            for at in range(0, len(each), BLOCK):
+        def fill(start: int, stop: int, chips: IntArray, layers: IntArray, *bounds: Any) -> None:
+            both_passes = np.arange(2 * start, 2 * stop)
+            passes, pass_chips = (
+                2 * layers[both_passes // 2] + both_passes % 2,
+                chips[both_passes // 2],
+            )
+            for at in range(0, len(both_passes), BLOCK):
                 part = slice(at, at + BLOCK)
                 for bound, seconds in zip(
-                    found, self._quick_bounds(passes[part], own[part]), strict=True
+                    bounds, self._quick_bounds(passes[part], pass_chips[part]), strict=True
                 ):
-                    bound.reshape(-1)[each[part]] = seconds
+                    bound.reshape(-1)[both_passes[part]] = seconds
 
         lower, upper = self._bounds(node_chip, node_variant, fill, 2)
         return lower, upper
@@ -110,9 +113,9 @@ class Priced:
             ptr, duration, demand, capacities(self.costs, node_chip), graphs.ptr[node_pass],
             graphs.pred_ptr, graphs.pred_idx, self.variants.begins,
         )  # fmt: skip
-        found = empty_quick(len(node_pass), len(duration))
-        quick_bounds(0, len(node_pass), problems, found)
-        return found.lower_s, found.upper_s
+        quick = empty_quick(len(node_pass), len(duration))
+        quick_bounds(0, len(node_pass), problems, quick)
+        return quick.lower_s, quick.upper_s
 
     def floors(self, node_chip: IntArray, node_variant: IntArray) -> FloatArray:
         """From below alone, at a fraction of the cost: paths and work."""
@@ -134,20 +137,20 @@ class Priced:
         ranges = self.variants.layer_ranges
         begin, layers = ranges[node_variant], np.diff(ranges)[node_variant]
         node = np.repeat(np.arange(len(node_chip)), layers)
-        own = np.arange(len(node)) - np.repeat(np.cumsum(layers) - layers, layers)
+        position = np.arange(len(node)) - np.repeat(np.cumsum(layers) - layers, layers)
         # Variants that spread experts otherwise have most of their layers in common.
-        layer = self.passes.alike[begin[node] + own]
+        layer = self.passes.alike[begin[node] + position]
         every = len(self.passes.layers)
         pairs, number = np.unique(node_chip[node] * every + layer, return_inverse=True)
-        found = np.zeros((count, len(pairs), 2))
-        arguments = (*np.divmod(pairs, every), *found)
+        pair_bounds = np.zeros((count, len(pairs), 2))
+        arguments = (*np.divmod(pairs, every), *pair_bounds)
         over_ranges(lambda a, b: fill(a, b, *arguments), len(pairs))
         if self.setting.limit is not None:
             chip, layer = np.divmod(pairs, every)
             used, at = np.unique(layer, return_inverse=True)
-            np.maximum(found, self._limited_s(used)[at, :, chip], out=found)
+            np.maximum(pair_bounds, self._limited_s(used)[at, :, chip], out=pair_bounds)
         bounds = np.zeros((count, len(node_chip), int(layers.max(initial=0)), 2))
-        bounds[:, node, own] = found[:, number]
+        bounds[:, node, position] = pair_bounds[:, number]
         return tuple(bounds)
 
     def forward_s(self, node_chip: IntArray, node_variant: IntArray) -> FloatArray:
@@ -160,7 +163,7 @@ class Priced:
         for number in np.unique(node_variant):
             variant, rows = variants[number], np.flatnonzero(node_variant == number)
             first = variant.first_layer
-            own_s = np.concatenate(
+            operators_s = np.concatenate(
                 [
                     self._alone_s(2 * (first + b.layer), node_chip[rows])
                     for b in variant.facts.blocks
@@ -168,8 +171,8 @@ class Priced:
                 axis=1,
             )
             if variant.cp > 1:  # the turns of a ring together
-                own_s = np.add.reduceat(own_s, variant.turns, axis=1)
-            result[rows, : own_s.shape[1]] = own_s
+                operators_s = np.add.reduceat(operators_s, variant.turns, axis=1)
+            result[rows, : operators_s.shape[1]] = operators_s
         return result
 
     def _alone_s(self, number: int, chips: IntArray) -> FloatArray:
@@ -180,12 +183,12 @@ class Priced:
             passes = np.full(len(part), number)
             _, duration, _ = pass_problems(self.costs, self.passes.arrays, passes, part)
             parts.append(duration.min(axis=1).reshape(len(part), -1))
-        found = np.concatenate(parts)
+        shortest = np.concatenate(parts)
         if self.setting.limit is None:
-            return found
+            return shortest
         ptr, op = self.passes.arrays.ptr, self.passes.arrays.op
         joules = self._operator_J[op[ptr[number] : ptr[number + 1]]][:, chips]
-        return np.maximum(found, shortest_s(joules, self._left_W[chips]).T)
+        return np.maximum(shortest, shortest_s(joules, self._left_W[chips]).T)
 
     @cached_property
     def _operator_J(self) -> FloatArray:
@@ -202,12 +205,12 @@ class Priced:
         return shortest_s(pass_J(self.passes, self._operator_J, layers), self._left_W)
 
     def pass_bounds(
-        self, chip: int, variant: Variant, known: Sequence[Schedule]
+        self, chip: int, variant: Variant, schedules: Sequence[Schedule]
     ) -> tuple[FloatArray, FloatArray]:
         """Bounds and makespans of the passes of all layers, each (layers, forward and backward):
         those of schedules, or what the limit on power leaves."""
-        lower = np.array([one.lower_bound_s for one in known]).reshape(-1, 2)
-        upper = np.array([one.makespan_s for one in known]).reshape(-1, 2)
+        lower = np.array([schedule.lower_bound_s for schedule in schedules]).reshape(-1, 2)
+        upper = np.array([schedule.makespan_s for schedule in schedules]).reshape(-1, 2)
         if self.setting.limit is not None:
             layers = np.arange(variant.first_layer, variant.first_layer + len(variant.passes))
             least_s = self._limited_s(layers)[:, :, chip]
@@ -218,8 +221,8 @@ class Priced:
         """Shortest durations of the blocks' forward operators."""
         number = self.variants.variants.index(variant)
         row = self.forward_s(np.array([chip]), np.array([number]))[0]
-        own: FloatArray = row[: variant.facts.operator_count].copy()
-        return own
+        operators_s: FloatArray = row[: variant.facts.operator_count].copy()
+        return operators_s
 
     def times(self, chip: int, variant: Variant, pass_s: FloatArray) -> Times:
         """These times of a variant's passes, with the operators' own; see `times_of`."""
@@ -255,10 +258,10 @@ class Priced:
         self, chip: int, variant: Variant, memory_bytes: float | None = None
     ) -> PlacementProblem:
         """The variant on devices of this chip; with its own memory unless told otherwise."""
-        own_bytes = float(self.chips.hbm_capacity_bytes[chip])
+        chip_bytes = float(self.chips.hbm_capacity_bytes[chip])
         return self.setting.problem(
             variant,
-            own_bytes if memory_bytes is None else memory_bytes,
+            chip_bytes if memory_bytes is None else memory_bytes,
             float(self.chips.stream_Bps[chip]),
         )
 
@@ -289,38 +292,38 @@ class Priced:
         wait_for_kernels("schedules")
         first = 2 * variant.first_layer
         problems = [self.problem(chip, first + i) for i in range(2 * len(variant.passes))]
-        found = [solve(problem, effort="quick") for problem in problems]
+        schedules = [solve(problem, effort="quick") for problem in problems]
         repeats = np.zeros(len(variant.passes))
         repeats[: variant.layers] = variant.facts.repeats
         repeats = np.repeat(np.where(repeats > 0, repeats, np.roll(repeats, variant.layers)), 2)
-        gaps_s = repeats * [one.makespan_s - one.lower_bound_s for one in found]
+        gaps_s = repeats * [schedule.makespan_s - schedule.lower_bound_s for schedule in schedules]
         for number in np.argsort(-gaps_s, kind="stable").tolist():
-            if found[number].gap <= tolerance:
+            if schedules[number].gap <= tolerance:
                 continue
             enough_s = np.inf
             if effort != "linear":  # which takes no longer than to know what is enough
-                enough_s = self._enough_s(chip, variant, found, number, limit_s)
-            found[number] = solve(
+                enough_s = self._enough_s(chip, variant, schedules, number, limit_s)
+            schedules[number] = solve(
                 problems[number], effort=effort, tolerance=tolerance, enough_s=enough_s, stop=stop
             )
-            lower, _ = self.pass_bounds(chip, variant, found)
+            lower, _ = self.pass_bounds(chip, variant, schedules)
             if np.isfinite(limit_s) and (self.place(chip, variant, lower, limit_s) is None):
                 break
-        return list(zip(found[0::2], found[1::2], strict=True))
+        return list(zip(schedules[0::2], schedules[1::2], strict=True))
 
     def _enough_s(
-        self, chip: int, variant: Variant, known: list[Schedule], number: int, limit_s: float
+        self, chip: int, variant: Variant, schedules: list[Schedule], number: int, limit_s: float
     ) -> float:
         """How long one of the passes has to be for all steps to reach the limit, the others being
         as they are; infinite where none of its schedules is that long.
         """
-        lower, _ = self.pass_bounds(chip, variant, known)
+        lower, _ = self.pass_bounds(chip, variant, schedules)
 
         def rules_out(seconds: float) -> bool:
             lower.reshape(-1)[number] = seconds
             return self.place(chip, variant, lower, limit_s) is None
 
-        low, high = known[number].lower_bound_s, known[number].makespan_s
+        low, high = schedules[number].lower_bound_s, schedules[number].makespan_s
         if not np.isfinite(limit_s) or not rules_out(high):
             return np.inf
         for _ in range(HALVINGS):

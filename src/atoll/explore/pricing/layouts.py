@@ -41,8 +41,8 @@ class PowerLimit:
         return np.minimum(self.W, self.W_per_mm2 * area_mm2)
 
     def words(self) -> str:
-        given = ((self.W, "W"), (self.W_per_mm2, "W/mm2"))
-        return " and ".join(f"{value:g} {unit}" for value, unit in given if np.isfinite(value))
+        limits = ((self.W, "W"), (self.W_per_mm2, "W/mm2"))
+        return " and ".join(f"{value:g} {unit}" for value, unit in limits if np.isfinite(value))
 
 
 @dataclass(frozen=True)
@@ -144,15 +144,15 @@ def _others(floors: Floors) -> list[Row]:
     more of anything.
     """
     rows = np.unique(np.stack([column.astype(np.float64) for column in floors], axis=1), axis=0)
-    found: list[Row] = []
+    kept_rows: list[Row] = []
     for stages in np.unique(rows[:, :2], axis=0):
-        own = rows[(rows[:, :2] == stages).all(axis=1)]
-        own = own[np.argsort(own.sum(axis=1), kind="stable")]
-        kept = np.zeros(len(own), np.bool_)
-        for i, row in enumerate(own):
-            kept[i] = not (own[:i][kept[:i]] <= row).all(axis=1).any()
-        found += [tuple(row) for row in own[kept].tolist()]
-    return found
+        alike = rows[(rows[:, :2] == stages).all(axis=1)]
+        alike = alike[np.argsort(alike.sum(axis=1), kind="stable")]
+        kept = np.zeros(len(alike), np.bool_)
+        for i, row in enumerate(alike):
+            kept[i] = not (alike[:i][kept[:i]] <= row).all(axis=1).any()
+        kept_rows += [tuple(row) for row in alike[kept].tolist()]
+    return kept_rows
 
 
 def undominated(
@@ -173,11 +173,11 @@ def undominated(
     left = np.arange(len(fixed_s))
     kept = []
     while len(left):
-        one, left = left[0], left[1:]
-        kept.append(int(one))
-        shorter_s = np.maximum(0.0, transfer_s[one] - transfer_s[left]) / stages
-        more = loads[left] - loads[one]
-        dearer_s = more * (load_s + transfer_s[one] / stages) + fixed_s[left] - fixed_s[one]
-        dearer_s += passes * (transfer_s[left] - transfer_s[one])
+        first, left = left[0], left[1:]
+        kept.append(int(first))
+        shorter_s = np.maximum(0.0, transfer_s[first] - transfer_s[left]) / stages
+        more = loads[left] - loads[first]
+        dearer_s = more * (load_s + transfer_s[first] / stages) + fixed_s[left] - fixed_s[first]
+        dearer_s += passes * (transfer_s[left] - transfer_s[first])
         left = left[(more < 0.0) | (dearer_s < loads[left] * shorter_s)]
     return np.array(kept, np.int64)

@@ -32,11 +32,11 @@ def computed_J(
 ) -> FloatArray:
     """Of so much work on each chip, without bytes of HBM and of shared buffers: (works, chips)."""
     energy = energy_at(chips.template, chips.process_nm)
-    configs, own = chips.tensor_configs, chips.tensor_config[:, 0]
-    moved = core_buffer_bytes_per_mac(configs.width[own], configs.depth[own])
+    configs, config = chips.tensor_configs, chips.tensor_config[:, 0]
+    moved = core_buffer_bytes_per_mac(configs.width[config], configs.depth[config])
     mac_J = energy.mac_J + moved * energy.core_buffer_J_per_byte
-    found = macs[:, None] * mac_J + vector_ops[:, None] * energy.vector_op_J
-    return np.asarray(_square(chips) * found + link_bytes[:, None] * energy.link_J_per_byte)
+    joules = macs[:, None] * mac_J + vector_ops[:, None] * energy.vector_op_J
+    return np.asarray(_square(chips) * joules + link_bytes[:, None] * energy.link_J_per_byte)
 
 
 def _square(chips: Chips) -> FloatArray:
@@ -55,23 +55,27 @@ def operator_J(chips: Chips, costs: Costs, work: OperatorWork) -> FloatArray:
     # Collectives go between HBM and the network port, past the buffers.
     buffered = np.where(work.link_bytes > 0.0, 0.0, work.bytes)[:, None]
     glb_J = energy.glb_J_per_byte * chips.glb_energy
-    found = np.where(products, costs.glb_bytes[:, config], buffered) * glb_J
+    operator_joules = np.where(products, costs.glb_bytes[:, config], buffered) * glb_J
     for level, joules in enumerate(levels.J_per_byte if levels else ()):
-        found += np.where(products, costs.level_bytes[:, config, level], buffered) * joules
-    found = found * _square(chips) + hbm * energy.hbm_J_per_byte * chips.hbm_energy
-    return found + computed_J(chips, work.macs, work.vector_ops, work.link_bytes)
+        operator_joules += (
+            np.where(products, costs.level_bytes[:, config, level], buffered) * joules
+        )
+    operator_joules = (
+        operator_joules * _square(chips) + hbm * energy.hbm_J_per_byte * chips.hbm_energy
+    )
+    return operator_joules + computed_J(chips, work.macs, work.vector_ops, work.link_bytes)
 
 
-def pass_J(passes: PassSet, each_J: FloatArray, layers: IntArray) -> FloatArray:
+def pass_J(passes: PassSet, operator_J: FloatArray, layers: IntArray) -> FloatArray:
     """Of both passes of these layers, from the energies of operators: (layers, 2, chips)."""
-    found = np.zeros((len(layers), 2, each_J.shape[1]))
+    joules = np.zeros((len(layers), 2, operator_J.shape[1]))
     ptr, op = passes.arrays.ptr, passes.arrays.op
     for number, layer in enumerate(layers.tolist()):
         for which in range(2):
             # One after the other: the same to the last bit whatever the other chips.
             for row in op[ptr[2 * layer + which] : ptr[2 * layer + which + 1]]:
-                found[number, which] += each_J[row]
-    return found
+                joules[number, which] += operator_J[row]
+    return joules
 
 
 def resting_W(chips: Chips) -> FloatArray:
@@ -99,9 +103,9 @@ def step_floors_s(
     """No step of a chip's variant is shorter, whatever its layout: (chips, variants); at another
     power at rest if told.
     """
-    found = np.zeros((len(chips), len(variants.variants)))
+    step_s = np.zeros((len(chips), len(variants.variants)))
     if setting.limit is None:
-        return found
+        return step_s
     rest_W = resting_W(chips) if rest_W is None else rest_W
     sums = repeats @ work.macs, repeats @ work.vector_ops, repeats @ work.link_bytes
     joules = computed_J(chips, *sums).T

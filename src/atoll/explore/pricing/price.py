@@ -68,17 +68,17 @@ def price_of(job: SearchQuestion) -> Price | None:
     """What a job's throughput is divided by."""
     if job.per is None:
         return None
-    given = {
+    options = {
         "years": job.years,
         "usd_per_kWh": job.kwh_price,
         "pue": job.pue,
         "network_usd": job.network_price,
     }
-    own = {name: value for name, value in given.items() if value is not None}
-    prices = replace(USUAL_PRICES, **own)
-    made = linked(job.network or "")
-    if made is not None:
-        prices = with_links(prices, *made, job.devices)
+    stated_prices = {name: value for name, value in options.items() if value is not None}
+    prices = replace(USUAL_PRICES, **stated_prices)
+    network = linked(job.network or "")
+    if network is not None:
+        prices = with_links(prices, *network, job.devices)
     return Price(PERS[job.per], job.devices, prices)
 
 
@@ -104,8 +104,8 @@ class Price:
         self, space: Space, chips: Chips, memories: Sequence[tuple[Hbm, ...]]
     ) -> FloatArray:
         """Of chips of a space, each with one memory."""
-        found = np.empty(len(chips))
+        prices = np.empty(len(chips))
         for number, (hbm,) in enumerate(memories):
-            own = chips.memory == number
-            found[own] = self.of_designs(space, hbm)[chips.design[own]]
-        return found
+            chosen = chips.memory == number
+            prices[chosen] = self.of_designs(space, hbm)[chips.design[chosen]]
+        return prices

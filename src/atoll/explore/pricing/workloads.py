@@ -109,7 +109,7 @@ class Variant:
     @property
     def turns(self) -> NDArray[np.int64]:
         """Of the blocks' forward operators as they are priced, the first of each of the model's."""
-        priced = [op for own in self.facts.blocks for op in self.passes[own.layer].forward]
+        priced = [op for kind in self.facts.blocks for op in self.passes[kind.layer].forward]
         return np.array([i for i, op in enumerate(priced) if not op.name.endswith(TURN)], np.int64)
 
     @property
@@ -139,20 +139,20 @@ class Variants:
 
     def part(self, numbers: Iterable[int]) -> Variants:
         """Some of the variants, with their own operators: pricing them is then quick."""
-        found: list[Variant] = []
+        chosen: list[Variant] = []
         layers: list[int] = []
         for number in numbers:
             variant = self.variants[number]
-            found.append(replace(variant, first_layer=len(layers)))
+            chosen.append(replace(variant, first_layer=len(layers)))
             layers += range(variant.first_layer, variant.first_layer + len(variant.passes))
         passes, at = self.passes.some(np.array(layers, np.int64))
-        return Variants(self.workloads, tuple(found), passes, self.begins[at])
+        return Variants(self.workloads, tuple(chosen), passes, self.begins[at])
 
     def of_workload(self, workload: int) -> Variants:
         """Those of one workload alone."""
-        found = self.part(self.of(workload))
-        own = tuple(replace(variant, workload=0) for variant in found.variants)
-        return replace(found, workloads=(self.workloads[workload],), variants=own)
+        chosen = self.part(self.of(workload))
+        renumbered = tuple(replace(variant, workload=0) for variant in chosen.variants)
+        return replace(chosen, workloads=(self.workloads[workload],), variants=renumbered)
 
     def of(self, workload: int) -> list[int]:
         return [i for i, variant in enumerate(self.variants) if variant.workload == workload]
@@ -168,7 +168,7 @@ def make_workload(
 
 
 def spreads_of(
-    asked: SearchQuestion, workloads: Sequence[Workload], orders: Sequence[str]
+    job: SearchQuestion, workloads: Sequence[Workload], orders: Sequence[str]
 ) -> Spreads:
     """The spreads that a question asks for, or those that its models are tried with."""
     long = any(workload.sequence >= LONG for workload in workloads)
@@ -177,10 +177,10 @@ def spreads_of(
     )
     powers = tuple(2**i for i in range(max(1, experts).bit_length()) if 2**i < experts)
     return Spreads(
-        cp=asked.cp or ((1, 2, 4, 8) if long else (1, 2)),
-        ep=asked.ep or tuple(dict.fromkeys((*powers, max(1, experts)))),
-        etp=asked.etp,
-        sp=() if asked.sp is None else (asked.sp,),
+        cp=job.cp or ((1, 2, 4, 8) if long else (1, 2)),
+        ep=job.ep or tuple(dict.fromkeys((*powers, max(1, experts)))),
+        etp=job.etp,
+        sp=() if job.sp is None else (job.sp,),
         apart=any(order in SPLIT for order in orders),
     )
 
@@ -256,23 +256,23 @@ def make_variants(
 
 
 def _shares(
-    workload: Workload, tensors: Sequence[int], devices: int, profile: Profile, spreads: Spreads
+    workload: Workload, tps: Sequence[int], devices: int, profile: Profile, spreads: Spreads
 ) -> Iterator[tuple[int, int, int, bool]]:
     """Tensor, context and expert tensor widths, and whether sequences are divided with tensors."""
     config, sequence = workload.config, workload.sequence
     width = 0 if isinstance(config, StoredModel) else config.expert_width  # of experts
     ring = _has_rings(config, profile)
-    for tensor, cp in product(tensors, spreads.cp):
-        if tensor * cp > devices or (cp > 1 and (not ring or sequence % (2 * cp))):
+    for tp, cp in product(tps, spreads.cp):
+        if tp * cp > devices or (cp > 1 and (not ring or sequence % (2 * cp))):
             continue
         divided = spreads.sp or ((True, False) if profile.sequence_parallel else (False,))
-        for sp in dict.fromkeys(wanted and tensor > 1 for wanted in divided):
-            if cp > 1 and sp and (sequence // cp) % tensor:
+        for sp in dict.fromkeys(wanted and tp > 1 for wanted in divided):
+            if cp > 1 and sp and (sequence // cp) % tp:
                 continue
-            for etp in spreads.etp or (tensor,):
-                own = width > 0 and width % etp == 0 and (sp or tensor == 1)
-                if own or etp == tensor:
-                    yield tensor, cp, etp, sp
+            for etp in spreads.etp or (tp,):
+                divides = width > 0 and width % etp == 0 and (sp or tp == 1)
+                if divides or etp == tp:
+                    yield tp, cp, etp, sp
 
 
 def _has_rings(config: ModelConfig | StoredModel, profile: Profile) -> bool:
@@ -339,8 +339,8 @@ def priced_layers(model: Model, cp: int, ep: int, apart: bool) -> tuple[Layer, .
     """The layers of a share as a chip runs them: attention turn by turn of a ring, this device's
     part of the experts; and the halves of each backward pass.
     """
-    whole = [in_turns(spread_experts(layer, ep), cp) for layer, _ in model.kinds]
-    return (*whole, *(_halves(layer) for layer in whole if apart))
+    passes_of_layers = [in_turns(spread_experts(layer, ep), cp) for layer, _ in model.kinds]
+    return (*passes_of_layers, *(_halves(layer) for layer in passes_of_layers if apart))
 
 
 def _halves(layer: Layer) -> Layer:
@@ -355,7 +355,7 @@ def _no_microbatch(workload: Workload, microbatches: Sequence[int]) -> str:
     batch = workload.global_batch
     nearest = min(
         {max(1, round_(batch / b)) * b for b in microbatches for round_ in (floor, ceil)},
-        key=lambda other: (abs(other - batch), other),
+        key=lambda candidate: (abs(candidate - batch), candidate),
     )
     size = max(b for b in range(1, min(max(microbatches), batch) + 1) if batch % b == 0)
     tried = ", ".join(str(b) for b in sorted(set(microbatches)))

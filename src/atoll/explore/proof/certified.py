@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import numpy as np
 
+from atoll.cost.chips import distinct_rows
+from atoll.explore.pricing.bounds import chip_rates, layer_rooflines
 from atoll.explore.proof.branch_and_bound import Search, SearchOutcome
 from atoll.step.certificate import Certificate
 
@@ -46,4 +51,38 @@ def certificate_of(
             "schedule": len(scheduled),
         },
         tightened=outcome.tightened,
+        peak_bound=max(_peak_bound(search), outcome.bound),
     )
+
+
+def _peak_bound(search: Search) -> float:
+    """Return a score that no layout exceeds, searched or not.
+
+    A sample's operators take no less than their products and vector work at the rates that a chip
+    reaches (`layer_rooflines`, without bytes and collectives, which depend on the layout), and all
+    devices share the batch: step >= samples x seconds of one sample / devices.
+
+    Infinite where it is not known: in spaces whose chips are not all in memory, and where every
+    degree that was tried divides the products, so that some may be counted twice.
+    """
+    context, variants, setting = search.context, search.variants, search.setting
+    chosen = {
+        variant.workload: number
+        for number, variant in enumerate(variants.variants)
+        if variant.width == 1
+    }
+    if search.reserve is not None or len(chosen) < len(variants.workloads):
+        return math.inf
+    nothing = np.zeros_like(context.work.bytes)
+    work = replace(context.work, bytes=nothing, link_s=nothing, starts=nothing)
+    rates, row = distinct_rows(chip_rates(search.frontier.chips))
+    numbers = np.array([chosen[model] for model in range(len(chosen))])
+    pass_s = layer_rooflines(rates, variants, setting, work, numbers).sum(axis=2)
+    step_s = np.empty((len(rates), len(chosen)))
+    for model, number in chosen.items():
+        variant = variants.variants[number]
+        layers_s = pass_s[:, variant.first_layer : variant.first_layer + variant.layers]
+        microbatch_s = layers_s @ np.array(variant.facts.repeats, dtype=np.float64)
+        step_s[:, model] = microbatch_s * variant.microbatches / setting.devices
+    scores = search.objective.scores(step_s)[row] / search.frontier.price
+    return float(scores.max())

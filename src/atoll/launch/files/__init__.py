@@ -1,1 +1,1 @@
-"""What launch files say, as text: scripts followed but never run, values of TOML, JSON and YAML."""
+"""Parsers of launch files: shell scripts (never run), logs, values of TOML, JSON and YAML."""

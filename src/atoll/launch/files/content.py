@@ -1,4 +1,4 @@
-"""What a TOML, JSON or YAML file says: bounded, parsed, nothing in it run."""
+"""Size-limited reading of TOML, JSON and YAML files; nothing in them is run."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class _Anything(BaseModel):
     model_config = ConfigDict(extra="allow")
 
 
-def content_of(path: Path) -> Mapping[str, Any]:
-    """The values of a file, by the end of its name."""
+def read_content(path: Path) -> Mapping[str, Any]:
+    """Parse a file by its suffix."""
     try:
         with path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)

@@ -1,4 +1,4 @@
-"""Sums and tests of a shell, on what is known: worked out, not run."""
+"""Arithmetic and tests of a shell script, evaluated without running it."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ _OPERATORS: Mapping[type[ast.AST], Callable[[int, int], int]] = {
 }
 
 
-def value_of(expression: str) -> int | None:
-    """An expression of whole numbers; None where it is none."""
+def evaluate_integer(expression: str) -> int | None:
+    """Evaluate an integer expression; None if it is not one."""
     try:
-        return _evaluated(ast.parse(expression.strip(), mode="eval").body)
+        return _evaluate(ast.parse(expression.strip(), mode="eval").body)
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, OverflowError, MemoryError):
         return None
 
 
-def _evaluated(node: ast.AST) -> int:
+def _evaluate(node: ast.AST) -> int:
     if isinstance(node, ast.Constant) and isinstance(node.value, int):
         return node.value
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_evaluated(node.operand)
+        return -_evaluate(node.operand)
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        value = _OPERATORS[type(node.op)](_evaluated(node.left), _evaluated(node.right))
+        value = _OPERATORS[type(node.op)](_evaluate(node.left), _evaluate(node.right))
         if abs(value) < 1 << 62:
             return value
     raise ValueError
 
 
 def holds(words: list[str]) -> bool:
-    """Tests of texts and whole numbers."""
-    if any(UNKNOWN in word for word in words):  # what is not set is empty
+    """Evaluate a shell test of texts and integers."""
+    if any(UNKNOWN in word for word in words):  # unset variables are empty
         same = len(words) == 3 and words[1] in ("=", "==") and sorted({words[0], words[2]})
         return words[:1] == ["-z"] or same == ["", UNKNOWN]
     match words:
-        case ["!", *rest]:
-            return not holds(rest)
+        case ["!", *negated]:
+            return not holds(negated)
         case ["-n", text] | [text]:
             return text != ""
         case ["-z"] | ["-z", ""]:
@@ -55,8 +55,8 @@ def holds(words: list[str]) -> bool:
             return fnmatchcase(left, right)
         case [left, "!=", right]:
             return not fnmatchcase(left, right)
-        case [left, ("-eq" | "-ne" | "-gt" | "-ge" | "-lt" | "-le") as how, right]:
-            compare = getattr(operator, how[1:])
+        case [left, ("-eq" | "-ne" | "-gt" | "-ge" | "-lt" | "-le") as comparison, right]:
+            compare = getattr(operator, comparison[1:])
             try:
                 return bool(compare(int(left), int(right)))
             except ValueError:

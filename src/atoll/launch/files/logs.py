@@ -1,7 +1,7 @@
 """Logs of training runs: step times and peak memory, as each framework writes them.
 
-Lines are known by their words, wherever they stand in a line: time stamps, ranks and colours around
-them differ from site to site. Only lines that match are kept, so that logs of any size are read.
+Lines are recognised by their words at any place of a line: time stamps, ranks and colours differ
+from site to site. Only matching lines are stored, so logs of any size can be read.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import IO, cast
+from typing import IO, NamedTuple, cast
 
 import numpy as np
 
 from atoll.errors import AtollError
 
+Pattern = re.Pattern[str]
 NUMBER = r"([0-9][0-9,]*\.?[0-9]*(?:[eE][-+]?[0-9]+)?)"
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 LONGEST_LINE = 2**16
@@ -33,70 +34,70 @@ STEPS = (
         r"[0-9]{1,9}/([0-9]{1,9}), RunningAvg"
     ),
 )
-"""The number of a step, in the words that come first in this list."""
+"""Patterns of a step's number; the first that matches counts."""
 BATCH = re.compile(
     r"(?<![A-Za-z_])(?:global[ _]batch[ _]size|train_batch_size)(?:\", \"value)?"
     r"[\"=:.\s]+([0-9]{1,12})"
 )
 CONSUMED = re.compile(rf"\bconsumed[ _]samples[\"=:]+{COUNT}")
 RANK = re.compile(r"^\s*([0-9]{1,9}):|\[(?:rank|default)\s*([0-9]{1,9})\]", re.IGNORECASE)
-"""Before a line of one of several processes: `srun --label`, PyTorch, torchrun."""
+"""Prefix of a line of one of several processes: `srun --label`, PyTorch, torchrun."""
+
+
+class LoggedFigure(NamedTuple):
+    """The words before a figure of a log, and its unit in seconds or bytes."""
+
+    words: str
+    unit: float
+
+
+class RankPeak(NamedTuple):
+    """Peak memory of a rank, None if the line names no rank."""
+
+    rank: int | None
+    peak_bytes: float
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
-    """How one framework writes a step: the words before a figure, and what the figure is."""
+class LogFormat:
+    """How a framework logs a step: the words before each figure."""
 
     software: str
-    time_s: tuple[str, float] | None = None
-    """Words, and seconds in a unit of the figure."""
+    time_s: LoggedFigure | None = None
     tokens_per_s: str | None = None
-    """Words before tokens per second and device."""
+    """Words before tokens per second per device."""
     samples_per_s: str | None = None
     """Words before samples per second of all devices."""
-    memory: tuple[str, float, str] | None = None
-    """Words, bytes in a unit of the figure, and what it counts (allocated or reserved)."""
+    memory: LoggedFigure | None = None
+    counts: str = ""
+    """What memory counts: allocated or reserved."""
     rank: str = r"\[rank"
     """Words before the rank that reports its memory."""
     stage: str = "first"
-    """The pipeline stage of the rank that writes, where the line names none."""
+    """Pipeline stage of the rank that writes, if the line names no rank."""
 
 
 GIB, MIB = float(2**30), float(2**20)
 FORMATS = (
-    # The last rank writes times, every rank that is the first of its replicas its memory.
-    Format(
-        "megatron",
-        time_s=(r"elapsed time per iteration \(ms\):", 1e-3),
-        memory=(r"max reserved:", MIB, "reserved"),
-        rank=r"\[Rank",
-    ),
-    Format("nemo", time_s=(r"train_step_timing in s[:=]", 1.0)),
-    Format("nemo", time_s=(r"Step Time :", 1.0)),
-    # torchtitan's metrics come from the rank that has the loss: the last stage's.
-    Format(
-        "torchtitan",
-        tokens_per_s=r"\btps:",
-        memory=(r"memory:", GIB, "reserved"),
-        stage="last",
-    ),
-    Format(
-        "deepspeed",
-        samples_per_s=r"CurrSamplesPerSec=",
-        memory=(r"MaxMemAllocated=", GIB, "allocated"),
-    ),
-    Format("deepspeed", time_s=(r"iter time \(s\):", 1.0)),
-    Format("mlperf", time_s=(r"\"train_step_time\":", 1.0)),
-    Format("mlperf", samples_per_s=r"\"throughput\":"),
+    # The last rank writes times, the first rank of every replica group its memory.
+    LogFormat("megatron", time_s=LoggedFigure(r"elapsed time per iteration \(ms\):", 1e-3),
+              memory=LoggedFigure(r"max reserved:", MIB), counts="reserved", rank=r"\[Rank"),
+    LogFormat("nemo", time_s=LoggedFigure(r"train_step_timing in s[:=]", 1.0)),
+    LogFormat("nemo", time_s=LoggedFigure(r"Step Time :", 1.0)),
+    # torchtitan's metrics come from the rank with the loss: the last stage.
+    LogFormat("torchtitan", tokens_per_s=r"\btps:", stage="last",
+              memory=LoggedFigure(r"memory:", GIB), counts="reserved"),
+    LogFormat("deepspeed", samples_per_s=r"CurrSamplesPerSec=",
+              memory=LoggedFigure(r"MaxMemAllocated=", GIB), counts="allocated"),
+    LogFormat("deepspeed", time_s=LoggedFigure(r"iter time \(s\):", 1.0)),
+    LogFormat("mlperf", time_s=LoggedFigure(r"\"train_step_time\":", 1.0)),
+    LogFormat("mlperf", samples_per_s=r"\"throughput\":"),
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """What a log says of its steps; one of the three tuples is filled.
-
-    Lines of several ranks about one step count as that step, with the median of their figures.
-    """
+    """Steps of a log (medians over ranks); one of the three tuples is filled."""
 
     file: str
     software: str
@@ -104,17 +105,15 @@ class Log:
     tokens_per_s: tuple[float, ...] = ()
     """Per device."""
     samples_per_s: tuple[float, ...] = ()
-    peaks: tuple[tuple[int | None, float], ...] = ()
-    """Rank, where it is named, and bytes."""
+    peaks: tuple[RankPeak, ...] = ()
     counts: str = ""
     """What a peak counts: allocated or reserved."""
     stage: str = "first"
     batch: int | None = None
-    """Sequences in a step; where they change in the log, those of its last step, and only steps of
-    as many are listed."""
+    """Sequences per step; if they change, those of the last step, and only its steps are listed."""
 
     def step_times_s(self, batch: int, sequence: int, devices: int) -> tuple[float, ...]:
-        """Times of its steps, from rates where these are what it has."""
+        """Return the times of its steps, computed from rates if it has no times."""
         if self.times_s:
             return self.times_s
         if self.tokens_per_s:
@@ -124,99 +123,100 @@ class Log:
 
 @dataclass(slots=True)
 class _Lines:
-    """What the lines of one format say, by step."""
+    """Figures of the lines of one format, by step."""
 
     values: dict[object, list[float]] = field(default_factory=dict)
     batches: dict[object, int] = field(default_factory=dict)
     consumed: dict[int, int] = field(default_factory=dict)
-    """Sequences since the beginning of the run, by number of the step."""
-    peaks: list[tuple[int | None, float]] = field(default_factory=list)
+    """Sequences since the beginning of the run, by step number."""
+    peaks: list[RankPeak] = field(default_factory=list)
     lines: Counter[str] = field(default_factory=Counter)
-    """By the ranks that stand before them."""
+    """Number of lines by the ranks they are prefixed with."""
 
     def add(self, line: str, value: float) -> None:
         ranks = str(RANK.findall(line))
         self.lines[ranks] += 1
         matches = (pattern.search(line) for pattern in STEPS)
-        found = next((int(m[m.lastindex or 1]) for m in matches if m), None)
-        # Without a number the nth line of every rank is about the same step.
-        step: object = f"line {self.lines[ranks]}" if found is None else found
+        step_number = next((int(m[m.lastindex or 1]) for m in matches if m), None)
+        # Without a number, the n-th line of every rank is the same step.
+        step: object = f"line {self.lines[ranks]}" if step_number is None else step_number
         self.values.setdefault(step, []).append(value)
         if batch := BATCH.search(line):
             self.batches[step] = int(batch[1])
-        if found is not None and (samples := CONSUMED.search(line)):
-            self.consumed[found] = int(samples[1])
+        if step_number is not None and (samples := CONSUMED.search(line)):
+            self.consumed[step_number] = int(samples[1])
 
-    def batch(self, told: int | None) -> int | None:
-        """Sequences in a step: of the last one, as the log says elsewhere, or as they add up."""
+    def batch(self, logged_batch: int | None) -> int | None:
+        """Return sequences per step: of the last step, as logged elsewhere, or from totals."""
         if self.batches:
             return self.batches[next(reversed(self.batches))]
-        if told or len(self.consumed) < 2:
-            return told
+        if logged_batch or len(self.consumed) < 2:
+            return logged_batch
         (first, before), *_, (last, after) = sorted(self.consumed.items())
         return round((after - before) / (last - first)) or None
 
 
 def read_run_log(path: Path) -> Log:
-    """The steps of a log (plain or .gz), by the words of the framework that it matches most."""
-    patterns = [_patterns(known) for known in FORMATS]
-    told = [_Lines() for _ in FORMATS]
+    """Read the steps of a log (plain or .gz) in the format that matches most lines."""
+    patterns = [_patterns(log_format) for log_format in FORMATS]
+    lines_by_format = [_Lines() for _ in FORMATS]
     batch = None
     for line in _lines(path):
-        if "batch" in line and (said := BATCH.search(line)):
-            batch = int(said[1])
+        if "batch" in line and (batch_match := BATCH.search(line)):
+            batch = int(batch_match[1])
         for k, (step, memory, rank) in enumerate(patterns):
-            if (found := step.search(line)) and (value := _value(found)):
-                told[k].add(line, value)
-            if memory and (found := memory.search(line)) and (value := _value(found)):
-                who = rank.search(line)
-                told[k].peaks.append((int(who[1]) if who else None, value))
-        if max(len(lines.values) for lines in told) > MOST_STEPS:
+            if (match := step.search(line)) and (value := _value(match)):
+                lines_by_format[k].add(line, value)
+            if memory and (match := memory.search(line)) and (value := _value(match)):
+                rank_match = rank.search(line)
+                rank_number = int(rank_match[1]) if rank_match else None
+                lines_by_format[k].peaks.append(RankPeak(rank_number, value))
+        if max(len(lines.values) for lines in lines_by_format) > MOST_STEPS:
             raise AtollError(f"{path}: more than {MOST_STEPS:,} steps; give a part of the log")
-    best = max(range(len(FORMATS)), key=lambda k: sum(map(len, told[k].values.values())))
-    if not told[best].values:
+    best = max(range(len(FORMATS)), key=lambda k: sum(map(len, lines_by_format[k].values.values())))
+    if not lines_by_format[best].values:
         raise AtollError(
             f"{path}: no line has a step's time or throughput as Megatron-LM, NeMo, torchtitan, "
             "DeepSpeed or MLPerf logs write it"
         )
-    known, lines = FORMATS[best], told[best]
-    scale, quantity = _quantity(known)
+    log_format, lines = FORMATS[best], lines_by_format[best]
+    scale, quantity = _quantity(log_format)
     batch = lines.batch(batch)
     values = tuple(
         median(figures) * scale
         for step, figures in lines.values.items()
         if lines.batches.get(step, batch) == batch
     )
-    unit, counts = known.memory[1:] if known.memory else (1.0, "")
-    found_peaks = tuple((rank, value * unit) for rank, value in lines.peaks)
+    unit = log_format.memory.unit if log_format.memory else 1.0
+    peaks = tuple(RankPeak(peak.rank, peak.peak_bytes * unit) for peak in lines.peaks)
     return Log(
         file=str(path),
-        software=known.software,
-        peaks=found_peaks,
-        counts=counts if found_peaks else "",
-        stage=known.stage,
+        software=log_format.software,
+        peaks=peaks,
+        counts=log_format.counts if peaks else "",
+        stage=log_format.stage,
         batch=batch,
         **{quantity: values},
     )
 
 
-def _quantity(known: Format) -> tuple[float, str]:
-    if known.time_s:
-        return known.time_s[1], "times_s"
-    return 1.0, "tokens_per_s" if known.tokens_per_s else "samples_per_s"
+def _quantity(log_format: LogFormat) -> tuple[float, str]:
+    if log_format.time_s:
+        return log_format.time_s.unit, "times_s"
+    return 1.0, "tokens_per_s" if log_format.tokens_per_s else "samples_per_s"
 
 
-def _patterns(
-    known: Format,
-) -> tuple[re.Pattern[str], re.Pattern[str] | None, re.Pattern[str]]:
-    words = known.time_s[0] if known.time_s else known.tokens_per_s or known.samples_per_s or ""
-    memory = re.compile(rf"{known.memory[0]}\s*{NUMBER}") if known.memory else None
-    return re.compile(rf"{words}\s*{NUMBER}"), memory, re.compile(rf"{known.rank}\s*(\d{{1,9}})")
+def _patterns(log_format: LogFormat) -> tuple[Pattern, Pattern | None, Pattern]:
+    rate_words = log_format.tokens_per_s or log_format.samples_per_s or ""
+    words = log_format.time_s.words if log_format.time_s else rate_words
+    memory = re.compile(rf"{log_format.memory.words}\s*{NUMBER}") if log_format.memory else None
+    rank = re.compile(rf"{log_format.rank}\s*(\d{{1,9}})")
+    return re.compile(rf"{words}\s*{NUMBER}"), memory, rank
 
 
-def _value(found: re.Match[str]) -> float:
-    """The figure, 0 where it is none that a step can have."""
-    value = float(found[1].replace(",", ""))
+def _value(match: re.Match[str]) -> float:
+    """Return the figure, 0 if no step can have it."""
+    value = float(match[1].replace(",", ""))
     return value if 0 < value < 1e12 else 0.0
 
 
@@ -234,14 +234,14 @@ def _lines(path: Path) -> Iterator[str]:
         raise AtollError(f"{path}: cannot be read ({why})") from None
 
 
-def steady(times_s: Sequence[float]) -> tuple[float, ...]:
-    """The steps of a run once it is warm, without outliers (checkpoints, evaluations, profiles).
+def steady_times(times_s: Sequence[float]) -> tuple[float, ...]:
+    """Return step times without warm-up and outliers (checkpoints, evaluations, profiles).
 
-    The first tenth, of two steps at least, compiles and fills caches; an outlier lies farther from
-    the median than five times the median distance from it, and than a twentieth of it.
+    Warm-up is the first tenth, at least two steps. With m the median and d the median distance
+    from it, an outlier is farther from m than max(5 d, 0.05 m).
     """
     warm = np.array(times_s[min(len(times_s) - 1, max(2, len(times_s) // 10)) :])
-    middle = np.median(warm)
-    away = np.abs(warm - middle)
-    near = away <= max(5 * float(np.median(away)), 0.05 * float(middle))
-    return tuple(warm[near].tolist())
+    median_s = np.median(warm)
+    distance_s = np.abs(warm - median_s)
+    is_regular = distance_s <= max(5 * float(np.median(distance_s)), 0.05 * float(median_s))
+    return tuple(warm[is_regular].tolist())

@@ -1,6 +1,6 @@
-"""References within a YAML file, as OmegaConf writes them: put in, nothing run.
+"""Resolve OmegaConf references within a YAML file; nothing is run.
 
-"${model.hidden_size}" names a value from the top, "${.hidden_size}" one beside it, "${..x}" one a
+"${model.hidden_size}" counts from the top, "${.hidden_size}" from this section, "${..x}" from the
 section above; "${multiply:4, ${.hidden_size}}", "${oc.env:NAME,default}" and the like compute.
 """
 
@@ -13,8 +13,8 @@ from typing import Any
 from atoll.errors import AtollError
 from atoll.launch.files.words import UNKNOWN
 
-MOST, DEEPEST, LONGEST = 5_000, 20, 10_000
-"""References of a file that are followed, those in one another, characters of a value."""
+MAX_REFERENCES, MAX_DEPTH, MAX_CHARACTERS = 5_000, 20, 10_000
+"""Limits: references per file, nesting depth, characters per value."""
 COMPUTED: Mapping[str, Callable[..., float]] = {
     "multiply": lambda *terms: math.prod(terms),
     "add": lambda *terms: math.fsum(terms),
@@ -25,68 +25,68 @@ COMPUTED: Mapping[str, Callable[..., float]] = {
     "divide_floor": lambda a, b: a // b,
     "int": lambda a: int(a),
 }
-AS_THEY_ARE = ("oc.decode", "eval")
+PASSED_THROUGH = ("oc.decode", "eval")
 
 
-def referred(content: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
-    """The values with all references put in; what a file does not say carries `UNKNOWN`."""
-    return _Reader(content, environment).section(content, ())
+def resolve(content: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the values with all references resolved; unresolvable ones become `UNKNOWN`."""
+    return _ReferenceResolver(content, environment).section(content, ())
 
 
-class _Reader:
+class _ReferenceResolver:
     def __init__(self, content: Mapping[str, Any], environment: Mapping[str, str]) -> None:
         self.content, self.environment, self.followed = content, environment, 0
 
-    def section(self, values: Mapping[str, Any], place: tuple[str, ...]) -> dict[str, Any]:
-        return {name: self._value(value, place, 0) for name, value in values.items()
+    def section(self, values: Mapping[str, Any], section: tuple[str, ...]) -> dict[str, Any]:
+        return {name: self._value(value, section, 0) for name, value in values.items()
                 if not isinstance(value, Mapping)} | {
-            name: self.section(value, (*place, name))
+            name: self.section(value, (*section, name))
             for name, value in values.items() if isinstance(value, Mapping)
         }  # fmt: skip
 
-    def _value(self, value: Any, place: tuple[str, ...], depth: int) -> Any:
-        """A value of the section `place`."""
+    def _value(self, value: Any, section: tuple[str, ...], depth: int) -> Any:
+        """Resolve a value of the section `section`."""
         if isinstance(value, list):
-            return [self._value(item, place, depth) for item in value]
+            return [self._value(item, section, depth) for item in value]
         if not isinstance(value, str) or "${" not in value:
             return value
         self.followed += 1
-        if depth > DEEPEST or self.followed > MOST or len(value) > LONGEST:
+        if depth > MAX_DEPTH or self.followed > MAX_REFERENCES or len(value) > MAX_CHARACTERS:
             raise AtollError("its values refer to one another without end")
-        begin = value.rindex("${")  # the innermost of the last one
+        begin = value.rindex("${")  # the innermost of the last reference
         end = value.find("}", begin)
         if end < 0:
             return value
-        found = self._reference(value[begin + 2 : end].strip(), place, depth)
+        target = self._reference(value[begin + 2 : end].strip(), section, depth)
         if begin == 0 and end == len(value) - 1:
-            return found
-        whole = f"{value[:begin]}{'' if found is None else found}{value[end + 1 :]}"
-        return self._value(whole, place, depth + 1)
+            return target
+        resolved = f"{value[:begin]}{'' if target is None else target}{value[end + 1 :]}"
+        return self._value(resolved, section, depth + 1)
 
-    def _reference(self, text: str, place: tuple[str, ...], depth: int) -> Any:
-        name, colon, rest = text.partition(":")
+    def _reference(self, text: str, section: tuple[str, ...], depth: int) -> Any:
+        name, colon, operands = text.partition(":")
         if not colon:
-            return self._named(text, place, depth)
-        terms = [term.strip() for term in rest.split(",")]
+            return self._named(text, section, depth)
+        terms = [term.strip() for term in operands.split(",")]
         if name == "oc.env":
             return self.environment.get(terms[0], terms[1] if len(terms) > 1 else UNKNOWN)
-        if name in AS_THEY_ARE:
-            return rest
+        if name in PASSED_THROUGH:
+            return operands
         try:
             value = COMPUTED[name](*map(float, terms))
             return int(value) if value == int(value) else value
         except (KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError):
             return UNKNOWN
 
-    def _named(self, text: str, place: tuple[str, ...], depth: int) -> Any:
+    def _named(self, text: str, section: tuple[str, ...], depth: int) -> Any:
         path = text.lstrip(".")
-        up = len(text) - len(path)
-        names = (*place[: len(place) - up + 1], *path.split(".")) if up else (*path.split("."),)
-        # (A launcher puts the file under a group of its own: "training.model.x" is "model.x".)
-        for names_ in (names, names[1:] if not up else ()):
-            found: Any = self.content
-            for name in names_:
-                found = found.get(name, UNKNOWN) if isinstance(found, Mapping) else UNKNOWN
-            if names_ and found is not UNKNOWN and not isinstance(found, Mapping):
-                return self._value(found, names_[:-1], depth + 1)
+        dots = len(text) - len(path)
+        names = (*(section[: len(section) - dots + 1] if dots else ()), *path.split("."))
+        # (Launchers nest the file in a group: "training.model.x" is "model.x".)
+        for key_path in (names, names[1:] if not dots else ()):
+            target: Any = self.content
+            for name in key_path:
+                target = target.get(name, UNKNOWN) if isinstance(target, Mapping) else UNKNOWN
+            if key_path and target is not UNKNOWN and not isinstance(target, Mapping):
+                return self._value(target, key_path[:-1], depth + 1)
         return UNKNOWN

@@ -1,8 +1,8 @@
-"""Commands of a shell script with their variables put in: read, never run.
+"""Commands of a shell script with their variables expanded: read, never run.
 
-What a launch script does with its arguments is followed: variables with defaults, arrays, appended
-texts, sums, files beside it that it sources, conditions on known values, functions. The output of
-commands, and what the environment sets, is unknown; a word that holds it carries `UNKNOWN`.
+Supported: variables with defaults, arrays, appended texts, arithmetic, sourced files of the same
+folder, conditions on known values, functions. The output of commands and the environment are
+unknown; a word that contains them carries `UNKNOWN`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from atoll.errors import AtollError
-from atoll.launch.files.expressions import holds, value_of
+from atoll.launch.files.expressions import evaluate_integer, holds
 from atoll.launch.files.words import (
     LITERAL,
     MOST_CHARACTERS,
@@ -32,15 +32,15 @@ from atoll.launch.files.words import (
 MOST_WORDS = 50_000
 MOST_LENGTH = 1_000_000
 DEEPEST, MOST_NESTED = 12, 40
-"""Of scripts and functions in one another, and of values in one another."""
+"""Nesting limits of scripts and functions, and of values."""
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+?)=")
 _BRACES = re.compile(r"([A-Za-z_]\w*|\d+|[@*#?])(\[[@*]\])?(:?[-=+?])?", re.DOTALL)
 _EXPANSION = re.compile(r"\\(.)|\$\(\(|\$\(|\$\{|\$([A-Za-z_]\w*|\d|[@*#?!$-])|`[^`]*`", re.DOTALL)
-_OWN_FOLDER = re.compile(
+_SCRIPT_FOLDER = re.compile(
     r"pwd|(?!.*(\.\.|basename|sed|awk)).*\bdirname\b.*(BASH_SOURCE|\$0|\$\{0).*", re.DOTALL
 )
-"""Commands that print the script's own folder."""
+"""Commands that print the script's folder."""
 _PREFIXES = ("export", "local", "declare", "typeset", "readonly")
 
 
@@ -54,14 +54,14 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What a script runs, and the variables that it hands to others."""
+    """Commands that a script runs, and variables that it exports."""
 
     commands: tuple[Command, ...]
     exported: Mapping[str, str]
     missing: tuple[str, ...] = ()
-    """Files that it sources and that are not beside it."""
+    """Sourced files that are not in its folder."""
     unset: tuple[str, ...] = ()
-    """Variables that it asks for and does not set."""
+    """Variables that it uses without setting them."""
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -70,16 +70,16 @@ class Script:
 
 @dataclass
 class Shell:
-    """What is known while a script is read."""
+    """State of a shell while a script is read."""
 
     name: str
     folder: Path
     values: dict[str, str] = field(default_factory=dict)
     arrays: dict[str, list[str]] = field(default_factory=dict)
-    given: Mapping[str, str] = field(default_factory=dict)
-    """Variables that the user said: they stand where the script's own values are unknown."""
+    user_values: Mapping[str, str] = field(default_factory=dict)
+    """Variables set by the user: used where the script's values are unknown."""
     unset: dict[str, None] = field(default_factory=dict)
-    """Variables that were asked for and not known."""
+    """Variables that were used without a value."""
     functions: dict[str, list[Token]] = field(default_factory=dict)
     commands: list[Command] = field(default_factory=list)
     exported: dict[str, None] = field(default_factory=dict)
@@ -93,7 +93,7 @@ class Shell:
     # --- Expansion --------------------------------------------------------------------------------
 
     def value(self, name: str) -> str | None:
-        """The text of a variable; None where the script does not set it."""
+        """Return the text of a variable; None if the script does not set it."""
         if name in self.values:
             return self.values[name]
         if name in self.arrays:
@@ -101,9 +101,9 @@ class Shell:
         return None
 
     def expand(self, word: Word) -> list[str]:
-        """The words that a word becomes: plain parts are split at blanks, arrays item by item."""
-        found: list[str] = []
-        open_ = False
+        """Expand a word to words: plain parts are split at blanks, arrays into items."""
+        words: list[str] = []
+        joins_last = False
         for kind, text in word.parts:
             pieces: list[str]
             if kind == LITERAL:
@@ -111,102 +111,102 @@ class Shell:
             elif items := self._items(text):
                 pieces = items if kind == QUOTED else [w for i in items for w in i.split()]
             else:
-                whole = self.text(text, keep_escapes=kind == PLAIN)
-                pieces = [whole] if kind == QUOTED else _split(whole)
+                expanded = self.text(text, keep_escapes=kind == PLAIN)
+                pieces = [expanded] if kind == QUOTED else _split(expanded)
             for number, piece in enumerate(pieces):
-                if open_ and number == 0:
-                    found[-1] += piece
+                if joins_last and number == 0:
+                    words[-1] += piece
                 else:
-                    found.append(piece)
-                open_ = True
+                    words.append(piece)
+                joins_last = True
             if kind == PLAIN and pieces and text[-1:].isspace():
-                open_ = False
-        self._count(sum(map(len, found)))
-        return found
+                joins_last = False
+        self._count(sum(map(len, words)))
+        return words
 
     def _items(self, text: str) -> list[str]:
-        """The items where a text is one whole array."""
-        whole = re.fullmatch(r"\$\{([A-Za-z_]\w*)\[[@*]\]\}", text)
-        if whole is None:
+        """Return the items if a text is exactly one array."""
+        match = re.fullmatch(r"\$\{([A-Za-z_]\w*)\[[@*]\]\}", text)
+        if match is None:
             return []
-        items = self.arrays.get(whole[1])
-        return list(items) if items is not None else _split(self.values.get(whole[1], ""))
+        items = self.arrays.get(match[1])
+        return list(items) if items is not None else _split(self.values.get(match[1], ""))
 
     def text(self, text: str, *, keep_escapes: bool = False) -> str:
-        """A text with its variables put in."""
+        """Return a text with its variables expanded."""
         if self.nested > MOST_NESTED:
             raise AtollError(f"{self.name}: its values stand too deeply in one another")
         self.nested += 1
-        out, at = [], 0
-        while found := _EXPANSION.search(text, at):
-            out.append(text[at : found.start()])
-            at = found.end()
-            if found[1] is not None:
-                out.append(found[0] if keep_escapes and found[1] not in '$`"\\' else found[1])
-            elif found[0] in ("$((", "$(", "${"):
-                begin = found.start() + 1
+        pieces, at = [], 0
+        while match := _EXPANSION.search(text, at):
+            pieces.append(text[at : match.start()])
+            at = match.end()
+            if match[1] is not None:
+                pieces.append(match[0] if keep_escapes and match[1] not in '$`"\\' else match[1])
+            elif match[0] in ("$((", "$(", "${"):
+                begin = match.start() + 1
                 end = _closing(text, begin)
                 inside = text[begin + 1 : end]
                 at = end + 1
-                if found[0] == "$((":
-                    out.append(self._sum(inside[1:-1]))
+                if match[0] == "$((":
+                    pieces.append(self._sum(inside[1:-1]))
                 else:
-                    out.append(self._braces(inside) if found[0] == "${" else _printed(inside))
-            elif found[0].startswith("`"):
-                out.append(_printed(found[0].strip("`")))
+                    pieces.append(self._braces(inside) if match[0] == "${" else _output(inside))
+            elif match[0].startswith("`"):
+                pieces.append(_output(match[0].strip("`")))
             else:
-                out.append(self._plain(found[2]))
-        out.append(text[at:])
-        whole = "".join(out)
+                pieces.append(self._plain(match[2]))
+        pieces.append(text[at:])
+        expanded = "".join(pieces)
         self.nested -= 1
-        self._count(len(whole))
-        return whole
+        self._count(len(expanded))
+        return expanded
 
     def _plain(self, name: str) -> str:
-        if name in "@*":  # the script's own arguments: none
+        if name in "@*":  # the script has no arguments
             return ""
-        known = self.value(name)
-        if known is None:
+        value = self.value(name)
+        if value is None:
             self.unset[name] = None
-        return UNKNOWN if known is None else known
+        return UNKNOWN if value is None else value
 
     def _braces(self, inside: str) -> str:
-        found = _BRACES.match(inside)
-        if found is None:
+        match = _BRACES.match(inside)
+        if match is None:
             return UNKNOWN
-        name, of_all, how = found[1], found[2], found[3]
-        rest = inside[found.end() :]
-        known = self.value(name)
+        name, all_items, operator = match[1], match[2], match[3]
+        operand = inside[match.end() :]
+        value = self.value(name)
         if name in "@*":
-            known = ""
-        if of_all and name in self.arrays:
-            known = " ".join(self.arrays[name])
-        if how is None:
-            if known is None:
+            value = ""
+        if all_items and name in self.arrays:
+            value = " ".join(self.arrays[name])
+        if operator is None:
+            if value is None:
                 self.unset[name] = None
-            return UNKNOWN if rest or known is None else known
-        empty = known is None or (how.startswith(":") and known == "")
-        if how.endswith("+"):
-            return "" if empty else self.text(rest)
-        if how.endswith("?"):
-            return UNKNOWN if empty else str(known)
+            return UNKNOWN if operand or value is None else value
+        empty = value is None or (operator.startswith(":") and value == "")
+        if operator.endswith("+"):
+            return "" if empty else self.text(operand)
+        if operator.endswith("?"):
+            return UNKNOWN if empty else str(value)
         if not empty:
-            return str(known)
-        other = self.text(_unquoted(rest))
-        if how.endswith("="):
-            self.values[name] = other
-        return other
+            return str(value)
+        fallback = self.text(_unquoted(operand))
+        if operator.endswith("="):
+            self.values[name] = fallback
+        return fallback
 
     def _sum(self, inside: str) -> str:
-        """An arithmetic expression of whole numbers."""
-        named = _NAME.sub(lambda m: self._plain(m[0]), self.text(inside))
-        if UNKNOWN in named or len(named) > 200:
+        """Evaluate an integer expression."""
+        expression = _NAME.sub(lambda m: self._plain(m[0]), self.text(inside))
+        if UNKNOWN in expression or len(expression) > 200:
             return UNKNOWN
-        found = value_of(named)
-        return UNKNOWN if found is None else str(found)
+        total = evaluate_integer(expression)
+        return UNKNOWN if total is None else str(total)
 
     def _count(self, characters: int) -> None:
-        """Variables that double one another must not fill the memory."""
+        """Limit the total length: variables that double each other must not fill the memory."""
         self.length += characters
         if self.length > MOST_LENGTH:
             raise AtollError(f"{self.name}: its variables expand to too much text")
@@ -227,18 +227,18 @@ class Shell:
             self.values.pop(name, None)
         elif append and name in self.arrays:
             self.arrays[name] = [*self.arrays[name], items]
-        elif UNKNOWN in items and name in self.given:
-            self.values[name] = self.given[name]
+        elif UNKNOWN in items and name in self.user_values:
+            self.values[name] = self.user_values[name]
         else:
             self.values[name] = (self.values.get(name, "") if append else "") + items
             self.arrays.pop(name, None)
 
     def forget(self, name: str) -> None:
-        for known in (self.values, self.arrays, self.exported):
-            known.pop(name, None)
+        for table in (self.values, self.arrays, self.exported):
+            table.pop(name, None)
 
     def source(self, name: str) -> None:
-        """A file beside the script; one that is not there is noted, and says nothing."""
+        """Run a sourced file of the script's folder; a missing one is recorded and skipped."""
         path = self.folder / name
         try:
             if UNKNOWN in name or not path.resolve().is_relative_to(self.folder.resolve()):
@@ -255,16 +255,16 @@ class Shell:
 
 
 class _Block:
-    """A run through tokens, with what conditions leave out."""
+    """Run through tokens, skipping branches whose condition is false."""
 
     def __init__(self, shell: Shell, script: Sequence[Token]) -> None:
         self.shell, self.script, self.at = shell, script, 0
-        self.taken: list[tuple[bool, bool]] = []
-        """Of every open condition: whether its branch is followed, and whether one was."""
+        self.branches: list[tuple[bool, bool]] = []
+        """(active, any branch active so far) of every open condition."""
 
     @property
     def active(self) -> bool:
-        return all(now for now, _ in self.taken)
+        return all(now for now, _ in self.branches)
 
     def run(self) -> None:
         while self.at < len(self.script):
@@ -275,23 +275,23 @@ class _Block:
                 self._simple()
 
     def _control(self, token: Word) -> bool:
-        """Whether the token was one of the shell's own words, which is then dealt with."""
+        """Handle a keyword of the shell; return whether the token was one."""
         word = token.bare
         if word in ("if", "elif"):
             self.at += 1
             holds = self._condition(self._until_word("then"))
             if word == "if":
-                self.taken.append((holds, holds))
-            elif self.taken:
-                _, before = self.taken.pop()
-                self.taken.append((holds and not before, holds or before))
-        elif word == "else" and self.taken:
-            _, before = self.taken.pop()
-            self.taken.append((not before, True))
+                self.branches.append((holds, holds))
+            elif self.branches:
+                _, before = self.branches.pop()
+                self.branches.append((holds and not before, holds or before))
+        elif word == "else" and self.branches:
+            _, before = self.branches.pop()
+            self.branches.append((not before, True))
             self.at += 1
         elif word == "fi":
-            if self.taken:
-                self.taken.pop()
+            if self.branches:
+                self.branches.pop()
             self.at += 1
         elif word == "for":
             self._loop(self._until_word("do"))
@@ -317,13 +317,13 @@ class _Block:
         raise AtollError(f"{self.shell.name}: a block has no {end!r}")
 
     def _loop(self, head: list[Token]) -> None:
-        """A loop's body once, with the first value."""
+        """Run a loop's body once, with the first value."""
         words = [w for token in head if isinstance(token, Word) for w in self.shell.expand(token)]
         if self.active and len(words) > 3 and words[2] == "in":
             self.shell.assign(words[1], False, words[3])
 
     def _condition(self, tested: list[Token]) -> bool:
-        """Whether a test holds; one that only a shell could tell does not."""
+        """Return whether a test holds; undecidable tests do not."""
         words = [w for token in tested if isinstance(token, Word) for w in self.shell.expand(token)]
         if not words or words[0] not in ("[", "[[", "test"):
             return False
@@ -345,8 +345,8 @@ class _Block:
             elif isinstance(token, Separator) and reading and token.text == ")":
                 reading = False
             elif isinstance(token, Separator) and token.text == ";;":
-                known = UNKNOWN not in subject
-                if not matched and known and any(fnmatchcase(subject, p) for p in patterns):
+                determined = UNKNOWN not in subject
+                if not matched and determined and any(fnmatchcase(subject, p) for p in patterns):
                     matched = True
                     if self.active:
                         self.shell.run(commands)
@@ -355,10 +355,10 @@ class _Block:
                 commands.append(token)
 
     def _function(self, word: str) -> bool:
-        """A definition is kept until it is called."""
-        rest = self.script[self.at + 1 : self.at + 3]
-        brackets = len(rest) == 2 and all(
-            isinstance(t, Separator) and t.text == s for t, s in zip(rest, "()", strict=True)
+        """Store a function's definition; return whether there was one."""
+        next_tokens = self.script[self.at + 1 : self.at + 3]
+        brackets = len(next_tokens) == 2 and all(
+            isinstance(t, Separator) and t.text == s for t, s in zip(next_tokens, "()", strict=True)
         )
         if word != "function" and not (brackets and _NAME.fullmatch(word)):
             return False
@@ -379,7 +379,7 @@ class _Block:
         raise AtollError(f"{self.shell.name}: the function {name!r} is not closed")
 
     def _simple(self) -> None:
-        """One command: assignments before it, then its words."""
+        """Run one command: its assignments, then its words."""
         shell, words, document = self.shell, [], None
         first = self.script[self.at]
         assigning, exporting = True, False
@@ -420,41 +420,41 @@ class _Block:
                 raise AtollError(f"{shell.name}: more than {MOST_WORDS:,} words")
 
     def _assignment(self, token: Word) -> str:
-        """The name that a word gives a value; nothing where it gives none."""
+        """Run an assignment and return its name, "" if the word is none."""
         kind, text = token.parts[0]
-        found = _ASSIGNED.match(text) if kind == PLAIN else None
-        if found is None:
+        match = _ASSIGNED.match(text) if kind == PLAIN else None
+        if match is None:
             return ""
-        name, append = found[1], bool(found[3])
+        name, append = match[1], bool(match[3])
         after = self.script[self.at] if self.at < len(self.script) else None
-        rest = Word(((PLAIN, text[found.end() :]), *token.parts[1:]), token.line)
+        value = Word(((PLAIN, text[match.end() :]), *token.parts[1:]), token.line)
         is_array = (
-            isinstance(after, Separator) and after.text == "(" and rest.parts == ((PLAIN, ""),)
+            isinstance(after, Separator) and after.text == "(" and value.parts == ((PLAIN, ""),)
         )
         items = self._array() if is_array else None
-        if self.active and not found[2]:
+        if self.active and not match[2]:
             single = "".join(
                 part if how == LITERAL else self.shell.text(part, keep_escapes=how == PLAIN)
-                for how, part in rest.parts
+                for how, part in value.parts
             )
             self.shell.assign(name, append, single if items is None else items)
         return name
 
     def _array(self) -> list[str]:
-        found: list[str] = []
+        items: list[str] = []
         self.at += 1
         while self.at < len(self.script):
             token = self.script[self.at]
             self.at += 1
             if isinstance(token, Word):
-                found += self.shell.expand(token)
+                items += self.shell.expand(token)
             elif token.text == ")":
-                return found
+                return items
         raise AtollError(f"{self.shell.name}: an array is not closed")
 
 
 def read_script(path: Path, environment: Mapping[str, str] | None = None) -> Script:
-    """What a script runs; `environment` sets variables as a shell's would."""
+    """Read a script's commands; `environment` sets variables as a shell's would."""
     try:
         with path.open("rb") as file:
             data = file.read(4 * MOST_CHARACTERS + 4)  # bytes of a character
@@ -465,14 +465,14 @@ def read_script(path: Path, environment: Mapping[str, str] | None = None) -> Scr
         raise AtollError(f"{path}: cannot be read ({error.strerror})") from None
     if UNKNOWN in text:
         raise AtollError(f"{path}: not a text file")
-    return followed(text, str(path), path.parent, environment)
+    return follow_script(text, str(path), path.parent, environment)
 
 
-def followed(
+def follow_script(
     text: str, name: str, folder: Path, environment: Mapping[str, str] | None = None
 ) -> Script:
-    """What a text of a script runs."""
-    shell = Shell(name, folder, dict(environment or {}), given=dict(environment or {}))
+    """Return the commands of a script's text."""
+    shell = Shell(name, folder, dict(environment or {}), user_values=dict(environment or {}))
     shell.run(list(tokens(text, name)))
     commands = tuple(inner for command in shell.commands for inner in _inner(command, shell))
     exported = {name: shell.value(name) or "" for name in shell.exported}
@@ -481,7 +481,7 @@ def followed(
 
 
 def _inner(command: Command, shell: Shell) -> list[Command]:
-    """What `bash -c TEXT` runs, however it is wrapped; other commands as they are."""
+    """Return the commands of `bash -c TEXT`, however wrapped; else the command itself."""
     words = command.words
     for index, word in enumerate(words[:-2]):
         if Path(word).name not in ("bash", "sh"):
@@ -496,9 +496,9 @@ def _inner(command: Command, shell: Shell) -> list[Command]:
     return [command]
 
 
-def _printed(command: str) -> str:
-    """What a command prints, where it is known without running it."""
-    return "." if _OWN_FOLDER.fullmatch(command.strip()[:200]) else UNKNOWN
+def _output(command: str) -> str:
+    """Return a command's output if it is known without running it."""
+    return "." if _SCRIPT_FOLDER.fullmatch(command.strip()[:200]) else UNKNOWN
 
 
 def _split(text: str) -> list[str]:
@@ -510,7 +510,7 @@ def _unquoted(text: str) -> str:
 
 
 def _closing(text: str, begin: int) -> int:
-    """Where the bracket that opens at `begin` closes."""
+    """Return the index of the bracket that closes the one at `begin`."""
     opening = text[begin]
     closing, depth = {"{": "}", "(": ")"}[opening], 0
     for index in range(begin, len(text)):

@@ -1,6 +1,6 @@
-"""Words of a shell script: quotes, comments, continued lines, separators.
+"""Tokens of a shell script: quotes, comments, continued lines, separators.
 
-A script is read, never run: what only a shell could tell (the output of a command) stays unknown.
+A script is read, never run: the output of commands stays unknown.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from operator import itemgetter
 from atoll.errors import AtollError
 
 MOST_CHARACTERS, MOST_WORDS = 200_000, 40_000
-"""Of one script; those that people write have a tenth."""
+"""Limits per script, ten times what typical launch scripts have."""
 UNKNOWN = "\x00"
-"""Stands for what only a shell could tell."""
+"""Marks text that only running the script would produce."""
 SEPARATORS = (";;", "&&", "||", ";", "|", "&", "\n", "(", ")")
 PLAIN, QUOTED, LITERAL = "plain", "quoted", "literal"
-"""Parts of a word: expanded and split, expanded, as they are."""
+"""Kinds of a word's parts: expanded and split, expanded, left as written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """What stands between blanks: its parts, each with how it was quoted."""
+    """Text between blanks: (kind, text) of its parts."""
 
     parts: tuple[tuple[str, str], ...]
     line: int
 
     @property
     def bare(self) -> str:
-        """The text of a word without quotes; nothing where there are some."""
+        """Text of a word without quotes, "" if it has quotes."""
         return self.parts[0][1] if len(self.parts) == 1 and self.parts[0][0] == PLAIN else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Separator:
-    """What ends a command."""
+    """Operator that ends a command."""
 
     text: str
     line: int
@@ -45,11 +45,11 @@ class Separator:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What a command is handed between <<END and END."""
+    """Here-document of a command, between <<END and END."""
 
     text: str
     literal: bool
-    """Whether its variables stay as they are."""
+    """Whether its variables are not expanded."""
     line: int
 
 
@@ -57,20 +57,20 @@ Token = Word | Separator | Document
 
 
 def tokens(text: str, name: str) -> Iterator[Token]:
-    """Words and separators of a script, in order."""
+    """Yield words and separators of a script in order."""
     if len(text) > MOST_CHARACTERS:
         raise AtollError(f"{name}: longer than {MOST_CHARACTERS:,} characters, not a launch script")
-    for number, token in enumerate(_Reader(text, name).tokens()):
+    for number, token in enumerate(_Tokenizer(text, name).tokens()):
         if number > MOST_WORDS:
             raise AtollError(f"{name}: more than {MOST_WORDS:,} words, not a launch script")
         yield token
 
 
-class _Reader:
+class _Tokenizer:
     def __init__(self, text: str, name: str) -> None:
         self.text, self.name = text.replace("\r\n", "\n"), name
         self.at, self.line = 0, 1
-        self.heredocs = 0  # where the documents of this line end
+        self.heredocs = 0  # where the here-documents of this line end
 
     def tokens(self) -> Iterator[Token]:
         while self.at < len(self.text):
@@ -90,9 +90,9 @@ class _Reader:
                     yield document
             elif char in "<>" or self._is_redirection():
                 self._redirection()
-            elif found := next((s for s in SEPARATORS if self.text.startswith(s, self.at)), ""):
-                yield Separator(found, self.line)
-                self._skip(len(found))
+            elif separator := next((s for s in SEPARATORS if self.text.startswith(s, self.at)), ""):
+                yield Separator(separator, self.line)
+                self._skip(len(separator))
             else:
                 yield self._word()
 
@@ -105,9 +105,9 @@ class _Reader:
         self.at = len(self.text) if end < 0 else end
 
     def _is_redirection(self) -> bool:
-        """ "2>file" and "&>file"."""
-        rest = self.text[self.at : self.at + 2]
-        return len(rest) == 2 and rest[1] == ">" and rest[0] in "0123456789&"
+        """Return whether "2>file" or "&>file" begins here."""
+        pair = self.text[self.at : self.at + 2]
+        return len(pair) == 2 and pair[1] == ">" and pair[0] in "0123456789&"
 
     def _redirection(self) -> None:
         while self.at < len(self.text) and self.text[self.at] in "0123456789<>&|":
@@ -126,11 +126,11 @@ class _Reader:
             self._skip(1)
         parts = self._word().parts
         end = re.escape("".join(text for _, text in parts))
-        ahead = self.heredocs or self.text.find("\n", self.at) + 1 or len(self.text)
-        closed = re.compile(rf"^[ \t]*{end}[ \t]*$", re.M).search(self.text, ahead)
-        upto = closed.start() if closed else len(self.text)
-        self.heredocs = min(closed.end() + 1, len(self.text)) if closed else upto
-        return Document(self.text[ahead:upto], any(k != PLAIN for k, _ in parts), self.line)
+        start = self.heredocs or self.text.find("\n", self.at) + 1 or len(self.text)
+        closed = re.compile(rf"^[ \t]*{end}[ \t]*$", re.M).search(self.text, start)
+        stop = closed.start() if closed else len(self.text)
+        self.heredocs = min(closed.end() + 1, len(self.text)) if closed else stop
+        return Document(self.text[start:stop], any(k != PLAIN for k, _ in parts), self.line)
 
     def _skip_heredocs(self) -> None:
         if self.heredocs:
@@ -139,63 +139,63 @@ class _Reader:
 
     def _word(self) -> Word:
         parts: list[tuple[str, str]] = []
-        begun = self.line
+        start_line = self.line
         while self.at < len(self.text):
             char = self.text[self.at]
             if char in " \t\n;|&()<>":
                 break
             if char == "'":
-                parts.append((LITERAL, self._until("'", begun)))
+                parts.append((LITERAL, self._until("'", start_line)))
             elif char == '"':
-                parts.append((QUOTED, self._double(begun)))
+                parts.append((QUOTED, self._double(start_line)))
             elif char == "\\":
                 if not self.text.startswith("\\\n", self.at):
                     parts.append((LITERAL, self.text[self.at + 1 : self.at + 2]))
                 self._skip(2)
             elif char == "`":
-                parts.append((PLAIN, f"`{self._until('`', begun)}`"))
+                parts.append((PLAIN, f"`{self._until('`', start_line)}`"))
             elif char == "$":
-                parts.append((PLAIN, self._dollar(begun)))
+                parts.append((PLAIN, self._dollar(start_line)))
             else:
                 parts.append((PLAIN, char))
                 self._skip(1)
-        return Word(_joined(parts), begun)
+        return Word(_merge_parts(parts), start_line)
 
-    def _until(self, end: str, begun: int) -> str:
-        """What stands between two of the same quotes."""
+    def _until(self, end: str, start_line: int) -> str:
+        """Return the text up to the closing quote and move past it."""
         close = self.text.find(end, self.at + 1)
         if close < 0:
-            raise AtollError(f"{self.name}:{begun}: a {end} is not closed")
-        found = self.text[self.at + 1 : close]
+            raise AtollError(f"{self.name}:{start_line}: a {end} is not closed")
+        quoted = self.text[self.at + 1 : close]
         self._skip(close + 1 - self.at)
-        return found
+        return quoted
 
-    def _double(self, begun: int) -> str:
-        """The inside of double quotes; escapes are kept for what they escape."""
+    def _double(self, start_line: int) -> str:
+        """Return the text inside double quotes, with escapes kept for the expansion."""
         self._skip(1)
-        found = ""
+        content = ""
         while self.at < len(self.text):
             char = self.text[self.at]
             if char == '"':
                 self._skip(1)
-                return found
+                return content
             if char == "\\" and self.at + 1 < len(self.text):
                 after = self.text[self.at + 1]
-                found += (
+                content += (
                     "" if after == "\n" else f"\\{after}" if after in '$`"\\' else f"\\\\{after}"
                 )
                 self._skip(2)
             elif char == "$":
-                found += self._dollar(begun)
+                content += self._dollar(start_line)
             elif char == "`":
-                found += f"`{self._until('`', begun)}`"
+                content += f"`{self._until('`', start_line)}`"
             else:
-                found += char
+                content += char
                 self._skip(1)
-        raise AtollError(f'{self.name}:{begun}: a " is not closed')
+        raise AtollError(f'{self.name}:{start_line}: a " is not closed')
 
-    def _dollar(self, begun: int) -> str:
-        """ "$name", "${...}", "$(...)" or "$((...))", whole."""
+    def _dollar(self, start_line: int) -> str:
+        """Return a complete "$name", "${...}", "$(...)" or "$((...))"."""
         begin = self.at
         self._skip(1)
         if self.at >= len(self.text):
@@ -204,7 +204,7 @@ class _Reader:
         closing = {"{": "}", "(": ")"}.get(opening)
         if closing is None:
             if opening == "'":  # an ANSI quote
-                self._until("'", begun)
+                self._until("'", start_line)
                 return self.text[begin + 2 : self.at - 1]
             while self.at < len(self.text) and (
                 self.text[self.at].isalnum() or self.text[self.at] == "_"
@@ -220,13 +220,13 @@ class _Reader:
             self._skip(2 if char == "\\" else 1)
             if depth == 0:
                 return self.text[begin : self.at]
-        raise AtollError(f"{self.name}:{begun}: a ${opening} is not closed")
+        raise AtollError(f"{self.name}:{start_line}: a ${opening} is not closed")
 
 
-def _joined(parts: list[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    """Neighbours that are quoted alike as one part."""
-    found: list[tuple[str, str]] = []
+def _merge_parts(parts: list[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """Merge neighbouring plain parts."""
+    merged: list[tuple[str, str]] = []
     for kind, texts in groupby(parts, key=itemgetter(0)):
-        each = [text for _, text in texts]
-        found += [(kind, "".join(each))] if kind == PLAIN else [(kind, text) for text in each]
-    return tuple(found)
+        pieces = [text for _, text in texts]
+        merged += [(kind, "".join(pieces))] if kind == PLAIN else [(kind, text) for text in pieces]
+    return tuple(merged)

@@ -46,6 +46,17 @@ class Priced:
         found._models = self._models
         return found
 
+    def lower_bounds(self) -> Self:
+        """Return lower bounds on these costs that take less time: of chips, whose passes are
+        schedules. Existing devices are priced at once, and give themselves.
+        """
+        if not isinstance(self.run.gpu, Chip):
+            return self
+        bounds = type(self)(self.run)
+        bounds.pricer = _pricer(self.run, bounds_only=True)
+        bounds._models = self._models
+        return bounds
+
     def once(self, key: tuple[object, ...], make: Callable[[], T]) -> T:
         """What a function makes of what the key names, made once."""
         if key not in self._known:
@@ -178,14 +189,15 @@ def cast_gathers(layer: Layer, precision: str) -> Layer:
     )
 
 
-def _pricer(run: Run) -> Pricer:
+def _pricer(run: Run, *, bounds_only: bool = False) -> Pricer:
     if isinstance(run.gpu, Chip):
         # With scipy and kernels: slow to import, rarely needed.
         from atoll.profiles import DEFAULT
         from atoll.schedule.chip import ChipPricer
 
         hidden = run.stack.overlap.tensor_products
-        return ChipPricer(run.gpu.accelerator, run.network, DEFAULT, hidden)
+        chip = run.gpu.accelerator
+        return ChipPricer(chip, run.network, DEFAULT, hidden, bounds_only=bounds_only)
     timings: Timings | None = None
     if run.timed is not None:
         timings = named("atoll.calibration.timed_tables:timings")(run.gpu.name, run.precision)

@@ -41,9 +41,9 @@ from atoll.training.run import Run
 Name = TypeVar("Name", bound=str)
 
 
-def estimate_answer(found: Estimate) -> EstimateAnswer:
-    run, layout, worst = found.run, found.layout, found.worst
-    pipeline = step_passes(found)
+def estimate_answer(estimate: Estimate) -> EstimateAnswer:
+    run, layout, worst = estimate.run, estimate.layout, estimate.worst
+    pipeline = step_passes(estimate)
     replayed = replay_step(pipeline)
     return EstimateAnswer(
         version=VERSION,
@@ -64,13 +64,13 @@ def estimate_answer(found: Estimate) -> EstimateAnswer:
         given=run.given,
         layout=layout,
         layout_words=str(layout),
-        step_time_s=found.step.time_s,
-        tokens_per_s_per_device=found.tokens_per_s_per_device,
-        mfu=found.mfu,
+        step_time_s=estimate.step.time_s,
+        tokens_per_s_per_device=estimate.tokens_per_s_per_device,
+        mfu=estimate.mfu,
         power_cap_W=run.gpu.cap_W,
-        power_W=found.power_W,
-        energy_per_token_J=found.energy_per_token_J,
-        fits=found.fits,
+        power_W=estimate.power_W,
+        energy_per_token_J=estimate.energy_per_token_J,
+        fits=estimate.fits,
         memory_bytes=PlanMemory(
             stage=worst.stage,
             total=worst.allocated,
@@ -78,25 +78,25 @@ def estimate_answer(found: Estimate) -> EstimateAnswer:
             after_step=worst.resting,
             capacity=run.gpu.hbm_bytes,
             headroom=run.headroom,
-            tight=found.tight,
-            most_needed=found.most_needed_bytes,
+            tight=estimate.tight,
+            most_needed=estimate.most_needed_bytes,
             parts=worst.parts(),
-            stages=tuple(map(_memory, found.memory)),
+            stages=tuple(map(_memory, estimate.memory)),
         ),
-        breakdown_s=found.step.breakdown(),
-        notes=found.notes,
-        expected_error=found.expected_error,
-        interval=found.interval,
-        recomputed=dict(found.rerun),
-        stages=_stages(found),
+        breakdown_s=estimate.step.breakdown(),
+        notes=estimate.notes,
+        expected_error=estimate.expected_error,
+        interval=estimate.interval,
+        recomputed=dict(estimate.rerun),
+        stages=_stages(estimate),
         pipeline=pipeline,
         replay=Replayed(
             time_s=replayed.time_s,
             difference=replayed.difference,
             microbatches=pipeline.replayed,
         ),
-        operators=_operators(found),
-        operator_origins=found.operator_origins,
+        operators=_operators(estimate),
+        operator_origins=estimate.operator_origins,
         cluster=Cluster(
             devices=run.devices,
             order=tuple((axis, getattr(layout, axis)) for axis in ("tp", "cp", "dp", "pp")),
@@ -104,61 +104,61 @@ def estimate_answer(found: Estimate) -> EstimateAnswer:
             etp=layout.etp,
             levels=tuple(made_of(NetworkLevel, level) for level in run.network.levels),
         ),
-        whole_run=found.whole_run,
-        sensitivity=tuple(_sensitivity(found)),
-        launch=found.launch,
+        whole_run=estimate.whole_run,
+        sensitivity=tuple(_sensitivity(estimate)),
+        launch=estimate.launch,
     )
 
 
-def plan_answer(found: Plan) -> PlanAnswer:
-    best, proof = found.best, found.certificate
+def plan_answer(plan: Plan) -> PlanAnswer:
+    best, proof = plan.best, plan.certificate
     return made_of(
         PlanAnswer,
         best.answer,
         kind="plan",
         best=_best(best),
-        fastest=_best(found.fastest),
-        choice=found.choice(),
-        ties=found.ties,
-        tied=found.tied,
-        alternatives=found.alternatives,
+        fastest=_best(plan.fastest),
+        choice=plan.choice(),
+        ties=plan.ties,
+        tied=plan.tied,
+        alternatives=plan.alternatives,
         between_layouts=best.accuracy.between,
         runners_up=tuple(
             RunnerUp(
-                layout=str(other.layout),
-                step_time_s=other.step.time_s,
-                slower=other.step.time_s / best.step.time_s - 1,
-                axes=other.layout,
-                breakdown_s=other.step.breakdown(),
-                tokens_per_s_per_device=other.tokens_per_s_per_device,
-                memory_bytes=other.worst.needed,
+                layout=str(runner_up.layout),
+                step_time_s=runner_up.step.time_s,
+                slower=runner_up.step.time_s / best.step.time_s - 1,
+                axes=runner_up.layout,
+                breakdown_s=runner_up.step.breakdown(),
+                tokens_per_s_per_device=runner_up.tokens_per_s_per_device,
+                memory_bytes=runner_up.worst.needed,
             )
-            for other in found.runners_up
+            for runner_up in plan.runners_up
         ),
-        reasons=found.reasons,
-        stopped=found.stopped,
-        left_out=found.not_done,
+        reasons=plan.reasons,
+        stopped=plan.stopped,
+        left_out=plan.not_done,
         certificate=LayoutProof.of(
             proof,
             layouts=proof.items,
             proven=proof.proven,
-            variants=found.space.variants,
+            variants=plan.space.variants,
             too_large=proof.ruled_out[TOO_LARGE],
             too_slow=proof.ruled_out[TOO_SLOW],
             refused=proof.ruled_out[REFUSED],
-            unseen=found.unseen,
+            unseen=plan.unseen,
             estimated=proof.evaluated,
-            bounded_per_s=found.space.bounded_per_s,
-            excluded=found.excluded,
-            target=found.target,
+            bounded_per_s=plan.space.bounded_per_s,
+            excluded=plan.excluded,
+            target=plan.target,
         ),
     )
 
 
-def layout_rows(found: Plan) -> list[dict[str, object]]:
+def layout_rows(plan: Plan) -> list[dict[str, object]]:
     """Every layout that was estimated, the fastest first."""
     names = [f.name for f in fields(Layout) if f.name != "blocks"]
-    fastest_s = found.fastest.step.time_s
+    fastest_s = plan.fastest.step.time_s
     return [
         {
             "layout": str(layout),
@@ -166,32 +166,32 @@ def layout_rows(found: Plan) -> list[dict[str, object]]:
             "slower": max(0.0, time_s / fastest_s - 1),
             **{name: getattr(layout, name) for name in names},
         }
-        for layout, time_s in found.space.known()
+        for layout, time_s in plan.space.known()
     ]
 
 
-def write_layouts(found: Plan, path: Path) -> None:
+def write_layouts(plan: Plan, path: Path) -> None:
     """The same as a table."""
-    rows = layout_rows(found)
+    rows = layout_rows(plan)
     write_csv(path, tuple(rows[0]), (tuple(row.values()) for row in rows))
 
 
-def _best(found: Estimate) -> BestLayout:
+def _best(estimate: Estimate) -> BestLayout:
     return BestLayout(
-        layout=str(found.layout),
-        step_time_s=found.step.time_s,
-        throughput_samples_per_s=found.run.global_batch / found.step.time_s,
-        fits=found.fits,
+        layout=str(estimate.layout),
+        step_time_s=estimate.step.time_s,
+        throughput_samples_per_s=estimate.run.global_batch / estimate.step.time_s,
+        fits=estimate.fits,
     )
 
 
-def _memory(found: Memory) -> StageMemory:
+def _memory(memory: Memory) -> StageMemory:
     return StageMemory(
-        stage=found.stage,
-        total=found.allocated,
-        needed=found.needed,
-        after_step=found.resting,
-        parts=found.parts(),
+        stage=memory.stage,
+        total=memory.allocated,
+        needed=memory.needed,
+        after_step=memory.resting,
+        parts=memory.parts(),
     )
 
 
@@ -200,23 +200,23 @@ def _stages(best: Estimate) -> tuple[PlannedStage, ...]:
     layout = best.layout
     costs = Estimator(best.run).costs(layout)
     shares = stage_shares(costs, layout.schedule, layout.pp, layout.vpp, layout.blocks)
-    found = []
+    rows = []
     for chunks, memory in zip(shares, best.memory, strict=True):
         layers: dict[str, int] = {}
         for chunk in chunks:
             for cost, count in chunk:
                 layers[cost.name] = layers.get(cost.name, 0) + count
         words = tuple(name if n == 1 else f"{name} x{n}" for name, n in layers.items())
-        beside = {"fragments and driver": memory.needed - memory.allocated}
-        found.append(PlannedStage(layers=words, memory_bytes=memory.parts() | beside))
-    return tuple(found)
+        outside_bytes = {"fragments and driver": memory.needed - memory.allocated}
+        rows.append(PlannedStage(layers=words, memory_bytes=memory.parts() | outside_bytes))
+    return tuple(rows)
 
 
 def _operators(best: Estimate) -> tuple[DevicePass, ...]:
     """Every kind of layer, operator by operator, in the order in which a device runs them."""
     run, layout = best.run, best.layout
     estimator = Estimator(run)
-    found = []
+    operator_rows = []
     for layer, repeat in estimator.model(layout).layers:
         costs = operator_costs(layer, estimator.pricer, layout)
         for name, operators in (("forward", layer.forward), ("backward", layer.backward)):
@@ -237,7 +237,7 @@ def _operators(best: Estimate) -> tuple[DevicePass, ...]:
                     work.append((op.flops, layer.moved_bytes(op)))
                     origins.append(_most(cost.origins_s))
                     clock += seconds
-            found.append(
+            operator_rows.append(
                 DevicePass(
                     layer=layer.name,
                     repeat=repeat,
@@ -248,7 +248,7 @@ def _operators(best: Estimate) -> tuple[DevicePass, ...]:
                     origins=tuple(origins) if run.timed else (),
                 )
             )
-    return tuple(found)
+    return tuple(operator_rows)
 
 
 def _most(parts: Mapping[Name, float]) -> Name:
@@ -258,15 +258,15 @@ def _most(parts: Mapping[Name, float]) -> Name:
 
 def _sensitivity(best: Estimate) -> list[Sensitivity]:
     """The same layout estimated again with each rate of the machine 10 % lower and higher."""
-    rows, known = [], Estimator(best.run)
+    rows, estimator = [], Estimator(best.run)
     for name, changed in _faster(best.run).items():
         less, more = (
             Gain(
                 change=f"{factor - 1:+.0%}",
-                gain=best.step.time_s / beside.estimate(best.layout).step.time_s - 1,
+                gain=best.step.time_s / changed_estimator.estimate(best.layout).step.time_s - 1,
             )
             for factor in (0.9, 1.1)
-            for beside in (known.beside(changed(factor)),)
+            for changed_estimator in (estimator.beside(changed(factor)),)
         )
         rows.append(Sensitivity(what=name, less=less, more=more))
     return rows

@@ -19,12 +19,12 @@ from atoll.training.run import Run
 def precision_of(name: str, wanted: Precision) -> Precision | None:
     """That of the searched chips where the device has it; else fp8 for fp4, or its own 16 bits."""
     narrower: tuple[Precision, ...] = ("nvfp4", "fp8")
-    for own in narrower[narrower.index(wanted) :] if wanted in narrower else (wanted,):
+    for precision in narrower[narrower.index(wanted) :] if wanted in narrower else (wanted,):
         try:
-            load_device(name).peak_flops(own)
+            load_device(name).peak_flops(precision)
         except AtollError:
             continue
-        return own
+        return precision
     return None
 
 
@@ -35,12 +35,12 @@ def plan_beside(name: str, run: Run, stop: Stop | None = None) -> Beside:
         gpu = run.gpu
         none = replace(none, power_W=gpu.power_W, process_nm=gpu.process_nm, area_mm2=gpu.die_mm2)
     try:
-        found = plan(run, runners_up=0, stop=stop)
+        device_plan = plan(run, runners_up=0, stop=stop)
     except InfeasibleError as error:
         return replace(none, reason=str(error))
-    if found.stopped:
+    if device_plan.stopped:
         raise StoppedError
-    best = found.best
+    best = device_plan.best
     return replace(
         none,
         fits=True,

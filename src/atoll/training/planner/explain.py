@@ -22,16 +22,18 @@ def reasons(space: Space, best: Estimate) -> tuple[tuple[Reason, ...], str]:
     """One sentence an axis that the space leaves open: the best layout with another value on it,
     all other axes free, and what it costs. And why the last ones are missing, if they are.
     """
-    found: list[Reason] = []
+    reasons_by_axis: list[Reason] = []
     for axis in AXES:
         try:
-            sentence, other = _reason(space, best, axis)
+            sentence, alternative = _reason(space, best, axis)
         except StoppedError:
-            return tuple(found), space.stop.reason
+            return tuple(reasons_by_axis), space.stop.reason
         if sentence:
-            slower = other.step.time_s / best.step.time_s - 1 if other.fits else None
-            found.append(Reason(axis=axis, why=sentence, axes=other.layout, slower=slower))
-    return tuple(found), ""
+            slower = alternative.step.time_s / best.step.time_s - 1 if alternative.fits else None
+            reasons_by_axis.append(
+                Reason(axis=axis, why=sentence, axes=alternative.layout, slower=slower)
+            )
+    return tuple(reasons_by_axis), ""
 
 
 def _reason(space: Space, best: Estimate, axis: str) -> tuple[str, Estimate]:
@@ -40,14 +42,16 @@ def _reason(space: Space, best: Estimate, axis: str) -> tuple[str, Estimate]:
     if not (rows.any() and names.any()):
         return "", best
     name = f"{axis} {_value(best.layout, axis)}"
-    other = space.nearest(rows, names)
-    if other is not None:
-        slower = other.step.time_s / best.step.time_s - 1
-        value = f"{axis} {_value(other.layout, axis)}"
+    alternative = space.nearest(rows, names)
+    if alternative is not None:
+        slower = alternative.step.time_s / best.step.time_s - 1
+        value = f"{axis} {_value(alternative.layout, axis)}"
         if slower == 0:
-            return f"{name}: {value} takes as long, as {other.layout}", other
-        sentence = f"{value} takes {slower:+.1%} as {other.layout}, {_where(best, other)}"
-        return f"{name}: {sentence}", other
+            return f"{name}: {value} takes as long, as {alternative.layout}", alternative
+        sentence = (
+            f"{value} takes {slower:+.1%} as {alternative.layout}, {_where(best, alternative)}"
+        )
+        return f"{name}: {sentence}", alternative
     least = space.smallest(rows, names)
     if least.fits:  # fits, but cannot be used
         return "", least
@@ -70,12 +74,12 @@ def _others(space: Space, layout: Layout, axis: str) -> tuple[Bools, Bools]:
         return np.zeros(len(space.slot), dtype=np.bool_), every
     if axis in ("tp", "cp", "ep", "etp", "sp"):
         mine = getattr(layout, axis)
-        there = [
+        values = [
             getattr(block.family, axis) != mine
             and (axis != "sp" or min(layout.tp, block.family.tp) > 1)
             for block in space.blocks
         ]
-        return np.repeat(there, [len(block) for block in space.blocks]), every
+        return np.repeat(values, [len(block) for block in space.blocks]), every
     if axis != "schedule":
         return space.column(axis) != getattr(layout, axis), every
     names = np.array(["1f1b" if n == "interleaved" else n for n in space.blocks[0].schedules])
@@ -83,10 +87,10 @@ def _others(space: Space, layout: Layout, axis: str) -> tuple[Bools, Bools]:
     return (space.column("pp") > 1) & (names[space.column("schedule")] != mine), every
 
 
-def _where(best: Estimate, other: Estimate) -> str:
+def _where(best: Estimate, alternative: Estimate) -> str:
     """The part of the step that grows most; that shrinks most where the other is faster."""
-    mine, theirs = best.step.breakdown(), other.step.breakdown()
-    sign = 1 if other.step.time_s >= best.step.time_s else -1
+    mine, theirs = best.step.breakdown(), alternative.step.breakdown()
+    sign = 1 if alternative.step.time_s >= best.step.time_s else -1
     part = max(mine, key=lambda name: sign * (theirs[name] - mine[name]))
     change = format_seconds(abs(theirs[part] - mine[part]), best.digits)
     return f"mostly {part.replace('_', ' ')} ({'+' if sign > 0 else '-'}{change})"

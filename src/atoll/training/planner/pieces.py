@@ -42,7 +42,8 @@ class Pieces:
     def __init__(self, run: Run, axes: Axes) -> None:
         self.run, self.axes = run, axes
         self.estimator = Estimator(run)
-        self._floor = Floor(self.estimator, axes.recompute)
+        self._lower_bounds = self.estimator.lower_bounds()
+        self._floor = Floor(self._lower_bounds, axes.recompute)
         self._blocks: dict[Family, Block] = {}
         self.kinds: dict[str, Callable[..., Any]] = {
             "bounds": self._bounds,
@@ -75,8 +76,8 @@ class Pieces:
         """Seconds and bytes that the layouts of a family need at least, and seconds without
         "optimal" recomputation; seconds of what fits.
         """
-        found: tuple[Singles, ...] = self.ask(*bounds_call(family), keep=False)
-        return found
+        bounds: tuple[Singles, ...] = self.ask(*bounds_call(family), keep=False)
+        return bounds
 
     def _bounds(self, *family: Any) -> tuple[Singles, ...]:
         capacity = self.run.capacity_bytes * (1 + 3 * SINGLE)
@@ -85,18 +86,24 @@ class Pieces:
     def least_s(self, block: Block, names: Sequence[str]) -> Floats:
         """(layouts, names): lower bounds on the seconds of layouts of one variant under
         recomputation policies, under "optimal" as if they ran nothing again and kept least; those
-        of one stage under others are exact. Rounded down, infinite where they do not fit.
+        of one stage under others are exact (`exact_without_pipeline`). Rounded down, infinite where
+        they do not fit.
         """
         if self.alone:
             return self._least_s(_Every(block), names)
         return _read(self.ask(*least_call(block, names)))
+
+    @property
+    def exact_without_pipeline(self) -> bool:
+        """Whether `least_s` prices layouts of one stage exactly: not on chips (schedules)."""
+        return self._lower_bounds is self.estimator
 
     def _least(self, names: Sequence[str], *block: Any) -> list[Any]:
         return _told(self._least_s(_layouts(*block), names))
 
     def _least_s(self, layouts: Listed, names: Sequence[str]) -> Floats:
         choices = [LEAST if name == OPTIMAL else name for name in names]
-        return self._figures(layouts, choices, Sums.bounds)[0]
+        return self._figures(self._lower_bounds, layouts, choices, Sums.bounds)[0]
 
     def times_s(self, block: Block, names: Sequence[str], limit_s: float) -> Floats:
         """(layouts, names): seconds of layouts of one variant under recomputation policies, rounded
@@ -108,8 +115,8 @@ class Pieces:
         return _read(self.ask(*times_call(block, names, limit_s))["times_s"])
 
     def _times(self, limit_s: float | None, names: Sequence[str], *block: Any) -> dict[str, Any]:
-        found = self._times_s(_layouts(*block), names, np.inf if limit_s is None else limit_s)
-        return {"layouts": block, "policies": list(names), "times_s": _told(found)}
+        times_s = self._times_s(_layouts(*block), names, np.inf if limit_s is None else limit_s)
+        return {"layouts": block, "policies": list(names), "times_s": _told(times_s)}
 
     def _times_s(self, layouts: Listed, names: Sequence[str], limit_s: float) -> Floats:
         choices = named = tuple(name for name in names if name != OPTIMAL)
@@ -118,24 +125,25 @@ class Pieces:
             others = (x for x in choices_of(costs, OPTIMAL) if x not in named)
             choices = (*named, *others)
         figures = partial(Sums.figures, limit_s=limit_s, named=len(named))
-        step_s, by_stage_s = self._figures(layouts, choices, figures)
-        found = np.stack(
+        step_s, by_stage_s = self._figures(self.estimator, layouts, choices, figures)
+        times_s = np.stack(
             [by_stage_s if x == OPTIMAL else step_s[:, choices.index(x)] for x in names], axis=1
         )
         if OPTIMAL in names:
             at = list(names).index(OPTIMAL)
-            others_s = np.abs(np.delete(found, at, axis=1)).min(axis=1, initial=np.inf)
-            found[others_s <= np.abs(by_stage_s) * (1 + SAME), at] = np.inf
-        return found
+            others_s = np.abs(np.delete(times_s, at, axis=1)).min(axis=1, initial=np.inf)
+            times_s[others_s <= np.abs(by_stage_s) * (1 + SAME), at] = np.inf
+        return times_s
 
     def _figures(
         self,
+        costs: Estimator,
         layouts: Listed,
         choices: Sequence[str],
         figures: Callable[[Sums], tuple[Floats, Floats, Ints]],
     ) -> tuple[Floats, Floats]:
         """Seconds under each choice of recomputation, and under the best of them stage by stage."""
-        step_s, bytes_ = batch_estimates(self.estimator, layouts, choices, figures)
+        step_s, bytes_ = batch_estimates(costs, layouts, choices, figures)
         step_s[bytes_ * (1 - ROUNDING) > self.run.capacity_bytes] = np.inf
         step_s *= 1 - ROUNDING
         return step_s[:, :-1], step_s[:, -1]
@@ -198,25 +206,27 @@ def _told(seconds: Floats) -> list[Any]:
     return [[None if s == np.inf else s for s in row] for row in seconds.tolist()]
 
 
-def _read(told: Any) -> Floats:
-    found = np.array(told, dtype=np.float64)
-    found[np.isnan(found)] = np.inf
-    return found
+def _read(rows: Any) -> Floats:
+    seconds = np.array(rows, dtype=np.float64)
+    seconds[np.isnan(seconds)] = np.inf
+    return seconds
 
 
 def estimated_layouts(notes: Iterable[Any], global_batch: int) -> Iterator[Row]:
     """What a store has of layouts that were estimated, a row for each under each policy."""
     for note in notes:
-        told = note["value"]
-        if not isinstance(told, Mapping):
+        record = note["value"]
+        if not isinstance(record, Mapping):
             continue  # bounds
-        for layout, row_s in zip(_layouts(*told["layouts"]).every(), told["times_s"], strict=True):
-            for policy, step_s in zip(told["policies"], row_s, strict=True):
+        for layout, row_s in zip(
+            _layouts(*record["layouts"]).every(), record["times_s"], strict=True
+        ):
+            for policy, step_s in zip(record["policies"], row_s, strict=True):
                 if step_s is not None and step_s >= 0:
-                    found = replace(layout, recompute=policy)
+                    recomputed = replace(layout, recompute=policy)
                     yield {
                         "score": global_batch / step_s,
-                        "layout": str(found),
+                        "layout": str(recomputed),
                         "step_time_s": step_s,
-                        **{axis: getattr(found, axis) for axis in AXES},
+                        **{axis: getattr(recomputed, axis) for axis in AXES},
                     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,6 +18,7 @@ from atoll.step.certificate import Certificate
 from atoll.step.layout import Layout
 from atoll.stopping import Stop
 from atoll.training.estimate import Estimate
+from atoll.training.memory import stage_parameters
 from atoll.training.planner.pieces import Pieces
 from atoll.training.planner.search import Found, Space, UnusableError, Usable
 from atoll.training.planner.space import Axes, excluded
@@ -221,10 +223,10 @@ class Plan(Launched, Pictured["PlanAnswer"]):
 
 
 @answer_of.register(Plan)
-def _answer(found: Plan) -> PlanAnswer:
+def _answer(plan: Plan) -> PlanAnswer:
     """Made, and its types imported, when it is asked for."""
-    made: PlanAnswer = named("atoll.training.planner.answer:plan_answer")(found)
-    return made
+    answer: PlanAnswer = named("atoll.training.planner.answer:plan_answer")(plan)
+    return answer
 
 
 def plan(
@@ -256,47 +258,48 @@ def _planned(space: Space, runners_up: int, target: str, ties: float) -> Plan:
     from atoll.training.planner.ties import simplest
 
     run, axes = space.run, space.axes
-    found = space.search(runners_up + 1)
-    if not found.best:
-        if found.refused:
-            raise UnusableError(
-                f"{found.refusal} (so it is with all {found.refused:,} layouts that fit)"
-            )
+    fastest_layouts = space.search(runners_up + 1)
+    if not fastest_layouts.best:
+        if fastest_layouts.refused:
+            refused = f"all {fastest_layouts.refused:,} layouts that fit"
+            raise UnusableError(f"{fastest_layouts.refusal} (so it is with {refused})")
         raise _nothing_fits(space)
-    fastest = found.best[0]
+    fastest = fastest_layouts.best[0]
     best, tied = simplest(space, fastest, ties) if ties else (fastest, 1)
-    others = tuple(other for other in found.best if other.layout != best.layout)
+    others = tuple(
+        runner_up for runner_up in fastest_layouts.best if runner_up.layout != best.layout
+    )
     return Plan(
         run,
         axes,
         best,
         fastest,
         others[:runners_up],
-        _certificate(space, found, target),
+        _certificate(space, fastest_layouts, target),
         excluded(run, axes),
         target,
         space,
-        found.unseen,
-        space.stop.reason if found.stopped else "",
+        fastest_layouts.unseen,
+        space.stop.reason if fastest_layouts.stopped else "",
         ties,
         tied,
     )
 
 
-def _certificate(space: Space, found: Found, target: str) -> Certificate:
-    batch, step_s = space.run.global_batch, found.best[0].step.time_s
+def _certificate(space: Space, fastest_layouts: Found, target: str) -> Certificate:
+    batch, step_s = space.run.global_batch, fastest_layouts.best[0].step.time_s
     over = f"{counted(len(space), 'layout')}{f' that {target} can run' if target else ''}"
     return Certificate(
         score=batch / step_s,
-        bound=batch / min(found.bound_s, step_s),
+        bound=batch / min(fastest_layouts.bound_s, step_s),
         tolerance=TOLERANCE,
         items=len(space),
         kind="layout",
-        evaluated=found.estimated,
+        evaluated=fastest_layouts.estimated,
         ruled_out={
-            TOO_LARGE: found.too_large,
-            TOO_SLOW: found.too_slow,
-            REFUSED: found.refused,
+            TOO_LARGE: fastest_layouts.too_large,
+            TOO_SLOW: fastest_layouts.too_slow,
+            REFUSED: fastest_layouts.refused,
         },
         subject=over,
     )
@@ -309,23 +312,37 @@ def _nothing_fits(space: Space) -> InfeasibleError:
     parts = nearest.worst.parts()
     largest = max(parts, key=lambda name: parts[name])
     over = nearest.worst.needed - run.capacity_bytes
-    fitting = _nearest_fit(run)
-    if fitting is None:
-        way_out = "use more devices, a smaller batch or a shorter sequence"
+    least_devices = _least_devices(space)
+    fitting = _nearest_fit(run, least_devices)
+    if fitting is None and least_devices > run.devices:
+        advice = f"use at least {least_devices:,} devices, over which its states alone would fit"
+    elif fitting is None:
+        advice = "use more devices, a smaller batch or a shorter sequence"
     elif fitting.run.devices == run.devices:
-        way_out = f"{fitting.layout} does fit: allow its values"
+        advice = f"{fitting.layout} does fit: allow its values"
     else:
-        way_out = f"{fitting.run.devices} devices are enough, as {fitting.layout}"
+        advice = f"{fitting.run.devices} devices are enough, as {fitting.layout}"
     return InfeasibleError(
         f"{run.model.name} does not fit {run.devices} {run.gpu.name}: the layout that needs least "
         f"({nearest.layout}) takes {format_bytes(nearest.worst.needed)} of "
         f"{format_bytes(run.capacity_bytes)}, {format_bytes(over)} too much, most of it {largest} "
-        f"({format_bytes(parts[largest])}); {way_out}"
+        f"({format_bytes(parts[largest])}); {advice}"
     )
 
 
-def _nearest_fit(run: Run) -> Estimate | None:
-    """A layout that fits: of as many devices if any does, else of the next doubling that has one.
+def _least_devices(space: Space) -> int:
+    """Return how many devices hold the weights and optimizer states, divided over all of them."""
+    run, layout = space.run, Layout()
+    costs = space.estimator.costs(layout)
+    layers = [(cost, cost.repeat) for cost in costs]
+    trained, stored = stage_parameters(run, layers, space.estimator.shared(layout, costs))
+    states_bytes = run.states.weight * sum(stored) + run.states.optimizer * sum(trained)
+    return math.ceil(states_bytes / run.capacity_bytes)
+
+
+def _nearest_fit(run: Run, least_devices: int) -> Estimate | None:
+    """Return a layout that fits: of as many devices if any does, else of the next doubling that has
+    one. Fewer than the `least_devices` need no look.
 
     Memory is least with microbatches of one sequence, everything divided and recomputed; only
     such layouts are looked at.
@@ -333,9 +350,12 @@ def _nearest_fit(run: Run) -> Estimate | None:
     axes = Axes(microbatch=(1,), zero=(1, 3), hsdp=(1,), recompute=("full",))
     most = run.network.levels[-1].devices
     for doubling in range(MOST_DOUBLINGS):
-        if run.devices << doubling > most:
+        devices = run.devices << doubling
+        if devices > most:
             return None
-        larger = replace(run, devices=run.devices << doubling)
+        if devices < least_devices:
+            continue
+        larger = replace(run, devices=devices)
         try:
             space = Space(larger, axes)
         except AtollError:  # nothing divides

@@ -40,14 +40,14 @@ class PlanProblem:
         """Pieces are named by their layouts: what a launch file can say changes none."""
         from atoll.store import fingerprint
 
-        asked = self.question.to_dict()
-        whole = LengthQuestion.model_fields  # of the run, not of its steps
+        question_fields = self.question.to_dict()
+        run_fields = LengthQuestion.model_fields  # of the run, not of its steps
         of_software = "stack", "overlap", "optimizer"
-        for name in ("time_limit_s", "export", "export_to", "ties", *of_software, *whole):
-            del asked[name]
+        for name in ("time_limit_s", "export", "export_to", "ties", *of_software, *run_fields):
+            del question_fields[name]
         # Files and software that the question names are known by what they hold.
         contents = {field.name: getattr(self.run, field.name) for field in fields(self.run)}
-        return asked | {
+        return question_fields | {
             f"{name}_content": fingerprint({name: repr(content)})
             for name, content in contents.items()
             if is_dataclass(content) and name != "length"
@@ -66,13 +66,13 @@ class PlanProblem:
             pieces.ask = shared.ask
             pieces.ahead = None if desk.executor.in_process else shared.ahead
 
-        def last(found: Plan) -> Plan:
-            found = replace(found, best=replace(found.best, launched=True))
+        def last(solved_plan: Plan) -> Plan:
+            solved_plan = replace(solved_plan, best=replace(solved_plan.best, launched=True))
             if self.explained:
-                _ = found.reasons
-            return found
+                _ = solved_plan.reasons
+            return solved_plan
 
-        found = plan(
+        solved_plan = plan(
             self.run,
             self.axes,
             usable=self.usable,
@@ -84,8 +84,8 @@ class PlanProblem:
             last=last,
         )
         # What is asked for later has neither workers nor a limit.
-        pieces.ask, pieces.ahead, found.space.stop = pieces.make, None, Stop()
-        return found
+        pieces.ask, pieces.ahead, solved_plan.space.stop = pieces.make, None, Stop()
+        return solved_plan
 
     def files(self, answer: Plan) -> Mapping[str, str]:
         return {PLAN: answer.answer.to_json()}

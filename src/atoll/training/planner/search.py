@@ -135,11 +135,11 @@ class Space:
 
     def _bounds(self) -> Singles:
         """(3, rows)."""
-        found = shared_zeros(3, int(self.starts[-1]))
+        bounds = shared_zeros(3, int(self.starts[-1]))
 
         def fill(number: int) -> None:
             start, end = self.starts[number : number + 2]
-            found[:, start:end] = self.pieces.bounds(self.blocks[number].family)
+            bounds[:, start:end] = self.pieces.bounds(self.blocks[number].family)
 
         every = range(len(self.blocks))
         for number in from_both_ends(fill, len(every)) if self._spread else every:
@@ -151,7 +151,7 @@ class Space:
                 self.pieces.ahead(bounds_call(x.family) for x in self.blocks[number:])
             if not self._spread:
                 fill(number)
-        return found
+        return bounds
 
     @property
     def _spread(self) -> bool:
@@ -176,8 +176,8 @@ class Space:
     def layout(self, row: int, name: int) -> Layout:
         owner = self._owner(row)
         rows = np.array([row - self.starts[owner]])
-        (found,) = self.blocks[owner].layouts(rows, self.names[name])
-        return found
+        (layout,) = self.blocks[owner].layouts(rows, self.names[name])
+        return layout
 
     def _owner(self, row: int) -> int:
         """The number of a row's family."""
@@ -206,8 +206,8 @@ class Space:
 
     def search(self, count: int) -> Found:
         """The fastest `count` layouts that fit."""
-        among, named = self._every()
-        best, refusals, estimated, bound_s, stopped = self._fastest(count, among, named, whole=True)
+        rows, named = self._every()
+        best, refusals, estimated, bound_s, stopped = self._fastest(count, rows, named, report=True)
         if stopped and not best:
             raise StoppedError
         names = len(self.names)
@@ -216,8 +216,8 @@ class Space:
         unseen = 0
         if stopped:
             best_s = best[0].step.time_s
-            unseen = int((self._rest_s(among, named) < best_s).sum()) * names
-            unseen += int((self._loose_s(among, named) < best_s).sum())
+            unseen = int((self._rest_s(rows, named) < best_s).sum()) * names
+            unseen += int((self._loose_s(rows, named) < best_s).sum())
         return Found(
             best=best,
             too_large=len(self) - len(refusals) - fitting,
@@ -235,7 +235,7 @@ class Space:
         say any of them.
         """
         try:
-            best, *_, stopped = self._fastest(1, rows, names, whole=False)
+            best, *_, stopped = self._fastest(1, rows, names, report=False)
         except UnusableError:
             return None
         if stopped:
@@ -243,7 +243,7 @@ class Space:
         return best[0] if best else None
 
     def _fastest(
-        self, count: int, among: Bools, named: Bools, whole: bool
+        self, count: int, rows: Bools, named: Bools, report: bool
     ) -> tuple[tuple[Estimate, ...], list[str], int, float, bool]:
         """The fastest `count` that fit, what was refused among them, how many were written out, a
         time that none of the others is below, and whether the search had to end.
@@ -251,12 +251,12 @@ class Space:
         wanted, stopped = count, False
         while True:
             try:
-                limit_s = self._estimate_all(wanted, among, named, whole)
+                limit_s = self._estimate_all(wanted, rows, named, report)
             except StoppedError:
-                unseen_s = self._rest_s(among, named), self._loose_s(among, named)
+                unseen_s = self._rest_s(rows, named), self._loose_s(rows, named)
                 limit_s = min(float(x.min(initial=np.inf)) for x in unseen_s)
                 stopped = True
-            ranked = self._ranked(among, named, stopped, np.inf if stopped else limit_s)
+            ranked = self._ranked(rows, named, stopped, np.inf if stopped else limit_s)
             best, refusals, estimated, bound_s = self._written(count, ranked)
             if len(best) == count or limit_s == np.inf or stopped:
                 return best, refusals, estimated, min(bound_s, limit_s), stopped
@@ -272,7 +272,7 @@ class Space:
         """
         every = self._every()
         with suppress(StoppedError):
-            self._estimate_all(1, *every, whole=True, within_s=limit_s)
+            self._estimate_all(1, *every, report=True, within_s=limit_s)
         for row, name, _ in self._ranked(*every, True, limit_s):
             if self._refusal(row, name) is None:
                 yield row, name
@@ -306,19 +306,19 @@ class Space:
         return tuple(best), refusals, estimated, float("inf")
 
     def _estimate_all(
-        self, count: int, among: Bools, named: Bools, whole: bool, within_s: float = 0.0
+        self, count: int, wanted_rows: Bools, named: Bools, report: bool, within_s: float = 0.0
     ) -> float:
         """Bound and estimate, the lowest bound first, until no other row can be among the fastest
         `count` or take less than `within_s`; a time that none is below, and the last of these not
         above.
         """
         least_s = self._least_s(named)
-        limit_s, best_s = self._limit_s(count, among, named)
+        limit_s, best_s = self._limit_s(count, wanted_rows, named)
         limit_s = max(limit_s, within_s)
-        rest = np.flatnonzero(among & self.may_fit & (self.slot < 0) & (least_s < limit_s))
+        rest = np.flatnonzero(wanted_rows & self.may_fit & (self.slot < 0) & (least_s < limit_s))
         while True:
             rest = rest[(self.slot[rest] < 0) & (least_s[rest] < limit_s)]
-            loose_s = self._loose_s(among, named)
+            loose_s = self._loose_s(wanted_rows, named)
             soon = self._soon(least_s, rest, loose_s.copy(), limit_s, best_s)
             pair = list(islice(soon, 2))
             if not pair:
@@ -326,11 +326,11 @@ class Space:
             go_on(self.stop)
             if self.pieces.ahead is not None and limit_s < np.inf:
                 self.pieces.ahead(self._call(*of) for of in chain(pair, soon))
-            if whole and self.progress is not None and time.monotonic() > self._next_told:
+            if report and self.progress is not None and time.monotonic() > self._next_told:
                 self._tell(self.progress, rest, loose_s[loose_s < limit_s])
             for (limit, rows), times_s in zip(pair, self._pairs.results(pair), strict=True):
                 self._add(limit is not None, rows, times_s)
-            limit_s, best_s = self._limit_s(count, among, named, limit_s)
+            limit_s, best_s = self._limit_s(count, wanted_rows, named, limit_s)
             limit_s = max(limit_s, within_s)
 
     def _tell(self, progress: Progress, rest: Ints, loose_s: Floats) -> None:
@@ -378,9 +378,9 @@ class Space:
         start, end = self.starts[owner : owner + 2]
         sizes = self.blocks[owner].microbatch
         most_s = (1 + AHEAD) * min(limit_s, (1 + AHEAD) * float(least_s[first]))
-        there = free[start:end] & (least_s[start:end] < most_s)
-        there &= self.may_fit[start:end] & (sizes == sizes[first - start])
-        return np.asarray(start + np.flatnonzero(there))
+        joined = free[start:end] & (least_s[start:end] < most_s)
+        joined &= self.may_fit[start:end] & (sizes == sizes[first - start])
+        return np.asarray(start + np.flatnonzero(joined))
 
     def _rounded_s(self, limit_s: float) -> float:
         """A limit, not below the one given, that many rows share: workers begin before it is known
@@ -407,25 +407,25 @@ class Space:
             return self.pieces.least_s(self._part(rows), self.names)
         return self.pieces.times_s(self._part(rows), self.names, limit_s)
 
-    def _loose_s(self, among: Bools, named: Bools) -> Floats:
+    def _loose_s(self, rows: Bools, named: Bools) -> Floats:
         """Of every slot the lowest bound under these policies, infinite where all is estimated."""
-        asked = self.loose & named & among[self.rows, None]
-        return np.asarray(np.where(asked, self.time_s, np.inf).min(axis=1))
+        loose = self.loose & named & rows[self.rows, None]
+        return np.asarray(np.where(loose, self.time_s, np.inf).min(axis=1))
 
-    def _rest_s(self, among: Bools, named: Bools) -> Singles:
+    def _rest_s(self, rows: Bools, named: Bools) -> Singles:
         """Bounds of rows without figures."""
-        rest: Singles = self._least_s(named)[among & self.may_fit & (self.slot < 0)]
+        rest: Singles = self._least_s(named)[rows & self.may_fit & (self.slot < 0)]
         return rest
 
     def _limit_s(
-        self, count: int, among: Bools, named: Bools, below_s: float = np.inf
+        self, count: int, rows: Bools, named: Bools, below_s: float = np.inf
     ) -> tuple[float, float]:
         """No less than the time of the last of the fastest `count` layouts that are known, and that
         of the first; those above an earlier such time are not looked at.
         """
         left = count
         refused, best_s = 0, np.inf
-        for row, name, time_s in self._ranked(among, named, True, below_s):
+        for row, name, time_s in self._ranked(rows, named, True, below_s):
             refusal = self._refusal(row, name)
             if refusal is None:
                 left -= 1
@@ -439,7 +439,7 @@ class Space:
         return np.inf, best_s
 
     def _ranked(
-        self, among: Bools, named: Bools, exact: bool, below_s: float
+        self, rows: Bools, named: Bools, exact: bool, below_s: float
     ) -> Iterator[tuple[int, int, float]]:
         """(row, name, time) of what is bounded, or estimated (`exact`), and fits, up to a time; the
         fastest first.
@@ -447,23 +447,23 @@ class Space:
         every_s = self.time_s.reshape(-1)
         listed = np.flatnonzero(every_s <= min(below_s, sys.float_info.max))
         slots, names = np.divmod(listed, len(self.names))
-        there = among[self.rows[slots]] & named[names]
+        wanted = rows[self.rows[slots]] & named[names]
         if exact:
-            there &= ~self.loose[slots, names]
-        listed = listed[there]
+            wanted &= ~self.loose[slots, names]
+        listed = listed[wanted]
         time_s = every_s[listed]
         length = done = 0
         while done < time_s.size:
             length = min(4 * max(16, length), time_s.size)
-            some = np.argpartition(time_s, length - 1)[:length]
-            for at in some[np.lexsort((some, time_s[some]))][done:]:
+            fastest = np.argpartition(time_s, length - 1)[:length]
+            for at in fastest[np.lexsort((fastest, time_s[fastest]))][done:]:
                 slot, name = divmod(int(listed[at]), len(self.names))
                 yield int(self.rows[slot]), name, float(time_s[at])
             done = length
 
-    def _add(self, known: bool, rows: Ints, times_s: Floats) -> None:
+    def _add(self, estimated: bool, rows: Ints, times_s: Floats) -> None:
         """What was found of rows of one variant."""
-        if known:
+        if estimated:
             self.time_s[self.slot[rows]] = np.abs(times_s)
             self.loose[self.slot[rows]] = times_s < 0
             return
@@ -475,7 +475,8 @@ class Space:
         self.rows = np.concatenate([self.rows, rows])
         self.variant = np.concatenate([self.variant, np.repeat(variant, len(rows), axis=0)])
         self.time_s = np.concatenate([self.time_s, times_s])
-        loose = np.isfinite(times_s) & (self.optimal | (self._part(rows).pp[:, None] > 1))
+        loose = self.optimal | (self._part(rows).pp[:, None] > 1)
+        loose = np.isfinite(times_s) & (loose | (not self.pieces.exact_without_pipeline))
         self.loose = np.concatenate([self.loose, loose])
 
     def _refusal(self, row: int, name: int) -> str | None:

@@ -79,8 +79,8 @@ class Axes:
         ):
             for value in getattr(self, name):
                 if value not in allowed:
-                    known = ", ".join(str(a) for a in allowed)
-                    raise AtollError(f"{name}: {value!r} is not one of {known}")
+                    choices = ", ".join(str(a) for a in allowed)
+                    raise AtollError(f"{name}: {value!r} is not one of {choices}")
         for name in ("sp", "zero", "recompute"):
             if not getattr(self, name):
                 raise AtollError(f"{name}: no value to try")
@@ -101,8 +101,8 @@ class Family:
     sp: bool
 
     def __str__(self) -> str:
-        own = f" etp{self.etp}" if self.etp != self.tp else ""
-        return f"tp{self.tp} cp{self.cp} ep{self.ep}{own}"
+        expert_words = f" etp{self.etp}" if self.etp != self.tp else ""
+        return f"tp{self.tp} cp{self.cp} ep{self.ep}{expert_words}"
 
     def layout(self, **rest: Any) -> Layout:
         """A layout of this family; the other axes as given."""
@@ -131,16 +131,16 @@ class Block:
 
     def layouts(self, rows: Ints, recompute: str) -> list[Layout]:
         """Some of them, under a recomputation policy."""
-        of, found = self.family, []
+        family, layouts = self.family, []
         for pp, dp, vpp, microbatch, zero, hsdp, at, split in self.columns[:, rows].T.tolist():
             order = self.order(at, pp, vpp)
-            found.append(
+            layouts.append(
                 Layout(
-                    dp, of.tp, pp, of.cp, of.ep, of.etp, vpp, microbatch, of.sp, zero, hsdp,
-                    recompute, order, self.blocks(order, pp, vpp, split),
+                    dp, family.tp, pp, family.cp, family.ep, family.etp, vpp, microbatch, family.sp,
+                    zero, hsdp, recompute, order, self.blocks(order, pp, vpp, split),
                 )
             )  # fmt: skip
-        return found
+        return layouts
 
     def order(self, schedule: int, pp: int, vpp: int) -> str:
         """The name of the order that a schedule is there."""
@@ -223,32 +223,48 @@ def of_stages(
     """Columns of the layouts with so many stages and data ranks, each of a part of the batch."""
     layers, _ = chain
     sizes = np.array([b for b in axes.microbatch or divisors(batch) if batch % b == 0])
-    orders = np.array(
-        [
-            (vpp, s, order == "dualpipe" and pp > 1, split)
-            for vpp in _chunks(axes, layers, pp)
-            for s, order in enumerate(schedules)
-            if _ordered(order, layers, pp, vpp, schedules)
-            for split in range(len(_ways(chain, order_of(order, pp, vpp), pp, vpp)))
-        ]
-    ).reshape(-1, 4)
-    divisions = np.array(
-        [
-            (zero, hsdp)
-            for zero in axes.zero
-            if zero != 2 or pp == 1
-            for hsdp in axes.hsdp or (divisors(copies) if zero else (1,))
-            if hsdp == 1 or (zero and copies % hsdp == 0)
-        ]
-    ).reshape(-1, 2)
-    columns = np.empty((len(COLUMNS), len(sizes), len(orders), len(divisions)), dtype=np.int32)
-    columns[0], columns[1] = pp, dp
-    columns[2], columns[6], columns[7] = orders.T[[0, 1, 3], :, None]
-    columns[3] = sizes[:, None, None]
-    columns[4], columns[5] = divisions.T
+    vpp_column, schedule, paired, split = (
+        np.array(
+            [
+                (vpp, s, order == "dualpipe" and pp > 1, split)
+                for vpp in _chunks(axes, layers, pp)
+                for s, order in enumerate(schedules)
+                if _ordered(order, layers, pp, vpp, schedules)
+                for split in range(len(_ways(chain, order_of(order, pp, vpp), pp, vpp)))
+            ]
+        )
+        .reshape(-1, 4)
+        .T
+    )
+    zero_column, hsdp_column = (
+        np.array(
+            [
+                (zero, hsdp)
+                for zero in axes.zero
+                if zero != 2 or pp == 1
+                for hsdp in axes.hsdp or (divisors(copies) if zero else (1,))
+                if hsdp == 1 or (zero and copies % hsdp == 0)
+            ]
+        )
+        .reshape(-1, 2)
+        .T
+    )
+    values: dict[str, int | NDArray[Any]] = {
+        "pp": pp,
+        "dp": dp,
+        "vpp": vpp_column[:, None],
+        "microbatch": sizes[:, None, None],
+        "zero": zero_column,
+        "hsdp": hsdp_column,
+        "schedule": schedule[:, None],
+        "split": split[:, None],
+    }
+    columns = np.empty((len(COLUMNS), len(sizes), len(split), len(zero_column)), dtype=np.int32)
+    for number, name in enumerate(COLUMNS):
+        columns[number] = values[name]
     even = (batch // sizes) % 2 == 0
-    there = even[:, None] | (orders[:, 2] == 0)
-    return columns[:, there].reshape(len(COLUMNS), -1)
+    allowed = even[:, None] | (paired == 0)
+    return columns[:, allowed].reshape(len(COLUMNS), -1)
 
 
 def _ordered(order: str, layers: int, pp: int, vpp: int, wanted: tuple[str, ...]) -> bool:
@@ -275,39 +291,39 @@ def _chunks(axes: Axes, layers: int, pp: int) -> Iterator[int]:
 
 def excluded(run: Run, axes: Axes) -> tuple[str, ...]:
     """What a space leaves out of what could be run, axis by axis."""
-    found: list[str] = []
+    exclusions: list[str] = []
     model = run.model
     if axes.tp:
-        found.append(_other("tp", axes.tp))
+        exclusions.append(_other("tp", axes.tp))
     elif run.devices > run.network.node:
-        found.append(f"tp above {run.network.node}")
+        exclusions.append(f"tp above {run.network.node}")
     if axes.pp:
-        found.append(_other("pp", axes.pp))
+        exclusions.append(_other("pp", axes.pp))
     if not _whole(run):
-        found.append(_other("cp", axes.cp) if axes.cp else f"cp above {MOST_CONTEXT}")
+        exclusions.append(_other("cp", axes.cp) if axes.cp else f"cp above {MOST_CONTEXT}")
     if model.experts:
         if axes.ep:
-            found.append(_other("ep", axes.ep))
-        found.append(_other("etp", axes.etp) if axes.etp else "etp other than 1 and tp")
+            exclusions.append(_other("ep", axes.ep))
+        exclusions.append(_other("etp", axes.etp) if axes.etp else "etp other than 1 and tp")
     for name in ("vpp", "microbatch", "hsdp"):
         if getattr(axes, name):
-            found.append(_other(name, getattr(axes, name)))
+            exclusions.append(_other(name, getattr(axes, name)))
     if len(axes.sp) == 1 and run.stored is None:
-        found.append("sp off" if axes.sp[0] else "sp on")
+        exclusions.append("sp off" if axes.sp[0] else "sp on")
     orders = axes.orders(run)
     if "1f1b" in orders:  # stands for interleaved, and gpipe is never faster
         orders = (*orders, "interleaved", "gpipe")
-    known: tuple[tuple[str, tuple[object, ...], tuple[object, ...]], ...] = (
+    axis_values: tuple[tuple[str, tuple[object, ...], tuple[object, ...]], ...] = (
         ("zero", ZERO_STAGES, axes.zero),
         ("recompute", RECOMPUTE, axes.recompute),
         ("schedule", ORDERS, orders),
     )
-    for name, values, tried in known:
+    for name, values, tried in axis_values:
         rest = [str(value) for value in values if value not in tried]
         if rest:
-            found.append(f"{name} {', '.join(rest)}")
+            exclusions.append(f"{name} {', '.join(rest)}")
     even = "stages less even than can be"
-    return (*found, f"{even}, in blocks or in work" if run.stack.balances else even)
+    return (*exclusions, f"{even}, in blocks or in work" if run.stack.balances else even)
 
 
 def _other(name: str, values: tuple[int, ...]) -> str:
@@ -332,5 +348,5 @@ def _tensor_fits(run: Run, tp: int) -> bool:
 
 def _experts_fit(run: Run, tp: int, etp: int, sp: bool) -> bool:
     """Whether experts may have this tensor width; a width of their own needs divided tokens."""
-    own = run.model.experts and run.stored is None and (sp or tp == 1)
-    return run.model.expert_width % etp == 0 and (etp == tp or bool(own))
+    divisible = run.model.experts and run.stored is None and (sp or tp == 1)
+    return run.model.expert_width % etp == 0 and (etp == tp or bool(divisible))

@@ -40,6 +40,6 @@ def simplest(space: Space, fastest: Estimate, ties: float) -> tuple[Estimate, in
     tied = [(space.layout(*at), at) for at in space.within(fastest.step.time_s * (1 + ties))]
     tied.sort(key=lambda pair: complexity(pair[0]))  # stable: the faster first
     tried = (space.estimate(*at) for _, at in tied[:MOST_TRIED])
-    fitting = [found for found in tried if found.fits]
-    roomy = (found for found in fitting if not found.tight)
+    fitting = [estimate for estimate in tried if estimate.fits]
+    roomy = (estimate for estimate in fitting if not estimate.tight)
     return next(roomy, next(iter(fitting), fastest)), len(tied)

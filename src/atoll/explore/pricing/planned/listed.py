@@ -82,11 +82,11 @@ def _replicas(allowed: Allowed, variant: Variant, dp: int) -> list[int]:
     shared = divisors(gcd(ranks, ranks * variant.tensor // (variant.ep * variant.etp)))
     if allowed.hsdp:
         return [n for n in shared if n in allowed.hsdp]
-    found = {1}
+    replicas = {1}
     for size in _units(allowed.network):
         inside = (n for n in shared if n < ranks and ranks * variant.tensor <= n * size)
-        found.update(islice(inside, 1))
-    return sorted(found)
+        replicas.update(islice(inside, 1))
+    return sorted(replicas)
 
 
 def _units(network: Network) -> Iterator[int]:

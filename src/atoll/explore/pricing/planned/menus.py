@@ -30,15 +30,15 @@ class Menu:
     @cached_property
     def attention(self) -> NDArray[np.bool_]:
         """Whether attention runs again, and with it the turns of a ring."""
-        own = [op.kind in CORE_ATTENTION for op in self.layer.forward]
-        return np.asarray((self.rerun[:, own] > 0.0).any(axis=1))
+        is_attention = [op.kind in CORE_ATTENTION for op in self.layer.forward]
+        return np.asarray((self.rerun[:, is_attention] > 0.0).any(axis=1))
 
     @cached_property
     def exchange(self) -> NDArray[np.bool_]:
         """Whether tokens go to their experts again."""
         sent = exchanging(self.layer)
-        own = [op in sent for op in self.layer.forward]
-        return np.asarray((self.rerun[:, own] > 0.0).any(axis=1))
+        is_exchange = [op in sent for op in self.layer.forward]
+        return np.asarray((self.rerun[:, is_exchange] > 0.0).any(axis=1))
 
     def levels(self, front: NDArray[np.int64], count: int) -> NDArray[np.int64]:
         """The choices that a plan has on a chip where these are on the frontier, from the fewest
@@ -63,15 +63,15 @@ class Chosen(NamedTuple):
     exchange: NDArray[np.bool_]
 
 
-def menu_of(facts: ChainFacts, own: BlockKind, named: bool) -> Menu:
+def menu_of(facts: ChainFacts, kind: BlockKind, named: bool) -> Menu:
     """Of a kind of block; with the named policies or without."""
-    layer, _ = facts.layers[own.layer]
+    layer, _ = facts.layers[kind.layer]
     more = list(rerun_shares(layer).values()) if named else []
     bytes_, rerun = [size for size, _ in more], [shares for _, shares in more]
     return Menu(
         layer=layer,
-        bytes=np.append(own.kept_bytes, bytes_),
-        rerun=np.concatenate([own.rerun, np.array(rerun).reshape(-1, own.rerun.shape[1])]),
+        bytes=np.append(kind.kept_bytes, bytes_),
+        rerun=np.concatenate([kind.rerun, np.array(rerun).reshape(-1, kind.rerun.shape[1])]),
         named=len(more),
     )
 
@@ -82,7 +82,9 @@ def chosen(menus: Sequence[Menu], facts: ChainFacts, forward_s: FloatArray) -> C
     count = max(len(front) for front in fronts)
     parts = []
     for menu, front, span in zip(menus, fronts, facts.operators, strict=True):
-        own = menu.levels(front, count)
-        again_s = menu.rerun[own] @ forward_s[span]
-        parts.append((own, menu.bytes[own], again_s, menu.attention[own], menu.exchange[own]))
+        choices = menu.levels(front, count)
+        again_s = menu.rerun[choices] @ forward_s[span]
+        parts.append(
+            (choices, menu.bytes[choices], again_s, menu.attention[choices], menu.exchange[choices])
+        )
     return Chosen(*(np.array(part) for part in zip(*parts, strict=True)))

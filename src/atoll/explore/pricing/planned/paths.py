@@ -34,15 +34,21 @@ def path_floors(sums: Sums, states: States, costs: Sequence[LayerCost]) -> Floor
     stages, pipe, side = rows[:, STAGES], rows[:, PIPE], rows[:, SIDE]
     dense, expert = tables.kinds[:, :2].T
     gathers_s = np.zeros(len(rows))
-    for n, own, others in zip(repeats, dense, expert, strict=True):
+    for n, dense_parameters, expert_parameters in zip(repeats, dense, expert, strict=True):
         gather_s, reduce_s = sums.shared_s(
-            rows[:, GROUP], np.full(len(rows), own), np.full(len(rows), others)
+            rows[:, GROUP],
+            np.full(len(rows), dense_parameters),
+            np.full(len(rows), expert_parameters),
         )
         gathers_s += n * (2.0 * gather_s + reduce_s)
     links_s = (tables.passes[:, :, :, :2].sum(axis=3).min(axis=2) * repeats).sum(axis=1)
     blocks = np.array([cost.is_block for cost in costs])
-    held = tables.counts[:, blocks].sum(axis=1)[sums.mix]
-    last, all_, least = held[sums.starts + stages - 1], sums.total(held), held.copy()
+    stage_blocks = tables.counts[:, blocks].sum(axis=1)[sums.mix]
+    last, all_, least = (
+        stage_blocks[sums.starts + stages - 1],
+        sums.total(stage_blocks),
+        stage_blocks.copy(),
+    )
     end, heads = last.copy(), all_ - last
     chunked = tables.chunks[pipe] > 1
     if len(sums.chunk_stage):

@@ -158,20 +158,20 @@ class PlannedLayouts:
                 break
             rows = order[first : first + AT_ONCE]
             sums = Sums(tables, tables.rows[rows])
-            own = self._held(sums, rows, problem)
-            step_s, taken = sums.best(best_s, own)
+            stage_bytes = self._held(sums, rows, problem)
+            step_s, choices_taken = sums.best(best_s, stage_bytes)
             least = int(step_s.argmin())
             if step_s[least] < best_s:
                 best_s, best = float(step_s[least]), int(rows[least])
-                picks = taken[sums.row == least]
+                picks = choices_taken[sums.row == least]
         if best < 0:
             return None
         layout = self.layouts[best]
         first = tables.starts[tables.rows[best, PIPE]]
         mixes = tables.mix[first : first + layout.pp]
         blocks = np.flatnonzero(self.block >= 0)
-        held = tables.counts[mixes][:, blocks] / layout.copies
-        again_s = float((held * choices.again_s[self.block[blocks]][:, picks].T).sum())
+        stage_blocks = tables.counts[mixes][:, blocks] / layout.copies
+        again_s = float((stage_blocks * choices.again_s[self.block[blocks]][:, picks].T).sum())
         busy_s = float(times.pass_s.sum(axis=1) @ self.facts.repeats)
         return Division(
             step_time_s=best_s,
@@ -186,26 +186,26 @@ class PlannedLayouts:
 
     def _held(self, sums: Sums, rows: NDArray[np.int64], problem: PlacementProblem) -> Held:
         """What some of the layouts hold, beside a chip's times."""
-        at, known = self.first[rows][sums.row] + sums.place, self.states
+        at, all_states = self.first[rows][sums.row] + sums.place, self.states
         weight_s = (sums.t.counts @ sums.t.kinds[:, 4])[sums.mix]
         states = States(
-            known.beside_s[rows] / problem.hbm_Bps,
-            known.last_s[rows],
-            known.before_s[rows],
-            known.fixed[at],
-            known.gradients[at],
-            known.waiting[at],
+            all_states.beside_s[rows] / problem.hbm_Bps,
+            all_states.last_s[rows],
+            all_states.before_s[rows],
+            all_states.fixed[at],
+            all_states.gradients[at],
+            all_states.waiting[at],
             weight_s / sums.rows[sums.row, COPIES],
-            known.launch_s[at],
+            all_states.launch_s[at],
         )
         return Held(states, sums.memory(states))
 
     @cached_property
     def is_block(self) -> NDArray[np.bool_]:
         """Of the distinct layers."""
-        found = np.zeros(len(self.facts.layers), np.bool_)
-        found[[own.layer for own in self.facts.blocks]] = True
-        return found
+        is_block = np.zeros(len(self.facts.layers), np.bool_)
+        is_block[[kind.layer for kind in self.facts.blocks]] = True
+        return is_block
 
     def chosen(self, times: Times) -> Chosen:
         """The choices of a plan on a chip with these times."""
@@ -232,9 +232,9 @@ class PlannedLayouts:
         kept = np.repeat(t.kept[:, [none]], count, axis=1)
         kept[blocks] = chosen.bytes[of]
         dropped = t.kept[:, [none]] - kept
-        held = np.zeros((len(t.transient), len(kept)), np.bool_)
-        np.logical_or.at(held, t.content, t.counts > 0)
-        transient = np.array([dropped[own].max(axis=0, initial=0.0) for own in held])
+        occurs = np.zeros((len(t.transient), len(kept)), np.bool_)
+        np.logical_or.at(occurs, t.content, t.counts > 0)
+        transient = np.array([dropped[occurring].max(axis=0, initial=0.0) for occurring in occurs])
         kinds, parameters = t.kinds.copy(), t.parameters.copy()
         if len(times.halves_s):
             kinds[:, 4] = times.halves_s[self.kind, 1]
@@ -261,16 +261,16 @@ class PlannedLayouts:
         assert division.layout is not None
         layout, costs = division.layout, self._timed_costs(times, self.chosen(times))
         names = tuple(_name(choice) for choice in division.choices)
-        found = _Known(self._on(problem), self.facts.model, costs).full(layout, names)
-        parts = found.step.breakdown()
+        estimate = _Known(self._on(problem), self.facts.model, costs).full(layout, names)
+        parts = estimate.step.breakdown()
         return Placement(
             pipeline=layout.pp,
             tensor=layout.tp,
             data=layout.dp,
             microbatch=layout.microbatch,
             microbatches=layout.microbatches(self.run.global_batch),
-            step_time_s=found.step.time_s,
-            stages=self._stages(found, division.choices, costs),
+            step_time_s=estimate.step.time_s,
+            stages=self._stages(estimate, division.choices, costs),
             time_parts_s={n: s for n, s in parts.items() if s > 0.0 or n in _NAMES},
             schedule=layout.schedule,
             zero=layout.zero,
@@ -283,7 +283,7 @@ class PlannedLayouts:
 
     def _timed_costs(self, times: Times, chosen: Chosen) -> tuple[LayerCost, ...]:
         """The layers with a chip's times and choices."""
-        found = []
+        timed_costs = []
         for cost, kind, block in zip(self.costs, self.kind, self.block, strict=True):
             halves = times.halves_s[kind] if len(times.halves_s) else np.zeros(2)
             seconds = (*times.pass_s[kind], *halves)
@@ -291,8 +291,8 @@ class PlannedLayouts:
             timed = replace(cost, forward=forward, backward=backward, data=data, weight=weight)
             if block >= 0:
                 timed = replace(timed, policies=(*cost.policies[:1], *self._kept(chosen, block)))
-            found.append(timed)
-        return tuple(found)
+            timed_costs.append(timed)
+        return tuple(timed_costs)
 
     def _kept(self, chosen: Chosen, block: int) -> Iterator[tuple[str, Kept]]:
         """The choices of a kind of block as policies."""
@@ -310,22 +310,24 @@ class PlannedLayouts:
 
     def _stages(
         self,
-        found: Estimate,
+        estimate: Estimate,
         choices: Sequence[int],
         costs: tuple[LayerCost, ...],
     ) -> tuple[Stage, ...]:
-        layout = found.layout
-        stepper = Stepper(found.run, layout)
+        layout = estimate.layout
+        stepper = Stepper(estimate.run, layout)
         boundary = max((c.boundary_bytes for c in costs if c.is_block), default=0)
         send_s = stepper.send_s(boundary)
         shares = stage_shares(costs, layout.schedule, layout.pp, layout.vpp, layout.blocks)
         came = arrivals(layout.schedule, layout.pp, len(shares[0]))
         stages = []
-        for own, time, memory, chunks, choice in zip(
-            came, found.stages, found.memory, shares, choices, strict=True
+        for messages, time, memory, chunks, choice in zip(
+            came, estimate.stages, estimate.memory, shares, choices, strict=True
         ):
             timed = [stepper.stage_time([chunk], _name(choice)) for chunk in chunks]
-            each = [one.paces(layout.schedule)[0] for one in timed]  # a chip waits for no host
+            chunk_times = [
+                chunk_time.paces(layout.schedule)[0] for chunk_time in timed
+            ]  # a chip waits for no host
             again = {
                 cost.name: "+".join(cost.kept(_name(choice)).rerun) or "none"
                 for chunk in chunks
@@ -343,13 +345,13 @@ class PlannedLayouts:
                     devices=layout.tp * layout.cp,
                     compute_s=time.forward.total_s + time.backward.total_s,
                     recompute_s=time.recompute.total_s,
-                    transfer_s=sum(own) * send_s,
+                    transfer_s=sum(messages) * send_s,
                     receive_s=send_s,
                     recompute=words,
                     memory_bytes={n: b for n, b in memory.parts().items() if n != "logits"},
                     forward_s=time.forward.total_s,
                     weight_s=time.weight_s if layout.schedule in SPLIT else None,
-                    chunks=tuple((p.forward_s, p.backward_s, p.weight_s) for p in each),
+                    chunks=tuple((p.forward_s, p.backward_s, p.weight_s) for p in chunk_times),
                 )
             )
         return tuple(stages)
@@ -379,14 +381,16 @@ def planned_layouts(allowed: Allowed, variant: Variant) -> PlannedLayouts | None
     layouts = tuple(listed(allowed, variant, blocks, 2 if both else 0, work_behind(run)))
     if not layouts:
         return None
-    menus = tuple(menu_of(facts, own, allowed.recompute == "optimal") for own in facts.blocks)
+    menus = tuple(
+        menu_of(facts, block_kind, allowed.recompute == "optimal") for block_kind in facts.blocks
+    )
     number = {id(layer): i for i, (layer, _) in enumerate(facts.layers)}
     kind = np.array([number[id(layer)] for layer, _ in variant.model.layers])
-    block_of = {own.layer: i for i, own in enumerate(facts.blocks)}
+    block_of = {block_kind.layer: i for i, block_kind in enumerate(facts.blocks)}
     block = np.array([block_of.get(k, -1) for k in kind.tolist()])
     costs = tuple(
-        _with(cost, menus[own] if own >= 0 else None)
-        for cost, own in zip(free, block.tolist(), strict=True)
+        _with(cost, menus[block_kind] if block_kind >= 0 else None)
+        for cost, block_kind in zip(free, block.tolist(), strict=True)
     )
     every = tables_of(_Known(run, variant.model, costs), Given(layouts), STATIC)
     kept = _sooner(every, layouts)
@@ -419,11 +423,13 @@ def _sooner(tables: Tables, layouts: Sequence[Layout]) -> list[int]:
     rows, kinds = tables.rows, tables.kinds
     sums = Sums(tables, rows)
     states = sums.states()
-    whole = np.flatnonzero(rows[:, ZERO] == 3)  # layer by layer
+    fully_sharded = np.flatnonzero(rows[:, ZERO] == 3)  # layer by layer
     layers_s = np.zeros((len(rows), 2, len(kinds)))
     for kind, (dense, expert) in enumerate(kinds[:, :2]):
-        sizes = np.full(len(whole), dense), np.full(len(whole), expert)
-        layers_s[whole, :, kind] = np.transpose(sums.shared_s(rows[whole, GROUP], *sizes))
+        sizes = np.full(len(fully_sharded), dense), np.full(len(fully_sharded), expert)
+        layers_s[fully_sharded, :, kind] = np.transpose(
+            sums.shared_s(rows[fully_sharded, GROUP], *sizes)
+        )
     all_s = np.column_stack([states.last_s, states.before_s, layers_s.reshape(len(rows), -1)])
     kept: list[int] = []
     first, last = 0, None  # of those kept that differ from the next in their replicas alone

@@ -44,6 +44,8 @@ from atoll.training.planner.space import Block, Family
 
 Floats = NDArray[np.float64]
 OPTIMAL = "optimal"
+FIRST, LAST, SECOND, MEAN = range(4)  # rows of arrays of stages
+ALL = 2  # of recomputation: behind the first and the last stage, all together
 NEAR = 1.12  # rows with bounds so near the lowest are bounded without "optimal" as well
 
 
@@ -76,8 +78,8 @@ class Floor:
             return self._seconds(block.part(rows), rows, shape, sample, divided[:, 6:], again_s)
 
         step_s = np.full(len(block), np.inf)
-        some = np.flatnonzero(needed <= capacity)
-        step_s[some] = seconds(some, self.policies)
+        fitting = np.flatnonzero(needed <= capacity)
+        step_s[fitting] = seconds(fitting, self.policies)
         named_s = step_s.copy()
         if self.named != self.policies and self.named:
             near = np.flatnonzero(step_s < NEAR * step_s.min(initial=np.inf))
@@ -100,13 +102,13 @@ class Floor:
             return np.zeros((3, len(rows)))
         run = shape.run[rows]
         stack, size = self.run.stack, shape.some.microbatch[run]
-        room = (capacity - stack.context_bytes) / (1 + stack.fragmentation) - ends
+        free_bytes = (capacity - stack.context_bytes) / (1 + stack.fragmentation) - ends
         # The block that is rebuilt is there while others wait.
         waiting = np.maximum(0.0, (shape.waiting - 1)[:, run]) * size
-        kept = sample.kept_bytes + room / np.maximum(waiting, 1e-9)
+        kept = sample.kept_bytes + free_bytes / np.maximum(waiting, 1e-9)
         again_s = shape.passed[:, run] * size * np.interp(kept, *among(sample.again, policies))
-        ends_s = again_s[0] + np.where(shape.some.pp[run] > 1, again_s[1], 0.0)
-        again_s[2] = np.maximum(again_s[2], ends_s)
+        ends_s = again_s[FIRST] + np.where(shape.some.pp[run] > 1, again_s[LAST], 0.0)
+        again_s[ALL] = np.maximum(again_s[ALL], ends_s)
         return np.asarray(again_s)
 
     def _shape(self, block: Block) -> Shape:
@@ -123,52 +125,60 @@ class Floor:
         the last and the mean, what they allocate when a block's backward pass begins.
         """
         stack = self.run.stack
-        held, trained = sample.parameters
-        states, gradients = per[:, :2] @ held + per[:, 4:] @ trained, per[:, 2:4] @ trained
-        first, run, some, key, copies = shape.first, shape.run, shape.some, shape.key, shape.copies
+        stored, trained = sample.parameters
+        states, gradients = per[:, :2] @ stored + per[:, 4:] @ trained, per[:, 2:4] @ trained
+        first, run, key, copies = shape.first, shape.run, shape.key, shape.copies
+        distinct = shape.some
         blocks = np.stack(shape.blocks[:4])
         most, waiting = shape.activations(sample)
-        held_there = np.maximum(most, waiting)
+        peak_bytes = np.maximum(most, waiting)
         # Whatever is recomputed, one block's tensors are there when its backward pass runs.
-        rebuilt = np.where(blocks.min(axis=0) > 0, some.microbatch * sample.transient_bytes, 0.0)
+        rebuilt = np.where(
+            blocks.min(axis=0) > 0, distinct.microbatch * sample.transient_bytes, 0.0
+        )
         kept = np.maximum(most + rebuilt, waiting)
         # The loss is over before; its stage is the last but for a V, and the only one of one.
         turned = shape.turned[first]
-        for stage, there in enumerate((turned, ~turned)):
-            loss = held_there[stage] + some.microbatch * sample.logits_bytes
-            held_there[stage] = np.where(there, loss, held_there[stage])
-        kept = np.maximum(kept, held_there)
-        later = kept - most - rebuilt, held_there - most
+        for stage, is_loss_stage in enumerate((turned, ~turned)):
+            loss = peak_bytes[stage] + distinct.microbatch * sample.logits_bytes
+            peak_bytes[stage] = np.where(is_loss_stage, loss, peak_bytes[stage])
+        kept = np.maximum(kept, peak_bytes)
+        later = kept - most - rebuilt, peak_bytes - most
         """What the peak is above that."""
-        for each in (kept, held_there, *later):
-            each[3] = np.where(some.pp == 1, each[1], each[3])
+        for stage_bytes in (kept, peak_bytes, *later):
+            stage_bytes[MEAN] = np.where(distinct.pp == 1, stage_bytes[LAST], stage_bytes[MEAN])
         counts = np.take((blocks * copies[first])[:3], run, axis=1)
         with_blocks = np.take(blocks.min(axis=0) > 0, run)
         at_last = np.take(shape.blocks.final > 0, run).astype(np.intp)
         turned = shape.turned
         kept, above = (np.take(x, run, axis=1) for x in (kept, later[0]))
-        whole, one, front, back = np.take((states + gradients).T, key, axis=1)
+        model_bytes, block_bytes, front, back = np.take((states + gradients).T, key, axis=1)
         if stack.late_gradients:
             # They come as activations go; of several microbatches they are there before.
             late = block.zero < 2
-            kept = np.where(late, np.take(held_there, run, axis=1), kept)
+            kept = np.where(late, np.take(peak_bytes, run, axis=1), kept)
             above = np.where(late, np.take(later[1], run, axis=1), above)
             alone = self.run.global_batch == block.dp * block.microbatch
-            there = np.take(states.T, key, axis=1)
-            whole, one, front, back = np.where(late & alone, there, (whole, one, front, back))
-        needed = counts * one + kept[:3]
-        needed[0] += front
-        needed[1] += np.where(turned, 0.0, back)  # zb-v ends on the first stage
-        mean = whole * copies / block.pp + kept[3]
+            without_gradients = np.take(states.T, key, axis=1)
+            model_bytes, block_bytes, front, back = np.where(
+                late & alone, without_gradients, (model_bytes, block_bytes, front, back)
+            )
+        needed = counts * block_bytes + kept[:3]
+        needed[FIRST] += front
+        needed[LAST] += np.where(turned, 0.0, back)  # zb-v ends on the first stage
+        mean = model_bytes * copies / block.pp + kept[MEAN]
         stages = len(ZERO_STAGES)
         buffers = np.take(sample.buffers, stages * with_blocks + block.zero)
         ended = np.maximum(buffers, np.take(sample.buffers, 2 * stages * at_last + block.zero))
-        for stage, there in enumerate((turned, ~turned)):
-            needed[stage] += np.where(there, ended, buffers)
+        for stage, is_loss_stage in enumerate((turned, ~turned)):
+            needed[stage] += np.where(is_loss_stage, ended, buffers)
         mean += np.where(block.pp == 1, ended, buffers)
-        found = np.maximum(np.maximum(needed[0], needed[1]), np.maximum(needed[2] + buffers, mean))
-        found = found * (1 + stack.fragmentation) + stack.context_bytes
-        return np.asarray(found), np.stack([needed[0], needed[1], mean]) - above[[0, 1, 3]]
+        device_bytes = np.maximum(
+            np.maximum(needed[FIRST], needed[LAST]), np.maximum(needed[SECOND] + buffers, mean)
+        )
+        device_bytes = device_bytes * (1 + stack.fragmentation) + stack.context_bytes
+        at_backward = np.stack([needed[FIRST], needed[LAST], mean]) - above[[FIRST, LAST, MEAN]]
+        return np.asarray(device_bytes), at_backward
 
     def _seconds(
         self,
@@ -195,22 +205,22 @@ class Floor:
         moves = np.where(shape.turned[rows], 2 * (pp - 1), pp * block.vpp - 1)
         sent_s = (1 - hidden.pipeline) * moves * size * send_s
 
-        whole = zero == 3
-        wires_s = np.where(whole, 1 / stack.gather_efficiency, 0.0) * (
+        fully_sharded = zero == 3
+        wires_s = np.where(fully_sharded, 1 / stack.gather_efficiency, 0.0) * (
             gather_s,
             gather_s + reduce_s,
         )
         # Gathers hide behind computation, of which there may be less.
-        products_s = size * sample.beside_s + np.stack([more_f, more_b + more_w + again_s[2]])
-        seen_s = np.maximum((1 - hidden.gather) * wires_s, wires_s - products_s)
+        products_s = size * sample.beside_s + np.stack([more_f, more_b + more_w + again_s[ALL]])
+        exposed_s = np.maximum((1 - hidden.gather) * wires_s, wires_s - products_s)
         # Weight passes that run apart may take longer, and backward passes as much less.
-        seen_s[1, split] = (1 - hidden.gather) * wires_s[1, split]
+        exposed_s[1, split] = (1 - hidden.gather) * wires_s[1, split]
         outside = (block.dp % block.family.ep == 0) * size * sample.outside_s
         passes_s = self._passes_s(
             block,
             m,
-            size * sample.forward_s + more_f + seen_s[0] + outside + sent_s,
-            size * sample.data_s + more_b + seen_s[1] + outside + sent_s + again_s[2],
+            size * sample.forward_s + more_f + exposed_s[0] + outside + sent_s,
+            size * sample.data_s + more_b + exposed_s[1] + outside + sent_s + again_s[ALL],
             size * sample.weight_s + more_w,
             sample,
             shape.stages_s(sample, again_s[:2], shape.run[rows]),
@@ -218,7 +228,7 @@ class Floor:
             shape,
             shape.run[rows],
         )
-        behind_s = np.where(whole, 0.0, (gather_s + reduce_s) * copies / pp)
+        behind_s = np.where(fully_sharded, 0.0, (gather_s + reduce_s) * copies / pp)
         behind_s += np.where(zero == 2, (m - 1) * reduce_s, 0.0)
         step_s = passes_s + np.where(m > copies, m, 0) * accumulate_s + update_s
         shares = np.array([[hidden.hidden_gradient(x, p) for p in (1, 2)] for x in ZERO_STAGES])
@@ -255,31 +265,33 @@ class Floor:
             return np.asarray(fused_s)
         at = run[split]
         p, f, b, w, m = (x[split] for x in (pp, f, b, w, m))
-        found = np.maximum(m * slowest_s[split], m * (f + b + w) / p)
+        split_s = np.maximum(m * slowest_s[split], m * (f + b + w) / p)
         forward, backward, weight = block_s[:, split]
         last, late = shape.blocks.last_run[at], shape.late[at]
         delayed_s = np.maximum(0.0, m - 1 - late * (p - 1)) * last * weight
         ends_s = f + b + (m - 1) * last * (forward + backward) + delayed_s
-        found = np.maximum(found, np.where(late > 0, ends_s, 0.0))
+        split_s = np.maximum(split_s, np.where(late > 0, ends_s, 0.0))
         passed = m / shape.copies[shape.first[at]] - 1
-        found = np.maximum(found, f + b + passed * shape.blocks.final[at] * (forward + backward))
+        split_s = np.maximum(
+            split_s, f + b + passed * shape.blocks.final[at] * (forward + backward)
+        )
         # As if every stage had the fewest blocks.
         least = shape.blocks.fewest_apart[at] * np.stack([forward, backward, weight])
         ways = np.take(shape.ways.T, shape.way[at], axis=1)
-        for way in (ways[:3], ways[3:]):
-            found = np.maximum(found, ((m + way) * least).sum(axis=0))
-        fused_s[split] = found
+        for bubble in (ways[:3], ways[3:]):
+            split_s = np.maximum(split_s, ((m + bubble) * least).sum(axis=0))
+        fused_s[split] = split_s
         return np.asarray(fused_s)
 
     def _divided(self, sample: Sample, shape: Shape) -> Floats:
         """(keys, 15): `per_parameter`, and at the network's best gathers and sums of all
         parameters, and one sample's activation to the next stage.
         """
-        of = sample.family
-        known = of.tp, of.cp, of.ep, of.etp
-        if known not in shape.divided:
-            shape.divided[known] = np.array([self._shared(of, *key) for key in shape.keys])
-        shares, wires = np.split(shape.divided[known], [10], axis=1)
+        family = sample.family
+        degrees = family.tp, family.cp, family.ep, family.etp
+        if degrees not in shape.divided:
+            shape.divided[degrees] = np.array([self._shared(family, *key) for key in shape.keys])
+        shares, wires = np.split(shape.divided[degrees], [10], axis=1)
         a, b, c, d, send_s = wires.T
         dense, expert = sample.trained
         shared_s = a * dense + b * expert, c * dense + d * expert, send_s * sample.boundary_bytes
@@ -299,13 +311,13 @@ class Floor:
             table = per_parameter(self.priced, layout, True)
             self._shares[key] = tuple(table.reshape(-1).tolist())
         if wired not in self._wires:
-            found, slopes, _ = shared_terms(self.ideal, layout)
+            constants_s, slopes, _ = shared_terms(self.ideal, layout)
             per_byte = slopes.max(axis=1, initial=0.0)
-            gathers = found[:, 0] > 0
+            gathers = constants_s[:, 0] > 0
             inside = of.tp * of.cp * dp
             self._wires[wired] = (
                 *(
-                    float((found[rows, kind] * per_byte[rows]).sum())
+                    float((constants_s[rows, kind] * per_byte[rows]).sum())
                     for rows in (gathers, ~gathers)
                     for kind in (1, 2)
                 ),
@@ -325,8 +337,8 @@ class Shape:
         """Of microbatches, without repeats."""
         self.first, self.run = _runs(block)
         """The first row of each run, and the run of every row."""
-        self.some = some = block.part(self.first)
-        self.blocks = stage_blocks(some)
+        self.some = distinct = block.part(self.first)
+        self.blocks = stage_blocks(distinct)
         self.turned = _ordered(block, ("zb-v",))
         """Where the last chunk is on the first stage."""
         self.split = _ordered(block, SPLIT)
@@ -336,12 +348,14 @@ class Shape:
         self.keys, self.key = keys(block.dp, block.zero, block.hsdp, self.copies)
         self.divided: dict[tuple[int, ...], Floats] = {}
         """By family, figures for each key."""
-        self.m = batch / (some.dp * some.microbatch.astype(np.float64))
+        self.m = batch / (distinct.dp * distinct.microbatch.astype(np.float64))
         self.apart = apart = self.split[self.first]
         delays = np.array([LATE.get(order, 0) for order in block.schedules])
-        self.late = np.where(apart, delays[some.schedule], 0)
+        self.late = np.where(apart, delays[distinct.schedule], 0)
         """Weight passes that a stage delays, for every stage before it."""
-        orders, order = keys(some.schedule[apart], some.pp[apart], self.m[apart].astype(np.int64))
+        orders, order = keys(
+            distinct.schedule[apart], distinct.pp[apart], self.m[apart].astype(np.int64)
+        )
         named = [(block.schedules[schedule], pp, m) for schedule, pp, m in orders]
         self.way = np.zeros(len(apart), dtype=np.intp)
         self.way[apart] = order
@@ -350,26 +364,26 @@ class Shape:
         self.peaks = np.array([_peaks(*of) for of in named]).reshape(-1, 3, 3, 2)
         self.counts = self._counts()
         """(3, runs): microbatches that the first, the last and the second stage hold."""
-        fewest = np.where(some.pp == 1, self.counts[1], self.counts.min(axis=0))
+        fewest = np.where(distinct.pp == 1, self.counts[1], self.counts.min(axis=0))
         self.waiting = np.stack([*self.counts[:2], fewest]) * np.stack(
             [self.blocks.first, self.blocks.last, self.blocks.fewest]
         )
         """(3, runs): the same of the first, the last and the stage with the fewest, times their
         blocks."""
-        run = self.blocks.first_run, self.blocks.last_run, self.blocks.fewest_run * some.pp
+        run = self.blocks.first_run, self.blocks.last_run, self.blocks.fewest_run * distinct.pp
         self.passed = np.stack(run)
         """(3, runs): blocks that each microbatch passes of the first, the last and all stages, of
         all as if they had the fewest."""
 
     def _counts(self) -> Floats:
-        some, m, split = self.some, self.m, self.apart
-        p, v = some.pp.astype(np.float64), some.vpp.astype(np.float64)
-        ahead = p - np.stack([0 * p, p - 1, np.minimum(1, p - 1)])
+        distinct, m, split = self.some, self.m, self.apart
+        p, v = distinct.pp.astype(np.float64), distinct.vpp.astype(np.float64)
+        stages_behind = p - np.stack([0 * p, p - 1, np.minimum(1, p - 1)])
         group = np.ceil(m / np.maximum(1, m // p))
-        many = np.minimum(2 * ahead - 1 + (v - 1) * group, m * v) / v
-        found = np.where(v > 1, many, np.minimum(ahead, m))
-        found[:, split] = self.peaks[self.way[split], :, 0, 0].T
-        return np.asarray(found)
+        many = np.minimum(2 * stages_behind - 1 + (v - 1) * group, m * v) / v
+        in_flight = np.where(v > 1, many, np.minimum(stages_behind, m))
+        in_flight[:, split] = self.peaks[self.way[split], :, 0, 0].T
+        return np.asarray(in_flight)
 
     def activations(self, sample: Sample) -> tuple[Floats, Floats]:
         """(4, runs): bytes of microbatches (`step.bubbles.peaks`) in the blocks of the first, the
@@ -379,13 +393,13 @@ class Shape:
         """
         blocks, split = np.stack(self.blocks[:4]), self.apart
         size = self.some.microbatch.astype(np.float64)
-        held = self.counts * sample.kept_bytes
-        late = np.zeros_like(held)
-        each = np.array([sample.kept_bytes, sample.waiting_bytes])
-        bytes_ = (self.peaks @ each)[self.way[split]].T
-        held[:, split], late[:, split] = bytes_[0], bytes_[1:].max(axis=0)
-        held, late = (np.concatenate([x, x.min(axis=0, keepdims=True)]) for x in (held, late))
-        return held * blocks * size, late * blocks * size
+        kept = self.counts * sample.kept_bytes
+        late = np.zeros_like(kept)
+        bytes_per_block = np.array([sample.kept_bytes, sample.waiting_bytes])
+        bytes_ = (self.peaks @ bytes_per_block)[self.way[split]].T
+        kept[:, split], late[:, split] = bytes_[0], bytes_[1:].max(axis=0)
+        kept, late = (np.concatenate([x, x.min(axis=0, keepdims=True)]) for x in (kept, late))
+        return kept * blocks * size, late * blocks * size
 
     def stages_s(self, sample: Sample, again_s: Floats, run: NDArray[np.intp]) -> Floats:
         """(4, rows): of rows of these runs, lower bounds on the seconds of a microbatch in the
@@ -425,20 +439,20 @@ def _runs(block: Block) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
 @lru_cache(maxsize=4096)
 def _peaks(order: str, stages: int, microbatches: int) -> tuple[float, ...]:
     """(held, waiting) three times, of the first, the last and the second stage."""
-    found: list[float] = []
+    peak_counts: list[float] = []
     for stage in (0, stages - 1, 1):
-        each = peaks(order, stages, stage, microbatches)
-        found += [x for i in range(3) for x in each[min(i, len(each) - 1)]]
-    return tuple(found)
+        stage_peaks = peaks(order, stages, stage, microbatches)
+        peak_counts += [x for i in range(3) for x in stage_peaks[min(i, len(stage_peaks) - 1)]]
+    return tuple(peak_counts)
 
 
 def _ordered(block: Block, orders: Sequence[str]) -> NDArray[np.bool_]:
     """Pipelines in one of these orders."""
-    there = np.zeros(len(block), dtype=np.bool_)
+    matches = np.zeros(len(block), dtype=np.bool_)
     for number, name in enumerate(block.schedules):
         if name in orders:
-            there |= block.schedule == number
-    return np.asarray(there & (block.pp > 1))
+            matches |= block.schedule == number
+    return np.asarray(matches & (block.pp > 1))
 
 
 def _ideal(network: Network) -> Network:

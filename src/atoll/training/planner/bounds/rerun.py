@@ -53,12 +53,12 @@ def choices(
     """
     least = {op.name: _least(priced, ideal, layer, op, ring, shown) for op in layer.forward}
     chosen = by_operator(layer, priced.pricer, least)
-    known = replace(
+    costs = replace(
         cost, policies=policies(layer, priced.pricer, least), by_operator=lambda: chosen
     )
     return {
-        name: (kept_bytes(priced.run, known, name), known.kept(name).again.total_s)
-        for name in choices_of([known], "optimal")
+        name: (kept_bytes(priced.run, costs, name), costs.kept(name).again.total_s)
+        for name in choices_of([costs], "optimal")
     }
 
 

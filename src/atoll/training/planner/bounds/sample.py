@@ -87,36 +87,40 @@ class Sample:
                 )
                 beyond_s[:2] += _links_s(run, network, least, sizes, family.sp)
             self.beyond_s += repeat * beyond_s
-            each_s = sizes * both_s + beyond_s.sum(axis=0)
+            layer_s = sizes * both_s + beyond_s.sum(axis=0)
             host = stepper.host(cost, "none")
             self.host_s += repeat * host.beside_s
             self.waiting_s += repeat * host.waiting_s / family.ep
             if cost.is_block:
                 kept = max(0.0, min(cost.boundary_bytes, kept_bytes(run, cost, "full")))
-                whole = cost.kept("none").bytes + run.stack.temporaries * cost.transient_bytes / 2
-                blocks.append((both_s, kept, max(0.0, whole - kept), cost.waiting_bytes))
-                self.parts_s[0] = np.minimum(self.parts_s[0], each_s)
+                all_bytes = (
+                    cost.kept("none").bytes + run.stack.temporaries * cost.transient_bytes / 2
+                )
+                blocks.append((both_s, kept, max(0.0, all_bytes - kept), cost.waiting_bytes))
+                self.parts_s[0] = np.minimum(self.parts_s[0], layer_s)
                 data_s = backward.total_s - least.weight.total_s
-                each = forward.total_s, data_s, least.weight.total_s
-                apart_s = np.outer(each, sizes) + beyond_s
+                passes_s = forward.total_s, data_s, least.weight.total_s
+                apart_s = np.outer(passes_s, sizes) + beyond_s
                 self.apart_s = np.minimum(self.apart_s, apart_s)
             else:
                 self.ends_s[bool(blocks)] += repeat * both_s
-                self.parts_s[1 + bool(blocks)] += repeat * each_s
+                self.parts_s[1 + bool(blocks)] += repeat * layer_s
         divided = 1 if family.sp and family.tp > 1 else family.tp
         self.boundary_bytes = min(c.boundary_bytes for c in costs if c.is_block) / divided
         self.block_s, self.kept_bytes, self.transient_bytes, self.waiting_bytes = np.min(
             blocks, axis=0
         )
-        there = [cost for cost in costs if cost.is_block]
-        at = costs.index(there[0])
+        blocks_costs = [cost for cost in costs if cost.is_block]
+        at = costs.index(blocks_costs[0])
         self.again: Mapping[str, Point] = {}
         """Where all blocks are alike, what they keep and run again at least (`rerun.choices`)."""
-        if len(there) == 1:
+        if len(blocks_costs) == 1:
             shown = 1 - run.stack.overlap.in_products(family.sp)
-            self.again = choices(priced, network, model.layers[at][0], there[0], family.cp, shown)
+            self.again = choices(
+                priced, network, model.layers[at][0], blocks_costs[0], family.cp, shown
+            )
         ends = [[cost for cost in of if not cost.is_block] for of in (costs[:at], costs[at:])]
-        shares = [[(_of_experts(x, family.ep), 1)] for x in there]
+        shares = [[(_of_experts(x, family.ep), 1)] for x in blocks_costs]
         last = [*shares[-1], *((cost, 1) for cost in ends[1])]
         self.buffers = np.array(
             [
@@ -130,23 +134,27 @@ class Sample:
         shared = [priced.shared(family.layout(pp=2, recompute="none"), end) for end in ends]
         every = self._parameters(run, costs, model.shared_parameters)
         self.trained = every[1]
-        one = np.min([self._parameters(run, [cost], whole=False) for cost in there], axis=0)
+        block_parameters = np.min(
+            [self._parameters(run, [cost], repeated=False) for cost in blocks_costs], axis=0
+        )
         sides = (self._parameters(run, *end) for end in zip(ends, shared, strict=True))
-        self.parameters = np.stack([every, one, *sides], axis=-1)
+        self.parameters = np.stack([every, block_parameters, *sides], axis=-1)
         """(2, 2, 4): held and trained, dense and expert parameters, of the model, of the least
         block, and of what stands in front of all blocks and behind them."""
 
     def _parameters(
-        self, run: Run, costs: Sequence[LayerCost], shared: int = 0, whole: bool = True
+        self, run: Run, costs: Sequence[LayerCost], shared: int = 0, repeated: bool = True
     ) -> Floats:
-        layers = [(cost, cost.repeat if whole else 1) for cost in costs]
+        layers = [(cost, cost.repeat if repeated else 1) for cost in costs]
         return np.array(stage_parameters(run, layers, shared)[::-1]) / (1, self.family.ep)
 
 
 def _of_experts(cost: LayerCost, ep: int) -> LayerCost:
     """A layer whose experts are spread."""
-    own, others = cost.frozen
-    return replace(cost, expert_parameters=cost.expert_parameters // ep, frozen=(own, others / ep))
+    dense, experts = cost.frozen
+    return replace(
+        cost, expert_parameters=cost.expert_parameters // ep, frozen=(dense, experts / ep)
+    )
 
 
 def _beyond_s(priced: Priced, layer: Layer, sizes: list[int], ep: int) -> Floats:
@@ -159,14 +167,14 @@ def _links_s(
     """Collectives of activations in forward and backward passes of microbatches of these sizes,
     beyond those of as many samples on an ideal network; all that may hide behind products does.
     """
-    overlap, known = run.stack.overlap, {}
+    overlap, link_s = run.stack.overlap, {}
     for link in {*cost.forward_links, *cost.backward_links, *cost.hidden_links}:
         where = link.kind, link.group
-        known[link] = collective_times_s(run.network, *where, link.bytes * sizes.astype(float))
-        known[link] -= sizes * collective_s(ideal, link.kind, link.bytes, link.group)
+        link_s[link] = collective_times_s(run.network, *where, link.bytes * sizes.astype(float))
+        link_s[link] -= sizes * collective_s(ideal, link.kind, link.bytes, link.group)
     forward, backward, hidden = (
-        sum((known[link] for link in some), np.zeros(len(sizes)))
-        for some in (cost.forward_links, cost.backward_links, cost.hidden_links)
+        sum((link_s[link] for link in links), np.zeros(len(sizes)))
+        for links in (cost.forward_links, cost.backward_links, cost.hidden_links)
     )
     both = np.stack([forward, backward - overlap.tensor * hidden])
     return np.asarray((1 - overlap.in_products(sp)) * both)

@@ -44,29 +44,29 @@ class StageBlocks(NamedTuple):
 def stage_blocks(block: Block) -> StageBlocks:
     def blocks(schedule: int, pp: int, vpp: int, split: int) -> StageBlocks:
         order = block.order(schedule, pp, vpp)
-        given = block.blocks(order, pp, vpp, split)
-        return _blocks_of_stages(block.chain[0], order, pp, vpp, given)
+        sizes = block.blocks(order, pp, vpp, split)
+        return _blocks_of_stages(block.chain[0], order, pp, vpp, sizes)
 
-    found, which = keys(block.schedule, block.pp, block.vpp, block.split)
-    rows = np.array([blocks(*key) for key in found], dtype=np.float64)
+    shapes, which = keys(block.schedule, block.pp, block.vpp, block.split)
+    rows = np.array([blocks(*key) for key in shapes], dtype=np.float64)
     return StageBlocks(*rows.reshape(-1, len(StageBlocks._fields))[which].T)
 
 
 @lru_cache(maxsize=8192)
 def _blocks_of_stages(
-    layers: int, order: str, pp: int, vpp: int, given: tuple[int, ...]
+    layers: int, order: str, pp: int, vpp: int, chunk_sizes: tuple[int, ...]
 ) -> StageBlocks:
     """Those of one pipeline."""
     chunks, copies = chunks_of(order, vpp), copies_of(order)
     ways = [route(order, pp, chunks, microbatch) for microbatch in range(copies)]
-    sizes = given or even_sizes(layers, len(ways[0]))
-    held: list[list[int]] = [[] for _ in range(pp)]
-    for way in ways:
-        for (stage, _), size in zip(way, sizes, strict=True):
-            held[stage].append(size)
-    passed = [sum(of) / copies for of in held]
+    sizes = chunk_sizes or even_sizes(layers, len(ways[0]))
+    stage_sizes: list[list[int]] = [[] for _ in range(pp)]
+    for direction in ways:
+        for (stage, _), size in zip(direction, sizes, strict=True):
+            stage_sizes[stage].append(size)
+    passed = [sum(of) / copies for of in stage_sizes]
     turned = pp > 1 and order in TWO_CHUNKS
-    counted = [min(of) * chunks / copies for of in held] if turned else passed
+    counted = [min(of) * chunks / copies for of in stage_sizes] if turned else passed
     numbers = (
         *(counted[stage] for stage in (0, pp - 1, min(1, pp - 1))),
         min(counted),
@@ -88,7 +88,7 @@ def keys(*columns: NDArray[Any]) -> tuple[list[tuple[int, ...]], NDArray[np.intp
     shape = [max(1, len(values)) for values, _ in parts]
     numbers, which = numbered(np.ravel_multi_index([number for _, number in parts], shape))
     at = zip(parts, np.unravel_index(numbers, shape), strict=True)
-    return list(zip(*(values[some].tolist() for (values, _), some in at), strict=True)), which
+    return list(zip(*(values[first].tolist() for (values, _), first in at), strict=True)), which
 
 
 def numbered(values: NDArray[Any]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
