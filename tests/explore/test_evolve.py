@@ -65,7 +65,7 @@ def test_asked_for_more_designs_than_there_are_it_looks_at_each_once(
         seen.extend(ids)
         return look(search, ids, known)
 
-    monkeypatch.setattr(evolve, "_evaluated", looked)
+    monkeypatch.setattr(evolve, "_evaluate", looked)
     monkeypatch.setattr("optuna.create_study", None)
     found = run_search(some_job(strategy="evolve", evaluations=5000, few=True))
     assert len(seen) == len(set(seen)) < 5000
