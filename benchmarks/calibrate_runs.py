@@ -33,7 +33,7 @@ from atoll.errors import AtollError
 from atoll.step.layout import Layout
 from atoll.training.estimate import Estimator
 from atoll.training.run import Run
-from atoll.validation.rows import run_at_site, run_of
+from atoll.validation.rows import run_at_site, run_from_row
 from atoll.validation.run_table import RunRow, read_runs
 from record import recorded
 
@@ -108,7 +108,7 @@ def timed(path: Path) -> list[RunRow]:
     found = []
     for row in read_runs(path):
         try:
-            run, layout = run_of(row)
+            run, layout = run_from_row(row)
             Estimator(run).estimate(layout)
         except AtollError:
             continue
@@ -121,7 +121,7 @@ def judged(name: str, path: Path) -> tuple[float, float]:
     """Mean errors on rows that were not drawn: of the catalogue, and of the calibrated site."""
     rows = timed(path)
     measured_s = np.array([row.time_s or 0.0 for row in rows])
-    catalogue = errors_at([run_of(row) for row in rows], measured_s)
+    catalogue = errors_at([run_from_row(row) for row in rows], measured_s)
     before, after = [], []
     for seed in range(SEEDS):
         drawn = random.Random(seed).sample(range(len(rows)), DRAWN)

@@ -38,8 +38,8 @@ from atoll.calibration.many_devices import is_device_table
 from atoll.errors import AtollError
 from atoll.files.csvfile import read_csv
 from atoll.hardware.gpu import written_gpu
-from atoll.training.accuracy import ERRORS, LONG, Kind, kind_of
-from atoll.validation.rows import run_of
+from atoll.training.accuracy import ERRORS, LONG, Kind, run_kind
+from atoll.validation.rows import run_from_row
 from atoll.validation.run_table import RunRow, read_runs
 from atoll.validation.step_rows import H200_STEPS_LATER, is_step_file, read_steps, run_from_step
 from atoll.validation.validate import Prediction, layout_group, predict
@@ -105,9 +105,9 @@ def main() -> None:
         long_ring = layout.cp > 1 and run.sequence >= LONG
         known = run.gpu.name.partition("-")[0] in devices and not long_ring
         source = OURS if is_step(row) else row.id.partition("-")[0]
-        told = kind_of(run), source, cell(row), measurement(row)
+        told = run_kind(run), source, cell(row), measurement(row)
         if p.time_error is not None:
-            runs[kind_of(run), *layout_group(row)].setdefault(str(layout), []).append(
+            runs[run_kind(run), *layout_group(row)].setdefault(str(layout), []).append(
                 (row.time_s or 0.0, p.estimate.step.time_s)
             )
             times[Found(told[0], known, *told[1:], 1 / (1 + p.time_error))] = None
@@ -152,7 +152,7 @@ def timed_devices(tables: Iterable[Path]) -> set[str]:
 def predicted(path: Path) -> Sequence[Prediction]:
     if is_step_file(read_csv(path)[0]):
         return predict(read_steps(path, OURS), run_from_step)
-    return predict(read_runs(path), run_of)
+    return predict(read_runs(path), run_from_row)
 
 
 def is_step(row: RunRow) -> bool:

@@ -23,7 +23,7 @@ from atoll.errors import AtollError
 from atoll.step.layout import Layout
 from atoll.training.estimate import Estimator
 from atoll.training.run import Run
-from atoll.validation.rows import run_of
+from atoll.validation.rows import run_from_row
 from atoll.validation.run_table import RunRow, read_runs
 from record import recorded
 
@@ -133,7 +133,7 @@ def main() -> None:
         if row.time_s is None or not judged(row):
             continue
         try:
-            items.append((row, *run_of(row)))
+            items.append((row, *run_from_row(row)))
         except AtollError:
             continue
     fitted = [item for item in items if is_fitted(item[0])]

@@ -16,7 +16,7 @@ import numpy as np
 
 from atoll.cost.chips import chips_of_space
 from atoll.explore.answer.scope import open_space
-from atoll.explore.pricing.evaluate import Priced
+from atoll.explore.pricing.evaluate import PricedChips
 from atoll.explore.run import prepare_search
 from atoll.hardware.accelerator import MIB
 from atoll.hardware.space import phaze_space
@@ -40,7 +40,7 @@ def gaps_of(model: str, profile: str, designs: np.ndarray) -> np.ndarray:
     )
     setting, variants = prepare_search(job)
     chips = chips_of_space(open_space(job)[0], setting.profile).subset(designs)
-    priced = Priced.of(chips, variants, setting)
+    priced = PricedChips.of(chips, variants, setting)
     gaps = []
     for variant in variants.variants:
         for chip in range(len(chips)):

@@ -21,10 +21,10 @@ from random import Random
 import numpy as np
 
 from atoll.step.layout import Layout
-from atoll.training.batch.estimates import Given, batch_estimates
+from atoll.training.batch.estimates import LayoutSequence, batch_estimates
 from atoll.training.estimate import Estimator
-from atoll.training.operators.layers import choices_of
-from atoll.training.planner.bounds.floor import Floor
+from atoll.training.operators.layers import recompute_choices
+from atoll.training.planner.bounds.floor import FamilyBounds
 from atoll.training.planner.space import Axes, block_of, families
 from atoll.training.request import make_run
 from record import figure, recorded
@@ -39,7 +39,7 @@ COMMANDS = (("gpt3-175b", "1024", "1536", 3), ("deepseek-v3", "2048", "15360", 1
 def main() -> None:
     run = make_run("gpt3-175b", "h100", 1024, batch=1536)
     estimator, axes, random = Estimator(run), Axes(), Random(0)
-    floor = Floor(estimator)
+    floor = FamilyBounds(estimator)
     blocks = [block_of(run, axes, family) for family in families(run, axes)]
     begin = time.perf_counter()
     for block in blocks:
@@ -55,9 +55,9 @@ def main() -> None:
             layouts = block.layouts(some, "none")
             estimator.costs(layouts[0])
             costs = estimator.costs(replace(layouts[0], recompute="optimal"))
-            spaces.append((layouts, choices_of(costs, "optimal")))
+            spaces.append((layouts, recompute_choices(costs, "optimal")))
     begin = time.perf_counter()
-    found = [batch_estimates(estimator, Given(layouts), of) for layouts, of in spaces]
+    found = [batch_estimates(estimator, LayoutSequence(layouts), of) for layouts, of in spaces]
     estimates_s = time.perf_counter() - begin
     count = sum(time_s.size for time_s, _ in found)
 

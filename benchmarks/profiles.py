@@ -21,7 +21,7 @@ from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.objective import Objective
 from atoll.explore.run import prepare_search
-from atoll.hardware.space import Space, phaze_space
+from atoll.hardware.space import DesignSpace, phaze_space
 from atoll.profile import Profile
 from atoll.profiles import DEFAULT, PHAZE
 from atoll.questions import SearchQuestion
@@ -77,7 +77,7 @@ def _search(name: str, profile: Profile, designs: list[int] | None = None) -> tu
     return int(chosen[search.frontier.chips.design[outcome.best]]), outcome.score
 
 
-def _cores(space: Space, design: int) -> str:
+def _cores(space: DesignSpace, design: int) -> str:
     """The chip in words, without its memory: that is chosen with the layout."""
     return space.accelerator(design).describe().rsplit(",", 1)[0]
 

@@ -19,8 +19,8 @@ import numpy as np
 
 from atoll.cost.chips import Chips, chips_of_space
 from atoll.explore.pricing.bounds import chip_rates, roofline_bounds
-from atoll.explore.pricing.evaluate import Priced
-from atoll.explore.pricing.layouts import Setting
+from atoll.explore.pricing.evaluate import PricedChips
+from atoll.explore.pricing.layouts import SearchSetting
 from atoll.explore.pricing.workloads import Variants, Workload, make_variants
 from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.proof.exact import exact_search
@@ -28,7 +28,7 @@ from atoll.explore.proof.objective import Objective
 from atoll.explore.proof.order import ROUNDING
 from atoll.hardware.accelerator import GIB, Hbm
 from atoll.hardware.catalog import load_network
-from atoll.hardware.space import Space, phaze_space
+from atoll.hardware.space import DesignSpace, phaze_space
 from atoll.profiles import DEFAULT
 from atoll.step.states import load_states
 from atoll.workload import load_config
@@ -46,13 +46,13 @@ LIMIT_S = 30.0
 @dataclass(frozen=True)
 class RandomJob:
     model: str
-    space: Space
+    space: DesignSpace
     variants: Variants
-    setting: Setting
+    setting: SearchSetting
     batch: int
 
     def __str__(self) -> str:
-        widths = sorted({variant.tensor for variant in self.variants.variants})
+        widths = sorted({variant.tp for variant in self.variants.variants})
         speeds = ", ".join(f"{hbm.bandwidth_Bps / 1e9:.0f}" for hbm in self.space.hbm_options)
         return (
             f"{self.model}, {self.setting.devices} devices, batch {self.batch}, tensor widths "
@@ -79,7 +79,7 @@ def draw(number: int, chips: int, rng: np.random.Generator) -> RandomJob:
         replace(level, bandwidth_Bps=level.bandwidth_Bps * 10 ** rng.uniform(-0.5, 1.0))
         for level in network.levels
     )
-    setting = Setting(
+    setting = SearchSetting(
         replace(network, levels=levels), DEFAULT, load_states("adam"), devices, "optimal"
     )
     whole = phaze_space()
@@ -97,7 +97,7 @@ def draw(number: int, chips: int, rng: np.random.Generator) -> RandomJob:
 
 def everything(job: RandomJob, chips: Chips) -> tuple[float, float]:
     """The least step of all chips and variants, and the worst excess of a bound over a step."""
-    priced = Priced.of(chips, job.variants, job.setting)
+    priced = PricedChips.of(chips, job.variants, job.setting)
     rates, memory_bytes = chip_rates(chips), float(chips.hbm_capacity_bytes.max())
     layouts, roofline = roofline_bounds(rates, memory_bytes, job.variants, job.setting, priced.work)
     count = len(job.variants.variants)

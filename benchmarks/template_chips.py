@@ -41,11 +41,11 @@ from atoll.cost.table import OperatorKey, build_costs, pass_problem
 from atoll.cost.table_kernels import Passes
 from atoll.hardware.accelerator import Accelerator
 from atoll.hardware.catalog import load_accelerator, load_network
-from atoll.hardware.device import Chip
+from atoll.hardware.device import TemplateChip
 from atoll.hardware.template.stalls import CACHED, NO_STALLS, Stalls
 from atoll.profiles import DEFAULT
 from atoll.training.estimate import Estimator
-from atoll.validation.rows import run_of
+from atoll.validation.rows import run_from_row
 from atoll.validation.run_table import RunRow, read_runs
 from atoll.workload.graph.operator import Matmul, Operator, VectorWork
 from atoll.workload.graph.products import (
@@ -313,9 +313,9 @@ def report_runs(name: str, rows: Sequence[RunRow]) -> str:
     chip = load_accelerator(CHIPS / f"{name}.yaml")
     gaps: tuple[list[float], list[float]] = [], []
     for row in rows:
-        run, layout = run_of(row)
+        run, layout = run_from_row(row)
         for own, stalls in zip(gaps, (NO_STALLS, chip.stalls), strict=True):
-            device = Chip(replace(chip, stalls=stalls), run.network.name)
+            device = TemplateChip(replace(chip, stalls=stalls), run.network.name)
             step = Estimator(replace(run, gpu=device)).estimate(layout).step
             own.append(step.time_s / row.number("measured_iter_time_s") - 1)
     free, lost = (np.array(own) for own in gaps)

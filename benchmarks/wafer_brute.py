@@ -16,11 +16,11 @@ import numpy as np
 
 from atoll.fabric.digits import digit_systems
 from atoll.hardware.wafer_files import load_wafer
-from atoll.wafer.costs.pricing import pricer
-from atoll.wafer.costs.tables import Setting, Tables
+from atoll.wafer.costs.pricing import die_pricer
+from atoll.wafer.costs.tables import BlockTables, CostSetting
 from atoll.wafer.encoding.block import make_block
 from atoll.wafer.encoding.genes import SEARCHED_HOMES
-from atoll.wafer.exact.exact import Exact
+from atoll.wafer.exact.exact import BlockSolver
 from atoll.wafer.exact.hunt import MemoryLimits
 from record import recorded
 
@@ -41,8 +41,8 @@ def main() -> None:
     for shape in ((2, 2), (3, 2)):
         block = make_block(model, microbatch, tokens)
         digits = digit_systems(*shape)[0]
-        tables = Tables(block, digits, Setting(wafer, 128), pricer(wafer.chip))
-        batch, exact = Batch(tables), Exact(tables)
+        tables = BlockTables(block, digits, CostSetting(wafer, 128), die_pricer(wafer.chip))
+        batch, exact = Batch(tables), BlockSolver(tables)
         cost = batch.evaluate(sample(batch, 5000, np.random.default_rng(0), SEARCHED_HOMES))
         memory = LAYERS * (cost[:, STATE] + IN_FLIGHT * cost[:, KEPT]) + cost[:, REBUILT]
         low, high = float(memory.min()), float(memory.max())

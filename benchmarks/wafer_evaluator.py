@@ -13,8 +13,8 @@ import numpy as np
 
 from atoll.fabric.digits import digit_systems
 from atoll.hardware.wafer_files import load_wafer
-from atoll.wafer.costs.pricing import pricer
-from atoll.wafer.costs.tables import Setting, Tables
+from atoll.wafer.costs.pricing import die_pricer
+from atoll.wafer.costs.tables import BlockTables, CostSetting
 from atoll.wafer.encoding.block import make_block
 from atoll.wafer.encoding.genes import SEARCHED_HOMES
 from record import figure, recorded
@@ -31,7 +31,9 @@ def main() -> None:
     columns, rows = (int(v) for v in sys.argv[2:4]) if len(sys.argv) > 3 else (4, 2)
     wafer = load_wafer("default")
     digits = digit_systems(columns, rows)[0]
-    tables = Tables(make_block(model, 1), digits, Setting(wafer, 128), pricer(wafer.chip))
+    tables = BlockTables(
+        make_block(model, 1), digits, CostSetting(wafer, 128), die_pricer(wafer.chip)
+    )
     batch = Batch(tables)
     genes = sample(batch, COUNT, np.random.default_rng(0), SEARCHED_HOMES)
     batch.evaluate(genes)

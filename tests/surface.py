@@ -21,7 +21,7 @@ from atoll.answers.answer import Answer
 from atoll.questions import COMMANDS
 from atoll.questions.ask import old_names
 from atoll.questions.question import about, default_words
-from atoll.questions.texts import fields_of, metavar, spelled
+from atoll.questions.texts import metavar, question_fields, spelled
 
 KEPT = Path(__file__).with_name("surface.txt")
 
@@ -32,7 +32,7 @@ def lines() -> Iterator[str]:
         for question in asked:
             asked_of = question.model_fields.get("kind")
             kind = command if asked_of is None else f"{command} {asked_of.default}"
-            for name, info in fields_of(question).items():
+            for name, info in question_fields(question).items():
                 default = "required" if info.is_required() else f"[{default_words(info)}]"
                 if about(info, "file_only"):
                     shown = f"file: {name}"

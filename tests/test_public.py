@@ -21,7 +21,7 @@ import atoll.plugins
 import atoll.testing
 import surface
 from atoll.questions import COMMANDS
-from atoll.questions.texts import fields_of
+from atoll.questions.texts import question_fields
 from calibrate.test_site_of_runs import runs
 from launch.test_check import SCRIPT
 from wafer.wafer_cases import small_file, small_model
@@ -74,7 +74,7 @@ def test_everything_public_is_described(name: str, found: Any) -> None:
 @pytest.mark.parametrize("command", ["search", "plan", "estimate", "check", "place", "validate"])
 def test_keywords_are_described_by_the_fields_of_their_questions(command: str) -> None:
     text = text_of(getattr(atoll, command))
-    for name, info in fields_of(*COMMANDS[command]).items():
+    for name, info in question_fields(*COMMANDS[command]).items():
         assert f"\n    {name}: {info.description} " in text
 
 

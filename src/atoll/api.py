@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 
 from atoll import questions
-from atoll.answers.answer import Answer, Pictured, made_of, read_answer
+from atoll.answers.answer import Answer, DrawableResult, build_from, read_answer
 from atoll.errors import AtollError
 from atoll.questions.ask import ask
 from atoll.questions.texts import described_by
-from atoll.registry import named
+from atoll.registry import import_named
 
 if TYPE_CHECKING:
     from atoll.answers.design import TablePlan
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from atoll.workload import StoredModel
 
 
-R = TypeVar("R", bound=Pictured[Any])
+R = TypeVar("R", bound=DrawableResult[Any])
 E = TypeVar("E", "Plan", "Estimate")
 
 
@@ -92,7 +92,7 @@ def search(
         workers=question.workers,
         cluster=question.cluster,
         stop=stop,
-        beside=question.beside,
+        existing_devices=question.beside,
     )
     return _traced(result, question.trace)
 
@@ -141,7 +141,7 @@ def list_models() -> ModelsAnswer:
     configs = {name: load_config(name) for name in zoo_names()}
     return ModelsAnswer(
         models=tuple(
-            made_of(ZooModel, config, name=name, parameters=build_model(config, 1).parameters)
+            build_from(ZooModel, config, name=name, parameters=build_model(config, 1).parameters)
             for name, config in configs.items()
         )
     )
@@ -164,7 +164,7 @@ def describe_model(name: str, **fields: Unpack[keywords.ModelsFields]) -> ModelA
     """
     from atoll.answers.models import ModelAnswer, layer_table
     from atoll.workload import StoredModel, load_model, prepare
-    from atoll.workload.stored import warnings_of
+    from atoll.workload.stored import model_warnings
 
     question = ask({"models": questions.verbs.ModelsQuestion}, None, {"name": name, **fields})
     config, tp = load_model(name), question.tp
@@ -179,7 +179,7 @@ def describe_model(name: str, **fields: Unpack[keywords.ModelsFields]) -> ModelA
         sequence=model.sequence,
         tensor_parallel=tp,
         layers=layer_table(model),
-        warnings=tuple(warnings_of(config)),
+        warnings=tuple(model_warnings(config)),
     )
 
 
@@ -271,9 +271,9 @@ def calibrate(
         >>> atoll.calibrate("runs.csv", out="site.yaml").out
         'site.yaml'
     """
-    from atoll.calibration.measured import fit
+    from atoll.calibration.measured import calibrate_file
 
-    return fit(
+    return calibrate_file(
         ask({"calibrate": questions.verbs.CalibrateQuestion}, None, {"data": data, **fields})
     )
 
@@ -301,11 +301,11 @@ def validate(
         >>> atoll.validate("runs.csv").predicted
         6
     """
-    from atoll.calibration.measured import judge
+    from atoll.calibration.measured import validate_file
     from atoll.wafer.measured import judge_meshes
 
     question = ask({"validate": questions.verbs.ValidateQuestion}, None, {"data": data, **fields})
-    return judge(question) if question.wafer is None else judge_meshes(question)
+    return validate_file(question) if question.wafer is None else judge_meshes(question)
 
 
 @described_by("estimate")
@@ -335,7 +335,7 @@ def estimate(
         True
     """
     from atoll.training.estimate import estimate as run
-    from atoll.training.request import layout_of, run_of
+    from atoll.training.request import layout_from_question, run_from_question
 
     arguments = {"model": model, "device": device, "devices": devices, **fields}
     kinds: dict[str, type[EstimateQuestion | WaferQuestion]] = {
@@ -352,12 +352,12 @@ def estimate(
         from atoll.export.messages import check_messages_path
 
         check_messages_path(question.messages)
-    training_run = run_of(question)
-    result = replace(run(training_run, layout_of(training_run, question)), launched=True)
+    training_run = run_from_question(question)
+    result = replace(run(training_run, layout_from_question(training_run, question)), launched=True)
     if question.messages is not None:
-        from atoll.export.messages import messages_of, write_messages
+        from atoll.export.messages import step_messages, write_messages
 
-        write_messages(messages_of(result), question.messages)
+        write_messages(step_messages(result), question.messages)
     if question.chakra is not None:
         from atoll.export.chakra import write_chakra
 
@@ -402,32 +402,39 @@ def plan(
         >>> plan.export("megatron").save("megatron.sh").name
         'megatron.sh'
     """
-    from atoll.driver import Means, drive
+    from atoll.driver import ExecutionOptions, drive
     from atoll.training.planner.problem import PlanProblem
-    from atoll.training.request import axes_of, run_of
+    from atoll.training.request import axes_from_question, run_from_question
 
     values = {"model": model, "device": device, "devices": devices, **fields}
     question = ask({"devices": questions.PlanQuestion, "pods": questions.PodsQuestion}, job, values)
     _check_files(question)
     if isinstance(question, questions.PodsQuestion):
-        pods: MixedPlan = named("atoll.training.mixed.plan:plan_pods")(question, stop, progress)
+        pods: MixedPlan = import_named("atoll.training.mixed.plan:plan_pods")(
+            question, stop, progress
+        )
         return pods
-    means = Means(question.out, question.workers, question.cluster)
+    means = ExecutionOptions(question.out, question.workers, question.cluster)
 
     def prepare(limit: Stop) -> PlanProblem:
-        run, target = run_of(question), question.export or ""
+        run, target = run_from_question(question), question.export or ""
         if target:
             from atoll.export import EXPORTERS, refusals
 
-            axes, usable = axes_of(question, EXPORTERS[target].values, run), refusals(target, run)
+            axes, usable = (
+                axes_from_question(question, EXPORTERS[target].values, run),
+                refusals(target, run),
+            )
         else:
-            axes, usable = axes_of(question, {}, run), None
-        now = stop is not None or means != Means()  # else reasons are computed on request
+            axes, usable = axes_from_question(question, {}, run), None
+        now = (
+            stop is not None or means != ExecutionOptions()
+        )  # else reasons are computed on request
         return PlanProblem(question, run, axes, usable, now)
 
     best_plan = drive(prepare, means, stop, question.time_limit, progress, "a layout was estimated")
     if question.layouts is not None:
-        named("atoll.training.planner.answer:write_layouts")(best_plan, question.layouts)
+        import_named("atoll.training.planner.answer:write_layouts")(best_plan, question.layouts)
     return _written(best_plan, question)
 
 

@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 from pydantic import BaseModel, ConfigDict
 
-from atoll.answers.answer import made_of
+from atoll.answers.answer import build_from
 from atoll.answers.hardware import (
     AcceleratorAnswer,
     CalibrationEntry,
@@ -27,7 +27,7 @@ from atoll.answers.hardware import (
     WaferEntry,
 )
 from atoll.cost.model import COST_MODELS
-from atoll.errors import AtollError, path_of
+from atoll.errors import AtollError, as_path
 from atoll.fabric.network import Network
 from atoll.files.yamlfile import load_yaml, suggestion
 from atoll.hardware.accelerator import Hbm
@@ -83,7 +83,7 @@ def hardware_names() -> tuple[str, ...]:
 
 def describe(name: str) -> HardwareAnswer:
     """Describe a name of the catalogue, a device in free spelling, or a file."""
-    name = str(path_of("name", name))
+    name = str(as_path("name", name))
     if is_file(name):
         return _FILES[_kind(name)][1](name)
     names: dict[Callable[[str], HardwareAnswer], tuple[str, ...]] = {
@@ -105,7 +105,7 @@ def describe(name: str) -> HardwareAnswer:
 
 def _device(name: str) -> DeviceAnswer:
     gpu = load_gpu(name)
-    return made_of(
+    return build_from(
         DeviceAnswer,
         gpu,
         device=gpu.name,
@@ -197,7 +197,7 @@ def _wafer(name: str) -> WaferEntry:
 def _calibration(name: str) -> CalibrationEntry:
     calibration = load_calibration(name)
     tables = {"traffic": dict(calibration.traffic), "formats": dict(calibration.formats)}
-    return made_of(CalibrationEntry, calibration, calibration=calibration.name, **tables)
+    return build_from(CalibrationEntry, calibration, calibration=calibration.name, **tables)
 
 
 _FILES: dict[str, tuple[type[BaseModel], Callable[[str], HardwareAnswer]]] = {

@@ -19,7 +19,7 @@ from atoll.identity import VERSION
 from atoll.questions import COMMANDS
 from atoll.questions.ask import OldNameWarning
 from atoll.questions.options import add_command
-from atoll.registry import named
+from atoll.registry import import_named
 
 
 def main() -> None:
@@ -88,9 +88,9 @@ _WHERE = {command: place for place, commands in _PLACES.items() for command in c
 
 def _run(name: str) -> Callable[..., None]:
     if name in _WHERE:
-        command: Callable[..., None] = named(f"atoll.commands.{_WHERE[name]}:{name}")
+        command: Callable[..., None] = import_named(f"atoll.commands.{_WHERE[name]}:{name}")
         return command
-    plain: dict[str, Callable[..., None]] = named("atoll.commands.plain:PLAIN")
+    plain: dict[str, Callable[..., None]] = import_named("atoll.commands.plain:PLAIN")
     return plain[name]
 
 

@@ -29,7 +29,7 @@ def check_count(name: str, value: object) -> None:
         raise AtollError(f"{name} is {value!r}, but must be a positive integer")
 
 
-def path_of(name: str, value: object) -> Path:
+def as_path(name: str, value: object) -> Path:
     """Return a path that was given as text or as a path, and refuse anything else."""
     if not isinstance(value, str | PathLike):
         raise AtollError(f"{name}: expected text or a path, got {value!r:.80}")

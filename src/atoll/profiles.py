@@ -36,7 +36,7 @@ DEFAULT = Profile(
 PROFILES = Registry("profiles", Profile, (DEFAULT, PHAZE))
 
 
-def profile_of(job: SearchQuestion) -> Profile:
+def job_profile(job: SearchQuestion) -> Profile:
     """Return the profile of a job, with the cost model that it names."""
     profile = PROFILES[job.profile]
     if job.cost_model is None:

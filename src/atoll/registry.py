@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def named(path: str) -> Any:
+def import_named(path: str) -> Any:
     """Import "module:attribute" on use: for objects of packages above the caller's, or with slow
     imports.
     """

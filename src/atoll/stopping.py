@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 _WAKE_S = 0.05
 
 Result = TypeVar("Result")
-Asked = Callable[[], bool]
+StopCheck = Callable[[], bool]
 """True once the work has to end."""
 
 
@@ -30,13 +30,13 @@ def never() -> bool:
     return False
 
 
-def go_on(stop: Asked) -> None:
+def check_stop(stop: StopCheck) -> None:
     """Raise StoppedError if the work has to end."""
     if stop():
         raise StoppedError
 
 
-def watched(run: Callable[[], Result], halt: Callable[[], object], stop: Asked) -> Result:
+def watched(run: Callable[[], Result], halt: Callable[[], object], stop: StopCheck) -> Result:
     """Return `run()`, which releases the interpreter's lock and ends soon after `halt`."""
     if stop is never:
         return run()
@@ -44,7 +44,7 @@ def watched(run: Callable[[], Result], halt: Callable[[], object], stop: Asked) 
         future = pool.submit(run)
         try:
             while wait([future], timeout=_WAKE_S).not_done:
-                go_on(stop)
+                check_stop(stop)
         finally:
             while not future.done():  # the first halt may come before its start
                 halt()

@@ -19,19 +19,19 @@ def bounds() -> None:
     """Compile operator costs and quick bounds, on one chip and a small model."""
     from atoll.cost.chips import chips_of_space
     from atoll.explore.answer.scope import open_space
-    from atoll.explore.pricing.evaluate import Priced
+    from atoll.explore.pricing.evaluate import PricedChips
     from atoll.explore.run import prepare_search
-    from atoll.hardware.space import Space
+    from atoll.hardware.space import DesignSpace
     from atoll.questions import SearchQuestion
     from atoll.schedule.bound_kernels import prepare
 
     job = SearchQuestion.of(model="bert-large", microbatch=1, tp=1, devices=8)
     space, _ = open_space(job)
-    assert isinstance(space, Space)
+    assert isinstance(space, DesignSpace)
     setting, variants = prepare_search(job)
     chips = chips_of_space(space.subset([0]), setting.profile)
-    Priced.of(chips, variants, setting, floors=True)
-    priced = Priced.of(chips, variants, setting)
+    PricedChips.of(chips, variants, setting, floors=True)
+    priced = PricedChips.of(chips, variants, setting)
     first = np.zeros(1, np.int64)
     priced.floors(first, first)
     priced.schedule_bounds(first, first)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import atoll
-from atoll.answers.answer import Answer, checked, dumped, field_default, made_of
+from atoll.answers.answer import Answer, build_from, checked, dumped, field_default
 from atoll.answers.kinds import ANSWERS
 from atoll.answers.plan import EstimateAnswer, PlanAnswer
 from atoll.answers.search import SearchAnswer
@@ -90,7 +90,7 @@ def test_a_damaged_file_is_one_sentence(
 
 
 def test_what_is_wrong_with_our_own_values_is_no_sentence_on_a_file(found: Estimate) -> None:
-    wrong = made_of(EstimateAnswer, found.answer, devices="four")
+    wrong = build_from(EstimateAnswer, found.answer, devices="four")
     with pytest.raises(Exception, match="Expected `int`"):
         wrong.to_dict()
 

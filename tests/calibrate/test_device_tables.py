@@ -27,7 +27,7 @@ def written(tmp_path: Path, *lines: str) -> Path:
 
 def test_every_device_is_priced_as_itself(tmp_path: Path) -> None:
     sizes = 4096, 8192, 2048
-    exact = float(gemm_times_s(load_gpu("b200"), *sizes, in_turn=OPERAND_SETS)) * 1e6
+    exact = float(gemm_times_s(load_gpu("b200"), *sizes, rotating_operands=OPERAND_SETS)) * 1e6
     table = written(
         tmp_path,
         f"B200,gemm,bf16,4096,8192,2048,,,,,,,,,{exact},",

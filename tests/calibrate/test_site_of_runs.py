@@ -15,8 +15,8 @@ from atoll import api
 from atoll.calibration.runs import Mixture, SoftwareVariant, _timed, fit_runs
 from atoll.errors import AtollError
 from atoll.training.estimate import estimate
-from atoll.training.site import KnownFactor, Levels, Site, load_site
-from atoll.validation.rows import run_at_site, run_of
+from atoll.training.site import FactorInterval, LevelFactors, Site, load_site
+from atoll.validation.rows import run_at_site, run_from_row
 from atoll.validation.run_table import read_runs
 
 MODEL = {
@@ -34,8 +34,8 @@ LAYOUTS = [
 ]
 ELSEWHERE = Site(
     name="elsewhere",
-    slack=KnownFactor(value=1.12, low=1.12, high=1.12),
-    bandwidth=Levels(between=KnownFactor(value=0.45, low=0.45, high=0.45)),
+    slack=FactorInterval(value=1.12, low=1.12, high=1.12),
+    bandwidth=LevelFactors(between=FactorInterval(value=0.45, low=0.45, high=0.45)),
 )
 
 
@@ -53,12 +53,12 @@ def runs(path: Path, site: Site | None = None, **changed: Any) -> Path:
     rows = [{"id": f"r{i}", **MODEL, **layout, **changed} for i, layout in enumerate(LAYOUTS)]
     timed = []
     for row, told in zip(read_runs(table(path, rows)), rows, strict=True):
-        step = estimate(*(run_at_site(row, site) if site else run_of(row))).step
+        step = estimate(*(run_at_site(row, site) if site else run_from_row(row))).step
         timed.append({**told, "measured_iter_time_s": step.time_s})
     return table(path, timed)
 
 
-def within(known: KnownFactor | None, value: float) -> bool:
+def within(known: FactorInterval | None, value: float) -> bool:
     return known is not None and known.low <= value <= known.high
 
 
@@ -172,7 +172,7 @@ def test_a_site_is_used_by_estimate_plan_and_validate(tmp_path: Path) -> None:
 def test_a_faster_site_shortens_all_parts() -> None:
     run_time = {"model": "llama2-13b", "device": "a100-80", "devices": 16, "batch": 64, "tp": 4}
     plain = atoll.estimate(**run_time)
-    fast = Site(name="fast", slack=KnownFactor(value=0.9, low=0.9, high=0.9))
+    fast = Site(name="fast", slack=FactorInterval(value=0.9, low=0.9, high=0.9))
     step = estimate(plain.run.at(fast), plain.layout).step
     assert step.time_s == pytest.approx(0.9 * plain.step.time_s)
     assert all(part >= 0 for part in step.breakdown().values())
@@ -185,7 +185,7 @@ def test_parts_add_up_where_several_nodes_wait_for_the_slowest_too() -> None:
     job = {"model": "llama3-8b", "device": "h100", "devices": 16, "batch": 64, "tp": 2}
     plain = atoll.estimate(**job, stack="megatron-2021")
     assert plain.run.stack.straggling > 1
-    fast = Site(name="fast", slack=KnownFactor(value=0.9, low=0.9, high=0.9))
+    fast = Site(name="fast", slack=FactorInterval(value=0.9, low=0.9, high=0.9))
     step = estimate(plain.run.at(fast), plain.layout).step
     assert sum(step.breakdown().values()) == pytest.approx(step.time_s)
 
@@ -193,11 +193,11 @@ def test_parts_add_up_where_several_nodes_wait_for_the_slowest_too() -> None:
 def test_host_times_of_a_site_are_those_of_experts_too() -> None:
     plain = atoll.estimate("qwen3-30b-a3b", "h100", 8, batch=64, ep=8, stack="megatron")
     assert plain.run.stack.host_routed_s > 0
-    twice = Site(name="twice", host=KnownFactor(value=2, low=2, high=2))
+    twice = Site(name="twice", host=FactorInterval(value=2, low=2, high=2))
     slower = plain.run.at(twice).stack
     assert slower.host_routed_s == 2 * plain.run.stack.host_routed_s
     # All host time of a profiled step is spread over its launches: none is left beside them.
-    seen = Site(name="seen", host_kernel_s=KnownFactor(value=1e-5, low=1e-5, high=1e-5))
+    seen = Site(name="seen", host_kernel_s=FactorInterval(value=1e-5, low=1e-5, high=1e-5))
     launched = plain.run.at(seen).stack
     assert (launched.host_kernel_s, launched.host_layer_s, launched.host_routed_s) == (1e-5, 0, 0)
 

@@ -10,11 +10,11 @@ from atoll.fabric.digits import digit_systems
 from atoll.fabric.mesh import Mesh, snake
 from atoll.fabric.mesh_collectives import gather_s
 from atoll.fabric.nested import PASSES, collective_s, send_s
-from atoll.fabric.network import Level, Network
+from atoll.fabric.network import FabricLevel, Network
 from atoll.fabric.routes import boundaries
 from atoll.questions import WaferLayout as Layout
 from atoll.questions import WaferQuestion
-from atoll.step.bubbles import held_bytes, step_s
+from atoll.step.bubbles import peak_activation_bytes, step_s
 from atoll.step.replay import replay
 from atoll.wafer.api import estimate_wafer
 from atoll.wafer.encoding.genes import SCHEDULES
@@ -29,7 +29,7 @@ SIZES = (1e3, 1e6, 3e8)
 
 def network(devices: int) -> Network:
     """One level of links as fast as the mesh's, all of their bandwidth reached."""
-    return Network("line", (Level("line", devices, LINK_Bps, LATENCY_S),))
+    return Network("line", (FabricLevel("line", devices, LINK_Bps, LATENCY_S),))
 
 
 def on_mesh_s(kind: str, bytes_: float, columns: int, rows: int = 1) -> float:
@@ -110,7 +110,7 @@ def test_a_wafers_pipeline_takes_and_holds_what_the_order_does(pipeline, order, 
             assert held == pytest.approx(equal.peak_before_backward[number] * kept, rel=REL)
         # What waits for a weight pass is held beside, in bytes of its own.
         at = order, 4, number, microbatches
-        least = held_bytes(*at, kept_bytes=kept, waiting_bytes=0.0)
+        least = peak_activation_bytes(*at, kept_bytes=kept, waiting_bytes=0.0)
         assert least <= held * (1 + REL)
         assert (held > least * (1 + REL)) == (
             equal.peak_before_weight[number] > equal.peak_before_backward[number]

@@ -22,13 +22,18 @@ from atoll.hardware.wafer_files import load_wafer
 from atoll.placement.chain import PlacementProblem, even_starts
 from atoll.placement.chain_kernels import reduction_s
 from atoll.placement.facts import chain_facts
-from atoll.placement.plan import Placement, Stage
+from atoll.placement.plan import Placement, PlacementStage
 from atoll.placement.replay import replay_placement
 from atoll.profiles import DEFAULT
 from atoll.questions import WaferLayout as Stages
 from atoll.questions import WaferQuestion
 from atoll.report.timeline import placement_timeline, plan_timeline
-from atoll.step.bubbles import held, held_bytes, microbatches_before_weight_pass, step_s
+from atoll.step.bubbles import (
+    microbatches_before_weight_pass,
+    microbatches_in_flight,
+    peak_activation_bytes,
+    step_s,
+)
 from atoll.step.layout import Layout
 from atoll.step.orders import passes
 from atoll.step.parts import MEMORY_PARTS, TIME_PARTS
@@ -58,7 +63,7 @@ def test_optimizer_states_of_one_name_take_the_same_bytes_everywhere():
     facts = chain_facts(prepare(load_config(SMALL), 1, 256), "none")
     for name, states in STATES.items():
         system = PlacementProblem(
-            load_network("dgx-a100"), load_states(name), facts, devices=8, tensor=1,
+            load_network("dgx-a100"), load_states(name), facts, devices=8, tp=1,
             microbatches=8, memory_bytes=1e9, hbm_Bps=1e12,
         ).system()  # fmt: skip
         assert system.state_bytes[1] == states.weight + states.gradient + states.optimizer
@@ -113,15 +118,15 @@ def test_zero_bubble_holds_what_its_order_holds(microbatches):
             kept += {"F": 1, "B": 0, "W": -1}[item.kind]
             most = max(most, kept)
         where = "zb-h1", stages, stage, microbatches
-        assert held(*where) + microbatches_before_weight_pass(*where) == most
-        assert held_bytes(*where, kept_bytes=1.0, waiting_bytes=1.0) == most
+        assert microbatches_in_flight(*where) + microbatches_before_weight_pass(*where) == most
+        assert peak_activation_bytes(*where, kept_bytes=1.0, waiting_bytes=1.0) == most
         most_held, bytes_ = planner._peak_demand(line, stage)
         assert most_held + bytes_ / late_bytes == pytest.approx(most)
 
 
 def placement_of(order: str, stages: int, microbatches: int, send_s: float = 0.0) -> Placement:
     """Equal stages of F = B = W = 1 s as a search describes them."""
-    stage = Stage((), 0, 1, 1, 3.0, 0.0, 2 * send_s, send_s, "none", {}, 1.0, 1.0)
+    stage = PlacementStage((), 0, 1, 1, 3.0, 0.0, 2 * send_s, send_s, "none", {}, 1.0, 1.0)
     return Placement(stages, 1, 1, 1, microbatches, 1.0, (stage,) * stages, {}, order)
 
 
@@ -165,7 +170,7 @@ def test_gradients_are_summed_in_the_same_time_everywhere(name, replicas, tensor
     facts = chain_facts(prepare(load_config(SMALL), 1, 256), "none")
     optimizer = load_states(DEFAULT.optimizer)
     system = PlacementProblem(
-        network, optimizer, facts, devices=96, tensor=tensor, microbatches=96, memory_bytes=1e9,
+        network, optimizer, facts, devices=96, tp=tensor, microbatches=96, memory_bytes=1e9,
         hbm_Bps=1e12,
     ).system()  # fmt: skip
     searched = reduction_s(system, replicas, parameters)

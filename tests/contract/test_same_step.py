@@ -15,11 +15,11 @@ import pytest
 import atoll
 from atoll.cost.chips import chips_of_accelerator
 from atoll.errors import AtollError
-from atoll.explore.pricing.evaluate import Priced
-from atoll.explore.pricing.layouts import Setting
+from atoll.explore.pricing.evaluate import PricedChips
+from atoll.explore.pricing.layouts import SearchSetting
 from atoll.explore.pricing.workloads import make_variants, make_workload
 from atoll.hardware.catalog import load_accelerator, load_network
-from atoll.hardware.device import Chip, chip_yaml, load_device
+from atoll.hardware.device import TemplateChip, chip_yaml, load_device
 from atoll.placement.chain import fixed_division
 from atoll.placement.plan import Placement
 from atoll.profiles import DEFAULT
@@ -27,7 +27,7 @@ from atoll.schedule.chip import EFFORT
 from atoll.step.layout import Layout
 from atoll.step.states import load_states
 from atoll.training.estimate import Estimate, Estimator
-from atoll.training.planner.beside import plan_beside
+from atoll.training.planner.beside import plan_on_device
 from atoll.training.request import make_run
 
 from .questions import SMALL, SPACE
@@ -40,14 +40,14 @@ BATCH, SEQUENCE = 16, 256
 def searched(model: str, layout: Layout, network: str, states: str, precision: str) -> Placement:
     """The layout as the search prices it, on a chip whose memory holds anything."""
     chip = load_accelerator(CHIP)
-    setting = Setting(
+    setting = SearchSetting(
         load_network(network), DEFAULT, load_states(states), layout.devices, layout.recompute
     )
     variants = make_variants(
         [make_workload(model, BATCH, SEQUENCE, precision)], [layout.microbatch], [layout.tp],
         layout.devices, layout.recompute, DEFAULT,
     )  # fmt: skip
-    priced = Priced.of(chips_of_accelerator(chip, DEFAULT), variants, setting)
+    priced = PricedChips.of(chips_of_accelerator(chip, DEFAULT), variants, setting)
     variant = variants.variants[0]
     pairs = priced.schedules(0, variant, EFFORT, 1e-3)
     pass_s = np.array([[forward.makespan_s, back.makespan_s] for forward, back in pairs])
@@ -131,7 +131,7 @@ def test_a_chip_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     chip = load_accelerator(CHIP)
     path = tmp_path / "chip.yaml"
     path.write_text(chip_yaml(chip, CHIP, "dgx-h100"), encoding="utf-8")
-    assert load_device(path) == Chip(chip, "dgx-h100")
+    assert load_device(path) == TemplateChip(chip, "dgx-h100")
 
 
 def test_the_chip_that_a_search_writes_is_planned_at_its_step(tmp_path: Path) -> None:
@@ -180,6 +180,6 @@ def test_a_device_that_nobody_knows_ends_a_search_before_it_begins(
 
 @pytest.mark.slow
 def test_a_device_that_holds_no_layout_stands_beside_with_the_reason() -> None:
-    none = plan_beside("v100-16", make_run("llama3-405b", "v100-16", 1, batch=1))
+    none = plan_on_device("v100-16", make_run("llama3-405b", "v100-16", 1, batch=1))
     assert not none.fits and none.step_time_s is None
     assert "does not fit" in none.reason

@@ -27,7 +27,7 @@ from atoll.fabric.nested import collective_s
 from atoll.fabric.network import Network
 from atoll.hardware.accelerator import KIB, MIB, Accelerator, Hbm
 from atoll.hardware.catalog import load_accelerator, load_network
-from atoll.hardware.space import Space, phaze_space
+from atoll.hardware.space import DesignSpace, phaze_space
 from atoll.hardware.spacefile import template_space
 from atoll.profile import Profile
 from atoll.profiles import DEFAULT, PHAZE, PROFILES
@@ -61,7 +61,7 @@ def passes(profile: Profile, tensor_parallel: int = 2) -> PassSet:
 
 
 @cache
-def space(profile: Profile) -> Space:
+def space(profile: Profile) -> DesignSpace:
     if profile is LOSING:
         return template_space("physical-7nm").sample(200, seed=7)
     return phaze_space(profile.hbm_bandwidth_Bps, profile.glb_bandwidth_Bpc)

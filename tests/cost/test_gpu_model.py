@@ -192,11 +192,13 @@ def test_wrong_sizes_and_names_are_refused_with_a_sentence(call: object, sentenc
 
 def test_a_product_timed_again_finds_in_l2_what_that_holds() -> None:
     card = load_gpu("l40s")
-    assert gemm_times_s(card, 1024, 1024, 1024, in_turn=6) < gemm_times_s(card, 1024, 1024, 1024)
+    assert gemm_times_s(card, 1024, 1024, 1024, rotating_operands=6) < gemm_times_s(
+        card, 1024, 1024, 1024
+    )
     written = replace(card, calibration=replace(card.calibration, held=0.0))
     large = 16384, 16384, 1024  # six sets of 67 MB, of 101
-    assert gemm_times_s(written, *large, in_turn=6) == gemm_times_s(written, *large)
-    assert gemm_times_s(card, *large, in_turn=6) < gemm_times_s(written, *large)
+    assert gemm_times_s(written, *large, rotating_operands=6) == gemm_times_s(written, *large)
+    assert gemm_times_s(card, *large, rotating_operands=6) < gemm_times_s(written, *large)
 
 
 def test_an_operand_just_cast_and_an_output_written_before_are_in_l2() -> None:
@@ -204,14 +206,14 @@ def test_an_operand_just_cast_and_an_output_written_before_are_in_l2() -> None:
     wide = 3328, 7168, 128  # the output is 48 MB
     deep = 3328, 128, 7168  # the operand 24 MB, whose cast moves 72
     for sizes in (wide, deep):
-        timed_s = gemm_times_s(card, *sizes, dtype="fp8", in_turn=6)
-        assert gemm_times_s(card, *sizes, dtype="fp8", in_turn=6, cast=3.0) < timed_s
+        timed_s = gemm_times_s(card, *sizes, dtype="fp8", rotating_operands=6)
+        assert gemm_times_s(card, *sizes, dtype="fp8", rotating_operands=6, cast=3.0) < timed_s
     # Nothing of a call that moves more than L2 holds, nor where memory is as fast as L2's writes.
     plain = replace(card, calibration=replace(card.calibration, held=0.0))
     large = 16384, 16384, 16384
     for gpu, sizes in ((plain, large), (board, wide)):
-        timed_s = gemm_times_s(gpu, *sizes, dtype="fp8", in_turn=6)
-        assert gemm_times_s(gpu, *sizes, dtype="fp8", in_turn=6, cast=3.0) == timed_s
+        timed_s = gemm_times_s(gpu, *sizes, dtype="fp8", rotating_operands=6)
+        assert gemm_times_s(gpu, *sizes, dtype="fp8", rotating_operands=6, cast=3.0) == timed_s
 
 
 def test_idle_sms_leave_power_to_the_others_up_to_the_peak() -> None:
@@ -225,7 +227,10 @@ def test_idle_sms_leave_power_to_the_others_up_to_the_peak() -> None:
     )
 
     def ratio(m: int, n: int, *, in_turn: int | None = 6) -> float:
-        times = (gemm_times_s(g, m, n, 8192, dtype="fp8", in_turn=in_turn) for g in (card, even))
+        times = (
+            gemm_times_s(g, m, n, 8192, dtype="fp8", rotating_operands=in_turn)
+            for g in (card, even)
+        )
         return float(next(times) / next(times))
 
     peak = card.loop_flops("fp8") / card.peak_flops("fp8")
@@ -244,7 +249,10 @@ def test_engines_have_their_own_fp8_products_where_both_were_timed() -> None:
         ),
     )
     timed_s, step_s = (
-        [float(gemm_times_s(g, *sizes, dtype="fp8", in_turn=6, cast=cast)) for g in (H200, alone)]
+        [
+            float(gemm_times_s(g, *sizes, dtype="fp8", rotating_operands=6, cast=cast))
+            for g in (H200, alone)
+        ]
         for cast in (3.0, 0.0)
     )
     assert timed_s[0] < 0.95 * timed_s[1]
@@ -291,10 +299,10 @@ def test_wide_heads_on_blackwell_hide_nothing() -> None:
 def test_engines_have_their_own_clock_in_bf16_where_two_boards_were_timed() -> None:
     """Theirs is higher in short products and falls earlier; steps are priced without it."""
     short, long = (2048, 4096, 4096), (32768, 16384, 16384)
-    assert gemm_times_s(H200, *short, in_turn=6) < gemm_times_s(H200, *short)
-    assert gemm_times_s(H200, *long, in_turn=6) > gemm_times_s(H200, *long)
+    assert gemm_times_s(H200, *short, rotating_operands=6) < gemm_times_s(H200, *short)
+    assert gemm_times_s(H200, *long, rotating_operands=6) > gemm_times_s(H200, *long)
     board = load_gpu("b200")
-    timed_s = gemm_times_s(board, *long, in_turn=6)
+    timed_s = gemm_times_s(board, *long, rotating_operands=6)
     assert timed_s == pytest.approx(gemm_times_s(board, *long), rel=1e-3)
 
 
@@ -317,7 +325,7 @@ def test_rows_of_an_engine_that_are_no_whole_blocks_have_tiles_of_their_own() ->
     usual = recalibrated(gpu, replace(gpu.calibration, formats=tuple(formats.items())))
     rows = np.array([4352.0, 4353.0])
     of_library, of_cutlass = (
-        gemm_times_s(one, rows, 8192, 8192, in_turn=6) for one in (gpu, usual)
+        gemm_times_s(one, rows, 8192, 8192, rotating_operands=6) for one in (gpu, usual)
     )
     assert of_library[1] / of_library[0] < of_cutlass[1] / of_cutlass[0]
     assert gemm_times_s(gpu, 4353, 8192, 8192) == gemm_times_s(usual, 4353, 8192, 8192)

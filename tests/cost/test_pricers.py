@@ -16,7 +16,7 @@ from atoll.schedule.chip import ChipPricer
 from atoll.training.operators.pricing import GpuPricer
 from atoll.training.stack import STACKS
 from atoll.wafer.costs.pricing import DiePricer
-from atoll.wafer.costs.tables import Setting, Tables
+from atoll.wafer.costs.tables import BlockTables, CostSetting
 from atoll.wafer.encoding.block import make_block
 from atoll.workload import build_model, load_config, load_model, prepare
 from atoll.workload.graph.layer import Layer
@@ -110,7 +110,7 @@ def test_a_wafer_of_one_die_computes_what_its_pricer_says(model) -> None:
     """Operator by operator; of attention the wafer counts twice the forward pass's traffic."""
     wafer = replace(load_wafer("default"), rows=1, columns=1)
     price, block = DiePricer(wafer.chip), make_block(model, 2, 512)
-    tables = Tables(block, Digits((), ()), Setting(wafer, 8, streaming=False), price)
+    tables = BlockTables(block, Digits((), ()), CostSetting(wafer, 8, streaming=False), price)
     built = build_model(load_config(model), 2, 512)
     layer = max(built.layers, key=lambda pair: pair[1])[0]
     alone = price.layer(layer, 1, 1).operators

@@ -15,8 +15,8 @@ from atoll.cost.gemm import map_matmul
 from atoll.cost.table import build_costs, flatten, pass_problem
 from atoll.hardware.accelerator import GIB, MIB, Accelerator, Hbm
 from atoll.hardware.catalog import load_accelerator, load_network
-from atoll.hardware.device import Chip, chip_yaml, load_device
-from atoll.hardware.silicon.chip import stalls_of
+from atoll.hardware.device import TemplateChip, chip_yaml, load_device
+from atoll.hardware.silicon.chip import chip_stalls
 from atoll.hardware.silicon.systolic import TEMPLATES
 from atoll.hardware.template.stalls import CACHED, NO_STALLS, SCRATCHPAD, STALLS, Stalls
 from atoll.hardware.wafer_files import load_wafer
@@ -60,7 +60,7 @@ def test_chips_that_do_not_say_lose_what_their_kind_does() -> None:
     physical = replace(REFERENCE, template=TEMPLATES["physical-7nm"])
     np.testing.assert_array_equal(durations_s(physical), durations_s(losing(SCRATCHPAD)))
     np.testing.assert_array_equal(durations_s(REFERENCE), durations_s(losing(NO_STALLS)))
-    assert Chip(physical).stream_Bps == SCRATCHPAD.hbm * Chip(REFERENCE).stream_Bps
+    assert TemplateChip(physical).stream_Bps == SCRATCHPAD.hbm * TemplateChip(REFERENCE).stream_Bps
 
 
 @pytest.mark.parametrize("kind", STALLS)
@@ -93,13 +93,13 @@ def test_more_of_anything_never_hurts(stalls: Stalls, factor: int) -> None:
 
 
 def test_streams_of_a_device_reach_the_share_that_its_chip_does() -> None:
-    assert Chip(losing(CACHED)).stream_Bps == CACHED.hbm * REFERENCE.hbm.bandwidth_Bps
+    assert TemplateChip(losing(CACHED)).stream_Bps == CACHED.hbm * REFERENCE.hbm.bandwidth_Bps
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in EXISTING.glob("*.yaml")))
 def test_chips_that_exist_are_read_back_as_they_were_written(name: str, tmp_path: Path) -> None:
     device = load_device(EXISTING / f"{name}.yaml")
-    assert isinstance(device, Chip)
+    assert isinstance(device, TemplateChip)
     assert device.accelerator.stalls in STALLS.values()
     path = tmp_path / "chip.yaml"
     path.write_text(chip_yaml(device.accelerator, device.name, device.network), encoding="utf-8")
@@ -157,7 +157,7 @@ def test_the_page_says_what_is_lost_and_in_which_precisions() -> None:
         assert f"{1e6 * stalls.start_s:g} us {kind}" in limits
     for precision in get_args(Precision):
         assert precision in limits
-    assert stalls_of(load_wafer("default").chip) == NO_STALLS
+    assert chip_stalls(load_wafer("default").chip) == NO_STALLS
     assert "dies of wafers have none" in limits
     wafers = (pages / "wafer.md").read_text(encoding="utf-8").split("## Limits")[1]
     assert "Of captured modules blocks of attention and an MLP" in wafers

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from atoll.questions import COMMANDS
-from atoll.questions.texts import options_of, spelled
+from atoll.questions.texts import option_fields, spelled
 from atoll.training.stack import CHIP, STACKS
 from docs.written import PAGES, ROOT, blocks, without_wall_times, workplace
 
@@ -51,7 +51,7 @@ def test_commands_and_their_options_exist(page: Path) -> None:
     for command in commands_of(page):
         words = shlex.split(re.split(r" [|&>]|\d>", command)[0], comments=True)
         assert words[1] in COMMANDS, command
-        fields = options_of(*COMMANDS[words[1]])
+        fields = option_fields(*COMMANDS[words[1]])
         known = _ALWAYS | {spelled(n) for n in fields} | {spelled("no_" + n) for n in fields}
         for word in words[2:]:
             if word.startswith("-") and not re.match(r"-\d", word):
@@ -93,7 +93,7 @@ def test_helps_use_the_same_words() -> None:
         for question in asked:
             said = [
                 question.__doc__ or "",
-                *(i.description or "" for i in options_of(question).values()),
+                *(i.description or "" for i in option_fields(question).values()),
             ]
             assert [w for w in BANNED if re.search(w, " ".join(said))] == [], command
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atoll.executors import Pieces, copies
-from atoll.executors.copies import Ahead, Pairs, from_both_ends, shared_zeros
+from atoll.executors import PieceRunner, copies
+from atoll.executors.copies import Lookahead, Pairs, from_both_ends, shared_zeros
 from atoll.stopping import StoppedError
 from atoll.training.planner import search
 from atoll.training.planner.plan import plan
@@ -124,9 +124,9 @@ def test_a_copy_goes_on_with_what_it_knows() -> None:
 
 @pytest.mark.parametrize("wrap", [lambda call: call, dies_elsewhere], ids=["lives", "dies"])
 def test_what_is_asked_for_soon_is_as_made_here(wrap: Callable[..., Callable[[int], int]]) -> None:
-    with closing(Ahead(wrap(lambda x: x * x))) as calls:
+    with closing(Lookahead(wrap(lambda x: x * x))) as calls:
         for number in range(20):
-            calls.ahead([(x,) for x in range(number, number + 4)])
+            calls.prefetch([(x,) for x in range(number, number + 4)])
             assert calls.ask(number) == number * number
 
 
@@ -138,12 +138,12 @@ def test_a_copy_makes_what_is_asked_for_soon() -> None:
         return os.getpid()
 
     here = os.getpid()
-    with closing(Ahead(where)) as calls:
-        calls.ahead([(0,), (1,), (2,)])
+    with closing(Lookahead(where)) as calls:
+        calls.prefetch([(0,), (1,), (2,)])
         assert calls.ask(0) == here
         there = calls.ask(1)
         assert there != here
-        calls.ahead([(3,)])
+        calls.prefetch([(3,)])
         assert calls.ask(2) == there, "known before the others were named"
         assert calls.ask(4) == here
         assert calls.ask(3) not in (here, there)
@@ -155,8 +155,8 @@ def test_who_waits_for_a_copy_hears_the_question_to_end() -> None:
         return number
 
     here, began = os.getpid(), time.monotonic()
-    with closing(Ahead(slow, lambda: time.monotonic() > began + 0.2)) as calls:
-        calls.ahead([(1,)])
+    with closing(Lookahead(slow, lambda: time.monotonic() > began + 0.2)) as calls:
+        calls.prefetch([(1,)])
         calls.ask(0)
         with pytest.raises(StoppedError):
             calls.ask(1)
@@ -176,15 +176,15 @@ def test_pieces_without_workers_come_from_a_copy_and_are_kept() -> None:
         return os.getpid()
 
     here, records = os.getpid(), Records({"2": {"value": 22}})
-    with closing(Pieces(where, "context", records)) as pieces:
-        pieces.ahead([(0,), (1,), (2,), (3,)])
+    with closing(PieceRunner(where, "context", records)) as pieces:
+        pieces.prefetch([(0,), (1,), (2,), (3,)])
         assert pieces.ask(0) == here
         there = pieces.ask(1)
         assert there not in (here, 22)
         assert [pieces.ask(2), pieces.ask(3)] == [22, there]
-        pieces.ahead([(4,)])
+        pieces.prefetch([(4,)])
         assert pieces.ask(5) == here
-        pieces.ahead([])
+        pieces.prefetch([])
         with pytest.raises(ProcessLookupError):
             os.kill(there, 0)
         assert pieces.ask(6) == here
@@ -201,8 +201,8 @@ def test_a_copy_does_not_outlive_a_process_that_is_killed(tmp_path: Path) -> Non
 
     child = os.fork()
     if child == 0:
-        calls = Ahead(slow)
-        calls.ahead([(1,)])
+        calls = Lookahead(slow)
+        calls.prefetch([(1,)])
         calls.ask(0)
         os._exit(0)
     while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text(encoding="ascii"):
@@ -233,4 +233,4 @@ def test_a_plan_is_the_same_with_and_without(monkeypatch: pytest.MonkeyPatch) ->
     assert with_copy.best == alone.best
     assert with_copy.runners_up == alone.runners_up
     assert with_copy.reasons == alone.reasons
-    assert list(with_copy.space.known()) == list(alone.space.known())
+    assert list(with_copy.space.estimated_layouts()) == list(alone.space.estimated_layouts())

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from atoll.errors import AtollError
-from atoll.executors import Call, Crew, Executor, InProcess, choose_executor
+from atoll.executors import Crew, Executor, InProcess, TaskCall, choose_executor
 from atoll.executors.growing import Growing
 from atoll.executors.processes import LocalProcesses, _pass_on
 from atoll.executors.threads import set_threads, threads
@@ -101,32 +101,32 @@ def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
 
 def test_tasks_get_the_context_and_give_their_results(executor: Executor) -> None:
     crew = Crew(executor)
-    calls = [Call(scaled, (i,), tag=i) for i in range(20)]
+    calls = [TaskCall(scaled, (i,), tag=i) for i in range(20)]
     assert {call.tag: value for call, value in crew.results(calls)} == {
         i: 10 * i for i in range(20)
     }
-    assert crew.result(Call(scaled, (7,))) == 70
+    assert crew.result(TaskCall(scaled, (7,))) == 70
 
 
 def test_an_error_of_a_task_arrives_as_it_is(executor: Executor) -> None:
     with pytest.raises(AtollError, match="a sentence"):
-        Crew(executor).result(Call(fails, ()))
+        Crew(executor).result(TaskCall(fails, ()))
 
 
 def test_no_more_calls_are_taken_than_fit(executor: Executor) -> None:
     crew = Crew(executor)
     taken = 0
 
-    def calls() -> Iterator[Call]:
+    def calls() -> Iterator[TaskCall]:
         nonlocal taken
         for i in range(50):
             taken += 1
-            yield Call(slow, (i,))
+            yield TaskCall(slow, (i,))
 
     done = 0
     for _ in crew.results(calls()):
         done += 1
-        assert taken - done <= crew.room + 1
+        assert taken - done <= crew.capacity + 1
     assert done == 50
 
 
@@ -134,10 +134,10 @@ def test_a_crew_that_is_asked_to_stop_leaves_the_rest(executor: Executor) -> Non
     stopped = False
     crew = Crew(executor, stop=lambda: stopped)
     seen = 0
-    for _ in crew.results(Call(slow, (i,)) for i in range(1000)):
+    for _ in crew.results(TaskCall(slow, (i,)) for i in range(1000)):
         seen += 1
         stopped = seen >= 5
-    assert 5 <= seen <= 5 + crew.room
+    assert 5 <= seen <= 5 + crew.capacity
 
 
 def test_dropping_calls_under_way_leaves_no_word_behind(
@@ -147,9 +147,9 @@ def test_dropping_calls_under_way_leaves_no_word_behind(
     pool = LocalProcesses(2)
     pool.start(0)
     crew = Crew(pool)
-    calls = [crew.send(Call(slow, (i,))) for i in range(20)]
+    calls = [crew.send(TaskCall(slow, (i,))) for i in range(20)]
     crew.drop(calls)
-    assert crew.result(Call(slow, (7,))) == 7
+    assert crew.result(TaskCall(slow, (7,))) == 7
     pool.close()
     assert not [record for record in caplog.records if record.name == "concurrent.futures"]
 
@@ -180,7 +180,7 @@ def test_a_task_that_the_pool_cancelled_wakes_whoever_waits_for_it() -> None:
 def test_workers_use_one_thread_each() -> None:
     pool = LocalProcesses(2)
     pool.start(0)
-    assert Crew(pool).result(Call(threads_here, ())) == 1
+    assert Crew(pool).result(TaskCall(threads_here, ())) == 1
     pool.close()
 
 
@@ -188,7 +188,7 @@ def test_the_tasks_of_a_dead_process_run_again(tmp_path: Path) -> None:
     pool = LocalProcesses(2)
     pool.start(10)
     crew = Crew(pool)
-    calls = [Call(dies_once, (tmp_path / "mark", i), tag=i) for i in range(30)]
+    calls = [TaskCall(dies_once, (tmp_path / "mark", i), tag=i) for i in range(30)]
     found = sorted((call.tag, value) for call, value in crew.results(calls))
     assert found == [(i, 10 * i) for i in range(30)]
     assert crew.retried > 0
@@ -202,7 +202,7 @@ def test_the_tasks_of_a_stopped_process_run_in_another(
     pool = LocalProcesses(2)
     pool.start(10)
     crew = Crew(pool)
-    calls = [Call(stops_once, (tmp_path / "mark", i), tag=i) for i in range(10)]
+    calls = [TaskCall(stops_once, (tmp_path / "mark", i), tag=i) for i in range(10)]
     found = sorted((call.tag, value) for call, value in crew.results(calls))
     assert found == [(i, 10 * i) for i in range(10)]
     pool.close()
@@ -215,7 +215,7 @@ def test_a_process_that_dies_within_a_result_is_missed(
     pool = LocalProcesses(2)
     pool.start(10)
     crew = Crew(pool)
-    calls = [Call(half_sent_once, (tmp_path / "mark", i), tag=i) for i in range(10)]
+    calls = [TaskCall(half_sent_once, (tmp_path / "mark", i), tag=i) for i in range(10)]
     found = sorted((call.tag, value) for call, value in crew.results(calls))
     assert found == [(i, 10 * i) for i in range(10)]
     pool.close()
@@ -227,7 +227,7 @@ def test_closing_does_not_wait_for_the_rest_of_a_result(
     monkeypatch.setattr("atoll.executors.processes.PATIENCE", 2)
     pool = LocalProcesses(2)
     pool.start(10)
-    Crew(pool).send(Call(half_sent_once, (tmp_path / "mark", 3)))
+    Crew(pool).send(TaskCall(half_sent_once, (tmp_path / "mark", 3)))
     while not (tmp_path / "mark").exists():
         time.sleep(0.01)
     closing = threading.Thread(target=pool.close, daemon=True)
@@ -239,7 +239,7 @@ def test_closing_does_not_wait_for_the_rest_of_a_result(
 def test_closing_does_not_wait_for_a_stopped_process(tmp_path: Path) -> None:
     pool = LocalProcesses(1)
     pool.start(10)
-    call = Crew(pool).send(Call(stops_once, (tmp_path / "mark", 3)))
+    call = Crew(pool).send(TaskCall(stops_once, (tmp_path / "mark", 3)))
     while not (tmp_path / "mark").exists():
         time.sleep(0.01)
     time.sleep(0.1)
@@ -255,7 +255,7 @@ def test_closing_does_not_wait_for_a_lock_of_a_stopped_process(
     monkeypatch.setattr("atoll.executors.processes.PATIENCE", 2)
     pool = LocalProcesses(2)
     pool.start(10)
-    list(Crew(pool).results([Call(sleeps, (0.1,)) for _ in range(2)]))
+    list(Crew(pool).results([TaskCall(sleeps, (0.1,)) for _ in range(2)]))
     assert pool._pool is not None and pool._pool._processes is not None
     os.kill(list(pool._pool._processes)[which], signal.SIGSTOP)
     closing = threading.Thread(target=pool.close, daemon=True)
@@ -267,7 +267,7 @@ def test_closing_does_not_wait_for_a_lock_of_a_stopped_process(
 def test_closing_does_not_wait_for_tasks_that_nobody_wants() -> None:
     pool = LocalProcesses(2)
     pool.start(0)
-    calls = [Crew(pool).send(Call(sleeps, (3600.0,))) for _ in range(5)]
+    calls = [Crew(pool).send(TaskCall(sleeps, (3600.0,))) for _ in range(5)]
     pool.close()
     assert all(call.future is not None and call.future.done() for call in calls)
 
@@ -276,7 +276,7 @@ def test_a_task_that_kills_every_worker_is_given_up_with_a_sentence() -> None:
     pool = LocalProcesses(1)
     pool.start(0)
     with pytest.raises(AtollError, match="died 5 times"):
-        Crew(pool).result(Call(always_dies, ()))
+        Crew(pool).result(TaskCall(always_dies, ()))
     pool.close()
 
 

@@ -17,7 +17,7 @@ import atoll
 from atoll.answers.search import SearchAnswer
 from atoll.cost.chips import chips_of_space
 from atoll.explore.pricing.energy import energy_of_chip
-from atoll.explore.pricing.evaluate import Priced
+from atoll.explore.pricing.evaluate import PricedChips
 from atoll.explore.pricing.layouts import PowerLimit
 from atoll.explore.proof import reserve
 from atoll.explore.proof.branch_and_bound import Search, SearchOutcome
@@ -26,7 +26,7 @@ from atoll.explore.proof.objective import Objective
 from atoll.explore.robust import constants_that_matter, space_under
 from atoll.hardware import product as products
 from atoll.hardware.accelerator import MIB, Hbm
-from atoll.hardware.device import Chip, chip_yaml, load_device
+from atoll.hardware.device import TemplateChip, chip_yaml, load_device
 from atoll.hardware.physical.banks import WORD_BYTES, words_served
 from atoll.hardware.physical.constants import constants
 from atoll.hardware.physical.draws import at_ends
@@ -34,7 +34,13 @@ from atoll.hardware.product import ProductSpace
 from atoll.hardware.silicon.chip import rebanked
 from atoll.hardware.silicon.physical import BANKED, PROCESSES_NM, redrawn
 from atoll.hardware.silicon.systolic import TEMPLATES
-from atoll.hardware.space import DEFAULT_GLB, Axes, Limits, Space, designs_of
+from atoll.hardware.space import (
+    DEFAULT_GLB,
+    DesignAxes,
+    DesignLimits,
+    DesignSpace,
+    template_designs,
+)
 from atoll.hardware.spacefile import load_space, read_space
 from atoll.hardware.template.parameter import Columns
 from atoll.hardware.template.template import ChipTemplate
@@ -115,7 +121,7 @@ ENDS = [redrawn(BANKED, end) for one in constants() for end in at_ends(one)]
 def figures(values: Columns, template: ChipTemplate = BANKED) -> np.ndarray:
     """Area, rating and bandwidth of the shared buffer."""
     columns = {name: np.atleast_1d(np.asarray(value)) for name, value in values.items()}
-    space = designs_of("one", template, columns, (Hbm(1 << 34, 4e11),), DEFAULT_GLB)
+    space = template_designs("one", template, columns, (Hbm(1 << 34, 4e11),), DEFAULT_GLB)
     power = space.peak_power_with(space.hbm_options[0])
     return np.array([space.area_mm2[0], power[0], space.glb_bandwidth_Bpc[0]])
 
@@ -173,13 +179,13 @@ def _plain(folder: Path) -> Path:
 
 
 def tiny_space() -> ProductSpace:
-    axes = Axes.with_defaults(
+    axes = DesignAxes.with_defaults(
         BANKED, process_nm=(7,), banks=(1, 2, 8, 32), ports=(1, 2), tensor_cores=(1, 4, 8),
         vector_cores=(1, 4), width=(32,), depth=(16, 32), glb_bytes=(1 * MIB, 8 * MIB),
         vector_width=(64,), clock_Hz=(1e9,),
     )  # fmt: skip
     memory = (Hbm(1 << 34, 400e9),)
-    return ProductSpace("tiny", axes, memory, DEFAULT_GLB, Limits(max_area_mm2=151.0))
+    return ProductSpace("tiny", axes, memory, DEFAULT_GLB, DesignLimits(max_area_mm2=151.0))
 
 
 def test_everything_tried_is_no_better(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +196,7 @@ def test_everything_tried_is_no_better(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 30 < len(space) < len(whole)
     truth_s, each_s = exhaustive_step_s(space, variants, setting, PowerLimit())
     # With more banks or ports on the same chip no operator takes longer.
-    free = Priced.of(chips_of_space(space, DEFAULT, True), variants, setting)
+    free = PricedChips.of(chips_of_space(space, DEFAULT, True), variants, setting)
     operators_s = [free.operators_s(chip, variants.variants[0]) for chip in range(len(space))]
     others = [name for name in whole.axes.names if name not in ("banks", "ports")]
     same = np.column_stack([space.columns[name] for name in others])
@@ -203,7 +209,7 @@ def test_everything_tried_is_no_better(monkeypatch: pytest.MonkeyPatch) -> None:
     assert by_banks[1] < 0.97 * by_banks[0]  # it matters
     monkeypatch.setattr(reserve, "PIECE_BOXES", 4)
 
-    def searched(some: Space | ProductSpace) -> SearchOutcome:
+    def searched(some: DesignSpace | ProductSpace) -> SearchOutcome:
         search = Search(some, variants, setting, Objective.single(BATCH), TOLERANCE)
         return exact_search(search)
 
@@ -256,12 +262,12 @@ def test_a_chip_with_banks_is_itself_everywhere(tmp_path: Path) -> None:
     file = tmp_path / "chip.yaml"
     file.write_text(chip_yaml(chip, "own", "dgx-a100"))
     device = load_device(file)
-    assert isinstance(device, Chip)
+    assert isinstance(device, TemplateChip)
     assert device.accelerator.glb_bandwidth_Bpc == chip.glb_bandwidth_Bpc
     lines = [own for own in file.read_text().splitlines() if "fixed" not in own]
     file.write_text("\n".join(own for own in lines if "glb_bandwidth" not in own))
     again = load_device(file)
-    assert isinstance(again, Chip) and again.accelerator == device.accelerator
+    assert isinstance(again, TemplateChip) and again.accelerator == device.accelerator
     assert rebanked(replace(chip, tensor_cores=64)).glb_bandwidth_Bpc > chip.glb_bandwidth_Bpc
     varied = {one.name for one in constants_that_matter(space)}
     assert {"bank_periphery", "second_port", "bank_energy", "scratchpad"} <= varied

@@ -8,13 +8,13 @@ from tiny import drawn_job
 
 from atoll.cost.chips import chips_of_space
 from atoll.cost.table_kernels import PAIR, TENSOR
-from atoll.explore.pricing.evaluate import Priced
+from atoll.explore.pricing.evaluate import PricedChips
 from atoll.profiles import DEFAULT, PHAZE
 from atoll.schedule.solve import Effort
 from oracles.schedule_check import check
 
 
-def moved_bytes(priced: Priced, chip: int, index: int, option: tuple[int, ...]) -> np.ndarray:
+def moved_bytes(priced: PricedChips, chip: int, index: int, option: tuple[int, ...]) -> np.ndarray:
     """HBM bytes of each operator of a pass in the options chosen, from the cost table."""
     arrays, costs = priced.passes.arrays, priced.costs
     rows = arrays.op[arrays.ptr[index] : arrays.ptr[index + 1]]
@@ -32,7 +32,7 @@ def moved_bytes(priced: Priced, chip: int, index: int, option: tuple[int, ...]) 
 @pytest.mark.parametrize("seed", [1, 3, 7, 10])
 def test_operators_that_run_together_draw_no_more_than_hbm_has(seed: int, effort: Effort) -> None:
     job = drawn_job(seed, 4, DEFAULT)
-    priced = Priced.of(chips_of_space(job.space, DEFAULT), job.variants, job.setting)
+    priced = PricedChips.of(chips_of_space(job.space, DEFAULT), job.variants, job.setting)
     for chip in range(len(priced.chips)):
         hbm_Bps = float(priced.chips.hbm_Bps[chip])
         for variant in job.variants.variants:
@@ -53,6 +53,6 @@ def test_operators_that_run_together_draw_no_more_than_hbm_has(seed: int, effort
 
 def test_phaze_knows_no_such_resource() -> None:
     job = drawn_job(1, 4, PHAZE)
-    priced = Priced.of(chips_of_space(job.space, PHAZE), job.variants, job.setting)
+    priced = PricedChips.of(chips_of_space(job.space, PHAZE), job.variants, job.setting)
     for index in range(2 * len(job.variants.passes.layers)):
         assert (priced.problem(0, index).demand[:, :, 2] == 0.0).all()

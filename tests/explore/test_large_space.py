@@ -19,7 +19,7 @@ from atoll.explore.proof.trial import Rule
 from atoll.explore.run import prepare_search, run_search
 from atoll.hardware import product
 from atoll.hardware.product import ProductSpace
-from atoll.hardware.space import Space, allowed_options
+from atoll.hardware.space import DesignSpace, allowed_options
 from atoll.hardware.spacefile import read_space
 from atoll.questions import SearchQuestion
 from atoll.stopping import Stop
@@ -132,7 +132,7 @@ def test_designs_by_their_place_are_those_of_the_built_space(tmp_path: Path) -> 
     file.write_text(SPACE)
     described = read_space(file)
     assert isinstance(described, ProductSpace)
-    built: Space = described.build()
+    built: DesignSpace = described.build()
     parts = [described.designs(part) for part in np.array_split(np.arange(len(described)), 7)]
     for name in ("tensor_cores", "vector_width", "glb_bytes", "area_mm2"):
         joined = np.concatenate([getattr(part, name) for part, _ in parts])

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from atoll.explore.pricing.bound_kernels import layout_bounds
 from atoll.explore.pricing.layouts import undominated
-from atoll.placement.chain import Floors
+from atoll.placement.chain import StepFloors
 
 SECONDS = st.floats(0.0, 1.0)
 
@@ -36,7 +36,7 @@ class Rows:
         same = np.ones(len(rows))
         stages, copies = (np.full(len(rows), n) for n in (self.stages, 1))
         parts = self.loads[rows], self.passes * same, self.transfer_s[rows], self.fixed_s[rows]
-        paths = [0.0 * same] * (len(Floors._fields) - 6)
+        paths = [0.0 * same] * (len(StepFloors._fields) - 6)
         both_s = np.array([first_s, block_s])
         # Forward and backward, and behind them data and weight gradients.
         shares = np.array([(0.4, 0.6), (0.3, 0.3)])
@@ -44,7 +44,7 @@ class Rows:
         layout_bounds(
             0, 1, pass_s, np.zeros(1, np.int64), np.array([0, 4]), np.array([2]),
             np.array([1, blocks, 0, 0]), np.arange(4) == 1, np.array([0, len(rows)]),
-            Floors(stages, copies, *parts, *paths), best,
+            StepFloors(stages, copies, *parts, *paths), best,
         )  # fmt: skip
         return float(best[0])
 

@@ -17,7 +17,7 @@ from atoll.explore.pricing.layouts import PowerLimit
 from atoll.explore.proof import reserve
 from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.proof.objective import Objective
-from atoll.fabric.topology import topology_of
+from atoll.fabric.topology import parse_topology
 from atoll.hardware import product as products
 from atoll.hardware.accelerator import MIB, GlbBandwidth, Hbm
 from atoll.hardware.catalog import load_network
@@ -25,7 +25,7 @@ from atoll.hardware.physical.constants import PUBLISHED
 from atoll.hardware.physical.memories import HBM
 from atoll.hardware.physical.price import USUAL_PRICES, ownership_usd, with_links
 from atoll.hardware.silicon.physical import LINKED, physical_memories
-from atoll.hardware.space import Axes, Limits, Space, build_space
+from atoll.hardware.space import DesignAxes, DesignLimits, DesignSpace, build_space
 from atoll.hardware.spacefile import load_space, read_space
 from atoll.profiles import DEFAULT
 
@@ -66,7 +66,7 @@ def test_the_best_of_all_is_the_best_of_each_alone(
 ) -> None:
     found = search(tmp_path, **asked)
     alone = {}
-    for link_Bps, topology in product(LINKS, map(topology_of, TOPOLOGIES)):
+    for link_Bps, topology in product(LINKS, map(parse_topology, TOPOLOGIES)):
         name = topology.named(link_Bps)
         try:
             alone[name] = search(tmp_path, network=name, **asked)
@@ -87,14 +87,14 @@ def test_the_best_of_all_is_the_best_of_each_alone(
     assert boxed.certificate.proven and boxed.score == pytest.approx(found.score, rel=2e-3)
 
 
-def space_of(link_Bps: float, max_area_mm2: float) -> Space:
-    axes = Axes.with_defaults(
+def space_of(link_Bps: float, max_area_mm2: float) -> DesignSpace:
+    axes = DesignAxes.with_defaults(
         LINKED, process_nm=(7,), link_Bps=(link_Bps,), tensor_cores=(1, 4), vector_cores=(1, 4),
         width=(8, 32), depth=(16,), glb_bytes=(1 * MIB, 8 * MIB), vector_width=(64,),
         clock_Hz=(1e9,),
     )  # fmt: skip
     memory = (Hbm(1 << 34, 200e9),)
-    limits = Limits(max_area_mm2=max_area_mm2)
+    limits = DesignLimits(max_area_mm2=max_area_mm2)
     return build_space("tiny", axes, memory, GlbBandwidth(per_mib_Bpc=128.0), limits)
 
 
@@ -103,7 +103,7 @@ def test_everything_tried_on_every_network_is_no_better() -> None:
     variants = tiny_variants(DEFAULT, 4, layers=2, sequence=256)
     free, budget_mm2, least_s, searches = tiny_setting(DEFAULT, 4), 160.0, {}, []
     for link_Bps, name in product((1e9, 40e9, 400e9), ("switch-2", "fat-tree")):
-        topology = topology_of(name)
+        topology = parse_topology(name)
         known = load_network("dgx-a100")
         setting = replace(free, network=topology.network(link_Bps, known).cut(4))
         space = space_of(link_Bps, budget_mm2)
@@ -156,7 +156,7 @@ def test_networks_of_links() -> None:
     assert same.levels[1:] == known.levels[1:]
     torus, tpu = load_network("torus@270 GB/s"), load_network("tpu-v4")
     assert torus.levels == (replace(tpu.levels[0], name="torus"), *tpu.levels[1:])
-    small, large = topology_of("switch-8"), topology_of("fat-tree")
+    small, large = parse_topology("switch-8"), parse_topology("fat-tree")
     assert (small.layers(1024), large.layers(64), large.layers(65), large.layers(2049)) == (
         1, 1, 2, 3,
     )  # fmt: skip
@@ -170,7 +170,7 @@ def test_networks_of_links() -> None:
     few, many = (with_links(USUAL_PRICES, small, 50e9, devices) for devices in (8, 16))
     assert few.network_usd < many.network_usd and few.network_W == pytest.approx(7.5)
     assert many.network_W == pytest.approx(7.5 + USUAL_PRICES.network_W)
-    ring = with_links(USUAL_PRICES, topology_of("torus"), 50e9, 64)
+    ring = with_links(USUAL_PRICES, parse_topology("torus"), 50e9, 64)
     assert 0 < ring.network_W < few.network_W  # a torus has no switches
     saved = float(ownership_usd(500.0, 300.0, few) - ownership_usd(500.0, 300.0, ring))
     energy = (few.network_W - ring.network_W) / 1000 * 8766 * 5 * 1.2 * 0.08

@@ -15,13 +15,13 @@ import atoll
 from atoll.cost.chips import chips_of_accelerator
 from atoll.errors import AtollError
 from atoll.explore.pricing.bound_kernels import floors_s
-from atoll.explore.pricing.evaluate import Priced
-from atoll.explore.pricing.layouts import Setting
+from atoll.explore.pricing.evaluate import PricedChips
+from atoll.explore.pricing.layouts import SearchSetting
 from atoll.explore.pricing.planned import prices as planned
 from atoll.explore.pricing.planned.prices import PlannedLayouts
 from atoll.explore.pricing.workloads import Spreads, make_variants, make_workload
 from atoll.hardware.catalog import load_accelerator, load_network
-from atoll.placement.chain import Division, PlacementProblem, Times
+from atoll.placement.chain import Division, PlacementProblem, VariantTimes
 from atoll.placement.replay import replay_placement
 from atoll.profiles import DEFAULT
 from atoll.schedule.chip import EFFORT
@@ -44,13 +44,13 @@ class Node:
 
     others: PlannedLayouts
     problem: PlacementProblem
-    times: Times
+    times: VariantTimes
 
 
 def node(
     model: str, recompute: str = "none", hsdp: tuple[int, ...] = (), **spread: tuple[int, ...]
 ) -> Node:
-    setting = Setting(
+    setting = SearchSetting(
         load_network(NETWORK), DEFAULT, load_states("mixed"), DEVICES, recompute, ZERO_STAGES,
         ORDERS, hsdp,
     )  # fmt: skip
@@ -58,16 +58,18 @@ def node(
         [make_workload(model, BATCH, SEQUENCE)], [1], [2], DEVICES, recompute, DEFAULT,
         spreads=Spreads(apart=True, **spread),
     )  # fmt: skip
-    priced = Priced.of(chips_of_accelerator(load_accelerator(CHIP), DEFAULT), variants, setting)
+    priced = PricedChips.of(
+        chips_of_accelerator(load_accelerator(CHIP), DEFAULT), variants, setting
+    )
     variant = variants.variants[0]
     pairs = priced.schedules(0, variant, EFFORT, 1e-3)
     pass_s = np.array([[one.makespan_s, two.makespan_s] for one, two in pairs])
     problem = priced.placement_problem(0, variant, 1e15)
-    assert isinstance(problem.others, PlannedLayouts)
-    return Node(problem.others, problem, priced.times(0, variant, pass_s))
+    assert isinstance(problem.planned, PlannedLayouts)
+    return Node(problem.planned, problem, priced.times(0, variant, pass_s))
 
 
-def steps(one: Node, times: Times, memory_bytes: float = 1e15) -> np.ndarray:
+def steps(one: Node, times: VariantTimes, memory_bytes: float = 1e15) -> np.ndarray:
     """Seconds of every layout with the best recomputation of its stages that fits."""
     problem = replace(one.problem, memory_bytes=memory_bytes)
     tables = one.others.timed(problem, times, one.others.chosen(times))

@@ -14,8 +14,8 @@ from tiny import random_space, tiny_setting, tiny_variants
 from atoll.cost.chips import chips_of_space
 from atoll.errors import InfeasibleError
 from atoll.explore.pricing.energy import operator_repeats
-from atoll.explore.pricing.evaluate import Priced
-from atoll.explore.pricing.layouts import PowerLimit, Setting
+from atoll.explore.pricing.evaluate import PricedChips
+from atoll.explore.pricing.layouts import PowerLimit, SearchSetting
 from atoll.explore.pricing.limit import resting_W, step_floors_s
 from atoll.explore.pricing.workloads import Variant, Variants
 from atoll.explore.proof import reserve
@@ -23,9 +23,9 @@ from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.objective import Objective
 from atoll.hardware import product
-from atoll.hardware.energy import core_buffer_bytes_per_mac, energy_of
+from atoll.hardware.energy import core_buffer_bytes_per_mac, template_energy
 from atoll.hardware.silicon.systolic import TEMPLATES
-from atoll.hardware.space import Limits, Space, allowed_options
+from atoll.hardware.space import DesignLimits, DesignSpace, allowed_options
 from atoll.placement.chain import make_chain
 from atoll.profiles import DEFAULT
 from oracles.division import step_time_of
@@ -33,10 +33,10 @@ from oracles.division import step_time_of
 BATCH, TOLERANCE = 16, 1e-3
 
 
-def joules_of(priced: Priced, chip: int, operator: int) -> float:
+def joules_of(priced: PricedChips, chip: int, operator: int) -> float:
     """One operator's energy, event by event."""
     chips, costs, work = priced.chips, priced.costs, priced.work
-    each, voltage = energy_of(chips.template), chips.template.voltage
+    each, voltage = template_energy(chips.template), chips.template.voltage
     square = 1.0 if voltage is None else float(voltage(chips.clock_Hz[chip])) ** 2
     configs = chips.tensor_configs
     first, widest = (
@@ -55,7 +55,7 @@ def joules_of(priced: Priced, chip: int, operator: int) -> float:
 
 
 def limited_times(
-    free: Priced, chip: int, number: int, variant: Variant, limit: PowerLimit
+    free: PricedChips, chip: int, number: int, variant: Variant, limit: PowerLimit
 ) -> tuple[np.ndarray, np.ndarray]:
     """Layers and the block's operators, each no shorter than its energy over what is left."""
     most_W = min(limit.W, limit.W_per_mm2 * float(free.chips.area_mm2[chip]))
@@ -78,12 +78,12 @@ def limited_times(
 
 
 def exhaustive_step_s(
-    space: Space, variants: Variants, setting: Setting, limit: PowerLimit
+    space: DesignSpace, variants: Variants, setting: SearchSetting, limit: PowerLimit
 ) -> tuple[float, np.ndarray]:
     """Every chip, memory, variant, division and data degree: the least step of all, and of each
     chip and variant."""
     chips = chips_of_space(space, setting.profile, True)
-    free = Priced.of(chips, variants, setting)
+    free = PricedChips.of(chips, variants, setting)
     least = np.full((len(chips), len(variants.variants)), np.inf)
     for chip in range(len(chips)):
         for number, variant in enumerate(variants.variants):
@@ -93,9 +93,9 @@ def exhaustive_step_s(
             chain = make_chain(variant.facts, layer_s, each_s)
             systems = [system for _, system in free.placement_problem(chip, variant).systems]
             layers = len(variant.facts.kind)
-            for stages in range(1, min(layers, setting.devices // variant.tensor) + 1):
+            for stages in range(1, min(layers, setting.devices // variant.tp) + 1):
                 for cuts in combinations(range(1, layers), stages - 1):
-                    most = min(setting.devices // (stages * variant.tensor), variant.microbatches)
+                    most = min(setting.devices // (stages * variant.tp), variant.microbatches)
                     steps = [
                         step_time_of(chain, system, (0, *cuts), data)
                         for data in range(1, most + 1)
@@ -130,7 +130,7 @@ def test_the_best_under_a_limit_is_the_best_of_everything_tried(
     assert outcome.score <= BATCH / truth_s * (1 + 1e-9), "a step above the limit"
     unlimited = exact_search(Search(space, variants, free, Objective.single(BATCH), TOLERANCE))
     assert unlimited.score > outcome.score * 1.01  # the limit is felt
-    work, repeats = Priced.of(chips, variants, setting).work, operator_repeats(variants)
+    work, repeats = PricedChips.of(chips, variants, setting).work, operator_repeats(variants)
     floors_s = step_floors_s(chips, variants, setting, work, repeats)
     assert (floors_s <= every_s * (1 + 1e-9)).all() and (floors_s > 0).all()
 
@@ -181,7 +181,7 @@ def test_the_best_that_can_be_cooled_is_the_best_of_those_that_keep_to_it() -> N
     dense = space.peak_power_with(hbm) / space.area_with(hbm)
     limit = float(np.median(dense))
     scores = every.evaluate_all(np.arange(len(space)))[np.argsort(every.frontier.chips.design)]
-    kept = allowed_options(space, Limits(max_W_per_mm2=limit))[:, 0]
+    kept = allowed_options(space, DesignLimits(max_W_per_mm2=limit))[:, 0]
     assert kept.tolist() == (dense <= limit).tolist() and 0 < kept.sum() < len(space)
     outcome = exact_search(Search(space.subset(kept), variants, setting, objective, TOLERANCE))
     assert outcome.score == pytest.approx(scores[dense <= limit].max(), rel=2 * TOLERANCE)

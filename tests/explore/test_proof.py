@@ -16,15 +16,15 @@ from tiny import DrawnJob, drawn_job, random_space, tiny_setting, tiny_variants
 
 from atoll.cost.chips import chips_of_space
 from atoll.explore.pricing import bounds
-from atoll.explore.pricing.evaluate import Priced
-from atoll.explore.pricing.layouts import Setting
+from atoll.explore.pricing.evaluate import PricedChips
+from atoll.explore.pricing.layouts import SearchSetting
 from atoll.explore.pricing.workloads import Variants
 from atoll.explore.proof.branch_and_bound import Search, SearchOutcome
 from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.objective import Objective
 from atoll.explore.proof.order import ROUNDING
 from atoll.hardware.silicon.systolic import TEMPLATES
-from atoll.hardware.space import Space
+from atoll.hardware.space import DesignSpace
 from atoll.hardware.template.stalls import STALLS, Stalls
 from atoll.placement.chain import make_chain
 from atoll.profile import Profile
@@ -37,10 +37,10 @@ DRAWN = range(20)
 FEW_AND_MORE = [*DRAWN[:8], *(pytest.param(seed, marks=pytest.mark.slow) for seed in DRAWN[8:])]
 
 
-def exhaustive_step_s(space: Space, variants: Variants, setting: Setting) -> float:
+def exhaustive_step_s(space: DesignSpace, variants: Variants, setting: SearchSetting) -> float:
     """Every chip, every variant, every division into stages, every data degree: the least step."""
     chips = chips_of_space(space, setting.profile)
-    priced = Priced.of(chips, variants, setting)
+    priced = PricedChips.of(chips, variants, setting)
     best = np.inf
     for chip in range(len(chips)):
         for number, variant in enumerate(variants.variants):
@@ -53,16 +53,16 @@ def exhaustive_step_s(space: Space, variants: Variants, setting: Setting) -> flo
             chain = make_chain(variant.facts, times, priced.operators_s(chip, variant))
             systems = [system for _, system in priced.placement_problem(chip, variant).systems]
             layers = len(variant.facts.kind)
-            for stages in range(1, min(layers, setting.devices // variant.tensor) + 1):
+            for stages in range(1, min(layers, setting.devices // variant.tp) + 1):
                 for cuts in combinations(range(1, layers), stages - 1):
-                    most = min(setting.devices // (stages * variant.tensor), variant.microbatches)
+                    most = min(setting.devices // (stages * variant.tp), variant.microbatches)
                     for data in range(1, most + 1):
                         for system in systems:
                             best = min(best, step_time_of(chain, system, (0, *cuts), data))
     return best
 
 
-def run(space: Space, variants: Variants, setting: Setting) -> SearchOutcome:
+def run(space: DesignSpace, variants: Variants, setting: SearchSetting) -> SearchOutcome:
     return exact_search(Search(space, variants, setting, Objective.single(BATCH), TOLERANCE))
 
 
@@ -70,13 +70,13 @@ def run(space: Space, variants: Variants, setting: Setting) -> SearchOutcome:
 class Tried:
     """A small search, and the best of all that it can find."""
 
-    space: Space
+    space: DesignSpace
     variants: Variants
-    setting: Setting
+    setting: SearchSetting
     truth: float
 
 
-def tried(space: Space, profile: Profile, devices: int, **model: int) -> Tried:
+def tried(space: DesignSpace, profile: Profile, devices: int, **model: int) -> Tried:
     variants = tiny_variants(profile, devices, **model)
     setting = tiny_setting(profile, devices)
     return Tried(space, variants, setting, BATCH / exhaustive_step_s(space, variants, setting))
@@ -115,7 +115,7 @@ def test_finds_the_optimum_where_memory_forces_stages_and_recomputation(memory_m
 def steps_s(job: DrawnJob) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Bound without a schedule, placed bound and step of every node: each (chips, variants)."""
     chips = chips_of_space(job.space, job.setting.profile)
-    priced = Priced.of(chips, job.variants, job.setting)
+    priced = PricedChips.of(chips, job.variants, job.setting)
     rates, memory_bytes = bounds.chip_rates(chips), float(chips.hbm_capacity_bytes.max())
     layouts, roofline = bounds.roofline_bounds(
         rates, memory_bytes, job.variants, job.setting, priced.work
@@ -126,7 +126,7 @@ def steps_s(job: DrawnJob) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     lower, upper = priced.schedule_bounds(node_chip, node_variant)
     floors = priced.floors(node_chip, node_variant)
     assert (floors <= lower * (1.0 + 1e-12)).all(), "a layer's floor is above its bound"
-    unmapped = Priced.of(chips, job.variants, job.setting, floors=True)
+    unmapped = PricedChips.of(chips, job.variants, job.setting, floors=True)
     assert (unmapped.floors(node_chip, node_variant) <= floors * (1.0 + 1e-12)).all()
     early = layouts.step_s(lower, node_variant).reshape(roofline.shape)
     placed = [np.full(roofline.shape, np.inf) for _ in range(2)]

@@ -31,7 +31,7 @@ from atoll.hardware.physical.draws import at_ends, drawn, triangular
 from atoll.hardware.physical.price import device_usd, ownership_usd
 from atoll.hardware.silicon.chip import accelerator_area_mm2, peak_power_W
 from atoll.hardware.silicon.physical import redrawn
-from atoll.hardware.space import Limits
+from atoll.hardware.space import DesignLimits
 from atoll.hardware.spacefile import load_space
 from atoll.questions import SearchQuestion
 
@@ -48,7 +48,7 @@ hbm:
   - {stacks: 2, capacity: 16 GiB, bandwidth: 410 GB/s, area: 15 mm2, power: 38 W}
 """
 JOB = {"model": "bert-large", "devices": 4, "batch": 32, "microbatch": [4], "tp": [1]}
-LIMITS = Limits(max_area_mm2=300.0, max_power_W=230.0)
+LIMITS = DesignLimits(max_area_mm2=300.0, max_power_W=230.0)
 KNOWN = {one.name: one for one in constants()}
 
 
@@ -150,17 +150,17 @@ def test_ends_of_a_range_say_which_constant_moves_the_best(folder: Path) -> None
     setting, variants = prepare_search(job)
     objective = make_objective(job, whole, setting, variants)
 
-    def shares(limits: Limits) -> dict[str, float]:
+    def shares(limits: DesignLimits) -> dict[str, float]:
         draws = Draws.of(whole, limits, 2, 0)
         search = Search(draws.space, variants, setting, objective, 1e-3)
         found = robustness(search, draws, 0)
         return {one.name: one.share for one in found.constants}
 
-    assert not any(shares(Limits(max_area_mm2=5000.0)).values())  # everything fits, always
-    by_area = shares(Limits(max_area_mm2=300.0))
+    assert not any(shares(DesignLimits(max_area_mm2=5000.0)).values())  # everything fits, always
+    by_area = shares(DesignLimits(max_area_mm2=300.0))
     assert sum(by_area.values()) == pytest.approx(1.0)
     assert by_area["mac_pJ"] == 0.0 and by_area["uncore_mm2"] > 0.2
-    assert shares(Limits(max_power_W=170.0))["mac_pJ"] > 0.2
+    assert shares(DesignLimits(max_power_W=170.0))["mac_pJ"] > 0.2
 
 
 def test_a_chip_that_is_too_hot_runs_slower_and_one_that_is_too_large_is_lost(

@@ -21,7 +21,7 @@ from atoll.hardware.accelerator import GIB, Hbm
 from atoll.hardware.physical.nodes import RETICLE_MM2
 from atoll.hardware.product import ProductSpace
 from atoll.hardware.silicon.chip import accelerator_area_mm2
-from atoll.hardware.space import Space, phaze_space
+from atoll.hardware.space import DesignSpace, phaze_space
 from atoll.questions import SearchQuestion
 from designs import position_of
 
@@ -60,7 +60,7 @@ def test_an_area_limit_holds_with_the_memorys_interfaces_on_the_die(stacks: Path
     for row in (*result.designs, *fronts, *result.to_dataframe().to_dict("records")):
         interfaces_mm2 = 15.0 * row["hbm_capacity_bytes"] / (16 * GIB)
         space, _ = open_space(SearchQuestion.of(space=str(stacks)))
-        assert isinstance(space, Space)
+        assert isinstance(space, DesignSpace)
         names = ("tensor_cores", "vector_cores", "width", "depth", "glb_bytes")
         cores = position_of(space, **{name: row[name] for name in names})
         assert row["area_mm2"] == pytest.approx(space.area_mm2[cores] + interfaces_mm2)
@@ -126,7 +126,7 @@ def test_a_space_outside_memory_has_the_same_limits_and_words(
     monkeypatch.setattr(product, "RESIDENT_POINTS", 0)
     for job, (whole, known) in zip(jobs, built, strict=True):
         space, scope = open_space(job)
-        assert isinstance(space, ProductSpace) and isinstance(whole, Space)
+        assert isinstance(space, ProductSpace) and isinstance(whole, DesignSpace)
         designs, _ = space.designs(np.arange(len(space)))
         assert len(designs) == len(whole)
         assert np.array_equal(designs.hbm_allowed, whole.hbm_allowed)

@@ -19,7 +19,7 @@ from atoll.explore.pricing.energy import (
     operator_repeats,
     variant_traffic,
 )
-from atoll.explore.pricing.evaluate import Priced
+from atoll.explore.pricing.evaluate import PricedChips
 from atoll.explore.run import run_search
 from atoll.hardware.accelerator import Accelerator
 from atoll.hardware.catalog import load_accelerator
@@ -47,7 +47,7 @@ def busy_second(chip: Accelerator) -> VariantWork:
 def test_a_second_with_every_unit_busy_takes_the_peak_power(shape: tuple[int, int]) -> None:
     chip = replace(load_accelerator("phaze-tpuv4"), width=shape[0], depth=shape[1])
     variant = tiny_variants(DEFAULT, 1, batch=1).variants[0]
-    assert (variant.tensor, variant.microbatches) == (1, 1)
+    assert (variant.tp, variant.microbatches) == (1, 1)
     step = energy_of_work(
         busy_second(chip),
         variant,
@@ -103,7 +103,7 @@ def test_a_larger_step_weighs_more() -> None:
 
 def test_collectives_read_and_write_hbm_and_pass_the_buffer_by() -> None:
     variants, setting = tiny_variants(DEFAULT, 8), tiny_setting(DEFAULT, 8)
-    priced = Priced.of(chips_of_space(random_space(0, 3), DEFAULT), variants, setting)
+    priced = PricedChips.of(chips_of_space(random_space(0, 3), DEFAULT), variants, setting)
     hbm, glb = variant_traffic(priced, operator_repeats(variants))
     for v, variant in enumerate(variants.variants):
         collectives = sum(
@@ -112,7 +112,7 @@ def test_collectives_read_and_write_hbm_and_pass_the_buffer_by() -> None:
             for op in (*layer.forward, *layer.backward)
             if op.collective is not None
         )
-        assert (collectives > 0) == (variant.tensor > 1)
+        assert (collectives > 0) == (variant.tp > 1)
         # Beside products, what passes HBM and not the buffer is what collectives move.
         products = priced.work.macs > 0.0
         costs = priced.costs

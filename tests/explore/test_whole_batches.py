@@ -13,12 +13,12 @@ from tiny import NETWORK, random_space, tiny_config, tiny_setting
 from atoll.cost.chips import chips_of_space
 from atoll.errors import AtollError
 from atoll.explore.pricing.bounds import chip_rates, roofline_bounds
-from atoll.explore.pricing.evaluate import Priced
-from atoll.explore.pricing.layouts import Setting, list_layouts
+from atoll.explore.pricing.evaluate import PricedChips
+from atoll.explore.pricing.layouts import SearchSetting, list_layouts
 from atoll.explore.pricing.work import operator_work
 from atoll.explore.pricing.workloads import Variants, Workload, make_variants
 from atoll.explore.run import run_search
-from atoll.fabric.network import Level, Network
+from atoll.fabric.network import FabricLevel, Network
 from atoll.profile import Profile
 from atoll.profiles import DEFAULT, PHAZE
 from atoll.questions import SearchQuestion
@@ -94,7 +94,7 @@ def test_bounds_of_batches_with_odd_divisors_stay_below_every_placement(
     work = operator_work(variants.passes.keys, setting.network, DEFAULT.name)
     memory_bytes = float(chips.hbm_capacity_bytes.max())
     _, bounds_s = roofline_bounds(chip_rates(chips), memory_bytes, variants, setting, work)
-    priced = Priced.of(chips, variants, setting)
+    priced = PricedChips.of(chips, variants, setting)
     for chip in range(len(chips)):
         for number, variant in enumerate(variants.variants):
             _, upper = priced.schedule_bounds(np.array([chip]), np.array([number]))
@@ -105,10 +105,10 @@ def test_bounds_of_batches_with_odd_divisors_stay_below_every_placement(
 
 def test_phaze_keeps_replicas_that_run_a_microbatch_less() -> None:
     """As published: ceil(microbatches / replicas) rounds, for any number of replicas."""
-    network = Network("flat", (Level("all", 1 << 20, 4e9, 0.0),))
+    network = Network("flat", (FabricLevel("all", 1 << 20, 4e9, 0.0),))
     layouts = {}
     for profile, where in ((DEFAULT, NETWORK), (PHAZE, network)):
-        setting = Setting(where, profile, load_states(profile.optimizer), 4, "optimal")
+        setting = SearchSetting(where, profile, load_states(profile.optimizer), 4, "optimal")
         variant = variants_of(10, (1,), 4, profile).variants[0]
         slow = [np.ones(variant.layers)]
         layouts[profile.name] = list_layouts([variant], setting, 80e9, 1e12, slow).floors

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from atoll.explore.pricing.layouts import Setting
+from atoll.explore.pricing.layouts import SearchSetting
 from atoll.explore.pricing.workloads import Spreads, Variants, Workload, make_variants
-from atoll.fabric.network import Level, Network
+from atoll.fabric.network import FabricLevel, Network
 from atoll.hardware.accelerator import GIB, MIB, GlbBandwidth, Hbm
 from atoll.hardware.silicon.systolic import SYSTOLIC
-from atoll.hardware.space import Axes, Limits, Space, build_space
+from atoll.hardware.space import DesignAxes, DesignLimits, DesignSpace, build_space
 from atoll.hardware.template.template import ChipTemplate
 from atoll.profile import Profile
 from atoll.profiles import PHAZE
@@ -21,7 +21,9 @@ from atoll.step.orders import ORDERS
 from atoll.step.states import load_states
 from atoll.workload import ModelConfig, config_from_hf
 
-NETWORK = Network("test", (Level("node", 4, 100e9, 2e-6), Level("cluster", 1 << 20, 10e9, 8e-6)))
+NETWORK = Network(
+    "test", (FabricLevel("node", 4, 100e9, 2e-6), FabricLevel("cluster", 1 << 20, 10e9, 8e-6))
+)
 
 
 def tiny_config(layers: int, hidden: int, heads: int, vocab: int = 512) -> ModelConfig:
@@ -53,11 +55,13 @@ def tiny_variants(
     return make_variants([workload], (1, 2, 4), (1, 2), devices, recompute, profile)
 
 
-def tiny_setting(profile: Profile, devices: int, recompute: str = "optimal") -> Setting:
+def tiny_setting(profile: Profile, devices: int, recompute: str = "optimal") -> SearchSetting:
     network = (
-        NETWORK if profile is not PHAZE else Network("flat", (Level("all", 1 << 20, 4e9, 0.0),))
+        NETWORK
+        if profile is not PHAZE
+        else Network("flat", (FabricLevel("all", 1 << 20, 4e9, 0.0),))
     )
-    return Setting(network, profile, load_states(profile.optimizer), devices, recompute)
+    return SearchSetting(network, profile, load_states(profile.optimizer), devices, recompute)
 
 
 def random_space(
@@ -66,9 +70,9 @@ def random_space(
     hbm_bytes: tuple[int, ...] = (16 * GIB,),
     hbm_Bps: tuple[float, ...] = (200e9,),
     template: ChipTemplate = SYSTOLIC,
-) -> Space:
+) -> DesignSpace:
     """A random part of a product space of some thousand chips."""
-    axes = Axes.with_defaults(
+    axes = DesignAxes.with_defaults(
         template,
         tensor_cores=(1, 2, 4, 8, 16),
         vector_cores=(1, 2, 8, 32),
@@ -78,7 +82,7 @@ def random_space(
         vector_width=(16, 64),
     )
     options = tuple(Hbm(size, speed) for size in hbm_bytes for speed in hbm_Bps)
-    whole = build_space("random", axes, options, GlbBandwidth(per_mib_Bpc=128.0), Limits())
+    whole = build_space("random", axes, options, GlbBandwidth(per_mib_Bpc=128.0), DesignLimits())
     chosen = np.random.default_rng(seed).choice(len(whole), size=chips, replace=False)
     return whole.subset(np.sort(chosen))
 
@@ -121,9 +125,9 @@ FAMILIES = ("llama", "mixtral", "bert", "vit", "t5")
 class DrawnJob:
     """A small search in which anything may bind: cores, buffer, HBM, links, memory, rounds."""
 
-    space: Space
+    space: DesignSpace
     variants: Variants
-    setting: Setting
+    setting: SearchSetting
     batch: int
 
 
@@ -159,11 +163,11 @@ def drawn_job(
     )  # fmt: skip
     inside, outside = 10 ** rng.uniform(10.0, 12.5), 10 ** rng.uniform(9.5, 11.0)
     levels = (
-        Level("node", 4, inside, 10 ** rng.uniform(-8.0, -5.5)),
-        Level("cluster", 1 << 20, outside, 10 ** rng.uniform(-6.0, -5.0)),
+        FabricLevel("node", 4, inside, 10 ** rng.uniform(-8.0, -5.5)),
+        FabricLevel("cluster", 1 << 20, outside, 10 ** rng.uniform(-6.0, -5.0)),
     )
     network = Network("drawn", levels)
-    setting = Setting(network, profile, load_states(profile.optimizer), devices, "optimal")
+    setting = SearchSetting(network, profile, load_states(profile.optimizer), devices, "optimal")
     if wide:
         setting = replace(setting, zero=ZERO_STAGES, orders=ORDERS, hsdp=())
     memory = (int(10 ** rng.uniform(6.5, 8.0)) if rng.random() < 0.4 else 16 * GIB,)

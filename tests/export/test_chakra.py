@@ -11,7 +11,7 @@ import pytest
 
 import atoll
 from atoll.errors import AtollError
-from atoll.export.messages import messages_of
+from atoll.export.messages import step_messages
 from atoll.training.estimate import Estimate
 
 pool = pytest.importorskip("google.protobuf.descriptor_pool")
@@ -96,7 +96,7 @@ def test_every_collective_of_the_step_is_a_node(layout: dict[str, Any], tmp_path
                 assert rank in ranks
                 got[KINDS[told["comm_type"]], len(ranks), told["comm_size"]] += 1
         wanted = Counter[tuple[str, int, int]]()
-        for one in messages_of(found):
+        for one in step_messages(found):
             if one.stage == stage and one.kind != "send":
                 wanted[one.kind, one.ranks, round(one.bytes)] += round(one.count)
         assert got == wanted

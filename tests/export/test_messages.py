@@ -10,7 +10,7 @@ import pytest
 
 import atoll
 from atoll.errors import AtollError
-from atoll.export.messages import StepMessage, messages_of
+from atoll.export.messages import StepMessage, step_messages
 from atoll.training.estimate import Estimate
 
 HIDDEN, LAYERS, FFN, VOCAB, KV, SEQUENCE = 4096, 32, 14336, 128256, 1024, 8192  # of llama3-8b
@@ -53,7 +53,7 @@ def total(messages: tuple[StepMessage, ...], **where: object) -> float:
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_bytes_follow_from_first_principles(name: str) -> None:
     found = priced(**LAYOUTS[name])
-    layout, messages = found.layout, messages_of(found)
+    layout, messages = found.layout, step_messages(found)
     m = layout.microbatches(BATCH)
     tokens = layout.microbatch * SEQUENCE // layout.cp
     activation = tokens * HIDDEN * HALF
@@ -109,7 +109,7 @@ def test_bytes_follow_from_first_principles(name: str) -> None:
 
 def test_tokens_go_to_their_experts_and_back() -> None:
     found = priced("mixtral-8x7b", ep=8, sequence=4096)
-    layout, messages = found.layout, messages_of(found)
+    layout, messages = found.layout, step_messages(found)
     sent = layout.microbatch * 4096 * 2 * 4096 * HALF  # two experts a token
     for phase in ("forward", "backward"):
         got = total(messages, group="expert", kind="all_to_all", phase=phase)
@@ -124,7 +124,7 @@ def test_a_ring_sends_all_but_its_own_share() -> None:
 
 
 def test_messages_are_written_as_json_and_csv(tmp_path: Path) -> None:
-    messages = messages_of(priced(tp=8))
+    messages = step_messages(priced(tp=8))
     for name in ("m.json", "m.csv"):
         priced(tp=8, messages=tmp_path / name)
     read = json.loads((tmp_path / "m.json").read_text())["messages"]
@@ -156,6 +156,6 @@ def test_inputs_of_narrow_products_are_gathered_as_they_were_cast(
     m, tokens = found.layout.microbatches(BATCH), found.layout.microbatch * SEQUENCE
     ends = {"forward": 1, "backward": 2}  # embedding and head, in 16 bits
     for phase, each in (("forward", forward), ("backward", backward)):
-        got = total(messages_of(found), group="tensor", kind="all_gather", phase=phase)
+        got = total(step_messages(found), group="tensor", kind="all_gather", phase=phase)
         wanted = m * tokens * HIDDEN * (LAYERS * each + ends[phase] * HALF)
         assert got == pytest.approx(wanted, rel=0.002)

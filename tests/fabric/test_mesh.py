@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.fabric.digits import digit_systems
-from atoll.fabric.events import Message, simulate
+from atoll.fabric.events import LinkMessage, simulate
 from atoll.fabric.mesh import Mesh, Rectangle, rectangle_ring
 from atoll.fabric.mesh_collectives import gather_s, simulate_exchange, simulate_pass, wires
-from atoll.fabric.mesh_kernels import exchange_one
+from atoll.fabric.mesh_kernels import exchange_flags
 from atoll.fabric.messages import MessageSchedule
 
 VOLUME = 3e6
@@ -22,13 +22,15 @@ def mesh_of(rows: int, columns: int, latency_s: float = 1e-8, link_Bps: float = 
 
 
 def test_one_message_over_two_hops_is_stored_and_forwarded():
-    message = Message((((0, 0), (1, 0)), ((1, 0), (2, 0))), 100.0)
+    message = LinkMessage((((0, 0), (1, 0)), ((1, 0), (2, 0))), 100.0)
     assert simulate([message], mesh_of(1, 3, 0.5, 50.0)).end_s == pytest.approx(2 * (2.0 + 0.5))
 
 
 def test_two_messages_share_a_link_one_after_the_other():
     link = (((0, 0), (1, 0)),)
-    result = simulate([Message(link, 100.0), Message(link, 100.0)], mesh_of(1, 2, 0.0, 50.0))
+    result = simulate(
+        [LinkMessage(link, 100.0), LinkMessage(link, 100.0)], mesh_of(1, 2, 0.0, 50.0)
+    )
     assert result.arrival_s == pytest.approx((2.0, 4.0))
     assert result.busy_s[link[0]] == pytest.approx(4.0)
 
@@ -116,7 +118,7 @@ def test_all_to_all_reaches_the_bisection_within_the_pipeline_depth(width, heigh
     bound = n * VOLUME / (4 * mesh.link_Bps * min(width, height))
     if min(width, height) == 1:
         bound = n * VOLUME / (4 * mesh.link_Bps)
-    fast = exchange_one(np.array(member), VOLUME, wires(digits, mesh))
+    fast = exchange_flags(np.array(member), VOLUME, wires(digits, mesh))
     assert fast == pytest.approx(bound)
     simulated = simulate_exchange(digits, member, VOLUME, mesh)
     message = VOLUME / n / mesh.link_Bps

@@ -15,12 +15,12 @@ from atoll.fabric.nested import (
     all_to_all_s,
     collective_s,
     collective_times_s,
-    level_of,
+    crossed_level,
     neighbours_s,
     send_s,
     terms,
 )
-from atoll.fabric.network import Level, Network, reached_share
+from atoll.fabric.network import FabricLevel, Network, reached_share
 from atoll.hardware.catalog import load_network, network_names
 
 GB = 1e9
@@ -32,7 +32,7 @@ def network(name: str = "dgx-h100") -> Network:
 
 def flat(bandwidth_Bps: float = 10 * GB, latency_s: float = 0.0, devices: int = 4096) -> Network:
     """One level for all, at its full bandwidth."""
-    return Network("flat", (Level("only", devices, bandwidth_Bps, latency_s),))
+    return Network("flat", (FabricLevel("only", devices, bandwidth_Bps, latency_s),))
 
 
 DGX = network()
@@ -91,7 +91,7 @@ def test_a_ring_goes_through_all_members_of_all_nodes(
     group: int, stride: int, inside: int, between: int
 ) -> None:
     """As NCCL's own model counts them (src/graph/tuning.cc): nodes - 1 steps over the network."""
-    net = Network("two", (Level("in", 8, 1e18, 1.0), Level("out", 4096, 1e18, 1000.0)))
+    net = Network("two", (FabricLevel("in", 8, 1e18, 1.0), FabricLevel("out", 4096, 1e18, 1000.0)))
     for kind in KINDS[1:]:
         fixed_s = terms(net, kind, group, stride).fixed_s
         assert fixed_s == pytest.approx(inside + 1000 * between)
@@ -169,7 +169,7 @@ def test_members_of_a_node_share_the_way_out() -> None:
     """Sixteen members on two nodes, eight rings through all of them: on each an eighth of the
     tensor leaves a node, less what ends there.
     """
-    net = Network("two", (Level("in", 8, 1e18, 0.0), Level("out", 64, 10 * GB, 0.0)))
+    net = Network("two", (FabricLevel("in", 8, 1e18, 0.0), FabricLevel("out", 64, 10 * GB, 0.0)))
     assert collective_s(net, "all_gather", 8 * GB, 16) == pytest.approx(15 / 16 * 1 / 10)
     assert collective_s(net, "all_gather", 8 * GB, 2, stride=8) == pytest.approx(0.5 * 8 / 10)
 
@@ -188,23 +188,23 @@ def test_a_ring_across_nodes_turns_at_the_pace_of_its_slowest_link() -> None:
 
 
 def test_switches_that_add_up_halve_an_all_reduce() -> None:
-    level = Level("sharp", 64, 10 * GB, 0.0, in_network=True)
+    level = FabricLevel("sharp", 64, 10 * GB, 0.0, in_network=True)
     plain = collective_s(Network("a", (replace(level, in_network=False),)), KINDS[0], GB, 8)
     assert collective_s(Network("a", (level,)), KINDS[0], GB, 8) == pytest.approx(plain / 2)
 
 
 def test_efficiency_between_measured_sizes_is_logarithmic() -> None:
-    level = Level("l", 8, 1.0, 0.0, ((1e6, 0.2), (1e8, 0.8)))
+    level = FabricLevel("l", 8, 1.0, 0.0, ((1e6, 0.2), (1e8, 0.8)))
     assert level.share(1e3) == 0.2
     assert level.share(1e6) == 0.2
     assert level.share(1e7) == pytest.approx(0.5)
     assert level.share(1e8) == pytest.approx(0.8)
     assert level.share(1e12) == 0.8
-    assert Level("l", 8, 1.0, 0.0).share(5.0) == 1.0
+    assert FabricLevel("l", 8, 1.0, 0.0).share(5.0) == 1.0
 
 
 def test_few_members_fill_less_of_the_links_and_every_collective_starts_once() -> None:
-    level = Level("l", 8, 10 * GB, 1e-6, start_s=5e-6, few=0.5)
+    level = FabricLevel("l", 8, 10 * GB, 1e-6, start_s=5e-6, few=0.5)
     two, eight = (collective_s(Network("a", (level,)), "all_gather", GB, n) for n in (2, 8))
     assert two == pytest.approx(5e-6 + 1e-6 + 0.5 / 10 / 0.75)
     assert eight == pytest.approx(5e-6 + 7e-6 + 0.875 / 10 / (1 - 0.5 / 8))
@@ -256,7 +256,7 @@ def test_the_message_of_a_step_decides_on_the_protocol(
 
 
 def test_steps_of_a_ring_reach_what_their_messages_do() -> None:
-    level = Level("l", 64, 10 * GB, 0.0, ring=((1e6, 0.5), (1e7, 1.0)), sums=1.25)
+    level = FabricLevel("l", 64, 10 * GB, 0.0, ring=((1e6, 0.5), (1e7, 1.0)), sums=1.25)
     network = Network("a", (level,))
     assert collective_s(network, "all_gather", 4e6, 4) == pytest.approx(3e6 / 10e9 / 0.5)
     assert collective_s(network, "all_gather", 4e7, 4) == pytest.approx(3e7 / 10e9)
@@ -281,7 +281,7 @@ def test_a_group_larger_than_the_network_is_refused() -> None:
     with pytest.raises(AtollError, match="choose fewer devices or a larger network"):
         all_to_all_s(flat(), GB, 4096, stride=2)
     with pytest.raises(AtollError, match="4096 devices do not fit"):
-        level_of(flat(), 4096)
+        crossed_level(flat(), 4096)
 
 
 @st.composite
@@ -291,7 +291,7 @@ def nested(draw: st.DrawFn) -> tuple[Network, int, int]:
     for name in ("node", "rack", "cluster")[: draw(st.integers(1, 3))]:
         devices *= draw(st.sampled_from([2, 4, 8, 16]))
         bandwidth_Bps, latency_s = draw(st.floats(1e9, 1e12)), draw(st.floats(0.0, 1e-5))
-        levels.append(Level(name, devices, bandwidth_Bps, latency_s))
+        levels.append(FabricLevel(name, devices, bandwidth_Bps, latency_s))
     stride = draw(st.integers(1, devices))
     return Network("random", tuple(levels)), draw(st.integers(1, devices // stride)), stride
 
@@ -325,5 +325,5 @@ def test_a_faster_level_never_hurts(
 
 def test_a_group_fits_if_its_last_member_does() -> None:
     """Members 0, 3 and 6 of a node of eight."""
-    node = Network("node", (Level("node", 8, 300e9, 0.0),))
+    node = Network("node", (FabricLevel("node", 8, 300e9, 0.0),))
     assert collective_s(node, "all_gather", 3e9, 3, stride=3) == pytest.approx(2e9 / 300e9)

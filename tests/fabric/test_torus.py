@@ -6,7 +6,7 @@ import pytest
 
 from atoll.errors import AtollError
 from atoll.fabric.nested import all_to_all_s, collective_s, send_s, torus_spans
-from atoll.fabric.network import Level, Network
+from atoll.fabric.network import FabricLevel, Network
 from atoll.hardware.catalog import load_network, network_names
 
 AXIS_Bps = 100e9
@@ -17,8 +17,8 @@ def torus(*shape: int, wraps: int = 4, latency_s: float = 0.0) -> Network:
     devices = 1
     for length in shape:
         devices *= length
-    level = Level("slice", devices, AXIS_Bps, latency_s, shapes=(shape,), wraps=wraps)
-    outer = Level("between", 64 * devices, 1e9, latency_s)
+    level = FabricLevel("slice", devices, AXIS_Bps, latency_s, shapes=(shape,), wraps=wraps)
+    outer = FabricLevel("between", 64 * devices, 1e9, latency_s)
     return Network("torus", (level, outer))
 
 

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.hardware.physical.area import PARTS, area_mm2, area_parts_mm2
-from atoll.hardware.physical.chips import Chip, columns
+from atoll.hardware.physical.chips import PhysicalChip, columns
 from atoll.hardware.physical.constants import FITTED_AREA, FITTED_POWER, constants
 from atoll.hardware.physical.die import die_usd, die_yield, dies_per_wafer
-from atoll.hardware.physical.memories import HBM, dram_of
+from atoll.hardware.physical.memories import HBM, parse_dram
 from atoll.hardware.physical.nodes import LARGEST_NM, SMALLEST_NM, nodes
 from atoll.hardware.physical.power import (
     clock_share,
@@ -25,7 +25,7 @@ from atoll.hardware.physical.power import (
 MIB = 2**20
 counts = st.floats(0, 1e6)
 chips = st.builds(
-    Chip,
+    PhysicalChip,
     process_nm=st.floats(SMALLEST_NM, LARGEST_NM),
     clock_Hz=st.floats(5e8, 3e9),
     bf16_cells=counts,
@@ -63,7 +63,7 @@ def test_every_constant_lies_in_its_range_and_has_a_source() -> None:
 
 
 @given(chips)
-def test_parts_add_up_and_none_is_negative(chip: Chip) -> None:
+def test_parts_add_up_and_none_is_negative(chip: PhysicalChip) -> None:
     column = columns([chip])
     area, power = area_parts_mm2(column), power_parts_W(column)
     assert tuple(area) == PARTS
@@ -75,7 +75,7 @@ def test_parts_add_up_and_none_is_negative(chip: Chip) -> None:
 
 @given(chips, st.sampled_from(GROWING), st.floats(1, 3))
 def test_more_of_anything_never_takes_less_area_or_power(
-    chip: Chip, name: str, factor: float
+    chip: PhysicalChip, name: str, factor: float
 ) -> None:
     value = getattr(chip, name)
     more = replace(chip, **{name: value + 1 if name in ("stacks", "channels") else value * factor})
@@ -85,7 +85,7 @@ def test_more_of_anything_never_takes_less_area_or_power(
 
 
 @given(chips, st.floats(SMALLEST_NM, LARGEST_NM))
-def test_a_smaller_node_never_takes_more_logic_or_energy(chip: Chip, node: float) -> None:
+def test_a_smaller_node_never_takes_more_logic_or_energy(chip: PhysicalChip, node: float) -> None:
     small, large = sorted((chip.process_nm, node))
     column = columns([replace(chip, process_nm=small), replace(chip, process_nm=large)])
     area, power = area_parts_mm2(column), power_parts_W(column)
@@ -94,7 +94,7 @@ def test_a_smaller_node_never_takes_more_logic_or_energy(chip: Chip, node: float
 
 
 @given(st.lists(chips, min_size=2, max_size=5))
-def test_columns_are_the_chips_one_by_one(many: list[Chip]) -> None:
+def test_columns_are_the_chips_one_by_one(many: list[PhysicalChip]) -> None:
     together = area_mm2(columns(many))
     alone = [area_mm2(columns([chip]))[0] for chip in many]
     np.testing.assert_allclose(together, alone, rtol=1e-12)
@@ -110,11 +110,11 @@ def test_nodes_have_their_own_values_and_lie_between_elsewhere() -> None:
 
 
 def test_memories_are_known_by_the_words_of_data_sheets() -> None:
-    assert dram_of("HBM2e") is HBM["hbm2e"]
-    ddr, lpddr = dram_of("DDR4 x6 ch"), dram_of("LPDDR5X")
+    assert parse_dram("HBM2e") is HBM["hbm2e"]
+    ddr, lpddr = parse_dram("DDR4 x6 ch"), parse_dram("LPDDR5X")
     assert ddr is not None and lpddr is not None and not ddr.stacked
     assert ddr.bandwidth_Bps < lpddr.bandwidth_Bps
-    assert dram_of("") is None
+    assert parse_dram("") is None
 
 
 @given(st.floats(0, 300), st.floats(1, 1500), st.floats(310, 1000))

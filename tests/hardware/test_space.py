@@ -9,13 +9,13 @@ from atoll.errors import AtollError, InfeasibleError
 from atoll.hardware.accelerator import GIB, MIB, GlbBandwidth, Hbm
 from atoll.hardware.catalog import load_accelerator
 from atoll.hardware.silicon.chip import accelerator_area_mm2, peak_power_W
-from atoll.hardware.space import Axes, Limits, Space, build_space, phaze_space
+from atoll.hardware.space import DesignAxes, DesignLimits, DesignSpace, build_space, phaze_space
 from designs import position_of
 
 PHAZE = phaze_space()
 
 
-def distinct(space: Space, *names: str) -> int:
+def distinct(space: DesignSpace, *names: str) -> int:
     return len(np.unique(np.stack([getattr(space, name) for name in names]), axis=1).T)
 
 
@@ -64,7 +64,7 @@ def test_a_subset_keeps_order_and_cannot_be_written() -> None:
         part.area_mm2[0] = 0
 
 
-AXES = Axes.with_defaults(
+AXES = DesignAxes.with_defaults(
     tensor_cores=(1, 4),
     vector_cores=(2,),
     width=(64, 128),
@@ -88,14 +88,14 @@ def test_without_limits_a_space_is_the_product_of_its_lists() -> None:
 def test_a_chip_may_fit_with_one_hbm_and_not_with_another() -> None:
     everything = build_space("all", AXES, (SMALL, LARGE), RULE)
     limit = float(np.median(everything.area_mm2)) + LARGE.area_mm2
-    space = build_space("cut", AXES, (SMALL, LARGE), RULE, Limits(max_area_mm2=limit))
+    space = build_space("cut", AXES, (SMALL, LARGE), RULE, DesignLimits(max_area_mm2=limit))
     assert np.array_equal(space.hbm_allowed[:, 0], space.area_mm2 + 10 <= limit)
     assert np.array_equal(space.hbm_allowed[:, 1], space.area_mm2 + 40 <= limit)
     assert 0 < space.hbm_allowed[:, 1].sum() < len(space)
 
 
 def test_limits_are_those_of_the_single_chip() -> None:
-    limits = Limits(max_power_W=60, min_peak_flops=1e13)
+    limits = DesignLimits(max_power_W=60, min_peak_flops=1e13)
     kept = build_space("cut", AXES, (SMALL, LARGE), RULE, limits)
     everything = build_space("all", AXES, (SMALL, LARGE), RULE)
     good = [
@@ -111,7 +111,7 @@ def test_limits_are_those_of_the_single_chip() -> None:
 
 
 def test_hbm_options_that_no_chip_may_take_are_dropped() -> None:
-    limits = Limits(min_hbm_capacity_bytes=32 * GIB)
+    limits = DesignLimits(min_hbm_capacity_bytes=32 * GIB)
     space = build_space("big memory", AXES, (SMALL, LARGE), RULE, limits)
     assert space.hbm_options == (LARGE,)
     assert space.accelerator(0).hbm == LARGE
@@ -119,7 +119,9 @@ def test_hbm_options_that_no_chip_may_take_are_dropped() -> None:
 
 def test_an_empty_space_says_what_emptied_it_and_what_there_is() -> None:
     with pytest.raises(InfeasibleError) as error:
-        build_space("dust", AXES, (SMALL, LARGE), RULE, Limits(max_area_mm2=5, min_area_mm2=1))
+        build_space(
+            "dust", AXES, (SMALL, LARGE), RULE, DesignLimits(max_area_mm2=5, min_area_mm2=1)
+        )
     assert str(error.value).startswith("space dust is empty: max_area 5 mm2 alone removes 64 of")
     smallest = build_space("all", AXES, (SMALL, LARGE), RULE).area_with(SMALL).min()
     assert f"the smallest chip in it has {smallest:.2f} mm2" in str(error.value)
@@ -127,7 +129,7 @@ def test_an_empty_space_says_what_emptied_it_and_what_there_is() -> None:
 
 def test_a_space_too_large_to_enumerate_is_refused_at_once() -> None:
     many = tuple(range(1, 4001))
-    axes = Axes.with_defaults(
+    axes = DesignAxes.with_defaults(
         tensor_cores=many, vector_cores=many, width=(8, 16), depth=(8,), glb_bytes=(MIB,)
     )
     with pytest.raises(AtollError, match=r"32,000,000 points .* at most 20,000,000"):
@@ -135,8 +137,8 @@ def test_a_space_too_large_to_enumerate_is_refused_at_once() -> None:
 
 
 def test_chunks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = build_space("s", AXES, (SMALL, LARGE), RULE, Limits(max_area_mm2=60))
+    whole = build_space("s", AXES, (SMALL, LARGE), RULE, DesignLimits(max_area_mm2=60))
     monkeypatch.setattr("atoll.hardware.space._CHUNK_POINTS", 7)
-    pieces = build_space("s", AXES, (SMALL, LARGE), RULE, Limits(max_area_mm2=60))
+    pieces = build_space("s", AXES, (SMALL, LARGE), RULE, DesignLimits(max_area_mm2=60))
     assert np.array_equal(whole.area_mm2, pieces.area_mm2)
     assert np.array_equal(whole.hbm_allowed, pieces.hbm_allowed)

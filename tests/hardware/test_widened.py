@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from atoll.hardware.space import Space, phaze_space
+from atoll.hardware.space import DesignSpace, phaze_space
 from atoll.hardware.widened import RETICLE_MM2, round_numbers, widened_space
 
 LARGEST_MM2 = float(phaze_space().area_mm2.max())
 
 
-def rows(space: Space) -> set[tuple[float, ...]]:
+def rows(space: DesignSpace) -> set[tuple[float, ...]]:
     return set(
         zip(*(getattr(space, name).tolist() for name in (*space.columns, "area_mm2")), strict=True)
     )

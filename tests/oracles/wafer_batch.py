@@ -16,9 +16,9 @@ from atoll.arrays import FloatArray, IntArray
 from atoll.executors.threads import over_ranges
 from atoll.fabric.mesh import ALGORITHMS
 from atoll.step.states import States
-from atoll.wafer.costs.tables import Nodes, Tables
+from atoll.wafer.costs.tables import BlockTables, NodeTable
 from atoll.wafer.encoding.block_parts import KINDS
-from atoll.wafer.encoding.genes import HOMES, Away, BlockMapping
+from atoll.wafer.encoding.genes import HOMES, BlockMapping, HelperPath
 
 from . import wafer_batch_kernels as kernels
 
@@ -53,9 +53,9 @@ class Genes:
 class Batch:
     """The arrays that the compiled evaluator reads."""
 
-    def __init__(self, tables: Tables, away: Away | None = None) -> None:
+    def __init__(self, tables: BlockTables, away: HelperPath | None = None) -> None:
         self.tables = tables
-        self.nodes: list[Nodes] = [tables.stream, *(n for chain in tables.nodes for n in chain)]
+        self.nodes: list[NodeTable] = [tables.stream, *(n for chain in tables.nodes for n in chain)]
         block, digits, setting = tables.block, tables.digits, tables.setting
         states = setting.states
         self._each = (states.reduced, states.weight)
@@ -68,7 +68,7 @@ class Batch:
         sums = np.zeros((count, 2, len(ALGORITHMS), most))
         for i, node in enumerate(self.nodes):
             given = (node.reads, node.writes, node.gradient_reads, node.gradient_writes,
-                     node.weights)  # fmt: skip
+                     node.weight_layouts)  # fmt: skip
             for kind, table in enumerate(given):
                 layouts[i, : table.shape[0], kind, : table.shape[1]] = table
             columns = (node.forward_s, node.data_s, node.weight_s, node.step_s, node.copies,
@@ -105,7 +105,7 @@ class Batch:
         self.weighted = weighted[1:]
         self.saved = int(sum(droppable))
 
-    def _sums(self, node: Nodes) -> FloatArray:
+    def _sums(self, node: NodeTable) -> FloatArray:
         """(2, algorithms, entries): seconds to sum a gradient, to gather a weight over copies."""
         if node.unit is None or not node.unit.parameters:
             return np.zeros((2, len(ALGORITHMS), len(node.codes)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atoll.fabric.mesh_kernels import of_one_thread
+from atoll.fabric.mesh_kernels import with_scratch
 from atoll.jit import entry, kernel
 from atoll.wafer.costs.block_kernels import exposed_s, reshard_s, transition
 
@@ -155,7 +155,7 @@ def evaluate_range(
     (nodes, 2, algorithms, codes) the seconds of either over the copies. Nothing is looked up
     between two operators: every transition is worked out.
     """
-    wires = of_one_thread(wires)
+    wires = with_scratch(wires)
     for row in range(start, stop):
         s = stream[row]
         out = result[row]

@@ -15,7 +15,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.wafer.encoding.genes import AGAIN, KEEP
+from atoll.wafer.encoding.genes import KEEP, RECOMPUTE
 from atoll.wafer.exact.hunt import MemoryLimits
 
 from .wafer_batch import Batch, Genes
@@ -30,7 +30,7 @@ PIECE = 1 << 17
 
 def fastest(
     batch: Batch, homes: Sequence[str], layers: int, in_flight: int, limits: Sequence[MemoryLimits],
-    fates: Sequence[int] = (AGAIN, KEEP), passes: bool = False,
+    fates: Sequence[int] = (RECOMPUTE, KEEP), passes: bool = False,
 ) -> list[float]:  # fmt: skip
     """Least seconds within each of the limits, over everything; infinity where nothing fits."""
     best = [np.inf] * len(limits)

@@ -11,19 +11,19 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from atoll.fabric.network import Level, Network
+from atoll.fabric.network import FabricLevel, Network
 from atoll.phaze.placer import PhazePlacer, layer_table
 from atoll.phaze.table_dp import solve_table
-from atoll.placement.chain import PlacementProblem, Times
+from atoll.placement.chain import PlacementProblem, VariantTimes
 from atoll.placement.facts import ChainFacts, chain_facts
 from atoll.placement.replay import replay_placement
 from atoll.profiles import PHAZE
 from atoll.step.states import load_states
 from atoll.workload import load_config, prepare
 
-NETWORK = Network("flat", (Level("all", 1024, 4 * 2**30, 0.0),))
+NETWORK = Network("flat", (FabricLevel("all", 1024, 4 * 2**30, 0.0),))
 PASS_S = np.array([(1e-3, 1e-3), (2e-3, 4e-3), (3e-3, 6e-3), (1e-4, 2e-4)])  # by kind of layer
-TIMES = Times(PASS_S, np.zeros(0))
+TIMES = VariantTimes(PASS_S, np.zeros(0))
 PLACER = PhazePlacer()
 
 
@@ -95,7 +95,7 @@ def test_nothing_is_found_below_the_best(problem: PlacementProblem) -> None:
 @given(problems, st.integers(1, 6))
 def test_an_even_layout_never_beats_the_best_one(problem: PlacementProblem, stages: int) -> None:
     even = PLACER.even(problem, TIMES, stages)
-    if stages * problem.tensor > problem.devices:
+    if stages * problem.tp > problem.devices:
         assert even is None
     assume(even is not None)
     assert even is not None

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from atoll.errors import AtollError
 from atoll.fabric.nested import collective_s
-from atoll.fabric.network import Level, Network
+from atoll.fabric.network import FabricLevel, Network
 from atoll.hardware.catalog import load_network
 from atoll.placement.chain import (
     ZERO,
@@ -448,7 +448,9 @@ def test_a_layout_by_hand_never_beats_the_optimum(
 
 # --- Whole models ---------------------------------------------------------------------------------
 
-NETWORK = Network("two levels", (Level("node", 4, 300e9, 3e-6), Level("rack", 64, 25e9, 5e-6)))
+NETWORK = Network(
+    "two levels", (FabricLevel("node", 4, 300e9, 3e-6), FabricLevel("rack", 64, 25e9, 5e-6))
+)
 PASS_S = np.array([[1e-4, 1e-4], [2e-3, 5e-3], [3e-3, 6e-3], [1e-4, 2e-4]])  # by kind of layer
 
 
@@ -470,7 +472,7 @@ def case_of(
         STATES["mixed16"],
         facts,
         devices=devices,
-        tensor=2,
+        tp=2,
         microbatches=microbatches,
         memory_bytes=memory_bytes,
         hbm_Bps=2e12,
@@ -573,7 +575,7 @@ def test_links_are_priced_like_any_collective_and_any_send() -> None:
 def test_compiled_reductions_are_those_of_the_measured_network(name: str) -> None:
     network = load_network(name)
     system = PlacementProblem(
-        network, STATES["mixed16"], facts_of(), devices=64, tensor=2, microbatches=8,
+        network, STATES["mixed16"], facts_of(), devices=64, tp=2, microbatches=8,
         memory_bytes=1e9, hbm_Bps=1e12,
     ).system()  # fmt: skip
     for data in (1, 2, 5, 8, 32):

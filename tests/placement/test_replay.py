@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.errors import AtollError
-from atoll.fabric.network import Level, Network
+from atoll.fabric.network import FabricLevel, Network
 from atoll.placement.chain import PlacementProblem, describe, divide, fixed_division, make_chain
 from atoll.placement.facts import chain_facts
 from atoll.placement.plan import Placement
@@ -218,7 +218,9 @@ def test_a_forward_heavy_stage_before_a_backward_heavy_one_exceeds_it_by_all_tha
 
 # --- Placements -----------------------------------------------------------------------------------
 
-NETWORK = Network("two levels", (Level("node", 8, 300e9, 3e-6), Level("pod", 256, 25e9, 5e-6)))
+NETWORK = Network(
+    "two levels", (FabricLevel("node", 8, 300e9, 3e-6), FabricLevel("pod", 256, 25e9, 5e-6))
+)
 FLOPS = 150e12  # about half the peak of an A100
 
 MODELS = {  # with their tensor widths
@@ -248,7 +250,7 @@ def placements(name: str, recompute: str) -> Iterator[Placement]:
             STATES["mixed16"],
             facts,
             devices=256,
-            tensor=tensor,
+            tp=tensor,
             microbatches=microbatches,
             memory_bytes=memory_bytes,
             hbm_Bps=2e12,

@@ -72,7 +72,7 @@ def test_the_rule_of_thumb_is_six_n_d_and_korthikanti() -> None:
     rate = 8 * run.gpu.peak_flops("bf16") * USUAL_MFU
     assert found.time_s == pytest.approx(6 * parameters * run.tokens / rate)
     saved = 34 * 4096 * 4096 * 32 + 4 * 4096 * (4096 + 32000)  # s b h (34) L, and the head
-    assert found.peak_bytes == pytest.approx(run.states.held * parameters + saved)
+    assert found.peak_bytes == pytest.approx(run.states.bytes_per_parameter * parameters + saved)
     again = RULE_OF_THUMB.predict(asked(zero=0, recompute="full"))
     assert again.time_s == pytest.approx(found.time_s * 4 / 3)
     assert not found.fits and again.peak_bytes < found.peak_bytes  # type: ignore[operator]

@@ -32,7 +32,7 @@ from atoll.questions import (
 from atoll.questions.ask import OldNameWarning, ask, load_job, old_names
 from atoll.questions.options import _options_named, add_command
 from atoll.questions.question import about, allowed, option
-from atoll.questions.texts import fields_of, options_of, schema
+from atoll.questions.texts import option_fields, question_fields, schema
 from atoll.step.orders import ORDERS
 from atoll.training.planner.space import Axes
 from atoll.training.request import AXES
@@ -123,7 +123,7 @@ def test_files_are_looked_up_beside_the_job_and_keywords_override_it(tmp_path: P
 
 def test_a_field_has_one_meaning_wherever_it_stands() -> None:
     """Questions that share a name share its type; and no name is the old one of another thing."""
-    for name in {name for asked in COMMANDS.values() for name in fields_of(*asked)}:
+    for name in {name for asked in COMMANDS.values() for name in question_fields(*asked)}:
         for asked in COMMANDS.values():
             for question in asked:
                 assert old_names(question).get(name, name) == name or name in ("tensor",)
@@ -316,7 +316,7 @@ def test_help_has_every_option_in_a_group_with_its_default_uncut(run: Run, comma
     assert "..." not in re.sub(r",\.\.\.|\{[A-Z]+\}\.\.\.", "", out)
     assert "\u2026" not in out
     shown = " ".join(out.split())
-    for name, info in options_of(*COMMANDS[command]).items():
+    for name, info in option_fields(*COMMANDS[command]).items():
         group = "Arguments" if name in COMMANDS[command][0].arguments else about(info, "group")
         assert f"\n{group}:\n" in out
         assert str(info.description).split()[0] in shown

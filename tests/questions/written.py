@@ -28,11 +28,11 @@ from atoll.questions import (
 from atoll.questions.question import Named, about, inside, scalars
 from atoll.questions.texts import (
     choices,
-    fields_of,
     grouped,
     help_words,
     metavar,
     python_type,
+    question_fields,
     spelled,
 )
 from atoll.registry import Registry
@@ -85,7 +85,7 @@ def stub() -> str:
         "from typing import Any, Literal, TypedDict",
         "",
     ]
-    fields = [info for asked in KEYWORDS.values() for info in fields_of(*asked).values()]
+    fields = [info for asked in KEYWORDS.values() for info in question_fields(*asked).values()]
     listed = [named.listed for info in fields if (named := names_of(info))]
     kinds = {registry.kind for registry in listed if isinstance(registry, Registry)}
     lines += sorted(f"from {kind.__module__} import {kind.__name__}" for kind in kinds)
@@ -94,7 +94,7 @@ def stub() -> str:
         lines += ["", f"class {name}(TypedDict, total=False):"]
         lines += [
             f"    {field}: {keyword_type(info)}"
-            for field, info in fields_of(*asked).items()
+            for field, info in question_fields(*asked).items()
             if field not in left_out
         ]
     return "\n".join(lines) + "\n"
@@ -103,7 +103,7 @@ def stub() -> str:
 def table(*asked: type[Question]) -> str:
     """The options of a command, for the docs."""
     rows = ["| option | what it says, its values and its default |", "|---|---|"]
-    for group, fields in grouped(fields_of(*asked)).items():
+    for group, fields in grouped(question_fields(*asked)).items():
         rows.append(f"| **{group}** | |")
         for name, info in fields.items():
             positional = name in asked[0].arguments

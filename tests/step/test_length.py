@@ -16,8 +16,8 @@ from atoll.step.length import (
     MTBF_S,
     RunLength,
     best_interval_s,
+    run_totals,
     stretch,
-    whole_run,
 )
 
 TIMES = st.floats(1.0, 1e4)
@@ -69,7 +69,7 @@ def test_the_interval_is_youngs_where_failures_are_rare() -> None:
 def test_failures_only_cost(write_s: float, restart_s: float, mtbf_s: float) -> None:
     asked = RunLength(1e9, mtbf_s=64 * mtbf_s, checkpoint_s=write_s, restart_s=restart_s)
     try:
-        found = whole_run(asked, 2.0, (1.9, 2.3), 10**6, 64, 1e11, 700.0)
+        found = run_totals(asked, 2.0, (1.9, 2.3), 10**6, 64, 1e11, 700.0)
     except AtollError as error:
         assert "gets nowhere" in str(error)
         return
@@ -86,7 +86,7 @@ def test_failures_only_cost(write_s: float, restart_s: float, mtbf_s: float) -> 
 def test_llama_3_is_as_its_authors_say() -> None:
     """419 interruptions in 54 days on 16,384 devices, and more than 90 % of the time effective."""
     asked = RunLength(54 * DAY_S / 10 * 16e6, price_per_h=2.0)
-    found = whole_run(asked, 10.0, (9.0, 11.0), 16 * 10**6, 16384, 405e9 * 14, 700.0)
+    found = run_totals(asked, 10.0, (9.0, 11.0), 16 * 10**6, 16384, 405e9 * 14, 700.0)
     assert found.busy_days == pytest.approx(54.0)
     assert found.interruptions * found.busy_days / found.days == pytest.approx(419, rel=1e-3)
     assert 0.9 < found.goodput < 0.95

@@ -9,8 +9,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from atoll.step.bubbles import bubble_s, held, microbatches_before_weight_pass, step_s
-from atoll.step.orders import ORDERS, SPLIT, chunks_of, first_group, groups, passes, route
+from atoll.step.bubbles import (
+    bubble_s,
+    microbatches_before_weight_pass,
+    microbatches_in_flight,
+    step_s,
+)
+from atoll.step.orders import ORDERS, SPLIT, chunks_per_stage, first_group, groups, passes, route
 from atoll.step.replay import PassTime, Replay, pipeline_s, replay
 
 STAGES, MICROBATCHES = range(1, 9), range(1, 21)
@@ -24,13 +29,13 @@ def runnable(order: str, stages: int, microbatches: int) -> bool:
 def run(
     order: str, stages: int, microbatches: int, vpp: int, f: float, b: float, w: float
 ) -> Replay:
-    chunks = chunks_of(order, vpp)
+    chunks = chunks_per_stage(order, vpp)
     return replay(order, [[PassTime(f, b, w)] * chunks] * stages, microbatches)
 
 
 def load(order: str, vpp: int, f: float, b: float, w: float) -> PassTime:
     """All passes of one microbatch through one stage."""
-    chunks = 1 if order == "dualpipe" else chunks_of(order, vpp)
+    chunks = 1 if order == "dualpipe" else chunks_per_stage(order, vpp)
     return PassTime(chunks * f, chunks * b, chunks * w)
 
 
@@ -58,12 +63,14 @@ def test_the_formula_of_equal_stages_is_the_replay(order):
 @pytest.mark.parametrize("order", ORDERS)
 def test_what_a_stage_holds_is_what_the_replay_held(order):
     for p, m, v in cases(order):
-        chunks = 1 if order == "dualpipe" else chunks_of(order, v)
+        chunks = 1 if order == "dualpipe" else chunks_per_stage(order, v)
         found = run(order, p, m, v, 1.0, 1.0, 1.0)
         for stage in range(p):
-            most = held(order, p, stage, m, v) + microbatches_before_weight_pass(order, p, stage, m)
+            most = microbatches_in_flight(order, p, stage, m, v) + microbatches_before_weight_pass(
+                order, p, stage, m
+            )
             assert most * chunks == pytest.approx(found.peak_before_weight[stage]), (p, m, v, stage)
-            assert held(order, p, stage, m, v) * chunks == pytest.approx(
+            assert microbatches_in_flight(order, p, stage, m, v) * chunks == pytest.approx(
                 found.peak_before_backward[stage]
             )
 
@@ -72,7 +79,7 @@ def test_what_a_stage_holds_is_what_the_replay_held(order):
 def test_every_pass_runs_once_and_never_two_at_once(order):
     for p, m, v in ((4, 6, 2), (4, 3, 2), (2, 2, 3), (8, 10, 2)):
         vpp = v if order == "interleaved" else 1
-        chunks = chunks_of(order, vpp)
+        chunks = chunks_per_stage(order, vpp)
         found = run(order, p, m, vpp, 1.0, 1.5, 0.7)
         visits = [(place, i) for i in range(m) for place in route(order, p, chunks, i)]
         kinds = ("F", "B", "W") if order in SPLIT else ("F", "B")
@@ -95,7 +102,7 @@ def test_unequal_stages_are_near_their_replay(order, stages, microbatches, vpp):
     """Stages within 20 % of each other, weight passes of a half to the whole of a forward pass."""
     assume(runnable(order, len(stages), microbatches))
     v = vpp if order == "interleaved" else 1
-    chunks = chunks_of(order, v)
+    chunks = chunks_per_stage(order, v)
     rows = [PassTime(f, f * (1.0 + more), f * (1.0 - more / 2)) for f, more in stages]
     found = replay(order, [[t] * chunks for t in rows], microbatches)
     count = 1 if order == "dualpipe" else chunks
@@ -136,7 +143,7 @@ def pipelines(draw: st.DrawFn) -> tuple[str, np.ndarray, int, np.ndarray]:
     order = draw(st.sampled_from(ORDERS))
     stages, microbatches = draw(st.integers(2, 7)), draw(st.integers(1, 60))
     assume(runnable(order, stages, microbatches))
-    chunks = chunks_of(order, draw(st.integers(2, 3)) if order == "interleaved" else 1)
+    chunks = chunks_per_stage(order, draw(st.integers(2, 3)) if order == "interleaved" else 1)
     shape = 1, stages, chunks, 3
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     passes_s = random.uniform(0.1, 2.0, shape) if draw(st.booleans()) else np.ones(shape)
@@ -174,7 +181,7 @@ def test_passes_that_take_longer_end_no_step_sooner(drawn, longer, seed):
 def test_python_and_the_compiled_loop_replay_alike(monkeypatch):
     random = np.random.default_rng(7)
     for order in ORDERS:
-        chunks = chunks_of(order, 3 if order == "interleaved" else 1)
+        chunks = chunks_per_stage(order, 3 if order == "interleaved" else 1)
         passes_s, message_s = (
             random.uniform(0.1, 1, (3, 4, chunks, 3)),
             random.uniform(0, 1, (3, 4, 2)),
@@ -202,7 +209,9 @@ def test_the_formula_of_equal_stages_is_never_above_the_replay(order, p, m, pass
 
 
 def test_what_is_held_of_endless_batches_is_known_at_once():
-    assert held("interleaved", 2, 0, 10**15, 2) == held("interleaved", 2, 0, 100, 2)
+    assert microbatches_in_flight("interleaved", 2, 0, 10**15, 2) == microbatches_in_flight(
+        "interleaved", 2, 0, 100, 2
+    )
 
 
 def test_transfers_wait_for_each_other_on_a_link():
@@ -223,7 +232,7 @@ def test_more_microbatches_never_fewer_seconds():
 
 def test_orders_run_every_microbatch_in_sequence_within_a_chunk():
     for order in ORDERS:
-        chunks = chunks_of(order, 2 if order == "interleaved" else 1)
+        chunks = chunks_per_stage(order, 2 if order == "interleaved" else 1)
         for stage in range(4):
             line = passes(order, stage, 4, chunks, 8)
             for chunk in range(chunks):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.step.orders import chunks_of, route
+from atoll.step.orders import chunks_per_stage, route
 from atoll.step.replay import PassTime, replay
 from atoll.step.stages import balanced_sizes, even_sizes
 
@@ -17,7 +17,7 @@ def slowest(sizes: tuple[int, ...], order: str, pp: int, vpp: int, behind: float
     """Blocks that the slowest stage takes as long as, for two microbatches."""
     loads = [0.0] * pp
     for microbatch in range(2):
-        way = route(order, pp, chunks_of(order, vpp), microbatch)
+        way = route(order, pp, chunks_per_stage(order, vpp), microbatch)
         for (stage, _), size in zip(way, sizes, strict=True):
             loads[stage] += size
         loads[way[-1][0]] += behind
@@ -32,7 +32,7 @@ def slowest(sizes: tuple[int, ...], order: str, pp: int, vpp: int, behind: float
 )  # fmt: skip
 def test_no_split_has_a_faster_slowest_stage(blocks: int, shape, behind: float) -> None:
     order, pp, vpp = shape
-    chunks = len(route(order, pp, chunks_of(order, vpp), 0))
+    chunks = len(route(order, pp, chunks_per_stage(order, vpp), 0))
     found = balanced_sizes(blocks, order, pp, vpp, behind)
     assert sum(found) == blocks
     cuts = combinations(range(1, blocks), chunks - 1)

@@ -21,9 +21,9 @@ from training_cases import (
 )
 
 from atoll.step.layout import Layout
-from atoll.training.batch.estimates import LEAST, Given, batch_estimates
+from atoll.training.batch.estimates import LEAST_CHOICE, LayoutSequence, batch_estimates
 from atoll.training.estimate import Estimate, Estimator
-from atoll.training.operators.layers import choices_of
+from atoll.training.operators.layers import recompute_choices
 from atoll.training.planner.space import Axes, block_of, families
 from atoll.training.request import make_run
 from atoll.training.run import Run
@@ -53,9 +53,10 @@ def assert_equal(
 ) -> None:
     """Times and bytes of some layouts under each choice; the least of all bounds every choice."""
     estimator = Estimator(run)
-    time_s, needed = batch_estimates(estimator, Given(layouts), choices)
+    time_s, needed = batch_estimates(estimator, LayoutSequence(layouts), choices)
     least_s, least_bytes = (
-        found[:, 0] for found in batch_estimates(estimator, Given(layouts), (LEAST,))
+        found[:, 0]
+        for found in batch_estimates(estimator, LayoutSequence(layouts), (LEAST_CHOICE,))
     )
     for at in sample:
         for column, choice in enumerate(choices):
@@ -85,7 +86,7 @@ def test_choices_by_operator_are_among_them(stack: str) -> None:
     (layouts,) = drawn(run, WIDE, Random(1), blocks=1)
     costs = Estimator(run).costs(replace(layouts[0], recompute="optimal"))
     sample = Random(2).sample(range(len(layouts)), 4)
-    assert_equal(run, layouts, choices_of(costs, "optimal"), sample)
+    assert_equal(run, layouts, recompute_choices(costs, "optimal"), sample)
 
 
 def test_stages_may_hold_given_numbers_of_blocks() -> None:
@@ -110,7 +111,7 @@ def test_recomputation_by_operator_and_stage_is_the_fastest_that_fits(
     estimator = Estimator(run)
     for layouts in drawn(run, replace(WIDE, recompute=("none",)), random, blocks=1):
         layout = replace(random.choice(layouts), recompute="optimal")
-        choices = choices_of(estimator.costs(layout), "optimal")
+        choices = recompute_choices(estimator.costs(layout), "optimal")
         known = [one_by_one(estimator, layout, choice) for choice in choices]
         needs = [e.worst.needed for e in known]
         memory = min(needs) + share * (max(needs) - min(needs)) - GIB * (share == 0)
@@ -154,6 +155,6 @@ def test_hosts_have_their_pace_though_no_weight_gradient_is_launched(order: str)
     run = make_run("llama3-8b", "h100", 8, batch=16, sequence=256, method="lora")
     layout = Layout(pp=4, dp=2, schedule=order)
     found = Estimator(run)
-    step_s, _ = batch_estimates(found, Given([layout]), ["none"])
+    step_s, _ = batch_estimates(found, LayoutSequence([layout]), ["none"])
     assert found.estimate(layout).step.host_s > 0
     assert step_s[0, 0] == pytest.approx(found.estimate(layout).step.time_s, rel=1e-12)

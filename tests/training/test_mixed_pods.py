@@ -14,7 +14,7 @@ from training_cases import GB, GIB, all_layouts, dense, flat, gpu, grouped, netw
 from atoll.api import plan as ask_plan
 from atoll.errors import AtollError, InfeasibleError
 from atoll.fabric.nested import all_to_all_s, collective_s
-from atoll.fabric.network import Level
+from atoll.fabric.network import FabricLevel
 from atoll.step.stages import even_sizes
 from atoll.step.states import STATES
 from atoll.stopping import Stop
@@ -38,7 +38,7 @@ SMALL = Axes(
     recompute=("none",),
     schedule=("1f1b",),
 )
-SLOW = Level("link", 0, 2 * GB, 50e-6)
+SLOW = FabricLevel("link", 0, 2 * GB, 50e-6)
 
 
 def run_on(name: str, devices: int, hbm_bytes: float | None = None, **changes: object) -> Run:
@@ -49,7 +49,7 @@ def run_on(name: str, devices: int, hbm_bytes: float | None = None, **changes: o
     return replace(run, **changes)  # type: ignore[arg-type]
 
 
-def two(second: str = "a100-80", link: Level | None = None, **changes: object) -> Pods:
+def two(second: str = "a100-80", link: FabricLevel | None = None, **changes: object) -> Pods:
     return Pods((run_on("h100", 4, **changes), run_on(second, 4, **changes)), link)  # type: ignore[arg-type]
 
 
@@ -105,10 +105,10 @@ def test_the_plan_is_the_best_of_brute_force() -> None:
     assert [x.time_s for x in found.runners_up] == pytest.approx(sorted(fitting)[1:5], rel=1e-9)
 
 
-@pytest.mark.parametrize("link", [None, Level("link", 0, 50 * GB, 9.6e-6)])
+@pytest.mark.parametrize("link", [None, FabricLevel("link", 0, 50 * GB, 9.6e-6)])
 @pytest.mark.parametrize("hbm_bytes", [80 * GIB, 4.4 * GIB])
 def test_equal_pods_on_their_own_network_are_one_cluster(
-    link: Level | None, hbm_bytes: float
+    link: FabricLevel | None, hbm_bytes: float
 ) -> None:
     run = run_on("h100", 8, hbm_bytes, global_batch=64)
     axes = Axes(tp=(1, 2), cp=(1,), vpp=(1, 2), microbatch=(1, 2), recompute=("none", "full"))
@@ -133,7 +133,7 @@ def test_equal_pods_have_balanced_stages_as_one_cluster_has(hbm_bytes: float) ->
 
 
 def test_no_pod_alone_is_faster_than_all() -> None:
-    for link in (None, SLOW, Level("link", 0, 0.01 * GB, 1.0)):
+    for link in (None, SLOW, FabricLevel("link", 0, 0.01 * GB, 1.0)):
         pods = two(link=link)
         parts_s = [plan(run, SMALL).best.step.time_s for run in pods.runs]
         assert best_s(pods) <= min(parts_s) * (1 + 1e-9)
@@ -144,9 +144,9 @@ def test_a_slower_link_never_helps() -> None:
     for second in ("h100", "a100-80"):
         rates = (1000, 10, 1)
         times_s = [best_s(two(second))]  # its own network
-        times_s += [best_s(two(second, Level("link", 0, rate * GB, 20e-6))) for rate in rates]
+        times_s += [best_s(two(second, FabricLevel("link", 0, rate * GB, 20e-6))) for rate in rates]
         assert times_s == sorted(times_s)
-    late = [best_s(two(link=Level("link", 0, 20 * GB, s))) for s in (0.0, 1e-3)]
+    late = [best_s(two(link=FabricLevel("link", 0, 20 * GB, s))) for s in (0.0, 1e-3)]
     assert late == sorted(late)
 
 
@@ -190,7 +190,7 @@ def test_replicas_share_the_batch_by_speed() -> None:
 
 
 @pytest.mark.parametrize("link", [None, SLOW])
-def test_arrays_and_bounds_agree_with_the_readable_estimate(link: Level | None) -> None:
+def test_arrays_and_bounds_agree_with_the_readable_estimate(link: FabricLevel | None) -> None:
     axes = Axes(tp=(1, 2), cp=(1,), zero=(0, 1, 3), recompute=("none", "full", "optimal"))
     pods = Pods((run_on("h100", 4, 5 * GIB), run_on("a100-80", 4, 6 * GIB)), link)
     placer = PodEstimator(pods)
@@ -238,7 +238,7 @@ def test_a_link_that_joins_pods_is_crossed_beside_their_network() -> None:
     own = network()
     outer = own.levels[-1]
     for rate, latency_s in ((outer.bandwidth_Bps, 0.0), (GB, 0.0), (GB, 1e-3)):
-        link = Level("link", 128, rate, latency_s, across=64)
+        link = FabricLevel("link", 128, rate, latency_s, across=64)
         joined = replace(own, levels=(*own.levels, link))
         for kind in ("all_reduce", "all_gather"):
             inside = collective_s(own, kind, GB, 64), collective_s(joined, kind, GB, 64)

@@ -27,13 +27,13 @@ from atoll.errors import AtollError, InfeasibleError
 from atoll.hardware.device import load_device
 from atoll.step.layout import RECOMPUTE, Layout
 from atoll.step.orders import ORDERS
-from atoll.training.batch.estimates import Given, batch_estimates
+from atoll.training.batch.estimates import LayoutSequence, batch_estimates
 from atoll.training.estimate import Estimate, Estimator, estimate
-from atoll.training.operators.layers import choices_of
-from atoll.training.planner.bounds.floor import Floor
-from atoll.training.planner.bounds.rerun import among
+from atoll.training.operators.layers import recompute_choices
+from atoll.training.planner.bounds.floor import FamilyBounds
+from atoll.training.planner.bounds.rerun import points_of
 from atoll.training.planner.plan import plan
-from atoll.training.planner.space import Axes, Block, block_of, families
+from atoll.training.planner.space import Axes, LayoutColumns, block_of, families
 from atoll.training.replay import replay_estimate
 from atoll.training.request import make_run
 from atoll.training.run import Run
@@ -137,8 +137,8 @@ def test_llama3_8b_on_64_h100_is_the_best_of_its_whole_space() -> None:
         block = block_of(run, axes, family)
         for size in np.unique(block.microbatch):
             layouts = block.layouts(np.flatnonzero(block.microbatch == size), "optimal")
-            choices = choices_of(estimator.costs(layouts[0]), "optimal")
-            time_s, needed = batch_estimates(estimator, Given(layouts), choices)
+            choices = recompute_choices(estimator.costs(layouts[0]), "optimal")
+            time_s, needed = batch_estimates(estimator, LayoutSequence(layouts), choices)
             for policy in axes.recompute:
                 at = len(choices) if policy == "optimal" else choices.index(policy)
                 named = (replace(layout, recompute=policy) for layout in layouts)
@@ -260,33 +260,35 @@ def test_no_balanced_layout_is_below_its_bounds(layers: int) -> None:
 def hold_bounds(run: Run, random: Random) -> None:
     run = replace(run, stack=replace(run.stack, orders=ORDERS))
     estimator, axes = Estimator(run), replace(Axes(), schedule=ORDERS)
-    floor = Floor(estimator)
+    floor = FamilyBounds(estimator)
     listed = [b for f in families(run, axes) if len(b := block_of(run, axes, f))]
     for block in random.sample(listed, min(3, len(listed))):
         step_s, needed, _ = floor.bounds(block)
         size = random.choice(block.microbatch.tolist())
         rows = np.flatnonzero(block.microbatch == size)
         layouts = block.layouts(rows, "optimal")
-        choices = choices_of(estimator.costs(layouts[0]), "optimal")
-        exact_s, bytes_ = batch_estimates(estimator, Given(layouts), choices)
+        choices = recompute_choices(estimator.costs(layouts[0]), "optimal")
+        exact_s, bytes_ = batch_estimates(estimator, LayoutSequence(layouts), choices)
         for bound, exact in ((step_s[rows], exact_s), (needed[rows], bytes_)):
             above = bound / exact.min(axis=1)
             assert above.max() <= 1 + 1e-9, layouts[above.argmax()]
         hold_bounds_within(run, block, rows, random.uniform(bytes_.min(), bytes_.max()))
 
 
-def hold_bounds_within(run: Run, block: Block, rows: NDArray[np.intp], capacity: float) -> None:
+def hold_bounds_within(
+    run: Run, block: LayoutColumns, rows: NDArray[np.intp], capacity: float
+) -> None:
     """With so much memory, where layouts that keep less run again what they do not keep."""
     run = with_memory(run, capacity)
     estimator = Estimator(run)
-    step_s, _, named_s = Floor(estimator).bounds(block, capacity)
+    step_s, _, named_s = FamilyBounds(estimator).bounds(block, capacity)
     layouts = block.layouts(rows, "optimal")
-    choices = choices_of(estimator.costs(layouts[0]), "optimal")
-    exact_s, bytes_ = batch_estimates(estimator, Given(layouts), choices)
+    choices = recompute_choices(estimator.costs(layouts[0]), "optimal")
+    exact_s, bytes_ = batch_estimates(estimator, LayoutSequence(layouts), choices)
     exact_s = np.where(bytes_ <= capacity, exact_s, np.inf)
     policies = [name for name in RECOMPUTE if name != "optimal"]
     each_s = exact_s[:, [choices.index(name) for name in policies]]
-    selective_s, *_ = Floor(estimator, ["selective"]).bounds(block, capacity)
+    selective_s, *_ = FamilyBounds(estimator, ["selective"]).bounds(block, capacity)
     for bounds_s, fastest_s in (
         (step_s, exact_s.min(axis=1)),
         (named_s, each_s.min(axis=1)),
@@ -311,7 +313,7 @@ def test_policies_that_keep_more_and_take_longer_bound_nothing() -> None:
         (("alternate",), 20.0, 3.0),
         (("full@3",), 5.5, 2.0),  # mixes all
     ):
-        assert np.interp(kept, *among(points, names)) == pytest.approx(seconds)
+        assert np.interp(kept, *points_of(points, names)) == pytest.approx(seconds)
 
 
 def test_a_stage_of_dualpipe_has_the_mean_of_its_two_chunks() -> None:
@@ -322,7 +324,7 @@ def test_a_stage_of_dualpipe_has_the_mean_of_its_two_chunks() -> None:
     estimator = Estimator(run)
     (family,) = families(run, axes)
     block = block_of(run, axes, family)
-    least_s, _, _ = Floor(estimator).bounds(block)
+    least_s, _, _ = FamilyBounds(estimator).bounds(block)
     for bound_s, layout in zip(least_s, block.layouts(np.arange(len(block)), "none"), strict=True):
         assert bound_s <= estimator.estimate(layout).step.time_s
 

@@ -13,7 +13,7 @@ from atoll.training.estimate import Estimate, Estimator, estimate
 from atoll.training.memory import WORKSPACE_BYTES
 from atoll.training.software import flagged
 from atoll.training.stack import STACKS
-from atoll.validation.rows import peak_meaning, predicted_peak_bytes, run_of
+from atoll.validation.rows import peak_meaning, predicted_peak_bytes, run_from_row
 from atoll.validation.run_table import RunRow
 from atoll.workload.builders.model import build_model
 from atoll.workload.families.model_config import ModelConfig
@@ -30,11 +30,11 @@ def row(**more: str) -> RunRow:
 
 
 def model(**more: str) -> ModelConfig:
-    return run_of(row(**more))[0].model
+    return run_from_row(row(**more))[0].model
 
 
 def found(**more: str) -> Estimate:
-    return estimate(*run_of(row(**more)))
+    return estimate(*run_from_row(row(**more)))
 
 
 def test_a_row_may_say_what_its_blocks_are_made_of() -> None:
@@ -90,7 +90,7 @@ def test_encoders_masked_models_and_patterns() -> None:
     ],
 )
 def test_stages_as_a_row_gives_them(cells: dict[str, str], blocks: tuple[int, ...]) -> None:
-    run, layout = run_of(row(**cells))
+    run, layout = run_from_row(row(**cells))
     assert layout.blocks == blocks
     assert estimate(run, layout).memory
 
@@ -129,8 +129,8 @@ def test_states_by_the_precisions_of_weights_and_gradients() -> None:
         ("grad_reduce_in_bf16", "1"): 16,
     }
     for cells, bytes_ in held.items():
-        run, _ = run_of(row(**dict([cells] if cells else [])))
-        assert run.states.held == bytes_
+        run, _ = run_from_row(row(**dict([cells] if cells else [])))
+        assert run.states.bytes_per_parameter == bytes_
 
 
 def test_the_kernel_of_attention_as_launch_files_name_it() -> None:
@@ -143,7 +143,7 @@ def test_the_kernel_of_attention_as_launch_files_name_it() -> None:
     }
     for (backend, inferred, layers), kernel in told.items():
         cells = {"attn_inferred": inferred, "transformer_impl": layers}
-        assert run_of(row(attention_backend=backend, **cells))[0].attention == kernel
+        assert run_from_row(row(attention_backend=backend, **cells))[0].attention == kernel
 
 
 def test_the_last_stages_loss() -> None:
@@ -172,7 +172,7 @@ def test_fp8_weights_are_copies_unless_they_are_all_there_is() -> None:
 
 
 def test_an_encoder_with_stages_of_its_own() -> None:
-    _, layout = run_of(row(arch="t5", tp="2", pp="2", encoder_pp="2", decoder_layers="12"))
+    _, layout = run_from_row(row(arch="t5", tp="2", pp="2", encoder_pp="2", decoder_layers="12"))
     assert (layout.pp, layout.dp) == (4, 1)
 
 

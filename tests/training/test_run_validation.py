@@ -19,7 +19,7 @@ from atoll.answers.validation import Regret
 from atoll.api import validate
 from atoll.errors import AtollError
 from atoll.training.estimate import estimate
-from atoll.validation.rows import run_of
+from atoll.validation.rows import run_from_row
 from atoll.validation.run_table import RunRow, read_runs
 from atoll.validation.step_rows import H200_STEPS, H200_STEPS_LATER, read_steps, run_from_step
 from atoll.validation.validate import (
@@ -72,7 +72,7 @@ def write(path: Path, rows: Iterable[dict[str, str]]) -> Path:
 
 def predicted_s(**changes: str) -> float:
     row = RunRow(2, "own-1", "", "A100-SXM", "A", ROW | changes)
-    return estimate(*run_of(row)).step.time_s
+    return estimate(*run_from_row(row)).step.time_s
 
 
 @pytest.mark.parametrize("file", [H200_STEPS, H200_STEPS_LATER], ids=["fitted", "later"])
@@ -107,7 +107,7 @@ def test_adapters_in_a_table_train_them_alone() -> None:
     told = {"device": "H100-SXM", "framework": "NeMo", "precision": "fp8", "recompute": "none"}
     row = RunRow(2, "own-1", "", "H100-SXM", "A", ROW | told | {"mlp_gated": "1"})
     tuned = replace(row, values={**row.values, "method": "lora", "lora_targets": "attention qkv"})
-    whole, frozen = (estimate(*run_of(one)) for one in (row, tuned))
+    whole, frozen = (estimate(*run_from_row(one)) for one in (row, tuned))
     assert frozen.run.adapters == Adapters(16, ("q", "k", "v"))
     assert 0.6 < frozen.step.time_s / whole.step.time_s < 0.85
     assert frozen.worst.weights < 0.6 * whole.worst.weights
@@ -177,7 +177,7 @@ def test_a_table_of_runs_is_predicted_row_by_row(tmp_path: Path) -> None:
 
 def test_peaks_are_compared_in_bytes(tmp_path: Path) -> None:
     row = RunRow(2, "own-1", "", "A100-SXM", "A", ROW)
-    peak = estimate(*run_of(row)).worst.allocated
+    peak = estimate(*run_from_row(row)).worst.allocated
     file = write(tmp_path / "runs.csv", [{"measured_peak_mem_GB": repr(peak / 1e9 / 1.25)}])
     shown = validate_runs(file)
     assert shown.memory.mean_ape == pytest.approx(0.25)

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from training_cases import GB, dense, flat, grouped, mixture, small_run
 
-from atoll.fabric.network import Level, Network
+from atoll.fabric.network import FabricLevel, Network
 from atoll.step.layout import Layout
 from atoll.training.estimate import Estimator, estimate
 from atoll.training.step import Stepper
@@ -52,7 +52,9 @@ def test_both_copies_of_a_bidirectional_pipeline_sum_their_gradients(zero: int, 
 
 def test_replicas_keep_gathers_inside_a_node() -> None:
     """Nodes of 8 with slow links between them, which the sum over replicas alone crosses."""
-    slow = Network("slow", (Level("node", 8, 400 * GB, 0.0), Level("pod", 64, 1 * GB, 0.0)))
+    slow = Network(
+        "slow", (FabricLevel("node", 8, 400 * GB, 0.0), FabricLevel("pod", 64, 1 * GB, 0.0))
+    )
     run = small_run(grouped(), devices=32, global_batch=32, network=slow)
     block = next(c for c in Estimator(run).costs(Layout(dp=32)) if c.is_block)
     whole, inside = (

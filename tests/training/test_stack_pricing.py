@@ -10,7 +10,7 @@ from training_cases import dense, gpu, grouped, mixture, small_run
 import atoll
 from atoll.cost.pricer import Cost
 from atoll.errors import AtollError
-from atoll.export.messages import messages_of
+from atoll.export.messages import step_messages
 from atoll.step.layout import Layout, check_recompute
 from atoll.training.estimate import Estimator, estimate
 from atoll.training.operators.layers import LayerCost
@@ -121,9 +121,9 @@ def test_what_some_blocks_send_again_the_others_do_not(imbalance: float) -> None
         at = [x[part] for x in parts]
         assert at[0] < at[2], part
         assert at[1] == pytest.approx(at[0] + (at[2] - at[0]) / 4), part
-    launches = [e.stages[0].host.beside_s for e in (none, some, full)]
+    launches = [e.stages[0].host.overlapped_s for e in (none, some, full)]
     assert launches[1] == pytest.approx(launches[0] + (launches[2] - launches[0]) / 4)
-    sent = [sum(x.bytes * x.count for x in messages_of(e)) for e in (none, some, full)]
+    sent = [sum(x.bytes * x.count for x in step_messages(e)) for e in (none, some, full)]
     assert sent[1] == pytest.approx(sent[0] + (sent[2] - sent[0]) / 4)
 
 

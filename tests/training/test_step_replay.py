@@ -7,9 +7,9 @@ from itertools import product
 import pytest
 from training_cases import dense, grouped, mixture, small_run
 
-from atoll.step.bubbles import held_bytes, in_flight_per_chunk
+from atoll.step.bubbles import in_flight_per_chunk, peak_activation_bytes
 from atoll.step.layout import Layout
-from atoll.step.orders import ORDERS, chunks_of, copies_of, route
+from atoll.step.orders import ORDERS, chunks_per_stage, model_copies, route
 from atoll.step.replay import PassTime, replay
 from atoll.training.estimate import Estimator
 from atoll.training.memory import losses_in_flight
@@ -29,7 +29,7 @@ def test_losses_that_wait_are_those_of_the_memory_model(
     schedule: str, stages: int, microbatches: int
 ) -> None:
     vpp = 3 if schedule == "interleaved" else 1
-    chunks = chunks_of(schedule, vpp)
+    chunks = chunks_per_stage(schedule, vpp)
     layout = Layout(pp=stages, vpp=vpp, schedule=schedule)
     passes = replay(schedule, equal(stages, chunks), microbatches).events
     last = route(schedule, stages, chunks, 0)[-1]
@@ -58,7 +58,7 @@ def test_a_stage_never_holds_more_than_the_memory_model_counts(schedule: str, st
     """Kept until the backward pass, and of split ones until the weight gradient what it needs: at
     each of three prices, of which the last is that of recomputation.
     """
-    chunks, unit = chunks_of(schedule), copies_of(schedule) / chunks_of(schedule)
+    chunks, unit = chunks_per_stage(schedule), model_copies(schedule) / chunks_per_stage(schedule)
     for m, (kept, waiting) in product(range(1, 21), [(1.0, 0.0), (1.0, 0.9), (0.1, 1.0)]):
         if schedule == "dualpipe" and (stages % 2 or m % 2):
             continue
@@ -70,7 +70,9 @@ def test_a_stage_never_holds_more_than_the_memory_model_counts(schedule: str, st
                 held += {"F": kept, "B": waiting * split - kept, "W": -waiting}[event.kind]
                 most = max(most, held)
             assert most * unit == pytest.approx(
-                held_bytes(schedule, stages, stage, m, kept_bytes=kept, waiting_bytes=waiting)
+                peak_activation_bytes(
+                    schedule, stages, stage, m, kept_bytes=kept, waiting_bytes=waiting
+                )
             )
 
 

@@ -20,14 +20,14 @@ from atoll.calibration import timed_tables
 from atoll.cost.gpu_gemm import gemm_times_s
 from atoll.errors import AtollError
 from atoll.hardware.gpu import load_gpu
-from atoll.training.operators.priced import Priced
-from atoll.training.operators.timings import BETWEEN, TIMED, Grid, Timings
+from atoll.training.operators.priced import LayerPrices
+from atoll.training.operators.timings import BETWEEN, TIMED, RatioGrid, Timings
 from atoll.training.run import TimingSource
 
 
 def test_between_sizes_ratios_follow_their_logarithms() -> None:
     """At a point itself, between two, of four and beyond; a missing corner leaves the model's."""
-    grid = Grid.of(
+    grid = RatioGrid.from_sizes(
         np.array([[1, 1], [1, 4], [16, 1], [16, 4], [256, 1], [16, 1], [16, 1]], dtype=float),
         np.array([2.0, 2.0, 8.0, 1.0, 3.0, 0.1, 9.0]),  # the median of (16, 1) is 8
     )
@@ -37,7 +37,7 @@ def test_between_sizes_ratios_follow_their_logarithms() -> None:
     assert ratios == pytest.approx([8.0, 4.0, math.exp(corners / 4), 1.0, 1.0, 1.0])
     assert known.tolist() == [TIMED, BETWEEN, BETWEEN, 0, 0, 0]
     assert grid.least == 1.0
-    assert Grid(grid.axes, grid.logs - 1).least == pytest.approx(math.exp(-1))
+    assert RatioGrid(grid.axes, grid.logs - 1).least == pytest.approx(math.exp(-1))
 
 
 @pytest.fixture
@@ -45,10 +45,10 @@ def uneven(monkeypatch: pytest.MonkeyPatch) -> Iterator[TimingSource]:
     """Times that scatter about the model's by a factor of up to two, with holes."""
     random = np.random.default_rng(0)
 
-    def grid(*axes: list[float]) -> Grid:
+    def grid(*axes: list[float]) -> RatioGrid:
         logs = random.uniform(-0.7, 0.7, [len(axis) for axis in axes])
         logs[random.random(logs.shape) < 0.05] = np.nan
-        return Grid(tuple(map(np.array, axes)), logs)
+        return RatioGrid(tuple(map(np.array, axes)), logs)
 
     wide = [64.0, 256.0, 512.0, 2048.0, 9000.0]
     products = {"bf16": grid([128.0, 1024.0, 4096.0, 16384.0], wide, wide)}
@@ -66,7 +66,7 @@ def test_arrays_agree_with_the_readable_estimate_and_bounds_hold(
     for layouts in drawn(run, WIDE, Random(1), blocks=2):
         assert_equal(run, layouts, NAMED, Random(2).sample(range(len(layouts)), 2))
     hold_bounds(run, Random(3))
-    assert Priced(run).pricer.launch_s < Priced(replace(run, timed=None)).pricer.launch_s
+    assert LayerPrices(run).pricer.launch_s < LayerPrices(replace(run, timed=None)).pricer.launch_s
 
 
 def written(folder: Path, engine: str, name: str, **columns: list[object]) -> None:
@@ -110,7 +110,7 @@ def test_a_table_stands_in_for_the_model_where_it_has_the_size(package: Path) ->
     """Of three engines the median; an fp8 product without its cast."""
     gpu, found = load_gpu("h100"), timed_tables.timings("h100", "bf16")
     m, n, k, one = (np.array([x]) for x in (8192, 4096, 4096, 1))
-    model_s = gemm_times_s(gpu, m, n, k, in_turn=6)
+    model_s = gemm_times_s(gpu, m, n, k, rotating_operands=6)
     ratio, known = found.product("bf16", "linear", m, n, k, one)
     assert ratio * model_s == pytest.approx(0.5e-3)
     assert known == TIMED
@@ -118,7 +118,7 @@ def test_a_table_stands_in_for_the_model_where_it_has_the_size(package: Path) ->
     assert (gradient, known) == (ratio, BETWEEN)
     assert found.product("bf16", "linear", m, n, k, 2 * one)[1] == 0  # products side by side
     narrow, _ = timed_tables.timings("h100", "fp8").product("fp8", "linear", m, n, k, one)
-    model_s = gemm_times_s(gpu, m, n, k, dtype="fp8", in_turn=6)
+    model_s = gemm_times_s(gpu, m, n, k, dtype="fp8", rotating_operands=6)
     assert narrow * model_s == pytest.approx(0.25e-3)
 
 

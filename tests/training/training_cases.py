@@ -10,9 +10,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from atoll.errors import AtollError
-from atoll.fabric.network import Level, Network
+from atoll.fabric.network import FabricLevel, Network
 from atoll.hardware.catalog import load_network
-from atoll.hardware.device import Chip
+from atoll.hardware.device import TemplateChip
 from atoll.hardware.gpu import Gpu, load_gpu
 from atoll.step.layout import Layout, check_layout
 from atoll.step.states import STATES
@@ -89,7 +89,7 @@ def network(name: str = "dgx-h100") -> Network:
 
 def flat(bandwidth_Bps: float = 10 * GB, latency_s: float = 0.0, devices: int = 4096) -> Network:
     """One level for all, at its full bandwidth."""
-    return Network("flat", (Level("only", devices, bandwidth_Bps, latency_s),))
+    return Network("flat", (FabricLevel("only", devices, bandwidth_Bps, latency_s),))
 
 
 def small_run(
@@ -110,7 +110,7 @@ def small_run(
 
 def with_memory(run: Run, hbm_bytes: float) -> Run:
     """Return the run on devices with so much memory."""
-    if isinstance(run.gpu, Chip):
+    if isinstance(run.gpu, TemplateChip):
         accelerator = run.gpu.accelerator
         memory = replace(accelerator.hbm, capacity_bytes=int(hbm_bytes))
         return replace(run, gpu=replace(run.gpu, accelerator=replace(accelerator, hbm=memory)))

@@ -16,7 +16,7 @@ from atoll.training.estimate import Estimate, estimate
 from atoll.training.software import find_stack, graphed, overlapping, stack_named
 from atoll.training.stack import FSDP, MEGATRON, NEMO, STACKS
 from atoll.validation.facts import port_Bps
-from atoll.validation.rows import run_of, unread_words
+from atoll.validation.rows import run_from_row, unread_words
 from atoll.validation.run_table import RunRow
 from atoll.validation.validate import validate_runs
 
@@ -32,7 +32,7 @@ def row(device: str = "H100-SXM", name: str = "any", **more: str) -> RunRow:
 
 
 def found(device: str = "H100-SXM", **more: str) -> Estimate:
-    return estimate(*run_of(row(device, **more)))
+    return estimate(*run_from_row(row(device, **more)))
 
 
 @pytest.mark.parametrize(
@@ -82,9 +82,9 @@ def test_releases_tell_which_casts_are_fused() -> None:
 
 def test_fully_sharded_recipes_of_megatron_bridge_leave_what_does_not_fit_with_the_host() -> None:
     told = {"framework": "Megatron-Bridge 26.06", "recompute": "none"}
-    assert run_of(row(**told, fsdp="1"))[1].recompute == "host"
-    assert run_of(row(**told))[1].recompute == "none"
-    assert run_of(row(framework="torchtitan", fsdp="1"))[1].recompute == "none"
+    assert run_from_row(row(**told, fsdp="1"))[1].recompute == "host"
+    assert run_from_row(row(**told))[1].recompute == "none"
+    assert run_from_row(row(framework="torchtitan", fsdp="1"))[1].recompute == "none"
 
 
 def test_captured_graphs_leave_the_host_nothing_to_launch() -> None:
@@ -110,9 +110,9 @@ def test_ports_of_a_node_in_words(words: str, node: int, gigabits: float | None)
 
 
 def test_columns_decide_and_names_do_not() -> None:
-    plain = run_of(row(model="mine"))
-    assert run_of(row(name="bs-a100-17", model="mine")) == plain
-    told, _ = run_of(
+    plain = run_from_row(row(model="mine"))
+    assert run_from_row(row(name="bs-a100-17", model="mine")) == plain
+    told, _ = run_from_row(
         row(
             framework="nanotron",
             network="h100-800g",
@@ -124,14 +124,14 @@ def test_columns_decide_and_names_do_not() -> None:
         "modular-lean", "flash2", "h100-800g",
     )  # fmt: skip
     assert told.model.dropout == 0.1
-    slower = run_of(row(network="8x 200Gb/s RoCE"))[0].network
+    slower = run_from_row(row(network="8x 200Gb/s RoCE"))[0].network
     assert slower.levels[-1].bandwidth_Bps == plain[0].network.levels[-1].bandwidth_Bps / 2
 
 
 def test_words_that_nobody_knows_are_told_and_cost_nothing(tmp_path: Path) -> None:
     odd = row(framework="skynet", optimizer_states="plasma", attention_kernel="telepathy")
     assert len(unread_words(odd)) == 3
-    assert run_of(odd) == run_of(row())
+    assert run_from_row(odd) == run_from_row(row())
     header = ["id", "device", "framework", "measured_iter_time_s", *LLAMA]
     line = ["1", "H100", "skynet", "1.0", *LLAMA.values()]
     table = tmp_path / "runs.csv"
@@ -146,24 +146,24 @@ def test_words_that_nobody_knows_are_told_and_cost_nothing(tmp_path: Path) -> No
 
 def test_what_is_not_said_is_typical_of_the_device_and_its_time() -> None:
     old = {"mlp_gated": "0", "flash_attention": "0", "sp": "0"}
-    then, _ = run_of(row("V100-SXM2", **old))
+    then, _ = run_from_row(row("V100-SXM2", **old))
     assert (then.stack.name, then.attention, then.model.dropout) == (
         "megatron-2021",
         "unfused",
         0.1,
     )
-    assert run_of(row("A100-SXM"))[0].stack.name == "modular-norm"
-    assert run_of(row("A100-SXM", recompute="full"))[0].stack.name == "modular"
-    now, _ = run_of(row())
+    assert run_from_row(row("A100-SXM"))[0].stack.name == "modular-norm"
+    assert run_from_row(row("A100-SXM", recompute="full"))[0].stack.name == "modular"
+    now, _ = run_from_row(row())
     assert (now.stack.name, now.states.name, now.attention) == ("nemo", "mixed16", "flash")
     sharded = {"tp": "1", "pp": "1", "dp": "16", "zero_stage": "3", "fsdp": "1"}
-    assert run_of(row(**sharded))[0].stack == FSDP
-    early, _ = run_of(row(model="MPT-7b", mlp_gated="0", **sharded))
+    assert run_from_row(row(**sharded))[0].stack == FSDP
+    early, _ = run_from_row(row(model="MPT-7b", mlp_gated="0", **sharded))
     assert (early.stack.name, early.attention) == ("fsdp-2023", "flash1")
 
 
 def test_windows_of_attention() -> None:
-    some = run_of(row(window="128", full_attention_every="2"))[0].model
+    some = run_from_row(row(window="128", full_attention_every="2"))[0].model
     assert some.windows[:4] == (128, 0, 128, 0)
     whole, half, every = (
         found(seq="16384", **told).step.compute_s
@@ -173,7 +173,7 @@ def test_windows_of_attention() -> None:
 
 
 def test_compiled_programs_take_a_replicas_batch_at_once() -> None:
-    _, layout = run_of(row("TPU-v5e", pp="1", dp="8"))
+    _, layout = run_from_row(row("TPU-v5e", pp="1", dp="8"))
     assert (layout.microbatch, layout.sp) == (8, True)
 
 
@@ -186,7 +186,7 @@ def test_compiled_programs_take_a_replicas_batch_at_once() -> None:
     ],
 )
 def test_recomputation_by_module(words: str, policy: str) -> None:
-    assert run_of(row(recompute="selective", recompute_modules=words))[1].recompute == policy
+    assert run_from_row(row(recompute="selective", recompute_modules=words))[1].recompute == policy
     check_recompute(policy)
     with pytest.raises(AtollError, match="modules joined by"):
         check_recompute("mlp+spoon")
@@ -194,13 +194,13 @@ def test_recomputation_by_module(words: str, policy: str) -> None:
 
 def test_activations_in_the_hosts_memory() -> None:
     told = {"recompute_modules": "moe_act", "activation_offload": "core_attn attn_norm"}
-    policy = run_of(row(recompute="selective", **told))[1].recompute
+    policy = run_from_row(row(recompute="selective", **told))[1].recompute
     assert policy == "moe_act+core_attn@host+attn_norm@host"
     check_recompute(policy)
 
 
 def test_modules_that_run_again_keep_less_and_take_longer() -> None:
-    run, layout = run_of(row(recompute="none"))
+    run, layout = run_from_row(row(recompute="none"))
 
     def under(policy: str) -> Estimate:
         return estimate(run, replace(layout, recompute=policy))
@@ -242,7 +242,7 @@ def test_products_that_add_gradients_read_and_write_their_sum() -> None:
 
 
 def test_several_nodes_wait_for_the_slowest() -> None:
-    run, _ = run_of(row("A100-SXM", framework="megatron-2021"))
+    run, _ = run_from_row(row("A100-SXM", framework="megatron-2021"))
     assert run.slack == STACKS["megatron-2021"].straggling > 1
     assert replace(run, devices=8).slack == 1
 

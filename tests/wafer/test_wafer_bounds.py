@@ -25,8 +25,8 @@ from atoll.wafer.bounds.layer_bounds import (
     _LeastPricedSeconds,
 )
 from atoll.wafer.bounds.step_bounds import StepBound
-from atoll.wafer.costs.pricing import pricer
-from atoll.wafer.costs.tables import Setting, Tables
+from atoll.wafer.costs.pricing import die_pricer
+from atoll.wafer.costs.tables import BlockTables, CostSetting
 from atoll.wafer.encoding.codes import legal_codes, splits
 from atoll.wafer.encoding.genes import SCHEDULES, SEARCHED_HOMES, BlockMapping
 from atoll.wafer.encoding.mapping import StageMapping, WaferMapping, problems
@@ -166,9 +166,9 @@ def test_seconds_and_bytes_of_layers(shape, microbatch, streaming, most, link, s
     random = np.random.default_rng(seed)
     systems = digit_systems(*shape)
     rounds = -(-BATCH // microbatch)
-    tables = Tables(
+    tables = BlockTables(
         small_block(microbatch), systems[int(random.integers(len(systems)))],
-        Setting(wafer, rounds, streaming=streaming), pricer(wafer.chip),
+        CostSetting(wafer, rounds, streaming=streaming), die_pricer(wafer.chip),
     )  # fmt: skip
     batch = Batch(tables)
     cost = batch.evaluate(sample(batch, 2000, random, ("replicated", *SEARCHED_HOMES)))

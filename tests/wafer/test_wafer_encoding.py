@@ -19,7 +19,7 @@ from atoll.wafer.costs import block_kernels as kernels
 from atoll.wafer.encoding import role_kernels as roles
 from atoll.wafer.encoding.block_parts import KINDS
 from atoll.wafer.encoding.codes import legal_codes, parts_of
-from atoll.wafer.encoding.genes import AGAIN, HOMES, KEEP, OFFLOAD, BlockMapping
+from atoll.wafer.encoding.genes import HOMES, KEEP, OFFLOAD, RECOMPUTE, BlockMapping
 from atoll.wafer.encoding.mapping import (
     StageMapping,
     WaferMapping,
@@ -153,7 +153,7 @@ def test_files_from_before_helpers_and_gradient_codes_still_load():
     for stage in loaded.stages:
         assert stage.helper is None
         assert stage.block.gradients == () and stage.block.collectives == ()
-        assert set(stage.block.keep) <= {AGAIN, KEEP}
+        assert set(stage.block.keep) <= {RECOMPUTE, KEEP}
 
 
 def test_files_with_the_former_names_of_their_keys_still_load():
@@ -207,7 +207,7 @@ def test_resharding_moves_exactly_what_a_die_lacks(shape, data):
     target = "".join(data.draw(st.sampled_from("scr")) for _ in range(digits.count))
     have, want = (np.array([named[t] for t in code], np.int64) for code in (source, target))
     links = wires(digits, Mesh("", *shape, 1.0, 0.0))
-    out = kernels.transition_one(1.0, have, have, want, links, 0, 0)
+    out = kernels.single_transition(1.0, have, have, want, links, 0, 0)
     dies = [(x, y) for y in range(digits.height) for x in range(digits.width)]
     missing = any(
         held(target, named, digits, die, 1) - held(source, named, digits, die, 1) for die in dies

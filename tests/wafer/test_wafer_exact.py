@@ -14,10 +14,10 @@ from atoll.fabric.digits import digit_systems
 from atoll.fabric.mesh import ALGORITHMS
 from atoll.wafer.costs.layer import block_cost
 from atoll.wafer.costs.pricing import DiePricer
-from atoll.wafer.costs.tables import Setting, Tables
+from atoll.wafer.costs.tables import BlockTables, CostSetting
 from atoll.wafer.encoding.codes import legal_codes
-from atoll.wafer.encoding.genes import AGAIN, HOMES, KEEP, OFFLOAD, SEARCHED_HOMES, Away
-from atoll.wafer.exact.exact import Exact
+from atoll.wafer.encoding.genes import HOMES, KEEP, OFFLOAD, RECOMPUTE, SEARCHED_HOMES, HelperPath
+from atoll.wafer.exact.exact import BlockSolver
 from atoll.wafer.exact.hunt import MemoryLimits
 from atoll.wafer.exact.passes import PassStates
 from atoll.wafer.exact.paths import MemoryPrice
@@ -29,19 +29,21 @@ from oracles.wafer_genes import decode, sample, way
 
 from .wafer_cases import small_block, small_wafer, sub_block
 
-FATES = (AGAIN, KEEP, OFFLOAD)
+FATES = (RECOMPUTE, KEEP, OFFLOAD)
 
 
 def make(shape, link=2e10, *, streaming=True, microbatch=1, chains=(0, 1), only=None, **more):
     wafer = small_wafer(shape[1], shape[0], link_Bps=link)
     block = sub_block(small_block(microbatch), chains)
-    setting = Setting(wafer, 8, streaming=streaming)
-    return Tables(block, digit_systems(*shape)[0], setting, DiePricer(wafer.chip), only, **more)
+    setting = CostSetting(wafer, 8, streaming=streaming)
+    return BlockTables(
+        block, digit_systems(*shape)[0], setting, DiePricer(wafer.chip), only, **more
+    )
 
 
-def exact_passes(tables: Tables, homes) -> Exact:
+def exact_passes(tables: BlockTables, homes) -> BlockSolver:
     """The exact part over every code of every pass."""
-    found = Exact(tables, homes)
+    found = BlockSolver(tables, homes)
     found.states = PassStates(tables, found.states.rules)
     found.paths = replace(found.paths, chains=found.states.chains)
     return found
@@ -90,7 +92,7 @@ def test_six_operators_with_every_code_home_and_keep(shape, link, homes):
     expected = brute.fastest(batch, homes, 2, 3, limits)
     assert expected[-1] == np.inf and expected == sorted(expected)
     assert len(set(expected)) >= 5
-    exact = Exact(tables, homes)
+    exact = BlockSolver(tables, homes)
     agree(expected, [exact.solve(2, 3, limit.local_bytes) for limit in limits])
 
 
@@ -120,7 +122,7 @@ def test_three_operators_with_all_or_some_codes(
     low, high = span(batch, homes, 2, in_flight, random)
     limits = [MemoryLimits(low + tight * (high - low))]
     expected = brute.fastest(batch, homes, 2, in_flight, limits)
-    exact = Exact(tables, homes)
+    exact = BlockSolver(tables, homes)
     agree(expected, [exact.solve(2, in_flight, limits[0].local_bytes)])
 
 
@@ -128,7 +130,7 @@ def test_three_operators_with_all_or_some_codes(
 @given(seed=st.integers(0, 10_000), passes=st.booleans(), streaming=st.booleans())
 def test_costs_of_chains_add_up(seed, passes, streaming):
     """What brute force relies on."""
-    batch = Batch(make((2, 2), streaming=streaming, microbatch=2), Away(3e9, 1e-7))
+    batch = Batch(make((2, 2), streaming=streaming, microbatch=2), HelperPath(3e9, 1e-7))
     random = np.random.default_rng(seed)
     genes = sample(batch, 50, random, HOMES, fates=FATES, passes=passes)
     first, second, neither = (
@@ -150,7 +152,7 @@ def test_costs_of_chains_add_up(seed, passes, streaming):
 @pytest.mark.parametrize("streaming", [True, False])
 def test_the_evaluator_equals_its_compiled_twin(streaming):
     """Every variable drawn: codes of all passes, homes, fates, streaming and algorithms."""
-    away, modes = Away(3e9, 1e-7), (True, False)
+    away, modes = HelperPath(3e9, 1e-7), (True, False)
     tables = make((4, 3), 5e9, streaming=streaming, microbatch=2, modes=modes)
     batch, (block, digits) = Batch(tables, away), (tables.block, tables.digits)
     genes = sample(batch, 40, np.random.default_rng(1), HOMES, fates=FATES, passes=True,
@@ -167,7 +169,7 @@ def test_the_evaluator_equals_its_compiled_twin(streaming):
 def test_offload_with_every_keep(shape, chains, count):
     random = np.random.default_rng(3)
     tables = make(shape, 2e9, chains=chains, only=some_codes(shape, count, random, chains=chains))
-    away = Away(4e10, 1e-9)
+    away = HelperPath(4e10, 1e-9)
     batch = Batch(tables, away)
     homes = ("optimizer",)
     low, high = span(batch, homes, 2, 4, random)
@@ -179,7 +181,7 @@ def test_offload_with_every_keep(shape, chains, count):
         for elsewhere in (0.0, 0.2, 0.6, 2.0)
     ]
     expected = brute.fastest(batch, homes, 2, 4, limits, FATES)
-    exact = Exact(tables, homes).with_away(away)
+    exact = BlockSolver(tables, homes).with_offload(away)
     found = [exact.solve(2, 4, limit.local_bytes, limit.offload_bytes) for limit in limits]
     agree(expected, found)
     # More room elsewhere helps, and somewhere it does.
@@ -197,10 +199,12 @@ def test_every_operator_streams_or_not_as_is_best(shape, chain):
     low, high = span(batch, homes, 2, 3, random)
     limits = [MemoryLimits(low + share * (high - low)) for share in (1.0, 0.2, 0.1)]
     expected = brute.fastest(batch, homes, 2, 3, limits)
-    exact = Exact(tables, homes)
+    exact = BlockSolver(tables, homes)
     agree(expected, [exact.solve(2, 3, limit.local_bytes) for limit in limits])
     for streaming in (True, False):
-        one_way = Exact(make(shape, 8e9, chains=(chain,), only=only, streaming=streaming), homes)
+        one_way = BlockSolver(
+            make(shape, 8e9, chains=(chain,), only=only, streaming=streaming), homes
+        )
         assert exact.bound_s <= one_way.bound_s
 
 
@@ -208,7 +212,7 @@ def test_every_operator_streams_or_not_as_is_best(shape, chain):
 @given(seed=st.integers(0, 10_000), streaming=st.booleans())
 def test_the_best_algorithm_for_each_collective_is_the_best_for_the_block(seed, streaming):
     """Why the exact part does not branch over algorithms: "auto" is never slower."""
-    batch = Batch(make((4, 2), 5e9, streaming=streaming, microbatch=2), Away(3e9, 1e-7))
+    batch = Batch(make((4, 2), 5e9, streaming=streaming, microbatch=2), HelperPath(3e9, 1e-7))
     random = np.random.default_rng(seed)
     genes = sample(batch, 100, random, HOMES, fates=FATES, passes=True, algorithms=range(4))
     auto = replace(genes, algorithms=np.zeros_like(genes.algorithms))
@@ -229,7 +233,7 @@ def test_gradient_passes_with_codes_of_their_own(shape, chain, link, count, mode
     fates = FATES if chain else FATES[:2]
     only = some_codes(shape, count, random, chains=(chain,))
     tables = make(shape, link, chains=(chain,), only=only, modes=modes)
-    away = Away(4e10, 1e-9)
+    away = HelperPath(4e10, 1e-9)
     batch = Batch(tables, away)
     homes = ("optimizer", "weights") if count < 3 else ("optimizer",)
     low, high = span(batch, homes, 2, 3, random, passes=True)
@@ -239,10 +243,10 @@ def test_gradient_passes_with_codes_of_their_own(shape, chain, link, count, mode
     ]  # fmt: skip
     expected = brute.fastest(batch, homes, 2, 3, limits, fates, passes=True)
     exact = exact_passes(tables, homes)
-    exact = exact.with_away(away) if OFFLOAD in fates else exact
+    exact = exact.with_offload(away) if OFFLOAD in fates else exact
     found = [exact.solve(2, 3, limit.local_bytes, limit.offload_bytes) for limit in limits]
     agree(expected, found)
-    shared = Exact(tables, homes)
+    shared = BlockSolver(tables, homes)
     assert exact.bound_s <= shared.bound_s
     # What the exact part says of its answer is what the evaluator says of it.
     for solved in found:
@@ -254,10 +258,10 @@ def test_gradient_passes_with_codes_of_their_own(shape, chain, link, count, mode
 def test_refined_gradient_codes_and_bounds_on_a_larger_mesh():
     """27 codes an operator: shared codes exactly, then gradient codes; bounds hold for all."""
     tables = make((4, 2), 4e11, modes=(True, False))
-    away = Away(4e10, 1e-9)
+    away = HelperPath(4e10, 1e-9)
     batch = Batch(tables, away)
-    whole = Exact(tables, passes=True).with_away(away)
-    shared = Exact(tables).with_away(away)
+    whole = BlockSolver(tables, passes=True).with_offload(away)
+    shared = BlockSolver(tables).with_offload(away)
     assert whole.bound_s <= shared.bound_s
     random = np.random.default_rng(0)
     genes = sample(batch, 20_000, random, SEARCHED_HOMES, fates=FATES, passes=True)
@@ -294,10 +298,12 @@ def test_the_bound_of_passes_taken_apart_holds_for_the_exact_optimum(
 ):
     random = np.random.default_rng(seed)
     tables = make(shape, link, modes=(True, False), only=some_codes(shape, 5, random))
-    exact, shared = exact_passes(tables, homes), Exact(tables, homes)
+    exact, shared = exact_passes(tables, homes), BlockSolver(tables, homes)
     apart = DecoupledBound.from_states(shared.states, shared.paths, weight_gradient_costs(tables))
     assert apart.least_costs(MemoryPrice(0.0, 0.0, 0.0, 0.0)).min() <= exact.bound_s * (1 + 1e-12)
-    assert Exact(tables, homes, passes=True).bound_s == exact.bound_s  # few codes: by their pairs
+    assert (
+        BlockSolver(tables, homes, passes=True).bound_s == exact.bound_s
+    )  # few codes: by their pairs
     low, high = span(Batch(tables), homes, 2, 3, random, passes=True)
     limit = low + tight * (high - low)
     found = exact.solve(2, 3, limit)
@@ -308,7 +314,7 @@ def test_the_bound_of_passes_taken_apart_holds_for_the_exact_optimum(
 
 
 def test_equal_codes_of_all_passes_cost_what_a_shared_code_costs():
-    batch = Batch(make((4, 2), microbatch=2), Away(5e9, 1e-7))
+    batch = Batch(make((4, 2), microbatch=2), HelperPath(5e9, 1e-7))
     genes = sample(batch, 300, np.random.default_rng(2), HOMES, fates=FATES)
     spelled = replace(genes, data=genes.codes.copy(), weight=genes.codes.copy())
     assert (batch.evaluate(genes) == batch.evaluate(spelled)).all()
@@ -316,8 +322,8 @@ def test_equal_codes_of_all_passes_cost_what_a_shared_code_costs():
 
 def test_the_batched_evaluator_and_the_exact_parts_tables_agree():
     tables = make((4, 2), microbatch=2)
-    away = Away(5e9, 1e-7)
-    batch, exact = Batch(tables, away), Exact(tables, HOMES).with_away(away)
+    away = HelperPath(5e9, 1e-7)
+    batch, exact = Batch(tables, away), BlockSolver(tables, HOMES).with_offload(away)
     genes = sample(batch, 200, np.random.default_rng(1), HOMES, fates=FATES)
     cost = batch.evaluate(genes)
     for row in range(len(genes)):
@@ -331,7 +337,7 @@ def test_the_batched_evaluator_and_the_exact_parts_tables_agree():
 
 
 def test_less_memory_never_makes_a_block_faster():
-    exact = Exact(make((2, 2), 50e9))
+    exact = BlockSolver(make((2, 2), 50e9))
     roomy = exact.solve(4, 4, 1e12)
     assert roomy is not None
     needed = roomy.cost.memory_bytes(4, 4)
@@ -344,7 +350,7 @@ def test_less_memory_never_makes_a_block_faster():
 
 
 def test_another_process_finds_the_arrays_where_it_has_them():
-    exact = Exact(make((2, 1)), HOMES)
+    exact = BlockSolver(make((2, 1)), HOMES)
     ours = exact.paths.packed_steps
     theirs = pickle.loads(pickle.dumps(exact.paths)).packed_steps
     assert (theirs.shapes == ours.shapes).all()

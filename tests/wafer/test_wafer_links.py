@@ -39,7 +39,7 @@ def test_time_never_rises_with_link_bandwidth(faster, shape, data):
     source = np.array([data.draw(st.sampled_from([0, 1, 2, 3, 5])) for _ in roles], np.int64)
     target = np.array(roles, np.int64)
     slow, quick = (
-        kernels.transition_one(
+        kernels.single_transition(
             VOLUME, source, source, target, wires(digits, Mesh("", *shape, speed * 1e9, 1e-8)), 0, 0
         )
         for speed in (1.0, faster)

@@ -35,9 +35,9 @@ def written(folder: Path, *rows: str) -> Path:
 def test_a_torus_without_a_layout_is_fully_sharded_and_long_sequences_are_divided(tmp_path):
     path = written(tmp_path, TORUS.format(batch=128), TORUS.format(batch=16))
     wide, long = (predicted(row) for row in read_mesh_runs(path))
-    assert wide.priced is not None and long.priced is not None
-    assert "dp64" in wide.priced.layout and "zero3" in wide.priced.layout
-    assert "dp16" in long.priced.layout and "cp4" in long.priced.layout
+    assert wide.predicted is not None and long.predicted is not None
+    assert "dp64" in wide.predicted.layout and "zero3" in wide.predicted.layout
+    assert "dp16" in long.predicted.layout and "cp4" in long.predicted.layout
     assert wide.estimate is not None
     assert wide.estimate.run.network.levels[0].torus == (4, 4, 4)
 
@@ -45,9 +45,9 @@ def test_a_torus_without_a_layout_is_fully_sharded_and_long_sequences_are_divide
 def test_several_wafers_divide_the_batch(tmp_path):
     rows = STREAMED.format(wafers=1, batch=8), STREAMED.format(wafers=2, batch=16)
     one, two = (predicted(row) for row in read_mesh_runs(written(tmp_path, *rows)))
-    assert one.priced is not None and two.priced is not None
-    assert one.priced.time_s == two.priced.time_s
-    assert one.priced.fits
+    assert one.predicted is not None and two.predicted is not None
+    assert one.predicted.time_s == two.predicted.time_s
+    assert one.predicted.fits
 
 
 def test_the_answer_has_the_keys_of_other_runs(tmp_path):

@@ -12,7 +12,7 @@ from atoll.questions import WaferQuestion
 from atoll.step.states import STATES
 from atoll.wafer.answer.draw import text_map, wafer_picture
 from atoll.wafer.detailed import offload_rates_Bps, replay_mapping
-from atoll.wafer.encoding.genes import AGAIN, KEEP, OFFLOAD
+from atoll.wafer.encoding.genes import KEEP, OFFLOAD, RECOMPUTE
 from atoll.wafer.encoding.mapping import problems
 from atoll.wafer.evaluate import evaluate, helper_paths, in_flight
 from atoll.wafer.job import options_of
@@ -46,7 +46,7 @@ def tight():
 
 def test_helpers_make_a_pressed_pipeline_faster(tight):
     wafer, helped, alone = tight
-    assert any(AGAIN in stage.block.keep for stage in alone.stages)
+    assert any(RECOMPUTE in stage.block.keep for stage in alone.stages)
     assert any(OFFLOAD in stage.block.keep for stage in helped.stages)
     assert problems(helped, 2, 4) == []
     with_help, without = evaluate(wafer, helped), evaluate(wafer, alone)

@@ -8,7 +8,7 @@ import pytest
 
 from atoll.errors import AtollError
 from atoll.hardware.area import columns_area_parts
-from atoll.hardware.silicon.chip import columns_of
+from atoll.hardware.silicon.chip import chip_columns
 from atoll.hardware.wafer import D1_AREA_SCALE, DramStack
 from atoll.hardware.wafer_files import load_wafer, load_wafers, wafer_names
 
@@ -60,7 +60,7 @@ def test_dies_shrink_with_their_process_unless_their_area_is_stated():
     fine, coarse = (replace(wafer, process=own, rows=2, columns=2) for own in ("5nm", "12nm"))
     # Logic by 91.2 / 138.2, memories by 0.021 / 0.027.
     assert 0.66 * wafer.die_mm2 < fine.die_mm2 < 0.78 * wafer.die_mm2 < coarse.die_mm2
-    parts = columns_area_parts(columns_of(wafer.core))
+    parts = columns_area_parts(chip_columns(wafer.core))
     logic = sum(float(parts[name][0]) for name in ("tensor_arrays_mm2", "vector_lanes_mm2"))
     memory = sum(float(mm2[0]) for mm2 in parts.values()) - logic
     assert wafer.die_mm2 == pytest.approx(D1_AREA_SCALE * (logic + memory), rel=1e-12)

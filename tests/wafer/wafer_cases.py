@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from atoll.hardware.accelerator import MIB, Accelerator, Hbm
 from atoll.hardware.wafer import DramStack, Wafer
 from atoll.wafer.encoding.block import make_block
-from atoll.wafer.encoding.block_parts import Block
+from atoll.wafer.encoding.block_parts import WaferBlock
 
 
 def small_wafer(
@@ -62,12 +62,12 @@ def small_model(hidden: int = 64, heads: int = 4, ffn: int = 96, layers: int = 4
     return str(path)
 
 
-def sub_block(block: Block, chains: tuple[int, ...]) -> Block:
+def sub_block(block: WaferBlock, chains: tuple[int, ...]) -> WaferBlock:
     """The block with some of its chains only."""
     return replace(block, chains=tuple(block.chains[i] for i in chains))
 
 
-def small_block(microbatch: int = 1, sequence: int = 24, **shape: int) -> Block:
+def small_block(microbatch: int = 1, sequence: int = 24, **shape: int) -> WaferBlock:
     return make_block(small_model(**shape), microbatch, sequence)
 
 

@@ -22,7 +22,7 @@ CONFIG = load_config("llama3-8b")
 
 
 def built(words: str = "attention", tp: int = 1, *, apart: bool = True) -> Model:
-    whole = prepare(CONFIG, 1, 1024, tp, tp > 1, fusion="none", whole_periods=False)
+    whole = prepare(CONFIG, 1, 1024, tp, tp > 1, fusion="none", merge_periods=False)
     return with_adapters(whole, Adapters(RANK, targets_named(words)), apart=apart)
 
 

@@ -17,7 +17,7 @@ def test_every_family_makes_variants(name: str, profile: Profile) -> None:
     sequence = 577 if name.startswith("vit") else 256
     workload = make_workload(str(FOLDER / f"{name}.json"), 8, sequence)
     made = make_variants([workload], [1], [1, 2], 8, "full", profile)
-    models = {variant.tensor: variant.model for variant in made.variants}
+    models = {variant.tp: variant.model for variant in made.variants}
     assert list(models) == [1, 2]
     one, two = models.values()
     assert one.parameters > two.parameters >= one.parameters // 2

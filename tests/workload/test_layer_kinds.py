@@ -111,8 +111,8 @@ def test_windows_are_of_the_whole_sequence_that_several_devices_share(
     config, length = small(name), 2048
     config = replace(config, windows=tuple(x and window for x in config.windows))
     assert 0 < sum(map(bool, config.windows)) < config.layers
-    whole = build_model(config, 1, length, whole_periods=False)
-    part = build_model(replace(config, context=devices), 1, length // devices, whole_periods=False)
+    whole = build_model(config, 1, length, merge_periods=False)
+    part = build_model(replace(config, context=devices), 1, length // devices, merge_periods=False)
     assert [layer.name for layer, _ in part.layers] == [layer.name for layer, _ in whole.layers]
     for (layer, _), (own, _) in zip(whole.layers, part.layers, strict=True):
         work, share = (
@@ -183,7 +183,7 @@ def test_blocks_that_stand_alone_are_the_same_model(name: str) -> None:
     config = replace(small(name, num_hidden_layers=12, **longer(name)), name="long")
     for tensor in (1, 2):
         whole, alone = (
-            prepare(config, 1, 128, tensor, whole_periods=periods) for periods in (True, False)
+            prepare(config, 1, 128, tensor, merge_periods=periods) for periods in (True, False)
         )
         assert sums(whole) == sums(alone)
         assert sum(n for _, n in alone.layers[1:-2]) == 12 > sum(n for _, n in whole.layers[1:-2])

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Self, TypeV
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from atoll.errors import AtollError, path_of
+from atoll.errors import AtollError, as_path
 from atoll.files.jsonfile import read_object
-from atoll.files.wholefile import whole_files
-from atoll.registry import named
+from atoll.files.wholefile import atomic_files
+from atoll.registry import import_named
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -74,7 +74,7 @@ class JsonSerializable:
             True
         """
         path = Path(path)
-        with whole_files(lambda why: f"{path}: cannot be written ({why})", path) as (part,):
+        with atomic_files(lambda why: f"{path}: cannot be written ({why})", path) as (part,):
             part.write_text(self._data.to_json(), encoding="utf-8")
         return path
 
@@ -149,7 +149,7 @@ class Drawable(JsonSerializable):
             'report.html'
         """
         folder = getattr(self, "kept", None)
-        return Path(named("atoll.report.page:write_page")(self._data, Path(path), folder))
+        return Path(import_named("atoll.report.page:write_page")(self._data, Path(path), folder))
 
     def trace(self, path: str | Path) -> Path:
         """Write the step as a Chrome trace, which Perfetto opens, as `atoll trace` does.
@@ -168,7 +168,7 @@ class Drawable(JsonSerializable):
             >>> atoll.estimate("gpt2-xl", "h100", 8, batch=64).trace("trace.json").name
             'trace.json'
         """
-        return Path(named("atoll.report.trace:trace_answer")(self._data, Path(path)))
+        return Path(import_named("atoll.report.trace:trace_answer")(self._data, Path(path)))
 
 
 class DrawnAnswer(Drawable, Answer):
@@ -193,7 +193,7 @@ class Explanation(Answer):
             >>> plan.explain().show()  # doctest: +ELLIPSIS
             gpt2-xl on 8 h100: tp1 pp1 dp8 ...
         """
-        named(self.printer)(self)
+        import_named(self.printer)(self)
 
     def __str__(self) -> str:
         with redirect_stdout(StringIO()) as shown:
@@ -207,18 +207,18 @@ T = TypeVar("T")
 
 
 @singledispatch
-def answer_of(result: object) -> Any:
+def build_answer(result: object) -> Any:
     """Convert the result of a program to its answer; programs register their types."""
     raise TypeError(f"no answer is made of a {type(result).__name__}")
 
 
-class Answered(JsonSerializable, Generic[A]):
+class AnsweredResult(JsonSerializable, Generic[A]):
     """What a program returns: its rich objects, and its answer as data, made once."""
 
     @cached_property
     def answer(self) -> A:
         """All that is printed, drawn or written of it, as typed data."""
-        answer: A = answer_of(self)
+        answer: A = build_answer(self)
         return answer
 
     @property
@@ -226,7 +226,7 @@ class Answered(JsonSerializable, Generic[A]):
         return self.answer
 
 
-class Pictured(Drawable, Answered[P]):
+class DrawableResult(Drawable, AnsweredResult[P]):
     """What a program returns, where its answer can be drawn."""
 
     @property
@@ -234,7 +234,7 @@ class Pictured(Drawable, Answered[P]):
         """The folder in which all that was evaluated is kept, where there is one."""
         return None
 
-    def compare(self, *others: Pictured[Any]) -> DrawnAnswer:
+    def compare(self, *others: DrawableResult[Any]) -> DrawnAnswer:
         """Lay it beside others, of any kind, as `atoll compare` does.
 
         Args:
@@ -256,7 +256,7 @@ class Pictured(Drawable, Answered[P]):
         """
         answers = [result.answer for result in (self, *others)]
         names = [f"{answer.kind} {number}" for number, answer in enumerate(answers, 1)]
-        comparison: DrawnAnswer = named("atoll.several.compared:beside")(names, answers)
+        comparison: DrawnAnswer = import_named("atoll.several.compared:beside")(names, answers)
         return comparison
 
     def to_dataframe(self) -> pd.DataFrame:
@@ -274,13 +274,13 @@ class Pictured(Drawable, Answered[P]):
         import pandas as pd
 
         question_values, figures = (
-            named(f"atoll.several.figures:{name}")(self.answer)
+            import_named(f"atoll.several.figures:{name}")(self.answer)
             for name in ("asked_of", "figures_of")
         )
         return pd.DataFrame([question_values | figures])
 
 
-def made_of(kind: type[T], source: object, /, **given: Any) -> T:
+def build_from(kind: type[T], source: object, /, **given: Any) -> T:
     """Build `kind` from the attributes of `source` with the same names, and from `given`."""
     names = [f.name for f in fields(kind) if f.name not in given and hasattr(source, f.name)]  # type: ignore[arg-type]
     return kind(**{name: getattr(source, name) for name in names}, **given)
@@ -303,7 +303,7 @@ def dumped(value: object) -> Any:
 
 def read_answer(path: str | Path, *kinds: type[A]) -> A:
     """Read the answer in a file, which must be one of these kinds."""
-    return parse_answer(read_object(path_of("path", path)), str(path), *kinds)
+    return parse_answer(read_object(as_path("path", path)), str(path), *kinds)
 
 
 def parse_answer(content: Mapping[str, Any], where: str, *kinds: type[A]) -> A:

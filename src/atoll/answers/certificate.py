@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Self
 
-from atoll.answers.answer import Amount, Count, Number, made_of
+from atoll.answers.answer import Amount, Count, Number, build_from
 from atoll.step.certificate import Certificate, most_better
 
 
@@ -42,7 +42,7 @@ class Proof:
     def of(cls, certificate: Certificate, **more: Any) -> Self:
         """Convert a certificate, with further fields."""
         sentence = certificate.sentence()
-        return made_of(
+        return build_from(
             cls,
             certificate,
             most_better=most_better(certificate.gap),

@@ -18,7 +18,7 @@ Degree = Annotated[int, Field(gt=0, le=10**9)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chip:
+class ChipFigures:
     """What a chip is made of."""
 
     tensor_cores: Degree
@@ -72,12 +72,14 @@ class Chip:
             clock_Hz=self.clock_GHz * 1e9,
             hbm=Hbm(round(self.hbm_GiB * GIB), self.hbm_bandwidth_GBps * 1e9),
             template=template,
-            more=tuple((p, template_values[p.name]) for p in template.own) if template else (),
+            more=tuple((p, template_values[p.name]) for p in template.extra_parameters)
+            if template
+            else (),
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SizedChip(Chip):
+class SizedChip(ChipFigures):
     """With its HBM interfaces."""
 
     area_mm2: Positive
@@ -95,7 +97,7 @@ Record = Mapping[str, int | float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlacedStage:
+class PlacedStageAnswer:
     """One pipeline stage, on one tensor-parallel group of devices."""
 
     layers: tuple[str, ...]
@@ -116,7 +118,7 @@ class PlacedStage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
+class PlacementAnswer:
     """The distribution of one training step over all devices."""
 
     pipeline: Degree
@@ -126,7 +128,7 @@ class Placed:
     microbatches: Degree
     """Microbatches of one replica in one step."""
     step_time_s: Positive
-    stages: Annotated[tuple[PlacedStage, ...], Field(min_length=1)]
+    stages: Annotated[tuple[PlacedStageAnswer, ...], Field(min_length=1)]
     time_parts_s: Mapping[str, Number]
     """The step's time by cause; the parts add up to `step_time_s`."""
     schedule: str
@@ -179,7 +181,7 @@ class PlacedModel:
     samples_per_s: Positive
     tokens_per_s_per_device: Positive
     mfu: Amount
-    placement: Placed
+    placement: PlacementAnswer
     power_W: Amount
     energy_per_token_J: Amount
     microbatch: Degree

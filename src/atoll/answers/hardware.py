@@ -8,7 +8,7 @@ from typing import Literal
 
 from atoll.answers.answer import Answer
 from atoll.answers.design import SizedChip
-from atoll.answers.wafer import WaferTold
+from atoll.answers.wafer import WaferFigures
 from atoll.hardware.physical.kernel_fits import AttentionFit, FormatFit
 
 
@@ -115,7 +115,7 @@ class TemplateAnswer(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WaferEntry(WaferTold, Answer):
+class WaferEntry(WaferFigures, Answer):
     kind: Literal["hardware-wafer"] = "hardware-wafer"
     format: Literal[1] = 1
     wafer: str

@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from atoll.answers.answer import Amount, Count, Number, Positive
-from atoll.files.wholefile import whole_files
+from atoll.files.wholefile import atomic_files
 from atoll.step.layout import Layout
 from atoll.step.replay import PassTime
 from atoll.units import format_seconds
@@ -31,7 +31,7 @@ MOST_PASSES = 500_000
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedError:
     """The mean absolute error of the step time over measured runs of a kind, on which nothing was
     fitted.
     """
@@ -48,7 +48,7 @@ class Expected:
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class ValueRange:
     low: Amount
     high: Amount
 
@@ -58,8 +58,8 @@ class Interval:
     """Between what `share` of the runs of this kind were measured."""
 
     share: Amount
-    step_time_s: Range
-    memory_bytes: Range
+    step_time_s: ValueRange
+    memory_bytes: ValueRange
     """Interval of `memory_bytes.total`, which the allocator reports on the fullest stage."""
 
     def sentence(self, digits: int) -> str:
@@ -147,14 +147,14 @@ class LaunchFile:
         """
         target = Path(path)
         file_path = target / self.file if target.is_dir() else target
-        with whole_files(lambda why: f"cannot write {file_path}: {why}", file_path) as (part,):
+        with atomic_files(lambda why: f"cannot write {file_path}: {why}", file_path) as (part,):
             part.write_text(self.text, encoding="utf-8")
             if self.file.endswith(".sh"):
                 part.chmod(part.stat().st_mode | 0o111)
         return file_path
 
 
-class Launched:
+class Exportable:
     """What has a layout that training tools can be told."""
 
     __slots__ = ()
@@ -185,7 +185,7 @@ class Launched:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reason:
+class AxisReason:
     axis: str
     why: str
     axes: PlannedLayout
@@ -195,7 +195,7 @@ class Reason:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class LayoutCandidate:
     """A layout that may be faster in truth."""
 
     layout: str
@@ -204,7 +204,7 @@ class Candidate:
     slower: Number
 
 
-def candidates_words(candidates: Sequence[Candidate], between: float) -> str:
+def candidates_words(candidates: Sequence[LayoutCandidate], between: float) -> str:
     """Return which layouts to benchmark and why; empty if none is near."""
     words = "; ".join(f"{candidate.layout} ({candidate.slower:+.1%})" for candidate in candidates)
     why = f"half of all pairs of layouts of one run are predicted {between:.0%} or more off"

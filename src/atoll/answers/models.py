@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from atoll.answers.answer import Answer, made_of
+from atoll.answers.answer import Answer, build_from
 from atoll.workload.graph.layer import Layer, Model
 from atoll.workload.graph.operator import Operator
 
@@ -85,7 +85,7 @@ class CaptureAnswer(ModelAnswer):
 def layer_table(model: Model) -> tuple[ModelLayer, ...]:
     """Return the kinds of layers of a model with their operators."""
     return tuple(
-        made_of(
+        build_from(
             ModelLayer,
             layer,
             repeat=repeat,

@@ -15,17 +15,17 @@ from atoll.answers.answer import (
     Explanation,
     Number,
     Positive,
-    made_of,
+    build_from,
 )
 from atoll.answers.certificate import LayoutProof
 from atoll.answers.layout import (
-    Candidate,
-    Expected,
+    AxisReason,
+    ExpectedError,
+    Exportable,
     Interval,
-    Launched,
     LaunchFile,
+    LayoutCandidate,
     PlannedLayout,
-    Reason,
     StepPasses,
 )
 from atoll.errors import AtollError
@@ -71,7 +71,7 @@ class PlannedStage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replayed:
+class ReplayAnswer:
     """The step replayed pass by pass."""
 
     time_s: Positive
@@ -138,7 +138,7 @@ class Sensitivity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunAnswer(Launched, DrawnAnswer):
+class RunAnswer(Exportable, DrawnAnswer):
     """A training run under one layout."""
 
     format: Literal[3] = 3
@@ -178,14 +178,14 @@ class RunAnswer(Launched, DrawnAnswer):
     fits: bool
     memory_bytes: PlanMemory
     breakdown_s: Mapping[str, Number]
-    expected_error: Expected
+    expected_error: ExpectedError
     """Mean error of such estimates."""
     interval: Interval
     recomputed: Mapping[str, tuple[str, ...]]
     """Under "optimal": recomputed operators per kind of block."""
     stages: tuple[PlannedStage, ...]
     pipeline: StepPasses
-    replay: Replayed
+    replay: ReplayAnswer
     operators: tuple[DevicePass, ...]
     operator_origins: Mapping[Origin, Amount] = field(default_factory=dict)
     """With `--operators measured`: share of a microbatch's operator time by origin."""
@@ -245,12 +245,12 @@ class PlanAnswer(RunAnswer):
     ties: Amount
     """Layouts slower by up to this share count as equal to the fastest."""
     tied: Count
-    alternatives: tuple[Candidate, ...]
+    alternatives: tuple[LayoutCandidate, ...]
     """Layouts to benchmark as well: slower than the best by less than `between_layouts`."""
     between_layouts: Amount
     """Median relative error between estimates of two layouts of one run."""
     runners_up: tuple[RunnerUp, ...]
-    reasons: tuple[Reason, ...]
+    reasons: tuple[AxisReason, ...]
     stopped: str
     """Why the search ended before its proof; empty if it did not."""
     left_out: Mapping[str, str]
@@ -277,8 +277,8 @@ class PlanAnswer(RunAnswer):
             more_s = {name: sign * (theirs.get(name, 0.0) - mine[name]) for name in mine}
             part = max(more_s, key=more_s.__getitem__)
             part_s = mine[part], theirs.get(part, 0.0)
-            slower_layouts.append(made_of(SlowerLayout, runner_up, part=part, part_s=part_s))
-        return made_of(
+            slower_layouts.append(build_from(SlowerLayout, runner_up, part=part, part_s=part_s))
+        return build_from(
             PlanExplanation,
             self,
             kind="plan-explanation",
@@ -313,7 +313,7 @@ class PlanExplanation(Explanation):
     step_time_s: Positive
     mfu: Amount
     breakdown_s: Mapping[str, Number]
-    reasons: tuple[Reason, ...]
+    reasons: tuple[AxisReason, ...]
     left_out: Mapping[str, str]
     certificate: LayoutProof
     choice: str = ""

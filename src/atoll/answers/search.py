@@ -10,8 +10,15 @@ from pydantic import Field, JsonValue
 
 from atoll.answers.answer import Amount, Count, DrawnAnswer, Explanation, Number, Positive
 from atoll.answers.certificate import ArchitectureProof
-from atoll.answers.design import Degree, Placed, Record, SearchedModel, SizedChip, SlowerChip
-from atoll.registry import named
+from atoll.answers.design import (
+    Degree,
+    PlacementAnswer,
+    Record,
+    SearchedModel,
+    SizedChip,
+    SlowerChip,
+)
+from atoll.registry import import_named
 from atoll.units import format_seconds
 
 
@@ -20,7 +27,7 @@ class DesignAnswer:
     """One chip with the best plan of each model on it; the first model's at the top too."""
 
     accelerator: SizedChip
-    placement: Placed
+    placement: PlacementAnswer
     microbatch: Degree
     recompute: str
     step_time_s: Positive
@@ -38,7 +45,7 @@ class SpaceAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
+class ExistingDevice:
     """A device that exists at its best layout for the same job, or why there is none."""
 
     device: str
@@ -58,7 +65,7 @@ class Beside:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Alone:
+class ModelAlone:
     """A model on the chip that it would choose for itself."""
 
     model: str
@@ -72,7 +79,7 @@ class Alone:
     cost: Amount = 0.0
     """Share of its samples per second lost by sharing."""
 
-    def sharing(self, samples_per_s: float) -> Alone:
+    def sharing(self, samples_per_s: float) -> ModelAlone:
         """Return a copy with the samples per second on the common chip."""
         cost = max(0.0, 1.0 - samples_per_s / self.samples_per_s)
         return replace(self, shared_samples_per_s=samples_per_s, cost=cost)
@@ -214,7 +221,7 @@ class ShadowPrice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ahead:
+class NextChip:
     """The answer as the next machine of a run that was planned or measured, under its software."""
 
     device: str
@@ -270,8 +277,8 @@ class SearchAnswer(DrawnAnswer):
     space: SpaceAnswer | None
     notes: tuple[str, ...]
     baselines: Mapping[str, Amount | None]
-    beside: Mapping[str, Beside]
-    alone: Mapping[str, Alone]
+    beside: Mapping[str, ExistingDevice]
+    alone: Mapping[str, ModelAlone]
     baseline_remarks: Mapping[str, str]
     plateau: tuple[NearAnswer, ...]
     warnings: tuple[str, ...]
@@ -281,7 +288,7 @@ class SearchAnswer(DrawnAnswer):
     price_per_device: Positive | None = None
     """Dollars or watts per device, if the score is throughput per dollar or watt."""
     robustness: Robustness | None = None
-    ahead: Ahead | None = None
+    ahead: NextChip | None = None
     """With `--from`: comparison with that run."""
     job: Mapping[str, JsonValue]
     """The question, as it was asked."""
@@ -300,7 +307,9 @@ class SearchAnswer(DrawnAnswer):
             >>> result.answer.explain().models[0].model
             'bert-large'
         """
-        explanation: SearchExplanation = named("atoll.explore.answer.why:explain_result")(self)
+        explanation: SearchExplanation = import_named("atoll.explore.answer.why:explain_result")(
+            self
+        )
         return explanation
 
 
@@ -338,7 +347,7 @@ class ExplainedModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slower:
+class SlowerModel:
     """Why one model is slower, or a little faster, on a runner-up."""
 
     model: str
@@ -355,7 +364,7 @@ class Slower:
 class Comparison:
     accelerator: SizedChip
     differs: Mapping[str, tuple[int | float, int | float]]
-    reasons: tuple[Slower, ...]
+    reasons: tuple[SlowerModel, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

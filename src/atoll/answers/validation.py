@@ -206,7 +206,7 @@ class CalibrationAnswer(Answer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveTold:
+class NcclTestFigures:
     """A log of NCCL's tests; figures as low, median, high."""
 
     collective: str
@@ -271,7 +271,7 @@ class SiteCalibration(Answer):
     format: Literal[1] = 1
     site: Mapping[str, JsonValue]
     """As its file has it; each value with its 90 % interval."""
-    collectives: tuple[CollectiveTold, ...] = ()
+    collectives: tuple[NcclTestFigures, ...] = ()
     steps: tuple[ProfiledStep, ...] = ()
     runs: RunsFit | None = None
     out: str | None = None
@@ -281,7 +281,7 @@ Parameter = int | float | str
 
 
 @dataclass(frozen=True)
-class Better:
+class BetterLayout:
     """The proven best layout for the same job under the same software."""
 
     layout: str
@@ -299,7 +299,7 @@ class Better:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arguments:
+class CheckedArguments:
     """Of a launch file, by name."""
 
     used: Mapping[str, JsonValue]
@@ -356,17 +356,17 @@ class CheckAnswer(Answer):
     software: str
     question: Mapping[str, JsonValue]
     estimate: EstimateAnswer
-    arguments: Arguments
-    better: Better | None
+    arguments: CheckedArguments
+    better: BetterLayout | None
     notes: tuple[str, ...]
     measured: MeasuredRun | None = None
     """With `--log` or `--trace`."""
-    with_other_flags: Better | None = None
+    with_other_flags: BetterLayout | None = None
     """The best where the software's flags may change too; None where that brings nothing more."""
 
 
 @dataclass(frozen=True, slots=True)
-class Predicted:
+class ChipFigure:
     """A figure of one chip as published, and as the model has it."""
 
     published: float | None
@@ -389,8 +389,8 @@ class ChipLine:
 
     chip: str
     family: str
-    area_mm2: Predicted
-    power_W: Predicted
+    area_mm2: ChipFigure
+    power_W: ChipFigure
     area_parts_mm2: Mapping[str, float]
     power_parts_W: Mapping[str, float]
     """At peak, before the limit of its module."""
@@ -403,13 +403,13 @@ class ChipLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TwoErrors:
+class AreaPowerErrors:
     area: Errors
     power: Errors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConstantTold:
+class PhysicalConstant:
     """A constant of the physical model."""
 
     value: float
@@ -433,10 +433,10 @@ class ChipsValidation(Answer):
     power: Errors
     peak: Errors
     """Peak rate by construction, where the words say units and width."""
-    fitted: TwoErrors
-    shipped: TwoErrors
-    families: Mapping[str, TwoErrors]
-    constants: Mapping[str, ConstantTold]
+    fitted: AreaPowerErrors
+    shipped: AreaPowerErrors
+    families: Mapping[str, AreaPowerErrors]
+    constants: Mapping[str, PhysicalConstant]
     chips: tuple[ChipLine, ...]
 
 

@@ -16,21 +16,21 @@ from atoll.answers.answer import (
     Explanation,
     Number,
     Positive,
-    made_of,
+    build_from,
 )
 from atoll.answers.certificate import ArchitectureProof
-from atoll.answers.design import Chip, Degree, Placed, PlacedModel, SizedChip
+from atoll.answers.design import ChipFigures, Degree, PlacedModel, PlacementAnswer, SizedChip
 from atoll.files.yamlfile import Count as PositiveInt
 from atoll.files.yamlfile import FileModel
 from atoll.hardware.accelerator import GIB
 from atoll.hardware.wafer import Wafer
-from atoll.registry import named
+from atoll.registry import import_named
 
 Place = tuple[Count, Count]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WaferTold:
+class WaferFigures:
     """What a wafer is made of, and what follows from it."""
 
     name: str
@@ -54,7 +54,7 @@ class WaferTold:
     def of(cls, wafer: Wafer, /, **more: Any) -> Self:
         """Convert a wafer, with further fields."""
         hbm = wafer.chip.hbm
-        return made_of(
+        return build_from(
             cls,
             wafer,
             grid=(wafer.rows, wafer.columns),
@@ -70,7 +70,7 @@ class WaferTold:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WaferDesign(WaferTold):
+class WaferDesign(WaferFigures):
     """A wafer of a space with the best mapping found on it."""
 
     samples_per_s: Amount
@@ -81,7 +81,7 @@ class WaferDesign(WaferTold):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Detailed:
+class DetailedStep:
     """The step with links as queues and the pipeline event by event, beside the fast model's."""
 
     step_time_s: Positive
@@ -201,25 +201,25 @@ class MappingAnswer(Answer):
     power_W: Amount
     fits: bool
     memory_bytes_per_die: Amount
-    placement: Placed
-    accelerator: Chip
-    wafer: WaferTold
+    placement: PlacementAnswer
+    accelerator: ChipFigures
+    wafer: WaferFigures
     picture: WaferPicture
-    detailed: Detailed
+    detailed: DetailedStep
     mapping: MappingFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaferModel(PlacedModel):
-    detailed: Detailed
+    detailed: DetailedStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BestMapping:
     accelerator: SizedChip
     """Each die's; area and power are the wafer's."""
-    wafer: WaferTold
-    placement: Placed
+    wafer: WaferFigures
+    placement: PlacementAnswer
     microbatch: Degree
     recompute: str
     mapping: MappingFile
@@ -278,7 +278,7 @@ class FaultsAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class Worth:
+class ResourceWorth:
     """A little more of one resource, and what it brings."""
 
     resource: str
@@ -333,7 +333,7 @@ class WaferAnswer(DrawnAnswer):
     baseline_details: Mapping[str, BaselineDetails]
     wafer: WaferPicture
     faults: FaultsAnswer
-    explanation: tuple[Worth, ...]
+    explanation: tuple[ResourceWorth, ...]
     stopped: str
     left_out: Mapping[str, str]
     wall_time_s: Amount
@@ -365,7 +365,7 @@ class WaferAnswer(DrawnAnswer):
             >>> result.answer.explain().stages
             4
         """
-        explain = named("atoll.wafer.answer.explain:explain_wafer_result")
+        explain = import_named("atoll.wafer.answer.explain:explain_wafer_result")
         explanation: WaferExplanation = explain(self, ablate=ablate)
         return explanation
 
@@ -390,7 +390,7 @@ class WaferExplanation(Explanation):
     printer = "atoll.printing.wafer:print_wafer_explanation"
     kind: Literal["wafer-explanation"] = "wafer-explanation"
     format: Literal[1] = 1
-    wafer: WaferTold
+    wafer: WaferFigures
     model: str
     samples_per_s: Positive
     mfu: Amount
@@ -400,7 +400,7 @@ class WaferExplanation(Explanation):
     slowest_stage: SlowestStage
     memory_bytes: Mapping[str, Amount]
     memory_bytes_per_die: Positive
-    explanation: tuple[Worth, ...]
+    explanation: tuple[ResourceWorth, ...]
     ablations: tuple[Ablation, ...] = ()
     note: str
     runners_up: tuple[SlowerMapping, ...]

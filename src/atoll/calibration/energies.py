@@ -20,7 +20,7 @@ from atoll.cost.gpu_attention import Heads, attention_times_s
 from atoll.cost.gpu_gemm import fastest_flops, gemm_times_s
 from atoll.cost.gpu_vector import LEAST_BYTES, streaming_s, vector_times_s
 from atoll.errors import AtollError
-from atoll.files.csvfile import Line, read_csv, write_csv
+from atoll.files.csvfile import CsvLine, read_csv, write_csv
 from atoll.hardware.gpu import Gpu, load_gpu
 from atoll.hardware.physical.device_power import H200_FIT, Rates, device_W
 from atoll.training.estimate import Estimator
@@ -117,7 +117,7 @@ def validate_energies(
     )
 
 
-def _load(gpu: Gpu, line: Line) -> SustainedLoad:
+def _load(gpu: Gpu, line: CsvLine) -> SustainedLoad:
     if line.trouble:
         raise ValueError(line.trouble)
     cells = line.cells
@@ -208,7 +208,7 @@ def _vector(gpu: Gpu, per_second: float) -> float:
     return per_second / (gpu.peak_flops(gpu.half_dtype) * VECTOR_PER_FLOP)
 
 
-def _step(gpu: Gpu, cells: Mapping[str, str], line: Line) -> tuple[float, float]:
+def _step(gpu: Gpu, cells: Mapping[str, str], line: CsvLine) -> tuple[float, float]:
     """Return time and power of a step: products at their limited rate, then DRAM's peak."""
     tables = (H200_STEPS_LATER, H200_STEPS)
     models = {row.text("model"): row for path in tables for row in read_steps(path, gpu.name)}

@@ -28,7 +28,7 @@ from atoll.calibration.validate import (
 )
 from atoll.cost.gpu_gemm import Floats
 from atoll.cost.gpu_vector import LEAST_BYTES, NARROW_COLUMNS, STREAMING
-from atoll.files.wholefile import whole_files
+from atoll.files.wholefile import atomic_files
 from atoll.hardware.gpu import (
     CALIBRATED,
     AttentionFile,
@@ -112,7 +112,7 @@ def calibrate(
     fit, kept = fit_calibration(device, chosen, name)
     fitted = recalibrated(device, fit)
     if out is not None:
-        with whole_files(lambda why: f"{out}: cannot be written ({why})", Path(out)) as (part,):
+        with atomic_files(lambda why: f"{out}: cannot be written ({why})", Path(out)) as (part,):
             part.write_text(calibration_yaml(fit), encoding="utf-8")
     return CalibrationAnswer(
         device=device.name,

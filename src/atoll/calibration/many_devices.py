@@ -26,7 +26,7 @@ from atoll.cost.gpu_gemm import L2_BPS, Floats, gemm_times_s
 from atoll.cost.gpu_vector import streaming_s
 from atoll.errors import AtollError
 from atoll.fabric.nested import PASSES, all_to_all_s, collective_s
-from atoll.files.csvfile import Line, read_csv, write_csv
+from atoll.files.csvfile import CsvLine, read_csv, write_csv
 from atoll.hardware.catalog import load_network
 from atoll.hardware.gpu import Gpu, written_gpu
 from atoll.validation.errors import error_summary
@@ -172,7 +172,7 @@ def validate_devices(path: str | Path, *, out: str | Path | None = None) -> Oper
     )
 
 
-def _row(line: Line) -> TimedOperator:
+def _row(line: CsvLine) -> TimedOperator:
     cells = line.cells
     if line.trouble:
         raise ValueError(f"line {line.number}: {line.trouble}")
@@ -205,7 +205,9 @@ def predicted_s(gpu: Gpu, rows: Sequence[TimedOperator]) -> Floats:
         m, n, k, batch = table.T
         same_operand = SAME_OPERAND in rows[0].kernel
         cast = CAST_BYTES[precision] if same_operand and precision == "fp8" else 0.0
-        time_s = gemm_times_s(gpu, m, n, k, batch, precision, in_turn=OPERAND_SETS, cast=cast)
+        time_s = gemm_times_s(
+            gpu, m, n, k, batch, precision, rotating_operands=OPERAND_SETS, cast=cast
+        )
         if precision not in CAST_FORMATS:
             return time_s
         if DEEPGEMM in rows[0].kernel and gpu.name in SPILLING:

@@ -22,7 +22,7 @@ from atoll.validation.step_rows import H200_STEPS, H200_STEPS_LATER, is_step_fil
 from atoll.validation.validate import validate_runs, validate_steps
 
 
-def fit(question: CalibrateQuestion) -> CalibrationAnswer | SiteCalibration:
+def calibrate_file(question: CalibrateQuestion) -> CalibrationAnswer | SiteCalibration:
     """Fit a site to runs, a profile or NCCL's tests, or a device to timed operators."""
     header = [] if question.data is None else read_csv(question.data)[0]
     operators = _timed_operators(header)
@@ -37,7 +37,7 @@ def fit(question: CalibrateQuestion) -> CalibrationAnswer | SiteCalibration:
     return calibrate(question.data or H200_OPERATORS, gpu=question.device, out=question.out)
 
 
-def judge(question: ValidateQuestion) -> Validation:
+def validate_file(question: ValidateQuestion) -> Validation:
     """Validate predictions of operators, steps, runs, chips or figures."""
     data, gpu, expect, out = question.data, question.device, question.expect, question.out
     if question.chips is not None:

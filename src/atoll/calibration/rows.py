@@ -20,7 +20,7 @@ from pathlib import Path
 from atoll.cost.gpu_experts import EXPERT_KINDS
 from atoll.cost.gpu_vector import LEAST_BYTES
 from atoll.errors import AtollError
-from atoll.files.csvfile import Line, read_csv
+from atoll.files.csvfile import CsvLine, read_csv
 from atoll.files.yamlfile import MOST, suggestion
 
 EXPERT_SIZES = ("tokens", "assignments", "hidden", "ffn", "local_experts", "largest_expert")
@@ -81,14 +81,14 @@ def read_operators(path: str | Path | Traversable) -> tuple[OperatorRow, ...]:
     return rows
 
 
-def _row(line: Line) -> OperatorRow:
+def _row(line: CsvLine) -> OperatorRow:
     try:
         return _read(line)
     except ValueError as error:
         return OperatorRow(line.number, line.cells.get("kind", ""), 1.0, True, (), str(error))
 
 
-def _read(line: Line) -> OperatorRow:
+def _read(line: CsvLine) -> OperatorRow:
     cells = line.cells
     if line.trouble:
         raise ValueError(line.trouble)

@@ -21,16 +21,16 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from atoll.answers.answer import made_of
+from atoll.answers.answer import build_from
 from atoll.answers.validation import FitErrors, RunsFit, SoftwareFit
 from atoll.errors import AtollError
 from atoll.files.csvfile import read_csv
 from atoll.step.layout import Layout
 from atoll.training.estimate import Estimator
 from atoll.training.run import Run
-from atoll.training.site import Attention, KnownFactor, Levels, Overlaps, Site
+from atoll.training.site import Attention, FactorInterval, LevelFactors, Overlaps, Site
 from atoll.training.stack import CHIP, STACKS
-from atoll.validation.rows import Reader, run_at_site, run_of
+from atoll.validation.rows import Reader, run_at_site, run_from_row
 from atoll.validation.run_table import RunRow, read_runs
 from atoll.validation.step_rows import is_step_file, read_steps, run_from_step
 
@@ -268,7 +268,7 @@ def site_at(point: Floats, sd: Floats | None = None, **fields: Any) -> Site:
     """Return the site at log parameters, with 90 % intervals; unset where `sd` is nan."""
     spread = np.zeros(point.size) if sd is None else sd
     factors = {
-        name: KnownFactor(value=np.exp(log), low=np.exp(log - width), high=np.exp(log + width))
+        name: FactorInterval(value=np.exp(log), low=np.exp(log - width), high=np.exp(log + width))
         for name, log, width in zip(PRIORS, point, Z * spread, strict=True)
         if not np.isnan(width)
     }
@@ -277,7 +277,7 @@ def site_at(point: Floats, sd: Floats | None = None, **fields: Any) -> Site:
         slack=factors.get("slack"),
         host=factors.get("host"),
         overlap=Overlaps(odds=factors.get("overlap")),
-        bandwidth=Levels(inside=factors.get("inside"), between=factors.get("between")),
+        bandwidth=LevelFactors(inside=factors.get("inside"), between=factors.get("between")),
     )
 
 
@@ -316,7 +316,7 @@ def fit_runs(
         reach=_reach(best.left_out) if len(timed) > 1 else None,
     )
     software = (
-        made_of(SoftwareFit, mixture.variant, evidence=mixture.evidence)
+        build_from(SoftwareFit, mixture.variant, evidence=mixture.evidence)
         for mixture in sorted(mixed, key=lambda mixture: -mixture.evidence)
     )
     return site, RunsFit(
@@ -352,7 +352,7 @@ def _timed(path: str | Path, base: Site, device: str) -> tuple[list[TimedRun], l
     """Return the readable rows with a time, and the errors of the others."""
     timed, skipped = [], []
     steps = is_step_file(read_csv(path)[0])
-    reader = run_from_step if steps else run_of
+    reader = run_from_step if steps else run_from_row
     for row in read_steps(path, device) if steps else read_runs(path):
         try:
             row.check()

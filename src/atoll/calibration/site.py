@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
-from atoll.answers.answer import made_of
-from atoll.answers.validation import CollectiveTold, ProfiledStep, RunsFit, SiteCalibration
+from atoll.answers.answer import build_from
+from atoll.answers.validation import NcclTestFigures, ProfiledStep, RunsFit, SiteCalibration
 from atoll.calibration.kineto import read_trace
 from atoll.calibration.nccl import CollectiveLog, Spread, read_log
 from atoll.calibration.runs import NOISE, fit_runs
 from atoll.hardware.catalog import load_network
 from atoll.hardware.device import load_device
-from atoll.training.site import LEAST, KnownFactor, KnownShare, Levels, Overlaps, Site
+from atoll.training.site import LEAST, FactorInterval, LevelFactors, Overlaps, ShareInterval, Site
 
 PROFILING = 2.2
 """Host time of a profiled step over that of a plain one: 27.3 ms for 742 launches of an eager model
@@ -65,13 +65,15 @@ def calibrate_site(
 def _with_logs(site: Site, logs: Sequence[CollectiveLog], device: str) -> Site:
     """Add bandwidths and latencies over the catalogue's; all-reduces take precedence."""
     network = load_network(load_device(device).network)
-    bandwidth: dict[str, KnownFactor] = {}
-    latency: dict[str, KnownFactor] = {}
+    bandwidth: dict[str, FactorInterval] = {}
+    latency: dict[str, FactorInterval] = {}
     for log in sorted(logs, key=lambda log: log.kind == "all_reduce"):
         for ratio, factors in zip(log.ratios_to(network), (bandwidth, latency), strict=True):
             if ratio is not None:
                 factors[log.level] = _factor(ratio)
-    return site.model_copy(update={"bandwidth": Levels(**bandwidth), "latency": Levels(**latency)})
+    return site.model_copy(
+        update={"bandwidth": LevelFactors(**bandwidth), "latency": LevelFactors(**latency)}
+    )
 
 
 def _with_steps(site: Site, steps: Sequence[ProfiledStep]) -> Site:
@@ -87,7 +89,7 @@ def _with_steps(site: Site, steps: Sequence[ProfiledStep]) -> Site:
     for kind in dict.fromkeys(kind for step in steps for kind in step.hidden):
         parts = [s.hidden[kind] for s in steps if kind in s.hidden]
         low, middle, high = _spread([1 - open_s / all_s for all_s, open_s in parts if all_s])
-        shares[kind] = KnownShare(value=middle, low=max(0.0, low), high=min(1.0, high))
+        shares[kind] = ShareInterval(value=middle, low=max(0.0, low), high=min(1.0, high))
     fields["overlap"] = Overlaps(**shares)
     return site.model_copy(update=fields)
 
@@ -96,12 +98,12 @@ def _combined(measured: Site, fitted: Site) -> Site:
     """Combine direct measurements with a fit to runs of the other quantities."""
     levels = {
         name: getattr(measured.bandwidth, name) or getattr(fitted.bandwidth, name)
-        for name in Levels.model_fields
+        for name in LevelFactors.model_fields
     }
     overlap = measured.overlap.model_copy(update={"odds": fitted.overlap.odds})
     return fitted.model_copy(
         update={
-            "bandwidth": Levels(**levels),
+            "bandwidth": LevelFactors(**levels),
             "latency": measured.latency,
             "overlap": overlap,
             "host_kernel_s": measured.host_kernel_s,
@@ -117,11 +119,11 @@ def _spread(values: Sequence[float]) -> Spread:
     return Spread(mean - reach, mean, mean + reach)
 
 
-def _factor(ratio: Spread) -> KnownFactor:
+def _factor(ratio: Spread) -> FactorInterval:
     low, middle, high = (min(max(value, LEAST), 1 / LEAST) for value in ratio)
-    return KnownFactor(value=middle, low=low, high=high)
+    return FactorInterval(value=middle, low=low, high=high)
 
 
-def _collective_answer(log: CollectiveLog) -> CollectiveTold:
+def _collective_answer(log: CollectiveLog) -> NcclTestFigures:
     """Return a log's figures, each as low, median, high."""
-    return made_of(CollectiveTold, log, collective=log.kind, bus_Bps=log.bandwidth_Bps)
+    return build_from(NcclTestFigures, log, collective=log.kind, bus_Bps=log.bandwidth_Bps)

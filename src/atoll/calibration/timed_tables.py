@@ -23,7 +23,7 @@ from atoll.calibration.many_devices import TimedOperator, predicted_s
 from atoll.cost.gpu_gemm import Floats
 from atoll.errors import AtollError
 from atoll.hardware.gpu import Gpu, load_gpu
-from atoll.training.operators.timings import Grid, Timings
+from atoll.training.operators.timings import RatioGrid, Timings
 
 PACKAGE = "aiconfigurator-core"
 SYSTEMS = {
@@ -82,12 +82,12 @@ def device_folder(device: str) -> Path:
     return Path(locations[0]) / "systems" / "data" / SYSTEMS[device]
 
 
-def _products(gpu: Gpu, folder: Path, dtype: str) -> Grid | None:
+def _products(gpu: Gpu, folder: Path, dtype: str) -> RatioGrid | None:
     """Return measured / predicted times of products, without separately timed casts."""
     rows = [r for name in ENGINES[dtype] for r in product_rows(folder, name, dtype)]
     if not rows:
         return None
-    return Grid.of(np.array([row.sizes[:3] for row in rows]), _ratios(gpu, rows))
+    return RatioGrid.from_sizes(np.array([row.sizes[:3] for row in rows]), _ratios(gpu, rows))
 
 
 def product_rows(folder: Path, engine: str, dtype: str) -> Iterator[TimedOperator]:
@@ -109,7 +109,7 @@ def product_rows(folder: Path, engine: str, dtype: str) -> Iterator[TimedOperato
             yield TimedOperator(0, "", "gemm", dtype, (m, n, k, 1), 1e-3 * (ms - cast_ms))
 
 
-def _attention(gpu: Gpu, folder: Path) -> dict[tuple[float, float], Grid]:
+def _attention(gpu: Gpu, folder: Path) -> dict[tuple[float, float], RatioGrid]:
     """Return measured / predicted times of attention over prompts, by shape of the heads."""
     table = _read(folder, "attention", ATTENTION_ENGINE, "context_attention_perf")
     rows: dict[tuple[float, float], list[TimedOperator]] = {}
@@ -123,7 +123,7 @@ def _attention(gpu: Gpu, folder: Path) -> dict[tuple[float, float], Grid]:
         row = TimedOperator(0, "", "attention_prefill", "bf16", sizes, 1e-3 * ms, kernel)
         rows.setdefault((h / hk, d), []).append(row)
     return {
-        head_shape: Grid.of(
+        head_shape: RatioGrid.from_sizes(
             np.array([(b * h, s) for b, h, _, s, *_ in (row.sizes for row in shape_rows)]),
             _ratios(gpu, shape_rows),
         )

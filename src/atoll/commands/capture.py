@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from atoll.answers.answer import made_of
+from atoll.answers.answer import build_from
 from atoll.commands.common import answer, leave_when_interrupted
 from atoll.printing import tables
 from atoll.questions.verbs import CaptureQuestion
@@ -34,7 +34,7 @@ def capture(question: CaptureQuestion, as_json: bool) -> None:
     seconds = time.perf_counter() - start
     model.save(out)
     microbatch = model.file.microbatch or 1
-    shown = made_of(
+    shown = build_from(
         CaptureAnswer,
         describe_model(str(out), microbatch=microbatch),
         kind="capture",

@@ -41,7 +41,7 @@ def plan(question: PlanQuestion, as_json: bool, began: float) -> None:
     from atoll.api import plan as run
     from atoll.training.planner.plan import Plan
     from atoll.training.planner.search import UnusableError
-    from atoll.training.request import fields_of_its_tool
+    from atoll.training.request import tool_settings
 
     if swept(question, as_json):
         return
@@ -50,7 +50,7 @@ def plan(question: PlanQuestion, as_json: bool, began: float) -> None:
         try:
             result = run(job=question.model_copy(update=_LATER), stop=stop, progress=show)
         except UnusableError as error:  # print the plan without a launch file
-            tool = fields_of_its_tool(question)  # the same run for any tool
+            tool = tool_settings(question)  # the same run for any tool
             without = question.model_copy(update=_LATER | tool | {"export": None})
             refused, result = error, run(job=without, stop=stop, progress=show)
     shown = printing_training

@@ -19,8 +19,8 @@ from atoll.arrays import FloatArray, IntArray
 from atoll.cost.gemm import core_counts
 from atoll.cost.model import MAPPER
 from atoll.hardware.accelerator import Accelerator, Hbm, core_buffer_bytes
-from atoll.hardware.silicon.chip import columns_of, stalls_of, template_of
-from atoll.hardware.space import Space
+from atoll.hardware.silicon.chip import chip_columns, chip_stalls, chip_template
+from atoll.hardware.space import DesignSpace
 from atoll.hardware.template.cores import TensorConfigs
 from atoll.hardware.template.parameter import Columns
 from atoll.hardware.template.stalls import NO_STALLS, Stalls
@@ -199,7 +199,7 @@ def memories(
     return [tuple(options_alike) for _, options_alike in same]
 
 
-def chips_of_space(space: Space, profile: Profile, each_capacity: bool = False) -> Chips:
+def chips_of_space(space: DesignSpace, profile: Profile, each_capacity: bool = False) -> Chips:
     """Every design of a space with every HBM bandwidth that it may take; or `each` memory."""
     columns: list[tuple[IntArray, IntArray, FloatArray, IntArray, FloatArray, FloatArray]] = []
     for number, hbm_options in enumerate(memories(space.hbm_options, profile, each_capacity)):
@@ -237,9 +237,9 @@ def chips_of_accelerator(chip: Accelerator, profile: Profile, area_mm2: float = 
     """A single chip."""
     return _chips(
         profile,
-        losses(profile, template_of(chip), stalls_of(chip)),
-        template_of(chip),
-        columns_of(chip),
+        losses(profile, chip_template(chip), chip_stalls(chip)),
+        chip_template(chip),
+        chip_columns(chip),
         design=np.zeros(1, np.int64),
         memory=np.zeros(1, np.int64),
         hbm_Bps=np.array([profile.hbm_Bps(chip.hbm.bandwidth_Bps)]),

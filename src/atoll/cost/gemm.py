@@ -40,7 +40,7 @@ import numpy as np
 from atoll.cost import gemm_kernels as kernels
 from atoll.errors import AtollError
 from atoll.hardware.accelerator import KIB, Accelerator
-from atoll.hardware.silicon.chip import stalls_of
+from atoll.hardware.silicon.chip import chip_stalls
 from atoll.workload.graph.operator import Matmul
 
 ORDERS = ("A panel", "B panel", "C tile")
@@ -78,7 +78,7 @@ def map_matmul(
     `extra_bytes` is traffic that rides along (a fused epilogue's operands). The chip loses what it
     says itself; an operator's start is none of its product's time.
     """
-    stalls = stalls_of(chip)
+    stalls = chip_stalls(chip)
     record = np.zeros(kernels.RECORD)
     time_s = kernels.map_alone(
         kernels.Product(

@@ -54,7 +54,7 @@ class Cores(NamedTuple):
 
 
 @kernel
-def _beside(core_s, hbm_s, exposed):
+def _side_by_side_s(core_s, hbm_s, exposed):
     """Cores and HBM side by side: the longer, and what it does not hide of the shorter."""
     return max(core_s, hbm_s) + exposed * min(core_s, hbm_s)
 
@@ -103,7 +103,7 @@ def _best_tile(
     b_bytes = 2.0 * k * n * batch
     output_bytes = 2.0 * m * n * batch * fraction + extra
     compulsory = a_bytes + b_bytes + output_bytes
-    floor_s = _beside(max(compute_s, glb_base / glb_Bps), compulsory / hbm_Bps, exposed)
+    floor_s = _side_by_side_s(max(compute_s, glb_base / glb_Bps), compulsory / hbm_Bps, exposed)
     best_s = np.inf
     folds_k = -(-k // depth)
     parts = 1
@@ -134,7 +134,7 @@ def _best_tile(
                 continue
             again = a_bytes * (tiles_n - 1) + b_bytes * (tiles_m - 1)
             hbm = compulsory + fraction * again + spill
-            time = _beside(core_s, hbm / hbm_Bps, exposed)
+            time = _side_by_side_s(core_s, hbm / hbm_Bps, exposed)
             if time < best or (time == best and hbm < best_hbm):
                 best = time
                 best_s = time
@@ -170,7 +170,7 @@ def _best_tile(
             if fit >= 1:
                 tiles_n = -(-rounds_n // fit)
                 hbm = fewest + fraction * a_bytes * (tiles_n - 1)
-                time = _beside(core_s, hbm / hbm_Bps, exposed)
+                time = _side_by_side_s(core_s, hbm / hbm_Bps, exposed)
                 if time < best or (time == best and hbm < best_hbm):
                     best = time
                     best_s = time
@@ -223,7 +223,7 @@ def _best_columns(
             compute_s = cycles / clock_Hz + waits_s
             reads = float(m) * k * folds_n + float(k) * n * chunks
             glb = 2.0 * batch * fraction * reads + outputs
-            floor_s = _beside(max(compute_s, glb / glb_Bps), compulsory / hbm_Bps, exposed)
+            floor_s = _side_by_side_s(max(compute_s, glb / glb_Bps), compulsory / hbm_Bps, exposed)
             # The floor only rises from here, with more chunks and with fewer cores.
             tie = coarsest and floor_s == best and compulsory < out[HBM]
             if floor_s >= best and not tie:
@@ -275,7 +275,7 @@ def _best_columns(
 
 
 @kernel
-def map_one(p, c, out):
+def map_product(p, c, out):
     """The fastest mapping of one (batched) product on at most `cores` cores.
 
     Fills `out` with the record and returns the time in seconds, infinite when nothing fits the
@@ -294,7 +294,7 @@ def map_one(p, c, out):
     ideal = fraction * batch * folds_k * float(m) * n / (width * cores) + 2 * depth + width
     rounds = max(1.0, batch * float(m) * n / (width * float(cores) * rows_max))
     ideal_s = ideal / clock_Hz + fraction * rounds * fill_s + drained * outputs / glb_Bps
-    ideal_s = _beside(ideal_s, compulsory / hbm_Bps, exposed)
+    ideal_s = _side_by_side_s(ideal_s, compulsory / hbm_Bps, exposed)
     for i in range(RECORD):
         out[i] = 0.0
     out[HBM] = np.inf
@@ -339,11 +339,11 @@ def map_one(p, c, out):
 @entry
 def map_alone(p, c, out):
     """The same for Python, which asks for one product in no search: compiled when it does."""
-    return map_one(p, c, out)
+    return map_product(p, c, out)
 
 
 @kernel
-def floor_one(p, c):
+def product_floor_s(p, c):
     """No mapping of `map_one` takes less: of every split of the cores the time before tiling, which
     only rises with more chunks and with fewer cores for the columns.
     """
@@ -380,7 +380,7 @@ def floor_one(p, c):
                 best = min(best, max(cycles / clock_Hz + waits_s, glb / glb_Bps))
                 split_m *= 2
             split_batch *= 2
-    return _beside(best, compulsory / hbm_Bps, exposed)
+    return _side_by_side_s(best, compulsory / hbm_Bps, exposed)
 
 
 @kernel
@@ -404,7 +404,7 @@ def floor_range(start, stop, shapes, fractions, extras, on_chip, configs, time):
     """`floor_one` for pairs start..stop-1 of the (shape, configuration) grid: fills seconds."""
     for pair in range(start, stop):
         s, c, product, cores = _pair(pair, shapes, fractions, extras, on_chip, configs)
-        time[s, c] = floor_one(product, cores)
+        time[s, c] = product_floor_s(product, cores)
 
 
 @entry
@@ -416,6 +416,6 @@ def map_range(start, stop, shapes, fractions, extras, on_chip, configs, time, hb
     out = np.zeros(RECORD)
     for pair in range(start, stop):
         s, c, product, cores = _pair(pair, shapes, fractions, extras, on_chip, configs)
-        time[s, c] = map_one(product, cores, out)
+        time[s, c] = map_product(product, cores, out)
         hbm[s, c] = out[HBM]
         glb[s, c] = out[GLB]

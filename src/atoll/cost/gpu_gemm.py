@@ -63,7 +63,7 @@ class _Kernels(NamedTuple):
     tiles: Floats
     splits: bool
     fill_s: float
-    in_turn: int | None  # sets of operands
+    rotating_operands: int | None  # sets of operands
     cast: float  # bytes an element of the first operand that its cast moved
     boost: tuple[float, float]  # power of the share of busy SMs, least time at the peak's clock
 
@@ -78,7 +78,7 @@ def gemm_times_s(
     *,
     sustained: bool = False,
     operand_row: ArrayLike | None = None,
-    in_turn: int | None = None,
+    rotating_operands: int | None = None,
     cast: float = 0.0,
 ) -> Floats:
     """Seconds of `batch` products (m x k) by (k x n), for arrays of sizes at once.
@@ -93,7 +93,7 @@ def gemm_times_s(
     its own board where those were timed beside others.
     """
     fit, usual = gpu.calibration, gpu.calibration.format_fit(dtype)
-    timed = bool(cast) or (in_turn is not None and dtype == gpu.half_dtype)
+    timed = bool(cast) or (rotating_operands is not None and dtype == gpu.half_dtype)
     engine = fit.engine_fit(dtype) if timed else usual
     loop_flops = gpu.loop_flops(dtype)  # refuses a format that the device has not
     if engine is not usual:
@@ -110,10 +110,10 @@ def gemm_times_s(
         tiles=TILES[engine.tiles or fit.tiles],
         splits=engine.splits,
         fill_s=fit.fill_s if engine.fill_s is None else engine.fill_s,
-        in_turn=in_turn,
+        rotating_operands=rotating_operands,
         cast=cast,
         boost=(
-            0.0 if in_turn is None else engine.idle,
+            0.0 if rotating_operands is None else engine.idle,
             min(1.0, loop_flops / gpu.peak_flops(dtype)),
         ),
     )
@@ -189,19 +189,21 @@ def _moved_s(
     written, weights = outputs * OUTPUT_BYTES, second * kernels.width
     read = first * kernels.width + weights
     write_s, read_s = written / bandwidth_Bps, read / bandwidth_Bps
-    if kernels.in_turn is None:
+    if kernels.rotating_operands is None:
         return write_s, read_s
     if not kernels.cast or bandwidth_Bps >= L2_WRITE_BPS:
         kept = np.minimum(written, fit.held * l2_bytes)
         write_s = (written - kept) / bandwidth_Bps + kept / L2_BPS
-        return write_s, np.where(kernels.in_turn * read <= l2_bytes, read / L2_BPS, read_s)
+        return write_s, np.where(
+            kernels.rotating_operands * read <= l2_bytes, read / L2_BPS, read_s
+        )
     # What was cast is in L2 where that holds all that the cast moved; the output of the call before
     # is where a call moves at most half of L2, ever less of it up to the whole.
     cast = kernels.cast * first
     call = cast + weights + written
     kept = written * np.clip(2 - 2 * call / l2_bytes, 0, 1)
     near = np.where(cast <= l2_bytes, first * kernels.width, 0.0)
-    near += np.where(call + (kernels.in_turn - 1) * weights <= l2_bytes, weights, 0.0)
+    near += np.where(call + (kernels.rotating_operands - 1) * weights <= l2_bytes, weights, 0.0)
     write_s = (written - kept) / bandwidth_Bps + kept / L2_WRITE_BPS
     return write_s, (read - near) / bandwidth_Bps + near / L2_BPS
 

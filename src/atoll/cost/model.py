@@ -9,13 +9,13 @@ import numpy as np
 
 from atoll.cost import gemm_kernels
 from atoll.executors.threads import over_ranges
-from atoll.hardware.template.cores import CostModel, ProductCosts, Shape, TensorConfigs
+from atoll.hardware.template.cores import CostModel, ProductCosts, ProductShape, TensorConfigs
 from atoll.registry import Registry
 
 _FEW = 64  # products that are mapped sooner than threads start
 
 
-def map_products(shapes: Sequence[Shape], configs: TensorConfigs) -> ProductCosts:
+def map_products(shapes: Sequence[ProductShape], configs: TensorConfigs) -> ProductCosts:
     """By our mapper (`cost.gemm`), on all of this machine's cores."""
     arguments = _arguments(shapes, configs)
     time_s, hbm, glb = (np.zeros((len(shapes), len(configs))) for _ in range(3))
@@ -30,7 +30,7 @@ def map_products(shapes: Sequence[Shape], configs: TensorConfigs) -> ProductCost
     return ProductCosts(time_s, hbm, glb)
 
 
-def product_floors(shapes: Sequence[Shape], configs: TensorConfigs) -> ProductCosts:
+def product_floors(shapes: Sequence[ProductShape], configs: TensorConfigs) -> ProductCosts:
     """What no mapping beats: the cores' cycles before tiling, operands and outputs moved once."""
     arguments = _arguments(shapes, configs)
     size = (len(shapes), len(configs))
@@ -47,7 +47,7 @@ def product_floors(shapes: Sequence[Shape], configs: TensorConfigs) -> ProductCo
     return ProductCosts(time_s, *(np.broadcast_to(b[:, None], size) for b in (hbm, glb)))
 
 
-def _arguments(shapes: Sequence[Shape], configs: TensorConfigs) -> tuple[Any, ...]:
+def _arguments(shapes: Sequence[ProductShape], configs: TensorConfigs) -> tuple[Any, ...]:
     """The products and the configurations as the kernels take them."""
     *sizes, fractions, extra_bytes, on_chip = zip(*shapes, strict=True)
     return (

@@ -22,7 +22,7 @@ from atoll.cost.vector import vector_cycles
 from atoll.errors import AtollError
 from atoll.fabric.nested import collective_s
 from atoll.fabric.network import Network
-from atoll.hardware.template.cores import CostModel, Products, Shape
+from atoll.hardware.template.cores import CostModel, Products, ProductShape
 from atoll.hardware.template.stalls import Stalls
 from atoll.profile import Profile
 from atoll.workload.graph.layer import Layer, predecessors
@@ -75,7 +75,7 @@ class PassSet:
             firsts.append(first_by_content.setdefault(tuple(part.tobytes() for part in of), layer))
         return np.array(firsts, np.int64)
 
-    def some(self, chosen: NDArray[np.int64]) -> tuple[PassSet, NDArray[np.int64]]:
+    def subset(self, chosen: NDArray[np.int64]) -> tuple[PassSet, NDArray[np.int64]]:
         """These layers alone, with their own operators; and where these stand here."""
         ptr, op, pred_ptr, pred_idx = self.arrays
         passes = (2 * chosen[:, None] + np.arange(2)).reshape(-1)
@@ -217,13 +217,13 @@ def _tensor_costs(
     tensor configuration.
     """
     configs = chips.tensor_configs
-    shapes: dict[Shape, int] = {}
+    shapes: dict[ProductShape, int] = {}
     uses: list[list[int]] = []
     for key in keys:
         rows = []
         extra = _epilogue_bytes(key)
         for product in key.operator.matmuls:
-            shape = Shape(
+            shape = ProductShape(
                 product.batch,
                 product.m,
                 product.n,

@@ -1,5 +1,19 @@
 """The driver of every search: chips, layouts on existing hardware, mappings on wafers."""
 
-from atoll.driver.problem import CertifiedAnswer, Desk, Means, PreparedProblem, Progress, drive
+from atoll.driver.problem import (
+    CertifiedAnswer,
+    ExecutionOptions,
+    PreparedProblem,
+    Progress,
+    SearchRuntime,
+    drive,
+)
 
-__all__ = ["CertifiedAnswer", "Desk", "Means", "PreparedProblem", "Progress", "drive"]
+__all__ = [
+    "CertifiedAnswer",
+    "ExecutionOptions",
+    "PreparedProblem",
+    "Progress",
+    "SearchRuntime",
+    "drive",
+]

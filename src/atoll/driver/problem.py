@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from atoll.errors import AtollError
-from atoll.executors import Executor, Pieces, Task, choose_executor
+from atoll.executors import Executor, PieceRunner, Task, choose_executor
 from atoll.files.wholefile import check_folder, write_folder
 from atoll.identity import this_code
 from atoll.step.certificate import Certificate
@@ -48,7 +48,7 @@ A = TypeVar("A", bound=CertifiedAnswer)
 
 
 @dataclass(frozen=True)
-class Means:
+class ExecutionOptions:
     """Where a search runs and what it stores."""
 
     out: Path | None = None
@@ -61,7 +61,7 @@ class Means:
 
 
 @dataclass(frozen=True)
-class Desk:
+class SearchRuntime:
     """Executor, limits and store with which a problem is solved."""
 
     executor: Executor
@@ -84,11 +84,11 @@ class Desk:
         if self.listener is not None:
             self.listener(phase, left, total, score, bound)
         assert self.store is not None
-        self.store.tell(phase, left, total, None, score, bound)
+        self.store.report_progress(phase, left, total, None, score, bound)
 
-    def pieces(self, task: Task, context: Any) -> Pieces:
+    def pieces(self, task: Task, context: Any) -> PieceRunner:
         """Return the pieces of the search: recorded, running in a worker, or computed here."""
-        return Pieces(task, context, self.store, self.executor, self.stop)
+        return PieceRunner(task, context, self.store, self.executor, self.stop)
 
 
 class PreparedProblem(Protocol[A]):
@@ -97,7 +97,7 @@ class PreparedProblem(Protocol[A]):
     def identity(self) -> Identity:
         """Return what its records depend on; a folder has a single identity."""
 
-    def solve(self, runtime: Desk) -> A:
+    def solve(self, runtime: SearchRuntime) -> A:
         """Return the answer, or the best so far when stopped; `StoppedError` without one."""
 
     def files(self, answer: A) -> Mapping[str, str]:
@@ -106,7 +106,7 @@ class PreparedProblem(Protocol[A]):
 
 def drive(
     prepare: Callable[[Stop], PreparedProblem[A]],
-    options: Means,
+    options: ExecutionOptions,
     stop: Stop | None,
     time_limit_s: float,
     progress: Progress | None,
@@ -122,12 +122,12 @@ def drive(
         problem = prepare(stop)
         with _executor(options, stop) as executor:
             if options.out is None:
-                return problem.solve(Desk(executor, stop, began, progress, None))
-            from atoll.store import opened
+                return problem.solve(SearchRuntime(executor, stop, began, progress, None))
+            from atoll.store import open_store
 
             identity = {**problem.identity(), **this_code()}
-            with opened(options.out, identity, executor.describe()) as store:
-                answer = problem.solve(Desk(executor, stop, began, progress, store))
+            with open_store(options.out, identity, executor.describe()) as store:
+                answer = problem.solve(SearchRuntime(executor, stop, began, progress, store))
                 write_folder(options.out, problem.files(answer))
                 store.end(answer.to_dict(), answer.certificate, answer.ended_early)
                 return answer
@@ -146,7 +146,7 @@ def _nothing_before(first: str, stop: Stop) -> Iterator[None]:
 
 
 @contextmanager
-def _executor(options: Means, stop: Stop) -> Iterator[Executor]:
+def _executor(options: ExecutionOptions, stop: Stop) -> Iterator[Executor]:
     """Start the executor; kernels in this process get as many threads as workers."""
     in_process = options.workers is None and options.cluster is None and not options.grows
     executor = choose_executor(0 if in_process else options.workers, options.cluster, stop)

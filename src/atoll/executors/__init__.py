@@ -2,16 +2,16 @@
 
 from atoll.executors.base import Executor, InProcess, LostWorkerError, Task
 from atoll.executors.choose import choose_executor
-from atoll.executors.crew import Call, Crew
-from atoll.executors.pieces import Pieces
+from atoll.executors.crew import Crew, TaskCall
+from atoll.executors.pieces import PieceRunner
 
 __all__ = [
-    "Call",
     "Crew",
     "Executor",
     "InProcess",
     "LostWorkerError",
-    "Pieces",
+    "PieceRunner",
     "Task",
+    "TaskCall",
     "choose_executor",
 ]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from atoll.errors import AtollError
 from atoll.executors.base import Executor, InProcess
-from atoll.stopping import Asked, never
+from atoll.stopping import StopCheck, never
 
 
-def choose_executor(workers: int | None, cluster: str | None, stop: Asked = never) -> Executor:
+def choose_executor(workers: int | None, cluster: str | None, stop: StopCheck = never) -> Executor:
     """Return `workers` local processes (0: this process), or the cluster at an address.
 
     Without either: this process, and local processes once the work takes long.

@@ -25,7 +25,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.stopping import Asked, go_on, never
+from atoll.stopping import StopCheck, check_stop, never
 
 _WAKE_S = 0.05
 _LOOKS, _LOOK_S = 3, 0.001
@@ -109,12 +109,12 @@ class Pairs:
             results.flush()
 
 
-class Ahead:
+class Lookahead:
     """Pure calls with plain data; a copy of this process makes upcoming calls in order, while this
     process makes others.
     """
 
-    def __init__(self, call: Callable[..., Any], stop: Asked = never) -> None:
+    def __init__(self, call: Callable[..., Any], stop: StopCheck = never) -> None:
         self._call, self._stop = call, stop
         self._results: dict[str, Any] = {}
         """Results by call, computed before they were requested."""
@@ -124,7 +124,7 @@ class Ahead:
         """Calls that the copy has not finished; it works on the first."""
         self._received = bytearray()
 
-    def ahead(self, calls: Iterable[tuple[Any, ...]]) -> None:
+    def prefetch(self, calls: Iterable[tuple[Any, ...]]) -> None:
         """Replace the upcoming calls: the copy starts with them at the next call here, and ends
         if there are none.
         """
@@ -137,7 +137,7 @@ class Ahead:
         self._receive()
         # While the copy makes this call, this process makes another one.
         while self._assigned and self._assigned[0] == args:
-            go_on(self._stop)
+            check_stop(self._stop)
             remaining = self._left(args)
             has_spare = len(remaining) > 1  # the copy takes the next one
             if has_spare:

@@ -21,7 +21,7 @@ _WAKE_S = 0.2
 
 
 @dataclass(eq=False)
-class Call:
+class TaskCall:
     """One task, sent at most `ATTEMPTS` times."""
 
     task: Task
@@ -40,11 +40,11 @@ class Crew:
         self.retried = 0
 
     @property
-    def room(self) -> int:
+    def capacity(self) -> int:
         """Largest useful number of calls in flight."""
         return 1 if self.executor.in_process else CALLS_PER_WORKER * self.executor.workers
 
-    def send(self, call: Call) -> Call:
+    def send(self, call: TaskCall) -> TaskCall:
         """Start a call."""
         if call.attempts >= ATTEMPTS:
             raise AtollError(
@@ -55,7 +55,7 @@ class Crew:
         call.future = self.executor.submit(call.task, *call.args)
         return call
 
-    def result(self, call: Call) -> Any:
+    def result(self, call: TaskCall) -> Any:
         """Wait for one call; None if stopped before it is done."""
         if call.future is None:
             self.send(call)
@@ -76,16 +76,16 @@ class Crew:
                 self.retried += 1
                 self.send(call)
 
-    def results(self, calls: Iterable[Call]) -> Iterator[tuple[Call, Any]]:
+    def results(self, calls: Iterable[TaskCall]) -> Iterator[tuple[TaskCall, Any]]:
         """Yield results as they arrive, with a bounded number of calls in flight.
 
         Ends early when stopped: calls in flight are dropped.
         """
-        waiting: dict[Future[Any], Call] = {}
+        waiting: dict[Future[Any], TaskCall] = {}
         source = iter(calls)
         more = True
         while True:
-            while more and len(waiting) < self.room and not self.stop():
+            while more and len(waiting) < self.capacity and not self.stop():
                 call = next(source, None)
                 if call is None:
                     more = False
@@ -110,7 +110,7 @@ class Crew:
                     continue
                 yield call, value
 
-    def _done(self, waiting: dict[Future[Any], Call]) -> list[Future[Any]]:
+    def _done(self, waiting: dict[Future[Any], TaskCall]) -> list[Future[Any]]:
         if self.executor.in_process:
             return [next(iter(waiting))]
         done, _ = wait(waiting, timeout=_WAKE_S, return_when=FIRST_COMPLETED)
@@ -118,11 +118,11 @@ class Crew:
             self.executor.tend()
         return list(done)
 
-    def in_flight(self, calls: Iterable[Call]) -> int:
+    def in_flight(self, calls: Iterable[TaskCall]) -> int:
         """Return how many of these calls are in flight."""
         return sum(call.future is not None and not call.future.done() for call in calls)
 
-    def drop(self, calls: Iterable[Call]) -> None:
+    def drop(self, calls: Iterable[TaskCall]) -> None:
         """Cancel calls."""
         for call in calls:
             if call.future is not None:

@@ -25,7 +25,7 @@ from atoll.errors import AtollError
 from atoll.executors.base import LostWorkerError, Task
 from atoll.executors.threads import set_threads
 from atoll.identity import code_words, this_code
-from atoll.stopping import Asked, StoppedError, never
+from atoll.stopping import StopCheck, StoppedError, never
 
 CONNECT_S = 10.0
 COUNT_S = 1.0
@@ -46,7 +46,7 @@ class DaskCluster:
 
     in_process = False
 
-    def __init__(self, address: str, stop: Asked = never) -> None:
+    def __init__(self, address: str, stop: StopCheck = never) -> None:
         try:
             import distributed
         except ImportError:

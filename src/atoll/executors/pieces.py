@@ -12,9 +12,9 @@ from functools import partial
 from typing import Any, Protocol
 
 from atoll.executors.base import Executor, InProcess, Task
-from atoll.executors.copies import Ahead
-from atoll.executors.crew import Call, Crew
-from atoll.stopping import Asked, StoppedError, go_on, never
+from atoll.executors.copies import Lookahead
+from atoll.executors.crew import Crew, TaskCall
+from atoll.stopping import StopCheck, StoppedError, check_stop, never
 
 LONGEST = 40
 """Characters of a name before its hash."""
@@ -28,18 +28,18 @@ class Notes(Protocol):
     def put_note(self, key: str, value: Any) -> None: ...
 
 
-class Pieces:
+class PieceRunner:
     """Pieces of one search with the same task and context."""
 
     def __init__(
         self, task: Task, context: Any, notes: Notes | None = None,
-        executor: Executor | None = None, stop: Asked = never,
+        executor: Executor | None = None, stop: StopCheck = never,
     ) -> None:  # fmt: skip
         self._task, self._notes, self._stop = task, notes, stop
         self._crew = Crew(executor or InProcess(), stop)
         self._crew.executor.start(context)
-        self._sent: dict[str, Call] = {}
-        self._local = Ahead(partial(task, context), stop)
+        self._sent: dict[str, TaskCall] = {}
+        self._local = Lookahead(partial(task, context), stop)
         """Without workers: a copy of this process computes upcoming pieces."""
 
     def close(self) -> None:
@@ -52,7 +52,7 @@ class Pieces:
         record = None if notes is None else notes.note(name)
         if record is not None:
             return record["value"]
-        go_on(self._stop)
+        check_stop(self._stop)
         self._crew.executor.consider()
         call = self._sent.pop(name, None)
         if call is None:
@@ -65,19 +65,19 @@ class Pieces:
             notes.put_note(name, {"value": value})
         return value
 
-    def ahead(self, calls: Iterable[tuple[Any, ...]]) -> None:
+    def prefetch(self, calls: Iterable[tuple[Any, ...]]) -> None:
         """Start pieces that may be requested soon, if workers are idle."""
         if self._crew.executor.in_process:
-            self._local.ahead(call for call in calls if not self._on_record(_name(call)))
+            self._local.prefetch(call for call in calls if not self._on_record(_name(call)))
             return
         source = iter(calls)
-        while self._crew.in_flight(self._sent.values()) < self._crew.room:
+        while self._crew.in_flight(self._sent.values()) < self._crew.capacity:
             args = next(source, None)
             if args is None:
                 return
             name = _name(args)
             if name not in self._sent and not self._on_record(name):
-                self._sent[name] = self._crew.send(Call(_boxed, (self._task, *args)))
+                self._sent[name] = self._crew.send(TaskCall(_boxed, (self._task, *args)))
 
     def _on_record(self, name: str) -> bool:
         return self._notes is not None and self._notes.note(name) is not None

@@ -27,21 +27,21 @@ import numpy as np
 
 from atoll.answers.answer import dumped, read_answer
 from atoll.answers.plan import EstimateAnswer, PlanAnswer
-from atoll.answers.search import Ahead, ShadowPrice
+from atoll.answers.search import NextChip, ShadowPrice
 from atoll.answers.validation import CheckAnswer
 from atoll.errors import AtollError
 from atoll.explore.answer.result import Design, SearchResult
 from atoll.explore.answer.scope import LiftedLimit, open_space, sustained_limit
-from atoll.explore.baselines import score_of
+from atoll.explore.baselines import chip_score
 from atoll.explore.finder import DesignBuilder
-from atoll.explore.pricing.layouts import Setting
+from atoll.explore.pricing.layouts import SearchSetting
 from atoll.explore.pricing.workloads import Variants
 from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.objective import Objective
 from atoll.hardware.physical.nodes import RETICLE_MM2
 from atoll.hardware.physical.price import device_usd
-from atoll.hardware.silicon.chip import template_of
+from atoll.hardware.silicon.chip import chip_template
 from atoll.stopping import Stop, StoppedError
 from atoll.training.planner.problem import PLAN
 from atoll.workload.load import load_config
@@ -124,13 +124,17 @@ def completed(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def compare_with_run(
-    result: SearchResult, followed: FollowedRun, setting: Setting, variants: Variants, stop: Stop
-) -> Ahead:
+    result: SearchResult,
+    followed: FollowedRun,
+    setting: SearchSetting,
+    variants: Variants,
+    stop: Stop,
+) -> NextChip:
     """Compare the answer of a search with the run that it follows."""
     chip_s = followed.step_s_on(result.best.plans[0].placement.step_time_s)
     target_s = followed.step_s / TARGET
     prices = _ShadowPrices(result, followed, setting, variants, stop)
-    return Ahead(
+    return NextChip(
         device=f"{followed.run.devices:,} {followed.run.device}",
         step_time_s=followed.step_s,
         measured=followed.measured_s is not None,
@@ -165,7 +169,7 @@ def _peak_W(design: Design) -> float:
 class _ShadowPrices:
     result: SearchResult
     followed: FollowedRun
-    setting: Setting
+    setting: SearchSetting
     variants: Variants
     stop: Stop
 
@@ -203,8 +207,10 @@ class _ShadowPrices:
             ]
             yield self._rate(f"{link.name} bandwidth", link.bandwidth_Bps / GIGA, changed)
 
-    def _rate(self, what: str, current: float, changed: list[tuple[Any, Setting]]) -> ShadowPrice:
-        gains = (self._gain(score_of(chip, where, self.variants, self._objective))
+    def _rate(
+        self, what: str, current: float, changed: list[tuple[Any, SearchSetting]]
+    ) -> ShadowPrice:
+        gains = (self._gain(chip_score(chip, where, self.variants, self._objective))
                  for chip, where in changed)  # fmt: skip
         return self._price(what, "GB/s", current, *gains, chosen_anew=False)
 
@@ -298,7 +304,7 @@ class _ShadowPrices:
         self, best: Design, small: Design | None, large: Design | None
     ) -> Iterator[ShadowPrice]:
         """Price dollars by the chips of both area budgets, where area buys throughput."""
-        process_nm = template_of(best.accelerator).process_nm  # None where the search chooses it
+        process_nm = chip_template(best.accelerator).process_nm  # None where the search chooses it
         if process_nm is None or small is None or large is None:
             return
 

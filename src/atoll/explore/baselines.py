@@ -15,9 +15,9 @@ import numpy as np
 
 from atoll.cost.chips import chips_of_space, memories
 from atoll.explore.answer.result import Design
-from atoll.explore.answer.scope import Scope
-from atoll.explore.pricing.evaluate import Priced
-from atoll.explore.pricing.layouts import Setting
+from atoll.explore.answer.scope import SearchScope
+from atoll.explore.pricing.evaluate import PricedChips
+from atoll.explore.pricing.layouts import SearchSetting
 from atoll.explore.pricing.workloads import Variants
 from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.proof.exact import exact_search
@@ -27,9 +27,14 @@ from atoll.explore.spotlight import spotlight_chip
 from atoll.hardware.accelerator import Accelerator, Hbm
 from atoll.hardware.catalog import load_accelerator_file
 from atoll.hardware.product import ProductSpace
-from atoll.hardware.silicon.chip import accelerator_area_mm2, columns_of, peak_power_W, template_of
-from atoll.hardware.space import Space
-from atoll.stopping import Stop, StoppedError, go_on
+from atoll.hardware.silicon.chip import (
+    accelerator_area_mm2,
+    chip_columns,
+    chip_template,
+    peak_power_W,
+)
+from atoll.hardware.space import DesignSpace
+from atoll.stopping import Stop, StoppedError, check_stop
 
 REFERENCE = ("tpuv4-expert", "tpuv4-placed")
 SAMPLED = ("spotlight", "random")
@@ -51,20 +56,20 @@ EXPERT = {
 }
 
 
-def single_chip_space(chip: Accelerator, options: tuple[Hbm, ...]) -> Space:
+def single_chip_space(chip: Accelerator, options: tuple[Hbm, ...]) -> DesignSpace:
     """Return the space of a single chip with these HBM options."""
-    return Space(
+    return DesignSpace(
         name=chip.name or "chip",
-        columns=columns_of(chip),
+        columns=chip_columns(chip),
         area_mm2=np.array([accelerator_area_mm2(chip) - chip.hbm.area_mm2]),
         hbm_options=options,
         hbm_allowed=np.ones((1, len(options)), np.bool_),
-        template=template_of(chip),
+        template=chip_template(chip),
     )
 
 
-def score_of(
-    chip: Accelerator, setting: Setting, variants: Variants, objective: Objective
+def chip_score(
+    chip: Accelerator, setting: SearchSetting, variants: Variants, objective: Objective
 ) -> float | None:
     """Return the score of the best placements on one chip, None where nothing fits."""
     space = single_chip_space(chip, (chip.hbm,))
@@ -72,7 +77,7 @@ def score_of(
     return None if outcome.best is None else outcome.score
 
 
-def reference_space(space: Space | ProductSpace) -> Space:
+def reference_space(space: DesignSpace | ProductSpace) -> DesignSpace:
     """Return the TPU v4-like chip of the space's template: unchanged where its area and power are
     published; otherwise with the HBM options of the space, and its silicon where the template has
     no numbers of its own.
@@ -82,7 +87,8 @@ def reference_space(space: Space | ProductSpace) -> Space:
     if file.published is not None:
         return single_chip_space(chip, (chip.hbm,))
     return single_chip_space(
-        chip if space.template.own else replace(chip, template=space.template), space.hbm_options
+        chip if space.template.extra_parameters else replace(chip, template=space.template),
+        space.hbm_options,
     )
 
 
@@ -113,10 +119,10 @@ def baseline_names(variants: Variants) -> tuple[str, ...]:
 
 
 def run_baselines(
-    space: Space | ProductSpace,
-    drawn_from: Space,
+    space: DesignSpace | ProductSpace,
+    drawn_from: DesignSpace,
     variants: Variants,
-    setting: Setting,
+    setting: SearchSetting,
     objective: Objective,
     seed: int,
     stop: Stop,
@@ -127,7 +133,7 @@ def run_baselines(
     """
     reference = reference_space(space)
 
-    def best_of(candidates: Space) -> BaselineDesign:
+    def best_of(candidates: DesignSpace) -> BaselineDesign:
         search = Search(candidates, variants, setting, objective, tolerance=1e-3, stop=stop)
         outcome = exact_search(search)
         if outcome.stopped:
@@ -172,19 +178,19 @@ def _as_published(reference: BaselineDesign, name: str) -> BaselineDesign:
     return replace(reference, area_mm2=area_mm2, peak_power_W=power_W, chip=None, published=True)
 
 
-def _unplaced(candidates: Space, design: int, options: Sequence[Hbm]) -> BaselineDesign:
+def _unplaced(candidates: DesignSpace, design: int, options: Sequence[Hbm]) -> BaselineDesign:
     """Return a design without plans, with its least area and power over the HBM options."""
     chips = [candidates.accelerator(design, hbm) for hbm in options]
     least = min(chips, key=lambda chip: (accelerator_area_mm2(chip), peak_power_W(chip)))
     return BaselineDesign(None, accelerator_area_mm2(least), peak_power_W(least))
 
 
-def design_number(space: Space | ProductSpace, chip: Accelerator) -> int | None:
+def design_number(space: DesignSpace | ProductSpace, chip: Accelerator) -> int | None:
     """Return the design number of a chip in a space, ignoring its HBM; None if absent."""
-    template, columns = template_of(chip), columns_of(chip)
+    template, columns = chip_template(chip), chip_columns(chip)
     if template is not space.template:
         return None
-    if isinstance(space, Space):
+    if isinstance(space, DesignSpace):
         same = np.isclose(space.glb_bandwidth_Bpc, chip.glb_bandwidth_Bpc)
         for parameter in template.parameters:
             same &= space.columns[parameter.name] == columns[parameter.name]
@@ -207,16 +213,20 @@ def design_number(space: Space | ProductSpace, chip: Accelerator) -> int | None:
 
 
 def _expert(
-    reference: Space, variants: Variants, setting: Setting, objective: Objective, stop: Stop
+    reference: DesignSpace,
+    variants: Variants,
+    setting: SearchSetting,
+    objective: Objective,
+    stop: Stop,
 ) -> float | None:
     """Score the expert's layouts on the reference chip with its first memory."""
     chips = chips_of_space(reference, setting.profile, objective.by_memory)
     memory_options = memories(reference.hbm_options, setting.profile, objective.by_memory)
     price = objective.prices(reference, chips, memory_options)[0]
-    priced = Priced.of(chips, variants, setting)
+    priced = PricedChips.of(chips, variants, setting)
     times = []
     for index, workload in enumerate(variants.workloads):
-        go_on(stop)
+        check_stop(stop)
         step = _expert_step(priced, variants.of(index), EXPERT.get(workload.name))
         if step is None:
             return None
@@ -225,7 +235,7 @@ def _expert(
 
 
 def _expert_step(
-    priced: Priced, numbers: Sequence[int], expert_layout: tuple[int, int] | None
+    priced: PricedChips, numbers: Sequence[int], expert_layout: tuple[int, int] | None
 ) -> float | None:
     """Return the fastest step over microbatches for the expert's (pp, tp).
 
@@ -237,17 +247,17 @@ def _expert_step(
     choices = [] if expert_layout is None else [expert_layout]
     if expert_layout is None:
         depth = int(np.count_nonzero(variants[numbers[0]].facts.block >= 0))
-        widths = sorted({variants[v].tensor for v in numbers})
+        widths = sorted({variants[v].tp for v in numbers})
         choices = [(pp, tp) for tp in widths for pp in range(1, depth + 1) if depth % pp == 0]
     for pp, tp in choices:
-        steps = [_even_step(priced, v, pp) for v in numbers if variants[v].tensor == tp]
+        steps = [_even_step(priced, v, pp) for v in numbers if variants[v].tp == tp]
         fitting_s = [step for step in steps if step is not None]
         if fitting_s:
             return min(fitting_s)
     return None
 
 
-def _even_step(priced: Priced, number: int, stages: int) -> float | None:
+def _even_step(priced: PricedChips, number: int, stages: int) -> float | None:
     """Return the step time with the blocks spread evenly over `stages`, None if it does not fit."""
     variant = priced.variants.variants[number]
     _, upper = priced.schedule_bounds(np.zeros(1, np.int64), np.array([number]))
@@ -257,7 +267,7 @@ def _even_step(priced: Priced, number: int, stages: int) -> float | None:
 
 
 def remarks(
-    scope: Scope, baselines: Mapping[str, BaselineDesign], score: float, best: Design, *,
+    scope: SearchScope, baselines: Mapping[str, BaselineDesign], score: float, best: Design, *,
     proven: bool,
 ) -> dict[str, str]:  # fmt: skip
     """Explain, by baseline, why it is not the answer where its score does not."""

@@ -12,7 +12,7 @@ from atoll.explore.answer.explain import layer_report
 from atoll.explore.answer.plateau import ChipSize
 from atoll.explore.answer.result import Design, ModelPlan
 from atoll.explore.pricing.energy import energy_per_token_J, step_energy
-from atoll.explore.pricing.evaluate import Priced
+from atoll.explore.pricing.evaluate import PricedChips
 from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.proof.exact import EFFORTS
 from atoll.explore.proof.journal import EvaluatedPlan, EvaluationKey
@@ -20,7 +20,7 @@ from atoll.explore.proof.tasks import Schedules
 from atoll.hardware.accelerator import Hbm
 from atoll.hardware.physical.price import device_usd
 from atoll.hardware.silicon.chip import peak_power_W
-from atoll.hardware.space import Space
+from atoll.hardware.space import DesignSpace
 from atoll.schedule.solve import Effort
 from atoll.stopping import StoppedError
 from atoll.workload.flops import model_flops
@@ -40,7 +40,7 @@ class DesignBuilder:
         single = chips.subset(np.array([chip]))
         variants, setting = self.search.variants, self.search.setting
         priced = {
-            model: Priced.of(single, variants.part([plan.variant]), setting)
+            model: PricedChips.of(single, variants.part([plan.variant]), setting)
             for model, plan in plans.items()
         }
         space, design = self._space_with(int(chips.design[chip]))
@@ -61,7 +61,7 @@ class DesignBuilder:
             plans=tuple(described),
         )
 
-    def _layers(self, priced: Priced, chip: int, plan: EvaluatedPlan) -> tuple[LayerPass, ...]:
+    def _layers(self, priced: PricedChips, chip: int, plan: EvaluatedPlan) -> tuple[LayerPass, ...]:
         """Return a plan's schedules with the best bounds of all efforts of the proof; solved again
         if not in memory, empty where the search stops before that.
         """
@@ -97,16 +97,16 @@ class DesignBuilder:
         power_W = peak_power_W(space.accelerator(design, hbm))
         return ChipSize(*(round(float(value), 6) for value in (area_mm2, power_W, usd)))
 
-    def _space_with(self, design: int) -> tuple[Space, int]:
+    def _space_with(self, design: int) -> tuple[DesignSpace, int]:
         """Return a space in memory that contains the design, and its index there."""
-        if isinstance(self.search.space, Space):
+        if isinstance(self.search.space, DesignSpace):
             return self.search.space, design
         return self.search.space.designs(np.array([design]))[0], 0
 
     def _smallest_hbm(
         self,
-        priced: dict[int, Priced],
-        space: Space,
+        priced: dict[int, PricedChips],
+        space: DesignSpace,
         design: int,
         memory: int,
         plans: dict[int, EvaluatedPlan],
@@ -121,7 +121,7 @@ class DesignBuilder:
                 return option
         return options[-1]
 
-    def _hbm_options(self, space: Space, design: int, memory: int) -> list[Hbm]:
+    def _hbm_options(self, space: DesignSpace, design: int, memory: int) -> list[Hbm]:
         """Return the options of a memory that the design allows, smallest first."""
         return [
             option
@@ -129,7 +129,7 @@ class DesignBuilder:
             if space.hbm_allowed[design, space.hbm_options.index(option)]
         ]
 
-    def _step_time_s(self, priced: Priced, plan: EvaluatedPlan, hbm: Hbm) -> float:
+    def _step_time_s(self, priced: PricedChips, plan: EvaluatedPlan, hbm: Hbm) -> float:
         variant = priced.variants.variants[0]
         placed = priced.place(0, variant, plan.pass_s, memory_bytes=float(hbm.capacity_bytes))
         return np.inf if placed is None else placed.step_time_s
@@ -156,7 +156,7 @@ class DesignBuilder:
                 f"{workload.name}: samples_per_s": workload.global_batch / plan.step_time_s,
                 f"{workload.name}: step_time_s": plan.step_time_s,
                 f"{workload.name}: microbatch": variant.microbatch,
-                f"{workload.name}: tensor": variant.tensor,
+                f"{workload.name}: tensor": variant.tp,
                 f"{workload.name}: power_W": plan.energy.power_W,
                 f"{workload.name}: energy_per_token_J": plan.energy.per_token_J,
             }
@@ -178,7 +178,7 @@ def _tightest(solved: list[Schedules]) -> Schedules:
 
 
 def model_plan(
-    priced: Priced, pass_s: FloatArray, memory_bytes: float, peak_flops: float
+    priced: PricedChips, pass_s: FloatArray, memory_bytes: float, peak_flops: float
 ) -> ModelPlan | None:
     """Plan the first variant on the first chip with this memory; None if it does not fit."""
     variant = priced.variants.variants[0]

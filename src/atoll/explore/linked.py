@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from atoll.errors import AtollError
-from atoll.explore.answer.scope import Scope, described_space, is_linked
+from atoll.explore.answer.scope import SearchScope, described_space, is_linked
 from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.proof.certified import CONSTRAINTS, certificate_of
 from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.objective import AIMS
 from atoll.explore.strategies import STRATEGIES
-from atoll.fabric.topology import topology_of
+from atoll.fabric.topology import parse_topology
 from atoll.questions import SearchQuestion
 from atoll.step.certificate import Certificate
 from atoll.units import counted
@@ -32,7 +32,7 @@ def network_jobs(job: SearchQuestion) -> tuple[SearchQuestion, ...]:
     if job.network is not None or not is_linked(job):
         return (job,)
     space = described_space(job)
-    pairs = list(product(space.axes.values["link_Bps"], map(topology_of, space.topologies)))
+    pairs = list(product(space.axes.values["link_Bps"], map(parse_topology, space.topologies)))
     if len(pairs) > MOST_NETWORKS:
         raise AtollError(
             f"space {space.name}: links and topology make {len(pairs)} networks, and at most "
@@ -98,7 +98,7 @@ class RejectedNetworks:
             peak_bound=max(proof.peak_bound for proof in proofs),
         )
 
-    def noted(self, scope: Scope) -> Scope:
+    def noted(self, scope: SearchScope) -> SearchScope:
         """Add the networks to the notes of the scope."""
         if not self.networks:
             return scope

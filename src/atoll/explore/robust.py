@@ -23,7 +23,7 @@ from dataclasses import astuple, dataclass, field, replace
 
 import numpy as np
 
-from atoll.answers.answer import made_of
+from atoll.answers.answer import build_from
 from atoll.answers.search import ConstantShare, Robustness, SteadyChip
 from atoll.arrays import BoolArray, FloatArray, IntArray
 from atoll.cost.chips import Chips, distinct_rows
@@ -32,11 +32,11 @@ from atoll.explore.answer.scope import described_space, limits_of
 from atoll.explore.pricing.price import Price
 from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.proof.exact import exact_search
-from atoll.hardware.energy import energy_of
+from atoll.hardware.energy import template_energy
 from atoll.hardware.physical.constants import Constant, Physics, constants
 from atoll.hardware.physical.draws import at_ends, drawn
 from atoll.hardware.silicon.physical import redrawn, redrawn_memories
-from atoll.hardware.space import Limits, Space, allowed_options
+from atoll.hardware.space import DesignLimits, DesignSpace, allowed_options
 from atoll.questions import SearchQuestion
 from atoll.stopping import StoppedError
 
@@ -51,7 +51,7 @@ _PROBES = 256
 """Designs on which constants are tried: those that change none are not drawn."""
 
 
-def space_under(space: Space, physics: Physics) -> Space:
+def space_under(space: DesignSpace, physics: Physics) -> DesignSpace:
     """Return the same designs under other constants."""
     template = redrawn(space.template, physics)
     return replace(
@@ -62,15 +62,15 @@ def space_under(space: Space, physics: Physics) -> Space:
     )
 
 
-def constants_that_matter(space: Space, energies: bool = False) -> list[Constant]:
+def constants_that_matter(space: DesignSpace, energies: bool = False) -> list[Constant]:
     """Return the constants that change area, power or (optionally) energies of the chips."""
     probes = space.subset(np.linspace(0, len(space) - 1, _PROBES).astype(np.int64))
 
-    def figures(chips: Space) -> FloatArray:
+    def figures(chips: DesignSpace) -> FloatArray:
         hbm = max(chips.hbm_options, key=lambda option: option.capacity_bytes)
         figure_columns = [chips.area_with(hbm), chips.peak_power_with(hbm)]
         if energies:
-            figure_columns.append(np.array(astuple(energy_of(chips.template))))
+            figure_columns.append(np.array(astuple(template_energy(chips.template))))
         return np.concatenate(figure_columns)
 
     usual = figures(probes)
@@ -85,7 +85,7 @@ def constants_that_matter(space: Space, energies: bool = False) -> list[Constant
 class Draws:
     """Which pairs of design and HBM option keep to the limits under sets of constants."""
 
-    space: Space
+    space: DesignSpace
     """Every design that keeps to the limits under at least one of the sets."""
     usual: IntArray
     """Designs that keep to the limits under the nominal constants, in order."""
@@ -103,8 +103,8 @@ class Draws:
 
     @staticmethod
     def of(
-        space: Space,
-        limits: Limits,
+        space: DesignSpace,
+        limits: DesignLimits,
         count: int,
         seed: int,
         price: Price | None = None,
@@ -317,7 +317,7 @@ def robustness(search: Search, draws: Draws, winner: int) -> Robustness:
     comparison.best_scores = np.array([best_scores[draw] for draw in comparison.feasible_draws])
     bounds = np.array([comparison.score_bound(draw) for draw in comparison.feasible_draws])
     steadiest, least = comparison.steadiest(winner)
-    return made_of(
+    return build_from(
         Robustness,
         _steady_in_search(comparison, winner),
         draws=len(comparison.feasible_draws),
@@ -390,7 +390,7 @@ def robustness_by_draw(search: Search, draws: Draws, winner: DesignHbm) -> Robus
         fits = float((at_full_clock[:, number] > 0.0).mean())
         return _steady_chip(draws, pairs_tried[number], feasible_draws, fits, losses[:, number])
 
-    return made_of(
+    return build_from(
         Robustness,
         steady(0),
         draws=len(feasible_draws),
@@ -422,7 +422,7 @@ def _within(draws: Draws, number: int, designs: IntArray | None) -> IntArray:
 def _pairs(search: Search, draws: Draws, number: int, designs: IntArray | None) -> list[DesignHbm]:
     """Return (design, option) of every chip of such a search."""
     chips, within = search.frontier.chips, _within(draws, number, designs)
-    assert isinstance(search.space, Space)
+    assert isinstance(search.space, DesignSpace)
     options = [search.space.hbm_options.index(hbm) for (hbm,) in search.memories]
     design_memory = zip(chips.design.tolist(), chips.memory.tolist(), strict=True)
     return [(int(within[design]), options[memory]) for design, memory in design_memory]

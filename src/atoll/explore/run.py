@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from atoll.answers.designs import Identity
-from atoll.answers.search import Alone, Beside, FrontAnswer, Robustness
-from atoll.driver import Desk, Means, Progress, drive
+from atoll.answers.search import ExistingDevice, FrontAnswer, ModelAlone, Robustness
+from atoll.driver import ExecutionOptions, Progress, SearchRuntime, drive
 from atoll.errors import AtollError, InfeasibleError
 from atoll.executors import Crew
 from atoll.explore.ahead import compare_with_run, read_followed_run
@@ -23,7 +23,7 @@ from atoll.explore.answer.files import result_files
 from atoll.explore.answer.plateau import choose, evaluate_plateau, plateau
 from atoll.explore.answer.result import SearchResult
 from atoll.explore.answer.room import check_memory, nothing_fits
-from atoll.explore.answer.scope import Scope, open_space, sustained_limit
+from atoll.explore.answer.scope import SearchScope, open_space, sustained_limit
 from atoll.explore.baselines import (
     BaselineDesign,
     baseline_names,
@@ -34,7 +34,7 @@ from atoll.explore.baselines import (
 from atoll.explore.finder import DesignBuilder
 from atoll.explore.linked import RejectedNetworks, network_jobs, rejection_proof, search_networks
 from atoll.explore.pareto import evaluated_fronts, fronts
-from atoll.explore.pricing.layouts import Setting
+from atoll.explore.pricing.layouts import SearchSetting
 from atoll.explore.pricing.price import price_of
 from atoll.explore.pricing.workloads import (
     Spreads,
@@ -55,20 +55,20 @@ from atoll.explore.strategies import STRATEGIES
 from atoll.fabric.network import Network
 from atoll.hardware.catalog import load_network
 from atoll.hardware.product import ProductSpace
-from atoll.hardware.space import Space
+from atoll.hardware.space import DesignSpace
 from atoll.kernel_cache import compile_in_background
 from atoll.profile import Profile
-from atoll.profiles import profile_of
+from atoll.profiles import job_profile
 from atoll.questions import SearchQuestion
 from atoll.step.certificate import Certificate
 from atoll.step.layout import ZERO_STAGES
 from atoll.step.orders import ORDERS
 from atoll.step.states import load_states
-from atoll.stopping import Asked, Stop, StoppedError, never
-from atoll.training.planner.beside import plan_beside, precision_of
+from atoll.stopping import Stop, StopCheck, StoppedError, never
+from atoll.training.planner.beside import plan_on_device, precision_of
 from atoll.training.request import make_run
 from atoll.training.run import Run
-from atoll.workload.stored import warnings_of
+from atoll.workload.stored import model_warnings
 
 RUNNERS_UP = 3
 PLAIN_ORDERS = ("1f1b",)
@@ -86,7 +86,7 @@ def run_search(
     workers: int | None = None,
     cluster: str | None = None,
     stop: Stop | None = None,
-    beside: Sequence[str] = (),
+    existing_devices: Sequence[str] = (),
 ) -> SearchResult:
     """Find the best design of the job's space, prove it, and compare it with baselines.
 
@@ -94,10 +94,10 @@ def run_search(
     and `cluster` do not change the answer. The existing devices in `beside` are planned for the
     same (first) model, batch and number of devices.
     """
-    options = Means(out, workers, cluster, grows=True)
+    options = ExecutionOptions(out, workers, cluster, grows=True)
 
     def prepare(stop: Stop) -> ChipProblem:
-        return prepare_problem(job, beside, stop)
+        return prepare_problem(job, existing_devices, stop)
 
     return drive(prepare, options, stop, job.time_limit, progress, "the first design was evaluated")
 
@@ -140,7 +140,7 @@ def _existing_device_runs(job: SearchQuestion, devices: Sequence[str]) -> dict[s
     return {
         name: make_run(
             model.name, name, job.devices, batch=model.batch or job.batch,
-            sequence=model.sequence, optimizer=job.optimizer or profile_of(job).optimizer,
+            sequence=model.sequence, optimizer=job.optimizer or job_profile(job).optimizer,
             precision=precision_of(name, job.precision),
         )
         for name in devices
@@ -152,9 +152,9 @@ class ChipProblem:
     """A job with its chips and the layouts on them."""
 
     job: SearchQuestion
-    space: Space | ProductSpace
-    scope: Scope
-    setting: Setting
+    space: DesignSpace | ProductSpace
+    scope: SearchScope
+    setting: SearchSetting
     variants: Variants
     runs: Mapping[str, Run]
     """The job on existing devices, by device."""
@@ -168,12 +168,12 @@ class ChipProblem:
         further = enumerate(self.alternatives)
         return fields | {f"other {n}": dict(problem.identity()) for n, problem in further}
 
-    def solve(self, runtime: Desk) -> SearchResult:
+    def solve(self, runtime: SearchRuntime) -> SearchResult:
         if self.alternatives:
             return self._solve_networks(runtime)
         return _SearchRun(self, runtime, RejectedNetworks()).result()
 
-    def _solve_networks(self, runtime: Desk) -> SearchResult:
+    def _solve_networks(self, runtime: SearchRuntime) -> SearchResult:
         """Solve on the best of the networks, with the proof over all of them."""
         problems, journal = (self, *self.alternatives), self.journal(runtime)
         names = tuple(str(problem.job.network) for problem in problems)
@@ -201,7 +201,7 @@ class ChipProblem:
         begun = best if runtime.stop() else None
         return _SearchRun(problems[number], runtime, rejected, begun).result()
 
-    def open_search(self, runtime: Desk) -> Search | None:
+    def open_search(self, runtime: SearchRuntime) -> Search | None:
         """Return a search that is not started and not stored; None where no chip is allowed."""
         objective = make_objective(self.job, self.space, self.setting, self.variants, runtime.stop)
         arguments = self.space, self.variants, self.setting, objective, self.job.tolerance / 2.0
@@ -210,7 +210,7 @@ class ChipProblem:
         except InfeasibleError:
             return None
 
-    def journal(self, runtime: Desk) -> Journal:
+    def journal(self, runtime: SearchRuntime) -> Journal:
         if runtime.store is None:
             return Journal()
         return StoredJournal(runtime.store, self.variants, self.space)
@@ -223,7 +223,7 @@ class _SearchRun:
     """The phases of a search, from a prepared problem to its result."""
 
     def __init__(
-        self, problem: ChipProblem, runtime: Desk, rejected: RejectedNetworks,
+        self, problem: ChipProblem, runtime: SearchRuntime, rejected: RejectedNetworks,
         begun: Search | None = None,
     ) -> None:  # fmt: skip
         """Take `begun`, the search so far, where the search has to end at once."""
@@ -327,7 +327,7 @@ class _SearchRun:
             return {key: BaselineDesign(**fields) for key, fields in note.items()}
         if self.stop():
             return {}
-        drawn = space if isinstance(space, Space) else space.sample(SAMPLE, seed)
+        drawn = space if isinstance(space, DesignSpace) else space.sample(SAMPLE, seed)
         arguments = space, drawn, variants, self.problem.setting, objective, seed, self.stop
         baselines = dict(run_baselines(*arguments))
         if len(baselines) == len(baseline_names(variants)):  # otherwise the next run makes them all
@@ -367,7 +367,7 @@ class _SearchRun:
                 phases_s=self.phases_s,
                 stopped="" if proof.status == "optimal" else outcome.stopped,
                 left_out=self.left_out,
-                warnings=tuple(w for model in workloads for w in warnings_of(model.config)),
+                warnings=tuple(w for model in workloads for w in model_warnings(model.config)),
                 scope=scope,
                 robustness=self._robustness(search, outcome, chosen),
                 price_per_device=price,
@@ -385,7 +385,7 @@ class _SearchRun:
     def _add_best_chip_per_model(self, result: SearchResult) -> SearchResult:
         """Compare with every model's best chip, where several models share the answer."""
         plans, problem = result.best.plans, self.problem
-        alone: tuple[Alone, ...] = ()
+        alone: tuple[ModelAlone, ...] = ()
         with self._timed("alone"):
             if len(plans) > 1 and self.strategy.proves and not self.job.per:
                 alone = best_chip_per_model(
@@ -397,10 +397,10 @@ class _SearchRun:
         return replace(result, alone=alone, wall_time_s=time.monotonic() - self.runtime.began)
 
     def _add_existing_devices(self, result: SearchResult) -> SearchResult:
-        planned: list[Beside] = []
+        planned: list[ExistingDevice] = []
         for name, run in self.problem.runs.items():
             try:
-                planned.append(plan_beside(name, run, self.stop))
+                planned.append(plan_on_device(name, run, self.stop))
             except StoppedError:
                 self.left_out[f"device {name}"] = self.stop.reason
         return replace(result, beside=tuple(planned))
@@ -418,14 +418,14 @@ class _SearchRun:
 
 
 def prepare_search(
-    job: SearchQuestion, profile: Profile | None = None, stop: Asked = never
-) -> tuple[Setting, Variants]:
+    job: SearchQuestion, profile: Profile | None = None, stop: StopCheck = never
+) -> tuple[SearchSetting, Variants]:
     """Return the setting (network, optimizer, profile), and the models at every layout."""
-    profile = profile or profile_of(job)
+    profile = profile or job_profile(job)
     plain = profile.placer.plain
     if plain and job.precision != "bf16":
         raise AtollError(f"precision: profile {profile.name} computes in 16 bits; leave bf16")
-    setting = Setting(
+    setting = SearchSetting(
         network=network_of(job, profile),
         profile=profile,
         states=load_states(job.optimizer or profile.optimizer),
@@ -450,14 +450,14 @@ def prepare_search(
 
 def network_of(job: SearchQuestion, profile: Profile | None = None) -> Network:
     """Return the network between a job's devices."""
-    name = job.network or (profile or profile_of(job)).network
+    name = job.network or (profile or job_profile(job)).network
     return load_network(name).cut(job.devices)
 
 
 def make_objective(
     job: SearchQuestion,
-    space: Space | ProductSpace,
-    setting: Setting,
+    space: DesignSpace | ProductSpace,
+    setting: SearchSetting,
     variants: Variants,
     stop: Stop | None = None,
 ) -> Objective:
@@ -480,7 +480,11 @@ def make_objective(
 
 
 def _reference_samples(
-    job: SearchQuestion, space: Space | ProductSpace, setting: Setting, index: int, stop: Stop
+    job: SearchQuestion,
+    space: DesignSpace | ProductSpace,
+    setting: SearchSetting,
+    index: int,
+    stop: Stop,
 ) -> float:
     _, variants = prepare_search(job.changed(model=(job.models[index],)), stop=stop)
     objective = Objective.single(variants.workloads[0].global_batch)

@@ -16,11 +16,11 @@ from scipy.special import ndtr
 
 from atoll.arrays import FloatArray
 from atoll.cost.chips import chips_of_space
-from atoll.explore.pricing.evaluate import Priced
-from atoll.explore.pricing.layouts import Setting
+from atoll.explore.pricing.evaluate import PricedChips
+from atoll.explore.pricing.layouts import SearchSetting
 from atoll.explore.pricing.workloads import Variants, make_variants
-from atoll.hardware.space import Space
-from atoll.stopping import Asked, go_on, never
+from atoll.hardware.space import DesignSpace
+from atoll.stopping import StopCheck, check_stop, never
 
 FIRST_SAMPLES = 16
 ROUNDS = 48
@@ -28,7 +28,11 @@ _NOISE = 1e-4  # of the standardised objective, for numerical stability
 
 
 def spotlight_chip(
-    space: Space, variants: Variants, setting: Setting, seed: int, stop: Asked = never
+    space: DesignSpace,
+    variants: Variants,
+    setting: SearchSetting,
+    seed: int,
+    stop: StopCheck = never,
 ) -> int:
     """Return the index of the design with the fastest single device."""
     microbatch = min(variant.microbatch for variant in variants.variants)
@@ -48,7 +52,7 @@ def spotlight_chip(
     for design, value in zip(first, _device_log_s(space, first, single, setting), strict=True):
         process.observe(int(design), value)
     for _ in range(min(ROUNDS, len(space) - len(first))):
-        go_on(stop)
+        check_stop(stop)
         gain = process.expected_improvement()
         gain[process.observed] = -1.0
         chosen = int(np.argmax(gain))
@@ -56,7 +60,7 @@ def spotlight_chip(
     return process.observed[int(np.argmin(process.values))]
 
 
-def _features(space: Space) -> FloatArray:
+def _features(space: DesignSpace) -> FloatArray:
     columns = [space.columns[parameter.name] for parameter in space.template.parameters]
     logs = np.log2(np.column_stack(columns).astype(np.float64))
     spread = logs.std(axis=0)
@@ -65,12 +69,12 @@ def _features(space: Space) -> FloatArray:
 
 
 def _device_log_s(
-    space: Space, designs: NDArray[np.int64], single: Variants, setting: Setting
+    space: DesignSpace, designs: NDArray[np.int64], single: Variants, setting: SearchSetting
 ) -> FloatArray:
     """Return the mean over models of the log time of one microbatch on one device."""
     chips = chips_of_space(space.subset(designs), setting.profile)
     _, first = np.unique(chips.design, return_index=True)
-    priced = Priced.of(chips.subset(first), single, setting)
+    priced = PricedChips.of(chips.subset(first), single, setting)
     logs = np.zeros(len(designs))
     for v, variant in enumerate(single.variants):
         nodes = np.arange(len(designs))

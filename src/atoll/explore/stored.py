@@ -20,7 +20,7 @@ from atoll.explore.strategies import STRATEGIES
 from atoll.fabric.network import Network
 from atoll.hardware.product import ProductSpace
 from atoll.hardware.silicon.systolic import HBM_PARAMETERS, TEMPLATES
-from atoll.hardware.space import Space
+from atoll.hardware.space import DesignSpace
 from atoll.profiles import PROFILES
 from atoll.questions import SearchQuestion
 from atoll.schedule.solve import Effort
@@ -32,7 +32,9 @@ _DOUBLES = np.dtype("<f8")
 class StoredJournal(Journal):
     """Keeps a search in a `RunStore`."""
 
-    def __init__(self, store: RunStore, variants: Variants, space: Space | ProductSpace) -> None:
+    def __init__(
+        self, store: RunStore, variants: Variants, space: DesignSpace | ProductSpace
+    ) -> None:
         self.store = store
         self._variants = variants
         self._space = space
@@ -98,7 +100,7 @@ class StoredJournal(Journal):
     def progress(
         self, phase: str, left: int, total: int, best: int | None, score: float, bound: float
     ) -> None:
-        self.store.tell(phase, left, total, best, score, bound)
+        self.store.report_progress(phase, left, total, best, score, bound)
 
     def note(self, name: str) -> Any:
         return self.store.note(name)
@@ -115,7 +117,7 @@ class StoredJournal(Journal):
             "model": workload.name,
             "samples_per_s": workload.global_batch / plan.step_time_s,
             "microbatch": variant.microbatch,
-            "tensor": variant.tensor,
+            "tensor": variant.tp,
             "cp": variant.cp,
             "ep": variant.ep,
             "etp": variant.etp,
@@ -150,7 +152,7 @@ def _evaluated_plan(plan: StoredPlan) -> EvaluatedPlan:
 
 
 def identity(
-    job: SearchQuestion, space: Space | ProductSpace, network: Network, variants: Variants
+    job: SearchQuestion, space: DesignSpace | ProductSpace, network: Network, variants: Variants
 ) -> Identity:
     """Return what a result depends on: jobs with the same identity share their evaluations.
 
@@ -162,7 +164,7 @@ def identity(
         del question[name]
     if not STRATEGIES[job.strategy].samples:
         del question["seed"]
-    content = space_identity(space) if isinstance(space, Space) else space.identity()
+    content = space_identity(space) if isinstance(space, DesignSpace) else space.identity()
     template = TEMPLATES[str(content["template"])]
     brought = {
         "profile": PROFILES.origin(job.profile),
@@ -190,7 +192,7 @@ def identity(
     }
 
 
-def space_identity(space: Space) -> dict[str, JsonValue]:
+def space_identity(space: DesignSpace) -> dict[str, JsonValue]:
     """Identify a space by its content."""
     digest = hashlib.blake2b(digest_size=16)
     for values in (*space.columns.values(), space.area_mm2):

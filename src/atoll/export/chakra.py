@@ -22,7 +22,7 @@ from atoll.export.messages import (
     layer_messages,
     weight_messages,
 )
-from atoll.files.wholefile import check_folder, whole_files
+from atoll.files.wholefile import atomic_files, check_folder
 from atoll.step.orders import SPLIT, passes, route
 from atoll.training.estimate import Estimate, Estimator
 from atoll.training.operators.layers import Share
@@ -69,10 +69,10 @@ def write_chakra(estimate: Estimate, folder: Path) -> None:
     for rank in range(devices):
         path = folder / f"step.{rank}.et"
         data = encode_trace(stages[rank // per_stage], rank, per_stage, groups)
-        with whole_files(_write_error(path), path) as (part,):
+        with atomic_files(_write_error(path), path) as (part,):
             part.write_bytes(data)
     ranks_by_group = {name: list(ranks) for ranks, name in groups.items()}
-    with whole_files(_write_error(folder / GROUPS_FILE), folder / GROUPS_FILE) as (part,):
+    with atomic_files(_write_error(folder / GROUPS_FILE), folder / GROUPS_FILE) as (part,):
         part.write_text(json.dumps(ranks_by_group) + "\n", encoding="utf-8")
 
 

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from atoll.errors import AtollError
 from atoll.files.csvfile import write_csv
-from atoll.files.wholefile import whole_files
+from atoll.files.wholefile import atomic_files
 from atoll.step.orders import arrivals
 from atoll.training.estimate import Estimate, Estimator
 from atoll.training.operators.layers import LayerCost, Share
 from atoll.training.operators.policies import TensorLink
-from atoll.training.step import Shared, Stepper, held_parameters
+from atoll.training.step import SharedCollective, Stepper, resident_parameters
 
 FORWARD, BACKWARD, RECOMPUTE, STEP = "forward", "backward", "recompute", "step"
 SUFFIXES = (".json", ".csv")
@@ -55,7 +55,7 @@ class StepMessage:
 Messages = Iterator[StepMessage]
 
 
-def messages_of(estimate: Estimate) -> tuple[StepMessage, ...]:
+def step_messages(estimate: Estimate) -> tuple[StepMessage, ...]:
     """Return the messages of an estimated step, equal ones merged."""
     stepper, shares = (estimator := Estimator(estimate.run)).shares(estimate.layout)
     counts: dict[StepMessage, float] = defaultdict(float)
@@ -126,7 +126,7 @@ def layer_messages(stepper: Stepper, stage: int, cost: LayerCost, recompute: str
         yield StepMessage(stage, phase, *group, tokens, exchanges)
     if layout.zero < 3:
         return
-    gathered = held_parameters(stepper.run, cost)  # with frozen weights
+    gathered = resident_parameters(stepper.run, cost)  # with frozen weights
     for collective in stepper.shared():
         sizes = gathered if collective.gathers else (cost.parameters, cost.expert_parameters)
         dense, expert = sizes
@@ -136,7 +136,7 @@ def layer_messages(stepper: Stepper, stage: int, cost: LayerCost, recompute: str
 
 
 def _data_message(
-    stage: int, phase: str, collective: Shared, tensor_bytes: float, count: float
+    stage: int, phase: str, collective: SharedCollective, tensor_bytes: float, count: float
 ) -> StepMessage:
     ranks, stride = collective.group, collective.stride
     return StepMessage(stage, phase, "data", collective.kind, ranks, stride, tensor_bytes, count)
@@ -167,5 +167,5 @@ def write_messages(messages: tuple[StepMessage, ...], path: Path) -> None:
         write_csv(path, [column.name for column in fields(StepMessage)], map(astuple, messages))
         return
     content = {"kind": "messages", "format": 1, "messages": list(map(asdict, messages))}
-    with whole_files(lambda why: f"messages: {path} cannot be written ({why}).", path) as (part,):
+    with atomic_files(lambda why: f"messages: {path} cannot be written ({why}).", path) as (part,):
         part.write_text(json.dumps(content, allow_nan=False) + "\n", encoding="utf-8")

@@ -16,7 +16,7 @@ from atoll.fabric.mesh import Link, Mesh
 
 
 @dataclass(frozen=True)
-class Message:
+class LinkMessage:
     """`bytes` along `route`, once all of `after` (indices of messages) have arrived."""
 
     route: tuple[Link, ...]
@@ -32,7 +32,7 @@ class Simulated:
     busy_s: dict[Link, float]
 
 
-def simulate(messages: Sequence[Message], mesh: Mesh) -> Simulated:
+def simulate(messages: Sequence[LinkMessage], mesh: Mesh) -> Simulated:
     """Simulate all messages on the mesh."""
     waiting = [len(message.after) for message in messages]
     followers: list[list[int]] = [[] for _ in messages]

@@ -56,7 +56,7 @@ class Rectangle:
         return across + abs(self.y + self.height / 2 - second.y - second.height / 2)
 
 
-def both_ways(links: Iterable[Link]) -> set[Link]:
+def both_directions(links: Iterable[Link]) -> set[Link]:
     return {link for a, b in links for link in ((a, b), (b, a))}
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from atoll.arrays import BoolArray, FloatArray
 from atoll.fabric import mesh_kernels as kernels
 from atoll.fabric.digits import Digits
-from atoll.fabric.events import Message, simulate
+from atoll.fabric.events import LinkMessage, simulate
 from atoll.fabric.mesh import ALGORITHMS, Mesh, Rectangle, rectangle_ring
 from atoll.fabric.messages import MessageSchedule
 
@@ -30,7 +30,7 @@ def gather_s(
     """Seconds of an all-gather to `volume` bytes per die over the member digits; a reduce-scatter
     of the same volume takes as long, an all-reduce twice that."""
     flags, chosen = np.array(member, np.bool_), ALGORITHMS.index(algorithm)
-    return float(kernels.pass_one(flags, volume, wires(digits, mesh), chosen))
+    return float(kernels.pass_flags(flags, volume, wires(digits, mesh), chosen))
 
 
 def gathers_s(
@@ -53,7 +53,7 @@ def simulate_pass(
 
 def pass_messages(
     digits: Digits, member: Sequence[bool], volume: float, mesh: Mesh, algorithm: str = "auto"
-) -> list[list[Message]]:
+) -> list[list[LinkMessage]]:
     """The messages of that all-gather, in parts that share no link at any moment."""
     if not any(member) or volume <= 0.0:
         return []
@@ -86,7 +86,7 @@ def _lines(digits: Digits, member: Sequence[bool]) -> list[list[int]]:
 
 def _line_messages(
     digits: Digits, member: Sequence[bool], volume: float, share: float, swapped: bool
-) -> list[Message]:
+) -> list[LinkMessage]:
     """Gather line after line, all groups at once; a die continues when all pieces have arrived."""
     schedule = MessageSchedule()
     runs = _lines(digits, member)
@@ -106,7 +106,7 @@ def simulate_exchange(digits: Digits, member: Sequence[bool], volume: float, mes
     return simulate(exchange_messages(digits, member, volume), mesh).end_s
 
 
-def exchange_messages(digits: Digits, member: Sequence[bool], volume: float) -> list[Message]:
+def exchange_messages(digits: Digits, member: Sequence[bool], volume: float) -> list[LinkMessage]:
     """The messages of an all-to-all over the member digits."""
     schedule = MessageSchedule()
     for group in digits.groups(member):

@@ -28,7 +28,7 @@ class Wires(NamedTuple):
 
 
 @kernel
-def of_one_thread(wires):
+def with_scratch(wires):
     """Copy the wires with separate scratch arrays, for one thread."""
     runs = np.zeros((3, 8), np.int64)
     return Wires(wires.radix, wires.axis, wires.stride, wires.bandwidth_Bps, wires.latency_s, runs)
@@ -127,20 +127,20 @@ def _bits(member):
 
 
 @entry
-def pass_one(member, volume, wires, algorithm):
+def pass_flags(member, volume, wires, algorithm):
     """`pass_s` for callers in Python, with one flag per digit."""
-    return pass_s(_bits(member), volume, of_one_thread(wires), algorithm)
+    return pass_s(_bits(member), volume, with_scratch(wires), algorithm)
 
 
 @entry
 def pass_rows(member, volume, wires, algorithm, seconds):
     """`pass_s` for each row of flags and its volume."""
-    wires = of_one_thread(wires)
+    wires = with_scratch(wires)
     for i in range(member.shape[0]):
         seconds[i] = pass_s(_bits(member[i]), volume[i], wires, algorithm)
 
 
 @entry
-def exchange_one(member, volume, wires):
+def exchange_flags(member, volume, wires):
     """`exchange_s` for callers in Python, with one flag per digit."""
     return exchange_s(_bits(member), volume, wires)

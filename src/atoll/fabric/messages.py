@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from atoll.fabric.events import Message
+from atoll.fabric.events import LinkMessage
 from atoll.fabric.mesh import Die, xy_path
 
 
@@ -17,13 +17,13 @@ class MessageSchedule:
     """Messages under construction; phases follow each other die by die."""
 
     def __init__(self) -> None:
-        self.messages: list[Message] = []
+        self.messages: list[LinkMessage] = []
         self._last: dict[Die, list[int]] = {}
 
     def send(
         self, source: Die, target: Die, size: float, after: Sequence[int] = (), rank: int = 0
     ) -> int:
-        self.messages.append(Message(xy_path(source, target), size, tuple(after), rank))
+        self.messages.append(LinkMessage(xy_path(source, target), size, tuple(after), rank))
         return len(self.messages) - 1
 
     def gather_line(self, dies: Sequence[Die], volume: float, began: dict[Die, list[int]]) -> None:

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.errors import AtollError
-from atoll.fabric.network import Level, Network, reached_share
+from atoll.fabric.network import FabricLevel, Network, reached_share
 
 LONGEST_RING = 8  # members of an all-reduce; more are joined by trees, in fewer steps
 TREE_SHARE = 0.75  # of the bandwidth, that PAT reaches in NCCL's own model
@@ -108,7 +108,7 @@ class Span(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def torus_spans(level: Level, group: int, stride: int) -> tuple[Span, ...]:
+def torus_spans(level: FabricLevel, group: int, stride: int) -> tuple[Span, ...]:
     """The axes that a group inside of one torus spans, its members `stride` ranks apart.
 
     Ranks go through one axis after the other. The axes come in the order in which the innermost
@@ -173,7 +173,7 @@ def collective_times_s(
     return np.minimum(fixed_s + longest_s, tree_s + longest_s / TREE_SHARE)
 
 
-def _sent_s(level: Level, full_s: float, steps: float = 0.0) -> float:
+def _sent_s(level: FabricLevel, full_s: float, steps: float = 0.0) -> float:
     """Seconds of a transfer that takes `full_s` at full bandwidth, in ring steps or at once."""
     if steps and level.ring:
         return full_s / reached_share(level.ring, full_s / steps * level.bandwidth_Bps)
@@ -225,7 +225,7 @@ def all_to_all_s(
 
 def send_s(network: Network, bytes_: float, stride: int) -> float:
     """Seconds of one message to the device `stride` ranks away."""
-    level = network.levels[level_of(network, stride)]
+    level = network.levels[crossed_level(network, stride)]
     links = 2 if level.torus else 1  # an axis has one to either side, of which a message takes one
     sent_s = _sent_s(level, links * bytes_ / level.bandwidth_Bps)
     return level.start_s + level.latency_s + sent_s
@@ -239,7 +239,7 @@ def neighbours_s(network: Network, bytes_: float, group: int, stride: int) -> fl
     return max(send_s(network, bytes_, stride), send_s(network, bytes_, stride * (group - 1)))
 
 
-def level_of(network: Network, stride: int) -> int:
+def crossed_level(network: Network, stride: int) -> int:
     """Index of the level crossed by a message from a unit's first device over `stride` ranks."""
     for number, level in enumerate(network.levels):
         if stride < level.devices:
@@ -247,12 +247,12 @@ def level_of(network: Network, stride: int) -> int:
     raise _too_large(network, stride)
 
 
-def members(level: Level, group: int, stride: int) -> int:
+def members(level: FabricLevel, group: int, stride: int) -> int:
     """Members of a group in one unit of this level, counted from its first device."""
     return min(group, ceil(level.devices / stride))
 
 
-def _inside(level: Level, group: int, stride: int, before: int) -> int:
+def _inside(level: FabricLevel, group: int, stride: int, before: int) -> int:
     """Members that reach each other without this level: by inner levels, or within one pod."""
     return min(group, ceil(level.across / stride)) if level.across else before
 

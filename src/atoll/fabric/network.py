@@ -18,7 +18,7 @@ from atoll.units import format_bandwidth
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class FabricLevel:
     name: str
     devices: int  # devices in one group of this level
     bandwidth_Bps: float
@@ -78,7 +78,7 @@ def reached_share(curve: tuple[tuple[float, float], ...], sent_bytes: float) -> 
 @dataclass(frozen=True)
 class Network:
     name: str
-    levels: tuple[Level, ...]
+    levels: tuple[FabricLevel, ...]
 
     @cached_property
     def terms_cache(self) -> dict[tuple[str, int, int], Any]:

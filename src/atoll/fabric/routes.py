@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from atoll.errors import AtollError
-from atoll.fabric.mesh import Die, Link, Mesh, Rectangle, both_ways, xy_path
+from atoll.fabric.mesh import Die, Link, Mesh, Rectangle, both_directions, xy_path
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ def boundaries(
     dead_links: Sequence[Link] = (),
 ) -> Boundary:  # fmt: skip
     """Time the transfers between stages: all send at once, each waits for its most loaded link."""
-    broken = both_ways(dead_links)
+    broken = both_directions(dead_links)
     loads: dict[Link, float] = {}
     routes: list[list[tuple[tuple[Link, ...], float]]] = [[]]
     for before, after in pairwise(rectangles):
@@ -58,7 +58,7 @@ def journeys(
     dead_links: Sequence[Link] = (),
 ) -> tuple[Journey | None, ...]:  # fmt: skip
     """Route all senders, which share links."""
-    broken = both_ways(dead_links)
+    broken = both_directions(dead_links)
     stage_loads: list[dict[Link, float]] = []
     hops: list[int] = []
     total_loads: dict[Link, float] = {}

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from atoll.errors import AtollError
-from atoll.fabric.network import Level, Network
+from atoll.fabric.network import FabricLevel, Network
 from atoll.units import BANDWIDTH, format_quantity, parse_quantity
 
 SWITCHED, TORUS = "dgx-a100", "tpu-v4"
@@ -45,7 +45,7 @@ class Topology:
         reached = min(devices, self.domain or devices)
         return next(n for n in count(1) if 2 * (RADIX // 2) ** n >= reached)
 
-    def whole(self, devices: int) -> bool:
+    def joins_all(self, devices: int) -> bool:
         """Return whether the links alone join `devices`."""
         return devices <= (self.domain or (devices if self.switched else LARGEST_TORUS))
 
@@ -63,7 +63,7 @@ class Topology:
         return Network(name, (domain, replace(outer[-1], devices=most)))
 
 
-def topology_of(name: str) -> Topology:
+def parse_topology(name: str) -> Topology:
     """Parse a topology name."""
     form = _FORM.fullmatch(name)
     if form is None or int(form[2] or 2) < 2 or int(form[2] or 2) > MOST_DOMAIN:
@@ -74,7 +74,7 @@ def topology_of(name: str) -> Topology:
     return Topology(name, int(form[2] or 0))
 
 
-def linked(name: str) -> tuple[Topology, float] | None:
+def parse_linked_network(name: str) -> tuple[Topology, float] | None:
     """Parse "topology@bandwidth"; None for any other network name."""
     form, at, bandwidth = name.partition("@")
     if not at:
@@ -85,10 +85,10 @@ def linked(name: str) -> tuple[Topology, float] | None:
         raise AtollError(f"network {name!r}: links: {error}") from None
     if link_Bps <= 0.0:
         raise AtollError(f"network {name!r}: links: expected more than nothing.")
-    return topology_of(form), link_Bps
+    return parse_topology(form), link_Bps
 
 
-def _faster(level: Level, bandwidth_Bps: float, name: str) -> Level:
+def _faster(level: FabricLevel, bandwidth_Bps: float, name: str) -> FabricLevel:
     factor = bandwidth_Bps / level.bandwidth_Bps
     curve = tuple((size * factor, share) for size, share in level.efficiency)
     return replace(level, name=name, bandwidth_Bps=bandwidth_Bps, efficiency=curve)

@@ -16,7 +16,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from atoll.errors import AtollError
-from atoll.files.wholefile import whole_files
+from atoll.files.wholefile import atomic_files
 
 with suppress(ImportError):  # POSIX
     import fcntl
@@ -28,7 +28,7 @@ LOCK_WAIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class CsvLine:
     """One line of a table: cells by column, and the problem of a damaged line."""
 
     number: int
@@ -36,7 +36,7 @@ class Line:
     trouble: str = ""
 
 
-def read_csv(path: str | Path | Traversable) -> tuple[list[str], list[Line]]:
+def read_csv(path: str | Path | Traversable) -> tuple[list[str], list[CsvLine]]:
     """Return column names and non-empty lines; a damaged line has a `trouble`."""
     source = Path(path) if isinstance(path, str) else path
     try:
@@ -52,7 +52,7 @@ def read_csv(path: str | Path | Traversable) -> tuple[list[str], list[Line]]:
     return _parsed(path, content)
 
 
-def _parsed(path: object, content: bytes) -> tuple[list[str], list[Line]]:
+def _parsed(path: object, content: bytes) -> tuple[list[str], list[CsvLine]]:
     if len(content) > MOST_BYTES:
         raise AtollError(f"{path}: more than {MOST_BYTES:,} bytes of table")
     text = content.decode("utf-8-sig", errors="replace")
@@ -66,13 +66,13 @@ def _parsed(path: object, content: bytes) -> tuple[list[str], list[Line]]:
     repeated = [name for name in header if name and header.count(name) > 1]
     if repeated:
         raise AtollError(f"{path}:1: column {repeated[0]!r} is there twice")
-    lines: list[Line] = []
+    lines: list[CsvLine] = []
     while True:
         number = reader.line_num + 1
         try:
             cells = next(reader, None)
         except csv.Error as error:
-            lines.append(Line(number, {}, str(error)))
+            lines.append(CsvLine(number, {}, str(error)))
             continue
         if cells is None:
             return header, lines
@@ -84,7 +84,7 @@ def _parsed(path: object, content: bytes) -> tuple[list[str], list[Line]]:
         elif any("\ufffd" in cell for cell in cells):
             trouble = "not UTF-8 text"
         cell_by_column = {name: cell.strip() for name, cell in zip(header, cells, strict=False)}
-        lines.append(Line(number, cell_by_column, trouble))
+        lines.append(CsvLine(number, cell_by_column, trouble))
 
 
 def write_csv(path: str | Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -93,7 +93,7 @@ def write_csv(path: str | Path, header: Sequence[str], rows: Iterable[Sequence[o
     writer = csv.writer(text)
     writer.writerow(header)
     writer.writerows(rows)
-    with whole_files(lambda why: f"{path}: cannot be written ({why})", Path(path)) as (part,):
+    with atomic_files(lambda why: f"{path}: cannot be written ({why})", Path(path)) as (part,):
         part.write_text(text.getvalue(), encoding="utf-8", newline="")
 
 

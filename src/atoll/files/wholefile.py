@@ -15,7 +15,7 @@ from atoll.errors import AtollError
 
 
 @contextmanager
-def whole_files(refusal: Callable[[str], str], *paths: Path) -> Iterator[list[Path]]:
+def atomic_files(refusal: Callable[[str], str], *paths: Path) -> Iterator[list[Path]]:
     """Yield temporary files that replace `paths` at the end of the block.
 
     A replaced file keeps its permissions; a symbolic link keeps pointing to its target. After an
@@ -95,7 +95,7 @@ def write_folder(folder: Path, contents: Mapping[str, str]) -> None:
     """Write texts by file name atomically, and their checksums into SHA256SUMS."""
     assert set(contents) <= set(ANSWERS)
     paths = [folder / name for name in contents]
-    with whole_files(lambda why: f"out: {folder} cannot be written ({why}).", *paths) as parts:
+    with atomic_files(lambda why: f"out: {folder} cannot be written ({why}).", *paths) as parts:
         folder.mkdir(parents=True, exist_ok=True)
         for part, content in zip(parts, contents.values(), strict=True):
             part.write_text(content, encoding="utf-8")

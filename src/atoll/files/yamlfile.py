@@ -83,7 +83,7 @@ def load_yaml(path: str | Path, model: type[M] | Pick[M]) -> M:
     return parse_yaml(text, model, str(path))
 
 
-def fields_of(path: str | Path) -> tuple[str, ...]:
+def top_level_names(path: str | Path) -> tuple[str, ...]:
     """Return the top-level names of a file; empty if it cannot be read."""
     try:
         text = Path(path).read_text(encoding="utf-8")

@@ -14,8 +14,8 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import BaseModel, Field, model_validator
 
 from atoll.errors import AtollError
-from atoll.fabric.network import Level, Network
-from atoll.fabric.topology import SWITCHED, TORUS, linked
+from atoll.fabric.network import FabricLevel, Network
+from atoll.fabric.topology import SWITCHED, TORUS, parse_linked_network
 from atoll.files.yamlfile import (
     LARGEST_FACTOR,
     Area,
@@ -111,7 +111,7 @@ class AcceleratorFile(FileModel):
         from atoll.hardware.template.stalls import STALLS
 
         template = TEMPLATES[self.template]
-        missing = [p.name for p in template.own if p.name not in self.own]
+        missing = [p.name for p in template.extra_parameters if p.name not in self.own]
         if missing:
             raise AtollError(f"{self.name}: own: {', '.join(missing)} of {template.name} missing")
         chip = Accelerator(
@@ -126,7 +126,7 @@ class AcceleratorFile(FileModel):
             hbm=self.hbm.hbm(),
             name=self.name,
             template=None if template is SYSTOLIC else template,
-            more=tuple((p, self.own[p.name]) for p in template.own),
+            more=tuple((p, self.own[p.name]) for p in template.extra_parameters),
             stated_core_buffer_bytes=self.core_buffer,
             stalls=None if self.kind is None else STALLS[self.kind],
         )
@@ -172,8 +172,8 @@ class LevelFile(FileModel):
     def size(self) -> int:
         return self.devices or max(map(prod, self.torus))
 
-    def level(self) -> Level:
-        return Level(
+    def level(self) -> FabricLevel:
+        return FabricLevel(
             self.name,
             self.size,
             self.bandwidth,
@@ -232,7 +232,7 @@ def load_accelerator_file(name_or_path: str | Path) -> AcceleratorFile:
 
 def load_network(name_or_path: str | Path) -> Network:
     """A network of the catalogue, of a user's YAML file, or of links: `switch-64@450GB/s`."""
-    topology_and_links = None if is_file(name_or_path) else linked(str(name_or_path))
+    topology_and_links = None if is_file(name_or_path) else parse_linked_network(str(name_or_path))
     if topology_and_links is None:
         return load_entry("network", name_or_path, NetworkFile).network()
     topology, link_Bps = topology_and_links

@@ -14,7 +14,7 @@ import numpy as np
 import yaml
 
 from atoll.errors import AtollError
-from atoll.files.yamlfile import fields_of
+from atoll.files.yamlfile import top_level_names
 from atoll.hardware.accelerator import Accelerator
 from atoll.hardware.catalog import accelerator_names, load_accelerator_file
 from atoll.hardware.gpu import Gpu, gpu_names, load_gpu
@@ -25,7 +25,7 @@ CELL_PRODUCTS = {"bf16": 1, "fp16": 1, "fp8": 2, "nvfp4": 4}
 
 
 @dataclass(frozen=True, slots=True)
-class Chip:
+class TemplateChip:
     """A chip of the template. Its cells do one 16-bit, two 8-bit or four 4-bit multiply-adds in a
     clock."""
 
@@ -56,9 +56,9 @@ class Chip:
 
     @property
     def stream_Bps(self) -> float:
-        from atoll.hardware.silicon.chip import stalls_of
+        from atoll.hardware.silicon.chip import chip_stalls
 
-        return self.hbm_Bps * stalls_of(self.accelerator).hbm
+        return self.hbm_Bps * chip_stalls(self.accelerator).hbm
 
     def peak_flops(self, dtype: str) -> float:
         if dtype not in CELL_PRODUCTS:
@@ -66,11 +66,11 @@ class Chip:
             raise AtollError(f"device {self.name} has no {dtype} matrix units; it has {formats}")
         return self.accelerator.peak_flops * CELL_PRODUCTS[dtype]
 
-    def with_compute(self, factor: float) -> Chip:
+    def with_compute(self, factor: float) -> TemplateChip:
         chip = replace(self.accelerator, clock_Hz=self.clock_Hz * factor)
         return replace(self, accelerator=chip)
 
-    def capped(self, cap_W: float) -> Chip:
+    def capped(self, cap_W: float) -> TemplateChip:
         """Return the chip at the highest clock that keeps its peak power within the cap."""
         from atoll.hardware.silicon.chip import peak_power_W
 
@@ -90,7 +90,7 @@ class Chip:
         """None: only a search counts the operations of a chip."""
         return None
 
-    def with_hbm(self, hbm_bytes: int | None = None, hbm_Bps: float | None = None) -> Chip:
+    def with_hbm(self, hbm_bytes: int | None = None, hbm_Bps: float | None = None) -> TemplateChip:
         old = self.accelerator.hbm
         memory = replace(
             old,
@@ -100,7 +100,7 @@ class Chip:
         return replace(self, accelerator=replace(self.accelerator, hbm=memory))
 
 
-Device = Gpu | Chip
+Device = Gpu | TemplateChip
 """Both have the same interface: peaks, memory, usual network and software, streaming bandwidth, and
 optimizer traffic."""
 
@@ -115,9 +115,11 @@ def load_device(name_or_path: str | Path) -> Device:
     tensor cores."""
     path = Path(name_or_path)
     is_yaml = path.suffix in (".yaml", ".yml")
-    if str(name_or_path) in accelerator_names() or (is_yaml and "tensor_cores" in fields_of(path)):
+    if str(name_or_path) in accelerator_names() or (
+        is_yaml and "tensor_cores" in top_level_names(path)
+    ):
         file = load_accelerator_file(name_or_path)
-        return Chip(file.accelerator(), file.network)
+        return TemplateChip(file.accelerator(), file.network)
     return load_gpu(name_or_path)
 
 

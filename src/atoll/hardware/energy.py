@@ -53,14 +53,14 @@ DEFAULT_ENERGY = EnergyModel(
 )
 
 
-def energy_of(template: ChipTemplate) -> EnergyModel:
+def template_energy(template: ChipTemplate) -> EnergyModel:
     """Return the energy model of a template."""
     return template.energy or DEFAULT_ENERGY
 
 
 def energy_at(template: ChipTemplate, process_nm: ArrayLike) -> EnergyModel:
     """Return the energy model at these processes, as columns where a template has several."""
-    return energy_of(template) if template.energies is None else template.energies(process_nm)
+    return template_energy(template) if template.energies is None else template.energies(process_nm)
 
 
 def core_buffer_bytes_per_mac(width: ArrayLike, depth: ArrayLike) -> NDArray[np.float64]:

@@ -18,9 +18,9 @@ from atoll.errors import InfeasibleError
 from atoll.hardware.accelerator import GlbBandwidth, Hbm
 from atoll.hardware.space import (
     NO_LIMITS,
-    Axes,
-    Limits,
-    Space,
+    DesignAxes,
+    DesignLimits,
+    DesignSpace,
     allowed_options,
     build_space,
     product_points,
@@ -36,10 +36,10 @@ class ProductSpace:
     """The lists of a space, with what its designs must satisfy."""
 
     name: str
-    axes: Axes
+    axes: DesignAxes
     hbm_options: tuple[Hbm, ...]
     glb_bandwidth: GlbBandwidth
-    limits: Limits = NO_LIMITS
+    limits: DesignLimits = NO_LIMITS
     topologies: tuple[str, ...] = ()
     """Topologies tried where chips differ in their links (`fabric.topology`)."""
 
@@ -56,11 +56,11 @@ class ProductSpace:
         """Whether the space is small enough to be built at once."""
         return self.axes.points <= RESIDENT_POINTS
 
-    def build(self) -> Space:
+    def build(self) -> DesignSpace:
         """Every design at once."""
         return build_space(self.name, self.axes, self.hbm_options, self.glb_bandwidth, self.limits)
 
-    def designs(self, flat: IntArray) -> tuple[Space, IntArray]:
+    def designs(self, flat: IntArray) -> tuple[DesignSpace, IntArray]:
         """Build the designs at these points that satisfy the limits, with their positions."""
         space = product_points(self.name, self.axes, self.hbm_options, self.glb_bandwidth, flat)
         space = replace(space, hbm_allowed=allowed_options(space, self.limits))
@@ -80,14 +80,14 @@ class ProductSpace:
         """Return the space with other lists."""
         return replace(self, axes=replace(self.axes, values=values))
 
-    def corner(self, pick: Callable[[Any], Any]) -> Space:
+    def corner(self, pick: Callable[[Any], Any]) -> DesignSpace:
         """The one point with the least (`min`) or the most (`max`) of everything, unconstrained."""
         ends = {name: (pick(values),) for name, values in self.axes.values.items()}
         first = np.zeros(1, np.int64)
         axes = self.part(ends).axes
         return product_points(self.name, axes, self.hbm_options, self.glb_bandwidth, first)
 
-    def sample(self, count: int, seed: int) -> Space:
+    def sample(self, count: int, seed: int) -> DesignSpace:
         """Designs drawn at random, in the order of the product; fewer where few satisfy."""
         rng = np.random.default_rng(seed)
         places: list[IntArray] = []

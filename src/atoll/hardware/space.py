@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from atoll.errors import AtollError, InfeasibleError
 from atoll.hardware.accelerator import GIB, GLB_BPC_PER_MIB, MIB, Accelerator, GlbBandwidth, Hbm
 from atoll.hardware.area import area_mm2
-from atoll.hardware.energy import energy_of, hbm_power_W
+from atoll.hardware.energy import hbm_power_W, template_energy
 from atoll.hardware.silicon.systolic import SYSTOLIC
 from atoll.hardware.template.parameter import Columns
 from atoll.hardware.template.template import MACHINE, ChipTemplate
@@ -38,7 +38,7 @@ DEFAULT_GLB = GlbBandwidth(per_mib_Bpc=GLB_BPC_PER_MIB)
 
 
 @dataclass(frozen=True, eq=False)
-class Space:
+class DesignSpace:
     """One entry per design in every array; the arrays are read-only. Columns are attributes too."""
 
     name: str
@@ -82,14 +82,14 @@ class Space:
 
     def peak_power_with(self, hbm: Hbm) -> FloatArray:
         """`peak_power_W` of every design with one HBM option."""
-        energy = energy_of(self.template)
+        energy = template_energy(self.template)
         dynamic = self.template.power_W(self.columns, energy)
         static = energy.static_W_per_mm2 * self.area_with(hbm)
         return dynamic + hbm_power_W(hbm, energy) + static
 
     def resting_power_with(self, hbm: Hbm) -> FloatArray:
         """Idle power of every design with one HBM option."""
-        energy = energy_of(self.template)
+        energy = template_energy(self.template)
         hbm_idle_W = energy.hbm_W_per_byte * hbm.capacity_bytes
         return energy.static_W_per_mm2 * self.area_with(hbm) + hbm_idle_W
 
@@ -108,10 +108,14 @@ class Space:
             hbm=hbm,
             name=f"{self.name}/{index}",
             template=None if self.template is SYSTOLIC else self.template,
-            more=tuple((p, self.columns[p.name][index].item()) for p in self.template.own),
+            more=tuple(
+                (p, self.columns[p.name][index].item()) for p in self.template.extra_parameters
+            ),
         )
 
-    def subset(self, indices: Sequence[int] | NDArray[np.integer] | NDArray[np.bool_]) -> Space:
+    def subset(
+        self, indices: Sequence[int] | NDArray[np.integer] | NDArray[np.bool_]
+    ) -> DesignSpace:
         """The designs at these indices (or under this mask), in that order."""
         chosen = np.asarray(indices)
         if chosen.size == 0:
@@ -123,7 +127,7 @@ class Space:
             hbm_allowed=self.hbm_allowed[chosen],
         )
 
-    def joined(self, *others: Space) -> Space:
+    def joined(self, *others: DesignSpace) -> DesignSpace:
         """The designs of all, one after the other; all have the same HBM options."""
         every = (self, *others)
         return replace(
@@ -135,7 +139,7 @@ class Space:
 
 
 @dataclass(frozen=True)
-class Axes:
+class DesignAxes:
     """The list of values of each parameter; tied parameters without a list are left out."""
 
     values: Mapping[str, tuple[float, ...]]
@@ -144,11 +148,11 @@ class Axes:
     @staticmethod
     def with_defaults(
         template: ChipTemplate = SYSTOLIC, **values: tuple[float, ...] | None
-    ) -> Axes:
+    ) -> DesignAxes:
         """Build axes, with template values for optional parameters that are not listed."""
         stated = {name: tuple(listed) for name, listed in values.items() if listed is not None}
         usual = {p.name: p.values for p in template.parameters if p.optional}
-        return Axes(usual | stated, template)
+        return DesignAxes(usual | stated, template)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -170,7 +174,7 @@ class Axes:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class DesignLimits:
     """Constraints on a design with its HBM."""
 
     max_area_mm2: float | None = None
@@ -186,16 +190,16 @@ class Limits:
     """Whether HBM and link interfaces must fit the edge of a square die (templates with links)."""
 
 
-NO_LIMITS = Limits()
+NO_LIMITS = DesignLimits()
 
 
 def build_space(
     name: str,
-    axes: Axes,
+    axes: DesignAxes,
     hbm_options: tuple[Hbm, ...],
     glb_bandwidth: GlbBandwidth,
-    limits: Limits = NO_LIMITS,
-) -> Space:
+    limits: DesignLimits = NO_LIMITS,
+) -> DesignSpace:
     """Every design of the product that satisfies the limits with at least one HBM option."""
     if axes.points == 0 or not hbm_options:
         raise AtollError(f"space {name} has an empty list for some parameter.")
@@ -204,7 +208,7 @@ def build_space(
             f"space {name} has {axes.points:,} points before its constraints, and at most "
             f"{MAX_POINTS:,} are allowed: shorten a list."
         )
-    chunks: list[Space] = []
+    chunks: list[DesignSpace] = []
     removed: Counter[str] = Counter()
     smallest_mm2 = np.inf
     for chunk in _chunks(name, axes, hbm_options, glb_bandwidth):
@@ -230,8 +234,8 @@ def build_space(
 
 
 def _chunks(
-    name: str, axes: Axes, hbm_options: tuple[Hbm, ...], glb_bandwidth: GlbBandwidth
-) -> Iterator[Space]:
+    name: str, axes: DesignAxes, hbm_options: tuple[Hbm, ...], glb_bandwidth: GlbBandwidth
+) -> Iterator[DesignSpace]:
     """Yield the full product, unconstrained, in chunks."""
     for start in range(0, axes.points, _CHUNK_POINTS):
         flat = np.arange(start, min(start + _CHUNK_POINTS, axes.points))
@@ -240,25 +244,25 @@ def _chunks(
 
 def product_points(
     name: str,
-    axes: Axes,
+    axes: DesignAxes,
     hbm_options: tuple[Hbm, ...],
     glb_bandwidth: GlbBandwidth,
     flat: IntArray,
-) -> Space:
+) -> DesignSpace:
     """Build the designs at these positions of the full product, unconstrained."""
     lists = [np.asarray(values) for values in axes.lists()]
     places = np.unravel_index(flat, [len(values) for values in lists])
     columns = axes.columns(v[i] for v, i in zip(lists, places, strict=True))
-    return designs_of(name, axes.template, columns, hbm_options, glb_bandwidth)
+    return template_designs(name, axes.template, columns, hbm_options, glb_bandwidth)
 
 
-def designs_of(
+def template_designs(
     name: str,
     template: ChipTemplate,
     numbers: Columns,
     hbm_options: tuple[Hbm, ...],
     glb_bandwidth: GlbBandwidth,
-) -> Space:
+) -> DesignSpace:
     """Build designs from a template's machine columns, unconstrained."""
     columns = dict(numbers)
     columns["clock_Hz"] = columns["clock_Hz"].astype(np.float64)
@@ -267,7 +271,7 @@ def designs_of(
         if template.banked is None
         else template.banked.bytes_per_clock(columns)
     )
-    return Space(
+    return DesignSpace(
         name=name,
         columns=columns,
         area_mm2=template.area_mm2(columns),
@@ -277,7 +281,7 @@ def designs_of(
     )
 
 
-def allowed_options(space: Space, limits: Limits) -> NDArray[np.bool_]:
+def allowed_options(space: DesignSpace, limits: DesignLimits) -> NDArray[np.bool_]:
     """[design, HBM option]: which pairs satisfy the limits."""
     allowed = np.ones_like(space.hbm_allowed)
     for _, satisfied in _checks(space, limits):
@@ -285,7 +289,7 @@ def allowed_options(space: Space, limits: Limits) -> NDArray[np.bool_]:
     return allowed
 
 
-def _checks(space: Space, limits: Limits) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+def _checks(space: DesignSpace, limits: DesignLimits) -> Iterator[tuple[str, NDArray[np.bool_]]]:
     """Each stated constraint in words, with whether each [design, HBM option] satisfies it."""
     options = space.hbm_options
     shape = space.hbm_allowed.shape
@@ -326,12 +330,12 @@ def _checks(space: Space, limits: Limits) -> Iterator[tuple[str, NDArray[np.bool
         yield text, np.broadcast_to(enough, shape)
 
 
-def own_axes(template: ChipTemplate) -> Axes:
+def template_axes(template: ChipTemplate) -> DesignAxes:
     """Return the axes with a template's default lists."""
-    return Axes({p.name: p.values for p in template.parameters if not p.tied}, template)
+    return DesignAxes({p.name: p.values for p in template.parameters if not p.tied}, template)
 
 
-def phaze_space(hbm_Bps: float | None = None, glb_Bpc: float | None = None) -> Space:
+def phaze_space(hbm_Bps: float | None = None, glb_Bpc: float | None = None) -> DesignSpace:
     """PHAZE's 29,360 designs, from its rule: 13 x 13 x 8 x 8 x 7 points filtered by area.
 
     The area budget is that of 8 tensor cores of 128x128, 2 vector cores of 128 and 128 MiB; a
@@ -343,10 +347,10 @@ def phaze_space(hbm_Bps: float | None = None, glb_Bpc: float | None = None) -> S
     bandwidth_Bps = hbm_Bps or HBM_BANDWIDTH_BPS
     return build_space(
         name="phaze",
-        axes=own_axes(SYSTOLIC),
+        axes=template_axes(SYSTOLIC),
         hbm_options=tuple(replace(option, bandwidth_Bps=bandwidth_Bps) for option in HBM_OPTIONS),
         glb_bandwidth=DEFAULT_GLB if glb_Bpc is None else GlbBandwidth(fixed_Bpc=glb_Bpc),
-        limits=Limits(
+        limits=DesignLimits(
             max_area_mm2=budget_mm2,
             min_area_mm2=0.3 * budget_mm2,
             single_cores_may_be_smaller=True,

@@ -26,7 +26,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, create_model
 
 from atoll import units
 from atoll.errors import AtollError
-from atoll.fabric.topology import topology_of
+from atoll.fabric.topology import parse_topology
 from atoll.files.yamlfile import (
     Area,
     Bandwidth,
@@ -51,10 +51,10 @@ from atoll.hardware.space import (
     DEFAULT_GLB,
     HBM_OPTIONS,
     MAX_POINTS,
-    Axes,
-    Limits,
-    Space,
-    own_axes,
+    DesignAxes,
+    DesignLimits,
+    DesignSpace,
+    template_axes,
 )
 
 TOPOLOGIES = ("switch-8", "switch-64", "torus", "fat-tree")
@@ -159,8 +159,8 @@ class ConstraintsFile(FileModel):
     min_hbm_capacity: Bytes | None = None
     min_hbm_bandwidth: Bandwidth | None = None
 
-    def limits(self) -> Limits:
-        return Limits(
+    def limits(self) -> DesignLimits:
+        return DesignLimits(
             max_area_mm2=min(self.max_area or RETICLE_MM2, RETICLE_MM2),
             min_area_mm2=self.min_area,
             single_cores_may_be_smaller=self.single_cores_may_be_smaller,
@@ -192,9 +192,11 @@ class ChipSpaceFile(FileModel):
                 f"space {self.name}: topology: only chips of template {LINKED.name} have links "
                 "that tell them apart."
             )
-        return tuple(dict.fromkeys(topology_of(name).name for name in self.topology or TOPOLOGIES))
+        return tuple(
+            dict.fromkeys(parse_topology(name).name for name in self.topology or TOPOLOGIES)
+        )
 
-    def axes(self) -> Axes:
+    def axes(self) -> DesignAxes:
         template = TEMPLATES[self.template]
         lists = {p.name: getattr(self, p.key or p.name) for p in template.parameters}
         for node in lists.get("process_nm", ()):
@@ -208,7 +210,7 @@ class ChipSpaceFile(FileModel):
             )
         if max(lists.get("ports") or (1,)) > MOST_PORTS:
             raise AtollError(f"space {self.name}: ports: a bank has 1 or 2.")
-        return Axes.with_defaults(template, **lists)
+        return DesignAxes.with_defaults(template, **lists)
 
 
 _LISTS: dict[str, Any] = {
@@ -255,13 +257,13 @@ def read_space(path: str | Path, template: str | None = None) -> ProductSpace:
 def template_space(template: str) -> ProductSpace:
     """A template's own lists up to a reticle, with the memories of PHAZE's space; physical ones
     with stacks that have an interface and a power."""
-    named, most = TEMPLATES[template], Limits(max_area_mm2=RETICLE_MM2, edge=True)
+    named, most = TEMPLATES[template], DesignLimits(max_area_mm2=RETICLE_MM2, edge=True)
     memories = physical_memories() if named in PHYSICAL else HBM_OPTIONS
     topologies = () if named.edge_mm is None else TOPOLOGIES
-    return ProductSpace(template, own_axes(named), memories, DEFAULT_GLB, most, topologies)
+    return ProductSpace(template, template_axes(named), memories, DEFAULT_GLB, most, topologies)
 
 
-def load_space(path: str | Path) -> Space:
+def load_space(path: str | Path) -> DesignSpace:
     """The space that a YAML file describes; refused if too large, or empty."""
     described = read_space(path)
     try:

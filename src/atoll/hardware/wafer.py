@@ -25,13 +25,13 @@ from atoll.errors import AtollError
 from atoll.fabric.mesh import Mesh
 from atoll.hardware.accelerator import GIB, Accelerator, Hbm
 from atoll.hardware.area import area_mm2, columns_area_mm2, columns_area_parts
-from atoll.hardware.physical.chips import Chip, columns
+from atoll.hardware.physical.chips import PhysicalChip, columns
 from atoll.hardware.physical.constants import PUBLISHED
 from atoll.hardware.physical.die import die_yield
 from atoll.hardware.physical.nodes import nodes
 from atoll.hardware.physical.power import power_parts_W
 from atoll.hardware.physical.price import USUAL_PRICES
-from atoll.hardware.silicon.chip import columns_of
+from atoll.hardware.silicon.chip import chip_columns
 from atoll.hardware.silicon.physical import PROCESSES_NM
 
 # Die silicon per modelled square millimetre (`hardware.area` is a 22 nm model without control and
@@ -153,7 +153,7 @@ class Wafer:
         """Silicon of one die, without HBM."""
         if self.stated_die_mm2 is not None:
             return self.stated_die_mm2
-        core = columns_of(self.core)
+        core = chip_columns(self.core)
         d1, node = nodes(D1_NM), nodes(PROCESSES[self.process])
         logic = float(node.logic / d1.logic)
         memory = float(d1.macro_bytes_per_mm2 / node.macro_bytes_per_mm2)
@@ -219,7 +219,7 @@ class Wafer:
         static power with the stated area."""
         c = self.core
         array = c.width * c.depth
-        die = Chip(
+        die = PhysicalChip(
             process_nm=PROCESSES[self.process],
             clock_Hz=c.clock_Hz,
             bf16_cells=c.tensor_cores * array,

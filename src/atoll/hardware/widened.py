@@ -16,9 +16,9 @@ from atoll.hardware.area import glb_area_mm2
 from atoll.hardware.physical.nodes import RETICLE_MM2
 from atoll.hardware.space import (
     DEFAULT_GLB,
-    Axes,
-    Limits,
-    Space,
+    DesignAxes,
+    DesignLimits,
+    DesignSpace,
     build_space,
     phaze_space,
 )
@@ -32,7 +32,7 @@ _MOST_CORES = 4096
 _MOST_GLB_MIB = 1 << 16  # far beyond a reticle
 
 
-def widened_space(max_area_mm2: float) -> Space:
+def widened_space(max_area_mm2: float) -> DesignSpace:
     """PHAZE's space, and beyond its largest chip everything up to this area."""
     default = phaze_space()
     largest_mm2 = float(default.area_mm2.max())
@@ -47,7 +47,7 @@ def widened_space(max_area_mm2: float) -> Space:
     glb_bytes = np.array(sorted(sizes)) * MIB
     larger = build_space(
         name=default.name,
-        axes=Axes.with_defaults(
+        axes=DesignAxes.with_defaults(
             tensor_cores=round_numbers(most, _TENSOR_BITS),
             vector_cores=round_numbers(most, 1),
             width=sides,
@@ -56,7 +56,7 @@ def widened_space(max_area_mm2: float) -> Space:
         ),
         hbm_options=default.hbm_options,
         glb_bandwidth=DEFAULT_GLB,
-        limits=Limits(
+        limits=DesignLimits(
             min_area_mm2=float(np.nextafter(largest_mm2, np.inf)), max_area_mm2=budget_mm2
         ),
     )

@@ -8,8 +8,8 @@ from functools import cached_property
 from math import inf
 from pathlib import Path
 
-from atoll.answers.answer import Answered, made_of
-from atoll.answers.validation import Arguments, Better, CheckAnswer, MeasuredRun
+from atoll.answers.answer import AnsweredResult, build_from
+from atoll.answers.validation import BetterLayout, CheckAnswer, CheckedArguments, MeasuredRun
 from atoll.errors import AtollError, InfeasibleError
 from atoll.export import EXPORTERS, refusals
 from atoll.launch.account import Launch
@@ -23,7 +23,7 @@ from atoll.training.estimate import Estimate, estimate
 from atoll.training.planner.plan import Plan, plan
 from atoll.training.planner.search import UnusableError
 from atoll.training.planner.space import Axes
-from atoll.training.request import compiles_itself, layout_of, run_of
+from atoll.training.request import compiles_itself, layout_from_question, run_from_question
 from atoll.validation.written_row import append_run
 
 HOUR_S = 3600.0
@@ -35,7 +35,7 @@ SLOW_FLAGS = ("no_grad_fusion", "local")
 
 
 @dataclass(frozen=True)
-class Checked(Answered[CheckAnswer]):
+class Checked(AnsweredResult[CheckAnswer]):
     """Result of checking a launch file: the estimate of its layout, and a better plan.
 
     Examples:
@@ -51,11 +51,11 @@ class Checked(Answered[CheckAnswer]):
     """Estimate of the file's layout."""
     plan: Plan | None
     """The proven best plan of the same job under the same software, if there is one."""
-    better: Better | None
+    better: BetterLayout | None
     """None where no layout of the space is faster, or none fits."""
     why_not: str = ""
     measured: MeasuredRun | None = None
-    with_other_flags: Better | None = None
+    with_other_flags: BetterLayout | None = None
     """A better layout with other software flags too, if it is faster still."""
 
     @property
@@ -78,7 +78,7 @@ class Checked(Answered[CheckAnswer]):
             software=launch.software,
             question=self.question.to_dict(),
             estimate=self.estimate.answer,
-            arguments=made_of(Arguments, launch.arguments),
+            arguments=build_from(CheckedArguments, launch.arguments),
             better=self.better,
             notes=(*launch.notes, *self._device_note, *([self.why_not] if self.why_not else [])),
             measured=self.measured,
@@ -93,8 +93,8 @@ def check(question: CheckQuestion) -> Checked:
     if question.strict and not_understood:
         raise AtollError(f"{question.file}: not understood: {', '.join(not_understood)}")
     layout_question = _question(question, launch)
-    run = run_of(layout_question, launch.model)
-    current = estimate(run, layout_of(run, layout_question))
+    run = run_from_question(layout_question, launch.model)
+    current = estimate(run, layout_from_question(run, layout_question))
     measured, batch_note = measured_run(current, question.log, question.trace)
     if question.append is not None:
         if measured is None:
@@ -123,7 +123,7 @@ def _question(question: CheckQuestion, launch: Launch) -> EstimateQuestion:
 
 def _best_layout(
     question: CheckQuestion, launch: Launch, current: Estimate, stop: Stop
-) -> tuple[Plan | None, Better | None, str]:
+) -> tuple[Plan | None, BetterLayout | None, str]:
     """Return the best plan under the same software, what it saves, or why there is none."""
     target, run = launch.software, current.run
     axes, usable = Axes(**EXPORTERS[target].values), refusals(target, run)
@@ -146,7 +146,7 @@ def _best_with_free_flags(
     current: Estimate,
     best: Plan | None,
     stop: Stop,
-) -> Better | None:
+) -> BetterLayout | None:
     """Return the best layout with all overlaps and fused kernels of Megatron-Core; None if the
     file has them already, or if they save nothing beyond the best layout without them.
     """
@@ -157,7 +157,7 @@ def _best_with_free_flags(
     overlaps = [w for w in (layout_question.overlap or "").split() if w != "no_grad_reduce"]
     overlap = " ".join(dict.fromkeys([*overlaps, *ALL_OVERLAPS]))
     freed_question = layout_question.model_copy(update={"overlap": overlap, "flags": flags})
-    run = run_of(freed_question, launch.model)
+    run = run_from_question(freed_question, launch.model)
     if run.stack == current.run.stack:
         return None
     axes, usable = Axes(**EXPORTERS[launch.software].values), refusals(launch.software, run)
@@ -172,7 +172,9 @@ def _best_with_free_flags(
     return replace(better, flags=f"overlap {overlap}; flags {flags}")
 
 
-def _comparison(question: CheckQuestion, launch: Launch, current: Estimate, best: Plan) -> Better:
+def _comparison(
+    question: CheckQuestion, launch: Launch, current: Estimate, best: Plan
+) -> BetterLayout:
     run = current.run
     saved_s = current.step.time_s - best.best.step.time_s if current.fits else None
     run_length = current.whole_run
@@ -180,7 +182,7 @@ def _comparison(question: CheckQuestion, launch: Launch, current: Estimate, best
     hours = None
     if steps is not None and saved_s is not None:
         hours = steps * saved_s * run.devices / HOUR_S
-    return Better(
+    return BetterLayout(
         layout=str(best.best.layout),
         step_time_s=best.best.step.time_s,
         saved_percent=None if saved_s is None else 100 * saved_s / current.step.time_s,

@@ -16,7 +16,7 @@ from atoll.launch.account import Launch, LaunchArguments, flatten, load_names
 from atoll.launch.files.shell import Command, Script
 from atoll.launch.files.words import UNKNOWN
 from atoll.launch.megatron_model import build_model
-from atoll.step.layout import HOST, SOME
+from atoll.step.layout import FULL_BLOCKS, HOST
 
 NAMES = load_names("megatron")
 WORLD = ("nnodes", "nproc_per_node", "num_nodes", "num_gpus")
@@ -214,7 +214,7 @@ def _recompute(args: LaunchArguments) -> str:
         offloaded_layers = args.count("cpu_offloading_num_layers")
         return f"{HOST}@{offloaded_layers}" if offloaded_layers else "none"
     if granularity == "full":
-        return f"{SOME}{layers}" if method == "block" and layers else "full"
+        return f"{FULL_BLOCKS}{layers}" if method == "block" and layers else "full"
     return "selective" if modules == ["core_attn"] else "+".join(modules)
 
 

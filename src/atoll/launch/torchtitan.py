@@ -9,7 +9,7 @@ from typing import Any
 from atoll.errors import AtollError
 from atoll.export.torchtitan_models import FLAVORS, Flavor
 from atoll.launch.account import Launch, LaunchArguments, flatten, load_names
-from atoll.step.layout import SOME
+from atoll.step.layout import FULL_BLOCKS
 from atoll.workload import config_from_hf, load_config, zoo_names
 from atoll.workload.families.model_config import ModelConfig
 
@@ -168,7 +168,7 @@ def _recompute(args: LaunchArguments, blocks: int) -> str:
         return mode
     if option.isdigit() and int(option):
         interval = int(option)
-        return "full" if interval == 1 else f"{SOME}{max(1, blocks // interval)}"
+        return "full" if interval == 1 else f"{FULL_BLOCKS}{max(1, blocks // interval)}"
     return "alternate"
 
 

@@ -17,9 +17,9 @@ from atoll.arrays import FloatArray
 from atoll.errors import InfeasibleError
 from atoll.phaze.table import LayerEdge, LayerGraph, LayerNode, LayerTable
 from atoll.phaze.table_dp import plan_cost_s, solve_table, weight_copies
-from atoll.placement.chain import Division, PlacementProblem, Times, even_starts, layer_names
+from atoll.placement.chain import Division, PlacementProblem, VariantTimes, even_starts, layer_names
 from atoll.placement.placer import StepTerms
-from atoll.placement.plan import Placement, Stage
+from atoll.placement.plan import Placement, PlacementStage
 from atoll.step.states import States
 
 _WEIGHT_BYTES = 2.0
@@ -33,7 +33,7 @@ class PhazePlacer:
     plain: ClassVar[bool] = True
 
     def place(
-        self, problem: PlacementProblem, times: Times, cutoff_s: float = np.inf
+        self, problem: PlacementProblem, times: VariantTimes, cutoff_s: float = np.inf
     ) -> Division | None:
         best: Division | None = None
         for bit in _BITS[problem.recompute]:
@@ -45,7 +45,7 @@ class PhazePlacer:
                 cutoff_s = step_s
         return best
 
-    def even(self, problem: PlacementProblem, times: Times, stages: int) -> Division | None:
+    def even(self, problem: PlacementProblem, times: VariantTimes, stages: int) -> Division | None:
         starts = even_starts(problem.facts.block, stages)
         if starts is None:
             return None
@@ -55,7 +55,7 @@ class PhazePlacer:
             table = layer_table(problem, times, bit)
             try:
                 step_s = plan_cost_s(
-                    table, problem.tensor, data, [range(*span) for span in _spans(problem, starts)]
+                    table, problem.tp, data, [range(*span) for span in _spans(problem, starts)]
                 )
             except InfeasibleError:
                 continue
@@ -63,7 +63,9 @@ class PhazePlacer:
                 best = _division(problem, times, bit, step_s, data, starts)
         return best
 
-    def describe(self, problem: PlacementProblem, times: Times, division: Division) -> Placement:
+    def describe(
+        self, problem: PlacementProblem, times: VariantTimes, division: Division
+    ) -> Placement:
         # A single stage has nothing to recompute, whatever the bit.
         table = layer_table(problem, times, division.recompute_share > 0.0)
         stages = tuple(
@@ -75,7 +77,7 @@ class PhazePlacer:
         slowest = max(stages, key=lambda stage: stage.load_s)
         return Placement(
             pipeline=len(stages),
-            tensor=problem.tensor,
+            tensor=problem.tp,
             data=data,
             microbatch=problem.facts.model.microbatch,
             microbatches=rounds,
@@ -96,7 +98,7 @@ class PhazePlacer:
         facts = problem.facts
         resident = self.state_bytes(problem.states) * facts.parameters.sum()
         resident += facts.saved_bytes.sum()
-        most = min(len(facts.kind), problem.devices // problem.tensor)
+        most = min(len(facts.kind), problem.devices // problem.tp)
         return [p for p in range(1, most + 1) if resident / p <= problem.memory_bytes]
 
     def terms(self, problem: PlacementProblem, stages: int) -> StepTerms:
@@ -109,9 +111,9 @@ class PhazePlacer:
         return _WEIGHT_BYTES * weight_copies(_optimizer(states))
 
 
-def layer_table(problem: PlacementProblem, times: Times, recompute: bool) -> LayerTable:
+def layer_table(problem: PlacementProblem, times: VariantTimes, recompute: bool) -> LayerTable:
     """The chain as a table of one width."""
-    facts, tensor = problem.facts, problem.tensor
+    facts, tensor = problem.facts, problem.tp
     nodes = tuple(
         LayerNode(
             id=index,
@@ -150,7 +152,7 @@ def _spans(problem: PlacementProblem, starts: Sequence[int]) -> Iterator[tuple[i
 
 def _division(
     problem: PlacementProblem,
-    times: Times,
+    times: VariantTimes,
     recompute: bool,
     step_s: float,
     data: int,
@@ -174,9 +176,9 @@ def _reduction_s(
 
 def _stage(
     problem: PlacementProblem, table: LayerTable, first: int, last: int, from_end: int
-) -> Stage:
+) -> PlacementStage:
     """Layers first..last-1 of a chain as a stage; `from_end` = 1 for the last of the pipeline."""
-    graph = table.widths[problem.tensor]
+    graph = table.widths[problem.tp]
     nodes = graph.nodes[first:last]
     forward_s = sum(node.forward_s for node in nodes)
     recompute_s = forward_s if table.recompute and from_end > 1 else 0.0
@@ -187,11 +189,11 @@ def _stage(
     weight_bytes = sum(node.weight_bytes for node in nodes)
     activation_bytes = sum(node.activation_bytes for node in nodes)
     stash_bytes = entering_bytes if table.recompute else activation_bytes
-    return Stage(
+    return PlacementStage(
         layers=layer_names(problem.facts, first, last),
         first=first,
         last=last,
-        devices=problem.tensor,
+        devices=problem.tp,
         compute_s=forward_s + sum(node.backward_s for node in nodes),
         recompute_s=recompute_s,
         # Gradients may arrive while the stage recomputes its forward pass.

@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.arrays import FloatArray
-from atoll.fabric.nested import curves, level_of, neighbours_s, terms
+from atoll.fabric.nested import crossed_level, curves, neighbours_s, terms
 from atoll.fabric.network import Network
 from atoll.placement import chain_kernels as kernels
 from atoll.placement.chain_kernels import Chain, System
 from atoll.placement.facts import ChainFacts
-from atoll.placement.plan import Placement, Stage
+from atoll.placement.plan import Placement, PlacementStage
 from atoll.step.layout import Layout
 from atoll.step.stages import even_sizes
 from atoll.step.states import States
@@ -69,7 +69,7 @@ def make_chain(facts: ChainFacts, layer_s: FloatArray, forward_s: FloatArray) ->
     )
 
 
-class Times(NamedTuple):
+class VariantTimes(NamedTuple):
     """Seconds of one microbatch."""
 
     pass_s: FloatArray  # (kinds of layers, forward and backward)
@@ -82,20 +82,24 @@ class Times(NamedTuple):
         return make_chain(problem.facts, self.pass_s.sum(axis=1), self.forward_s)
 
 
-class OtherLayouts(Protocol):
+class PricedLayouts(Protocol):
     """Layouts of a model that are priced one by one."""
 
-    def fastest(self, problem: PlacementProblem, times: Times, cutoff_s: float) -> Division | None:
+    def fastest(
+        self, problem: PlacementProblem, times: VariantTimes, cutoff_s: float
+    ) -> Division | None:
         """The fastest that fits below the cutoff, or None."""
 
-    def describe(self, problem: PlacementProblem, times: Times, division: Division) -> Placement:
+    def describe(
+        self, problem: PlacementProblem, times: VariantTimes, division: Division
+    ) -> Placement:
         """One of them in full."""
 
-    def floors(self, problem: PlacementProblem) -> Floors:
+    def floors(self, problem: PlacementProblem) -> StepFloors:
         """What their steps are made of, from below."""
 
 
-class Floors(NamedTuple):
+class StepFloors(NamedTuple):
     """Layouts as a bound sees them, an entry each. A step pays so often the largest load and so
     often a whole pass, of which transfers are a part, and what no chip changes; and no less than
     any path through the passes of its pipeline (`training.planner.bounds.floor`). The last stage
@@ -126,13 +130,13 @@ class Floors(NamedTuple):
     data_blocks: FloatArray
     weight_blocks: FloatArray
     """As if all stages were as the least of them, in two ways."""
-    other_forward_blocks: FloatArray
-    other_data_blocks: FloatArray
-    other_weight_blocks: FloatArray
+    second_forward_blocks: FloatArray
+    second_data_blocks: FloatArray
+    second_weight_blocks: FloatArray
 
-    def of(self, rows: NDArray[np.bool_]) -> Floors:
+    def of(self, rows: NDArray[np.bool_]) -> StepFloors:
         """Some of them."""
-        return Floors._make(column[rows] for column in self)
+        return StepFloors._make(column[rows] for column in self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,14 +147,14 @@ class PlacementProblem:
     states: States
     facts: ChainFacts
     devices: int
-    tensor: int
+    tp: int
     microbatches: int
     memory_bytes: float
     hbm_Bps: float
     recompute: str = "optimal"
     zero: tuple[int, ...] = (0,)
     """ZeRO stages to try, of `ZERO`."""
-    others: OtherLayouts | None = None
+    planned: PricedLayouts | None = None
     """Layouts that are priced one by one."""
     divides: bool = True
     """Whether all divisions of a one-forward-one-backward pipeline are tried too, by a formula that
@@ -166,13 +170,13 @@ class PlacementProblem:
 
     def most_replicas(self, stages: int) -> int:
         """Copies of so many stages that there are devices and microbatches for."""
-        return min(self.devices // (self.tensor * stages), self.microbatches)
+        return min(self.devices // (self.tp * stages), self.microbatches)
 
 
 @lru_cache(maxsize=512)
 def _system(problem: PlacementProblem, zero: int) -> System:
     """The devices, their memory and what transfers and reductions cost between them."""
-    network, devices, tensor = problem.network, problem.devices, problem.tensor
+    network, devices, tensor = problem.network, problem.devices, problem.tp
     states = problem.states
     copies = np.maximum(1.0, np.arange(devices + 1))
     collectives = {"all_reduce": states.reduced}
@@ -229,7 +233,7 @@ def _cuts(
     for data in range(1, devices // tensor + 1):
         stride = tensor * data
         for stages in range(2, min(most, devices // stride) + 1):
-            ends = level_of(network, stride), level_of(network, stride * (stages - 1))
+            ends = crossed_level(network, stride), crossed_level(network, stride * (stages - 1))
             if ends not in kinds:
                 kinds[ends] = len(rows)
                 sent = facts.boundary_bytes
@@ -372,7 +376,7 @@ def _stage(
     last: int,
     in_flight: int,
     forward_s: FloatArray | None,
-) -> Stage:
+) -> PlacementStage:
     facts = problem.facts
     block = facts.block[first:last]
     blocks = np.array([np.count_nonzero(block == kind) for kind in range(len(facts.blocks))])
@@ -402,11 +406,11 @@ def _stage(
     receive_s, return_s = (
         float(cut_s[edge]) if 0 < edge < len(facts.kind) else 0.0 for edge in (first, last)
     )
-    return Stage(
+    return PlacementStage(
         layers=layer_names(facts, first, last),
         first=first,
         last=last,
-        devices=problem.tensor,
+        devices=problem.tp,
         compute_s=float(chain.time_s[first:last].sum()),
         recompute_s=float(recompute_s),
         transfer_s=receive_s + return_s,

@@ -11,7 +11,7 @@ from atoll.arrays import FloatArray
 from atoll.placement.chain import (
     Division,
     PlacementProblem,
-    Times,
+    VariantTimes,
     describe,
     divide,
     fixed_division,
@@ -42,15 +42,17 @@ class Placer(Protocol):
         """Whether data, tensor and pipeline parallelism are all that it knows."""
 
     def place(
-        self, problem: PlacementProblem, times: Times, cutoff_s: float = np.inf
+        self, problem: PlacementProblem, times: VariantTimes, cutoff_s: float = np.inf
     ) -> Division | None:
         """The fastest placement below the cutoff, or None."""
 
-    def even(self, problem: PlacementProblem, times: Times, stages: int) -> Division | None:
+    def even(self, problem: PlacementProblem, times: VariantTimes, stages: int) -> Division | None:
         """An expert's: blocks spread evenly over so many stages, with as many replicas as there
         is room for; None where it is not possible."""
 
-    def describe(self, problem: PlacementProblem, times: Times, division: Division) -> Placement:
+    def describe(
+        self, problem: PlacementProblem, times: VariantTimes, division: Division
+    ) -> Placement:
         """A division in full: stages, memory by part, time by cause."""
 
     def depths(self, problem: PlacementProblem) -> list[int]:
@@ -72,7 +74,7 @@ class ExactPlacer:
     plain: ClassVar[bool] = False
 
     def place(
-        self, problem: PlacementProblem, times: Times, cutoff_s: float = np.inf
+        self, problem: PlacementProblem, times: VariantTimes, cutoff_s: float = np.inf
     ) -> Division | None:
         best: Division | None = None
         if problem.divides:
@@ -81,11 +83,11 @@ class ExactPlacer:
                 division = divide(chain, system, cutoff_s)
                 if division is not None:
                     best, cutoff_s = replace(division, zero=zero), division.step_time_s
-        if problem.others is not None:
-            best = problem.others.fastest(problem, times, cutoff_s) or best
+        if problem.planned is not None:
+            best = problem.planned.fastest(problem, times, cutoff_s) or best
         return best
 
-    def even(self, problem: PlacementProblem, times: Times, stages: int) -> Division | None:
+    def even(self, problem: PlacementProblem, times: VariantTimes, stages: int) -> Division | None:
         most = problem.most_replicas(stages)
         data = int(equal_replicas(problem.microbatches, most)[most])
         chain = times.chain(problem)
@@ -98,16 +100,18 @@ class ExactPlacer:
         ]
         return min(feasible, key=lambda division: division.step_time_s, default=None)
 
-    def describe(self, problem: PlacementProblem, times: Times, division: Division) -> Placement:
-        if division.layout is not None and problem.others is not None:
-            return problem.others.describe(problem, times, division)
+    def describe(
+        self, problem: PlacementProblem, times: VariantTimes, division: Division
+    ) -> Placement:
+        if division.layout is not None and problem.planned is not None:
+            return problem.planned.describe(problem, times, division)
         return describe(problem, times.chain(problem), division, times.pass_s[:, 0])
 
     def depths(self, problem: PlacementProblem) -> list[int]:
         """Those that fit with full recomputation."""
         if not problem.divides:
             return []
-        facts, widest = problem.facts, problem.devices // problem.tensor
+        facts, widest = problem.facts, problem.devices // problem.tp
         chain = make_chain(facts, np.zeros(len(facts.layers)), np.ones(facts.operator_count))
         fits = np.any([feasible_depths(chain, system) for _, system in problem.systems], axis=0)
         replicas = equal_replicas(problem.microbatches, widest)
@@ -135,4 +139,4 @@ class ExactPlacer:
         return StepTerms(rounds - 1.0, 1.0, transfer_s, fixed_s)
 
     def state_bytes(self, states: States) -> float:
-        return states.held
+        return states.bytes_per_parameter

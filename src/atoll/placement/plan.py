@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from atoll.answers.answer import made_of
-from atoll.answers.design import Placed, PlacedStage
+from atoll.answers.answer import build_from
+from atoll.answers.design import PlacedStageAnswer, PlacementAnswer
 
 
 @dataclass(frozen=True)
-class Stage:
+class PlacementStage:
     """One pipeline stage, on one tensor-parallel group of devices."""
 
     layers: tuple[str, ...]
@@ -46,9 +46,9 @@ class Stage:
     def total_memory_bytes(self) -> float:
         return sum(self.memory_bytes.values())
 
-    def answer(self) -> PlacedStage:
+    def answer(self) -> PlacedStageAnswer:
         parts = dict(self.memory_bytes) | {"total": self.total_memory_bytes}
-        return made_of(PlacedStage, self, memory_bytes=parts)
+        return build_from(PlacedStageAnswer, self, memory_bytes=parts)
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Placement:
     microbatches: int
     """Microbatches of one replica in one step."""
     step_time_s: float
-    stages: tuple[Stage, ...]
+    stages: tuple[PlacementStage, ...]
     time_parts_s: Mapping[str, float] = field(default_factory=dict)
     """The step's time by cause; the parts add up to `step_time_s`."""
     schedule: str = "1f1b"
@@ -106,5 +106,7 @@ class Placement:
         kinds = list(dict.fromkeys(stage.recompute for stage in self.stages))
         return kinds[0] if len(kinds) == 1 else "; ".join(kinds)
 
-    def answer(self) -> Placed:
-        return made_of(Placed, self, stages=tuple(stage.answer() for stage in self.stages))
+    def answer(self) -> PlacementAnswer:
+        return build_from(
+            PlacementAnswer, self, stages=tuple(stage.answer() for stage in self.stages)
+        )

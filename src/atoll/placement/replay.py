@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from atoll.errors import AtollError
-from atoll.placement.plan import Placement, Stage
+from atoll.placement.plan import Placement, PlacementStage
 from atoll.step.replay import PassTime, Replay, replay
 
 TAIL = ("gradient_accumulation", "gradient_reduction", "optimizer", "host")
@@ -57,7 +57,7 @@ class Received(Protocol):
     def chunks(self) -> Sequence[object]: ...
 
 
-def stage_times(stages: Sequence[Stage]) -> list[list[PassTime]]:
+def stage_times(stages: Sequence[PlacementStage]) -> list[list[PassTime]]:
     """Passes of one microbatch without transfers. Recomputation runs before the data gradients;
     weight gradients are told apart where the placement knows them.
     """

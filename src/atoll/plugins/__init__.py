@@ -20,11 +20,11 @@ from atoll.hardware.silicon.systolic import SYSTOLIC, TEMPLATES
 from atoll.hardware.template.cores import (
     CostModel,
     ProductCosts,
-    Shape,
+    ProductShape,
     TensorConfigs,
 )
 from atoll.hardware.template.parameter import Columns, Parameter
-from atoll.hardware.template.template import ChipTemplate, EnergyModel, Levels
+from atoll.hardware.template.template import BufferLevels, ChipTemplate, EnergyModel
 from atoll.predictors.known import PREDICTORS
 from atoll.predictors.predictor import Asked, Predicted, Predictor
 from atoll.profile import Profile
@@ -48,6 +48,7 @@ __all__ = [
     "TEMPLATES",
     "Aim",
     "Asked",
+    "BufferLevels",
     "ChipTemplate",
     "Columns",
     "CostModel",
@@ -57,13 +58,12 @@ __all__ = [
     "FloatArray",
     "LaunchFile",
     "LaunchPlan",
-    "Levels",
     "Parameter",
     "Predicted",
     "Predictor",
     "ProductCosts",
+    "ProductShape",
     "Profile",
-    "Shape",
     "Stack",
     "Strategy",
     "TensorConfigs",

@@ -16,7 +16,7 @@ from atoll.predictors.predictor import Asked, Predicted, Predictor
 from atoll.predictors.rules import parameter_counts
 from atoll.questions.verbs import BenchQuestion
 from atoll.validation.errors import error_summary
-from atoll.validation.rows import peak_meaning, run_of
+from atoll.validation.rows import peak_meaning, run_from_row
 from atoll.validation.run_table import RunRow, read_runs
 from atoll.validation.step_rows import is_step_file, read_steps, run_from_step
 from atoll.validation.validate import RankedLayout, layout_group, regret
@@ -74,7 +74,7 @@ GROUPS: dict[str, Callable[[BenchRow], str]] = {
 }
 
 
-def judge(question: BenchQuestion) -> BenchAnswer:
+def bench_files(question: BenchQuestion) -> BenchAnswer:
     """Benchmark the named predictors, or all available ones, on all files."""
     names = question.predictors or tuple(PREDICTORS)
     chosen = [PREDICTORS[name] for name in dict.fromkeys(names)]
@@ -110,7 +110,7 @@ def _rows(
     files = []
     for path, ran in [*((f, True) for f in question.files), *((f, False) for f in question.oom)]:
         steps = is_step_file(read_csv(path)[0])
-        reader = run_from_step if steps else run_of
+        reader = run_from_step if steps else run_from_row
         run_rows = read_steps(path, question.device) if steps else read_runs(path)
         files.append(BenchFile(file=str(path), rows=len(run_rows), ran=ran))
         for row in run_rows:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from atoll.answers.designs import DesignsAnswer, Row, StoredDesign
     from atoll.answers.search import FrontAnswer, SearchExplanation
     from atoll.explore.answer.result import Design, SearchResult
-    from atoll.explore.answer.scope import Scope
+    from atoll.explore.answer.scope import SearchScope
     from atoll.hardware.accelerator import Accelerator
     from atoll.placement.plan import Placement
 
@@ -83,9 +83,9 @@ def print_result(result: SearchResult) -> None:
     )
 
 
-def _print_silicon(console: Output, best: Design, scope: Scope | None) -> None:
+def _print_silicon(console: Output, best: Design, scope: SearchScope | None) -> None:
     """Print area, clock limit and running power of a chip of another template, by part."""
-    from atoll.hardware.silicon.chip import area_parts, peak_power_W, template_of
+    from atoll.hardware.silicon.chip import area_parts, chip_template, peak_power_W
     from atoll.hardware.silicon.physical import physical_memories
 
     chip = best.accelerator
@@ -94,7 +94,7 @@ def _print_silicon(console: Output, best: Design, scope: Scope | None) -> None:
     if chip.hbm not in physical_memories():  # not stated by the line of the chip
         console.print(f"HBM          {format_bandwidth(chip.hbm.bandwidth_Bps)}")
     clock = f"{chip.clock_Hz / 1e9:g} GHz"
-    clocks = next(p.values for p in template_of(chip).parameters if p.name == "clock_Hz")
+    clocks = next(p.values for p in chip_template(chip).parameters if p.name == "clock_Hz")
     limit_W = None if scope is None else scope.max_power_W
     if scope is not None and scope.sustained is not None:
         waits = max(plan.power_wait for plan in best.plans)
@@ -174,7 +174,7 @@ def _print_existing_devices(console: Output, result: SearchResult) -> None:
 
 
 def _print_front(console: Output, against: str, front: FrontAnswer, like: Accelerator) -> None:
-    from atoll.hardware.silicon.chip import template_of
+    from atoll.hardware.silicon.chip import chip_template
     from atoll.hardware.silicon.systolic import HBM_PARAMETERS
 
     rows, proof = front.designs, front.proven_within
@@ -183,7 +183,7 @@ def _print_front(console: Output, against: str, front: FrontAnswer, like: Accele
     console.print(f"Front        {size} of throughput against {against}, {words}")
     speed = next(name for name in rows[0] if name.endswith("samples_per_s"))
     cost = next(name for name in rows[0] if name.endswith(against))
-    parameters = (*template_of(like).parameters, *HBM_PARAMETERS)
+    parameters = (*chip_template(like).parameters, *HBM_PARAMETERS)
     varied = _differing(rows, [ShownParameter(**p.to_dict()) for p in parameters], _IN_FRONT)
     varied_titles = map(_title, varied)
     table = plain_table(against, "tensor cores", "vector cores", "GLB MiB", *varied_titles, speed)

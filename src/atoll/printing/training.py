@@ -15,7 +15,7 @@ from atoll.units import format_bytes, format_seconds
 if TYPE_CHECKING:
     from atoll.answers.layout import LaunchFile
     from atoll.answers.plan import PlanExplanation
-    from atoll.answers.validation import Better, MeasuredRun, RunsValidation
+    from atoll.answers.validation import BetterLayout, MeasuredRun, RunsValidation
     from atoll.launch.check import Checked
     from atoll.training.estimate import Estimate
     from atoll.training.mixed.plan import MixedPlan
@@ -252,7 +252,7 @@ def print_checked(result: Checked) -> None:
         _print_better(console, freed, f"with other flags ({freed.flags})")
 
 
-def _print_better(console: Output, better: Better, name: str) -> None:
+def _print_better(console: Output, better: BetterLayout, name: str) -> None:
     step = f"{name}: {better.layout}, step {format_seconds(better.step_time_s)}"
     if better.saved_percent is None:
         console.print(f"{step}, fits; {better.proof}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from atoll.answers.wafer import Ablation, SlowerMapping, WaferExplanation, Worth
+from atoll.answers.wafer import Ablation, ResourceWorth, SlowerMapping, WaferExplanation
 from atoll.printing.console import Output, plain_table, print_bars
 from atoll.units import counted, format_bytes, format_mfu, format_seconds
 from atoll.wafer.answer.draw import offloaded
@@ -19,7 +19,7 @@ def _say(label: str, *lines: str) -> None:
 
 
 def print_wafer_result(result: WaferResult) -> None:
-    _print_mapping(result.found)
+    _print_mapping(result.best_estimate)
     links = f"; links as queues: {result.detailed.difference:+.2%}"
     _say("Replayed", f"pipeline event by event: {result.replay_difference:+.2%}{links}")
     ours = result.best.samples_per_s
@@ -154,7 +154,7 @@ def _ablation_line(row: Ablation) -> str:
     return f"{row.variable:<18}{row.frozen}: {worth_words}"
 
 
-def _print_worth(rows: Sequence[Worth]) -> None:
+def _print_worth(rows: Sequence[ResourceWorth]) -> None:
     lines = []
     for row in rows:
         per_area = row.gain_per_1000_mm2

@@ -12,7 +12,7 @@ from atoll.errors import AtollError
 from atoll.files.yamlfile import load_yaml
 from atoll.questions.question import Question, about
 from atoll.questions.sweeps import first_swept
-from atoll.questions.texts import fields_of
+from atoll.questions.texts import question_fields
 
 
 class OldNameWarning(DeprecationWarning):
@@ -48,7 +48,7 @@ def ask(
     for name in fields:
         fitting = [k for k, q in kinds.items() if name in q.model_fields]
         if fitting and name not in question.model_fields:
-            offered = {n: about(info, "file_only") for n, info in fields_of(question).items()}
+            offered = {n: about(info, "file_only") for n, info in question_fields(question).items()}
             deep = [n for n, file_only in offered.items() if file_only]
             raise AtollError(
                 f"{spelled(name)}: this is for {' or '.join(fitting)}; a question about "

@@ -25,7 +25,7 @@ from atoll.questions.question import (
     option,
 )
 from atoll.questions.sweeps import first_swept
-from atoll.registry import named
+from atoll.registry import import_named
 
 StackName = Annotated[
     str, Named("atoll.training.stack:STACKS", "atoll.training.software:find_stack")
@@ -35,7 +35,7 @@ SiteFile = Annotated[str, Named(loader="atoll.training.site:load_site", file=Tru
 PodsFile = Annotated[str, Named(loader="atoll.training.mixed.pods:load_pods", file=True)]
 Exporter = Annotated[str, Named("atoll.export:EXPORTERS")]
 
-SAID_OF: tuple[tuple[str, str | None, tuple[str, ...]], ...] = (
+DEPENDENT_FIELDS: tuple[tuple[str, str | None, tuple[str, ...]], ...] = (
     ("method", "lora", ("lora_rank", "lora_targets")),
     ("tokens", None, ("price", "mtbf", "checkpoint", "restart")),
     ("export", None, ("export_to",)),
@@ -167,14 +167,14 @@ class RunQuestion(LaunchQuestion, LengthQuestion):
             return fields
         paths = {n: fields[n] for n in ("from_", "device") if isinstance(fields.get(n), str | Path)}
         files = {name: locate(str(value), info) for name, value in paths.items()}
-        return named("atoll.launch.ask:completed")(cls, {**fields, **files})
+        return import_named("atoll.launch.ask:completed")(cls, {**fields, **files})
 
     @model_validator(mode="after")
     def _check_dependent_fields(self) -> Self:
         """Refuse fields without effect; a sweep may still set the field that they need."""
         if getattr(self, "sweep", ()):
             return self
-        for main_field, value, names in SAID_OF:
+        for main_field, value, names in DEPENDENT_FIELDS:
             main_value = getattr(self, main_field, None)
             if main_value is not None if value is None else main_value == value:
                 continue
@@ -310,7 +310,7 @@ class PodsQuestion(PlanQuestion):
         if not isinstance(fields, dict) or not isinstance(fields.get("pods"), str | Path):
             return fields
         file = locate(str(fields["pods"]), info)
-        pods = named("atoll.training.mixed.pods:load_pods")(file).pods
+        pods = import_named("atoll.training.mixed.pods:load_pods")(file).pods
         derived = {"device": pods[0].device, "devices": sum(pod.devices for pod in pods)}
         for name, value in fields.items():
             if name not in (*cls.offered, "kind") and value and value != derived.get(name):

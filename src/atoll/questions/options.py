@@ -17,7 +17,7 @@ from typer.core import TyperCommand
 from atoll.questions.ask import ask, old_names
 from atoll.questions.question import OUTPUT, Question, about, completions, is_tuple, scalars
 from atoll.questions.sweeps import read_text
-from atoll.questions.texts import grouped, help_words, metavar, options_of, spelled
+from atoll.questions.texts import grouped, help_words, metavar, option_fields, spelled
 
 _LISTED = re.compile(r",(?![^\[]*\])")  # "int64[1,4096]" is one value
 
@@ -66,7 +66,7 @@ def add_command(
     `as_json`, the command has a flag `--json`; if it takes `began`, it gets the start time, and the
     command has flags for its verbosity.
     """
-    fields = options_of(*verbs)
+    fields = option_fields(*verbs)
     kinds = {q.model_fields["kind"].default if "kind" in q.model_fields else name: q for q in verbs}
     arguments, run_parameters = verbs[0].arguments, signature(run).parameters
     old = {o: n for question in verbs for o, n in old_names(question).items() if o not in fields}

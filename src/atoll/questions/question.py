@@ -20,7 +20,7 @@ from pydantic_core import CoreSchema, PydanticUndefined, core_schema
 from atoll import units
 from atoll.errors import AtollError
 from atoll.files.yamlfile import FileModel, quantity, suggestion, validate_dict
-from atoll.registry import Registry, named
+from atoll.registry import Registry, import_named
 
 OUTPUT = "Output"
 """Group of the options for output files."""
@@ -167,7 +167,7 @@ class Question(FileModel):
         return cls.of(**fields)
 
 
-def given_fields(question: Question) -> dict[str, JsonValue]:
+def explicit_fields(question: Question) -> dict[str, JsonValue]:
     """Return the fields that were set, as JSON with absolute file paths."""
     fields: dict[str, JsonValue] = question.model_dump(mode="json", exclude_unset=True)
     for name, value in fields.items():
@@ -233,7 +233,7 @@ class Named:
 
     @property
     def listed(self) -> Any:
-        registry = named(self.registry) if self.registry else ()
+        registry = import_named(self.registry) if self.registry else ()
         return registry() if callable(registry) else registry
 
     def names(self) -> tuple[Any, ...]:
@@ -256,7 +256,7 @@ class Named:
             value = locate(value, info)
         try:
             if self.loader:
-                named(self.loader)(value)
+                import_named(self.loader)(value)
             elif self.registry and value not in self.listed:
                 near = suggestion(value, map(str, self.names()))
                 raise ValueError(f"{value!r} is not known{near}")
@@ -345,7 +345,7 @@ def completions(info: FieldInfo) -> tuple[str, ...]:
         return tuple(map(str, listed))
     for part in (*info.metadata, *inside(info.annotation)):
         if isinstance(part, Named) and part.offers:
-            return tuple(named(part.offers)())
+            return tuple(import_named(part.offers)())
         if isinstance(part, type) and issubclass(part, BaseModel) and "name" in part.model_fields:
             return completions(part.model_fields["name"])
     return ()

@@ -15,7 +15,7 @@ ONCE = ("out", "trace", "export_to", "messages", "sweep", "layouts")
 """Output fields, which cannot be swept."""
 
 
-def axes_of(question: type[Question], texts: Sequence[str]) -> dict[str, tuple[Any, ...]]:
+def sweep_axes(question: type[Question], texts: Sequence[str]) -> dict[str, tuple[Any, ...]]:
     """Parse fields and values from texts such as "devices=64", "128", "tp=1"; a text without a name
     belongs to the previous field.
     """
@@ -44,7 +44,7 @@ def first_swept(question: type[Question], given: Mapping[str, Any]) -> dict[str,
     texts = (texts,) if isinstance(texts, str) else texts
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
         return {}  # which the question refuses
-    axes = axes_of(question, texts)
+    axes = sweep_axes(question, texts)
     return {n: axes[n][0] for n in question.needed(given) if n in axes and n not in given}
 
 

@@ -34,12 +34,12 @@ def spelled(name: str) -> str:
     return f"--{name.rstrip('_').replace('_', '-')}"
 
 
-def options_of(*question_kinds: type[Question]) -> dict[str, FieldInfo]:
+def option_fields(*question_kinds: type[Question]) -> dict[str, FieldInfo]:
     """Return the fields that have options."""
-    return {n: i for n, i in fields_of(*question_kinds).items() if not about(i, "file_only")}
+    return {n: i for n, i in question_fields(*question_kinds).items() if not about(i, "file_only")}
 
 
-def fields_of(*question_kinds: type[Question]) -> dict[str, FieldInfo]:
+def question_fields(*question_kinds: type[Question]) -> dict[str, FieldInfo]:
     """Return the merged fields that these questions offer."""
     merged: dict[str, FieldInfo] = {}
     for question in question_kinds:
@@ -62,7 +62,7 @@ def help_words(name: str, info: FieldInfo, question_kinds: Sequence[type[Questio
     values = ", ".join(map(str, allowed(info)))
     default = _default(name, info, question_kinds, spelled)
     for question in question_kinds[1:]:
-        field = fields_of(question).get(name, info)
+        field = question_fields(question).get(name, info)
         if (words := default_words(field)) != default_words(info):
             default += f"; {question.model_fields['kind'].default}: {words}"
     return f"{info.description} {f'Values: {values}. ' if values else ''}[{default}]"
@@ -80,7 +80,7 @@ def _default(
     first, *others = question_kinds or (Question,)
     if name not in first.needed(()):
         return f"default: {default_words(info) or 'none'}"
-    substitutes = [n for n in fields_of(first) if name not in first.needed((n,))]
+    substitutes = [n for n in question_fields(first) if name not in first.needed((n,))]
     for question in others:
         kind = question.model_fields["kind"].default
         if kind in question.model_fields and name not in question.needed((kind,)):
@@ -132,7 +132,7 @@ def described(function: F) -> F:
     if command is None:
         return function
     question_kinds = questions.COMMANDS[command]
-    fields = fields_of(*question_kinds)
+    fields = question_fields(*question_kinds)
     parameters = signature(function).parameters
     head, returns, tail = cleandoc(function.__doc__ or "").partition("\n\nReturns:")
     lines = [

@@ -10,7 +10,7 @@ from atoll.answers.answer import dumped
 from atoll.answers.designs import CompareAnswer, SweepAnswer
 from atoll.answers.search import SearchAnswer
 from atoll.answers.wafer import WaferAnswer
-from atoll.files.wholefile import check_place, whole_files
+from atoll.files.wholefile import atomic_files, check_place
 from atoll.front import bundle, text
 from atoll.identity import VERSION
 from atoll.report.folder import SWEEP, ReportedAnswer, open_folder, read_sweep
@@ -87,6 +87,6 @@ def write_page(
 
     check_place(refusal, path)
     page = render(make_view(answer, folder, status))
-    with whole_files(refusal, path) as (part,):
+    with atomic_files(refusal, path) as (part,):
         part.write_text(page, encoding="utf-8")
     return path

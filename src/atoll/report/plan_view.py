@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from atoll.answers.answer import made_of
+from atoll.answers.answer import build_from
 from atoll.answers.certificate import LayoutProof
 from atoll.answers.layout import candidates_words
 from atoll.answers.plan import DevicePass, EstimateAnswer, PlanAnswer
@@ -88,7 +88,7 @@ def _notes(answer: PlanAnswer | EstimateAnswer) -> Iterator[str]:
 
 
 def _pass(entry: DevicePass) -> PassView:
-    return made_of(PassView, entry, operators=tuple((*row, 0, 0, "") for row in entry.operators))
+    return build_from(PassView, entry, operators=tuple((*row, 0, 0, "") for row in entry.operators))
 
 
 def _sentence(answer: PlanAnswer | EstimateAnswer) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from atoll.answers.answer import made_of
+from atoll.answers.answer import build_from
 from atoll.answers.certificate import ArchitectureProof
 from atoll.answers.design import LayerPass, PlacedModel, SearchedModel, SizedChip
-from atoll.answers.search import Ahead, NearAnswer, SearchAnswer
+from atoll.answers.search import NearAnswer, NextChip, SearchAnswer
 from atoll.errors import AtollError
 from atoll.hardware.catalog import load_accelerator_file
-from atoll.hardware.silicon.chip import area_parts, template_of
+from atoll.hardware.silicon.chip import area_parts, chip_template
 from atoll.report.sensitivity import sensitivity
 from atoll.report.space_view import answer_question, space_points
 from atoll.report.timeline import placement_timeline
@@ -89,7 +89,7 @@ def search_view(
     )
 
 
-def _price_table(ahead: Ahead) -> TableView:
+def _price_table(ahead: NextChip) -> TableView:
     run, *_ = ahead.words()
     heads = ("", "now", "a unit less takes", "a unit more brings")
     rows = tuple(price.cells() for price in ahead.prices)
@@ -132,7 +132,7 @@ def chip_view(chip: SizedChip) -> ChipView:
     parts = area_parts(chip.device())
     parts["hbm_mm2"] = max(0.0, chip.area_mm2 - sum(parts.values()))
     shown = {PARTS.get(name, _label(name)): value for name, value in parts.items() if value > 1e-9}
-    return made_of(ChipView, chip, parts=shown)
+    return build_from(ChipView, chip, parts=shown)
 
 
 def _label(part: str) -> str:
@@ -197,7 +197,7 @@ def _near_words(near: NearAnswer, chip: SizedChip) -> str:
 
 def _baselines(answer: SearchAnswer) -> tuple[BaselineView, ...]:
     """Return the scores of baselines, with the area of known chips."""
-    template = template_of(answer.best.accelerator.device())
+    template = chip_template(answer.best.accelerator.device())
     area_mm2, _ = load_accelerator_file(template.reference).area_and_power()
     return tuple(
         BaselineView(
@@ -244,4 +244,4 @@ def _layer(entry: LayerPass) -> PassView:
         (op.name, op.core, op.start_s, op.duration_s, op.tensor_cores, op.vector_cores, op.limit)
         for op in entry.operators
     )
-    return made_of(PassView, entry, operators=rows)
+    return build_from(PassView, entry, operators=rows)

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from atoll.answers.design import Chip
+from atoll.answers.design import ChipFigures
 from atoll.answers.plan import Gain, Sensitivity
 from atoll.explore.answer.scope import open_space
-from atoll.explore.baselines import score_of
-from atoll.explore.pricing.layouts import Setting
+from atoll.explore.baselines import chip_score
+from atoll.explore.pricing.layouts import SearchSetting
 from atoll.explore.run import make_objective, prepare_search
 from atoll.hardware.accelerator import MIB, Accelerator
 from atoll.hardware.silicon.chip import accelerator_area_mm2, rebanked
@@ -23,18 +23,20 @@ from atoll.report.view import SensitivityView
 LINK = "link bandwidth"
 
 
-def sensitivity(best_chip: Chip, job: SearchQuestion, unit: str = "score") -> SensitivityView:
+def sensitivity(
+    best_chip: ChipFigures, job: SearchQuestion, unit: str = "score"
+) -> SensitivityView:
     """Return the gains of the neighbours of a search's best chip."""
     chip = best_chip.device()
     space = open_space(job)[0]
     setting, variants = prepare_search(job)
     objective = make_objective(job, space, setting, variants)
     base_mm2 = accelerator_area_mm2(chip)
-    base_score = score_of(chip, setting, variants, objective)
+    base_score = chip_score(chip, setting, variants, objective)
 
-    def gain(change: str, changed: Accelerator, changed_setting: Setting) -> Gain:
+    def gain(change: str, changed: Accelerator, changed_setting: SearchSetting) -> Gain:
         changed = rebanked(changed)
-        score = score_of(changed, changed_setting, variants, objective)
+        score = chip_score(changed, changed_setting, variants, objective)
         area_mm2 = accelerator_area_mm2(changed) - base_mm2
         pair = None if score is None or not base_score else (score, base_score)
         return Gain(
@@ -52,10 +54,10 @@ def sensitivity(best_chip: Chip, job: SearchQuestion, unit: str = "score") -> Se
     return SensitivityView(unit=unit, per_mm2=True, rows=rows, base=base_score)
 
 
-Step = tuple[str, Accelerator, Setting]
+Step = tuple[str, Accelerator, SearchSetting]
 
 
-def _steps(chip: Accelerator, setting: Setting) -> Iterator[tuple[str, Step, Step]]:
+def _steps(chip: Accelerator, setting: SearchSetting) -> Iterator[tuple[str, Step, Step]]:
     """Yield (part, step down, step up): counts change by 1/8 (at least 1), rates by 1/10."""
     for name in ("tensor_cores", "vector_cores"):
         count = getattr(chip, name)
@@ -75,7 +77,7 @@ def _steps(chip: Accelerator, setting: Setting) -> Iterator[tuple[str, Step, Ste
     yield LINK, _links(chip, setting, 0.9), _links(chip, setting, 1.1)
 
 
-def _buffer(chip: Accelerator, setting: Setting, factor: float) -> Step:
+def _buffer(chip: Accelerator, setting: SearchSetting, factor: float) -> Step:
     """Scale the buffer's capacity and bandwidth."""
     size = round(chip.glb_bytes * factor)
     change = f"{(size - chip.glb_bytes) / MIB:+g} MiB"
@@ -83,7 +85,9 @@ def _buffer(chip: Accelerator, setting: Setting, factor: float) -> Step:
     return change, replace(chip, glb_bytes=size, glb_bandwidth_Bpc=bandwidth_Bpc), setting
 
 
-def _template_parameter(chip: Accelerator, setting: Setting, index: int, factor: float) -> Step:
+def _template_parameter(
+    chip: Accelerator, setting: SearchSetting, index: int, factor: float
+) -> Step:
     """Scale a parameter that only the chip's template has."""
     parameter, value = chip.more[index]
     changed = max(1, round(value * factor))
@@ -91,12 +95,12 @@ def _template_parameter(chip: Accelerator, setting: Setting, index: int, factor:
     return f"to {parameter.shown(changed)}", replace(chip, more=more), setting
 
 
-def _hbm(chip: Accelerator, setting: Setting, factor: float) -> Step:
+def _hbm(chip: Accelerator, setting: SearchSetting, factor: float) -> Step:
     faster = chip.hbm.bandwidth_Bps * factor
     change = f"{(faster - chip.hbm.bandwidth_Bps) / 1e9:+g} GB/s"
     return change, replace(chip, hbm=replace(chip.hbm, bandwidth_Bps=faster)), setting
 
 
-def _links(chip: Accelerator, setting: Setting, factor: float) -> Step:
+def _links(chip: Accelerator, setting: SearchSetting, factor: float) -> Step:
     faster_setting = replace(setting, network=setting.network.faster(factor))
     return f"{factor - 1:+.0%} on all levels", chip, faster_setting

@@ -22,7 +22,7 @@ from atoll.errors import AtollError
 from atoll.explore.answer.scope import open_space
 from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.run import make_objective, prepare_search
-from atoll.hardware.space import Space
+from atoll.hardware.space import DesignSpace
 from atoll.questions import SearchQuestion
 from atoll.report.view import ColumnView, SpaceView
 from atoll.store import RunReader
@@ -107,7 +107,7 @@ def _open_search(answer: SearchAnswer) -> Search | None:
     """Return the search with the roofline of every chip; None if the space is too large."""
     job = answer_question(answer)
     space = open_space(job)[0]
-    if not isinstance(space, Space) or len(space) > MOST_POINTS:
+    if not isinstance(space, DesignSpace) or len(space) > MOST_POINTS:
         return None
     setting, variants = prepare_search(job)
     return Search(space, variants, setting, make_objective(job, space, setting, variants), 0.0)
@@ -115,7 +115,7 @@ def _open_search(answer: SearchAnswer) -> Search | None:
 
 def _all_chips(search: Search, stored: _StoredRun | None, answer: SearchAnswer) -> Points:
     space = search.space
-    assert isinstance(space, Space)
+    assert isinstance(space, DesignSpace)
     count = len(space)
     chips = search.frontier.chips
     score = np.zeros(count)
@@ -182,7 +182,7 @@ def _strongest_bounds(
     return bounds, bound_kinds
 
 
-def _is_unchanged(space: Space, design: int, row: Mapping[str, float]) -> bool:
+def _is_unchanged(space: DesignSpace, design: int, row: Mapping[str, float]) -> bool:
     """Return whether the design of this number in the space equals the stored one."""
     return all(value == row.get(name) for name, value in space.values(design).items())
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from atoll.answers.design import Placed
+from atoll.answers.design import PlacementAnswer
 from atoll.answers.layout import MOST_PASSES, StepPasses
 from atoll.placement.replay import TAIL, messages_s
 from atoll.step.replay import PassTime, Replay, replay
@@ -69,7 +69,7 @@ class Timeline:
         return [sum(s.duration_s for s in row if s.kind == IDLE) for row in self.stages]
 
 
-def placement_timeline(placement: Placed) -> Timeline | None:
+def placement_timeline(placement: PlacementAnswer) -> Timeline | None:
     """Return the step of a search's placement; None if a forward time is not recorded or there
     are too many passes to draw.
     """
@@ -107,7 +107,7 @@ def plan_timeline(step: StepPasses) -> Timeline:
     pipeline, after = replayed.pipeline, list(step.after)
     if step.microbatches > step.replayed:
         words = f"{step.microbatches - step.replayed:,} more microbatches of the steady state"
-        after.insert(0, (words, replayed.rest_s))
+        after.insert(0, (words, replayed.unreplayed_s))
     return _fill_timeline(
         _slices(pipeline), len(step.passes), pipeline.time_s, after, step.step_time_s, step.send_s,
         step.replayed, step.microbatches, step.slack,

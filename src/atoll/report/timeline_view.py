@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atoll.answers.answer import made_of
+from atoll.answers.answer import build_from
 from atoll.report.timeline import AFTER, IDLE, Slice, Timeline
 from atoll.report.view import PipelineView
 
@@ -17,7 +17,7 @@ def timeline_view(timeline: Timeline) -> PipelineView:
     stages = tuple(
         tuple(_slice_row(s, names) for s in _shortened(row, most)) for row in timeline.stages
     )
-    return made_of(
+    return build_from(
         PipelineView,
         timeline,
         idle_s=tuple(timeline.idle_s()),

@@ -22,7 +22,7 @@ from atoll.answers.plan import DevicePass, EstimateAnswer, PlanAnswer, StageMemo
 from atoll.answers.search import SearchAnswer
 from atoll.answers.wafer import WaferAnswer
 from atoll.errors import AtollError
-from atoll.files.wholefile import check_place, whole_files
+from atoll.files.wholefile import atomic_files, check_place
 from atoll.report.timeline import (
     AFTER,
     BACKWARD,
@@ -135,7 +135,7 @@ def trace_answer(
 
 def write_trace(trace: ChromeTrace, path: Path) -> Path:
     """Write a trace atomically."""
-    with whole_files(lambda why: f"trace: {path} cannot be written ({why}).", path) as (part,):
+    with atomic_files(lambda why: f"trace: {path} cannot be written ({why}).", path) as (part,):
         part.write_text(json.dumps(trace, allow_nan=False) + "\n", encoding="utf-8")
     return path
 

@@ -67,7 +67,7 @@ class Children(NamedTuple):
     following: Numbers  # next candidate in the same bin
 
 
-class Seen(NamedTuple):
+class VisitedNodes(NamedTuple):
     """Nodes of a level by what they have started."""
 
     code: Ints
@@ -217,8 +217,8 @@ def start_child(c: int, p: Instance, children: Children, level: Level, m: int, b
 
 @kernel
 def dominated(
-    m: int, code: int, first: int, visited: Seen, level: Level, demand: Floats, until: Floats,
-    chosen: Ints,
+    m: int, code: int, first: int, visited: VisitedNodes, level: Level, demand: Floats,
+    until: Floats, chosen: Ints,
 ) -> bool:  # fmt: skip
     """Whether one of the nodes from `first` on, in its chain, has started what node m has, and
     leaves as much room at all times: what it still runs when m goes on, m runs as well, no shorter
@@ -288,7 +288,7 @@ def branch(
     while buckets < 2 * width:
         buckets *= 2
     table = np.zeros(buckets, np.int64)
-    visited = Seen(np.zeros(width, np.int64), np.zeros(width, np.int32))
+    visited = VisitedNodes(np.zeros(width, np.int64), np.zeros(width, np.int32))
     bins = np.zeros(BINS, np.int64)
     busy = np.zeros(n, np.bool_)
     tried = np.zeros((n, p.options.shape[1]), np.bool_)

@@ -22,7 +22,7 @@ from atoll.workload.graph.operator import Operator
 
 EFFORT: Effort = "bounded"
 _ATTENTION = ("attention", "attention_bwd")
-TURN = "@turn"  # of a ring, after the first
+RING_TURN = "@turn"  # of a ring, after the first
 
 
 class ChipPricer:
@@ -51,14 +51,14 @@ class ChipPricer:
         self.network = network
         self.profile = profile
         self.fusion = profile.fusion
-        self._known: dict[tuple[int, int], tuple[Layer, LayerTimes]] = {}
+        self._times_by_layer: dict[tuple[int, int], tuple[Layer, LayerTimes]] = {}
 
     def layer(self, layer: Layer, ring: int, samples: int) -> LayerTimes:
         """Schedules of both passes; attention shared by a ring runs turn by turn."""
         key = id(layer), ring
-        entry = self._known.get(key)
+        entry = self._times_by_layer.get(key)
         if entry is None:
-            entry = self._known[key] = layer, self._times(layer, ring)
+            entry = self._times_by_layer[key] = layer, self._times(layer, ring)
         return entry[1]
 
     def kept_bytes(self, layer: Layer, dropped: Set[str] = frozenset()) -> float:
@@ -96,7 +96,7 @@ class ChipPricer:
         alone: dict[str, Cost] = {}
         for number, operators in enumerate((turned.forward, turned.backward)):
             for op, seconds in zip(operators, _alone_s(costs, passes, number), strict=True):
-                name = op.name.removesuffix(TURN)
+                name = op.name.removesuffix(RING_TURN)
                 alone[name] = alone.get(name, Cost()) + _cost(op, seconds)
         return LayerTimes(
             operators=alone,
@@ -119,7 +119,7 @@ def in_turns(layer: Layer, ring: int) -> Layer:
         for op in operators:
             operators_in_turns.append(op)
             if op.kind in _ATTENTION:
-                after = replace(op, name=f"{op.name}{TURN}", reads=(*op.reads, *op.writes))
+                after = replace(op, name=f"{op.name}{RING_TURN}", reads=(*op.reads, *op.writes))
                 operators_in_turns += [after] * (ring - 1)
         return tuple(operators_in_turns)
 

@@ -27,7 +27,7 @@ from atoll.schedule.problem import Goal, Schedule, ScheduleProblem
 from atoll.schedule.quick import quick_of
 from atoll.schedule.relation_kernels import propagate
 from atoll.schedule.series import ordered
-from atoll.stopping import Asked, go_on
+from atoll.stopping import StopCheck, check_stop
 
 TRIED = 2
 """Operators, and pairs, of which the branches are solved before one is chosen."""
@@ -73,9 +73,9 @@ class Relations:
         capacity = problem.capacity * (1.0 + EPSILON)
         self.together = np.all(both <= capacity, axis=4)  # (operator, option) with another
 
-    def search(self, schedule: Schedule, goal: Goal, nodes: int, stop: Asked) -> Schedule:
+    def search(self, schedule: Schedule, goal: Goal, nodes: int, stop: StopCheck) -> Schedule:
         """Improve a schedule and its bound until the goal or the number of nodes is met."""
-        self.known = schedule
+        self.schedule = schedule
         self.goal = goal
         self.solved = 0
         self.pool: dict[bytes, Ints] = {}
@@ -87,7 +87,7 @@ class Relations:
         if first is not None:
             heapq.heappush(heap, (first.bound_s, next(number), first))
         while heap and self.solved < nodes and heap[0][0] < self._goal():
-            go_on(stop)
+            check_stop(stop)
             _, _, node = heapq.heappop(heap)
             children = self._children(node)
             if children is None:
@@ -96,13 +96,13 @@ class Relations:
             for child in children:
                 heapq.heappush(heap, (child.bound_s, next(number), child))
         lower = min(stuck, heap[0][0] if heap else np.inf, self._goal())
-        if lower > self.known.lower_bound_s:
-            self.known = replace(self.known, lower_bound_s=float(lower), bound="relations")
-        return self.known
+        if lower > self.schedule.lower_bound_s:
+            self.schedule = replace(self.schedule, lower_bound_s=float(lower), bound="relations")
+        return self.schedule
 
     def _goal(self) -> float:
         """What a schedule must beat to matter."""
-        return self.goal.to_beat_s(self.known)
+        return self.goal.to_beat_s(self.schedule)
 
     def _children(self, node: _Node) -> list[_Node] | None:
         """The node divided where that raises the bound most; None where nothing is left to divide.
@@ -165,10 +165,10 @@ class Relations:
             np.ascontiguousarray(np.nonzero(edges.T)[1]),
         )
         lower, upper, _, _, start, option = quick_of(arrays)
-        if upper < self.known.makespan_s:
+        if upper < self.schedule.makespan_s:
             place = np.argsort(order)
-            self.known = replace(
-                self.known,
+            self.schedule = replace(
+                self.schedule,
                 start_s=tuple(start[place].tolist()),
                 option=tuple(option[place].tolist()),
                 makespan_s=float(upper),
@@ -207,7 +207,7 @@ class Relations:
         run = np.diag(shared_s)
         mixed = (1.0 - self._share(node).max(axis=1)) * run
         mixed[node.alive.sum(axis=1) < 2] = 0.0
-        least = 1e-6 * self.known.makespan_s
+        least = 1e-6 * self.schedule.makespan_s
         for j in np.argsort(-mixed, kind="stable")[:LOOKED_AT].tolist():
             if mixed[j] > least:
                 yield (j,)

@@ -26,7 +26,7 @@ from atoll.schedule.problem import RESOURCES, Goal, Schedule, ScheduleProblem
 from atoll.schedule.quick import quick_of
 from atoll.schedule.relations import Relations
 from atoll.schedule.series import ordered, part_begins
-from atoll.stopping import Asked, go_on, never, watched
+from atoll.stopping import StopCheck, check_stop, never, watched
 
 Effort = Literal["quick", "linear", "bounded", "exact"]
 
@@ -49,7 +49,7 @@ def solve(
     effort: Effort = "bounded",
     tolerance: float = 1e-3,
     enough_s: float = np.inf,
-    stop: Asked = never,
+    stop: StopCheck = never,
 ) -> Schedule:
     """A schedule of `problem` whose gap is at most `tolerance`, or whose bound is at least
     `enough_s`, where the effort allows it.
@@ -106,7 +106,7 @@ def _solve_part(
     schedule: Schedule,
     effort: Effort,
     goal: Goal,
-    stop: Asked,
+    stop: StopCheck,
 ) -> Schedule:
     """Close the gap of a part that is not in series."""
     mirror = _reversed(problem)
@@ -118,7 +118,7 @@ def _solve_part(
     for width, nodes in STEPS[effort]:
         if goal.met(schedule):
             break
-        go_on(stop)
+        check_stop(stop)
         if schedule.makespan_s < weighted_for:
             # A shorter schedule rules more options out, which may make the weights stronger.
             weighted_for = schedule.makespan_s
@@ -182,7 +182,7 @@ def _mirrored(schedule: Schedule, problem: ScheduleProblem) -> Schedule:
 
 
 def _branch(
-    p: Instance, schedule: Schedule, weight: Floats, goal: Goal, width: int, stop: Asked
+    p: Instance, schedule: Schedule, weight: Floats, goal: Goal, width: int, stop: StopCheck
 ) -> Schedule:
     """One branch and bound search of the given width for something better than known."""
     start, option = np.array(schedule.start_s), np.array(schedule.option, dtype=np.int64)

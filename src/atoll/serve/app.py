@@ -16,7 +16,7 @@ from atoll.errors import AtollError
 from atoll.front import KINDS, assets
 from atoll.hardware.gpu import gpu_names
 from atoll.identity import VERSION
-from atoll.registry import named
+from atoll.registry import import_named
 from atoll.report.page import render, view_json
 from atoll.report.table_view import table_view
 from atoll.serve.columns import Columns
@@ -145,7 +145,7 @@ class App:
             return self._run(path[2], path[3:], query)
         if path == ["api", "compare"]:
             chosen_runs = [self._find_run(name) for name in query.get("run", ())]
-            compared = named("atoll.several.compared:compared")
+            compared = import_named("atoll.several.compared:compared")
             comparison: CompareAnswer = compared([run.folder for run in chosen_runs])
             shown = replace(comparison, runs=tuple(run.name for run in chosen_runs))
             return Response(200, JSON, view_json(table_view(shown)).encode())

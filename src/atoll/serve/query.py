@@ -11,7 +11,7 @@ from io import StringIO
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.answers.answer import made_of
+from atoll.answers.answer import build_from
 from atoll.arrays import IntArray
 from atoll.errors import AtollError
 from atoll.serve.columns import MOST_VALUES, RANGES, TEXTS, Columns, Row
@@ -133,7 +133,7 @@ def histograms(columns: Columns, filters: Filters) -> tuple[int, list[Histogram]
     for index, (name, bins) in enumerate(columns.bins.items()):
         if bins.bars > 1 or index in filtered:
             shown = tuple(counts[index, : bins.bars].tolist())
-            histograms.append(made_of(Histogram, bins, column=name, counts=shown))
+            histograms.append(build_from(Histogram, bins, column=name, counts=shown))
     return int(passed), histograms
 
 

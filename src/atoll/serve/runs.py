@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from atoll.answers.answer import checked, made_of
+from atoll.answers.answer import build_from, checked
 from atoll.answers.design import SearchedModel
 from atoll.answers.plan import PlanAnswer
 from atoll.answers.search import SearchAnswer
@@ -104,7 +104,7 @@ class SearchRun:
 
     def summary(self) -> SearchSummary:
         """Return the run as one line of the list of runs."""
-        return made_of(
+        return build_from(
             SearchSummary,
             self._status,
             id=self.name,
@@ -123,7 +123,7 @@ class SearchRun:
         """Return the run with its job and, once available, its answer."""
         job = {k: v for k, v in self.identity.items() if k != "space_content"}
         status, answer = self._status, self._answer_summary
-        return made_of(SearchDetails, self.summary(), job=job, status=status, result=answer)
+        return build_from(SearchDetails, self.summary(), job=job, status=status, result=answer)
 
     def progress(self) -> tuple[Moment, ...]:
         return self._progress
@@ -234,7 +234,7 @@ class PlanRun:
         )
 
     def details(self) -> PlanDetails:
-        return made_of(PlanDetails, self.summary(), plan=self.content)
+        return build_from(PlanDetails, self.summary(), plan=self.content)
 
 
 class SweepRun:
@@ -384,7 +384,7 @@ def summarize_answer(answer: SearchAnswer | WaferAnswer) -> AnswerSummary:
         replace(m, layers=()) if isinstance(m, SearchedModel) else m for m in best.models
     )
     remarks = answer.baseline_remarks if isinstance(answer, SearchAnswer) else {}
-    return made_of(
+    return build_from(
         AnswerSummary,
         answer,
         accelerator=best.accelerator,
@@ -400,7 +400,7 @@ def thinned(points: Sequence[ProgressPoint]) -> tuple[Moment, ...]:
     changes = [i for i in range(1, len(points)) if points[i].score != points[i - 1].score]
     shown |= set(changes[-MOST_PROGRESS:]) | ({len(points) - 1} if points else set())
     kept = [points[i] for i in sorted(shown)]
-    return tuple(made_of(Moment, point, bound=_finite_bound(point.bound)) for point in kept)
+    return tuple(build_from(Moment, point, bound=_finite_bound(point.bound)) for point in kept)
 
 
 def _finite_bound(bound: float | None) -> float | None:

@@ -15,19 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue
 
-from atoll.answers.answer import checked, made_of
+from atoll.answers.answer import build_from, checked
 from atoll.cost.chips import chips_of_accelerator
 from atoll.errors import AtollError
 from atoll.explore.answer.scope import open_space
 from atoll.explore.finder import model_plan
-from atoll.explore.pricing.evaluate import Priced
-from atoll.explore.pricing.layouts import Setting
+from atoll.explore.pricing.evaluate import PricedChips
+from atoll.explore.pricing.layouts import SearchSetting
 from atoll.explore.pricing.workloads import Spreads, Variants, make_variants, make_workload
 from atoll.explore.run import prepare_search
 from atoll.explore.stored import space_identity
 from atoll.hardware.accelerator import Accelerator, Hbm
 from atoll.hardware.product import ProductSpace
-from atoll.hardware.space import Space
+from atoll.hardware.space import DesignSpace
 from atoll.identity import code_words, this_code
 from atoll.questions import SearchQuestion
 from atoll.serve.whatif import (
@@ -76,7 +76,7 @@ class SearchFacts:
 class PassTimes:
     """Forward and backward time per kind of layer."""
 
-    priced: Priced
+    priced: PricedChips
     pass_s: NDArray[np.float64]
     source_words: str
     """How the times were obtained."""
@@ -91,7 +91,7 @@ class ChipWhatIf:
         self._identity = identity
         self.facts = checked(identity, SearchFacts, where)
         self._lock = threading.Lock()
-        self._opened: tuple[SearchQuestion, Space | ProductSpace, Setting] | None = None
+        self._opened: tuple[SearchQuestion, DesignSpace | ProductSpace, SearchSetting] | None = None
         self._variants: dict[tuple[Any, ...], Variants] = {}
         self._times: dict[tuple[Any, ...], PassTimes] = {}
 
@@ -135,11 +135,11 @@ class ChipWhatIf:
 
     # --- The run ----------------------------------------------------------------------------------
 
-    def _open(self) -> tuple[SearchQuestion, Space | ProductSpace, Setting]:
+    def _open(self) -> tuple[SearchQuestion, DesignSpace | ProductSpace, SearchSetting]:
         if self._opened is None:
             job = stored_question(self._identity)
             space = open_space(job)[0]
-            content = space_identity(space) if isinstance(space, Space) else space.identity()
+            content = space_identity(space) if isinstance(space, DesignSpace) else space.identity()
             if fingerprint(content) != fingerprint(self.facts.space_content):
                 raise AtollError(
                     f"space: {job.space} is not what it was when the run was searched."
@@ -217,7 +217,7 @@ class ChipWhatIf:
             )
         placement = placed_model.placement
         worst = max(placement.stages, key=lambda stage: stage.total_memory_bytes)
-        return made_of(
+        return build_from(
             StepFigures,
             placement,
             samples_per_s=placed_model.samples_per_s,
@@ -238,7 +238,7 @@ class ChipWhatIf:
         model: int,
         plan: StoredPlan,
         change: Change,
-        setting: Setting,
+        setting: SearchSetting,
         refine: bool,
     ) -> PassTimes:
         rate = change.hbm_GBps * 1e9 if change.hbm_GBps else float(design["hbm_bandwidth_Bps"])
@@ -253,7 +253,7 @@ class ChipWhatIf:
                 setting.profile,
                 design["area_mm2"],
             )
-            priced = cached.priced if cached else Priced.of(chips, variants, setting)
+            priced = cached.priced if cached else PricedChips.of(chips, variants, setting)
             searched = plan["microbatch"], plan["tensor"], design["hbm_bandwidth_Bps"], 1.0
             same = key[2:] == (*searched, (None, None, None))
             if same:
@@ -270,7 +270,7 @@ class ChipWhatIf:
         _, space, _ = self._open()
         number = int(design["design"])
         hbm = Hbm(int(design["hbm_capacity_bytes"]), hbm_Bps)
-        if isinstance(space, Space):
+        if isinstance(space, DesignSpace):
             chip = space.accelerator(number, hbm)
         else:
             chip = space.designs(np.array([number]))[0].accelerator(0, hbm)
@@ -294,14 +294,14 @@ def _plan(design: StoredDesign, model: int) -> StoredPlan:
     raise AtollError(f"design {design['chip']}: no plan of model {model} on record.")
 
 
-def _quick_times(priced: Priced, refinable: bool) -> PassTimes:
+def _quick_times(priced: PricedChips, refinable: bool) -> PassTimes:
     """Return the times of quickly found schedules."""
     zero = np.zeros(1, np.int64)
     lower, upper = (bound[0] for bound in priced.schedule_bounds(zero, zero))
     return PassTimes(priced, upper, f"found quickly{_gap(lower, upper)}", refinable)
 
 
-def _solved_times(priced: Priced) -> PassTimes:
+def _solved_times(priced: PricedChips) -> PassTimes:
     """Return times of schedules solved with the effort that a search spends on its best designs."""
     variant = priced.variants.variants[0]
     solved = priced.schedules(0, variant, "bounded", TOLERANCE)

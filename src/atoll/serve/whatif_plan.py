@@ -31,7 +31,7 @@ from atoll.stopping import Stop, StoppedError
 from atoll.training.estimate import Estimate, Estimator
 from atoll.training.planner.plan import plan
 from atoll.training.planner.space import Axes
-from atoll.training.request import run_of
+from atoll.training.request import run_from_question
 from atoll.training.run import Run
 from atoll.workload.families.model_config import ModelConfig
 
@@ -145,7 +145,7 @@ class PlanWhatIf:
             dropped = _MODEL_FIELDS if model else ()
             fields = {name: v for name, v in answer.question.items() if name not in dropped}
             kind = PlanQuestion if isinstance(answer, PlanAnswer) else EstimateQuestion
-            self._run = run_of(kind.of(**fields), model)
+            self._run = run_from_question(kind.of(**fields), model)
         return self._run
 
     def _estimator(self, base: Run, devices: int, change: Change) -> Estimator:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from atoll import questions
-from atoll.errors import path_of
+from atoll.errors import as_path
 from atoll.questions.ask import ask
 from atoll.questions.texts import described_by
 
@@ -74,9 +74,9 @@ def compare(*runs: str | Path) -> CompareAnswer:
         >>> [row.name for row in atoll.compare(small, large).asked if row.differs]
         ['devices']
     """
-    from atoll.several.compared import compared
+    from atoll.several.compared import compare_runs
 
-    return compared([path_of("runs", run) for run in runs])
+    return compare_runs([as_path("runs", run) for run in runs])
 
 
 @described_by("bench")
@@ -100,6 +100,8 @@ def bench(
         >>> [one.name for one in found.predictors], found.shared
         (['atoll', 'rule-of-thumb'], 6)
     """
-    from atoll.predictors.bench import judge
+    from atoll.predictors.bench import bench_files
 
-    return judge(ask({"bench": questions.verbs.BenchQuestion}, None, {"files": files, **fields}))
+    return bench_files(
+        ask({"bench": questions.verbs.BenchQuestion}, None, {"files": files, **fields})
+    )

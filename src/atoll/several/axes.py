@@ -14,10 +14,10 @@ from atoll.errors import AtollError
 from atoll.files.wholefile import check_folder, write_folder
 from atoll.questions import EstimateQuestion, PlanQuestion, Question, SearchQuestion
 from atoll.questions.ask import ask
-from atoll.questions.devices import SAID_OF
-from atoll.questions.sweeps import ONCE, axes_of
+from atoll.questions.devices import DEPENDENT_FIELDS
+from atoll.questions.sweeps import ONCE, sweep_axes
 from atoll.report.folder import SWEEP
-from atoll.several.figures import figures_of
+from atoll.several.figures import result_figures
 
 Swept = PlanQuestion | EstimateQuestion | SearchQuestion
 KINDS = (PlanQuestion, EstimateQuestion, SearchQuestion)
@@ -43,7 +43,7 @@ def shared_question(
     if not isinstance(question, KINDS):
         kinds = ", ".join(kind.__name__ for kind in KINDS)
         raise AtollError(f"sweep: expected one of {kinds}, or its class, got {question!r:.80}")
-    return question, axes or dict(axes_of(type(question), question.sweep))
+    return question, axes or dict(sweep_axes(type(question), question.sweep))
 
 
 def _values(name: str, values: Any) -> Sequence[Any]:
@@ -78,7 +78,7 @@ def run_sweep(question: Question, axes: Mapping[str, Sequence[Any]]) -> SweepAns
                  for name, value in changes.items()}  # fmt: skip
         try:
             combination = question.changed(**unswept | _reset_fields(question, changes) | changes)
-            figures = figures_of(_answer(combination))
+            figures = result_figures(_answer(combination))
             rows.append(SweptRow(asked=shown, figures=figures))
         except AtollError as error:
             rows.append(SweptRow(asked=shown, figures={}, problem=str(error)))
@@ -92,7 +92,11 @@ def run_sweep(question: Question, axes: Mapping[str, Sequence[Any]]) -> SweepAns
 def _reset_fields(question: Question, new: Mapping[str, Any]) -> dict[str, Any]:
     """Return the defaults of fields that only apply to another value of a swept field."""
     fields = type(question).model_fields
-    lost = (names for field, value, names in SAID_OF if value and new.get(field, value) != value)
+    lost = (
+        names
+        for field, value, names in DEPENDENT_FIELDS
+        if value and new.get(field, value) != value
+    )
     return {name: fields[name].default for names in lost for name in names if name in fields}
 
 

@@ -14,7 +14,13 @@ from atoll.answers.search import SearchAnswer
 from atoll.answers.wafer import MappingAnswer, WaferAnswer
 from atoll.errors import AtollError
 from atoll.report.folder import open_folder
-from atoll.several.figures import Figures, asked_of, default_fields, figures_of, model_shape
+from atoll.several.figures import (
+    Figures,
+    default_fields,
+    model_shape,
+    question_fields,
+    result_figures,
+)
 
 KINDS = (PlanAnswer, EstimateAnswer, SearchAnswer, WaferAnswer, MappingAnswer)
 
@@ -25,20 +31,20 @@ def read_run(path: Path) -> Answer:
     return answer
 
 
-def compared(runs: Sequence[Path]) -> CompareAnswer:
+def compare_runs(runs: Sequence[Path]) -> CompareAnswer:
     """Compare runs, one column per run."""
-    return beside(list(map(str, runs)), list(map(read_run, runs)))
+    return compare_answers(list(map(str, runs)), list(map(read_run, runs)))
 
 
-def beside(names: Sequence[str], runs: Sequence[Answer]) -> CompareAnswer:
+def compare_answers(names: Sequence[str], runs: Sequence[Answer]) -> CompareAnswer:
     """Compare answers, one column per answer."""
     if len(runs) < 2:
         raise AtollError("runs: give two or more folders or files to compare")
-    asked = _rows(list(map(asked_of, runs)), list(map(default_fields, runs)))
+    asked = _rows(list(map(question_fields, runs)), list(map(default_fields, runs)))
     return CompareAnswer(
         runs=tuple(names),
         asked=(*asked, *_shapes(asked, runs)),
-        figures=_rows(list(map(figures_of, runs))),
+        figures=_rows(list(map(result_figures, runs))),
     )
 
 

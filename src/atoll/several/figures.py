@@ -23,7 +23,7 @@ _QUESTION_NAMES = {*_QUESTION_FIELDS, "batch", "optimizer", "power_cap", "kind"}
 """These fields as a question names them."""
 
 
-def figures_of(answer: Answer) -> Figures:
+def result_figures(answer: Answer) -> Figures:
     """Return the figures of an answer by name; plots show the first."""
     if isinstance(answer, PlanAnswer | EstimateAnswer):
         run = answer.whole_run
@@ -69,7 +69,7 @@ def figures_of(answer: Answer) -> Figures:
     raise AtollError(f"an answer of kind {getattr(answer, 'kind', '?')} has no figures to compare")
 
 
-def asked_of(answer: Answer) -> Figures:
+def question_fields(answer: Answer) -> Figures:
     """Return the fields of the question by name."""
     if isinstance(answer, PlanAnswer | EstimateAnswer):
         fields = {n: _plain(v) for n, v in answer.question.items() if n not in _QUESTION_NAMES}

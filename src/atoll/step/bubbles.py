@@ -25,7 +25,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.step.orders import LATE, SPLIT, chunks_of, copies_of, first_group
+from atoll.step.orders import LATE, SPLIT, chunks_per_stage, first_group, model_copies
 from atoll.step.replay import PassTime
 
 N = TypeVar("N", float, NDArray[np.float64])
@@ -83,7 +83,9 @@ def bubble_terms(
     return ((times, times, times),)
 
 
-def held(order: str, stages: int, stage: int, microbatches: int, vpp: int = 1) -> float:
+def microbatches_in_flight(
+    order: str, stages: int, stage: int, microbatches: int, vpp: int = 1
+) -> float:
     """Return the most microbatches (of all chunks of a stage) between forward and backward pass."""
     p, m = stages, microbatches
     if order == "gpipe":
@@ -105,7 +107,9 @@ def microbatches_before_weight_pass(
 ) -> float:
     """Return further microbatches whose weight pass is still to come at a stage's peak."""
     late = LATE.get(order, 0) * stage
-    return min(float(late), microbatches - held(order, stages, stage, microbatches))
+    return min(
+        float(late), microbatches - microbatches_in_flight(order, stages, stage, microbatches)
+    )
 
 
 def peaks(order: str, stages: int, stage: int, microbatches: int, vpp: int = 1) -> Peaks:
@@ -115,14 +119,14 @@ def peaks(order: str, stages: int, stage: int, microbatches: int, vpp: int = 1) 
     """
     p, m = stages, microbatches
     pipeline = order, p, stage, m
-    in_flight = held(*pipeline, vpp)
+    in_flight = microbatches_in_flight(*pipeline, vpp)
     if order in LATE:
         late = microbatches_before_weight_pass(*pipeline)
         latest = min(LATE[order] * stage + 1.0, in_flight + late)
         return ((in_flight, late), (in_flight + late - latest, latest))
     if order not in SPLIT:
         return ((in_flight, 0.0),)
-    microbatches_per_chunk = copies_of(order) / chunks_of(order)
+    microbatches_per_chunk = model_copies(order) / chunks_per_stage(order)
     left, late = _latest_v(p, stage, m) if order == "zb-v" else _latest_both(p, stage, m)
     return (
         (in_flight, 0.0),
@@ -165,7 +169,7 @@ def in_flight_per_chunk(
     chunks. Chunks near the end of the model (zb-v) or of a direction (dualpipe) hold few.
     """
     p, m = stages, microbatches
-    in_flight = held(order, p, stage, m, vpp)
+    in_flight = microbatches_in_flight(order, p, stage, m, vpp)
     if order == "zb-v":
         second = min(stage + 1, m)
         return 2 * in_flight - second, second
@@ -180,11 +184,11 @@ def chunk_weights(
 ) -> tuple[float, ...]:
     """Return each chunk's share of a stage's microbatches in flight."""
     pipeline = order, stages, stage, microbatches, vpp
-    in_flight = held(*pipeline)
+    in_flight = microbatches_in_flight(*pipeline)
     return tuple(chunk_in_flight / in_flight for chunk_in_flight in in_flight_per_chunk(*pipeline))
 
 
-def held_bytes(
+def peak_activation_bytes(
     order: str,
     stages: int,
     stage: int,

@@ -16,7 +16,7 @@ from math import isqrt
 from typing import Literal, get_args
 
 from atoll.errors import AtollError, check_count
-from atoll.step.orders import ORDERS, SPLIT, TWO_CHUNKS, chunks_of, copies_of
+from atoll.step.orders import ORDERS, SPLIT, TWO_CHUNKS, chunks_per_stage, model_copies
 from atoll.workload.families.model_config import ModelConfig
 
 Recompute = Literal["none", "selective", "alternate", "full", "optimal"]
@@ -25,7 +25,7 @@ MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "sh
 """Parts of a block whose recomputation Megatron-Core can ask for, joined by "+"."""
 HOSTED = ("attn_norm", "attn_proj", "core_attn", "expert_fc1", "mlp_norm", "moe_act", "qkv_linear")
 """Parts whose saved tensors it can send to the host's memory instead: "core_attn@host"."""
-SOME = "full@"
+FULL_BLOCKS = "full@"
 """Prefix of a block count: that many blocks per stage are recomputed in full, the others not at all
 (Megatron's --recompute-method block)."""
 HOST = "host"
@@ -81,12 +81,12 @@ class Layout:
     @property
     def copies(self) -> int:
         """Copies of the model in a pipeline."""
-        return copies_of(self.schedule)
+        return model_copies(self.schedule)
 
     @property
     def rounds(self) -> int:
         """Chunks per stage that one microbatch passes through."""
-        return chunks_of(self.schedule, self.vpp) // self.copies
+        return chunks_per_stage(self.schedule, self.vpp) // self.copies
 
     @property
     def ranks(self) -> int:

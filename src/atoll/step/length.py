@@ -127,7 +127,7 @@ def stretch(interval_s: float, checkpoint_s: float, restart_s: float, mtbf_s: fl
     return mtbf_s * exp(again) * expm1(rounds) / interval_s
 
 
-def whole_run(
+def run_totals(
     length: RunLength,
     step_s: float,
     step_s_range: tuple[float, float],

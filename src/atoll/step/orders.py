@@ -46,12 +46,12 @@ class PipelinePass(NamedTuple):
     microbatch: int
 
 
-def chunks_of(order: str, vpp: int = 1) -> int:
+def chunks_per_stage(order: str, vpp: int = 1) -> int:
     """Return the model chunks per stage."""
     return 2 if order in TWO_CHUNKS else vpp
 
 
-def copies_of(order: str) -> int:
+def model_copies(order: str) -> int:
     """Return the copies of the model in a pipeline: one per end at which microbatches enter."""
     return 2 if order == "dualpipe" else 1
 
@@ -75,7 +75,7 @@ def arrivals(
     """
     messages = [[0.0, 0.0] for _ in range(stages)]
     pods_by_stage = pods or range(stages)
-    directions = copies_of(order)  # in dualpipe every second one comes from the other end
+    directions = model_copies(order)  # in dualpipe every second one comes from the other end
     for microbatch in range(directions):
         for (sender, _), (receiver, _) in pairwise(route(order, stages, chunks, microbatch)):
             if pods_by_stage[sender] != pods_by_stage[receiver]:

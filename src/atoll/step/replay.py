@@ -28,7 +28,7 @@ from atoll.step.orders import (
     LATE,
     SPLIT,
     WEIGHT,
-    copies_of,
+    model_copies,
     pass_codes,
     route,
 )
@@ -168,7 +168,7 @@ def load_s(order: str, passes_s: Floats, waits_s: Floats) -> Floats:
     ]
     messages = np.stack(arriving, axis=-1).sum(axis=1)
     total_s = passes_s.sum(axis=(2, 3)) + (messages * waits_s).sum(axis=-1)
-    return np.asarray(total_s / copies_of(order))
+    return np.asarray(total_s / model_copies(order))
 
 
 class _ReplayIndices(NamedTuple):
@@ -229,7 +229,7 @@ def _neighbours(
     its input, as stage * chunks + chunk; -1 for none.
     """
     following, before = (np.full((stages, chunks), -1) for _ in range(2))
-    for direction in range(copies_of(order)):
+    for direction in range(model_copies(order)):
         places = route(order, stages, chunks, direction)
         for sender, receiver in pairwise(places):
             following[sender] = receiver[0] * chunks + receiver[1]

@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.step.orders import chunks_of, copies_of, route
+from atoll.step.orders import chunks_per_stage, model_copies, route
 
 
 class Repeated(Protocol):
@@ -104,8 +104,8 @@ def _chunks_by_stages(
     """Return the chunks by stages, and the stages that hold the last chunk. Stages with the same
     chunks (both ends of dualpipe) have the same load and form one key.
     """
-    count = chunks_of(order, vpp)
-    routes = [route(order, pp, count, microbatch) for microbatch in range(copies_of(order))]
+    count = chunks_per_stage(order, vpp)
+    routes = [route(order, pp, count, microbatch) for microbatch in range(model_copies(order))]
     stage_chunks: dict[tuple[int, ...], list[int]] = {}
     for chunk, visits in enumerate(zip(*routes, strict=True)):
         place = (
@@ -164,8 +164,8 @@ def stage_counts(
     Layers before the blocks go to the first chunk, those behind to the last; chunks lie on the
     stages in the order of `route`.
     """
-    per_stage = chunks_of(order, vpp)
-    routes = [route(order, pp, per_stage, microbatch) for microbatch in range(copies_of(order))]
+    per_stage = chunks_per_stage(order, vpp)
+    routes = [route(order, pp, per_stage, microbatch) for microbatch in range(model_copies(order))]
     blocks = [(kind, repeat) for kind, (is_block, repeat) in enumerate(structure) if is_block]
     sizes = np.array(
         chunk_blocks or even_sizes(sum(repeat for _, repeat in blocks), len(routes[0]))

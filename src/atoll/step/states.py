@@ -29,7 +29,7 @@ class States:
     """Bytes that the optimizer's step moves."""
 
     @property
-    def held(self) -> float:
+    def bytes_per_parameter(self) -> float:
         """Bytes of all states where ZeRO divides nothing."""
         return self.weight + self.gradient + self.optimizer
 

@@ -11,7 +11,7 @@ from atoll.answers.designs import (
 from atoll.store.fingerprint import canonical_json, fingerprint
 from atoll.store.reader import ProgressPoint, RunReader
 from atoll.store.schema import FILE, SCHEMA_VERSION
-from atoll.store.writer import DesignRow, EvaluationRow, RunStore, opened
+from atoll.store.writer import DesignRow, EvaluationRow, RunStore, open_store
 
 __all__ = [
     "FILE",
@@ -29,5 +29,5 @@ __all__ = [
     "StoredPlan",
     "canonical_json",
     "fingerprint",
-    "opened",
+    "open_store",
 ]

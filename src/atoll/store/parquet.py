@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from atoll.errors import AtollError
-from atoll.files.wholefile import whole_files
+from atoll.files.wholefile import atomic_files
 from atoll.store.reader import RunReader
 from atoll.store.rows import Rows
 
@@ -34,7 +34,7 @@ def export_parquet(reader: RunReader | Rows, path: Path) -> int:
         schema = pa.schema(list(zip(columns, kinds, strict=True)))
     count = 0
     with (
-        whole_files(lambda why: f"{path}: cannot be written ({why}).", path) as (part,),
+        atomic_files(lambda why: f"{path}: cannot be written ({why}).", path) as (part,),
         pq.ParquetWriter(part, schema, compression="zstd") as writer,
     ):
         for rows in reader.batches():

@@ -78,7 +78,7 @@ class DesignRow:
 
 
 @contextmanager
-def opened(folder: Path, job: Identity, executor: str) -> Iterator[RunStore]:
+def open_store(folder: Path, job: Identity, executor: str) -> Iterator[RunStore]:
     """Open the store of a folder for one job, locked while its search runs.
 
     An infeasible job leaves no new folder behind.
@@ -269,7 +269,7 @@ class RunStore:
                 best = (chip, score, self.run, now, seconds, bound)
                 self._insert("INSERT OR IGNORE", "incumbents", [best])
 
-    def tell(
+    def report_progress(
         self, phase: str, left: int, total: int, chip: int | None, score: float, bound: float
     ) -> None:
         """Record progress when the score changes, else at most every PROGRESS_S seconds."""

@@ -12,14 +12,14 @@ from atoll.hardware.accelerator import KIB, MIB
 from atoll.hardware.template.cores import (
     CostModel,
     ProductCosts,
-    Shape,
+    ProductShape,
     TensorConfigs,
 )
 
 SHAPES = (
-    Shape(1, 512, 768, 256),
-    Shape(1, 96, 1000, 512, extra_bytes=4096.0),
-    Shape(4, 128, 128, 64, fraction=0.5, on_chip=True),
+    ProductShape(1, 512, 768, 256),
+    ProductShape(1, 96, 1000, 512, extra_bytes=4096.0),
+    ProductShape(4, 128, 128, 64, fraction=0.5, on_chip=True),
 )
 """Products of a small layer: even, ragged with an epilogue, and one of fused attention."""
 
@@ -46,7 +46,7 @@ def some_configs() -> TensorConfigs:
 
 def check_cost_model(
     model: CostModel,
-    shapes: Sequence[Shape] = SHAPES,
+    shapes: Sequence[ProductShape] = SHAPES,
     configs: TensorConfigs | None = None,
     tolerance: float = 1e-9,
     rates: Sequence[str] = ("hbm_Bps", "glb_Bps", "clock_Hz"),
@@ -89,7 +89,9 @@ def check_cost_model(
         )
 
 
-def _costs(model: CostModel, shapes: Sequence[Shape], configs: TensorConfigs) -> ProductCosts:
+def _costs(
+    model: CostModel, shapes: Sequence[ProductShape], configs: TensorConfigs
+) -> ProductCosts:
     costs = model.products(list(shapes), configs)
     for name, values in _tables(costs):
         assert np.shape(values)[:2] == (len(shapes), len(configs)), f"{name} has another shape"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from atoll.explore.pricing.layouts import Setting
+from atoll.explore.pricing.layouts import SearchSetting
 from atoll.explore.pricing.workloads import Spreads, Workload, make_variants
 from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.proof.objective import Objective
 from atoll.hardware.catalog import load_network
 from atoll.hardware.energy import DEFAULT_ENERGY
 from atoll.hardware.product import ProductSpace
-from atoll.hardware.space import DEFAULT_GLB, HBM_OPTIONS, Axes, Space, own_axes
+from atoll.hardware.space import DEFAULT_GLB, HBM_OPTIONS, DesignAxes, DesignSpace, template_axes
 from atoll.hardware.template.parameter import Columns
 from atoll.hardware.template.template import MACHINE, ChipTemplate
 from atoll.profiles import DEFAULT
@@ -46,9 +46,9 @@ def check_chip_template(template: ChipTemplate, seed: int = 0) -> None:
     for parameter in template.parameters:
         assert parameter.values and min(parameter.values) > 0, f"{parameter.name}: no values"
         assert not parameter.tied or parameter.tied in names, f"{parameter.name}: tied to nothing"
-    space = ProductSpace(template.name, own_axes(template), HBM_OPTIONS[-1:], DEFAULT_GLB).sample(
-        SAMPLE, seed
-    )
+    space = ProductSpace(
+        template.name, template_axes(template), HBM_OPTIONS[-1:], DEFAULT_GLB
+    ).sample(SAMPLE, seed)
     missing = set(MACHINE) - space.columns.keys()
     assert not missing, f"no column {', '.join(sorted(missing))}"
     _check_silicon(template, space)
@@ -58,7 +58,7 @@ def check_chip_template(template: ChipTemplate, seed: int = 0) -> None:
     _check_prices(template, space)
 
 
-def _check_silicon(template: ChipTemplate, space: Space) -> None:
+def _check_silicon(template: ChipTemplate, space: DesignSpace) -> None:
     area = template.area_mm2(space.columns)
     assert area.shape == (len(space),) and np.all(area > 0.0), "an area is not positive"
     parts = template.area_parts(space.columns)
@@ -86,7 +86,7 @@ def _check_growth(template: ChipTemplate, index: int) -> None:
     name = template.parameters[index].name
     for pick in (min, max):
         ends = {p.name: (pick(p.values),) for p in template.parameters if not p.tied}
-        axes = Axes(ends | {name: tuple(sorted(template.parameters[index].values))}, template)
+        axes = DesignAxes(ends | {name: tuple(sorted(template.parameters[index].values))}, template)
         space = ProductSpace(template.name, axes, HBM_OPTIONS[-1:], DEFAULT_GLB).build()
         for what, values in _figures(template, space.columns).items():
             assert np.all(np.diff(values) >= -1e-9 * values[:-1]), f"{what} falls with {name}"
@@ -109,11 +109,11 @@ def _figures(template: ChipTemplate, chips: Columns) -> dict[str, np.ndarray]:
     return figures
 
 
-def _check_prices(template: ChipTemplate, space: Space) -> None:
+def _check_prices(template: ChipTemplate, space: DesignSpace) -> None:
     config = config_from_hf(MODEL, "config.json")
     workload = Workload("small", config, 128, BATCH)
     variants = make_variants([workload], (1, 2), (1,), 2, "optimal", DEFAULT, spreads=Spreads())
-    setting = Setting(
+    setting = SearchSetting(
         network=load_network(DEFAULT.network),
         profile=DEFAULT,
         states=load_states(DEFAULT.optimizer),

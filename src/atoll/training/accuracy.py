@@ -14,7 +14,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from atoll.answers.layout import Expected, Interval, Range
+from atoll.answers.layout import ExpectedError, Interval, ValueRange
 from atoll.files.yamlfile import Count, Factor, FileModel, Share, read_shipped
 from atoll.hardware.gpu import Gpu
 from atoll.step.layout import Layout
@@ -93,7 +93,7 @@ class PublishedMfus(FileModel):
 class Accuracy:
     """Mean error of a kind of run, and the 90 % range of measured over predicted values."""
 
-    expected: Expected
+    expected: ExpectedError
     share: float
     step_time: tuple[float, float]
     memory: tuple[float, float]
@@ -109,9 +109,9 @@ class Accuracy:
         )
 
 
-def _times(value: float, ratios: tuple[float, float]) -> Range:
+def _times(value: float, ratios: tuple[float, float]) -> ValueRange:
     low, high = ratios
-    return Range(value * low, value * high)
+    return ValueRange(value * low, value * high)
 
 
 @lru_cache(maxsize=1)
@@ -144,7 +144,7 @@ def beyond_published(run: Run, mfu: float, step_s: float) -> tuple[str, ...]:
     )
 
 
-def kind_of(run: Run) -> Kind:
+def run_kind(run: Run) -> Kind:
     if run.fine_tuned:
         return "fine-tuning"
     return "experts" if run.model.experts else "dense"
@@ -161,12 +161,12 @@ def is_measured(run: Run, layout: Layout) -> bool:
 def accuracy(run: Run, layout: Layout) -> Accuracy:
     """Return the accuracy of a run's kind, or of its site's measured runs."""
     classes = error_classes()
-    kind, measured = kind_of(run), is_measured(run, layout)
+    kind, measured = run_kind(run), is_measured(run, layout)
     times = _classes(classes.step_time, kind, measured)
     peaks = _classes(classes.memory, kind, True)
     device = "measured" if measured else "extrapolated"
     shipped = Accuracy(
-        Expected(
+        ExpectedError(
             of=f"{kind}, {device} device",
             mean=max(c.mean for c in times),
             runs=sum(c.runs for c in times),
@@ -183,7 +183,7 @@ def accuracy(run: Run, layout: Layout) -> Accuracy:
         return shipped
     low, high = shipped.step_time
     reach = min(math.exp(site.reach), math.sqrt(high / low))
-    site_expected = Expected(of=f"at {site.name}", mean=site.error, runs=site.runs, sources=1)
+    site_expected = ExpectedError(of=f"at {site.name}", mean=site.error, runs=site.runs, sources=1)
     return replace(shipped, expected=site_expected, step_time=(1 / reach, reach))
 
 

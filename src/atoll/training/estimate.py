@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from atoll.answers.answer import Pictured, answer_of
-from atoll.answers.layout import Expected, Interval, Launched, LaunchFile
+from atoll.answers.answer import DrawableResult, build_answer
+from atoll.answers.layout import ExpectedError, Exportable, Interval, LaunchFile
 from atoll.cost.pricer import total
 from atoll.errors import AtollError
 from atoll.notebook import answer_html, bar_text
-from atoll.registry import named
+from atoll.registry import import_named
 from atoll.step.layout import HOST, Layout, check_layout
-from atoll.step.length import WholeRun, whole_run
+from atoll.step.length import WholeRun, run_totals
 from atoll.step.orders import SPLIT, arrivals
 from atoll.step.parts import Origin
 from atoll.step.replay import PassTime, pipeline_s
@@ -32,8 +32,8 @@ from atoll.training.accuracy import (
 )
 from atoll.training.batch.estimates import stage_choices
 from atoll.training.memory import Memory, stage_memory, stage_parameters
-from atoll.training.operators.layers import LayerCost, Share, choices_of
-from atoll.training.operators.priced import Priced
+from atoll.training.operators.layers import LayerCost, Share, recompute_choices
+from atoll.training.operators.priced import LayerPrices
 from atoll.training.operators.tables import Floats
 from atoll.training.run import Run
 from atoll.training.step import StageTime, Stepper, StepTime, accumulation_s, update_s
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Estimate(Launched, Pictured["EstimateAnswer"]):
+class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
     """What a layout costs: step time and memory by part.
 
     Examples:
@@ -72,11 +72,13 @@ class Estimate(Launched, Pictured["EstimateAnswer"]):
         """Of the tools that can be told the layout, where wanted; of the others why not."""
         if not self.launched:
             return ()
-        files: tuple[LaunchFile, ...] = named("atoll.export:launch_files")(self.run, self.layout)
+        files: tuple[LaunchFile, ...] = import_named("atoll.export:launch_files")(
+            self.run, self.layout
+        )
         return files
 
     def _launch_file(self, target: str) -> LaunchFile:
-        file: LaunchFile = named("atoll.export:export_run")(target, self.run, self.layout)
+        file: LaunchFile = import_named("atoll.export:export_run")(target, self.run, self.layout)
         return file
 
     @property
@@ -90,7 +92,7 @@ class Estimate(Launched, Pictured["EstimateAnswer"]):
         return accuracy(self.run, self.layout)
 
     @property
-    def expected_error(self) -> Expected:
+    def expected_error(self) -> ExpectedError:
         """The mean error of estimates of such runs."""
         return self.accuracy.expected
 
@@ -167,7 +169,7 @@ class Estimate(Launched, Pictured["EstimateAnswer"]):
         if run.length is None:
             return None
         kept = run.states.weight + run.states.optimizer
-        return whole_run(
+        return run_totals(
             run.length,
             self.step.time_s,
             (interval.low, interval.high),
@@ -282,14 +284,14 @@ class Estimate(Launched, Pictured["EstimateAnswer"]):
         return "\n".join([title, *rows, f"  {bar_text(parts_s)}"])
 
 
-@answer_of.register(Estimate)
+@build_answer.register(Estimate)
 def _answer(estimate: Estimate) -> EstimateAnswer:
     """Create the answer; its types are imported on demand."""
-    answer: EstimateAnswer = named("atoll.training.planner.answer:estimate_answer")(estimate)
+    answer: EstimateAnswer = import_named("atoll.training.planner.answer:estimate_answer")(estimate)
     return answer
 
 
-class Estimator(Priced):
+class Estimator(LayerPrices):
     """Estimates layouts of one run; costs of its model's variants are cached."""
 
     def estimate(self, layout: Layout) -> Estimate:
@@ -304,7 +306,7 @@ class Estimator(Priced):
                 f"cp is {layout.cp}, but only flash attention goes round a ring; use cp 1 or "
                 "attention flash"
             )
-        choices = choices_of(self.costs(layout), layout.recompute)
+        choices = recompute_choices(self.costs(layout), layout.recompute)
         if layout.recompute == "optimal":
             return self._estimate(layout, stage_choices(self, layout, choices))
         if layout.recompute == HOST:

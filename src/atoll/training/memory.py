@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from atoll.hardware.gpu import SCALED
-from atoll.step.bubbles import chunk_weights, held_bytes
+from atoll.step.bubbles import chunk_weights, peak_activation_bytes
 from atoll.step.layout import Layout
 from atoll.step.parts import MEMORY_PARTS
 from atoll.training.operators.layers import LayerCost, Share
 from atoll.training.run import Run
-from atoll.training.step import held_parameters
+from atoll.training.step import resident_parameters
 
 PARTS = tuple(part for part in MEMORY_PARTS if part != "guests")  # guests exist on wafers only
 RESERVED = 0.12  # share of allocated bytes that the allocator keeps if memory is not short
@@ -87,7 +87,9 @@ def stage_memory(
         for cost, n in chunk
     )
     waiting_bytes = sum(cost.waiting_bytes * n for cost, n in layers) / layout.copies
-    activations = float(held_bytes(*pipeline, kept_bytes=kept, waiting_bytes=waiting_bytes))
+    activations = float(
+        peak_activation_bytes(*pipeline, kept_bytes=kept, waiting_bytes=waiting_bytes)
+    )
     logits = logits_bytes(run, layout, layers, microbatches)
     transient = transient_bytes(run, layers, recompute)
     buffers = buffers_bytes(run, layers, layout.zero)
@@ -128,7 +130,7 @@ def stage_parameters(
     expert = sum(cost.expert_parameters * n for cost, n in layers)
     if not run.adapters:
         dense -= shared
-    resident = [(held_parameters(run, cost), n) for cost, n in layers]
+    resident = [(resident_parameters(run, cost), n) for cost, n in layers]
     resident_dense = sum(d * n for (d, _), n in resident) - shared
     return (float(dense), float(expert)), (resident_dense, sum(e * n for (_, e), n in resident))
 
@@ -179,8 +181,8 @@ def workspace_bytes(run: Run) -> float:
 
 def _gathered_bytes(run: Run, layers: Sequence[tuple[LayerCost, int]]) -> float:
     """Return the bytes of gathered weights of fully sharded layers, and of their gradients."""
-    widest = max((sum(held_parameters(run, c)) for c, _ in layers if c.is_block), default=0.0)
-    ends = max((sum(held_parameters(run, c)) for c, _ in layers if not c.is_block), default=0.0)
+    widest = max((sum(resident_parameters(run, c)) for c, _ in layers if c.is_block), default=0.0)
+    ends = max((sum(resident_parameters(run, c)) for c, _ in layers if not c.is_block), default=0.0)
     gathered = max(run.stack.gathered_layers * widest, ends)
     summed = max((_trained(c) for c, _ in layers if c.is_block), default=0)
     return gathered * run.states.weight + min(gathered, summed) * run.states.reduced

@@ -33,7 +33,7 @@ class ReplayedStep:
     pipeline: Replay
 
     @property
-    def rest_s(self) -> float:
+    def unreplayed_s(self) -> float:
         """Seconds of the microbatches that are not replayed."""
         step = self.step
         if step.replayed == step.microbatches:
@@ -46,7 +46,7 @@ class ReplayedStep:
     @property
     def time_s(self) -> float:
         after_s = sum(seconds for _, seconds in self.step.after)
-        return (self.pipeline.time_s + self.rest_s + after_s) * self.step.slack
+        return (self.pipeline.time_s + self.unreplayed_s + after_s) * self.step.slack
 
     @property
     def difference(self) -> float:

@@ -11,7 +11,7 @@ from atoll.hardware.catalog import load_network
 from atoll.hardware.device import Device, load_device
 from atoll.questions import LayoutQuestion, PlanQuestion, RunQuestion
 from atoll.questions.devices import FilesQuestion, LengthQuestion
-from atoll.registry import named
+from atoll.registry import import_named
 from atoll.step.layout import Layout
 from atoll.step.length import MTBF_S, RESTART_S, RunLength
 from atoll.step.states import load_states
@@ -39,10 +39,12 @@ AXES = {a.name: "order" if a.name == "schedule" else a.name for a in fields(Axes
 
 def make_run(model: str, device: str, devices: int, **settings: Unpack[RunFields]) -> Run:
     """Create a run from names: model, device and network of the catalogue or files."""
-    return run_of(RunQuestion.of(model=model, device=device, devices=devices, **settings))
+    return run_from_question(
+        RunQuestion.of(model=model, device=device, devices=devices, **settings)
+    )
 
 
-def run_of(question: RunQuestion, model: ModelConfig | None = None) -> Run:
+def run_from_question(question: RunQuestion, model: ModelConfig | None = None) -> Run:
     """Create the run of a question, for `model` if it has no name."""
     named_model = model or _model(question)
     config = stand_in(named_model) if isinstance(named_model, StoredModel) else named_model
@@ -70,7 +72,7 @@ def run_of(question: RunQuestion, model: ModelConfig | None = None) -> Run:
     gpu.peak_flops(precision)
     site = _site(question)
     attention = question.attention if "attention" in question.asked() else None
-    usual = fields_of_its_tool(question)
+    usual = tool_settings(question)
     stack = software(
         usual.get("stack") or question.stack or (site and site.stack) or gpu.stack,
         usual.get("overlap", question.overlap),
@@ -119,7 +121,7 @@ def _model(question: RunQuestion) -> ModelConfig | StoredModel:
     """Load the named model, or without a name the one of the launch file."""
     if question.from_ is None or question.model:
         return load_model(question.model)
-    launched = named("atoll.launch.ask:launched")(question.from_, question.asked())
+    launched = import_named("atoll.launch.ask:launched")(question.from_, question.asked())
     model: ModelConfig = launched.model
     return model
 
@@ -129,7 +131,7 @@ def compiles_itself(device: Device) -> bool:
     return device.stack in (CHIP.name, XLA.name)
 
 
-def fields_of_its_tool(question: RunQuestion) -> dict[str, str]:
+def tool_settings(question: RunQuestion) -> dict[str, str]:
     """Return the tool's settings for a question that exports a launch file, for fields that the
     question leaves open, so that the file matches the answer.
     """
@@ -139,7 +141,9 @@ def fields_of_its_tool(question: RunQuestion) -> dict[str, str]:
     )
     if target is None or compiles_itself(gpu):
         return {}
-    usual = named("atoll.export:EXPORTERS")[target].runs_as(question.precision or gpu.half_dtype)
+    usual = import_named("atoll.export:EXPORTERS")[target].runs_as(
+        question.precision or gpu.half_dtype
+    )
     answered = question.asked()
     if (site := _site(question)) is not None and site.stack:
         answered["stack"] = "the site's"
@@ -148,8 +152,8 @@ def fields_of_its_tool(question: RunQuestion) -> dict[str, str]:
 
 def _timed(gpu: Device, precision: str) -> TimingSource:
     """Return the installed timings, or raise an error that says why there are none."""
-    named("atoll.calibration.timed_tables:timings")(gpu.name, precision)
-    return TimingSource(named("atoll.calibration.timed_tables:package_version")())
+    import_named("atoll.calibration.timed_tables:timings")(gpu.name, precision)
+    return TimingSource(import_named("atoll.calibration.timed_tables:package_version")())
 
 
 def _length(question: LengthQuestion) -> RunLength | None:
@@ -191,10 +195,10 @@ def stand_in(stored: StoredModel) -> ModelConfig:
 
 def make_layout(run: Run, **settings: Unpack[LayoutFields]) -> Layout:
     """Create a layout; dp defaults to the devices that the other axes leave."""
-    return layout_of(run, LayoutQuestion.of(**settings))
+    return layout_from_question(run, LayoutQuestion.of(**settings))
 
 
-def layout_of(run: Run, question: LayoutQuestion) -> Layout:
+def layout_from_question(run: Run, question: LayoutQuestion) -> Layout:
     """Create the layout of a question."""
     tp, pp, cp = question.tp, question.pp, question.cp
     ranks = tp * pp * cp
@@ -242,7 +246,9 @@ def _check_orders(run: Run, orders: Iterable[str]) -> None:
             )
 
 
-def axes_of(question: PlanQuestion, usual: Mapping[str, tuple[Any, ...]], run: Run) -> Axes:
+def axes_from_question(
+    question: PlanQuestion, usual: Mapping[str, tuple[Any, ...]], run: Run
+) -> Axes:
     """Return the values that a plan tries: `usual` for axes that the question leaves open."""
     _check_orders(run, question.order or ())
     chosen = {axis: values for axis, field in AXES.items() if (values := getattr(question, field))}

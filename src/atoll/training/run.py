@@ -14,7 +14,7 @@ from atoll.training.stack import COMPOSED_GELU, Stack
 from atoll.units import FLOPS, FREQUENCY, counted, format_bytes, format_quantity
 from atoll.workload.adapters import Adapters
 from atoll.workload.families.model_config import ModelConfig
-from atoll.workload.stored import StoredModel, warnings_of
+from atoll.workload.stored import StoredModel, model_warnings
 
 if TYPE_CHECKING:
     from atoll.questions import RunQuestion
@@ -139,8 +139,8 @@ class Run:
     def notes(self) -> tuple[str, ...]:
         """Warnings about the estimate."""
         if self.stored is None:
-            return (*warnings_of(self.model), *self._mixer_notes())
-        return (*warnings_of(self.stored), *self._kernel_notes(self.stored))
+            return (*model_warnings(self.model), *self._mixer_notes())
+        return (*model_warnings(self.stored), *self._kernel_notes(self.stored))
 
     def _mixer_notes(self) -> tuple[str, ...]:
         """Return the kernels assumed for mixers other than attention, which software may lack;

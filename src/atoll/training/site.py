@@ -14,7 +14,7 @@ import yaml
 from pydantic import BeforeValidator, Field, model_validator
 
 from atoll.fabric.network import Network
-from atoll.files.wholefile import whole_files
+from atoll.files.wholefile import atomic_files
 from atoll.files.yamlfile import MOST, FileModel, load_yaml
 from atoll.training.stack import STACKS, Overlap, Stack
 
@@ -31,7 +31,7 @@ LEAST = 1e-9
 """Smallest factor, and smallest seconds."""
 
 
-class Known(FileModel):
+class ValueInterval(FileModel):
     """A value with its 90 % interval."""
 
     value: float
@@ -52,23 +52,23 @@ def _interval(value: Any) -> Any:
     return value
 
 
-class KnownFactor(Known):
+class FactorInterval(ValueInterval):
     value: float = Field(ge=LEAST, le=1 / LEAST)
     low: float = Field(ge=LEAST, le=1 / LEAST)
     high: float = Field(ge=LEAST, le=1 / LEAST)
 
 
-class KnownShare(Known):
+class ShareInterval(ValueInterval):
     value: float = Field(ge=0, le=1)
     low: float = Field(ge=0, le=1)
     high: float = Field(ge=0, le=1)
 
 
-Factor = Annotated[KnownFactor, BeforeValidator(_interval)]
-Share = Annotated[KnownShare, BeforeValidator(_interval)]
+Factor = Annotated[FactorInterval, BeforeValidator(_interval)]
+Share = Annotated[ShareInterval, BeforeValidator(_interval)]
 
 
-class Levels(FileModel):
+class LevelFactors(FileModel):
     """Factors on the catalogue's network, by level."""
 
     inside: Factor | None = None
@@ -76,7 +76,7 @@ class Levels(FileModel):
     between: Factor | None = None
     """All further levels."""
 
-    def of(self, level: int) -> float:
+    def factor(self, level: int) -> float:
         factor = self.between if level else self.inside
         return 1.0 if factor is None else factor.value
 
@@ -93,7 +93,7 @@ class Overlaps(FileModel):
     pipeline: Share | None = None
     experts: Share | None = None
 
-    def of(self, stack: Overlap) -> Overlap:
+    def on_stack(self, stack: Overlap) -> Overlap:
         """Return a stack's overlaps at this site. Shares of 0 stay 0, fitted ones below 1."""
         shares = {}
         for name in KINDS:
@@ -122,8 +122,8 @@ class Site(FileModel):
     host_kernel_s: Factor | None = None
     """Host seconds per kernel launch; replaces the stack's host times."""
     overlap: Overlaps = Overlaps()
-    bandwidth: Levels = Levels()
-    latency: Levels = Levels()
+    bandwidth: LevelFactors = LevelFactors()
+    latency: LevelFactors = LevelFactors()
     runs: int = Field(default=0, ge=0, le=MOST)
     """Measured runs in the fit."""
     error: float | None = Field(default=None, ge=0, le=1 / LEAST)
@@ -149,15 +149,15 @@ class Site(FileModel):
             changed = dict.fromkeys(HOST_TIMES, 0.0) | {"host_kernel_s": self.host_kernel_s.value}
         if self.slack is not None:
             changed["slack"] = stack.slack * self.slack.value
-        return replace(stack, **changed, overlap=self.overlap.of(stack.overlap))
+        return replace(stack, **changed, overlap=self.overlap.on_stack(stack.overlap))
 
     def on_network(self, network: Network) -> Network:
         """Return the network with this site's bandwidths and latencies."""
         levels = tuple(
             replace(
                 level,
-                bandwidth_Bps=level.bandwidth_Bps * self.bandwidth.of(i),
-                latency_s=level.latency_s * self.latency.of(i),
+                bandwidth_Bps=level.bandwidth_Bps * self.bandwidth.factor(i),
+                latency_s=level.latency_s * self.latency.factor(i),
             )
             for i, level in enumerate(network.levels)
         )
@@ -168,7 +168,7 @@ class Site(FileModel):
         values = _rounded(self.model_dump(exclude_none=True, exclude_defaults=True))
         text = "# Written by `atoll calibrate`; docs/training.md says what every value means.\n"
         text += yaml.safe_dump(values, sort_keys=False, default_flow_style=None, width=100)
-        with whole_files(lambda why: f"{path}: cannot be written ({why})", Path(path)) as (part,):
+        with atomic_files(lambda why: f"{path}: cannot be written ({why})", Path(path)) as (part,):
             part.write_text(text, encoding="utf-8")
 
 

@@ -63,7 +63,7 @@ class HostTime(NamedTuple):
     waiting_s: float = 0.0
 
     @property
-    def beside_s(self) -> float:
+    def overlapped_s(self) -> float:
         return self.forward_s + self.backward_s + self.weight_s
 
 
@@ -90,7 +90,7 @@ class StageTime:
     @property
     def host_s(self) -> float:
         """Host time that is not hidden by the device."""
-        return max(0.0, self.host.beside_s - self.device_s) + self.host.waiting_s
+        return max(0.0, self.host.overlapped_s - self.device_s) + self.host.waiting_s
 
     @property
     def total_s(self) -> float:
@@ -160,7 +160,7 @@ class StepTime:
         }
 
 
-class Shared(NamedTuple):
+class SharedCollective(NamedTuple):
     """A collective of weights (gathers) or gradients over `group` ranks at distance `stride`: bytes
     of the full tensor per dense and per expert parameter of a stage.
     """
@@ -232,7 +232,7 @@ class Stepper:
         fixed, kept = self._fixed_times(cost), cost.kept(recompute if cost.is_block else "none")
         rings, exchanges = kept.share * kept.attention, kept.share * kept.exchange
         shown = kept.share * (1 - self.run.stack.overlap.in_products(self.layout.sp))
-        hides_forward_s, hides_backward_s = self.beside_gathers_s(cost, recompute)
+        hides_forward_s, hides_backward_s = self.hides_gathers_s(cost, recompute)
         visible_f = self.exposed_s(fixed.gather_s, hides_forward_s)
         visible_b = self.exposed_s(fixed.gather_s + fixed.scatter_s, hides_backward_s)
         return (
@@ -253,7 +253,7 @@ class Stepper:
             ),
         )
 
-    def beside_gathers_s(self, cost: LayerCost, recompute: str) -> tuple[float, float]:
+    def hides_gathers_s(self, cost: LayerCost, recompute: str) -> tuple[float, float]:
         """Return the time in a layer's forward and backward pass behind which gathers of divided
         weights may hide: computation, and messages that outlast it. (With computation alone, slower
         attention would hide more of a ring's sends and of the gathers, and shorten the step.)
@@ -360,7 +360,7 @@ class Stepper:
         if self.layout.zero < 3:
             return 0.0, 0.0
         _, reduce_s = self._shared_s(cost.parameters, cost.expert_parameters)
-        gather_s, _ = self._shared_s(*held_parameters(self.run, cost))
+        gather_s, _ = self._shared_s(*resident_parameters(self.run, cost))
         efficiency = self.run.stack.gather_efficiency
         return gather_s / efficiency, reduce_s / efficiency
 
@@ -434,13 +434,13 @@ class Stepper:
                 reduce_s += wire_s
         return gather_s, reduce_s
 
-    def shared(self) -> tuple[Shared, ...]:
+    def shared(self) -> tuple[SharedCollective, ...]:
         """Return the collectives of weights and gradients over the ranks that share them: inside a
         replica (hsdp), over both stages with the same weights under DualPipe, and over replicas.
         Outside of a replica each rank sends its part.
         """
         layout, states = self.layout, self.run.states
-        collectives: list[Shared] = []
+        collectives: list[SharedCollective] = []
         # The same ranks share dense and expert parameters: one collective.
         both = layout.ep == 1 and layout.etp == layout.tp
         dense = (1, 1) if both else (1, 0), layout.ranks, layout.tp
@@ -471,11 +471,13 @@ class Stepper:
                 bytes_ = (states.weight if gathers else states.reduced) / parts
                 if group > 1:
                     bytes_per_parameter = counts[0] * bytes_, counts[1] * bytes_
-                    collectives.append(Shared(kind, gathers, *bytes_per_parameter, group, stride_))
+                    collectives.append(
+                        SharedCollective(kind, gathers, *bytes_per_parameter, group, stride_)
+                    )
         return tuple(collectives)
 
 
-def held_parameters(run: Run, cost: LayerCost) -> tuple[float, float]:
+def resident_parameters(run: Run, cost: LayerCost) -> tuple[float, float]:
     """Return the dense and expert parameters of a layer with frozen ones, which count as trained
     parameters of the same bytes: the weights to keep and gather.
     """

@@ -24,8 +24,8 @@ from atoll.errors import AtollError
 from atoll.files.csvfile import read_csv
 from atoll.hardware.accelerator import MIB
 from atoll.hardware.physical.area import area_parts_mm2, total
-from atoll.hardware.physical.chips import USUAL_YEAR, Chip, columns
-from atoll.hardware.physical.memories import dram_of
+from atoll.hardware.physical.chips import USUAL_YEAR, PhysicalChip, columns
+from atoll.hardware.physical.memories import parse_dram
 from atoll.hardware.physical.nodes import RETICLE_MM2
 from atoll.hardware.physical.power import power_parts_W
 from atoll.units import counted
@@ -79,7 +79,7 @@ class ChipRow:
     name: str
     family: str
     """Its vendor."""
-    chip: Chip
+    chip: PhysicalChip
     silicon_mm2: float | None
     tdp_W: float | None
     area_counts: bool
@@ -141,7 +141,7 @@ def _has_grade(words: str, *grades: str) -> bool:
     return not words or any(grade in grade_text for grade in grades)
 
 
-def _chip(cells: Mapping[str, str], node: float) -> tuple[Chip, float | None]:
+def _chip(cells: Mapping[str, str], node: float) -> tuple[PhysicalChip, float | None]:
     matrix, vector = cells.get("matrix_units", ""), cells.get("vector_units", "")
     clock = _clock_Hz(cells)
     per_clock = {
@@ -161,7 +161,7 @@ def _chip(cells: Mapping[str, str], node: float) -> tuple[Chip, float | None]:
         lanes = 0.0
     cache = (_number(cells, "l2_MiB") or 0.0) * MIB
     sram = (_number(cells, "onchip_sram_MiB") or 0.0) * MIB
-    dram = dram_of(cells.get("hbm_gen", ""))
+    dram = parse_dram(cells.get("hbm_gen", ""))
     dram_Bps = (_number(cells, "hbm_TBps") or 0.0) * _TERA if dram else 0.0
     units = 0.0 if dram is None else dram_Bps / dram.bandwidth_Bps
     stacked = dram is not None and dram.stacked
@@ -175,7 +175,7 @@ def _chip(cells: Mapping[str, str], node: float) -> tuple[Chip, float | None]:
     stack_count = (_factors(words) or [0.0])[0] if words != "0" else 0.0
     package = cells.get("packaging", "").lower()
     on_wafer = "sow" in package or "wafer" in package
-    chip = Chip(
+    chip = PhysicalChip(
         process_nm=node,
         clock_Hz=clock,
         bf16_cells=per_clock["bf16"],
@@ -289,7 +289,7 @@ def _clock_Hz(cells: Mapping[str, str]) -> float:
     return clock_GHz * _GIGA
 
 
-def _check_limits(chip: Chip) -> None:
+def _check_limits(chip: PhysicalChip) -> None:
     """Refuse a chip larger than its dies can be, or with a power that cannot be cooled."""
     column = columns([chip])
     areas, powers = area_parts_mm2(column), power_parts_W(column)

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from atoll.answers.validation import (
+    AreaPowerErrors,
+    ChipFigure,
     ChipLine,
     ChipsValidation,
-    ConstantTold,
     Errors,
-    Predicted,
-    TwoErrors,
+    PhysicalConstant,
 )
 from atoll.files.csvfile import write_csv
 from atoll.hardware.physical.area import area_mm2, area_parts_mm2
@@ -110,7 +110,7 @@ def validate_chips(path: str | Path, out: str | Path | None = None) -> ChipsVali
             for family in families
         },
         constants={
-            constant.name: ConstantTold(
+            constant.name: PhysicalConstant(
                 value=constant.value, low=constant.low, high=constant.high, source=constant.source,
                 fitted=getattr(fitted, constant.name) if constant.name in _FITTED else None,
             )
@@ -127,9 +127,9 @@ def _line(row: ChipRow, left_out: Physics, fitted: Physics) -> ChipLine:
     chip = columns([row.chip])
     constructed_flops, peak_flops = row.constructed_flops, row.peak_flops
 
-    def predicted(model: Model, published: float | None, counts: bool) -> Predicted:
+    def predicted(model: Model, published: float | None, counts: bool) -> ChipFigure:
         values = (float(model(chip, physics)[0]) for physics in (left_out, fitted, PUBLISHED))
-        return Predicted(published, counts, *values)
+        return ChipFigure(published, counts, *values)
 
     return ChipLine(
         chip=row.name,
@@ -145,8 +145,10 @@ def _line(row: ChipRow, left_out: Physics, fitted: Physics) -> ChipLine:
     )
 
 
-def _area_and_power(lines: Sequence[ChipLine], physics: str) -> TwoErrors:
-    return TwoErrors(area=_errors(lines, "area", physics), power=_errors(lines, "power", physics))
+def _area_and_power(lines: Sequence[ChipLine], physics: str) -> AreaPowerErrors:
+    return AreaPowerErrors(
+        area=_errors(lines, "area", physics), power=_errors(lines, "power", physics)
+    )
 
 
 def _errors(lines: Sequence[ChipLine], quantity: str, physics: str) -> Errors:
@@ -182,7 +184,7 @@ def _write(lines: Sequence[ChipLine], path: str | Path) -> None:
     )  # fmt: skip
 
 
-def _figures(prediction: Predicted) -> tuple[object, ...]:
+def _figures(prediction: ChipFigure) -> tuple[object, ...]:
     error = prediction.error(prediction.left_out)
     return (
         "" if prediction.published is None else prediction.published,

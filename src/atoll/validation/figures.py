@@ -31,7 +31,7 @@ from atoll.hardware.physical.device_power import (
     device_W,
     node_W,
 )
-from atoll.hardware.physical.nodes import LARGEST_NM, RETICLE_MM2, SMALLEST_NM, Nodes, nodes
+from atoll.hardware.physical.nodes import LARGEST_NM, RETICLE_MM2, SMALLEST_NM, ProcessNodes, nodes
 from atoll.validation.errors import error_summary
 from atoll.validation.nodes import FIXED_BATCH, LIQUID
 
@@ -188,7 +188,7 @@ def _rated_W(gpu: Gpu) -> float:
 
 # --- Process nodes --------------------------------------------------------------------------------
 
-_NODE_QUANTITIES: dict[tuple[str, str], Callable[[Nodes], object]] = {
+_NODE_QUANTITIES: dict[tuple[str, str], Callable[[ProcessNodes], object]] = {
     ("logic_density", "MTr/mm2"): lambda node: node.logic_MTr_per_mm2,
     ("sram", "um2"): lambda node: node.bit_cell_um2,
     ("sram", "Mb/mm2"): lambda node: node.macro_bytes_per_mm2 * 8 / 1e6,

@@ -9,7 +9,7 @@ from dataclasses import replace
 from atoll.errors import AtollError
 from atoll.fabric.network import Network
 from atoll.hardware.gpu import PRECISIONS, Gpu, written_gpu
-from atoll.step.layout import HOST, SOME, Layout
+from atoll.step.layout import FULL_BLOCKS, HOST, Layout
 from atoll.step.orders import ORDERS
 from atoll.training.memory import Memory
 from atoll.training.run import Run
@@ -23,7 +23,7 @@ from atoll.workload.families.config_fields import MOST_LAYERS
 Reader = Callable[[RunRow], tuple[Run, Layout]]
 
 
-def run_of(row: RunRow) -> tuple[Run, Layout]:
+def run_from_row(row: RunRow) -> tuple[Run, Layout]:
     """Return a row's run and layout; refuse what cannot be expressed."""
     gpu = row_gpu(row)
     zero = row_zero(row)
@@ -73,7 +73,7 @@ def run_of(row: RunRow) -> tuple[Run, Layout]:
     return run, layout
 
 
-def run_at_site(row: RunRow, site: Site, reader: Reader = run_of) -> tuple[Run, Layout]:
+def run_at_site(row: RunRow, site: Site, reader: Reader = run_from_row) -> tuple[Run, Layout]:
     """Return a row's run at a site, with the site's software if the row states none."""
     software = {"framework": site.stack}
     if site.attention != "unfused" or not row.text("flash_attention"):
@@ -167,7 +167,7 @@ def _recompute(row: RunRow, settings: RowSettings, zero: int) -> str:
         return settings.selective if meaning in ("", "selective") else meaning
     blocks = PARTIAL_BLOCKS.search(row.text("recompute_modules"))
     if policy == "full" and blocks:
-        return f"{SOME}{blocks[1]}"
+        return f"{FULL_BLOCKS}{blocks[1]}"
     if policy not in ("none", "full", "alternate"):
         raise AtollError(f"recompute {policy!r} is not modelled")
     return policy

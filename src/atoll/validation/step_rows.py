@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import AtollError
-from atoll.files.csvfile import Line, read_csv
+from atoll.files.csvfile import CsvLine, read_csv
 from atoll.hardware.catalog import load_network
 from atoll.hardware.gpu import load_gpu
 from atoll.step.layout import Layout
@@ -90,7 +90,7 @@ def read_steps(path: str | Path | Traversable, device: str) -> tuple[RunRow, ...
     return tuple(_run_row(line, str(path), device) for line in lines)
 
 
-def _run_row(line: Line, path: str, device: str) -> RunRow:
+def _run_row(line: CsvLine, path: str, device: str) -> RunRow:
     """Return a step as a run row, with the columns of both schemas."""
     cells = line.cells
     name = cells.get("model") or cells.get("family", "")

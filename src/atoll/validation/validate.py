@@ -24,7 +24,7 @@ from atoll.validation.rows import (
     peak_meaning,
     predicted_peak_bytes,
     run_at_site,
-    run_of,
+    run_from_row,
     unread_words,
 )
 from atoll.validation.run_table import RunRow, read_runs
@@ -35,7 +35,7 @@ Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Priced:
+class PredictedRun:
     """Prediction of a measured run, on any kind of machine."""
 
     time_s: float
@@ -59,7 +59,7 @@ class Prediction:
     """A row with its prediction, or the reason why there is none."""
 
     row: RunRow
-    priced: Priced | None
+    predicted: PredictedRun | None
     reason: str = ""
     estimate: Estimate | None = None
     """The estimate, if the training model predicted it."""
@@ -67,21 +67,21 @@ class Prediction:
     @property
     def time_error(self) -> float | None:
         """Predicted / measured step time - 1."""
-        if self.priced is None or self.row.time_s is None:
+        if self.predicted is None or self.row.time_s is None:
             return None
-        return self.priced.time_s / self.row.time_s - 1
+        return self.predicted.time_s / self.row.time_s - 1
 
     @property
     def memory_error(self) -> float | None:
-        if self.priced is None or self.row.peak_bytes is None:
+        if self.predicted is None or self.row.peak_bytes is None:
             return None
-        return self.priced.peak_bytes / self.row.peak_bytes - 1
+        return self.predicted.peak_bytes / self.row.peak_bytes - 1
 
 
-def priced_run(row: RunRow, estimate: Estimate) -> Priced:
+def predicted_run(row: RunRow, estimate: Estimate) -> PredictedRun:
     """Return the prediction of a run from its estimate."""
     run, layout = estimate.run, estimate.layout
-    return Priced(
+    return PredictedRun(
         time_s=estimate.step.time_s,
         peak_bytes=predicted_peak_bytes(peak_meaning(row), estimate.memory),
         stage_bytes=tuple(memory.allocated for memory in estimate.memory),
@@ -96,7 +96,7 @@ def priced_run(row: RunRow, estimate: Estimate) -> Priced:
 
 
 def predict(
-    rows: Iterable[RunRow], reader: Reader = run_of, site: Site | None = None
+    rows: Iterable[RunRow], reader: Reader = run_from_row, site: Site | None = None
 ) -> tuple[Prediction, ...]:
     """Predict every row, at a site if given; an unreadable row gets the reason."""
     predictions = []
@@ -105,7 +105,7 @@ def predict(
             row.check()
             run, layout = run_at_site(row, site, reader) if site else reader(row)
             estimate = Estimator(run).estimate(layout)
-            predictions.append(Prediction(row, priced_run(row, estimate), estimate=estimate))
+            predictions.append(Prediction(row, predicted_run(row, estimate), estimate=estimate))
         except AtollError as error:
             predictions.append(Prediction(row, None, str(error)))
     return tuple(predictions)
@@ -145,8 +145,8 @@ def report(
 
 
 def summary(predictions: Sequence[Prediction], *, expect: str | None = None) -> RunsValidation:
-    predicted = [p for p in predictions if p.priced is not None]
-    skipped = Counter(p.reason for p in predictions if p.priced is None)
+    predicted = [p for p in predictions if p.predicted is not None]
+    skipped = Counter(p.reason for p in predictions if p.predicted is None)
     step_time, peaks = _time_errors(predicted), _memory_errors(predicted)
     fitting = sum(map(_fits, predicted))
     expects_oom = expect == "oom"
@@ -181,16 +181,20 @@ GROUPS: dict[str, Callable[[Prediction], str]] = {
     "device": lambda p: p.row.device,
     "method": lambda p: p.row.text("method", "pretrain"),
     "precision": lambda p: p.row.text("precision", "bf16"),
-    "kind": lambda p: p.priced.kind if p.priced else "",
+    "kind": lambda p: p.predicted.kind if p.predicted else "",
 }
 
 
 def _time_errors(members: Sequence[Prediction]) -> Errors:
-    return errors((p.time_error, p.priced.time_interval if p.priced else None) for p in members)
+    return errors(
+        (p.time_error, p.predicted.time_interval if p.predicted else None) for p in members
+    )
 
 
 def _memory_errors(members: Sequence[Prediction]) -> Errors:
-    return errors((p.memory_error, p.priced.memory_interval if p.priced else None) for p in members)
+    return errors(
+        (p.memory_error, p.predicted.memory_interval if p.predicted else None) for p in members
+    )
 
 
 def errors(values: Iterable[tuple[float | None, Interval | None]]) -> Errors:
@@ -218,9 +222,11 @@ class RankedLayout(NamedTuple):
 
 
 def _ranked(p: Prediction) -> RankedLayout | None:
-    if p.priced is None or not p.priced.variant or p.row.time_s is None:
+    if p.predicted is None or not p.predicted.variant or p.row.time_s is None:
         return None
-    return RankedLayout(layout_group(p.row), p.priced.variant, p.row.time_s, (p.priced.time_s,))
+    return RankedLayout(
+        layout_group(p.row), p.predicted.variant, p.row.time_s, (p.predicted.time_s,)
+    )
 
 
 def regret(layouts: Iterable[RankedLayout]) -> Regret:
@@ -294,7 +300,7 @@ def _features(predictions: Sequence[Prediction]) -> dict[str, GroupErrors]:
     """Return the errors of runs that use a feature, by feature."""
     errors_by_feature = {}
     for name in FEATURES:
-        users = [p for p in predictions if p.priced and name in p.priced.features]
+        users = [p for p in predictions if p.predicted and name in p.predicted.features]
         if users:
             errors_by_feature[name] = _errors(users)
     return errors_by_feature
@@ -306,19 +312,19 @@ def _largest(predictions: Sequence[Prediction]) -> list[Prediction]:
 
 
 def _worst(p: Prediction) -> WorstRun:
-    assert p.priced is not None
+    assert p.predicted is not None
     return WorstRun(
         id=p.row.id,
         device=p.row.device,
-        layout=p.priced.layout,
+        layout=p.predicted.layout,
         measured_s=p.row.time_s,
-        predicted_s=p.priced.time_s,
+        predicted_s=p.predicted.time_s,
         error=p.time_error,
     )
 
 
 def _fits(p: Prediction) -> bool:
-    return p.priced is not None and p.priced.fits
+    return p.predicted is not None and p.predicted.fits
 
 
 FIELDS = (
@@ -334,7 +340,7 @@ def write_predictions(predictions: Sequence[Prediction], path: str | Path) -> No
 
 
 def _line(p: Prediction) -> list[Any]:
-    predicted = p.priced
+    predicted = p.predicted
     if predicted is None:
         measured_s, peak = _readable(p.row, "time_s"), _readable(p.row, "peak_bytes")
         devices = p.row.text("devices")

@@ -12,7 +12,7 @@ from atoll.step.layout import Layout
 from atoll.training.estimate import Estimate, estimate
 from atoll.training.run import Run
 from atoll.validation.row_model import ACTIVATIONS, NORMS, POSITIONS
-from atoll.validation.rows import run_of
+from atoll.validation.rows import run_from_row
 from atoll.validation.run_table import REQUIRED, RunRow
 from atoll.workload.adapters import TARGETS
 from atoll.workload.families.model_config import ModelConfig
@@ -53,7 +53,7 @@ def append_run(path: Path, name: str, priced: Estimate, measured: dict[str, Any]
 def _check(row: Mapping[str, str], priced: Estimate) -> None:
     """Refuse a run that a row cannot describe: its estimate must be the same when read back."""
     try:
-        reread = estimate(*run_of(RunRow(1, row["id"], "", row["device"], "", row)))
+        reread = estimate(*run_from_row(RunRow(1, row["id"], "", row["device"], "", row)))
     except AtollError as error:
         raise AtollError(f"the run cannot be written as a row ({error})") from None
     figures = (reread.step.time_s, priced.step.time_s), (reread.worst.needed, priced.worst.needed)

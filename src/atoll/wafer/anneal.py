@@ -18,9 +18,9 @@ from atoll.fabric.mesh import ALGORITHMS, Link
 from atoll.hardware.wafer import Wafer
 from atoll.wafer.encoding.codes import legal_codes
 from atoll.wafer.encoding.genes import (
-    AGAIN,
     FATES,
     OFFLOAD,
+    RECOMPUTE,
     SCHEDULES,
     SEARCHED_HOMES,
     BlockMapping,
@@ -86,7 +86,7 @@ def with_helper(stage: StageMapping, helper: int | None, number: int, stages: in
     """Return the stage with this helper, or without one if it is not a different stage."""
     if helper is not None and helper != number and 0 <= helper < stages:
         return replace(stage, helper=helper)
-    keep = tuple(AGAIN if fate == OFFLOAD else fate for fate in stage.block.keep)
+    keep = tuple(RECOMPUTE if fate == OFFLOAD else fate for fate in stage.block.keep)
     return replace(stage, helper=None, block=replace(stage.block, keep=keep))
 
 

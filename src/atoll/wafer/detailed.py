@@ -16,22 +16,22 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from atoll.answers.wafer import Detailed
+from atoll.answers.wafer import DetailedStep
 from atoll.arrays import IntArray
 from atoll.fabric.digits import Digits
-from atoll.fabric.events import Message, simulate
-from atoll.fabric.mesh import Link, Mesh, both_ways
+from atoll.fabric.events import LinkMessage, simulate
+from atoll.fabric.mesh import Link, Mesh, both_directions
 from atoll.fabric.mesh_collectives import simulate_exchange, simulate_pass
 from atoll.fabric.routes import flows, route
 from atoll.hardware.wafer import Wafer
 from atoll.placement.replay import replay_placement
 from atoll.wafer.costs import block_kernels as kernels
-from atoll.wafer.costs.layer import Crossing, Moved, tables_of, walk
-from atoll.wafer.costs.transition import passes_between, stored_layout
-from atoll.wafer.encoding.genes import AGAIN, OFFLOAD
+from atoll.wafer.costs.layer import EdgeTransfer, TransitionCost, edge_transfers, mapping_tables
+from atoll.wafer.costs.transition import collectives_between, stored_layout
+from atoll.wafer.encoding.genes import OFFLOAD, RECOMPUTE
 from atoll.wafer.evaluate import MappingCost, setting_of
 
-_NOTHING = Moved(0.0, 0.0, 0.0, 0.0)
+_NOTHING = TransitionCost(0.0, 0.0, 0.0, 0.0)
 _PIECES = int(kernels.CHUNKS)
 _PACKETS = 16  # in which an offloaded tensor travels
 
@@ -55,45 +55,49 @@ def _layer_s(wafer: Wafer, evaluation: MappingCost, number: int, offload_Bps: fl
     """Return the time of a stage's layer, forward and backward, with links simulated."""
     stage = evaluation.mapping.stages[number]
     setting, stage_s = setting_of(wafer, evaluation.mapping), evaluation.stages[number].parts_s
-    tables = tables_of(evaluation.mapping.blocks(), stage.digits, setting, stage.block)
+    tables = mapping_tables(evaluation.mapping.blocks(), stage.digits, setting, stage.block)
 
     @cache
     def transition(
         total: float, source: tuple[int, ...], target: tuple[int, ...], scatter: str, gather: str
-    ) -> Moved:
+    ) -> TransitionCost:
         return _transition(stage.digits, wafer.mesh, total, source, target, scatter, gather)
 
     def move(
         total: float, source: IntArray, via: IntArray, target: IntArray, scatter: str, gather: str
-    ) -> Moved:
+    ) -> TransitionCost:
         return transition(
             total, stored_layout(source, via), tuple(target.tolist()), scatter, gather
         )
 
     layer_s = tables.stream_s(stage.block.stream) + stage_s["sharded_weights"]
-    for chain in walk(tables, stage.block, move):
+    for chain in edge_transfers(tables, stage.block, move):
         start = chain[0].reader, chain[0].writer
-        previous = Crossing(*start, _NOTHING, _NOTHING, _NOTHING, None, 0.0)
+        previous = EdgeTransfer(*start, _NOTHING, _NOTHING, _NOTHING, None, 0.0)
         for crossing in chain:
-            forward, backward = crossing.there, crossing.back
+            forward, backward = crossing.forward, crossing.backward
             layer_s += forward.exchange_s + backward.exchange_s + crossing.fetch.exchange_s
             layer_s += _operator_s(previous, forward.scatter_s, backward.gather_s, offload_Bps)
-            if crossing.fate == AGAIN:
+            if crossing.fate == RECOMPUTE:
                 scatter_s, streams = forward.scatter_s, crossing.writer.streams
-                layer_s += forward.exchange_s + _pass_s(0.0, crossing.again_s, scatter_s, streams)
+                layer_s += forward.exchange_s + _pass_s(
+                    0.0, crossing.recompute_s, scatter_s, streams
+                )
             previous = crossing
         layer_s += _operator_s(previous, 0.0, 0.0, offload_Bps)
     return layer_s
 
 
-def _operator_s(crossing: Crossing, scatter_s: float, gather_s: float, offload_Bps: float) -> float:
+def _operator_s(
+    crossing: EdgeTransfer, scatter_s: float, gather_s: float, offload_Bps: float
+) -> float:
     """Return the time of all passes of the crossing's reader, with overlapped transfers."""
     reader = crossing.reader
     forward, data, weight = reader.passes_s
-    offload_s = crossing.there.held_bytes / offload_Bps if crossing.fate == OFFLOAD else 0.0
+    offload_s = crossing.forward.stored_bytes / offload_Bps if crossing.fate == OFFLOAD else 0.0
     return (
-        _pass_s(crossing.there.gather_s + offload_s, forward, scatter_s, reader.streams)
-        + _pass_s(gather_s, data, crossing.back.scatter_s + offload_s, reader.streams)
+        _pass_s(crossing.forward.gather_s + offload_s, forward, scatter_s, reader.streams)
+        + _pass_s(gather_s, data, crossing.backward.scatter_s + offload_s, reader.streams)
         + _pass_s(crossing.fetch.gather_s, weight, 0.0, reader.streams)
     )
 
@@ -107,14 +111,14 @@ def _pass_s(gather_s: float, compute_s: float, scatter_s: float, streams: bool) 
 def _transition(
     digits: Digits, mesh: Mesh, total_bytes: float, source: Sequence[int], target: Sequence[int],
     scatter: str, gather: str,
-) -> Moved:  # fmt: skip
+) -> TransitionCost:  # fmt: skip
     """Return the simulated seconds of scatter, exchange and gather."""
-    passes = passes_between(digits, total_bytes, source, target)
-    return Moved(
+    passes = collectives_between(digits, total_bytes, source, target)
+    return TransitionCost(
         sum(simulate_pass(digits, *collective, mesh, scatter) for collective in passes.scatter),
         sum(simulate_exchange(digits, *collective, mesh) for collective in passes.exchange),
         sum(simulate_pass(digits, *collective, mesh, gather) for collective in passes.gather),
-        passes.held_bytes,
+        passes.stored_bytes,
     )
 
 
@@ -124,8 +128,8 @@ def offload_rates_Bps(
     """Return the rate at which a die of each stage sends to its helper, with the tensors of a layer
     of all senders on the links at once, out and back, in packets.
     """
-    broken = both_ways(dead_links)
-    messages: list[Message] = []
+    broken = both_directions(dead_links)
+    messages: list[LinkMessage] = []
     senders: list[int] = []
     stages = evaluation.mapping.stages
     for number, (stage, cost) in enumerate(zip(stages, evaluation.stages, strict=True)):
@@ -136,7 +140,7 @@ def offload_rates_Bps(
         for source, target, share in flows(stage.rectangle, helper_rectangle):
             for endpoints in ((source, target), (target, source)):
                 path = route(*endpoints, wafer.mesh, broken)
-                messages += [Message(path, share * stage_bytes / _PACKETS)] * _PACKETS
+                messages += [LinkMessage(path, share * stage_bytes / _PACKETS)] * _PACKETS
                 senders += [number] * _PACKETS
     arrivals_s = simulate(messages, wafer.mesh).arrival_s
     rates_Bps = [float("inf")] * len(stages)
@@ -148,7 +152,7 @@ def offload_rates_Bps(
 
 def replay_mapping(
     wafer: Wafer, evaluation: MappingCost, dead_links: Sequence[Link] = ()
-) -> Detailed:
+) -> DetailedStep:
     """Replay the step with links as queues; compare it with the fast model's."""
     from atoll.wafer.answer.result import placement_of
 
@@ -174,7 +178,7 @@ def replay_mapping(
             )
         )
     replayed = replay_placement(replace(placement, stages=tuple(stages)))
-    return Detailed(
+    return DetailedStep(
         step_time_s=replayed.step_time_s,
         difference=replayed.step_time_s / evaluation.step_s - 1.0,
         fast_step_time_s=evaluation.step_s,

@@ -29,18 +29,18 @@ from atoll.fabric.mesh import Link, Rectangle
 from atoll.fabric.mesh_collectives import wires
 from atoll.fabric.routes import Boundary, Journey, boundaries, journeys
 from atoll.hardware.wafer import Wafer
-from atoll.step.bubbles import held, held_bytes, step_s
+from atoll.step.bubbles import microbatches_in_flight, peak_activation_bytes, step_s
 from atoll.step.replay import PassTime
 from atoll.step.states import States, load_states
 from atoll.wafer.costs import block_kernels as kernels
 from atoll.wafer.costs.homes import home_bytes, home_cost
 from atoll.wafer.costs.layer import block_cost
-from atoll.wafer.costs.pricing import pricer
-from atoll.wafer.costs.tables import Setting, Tables
+from atoll.wafer.costs.pricing import die_pricer
+from atoll.wafer.costs.tables import BlockTables, CostSetting
 from atoll.wafer.encoding import role_kernels as roles
-from atoll.wafer.encoding.block_parts import Block
+from atoll.wafer.encoding.block_parts import WaferBlock
 from atoll.wafer.encoding.codes import legal, parts_of
-from atoll.wafer.encoding.genes import Away, BlockCost
+from atoll.wafer.encoding.genes import BlockCost, HelperPath
 from atoll.wafer.encoding.mapping import StageMapping, WaferMapping
 
 
@@ -136,8 +136,8 @@ def evaluate(wafer: Wafer, mapping: WaferMapping, dead_links: Sequence[Link] = (
     )
 
 
-def setting_of(wafer: Wafer, mapping: WaferMapping) -> Setting:
-    return Setting(
+def setting_of(wafer: Wafer, mapping: WaferMapping) -> CostSetting:
+    return CostSetting(
         wafer, mapping.microbatches, mapping.streaming, mapping.algorithm,
         1.0 / len(mapping.stages), load_states(mapping.optimizer),
     )  # fmt: skip
@@ -146,16 +146,16 @@ def setting_of(wafer: Wafer, mapping: WaferMapping) -> Setting:
 def helper_paths(
     wafer: Wafer, rectangles: Sequence[Rectangle], helpers: Sequence[int | None],
     dead_links: Sequence[Link] = (),
-) -> tuple[Away | None, ...]:  # fmt: skip
+) -> tuple[HelperPath | None, ...]:  # fmt: skip
     """Return each stage's bandwidth and latency to its helper, all sending at once."""
     routes = journeys(wafer.mesh, rectangles, helpers, dead_links)
     return tuple(_helper_path(wafer, journey) for journey in routes)
 
 
-def _helper_path(wafer: Wafer, journey: Journey | None) -> Away | None:
+def _helper_path(wafer: Wafer, journey: Journey | None) -> HelperPath | None:
     if journey is None:
         return None
-    return Away(wafer.link_Bps / journey.sharing, journey.hops * wafer.link_latency_s)
+    return HelperPath(wafer.link_Bps / journey.sharing, journey.hops * wafer.link_latency_s)
 
 
 def _with_guests(mapping: WaferMapping, stages: tuple[StageCost, ...]) -> tuple[StageCost, ...]:
@@ -174,12 +174,14 @@ def _with_guests(mapping: WaferMapping, stages: tuple[StageCost, ...]) -> tuple[
 
 def in_flight(mapping: WaferMapping, stage: int) -> int:
     """Return the most microbatches whose activations a stage holds."""
-    return int(held(mapping.schedule, len(mapping.stages), stage, mapping.microbatches))
+    return int(
+        microbatches_in_flight(mapping.schedule, len(mapping.stages), stage, mapping.microbatches)
+    )
 
 
 def _stage(
-    stage: StageMapping, number: int, mapping: WaferMapping, block: Block, setting: Setting,
-    crossings: Boundary, away: Away | None,
+    stage: StageMapping, number: int, mapping: WaferMapping, block: WaferBlock,
+    setting: CostSetting, crossings: Boundary, away: HelperPath | None,
 ) -> StageCost:  # fmt: skip
     count = len(mapping.stages)
     layer = block_cost(block, stage.digits, setting, stage.block, away)
@@ -200,7 +202,7 @@ def _stage(
         "weights": weights,
         "gradients": gradients,
         "optimizer": optimizer,
-        "activations": stage.layers * held_bytes(
+        "activations": stage.layers * peak_activation_bytes(
             mapping.schedule, count, number, mapping.microbatches,
             kept_bytes=cost.kept_bytes, waiting_bytes=layer.delayed_bytes,
         ),
@@ -217,12 +219,12 @@ def _stage(
     )  # fmt: skip
 
 
-def streamed_bytes(block: Block, states: States, dies: int) -> float:
+def streamed_bytes(block: WaferBlock, states: States, dies: int) -> float:
     """Return bytes per die of the double buffer of one layer's external weights and gradients."""
     return 2.0 * (states.weight + states.reduced) * block.parameters / block.layers / dies
 
 
-def delayed_bytes(block: Block, dies: int) -> float:
+def delayed_bytes(block: WaferBlock, dies: int) -> float:
     """Lower bound on a layer's bytes per die for delayed weight passes: cut over all dies."""
     edges = (edge for chain in block.chains for edge in chain.edges)
     return sum(sum(edge.totals) for edge in edges) / dies
@@ -230,8 +232,8 @@ def delayed_bytes(block: Block, dies: int) -> float:
 
 @lru_cache(maxsize=4096)
 def ends_cost(
-    block: Block, digits: Digits, setting: Setting, stream: str, head_code: str, first: bool,
-    last: bool, external: bool = False,
+    block: WaferBlock, digits: Digits, setting: CostSetting, stream: str, head_code: str,
+    first: bool, last: bool, external: bool = False,
 ) -> EndsCost:  # fmt: skip
     """Cost of the embedding on the first stage, head and loss on the last; the vocabulary is cut
     between dies. With `external`, the weights of the ends are outside the wafer too.
@@ -239,11 +241,11 @@ def ends_cost(
     time = weight = logits = 0.0
     states = np.zeros(3)
     mesh = wires(digits, setting.wafer.mesh), 0, 0
-    tag_roles = {"b": roles.BATCH, "s": roles.SEQUENCE, "c": roles.COLUMNS, "r": roles.WHOLE}
+    tag_roles = {"b": roles.BATCH, "s": roles.SEQUENCE, "c": roles.COLUMNS, "r": roles.REPLICATED}
     layout = np.array([tag_roles[tag] for tag in stream], np.int64)
     if first:
         sums = np.full(digits.count, roles.PARTIAL, np.int64)
-        moved = kernels.transition_one(block.stream_bytes, sums, sums, layout, *mesh)
+        moved = kernels.single_transition(block.stream_bytes, sums, sums, layout, *mesh)
         time += 2.0 * sum(moved[:3])
         if not external:
             share = block.embedding_parameters / digits.size
@@ -251,8 +253,8 @@ def ends_cost(
     if last and block.head is not None:
         tables = head_tables(block, digits, setting, head_code)
         nodes = tables.unit_nodes(block.head)
-        target = np.where(nodes.reads[0, 0] == roles.COLUMNS, roles.WHOLE, nodes.reads[0, 0])
-        moved = kernels.transition_one(block.stream_bytes, layout, layout, target, *mesh)
+        target = np.where(nodes.reads[0, 0] == roles.COLUMNS, roles.REPLICATED, nodes.reads[0, 0])
+        moved = kernels.single_transition(block.stream_bytes, layout, layout, target, *mesh)
         parts = parts_of(head_code, digits)
         logits = block.head_bytes / prod(parts.values())
         bandwidth = setting.wafer.chip.hbm.bandwidth_Bps
@@ -267,13 +269,13 @@ def ends_cost(
 
 
 @lru_cache(maxsize=512)
-def head_tables(block: Block, digits: Digits, setting: Setting, code: str) -> Tables:
+def head_tables(block: WaferBlock, digits: Digits, setting: CostSetting, code: str) -> BlockTables:
     assert block.head is not None
     codes = {block.head.name: (code,), "stream": ("r" * digits.count,)}
-    return Tables(block, digits, setting, pricer(setting.wafer.chip), codes, units=False)
+    return BlockTables(block, digits, setting, die_pricer(setting.wafer.chip), codes, units=False)
 
 
-def head_codes(block: Block, digits: Digits, stream: str) -> tuple[str, ...]:
+def head_codes(block: WaferBlock, digits: Digits, stream: str) -> tuple[str, ...]:
     """Return the head's legal codes, from vocabulary on all digits to most samples and rows."""
     assert block.head is not None
     tags = [("n", tag) if tag in "bs" else ("n",) for tag in stream]
@@ -283,7 +285,7 @@ def head_codes(block: Block, digits: Digits, stream: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=512)
 def ends_by_time(
-    block: Block, digits: Digits, setting: Setting, stream: str, ends: tuple[bool, bool],
+    block: WaferBlock, digits: Digits, setting: CostSetting, stream: str, ends: tuple[bool, bool],
     external: bool, modes: tuple[bool, ...],
 ) -> tuple[EndsChoice, ...]:  # fmt: skip
     """Return the choices for embedding or head, fastest first; `modes`: streaming values to try."""

@@ -16,24 +16,24 @@ from typing import Any
 import numpy as np
 
 from atoll.arrays import FloatArray, IntArray
-from atoll.fabric.events import Message
+from atoll.fabric.events import LinkMessage
 from atoll.fabric.mesh import Link
 from atoll.fabric.mesh_collectives import exchange_messages, pass_messages
 from atoll.fabric.routes import boundaries, journeys
 from atoll.hardware.wafer import Wafer
-from atoll.wafer.costs.layer import Moved, tables_of, visits, walk
-from atoll.wafer.costs.tables import Nodes, Setting
-from atoll.wafer.costs.transition import Collective, passes_between, stored_layout
+from atoll.wafer.costs.layer import TransitionCost, edge_transfers, mapped_operators, mapping_tables
+from atoll.wafer.costs.tables import CostSetting, NodeTable
+from atoll.wafer.costs.transition import DigitCollective, collectives_between, stored_layout
 from atoll.wafer.encoding import role_kernels as roles
-from atoll.wafer.encoding.block_parts import KINDS, Block
+from atoll.wafer.encoding.block_parts import KINDS, WaferBlock
 from atoll.wafer.encoding.codes import parts_of
-from atoll.wafer.encoding.genes import AGAIN
+from atoll.wafer.encoding.genes import RECOMPUTE
 from atoll.wafer.encoding.mapping import StageMapping
 from atoll.wafer.evaluate import MappingCost, head_tables, setting_of
 
 STATISTICS_BYTES = 8.0
 """Per row that a norm sums if its columns are cut between dies."""
-_STREAM = {"b": roles.BATCH, "s": roles.SEQUENCE, "c": roles.COLUMNS, "r": roles.WHOLE}
+_STREAM = {"b": roles.BATCH, "s": roles.SEQUENCE, "c": roles.COLUMNS, "r": roles.REPLICATED}
 
 
 def link_loads(
@@ -68,7 +68,7 @@ def link_loads(
 class _StageLoads:
     """Bytes over the links of a stage's rectangle, as arrays in the order of `links`."""
 
-    def __init__(self, block: Block, stage: StageMapping, setting: Setting) -> None:
+    def __init__(self, block: WaferBlock, stage: StageMapping, setting: CostSetting) -> None:
         self._block, self._genes, self._setting = block, stage.block, setting
         self._digits, self._mesh = stage.digits, setting.wafer.mesh
         dies = {(x, y) for x in range(stage.digits.width) for y in range(stage.digits.height)}
@@ -79,16 +79,20 @@ class _StageLoads:
     @cached_property
     def layer(self) -> FloatArray:
         """Bytes of one layer, forward and backward."""
-        tables = tables_of(self._block, self._digits, self._setting, self._genes)
+        tables = mapping_tables(self._block, self._digits, self._setting, self._genes)
         norm = self._norm()
         total: Any = 2.0 * len(tables.nodes) * norm
-        for crossing in (c for chain in walk(tables, self._genes, self._move) for c in chain):
-            total = total + sum(crossing.there[:3]) + sum(crossing.back[:3])
+        for crossing in (
+            c for chain in edge_transfers(tables, self._genes, self._move) for c in chain
+        ):
+            total = total + sum(crossing.forward[:3]) + sum(crossing.backward[:3])
             total = total + sum(crossing.fetch[1:3])
-            if crossing.fate == AGAIN:
-                total = total + sum(crossing.there[:2])
+            if crossing.fate == RECOMPUTE:
+                total = total + sum(crossing.forward[:2])
                 total = total + (norm if crossing.writer.node.unit is None else 0.0)
-        for visit, home in zip(visits(tables, self._genes), self._genes.homes, strict=True):
+        for visit, home in zip(
+            mapped_operators(tables, self._genes), self._genes.homes, strict=True
+        ):
             if visit.node.parameters.any() and home != "external":
                 entries = visit.forward, visit.data, visit.weight
                 total = total + self._home(visit.node, home, entries, visit.algorithm)
@@ -106,7 +110,7 @@ class _StageLoads:
             tables = head_tables(self._block, self._digits, self._setting, stage.head)
             node = tables.unit_nodes(self._block.head)
             read = node.reads[0, 0]
-            target = np.where(read == roles.COLUMNS, roles.WHOLE, read)
+            target = np.where(read == roles.COLUMNS, roles.REPLICATED, read)
             total = total + 3.0 * sum(self._move(size, layout, layout, target, *algorithms)[:3])
             if "external" not in self._genes.homes:
                 total = total + self._home(node, "optimizer", (0, 0, 0), self._setting.algorithm)
@@ -115,24 +119,30 @@ class _StageLoads:
     def _move(
         self, total: float, source: IntArray, via: IntArray, target: IntArray, scatter: str,
         gather: str,
-    ) -> Moved:  # fmt: skip
+    ) -> TransitionCost:  # fmt: skip
         """Return a transition in bytes by link instead of seconds: `walk` only adds them."""
         have, want = stored_layout(source, via), tuple(target.tolist())
-        passes = passes_between(self._digits, total, have, want)
+        passes = collectives_between(self._digits, total, have, want)
         exchanged = (m for cut in passes.exchange for m in exchange_messages(self._digits, *cut))
         reduced: Any = sum(self._reduced(collective, scatter) for collective in passes.scatter)
         moved: Any = self._added(exchanged)
         gathered: Any = sum(self._gathered(collective, gather) for collective in passes.gather)
-        return Moved(reduced, moved, gathered, passes.held_bytes)
+        return TransitionCost(reduced, moved, gathered, passes.stored_bytes)
 
-    def _home(self, node: Nodes, home: str, entries: tuple[int, ...], algorithm: str) -> FloatArray:
+    def _home(
+        self, node: NodeTable, home: str, entries: tuple[int, ...], algorithm: str
+    ) -> FloatArray:
         """Return the bytes to gather a weight, sum its gradient and re-shard it for passes."""
         assert node.unit is not None
         forward, data, weight = entries
         states, rounds = self._setting.states, self._setting.microbatches
-        kind, layouts, parameters = KINDS[node.unit.kind], node.weights[:, 0], node.unit.parameters
+        kind, layouts, parameters = (
+            KINDS[node.unit.kind],
+            node.weight_layouts[:, 0],
+            node.unit.parameters,
+        )
 
-        def copies(entry: int, element_bytes: float) -> Collective:
+        def copies(entry: int, element_bytes: float) -> DigitCollective:
             member = [tag not in kind.weight for tag in node.codes[entry]]
             return member, element_bytes * float(node.parameters[entry])
 
@@ -163,16 +173,16 @@ class _StageLoads:
         algorithm = self._setting.algorithm
         return self._reduced(collective, algorithm) + self._gathered(collective, algorithm)
 
-    def _gathered(self, collective: Collective, algorithm: str) -> FloatArray:
+    def _gathered(self, collective: DigitCollective, algorithm: str) -> FloatArray:
         halves = pass_messages(self._digits, *collective, self._mesh, algorithm)
         return self._added(message for messages in halves for message in messages)
 
-    def _reduced(self, collective: Collective, algorithm: str) -> FloatArray:
+    def _reduced(self, collective: DigitCollective, algorithm: str) -> FloatArray:
         """Return a reduce-scatter's bytes: those of an all-gather with every link reversed."""
         gathered = self._gathered(collective, algorithm)
         return gathered[[self._place[b, a] for a, b in self.links]]
 
-    def _added(self, messages: Iterable[Message]) -> FloatArray:
+    def _added(self, messages: Iterable[LinkMessage]) -> FloatArray:
         total = np.zeros(len(self.links))
         for message in messages:
             for link in message.route:

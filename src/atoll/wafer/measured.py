@@ -23,9 +23,9 @@ from atoll.questions.verbs import ValidateQuestion
 from atoll.step.layout import Layout
 from atoll.training.estimate import Estimate, Estimator
 from atoll.training.run import Run
-from atoll.validation.rows import run_of
+from atoll.validation.rows import run_from_row
 from atoll.validation.run_table import RunRow, read_runs
-from atoll.validation.validate import Prediction, Priced, priced_run, report
+from atoll.validation.validate import PredictedRun, Prediction, predicted_run, report
 from atoll.wafer.evaluate import MappingCost
 from atoll.wafer.search import QUICK_CODES
 from atoll.wafer.staging.stages import Planner, WaferOptions, rough
@@ -69,7 +69,7 @@ def predicted(row: RunRow) -> Prediction:
         if machine:
             return Prediction(row, _on_wafer(row, load_wafer(f"cs-{machine[1]}")))
         estimate = _on_torus(row)
-        return Prediction(row, priced_run(row, estimate), estimate=estimate)
+        return Prediction(row, predicted_run(row, estimate), estimate=estimate)
     except AtollError as error:
         return Prediction(row, None, str(error))
 
@@ -80,7 +80,7 @@ def predicted(row: RunRow) -> Prediction:
 def _on_torus(row: RunRow) -> Estimate:
     """Estimate with the row's layout, or fully sharded with the least recomputation that fits."""
     if row.text("tp"):
-        run, layout = _sliced(*run_of(row), row)
+        run, layout = _sliced(*run_from_row(row), row)
         return Estimator(run).estimate(layout)
     devices, batch = row.count("devices"), row.count("global_batch")
     replicas = gcd(devices, batch)
@@ -96,7 +96,7 @@ def _on_torus(row: RunRow) -> Estimate:
     estimates = []
     for recompute in ("none", "selective", "full"):
         values = {**row.values, **layout_values, "recompute": recompute}
-        run, layout = _sliced(*run_of(replace(row, values=values)), row)
+        run, layout = _sliced(*run_from_row(replace(row, values=values)), row)
         estimates.append(Estimator(run).estimate(layout))
         if estimates[-1].fits:
             break
@@ -123,10 +123,10 @@ def _shaped(network: Network, axes: tuple[int, ...]) -> Network:
 # -- wafers ----------------------------------------------------------------------------------------
 
 
-def _on_wafer(row: RunRow, wafer: Wafer) -> Priced:
+def _on_wafer(row: RunRow, wafer: Wafer) -> PredictedRun:
     wafers, batch = row.count("devices"), row.count("global_batch")
     cost = fastest_streamed(wafer, _model(row), -(-batch // wafers), row.count("seq"))
-    return Priced(
+    return PredictedRun(
         time_s=cost.step_s,
         peak_bytes=cost.memory_bytes,
         stage_bytes=tuple(stage.total_bytes for stage in cost.stages),

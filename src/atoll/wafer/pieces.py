@@ -14,11 +14,11 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from atoll.answers.wafer import Worth
-from atoll.executors.copies import Ahead
+from atoll.answers.wafer import ResourceWorth
+from atoll.executors.copies import Lookahead
 from atoll.fabric.mesh import Link, Rectangle
 from atoll.hardware.wafer import Wafer
-from atoll.stopping import Asked
+from atoll.stopping import StopCheck
 from atoll.wafer.anneal import anneal
 from atoll.wafer.answer.explain import CHANGES, worth
 from atoll.wafer.bounds.layer_bounds import LayerBounds, SizeBound
@@ -37,7 +37,7 @@ class WaferPieces:
 
     def __init__(
         self, wafer: Wafer, model: str, batch: int, sequence: int, options: WaferOptions,
-        most_codes: int, stop: Asked,
+        most_codes: int, stop: StopCheck,
     ) -> None:  # fmt: skip
         self._stop = stop
         self.wafer, self.options, self._problem = wafer, options, (wafer, model, batch, sequence)
@@ -78,8 +78,8 @@ class WaferPieces:
                 self.prefetch(())
             return
         outer_calls = self.ask, self.prefetch
-        with closing(Ahead(self.make, self._stop)) as background:
-            self.ask, self.prefetch = background.ask, background.ahead
+        with closing(Lookahead(self.make, self._stop)) as background:
+            self.ask, self.prefetch = background.ask, background.prefetch
             try:
                 yield
             finally:
@@ -103,7 +103,9 @@ class WaferPieces:
         enough_s = limit_s / self.fine.rounds(microbatch) / layers
         fast = self._bounds[1].fast_splits(microbatch, self.wafer.dies, enough_s)
         wafer_rectangle = [Rectangle(0, 0, self.wafer.columns, self.wafer.rows)]
-        return mapping_record(self.fine.among(fast).best(wafer_rectangle, microbatch, limit_s))
+        return mapping_record(
+            self.fine.with_splits(fast).best(wafer_rectangle, microbatch, limit_s)
+        )
 
     def single_group(self, microbatch: int, limit_s: float) -> MappingCost | None:
         """Return the best mapping of all dies as one group below the limit, over all codes."""
@@ -157,11 +159,11 @@ class WaferPieces:
         resource_worth = worth(resource, self.wafer, start, self.rough[0].options, dead_links)
         return None if resource_worth is None else asdict(resource_worth)
 
-    def explained(self, best: MappingCost, dead_links: Sequence[Link]) -> tuple[Worth, ...]:
+    def explained(self, best: MappingCost, dead_links: Sequence[Link]) -> tuple[ResourceWorth, ...]:
         """Return the gain of a little more of each resource."""
         calls = [("worth", name, mapping_record(best), tuple(dead_links)) for name in CHANGES]
         self.prefetch(calls)
-        return tuple(Worth(**row) for call in calls if (row := self.ask(*call)) is not None)
+        return tuple(ResourceWorth(**row) for call in calls if (row := self.ask(*call)) is not None)
 
 
 def _baseline_record(baseline: WaferBaseline | None) -> Any:

@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from atoll.answers.wafer import FaultsAnswer, WaferDesign, WaferFront, Worth
-from atoll.driver import Desk, Means, Progress, drive
+from atoll.answers.wafer import FaultsAnswer, ResourceWorth, WaferDesign, WaferFront
+from atoll.driver import ExecutionOptions, Progress, SearchRuntime, drive
 from atoll.errors import AtollError, InfeasibleError
-from atoll.executors import Pieces
+from atoll.executors import PieceRunner
 from atoll.hardware.wafer import Wafer
 from atoll.hardware.wafer_files import load_wafers
 from atoll.questions import WaferQuestion
@@ -50,7 +50,7 @@ def run_wafer_search(
             _check_places(job, wafer)
         return WaferProblem(job, wafers, stop)
 
-    means = Means(job.out, job.workers, job.cluster)
+    means = ExecutionOptions(job.out, job.workers, job.cluster)
     return drive(prepare, means, stop, job.time_limit, progress, "a mapping was found")
 
 
@@ -82,9 +82,9 @@ class WaferProblem:
             "mapping_content": mapping and fingerprint(mapping),
         }
 
-    def solve(self, desk: Desk) -> WaferResult:
-        with closing(desk.pieces(make_piece, self)) as pieces:
-            return _WaferRun(self, pieces, desk.stop, desk.began, desk.progress).result()
+    def solve(self, runtime: SearchRuntime) -> WaferResult:
+        with closing(runtime.pieces(make_piece, self)) as pieces:
+            return _WaferRun(self, pieces, runtime.stop, runtime.began, runtime.progress).result()
 
     def files(self, answer: WaferResult) -> dict[str, str]:
         return wafer_files(answer)
@@ -112,7 +112,7 @@ class _WaferRun:
     """State of one run from job to answer."""
 
     problem: WaferProblem
-    pieces: Pieces
+    pieces: PieceRunner
     stop: Stop
     began: float
     progress: Progress | None
@@ -145,7 +145,7 @@ class _WaferRun:
             faults = replace(faults, kept=best.samples_per_s / outcome.best.samples_per_s)
         with self._timed("replay"):
             detailed = replay_mapping(wafer, best, broken)
-        worth: tuple[Worth, ...] = ()
+        worth: tuple[ResourceWorth, ...] = ()
         if job.explain:
             with self._optional("explanation"):
                 worth = search.pieces.explained(best, broken)
@@ -196,7 +196,7 @@ class _WaferRun:
         """Return a search whose pieces are stored and distributed by the executor."""
         search = make_search(self.problem, number, quick, progress)
         search.pieces.ask = partial(self.pieces.ask, number, quick)
-        search.pieces.prefetch = lambda calls: self.pieces.ahead(
+        search.pieces.prefetch = lambda calls: self.pieces.prefetch(
             [(number, quick, *call) for call in calls]
         )
         return search
@@ -205,7 +205,7 @@ class _WaferRun:
         job, wafers = self.problem.job, self.problem.wafers
         searches = [self._search(number, True) for number in range(len(wafers))]
         thorough = lambda wafer: self._search(wafers.index(wafer), False)  # noqa: E731
-        prefetch = lambda numbers: self.pieces.ahead([(i, True, "search") for i in numbers])  # noqa: E731
+        prefetch = lambda numbers: self.pieces.prefetch([(i, True, "search") for i in numbers])  # noqa: E731
         return explore_wafers(searches, job.pareto, thorough, self.progress, prefetch)
 
     def _baselines(self, search: WaferSearch) -> dict[str, WaferBaseline | None]:

@@ -21,10 +21,10 @@ from atoll.errors import InfeasibleError
 from atoll.fabric.mesh import Rectangle, snake
 from atoll.hardware.wafer import Wafer
 from atoll.step.certificate import relative_gap
-from atoll.stopping import Asked, StoppedError, never
+from atoll.stopping import StopCheck, StoppedError, never
 from atoll.units import format_bytes
-from atoll.wafer.bounds.layer_bounds import COUNTS, OPERATORS, WHOLE_CODES
-from atoll.wafer.bounds.step_bounds import Lowest, StepBound
+from atoll.wafer.bounds.layer_bounds import COUNTS, MAX_CODES, OPERATORS
+from atoll.wafer.bounds.step_bounds import LowestBound, StepBound
 from atoll.wafer.encoding.block import make_block
 from atoll.wafer.encoding.mapping import from_dict
 from atoll.wafer.evaluate import MappingCost, evaluate
@@ -83,7 +83,7 @@ class WaferSearch:
         self, wafer: Wafer, model: str, batch: int, sequence: int,
         options: WaferOptions | None = None, microbatches: Sequence[int] = MICROBATCHES,
         progress: Progress | None = None, most_codes: int = MANY_CODES,
-        accept: Callable[[PipelineShape], bool] | None = None, stop: Asked = never,
+        accept: Callable[[PipelineShape], bool] | None = None, stop: StopCheck = never,
     ) -> None:  # fmt: skip
         self.accept = accept
         self.wafer, self.model, self.batch, self.sequence = wafer, model, batch, sequence
@@ -357,7 +357,9 @@ class WaferSearch:
             for cost in self._worth_polishing(pool)
         ]
 
-    def _bound_best(self, best: MappingCost, pool: list[MappingCost]) -> tuple[MappingCost, Lowest]:
+    def _bound_best(
+        self, best: MappingCost, pool: list[MappingCost]
+    ) -> tuple[MappingCost, LowestBound]:
         """Return the best, solved over all codes if it is one group of all dies, and the bound."""
         microbatch, limit_s = best.mapping.microbatch, best.step_s
         solve_all = len(best.mapping.stages) == 1 and self._needs_all_codes(microbatch)
@@ -372,12 +374,12 @@ class WaferSearch:
     def _needs_all_codes(self, microbatch: int) -> bool:
         """Whether all dies as one group were solved over part of the codes, but could use all."""
         shape = self.wafer.columns, self.wafer.rows, microbatch
-        solvable = self.fine.codes(*shape) <= WHOLE_CODES and not self.quick
+        solvable = self.fine.codes(*shape) <= MAX_CODES and not self.quick
         return solvable and not self.fine.complete(*shape)
 
     def _try_unequal_stages(
-        self, best: MappingCost, overall: Lowest, pool: list[MappingCost]
-    ) -> tuple[MappingCost, Lowest]:
+        self, best: MappingCost, overall: LowestBound, pool: list[MappingCost]
+    ) -> tuple[MappingCost, LowestBound]:
         """Try the pipelines of unequal stages that attain a microbatch's bound, lowest first, until
         no microbatch may be faster than the best mapping; return the best and the bound.
         """
@@ -394,12 +396,12 @@ class WaferSearch:
             # Bound first: meanwhile another core may solve the attempts, which seldom gain.
             next_bound = None
             if not self.quick:
-                next_bound = self.bounds.lowest(best.step_s, among=remaining, small=SMALL)
+                next_bound = self.bounds.lowest(best.step_s, microbatches=remaining, small=SMALL)
             better = self._fastest_attempt(attempts, lowest.microbatch, best)
             if better is not None:
                 pool.append(better)
                 best = better
-                lowest = self.bounds.lowest(best.step_s, among=microbatches, small=SMALL)
+                lowest = self.bounds.lowest(best.step_s, microbatches=microbatches, small=SMALL)
             elif next_bound is None:
                 break
             else:
@@ -455,7 +457,7 @@ class WaferSearch:
 
     def _check_memory(self) -> None:
         block = make_block(self.model, 1, self.sequence)
-        needed = self.planner.options.states.held * block.parameters
+        needed = self.planner.options.states.bytes_per_parameter * block.parameters
         wafer_bytes = self.wafer.memory_bytes * self.wafer.dies
         if needed > wafer_bytes and "external" not in self.planner.options.homes:
             raise InfeasibleError(

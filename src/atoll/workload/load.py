@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from atoll.errors import AtollError, path_of
+from atoll.errors import AtollError, as_path
 from atoll.files.jsonfile import parse_object, read_object
 from atoll.workload.families.config import config_from_hf
 from atoll.workload.families.hub import cached_config, cached_models, is_model_id
@@ -39,7 +39,7 @@ def load_model(name_or_path: str | Path) -> ModelConfig | StoredModel:
     """Whatever `--model` takes: a zoo name, the path of a config.json, of an atoll-model file or of
     a run that plan, estimate or check wrote, a folder that holds a config.json, or the id of a
     model whose config.json lies in the local Hugging Face cache."""
-    path, text = path_of("model", name_or_path), str(name_or_path)
+    path, text = as_path("model", name_or_path), str(name_or_path)
     if not text:
         raise AtollError("model: an empty name; give a zoo name (atoll models) or a file")
     if text in zoo_names():

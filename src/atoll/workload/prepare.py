@@ -23,7 +23,7 @@ def prepare(
     *,
     expert_tensor: int = 0,
     vocabulary_unit: int = 1,
-    whole_periods: bool = True,
+    merge_periods: bool = True,
 ) -> Model:
     """Build, shard, differentiate and fuse: one device's share of one microbatch.
 
@@ -48,7 +48,7 @@ def prepare(
         microbatch,
         sequence,
         attention=attention,
-        whole_periods=whole_periods,
+        merge_periods=merge_periods,
         backward=tensor_parallel == max(1, expert_tensor) == 1,
     )
     return fuse(shard(unsharded, tensor_parallel, sequence_parallel, expert_tensor), fusion)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import AtollError, check_count
-from atoll.files.wholefile import check_place, whole_files
+from atoll.files.wholefile import atomic_files, check_place
 from atoll.files.yamlfile import validate_dict
 from atoll.workload.attention_pattern import with_fused_attention
 from atoll.workload.families.model_config import ModelConfig
@@ -89,7 +89,7 @@ class StoredModel:
         return sum(layer.repeat for layer in self.file.layers)
 
 
-def warnings_of(model: ModelConfig | StoredModel) -> tuple[str, ...]:
+def model_warnings(model: ModelConfig | StoredModel) -> tuple[str, ...]:
     """What a captured model may have counted wrongly, or a configuration says that is not modelled,
     each a clause behind the model's name."""
     clauses = model.file.warnings if isinstance(model, StoredModel) else model.not_modelled
@@ -120,7 +120,7 @@ def write_stored(file: ModelFile, path: str | Path) -> None:
     text = json.dumps(
         file.model_dump(exclude_defaults=True) | {"format": FORMAT, "version": VERSION}
     )
-    with whole_files(lambda why: f"{path}: cannot be written ({why})", Path(path)) as (part,):
+    with atomic_files(lambda why: f"{path}: cannot be written ({why})", Path(path)) as (part,):
         part.write_text(text + "\n", encoding="utf-8")
 
 

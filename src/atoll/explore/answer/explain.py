@@ -8,13 +8,13 @@ import numpy as np
 
 from atoll.answers.design import LayerPass, ScheduledOperator
 from atoll.cost.table_kernels import LINK, NONE, VECTOR, Costs
-from atoll.explore.pricing.evaluate import Priced
+from atoll.explore.pricing.evaluate import PricedChips
 from atoll.explore.pricing.workloads import Variant
 from atoll.schedule.problem import Schedule
 
 
 def layer_report(
-    priced: Priced, chip: int, variant: Variant, solved: Sequence[tuple[Schedule, Schedule]]
+    priced: PricedChips, chip: int, variant: Variant, solved: Sequence[tuple[Schedule, Schedule]]
 ) -> tuple[LayerPass, ...]:
     """Return, per layer and pass, the makespan, its proof and the operators with their limits."""
     levels = priced.chips.template.levels

@@ -8,29 +8,29 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from atoll.answers.answer import Pictured, made_of
+from atoll.answers.answer import DrawableResult, build_from
 from atoll.answers.certificate import ArchitectureProof
 from atoll.answers.design import LayerPass, Record, SearchedModel, SizedChip, SlowerChip
 from atoll.answers.search import (
-    Ahead,
-    Alone,
-    Beside,
     DesignAnswer,
+    ExistingDevice,
     FrontAnswer,
+    ModelAlone,
     NearAnswer,
+    NextChip,
     Robustness,
     SearchAnswer,
     SearchExplanation,
 )
-from atoll.explore.answer.scope import Scope
+from atoll.explore.answer.scope import SearchScope
 from atoll.explore.pricing.price import PERS
 from atoll.hardware.accelerator import Accelerator
 from atoll.hardware.catalog import load_network
-from atoll.hardware.silicon.chip import template_of
+from atoll.hardware.silicon.chip import chip_template
 from atoll.notebook import answer_html, bar_text
 from atoll.placement.plan import Placement
 from atoll.placement.replay import replay_placement
-from atoll.profiles import profile_of
+from atoll.profiles import job_profile
 from atoll.questions import SearchQuestion
 from atoll.step.certificate import Certificate, times
 from atoll.units import (
@@ -88,7 +88,7 @@ class ModelPlan:
 
     def answer(self) -> SearchedModel:
         where = self.placement
-        return made_of(
+        return build_from(
             SearchedModel,
             self,
             placement=where.answer(),
@@ -108,7 +108,7 @@ class Design:
 
     def answer(self) -> DesignAnswer:
         models = tuple(plan.answer() for plan in self.plans)
-        return made_of(
+        return build_from(
             DesignAnswer,
             models[0],
             accelerator=self.chip(),
@@ -137,8 +137,8 @@ class NearDesigns:
 
     def answer(self) -> NearAnswer:
         least = self.least_power
-        chip = least and made_of(SlowerChip, least.chip(), slower_by=self.slower_by)
-        return made_of(NearAnswer, self, least_power=chip)
+        chip = least and build_from(SlowerChip, least.chip(), slower_by=self.slower_by)
+        return build_from(NearAnswer, self, least_power=chip)
 
     def count_words(self) -> str:
         """ "at least 9 others within 0.5%"."""
@@ -164,7 +164,7 @@ class NearDesigns:
 
 
 @dataclass(frozen=True)
-class SearchResult(Pictured[SearchAnswer]):
+class SearchResult(DrawableResult[SearchAnswer]):
     """The best chip with its placement, proof and baselines.
 
     Examples:
@@ -198,15 +198,15 @@ class SearchResult(Pictured[SearchAnswer]):
     """How many designs come close, and which of them has the least peak power."""
     warnings: tuple[str, ...] = ()
     """What captured models may have counted wrongly."""
-    scope: Scope | None = None
+    scope: SearchScope | None = None
     """What was searched."""
-    beside: tuple[Beside, ...] = ()
+    beside: tuple[ExistingDevice, ...] = ()
     """Existing devices, planned for the same job."""
-    alone: tuple[Alone, ...] = ()
+    alone: tuple[ModelAlone, ...] = ()
     """Every model's best chip, where several models share the answer."""
     price_per_device: float | None = None
     """Price of a device of the answer, where the score is throughput per price."""
-    ahead: Ahead | None = None
+    ahead: NextChip | None = None
     """The answer compared with the run that it follows, where a run was named."""
     robustness: Robustness | None = None
     """The answer under draws of the physical constants, where asked for."""
@@ -237,7 +237,7 @@ class SearchResult(Pictured[SearchAnswer]):
     @property
     def network(self) -> str:
         """The network between the chips."""
-        return self.job.network or profile_of(self.job).network
+        return self.job.network or job_profile(self.job).network
 
     @property
     def given(self) -> str:
@@ -249,11 +249,11 @@ class SearchResult(Pictured[SearchAnswer]):
             for model in job.models
         )
         added = {parameter.name: value for parameter, value in self.best.accelerator.more}
-        process_nm = template_of(self.best.accelerator).process_nm or added.get("process_nm")
+        process_nm = chip_template(self.best.accelerator).process_nm or added.get("process_nm")
         clock = format_quantity(self.best.accelerator.clock_Hz, FREQUENCY, 3)
         return (
             f"{trained}; {counted(job.devices, 'device')} at {clock} on "
-            f"{network.sentence(job.devices)}; {job.optimizer or profile_of(job).optimizer} "
+            f"{network.sentence(job.devices)}; {job.optimizer or job_profile(job).optimizer} "
             f"optimizer states; {'' if job.precision == 'bf16' else f'{job.precision} products; '}"
             f"{job.profile} profile, "
             f"{MIXED_PROCESS if process_nm is None else f'{process_nm:g} nm'}"
@@ -267,7 +267,7 @@ class SearchResult(Pictured[SearchAnswer]):
     @cached_property
     def answer(self) -> SearchAnswer:
         proof, scope = self.certificate, self.scope
-        return made_of(
+        return build_from(
             SearchAnswer,
             self,
             best=self.best.answer(),

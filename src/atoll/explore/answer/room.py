@@ -7,19 +7,23 @@ from collections.abc import Sequence
 import numpy as np
 
 from atoll.errors import AtollError, InfeasibleError
-from atoll.explore.answer.scope import Scope
+from atoll.explore.answer.scope import SearchScope
 from atoll.explore.pricing.evaluate import times_of
-from atoll.explore.pricing.layouts import Setting
+from atoll.explore.pricing.layouts import SearchSetting
 from atoll.explore.pricing.workloads import Variant, Variants
-from atoll.profiles import profile_of
+from atoll.profiles import job_profile
 from atoll.questions import SearchQuestion
 from atoll.step.states import load_states
-from atoll.stopping import Asked, go_on
+from atoll.stopping import StopCheck, check_stop
 from atoll.units import format_bytes
 
 
 def check_memory(
-    job: SearchQuestion, scope: Scope, setting: Setting, variants: Variants, stop: Asked
+    job: SearchQuestion,
+    scope: SearchScope,
+    setting: SearchSetting,
+    variants: Variants,
+    stop: StopCheck,
 ) -> None:
     """Refuse a model that fits no chip's memory, before anything is priced.
 
@@ -29,9 +33,9 @@ def check_memory(
     for index, workload in enumerate(variants.workloads):
         model_variants = [variants.variants[v] for v in variants.of(index)]
         # Largest tp first: the most likely to fit.
-        model_variants.sort(key=lambda variant: (-variant.tensor, variant.microbatch))
+        model_variants.sort(key=lambda variant: (-variant.tp, variant.microbatch))
         for variant in model_variants:
-            go_on(stop)
+            check_stop(stop)
             times = times_of(
                 variant,
                 np.ones((len(variant.passes), 2)),
@@ -44,10 +48,10 @@ def check_memory(
 
 
 def _out_of_memory(
-    job: SearchQuestion, scope: Scope, model: str, variants: Sequence[Variant]
+    job: SearchQuestion, scope: SearchScope, model: str, variants: Sequence[Variant]
 ) -> InfeasibleError:
     """Return the error with the largest part of memory and what to change."""
-    profile = profile_of(job)
+    profile = job_profile(job)
     state_bytes = profile.placer.state_bytes(load_states(job.optimizer or profile.optimizer))
     least = min(float(variant.facts.parameters.sum()) for variant in variants)
     return InfeasibleError(
@@ -59,7 +63,7 @@ def _out_of_memory(
     )
 
 
-def nothing_fits(job: SearchQuestion, scope: Scope, variants: Variants) -> AtollError:
+def nothing_fits(job: SearchQuestion, scope: SearchScope, variants: Variants) -> AtollError:
     # Every model fits the largest memory of the space, but no chip fits all of them.
     names = ", ".join(workload.name for workload in variants.workloads)
     return _out_of_memory(job, scope, names, variants.variants)

@@ -12,16 +12,16 @@ from atoll.answers.search import SpaceAnswer
 from atoll.errors import AtollError, InfeasibleError
 from atoll.explore.pricing.layouts import PowerLimit
 from atoll.explore.strategies import STRATEGIES
-from atoll.fabric.topology import linked, topology_of
+from atoll.fabric.topology import parse_linked_network, parse_topology
 from atoll.hardware.accelerator import GIB, Hbm
 from atoll.hardware.physical.nodes import RETICLE_MM2
 from atoll.hardware.product import ProductSpace
 from atoll.hardware.silicon.physical import PHYSICAL
 from atoll.hardware.silicon.systolic import SYSTOLIC
-from atoll.hardware.space import Limits, Space, allowed_options, phaze_space
+from atoll.hardware.space import DesignLimits, DesignSpace, allowed_options, phaze_space
 from atoll.hardware.spacefile import read_space, template_space
 from atoll.hardware.widened import widened_space
-from atoll.profiles import profile_of
+from atoll.profiles import job_profile
 from atoll.questions import SearchQuestion
 from atoll.units import format_bandwidth, format_bytes
 
@@ -31,7 +31,7 @@ LiftedLimit = Literal["max_area", "max_power"] | None
 
 
 @dataclass(frozen=True)
-class Scope:
+class SearchScope:
     """What was searched, within the job's limits."""
 
     space: str
@@ -49,7 +49,7 @@ class Scope:
     notes: tuple[str, ...] = ()
     """Surprises for the reader: limits that exclude nothing, a widened space."""
 
-    def within(self, limits: Limits) -> Scope:
+    def within(self, limits: DesignLimits) -> SearchScope:
         """Return the scope with the limits of the space added."""
         return replace(
             self,
@@ -81,16 +81,16 @@ class Scope:
 
 def open_space(
     job: SearchQuestion, lifted: LiftedLimit = None
-) -> tuple[Space | ProductSpace, Scope]:
+) -> tuple[DesignSpace | ProductSpace, SearchScope]:
     """Return the space of a job within its limits (not built if large) and its scope."""
     if job.per and job.pareto:
         raise AtollError("job: pareto: fronts are of throughput; ask for them without per.")
-    profile, name = profile_of(job), _space_name(job)
+    profile, name = job_profile(job), _space_name(job)
     max_area_mm2, max_power_W = job.max_area, job.max_power
     if job.power == "sustained":
         max_power_W = None
     notes: list[str] = []
-    limits = Limits()
+    limits = DesignLimits()
     if name == PHAZE_SPACE:
         if job.template not in (None, SYSTOLIC.name):
             raise AtollError(
@@ -128,11 +128,11 @@ def open_space(
     return _with_pass_limit(space, scope, sustained_limit(job, lifted))
 
 
-def _cooled(space: Space, W_per_mm2: float | None) -> Space:
+def _cooled(space: DesignSpace, W_per_mm2: float | None) -> DesignSpace:
     """Return the designs that can be cooled with all parts busy."""
     if W_per_mm2 is None:
         return space
-    allowed = space.hbm_allowed & allowed_options(space, Limits(max_W_per_mm2=W_per_mm2))
+    allowed = space.hbm_allowed & allowed_options(space, DesignLimits(max_W_per_mm2=W_per_mm2))
     if not allowed.any():
         least = min(
             float((space.peak_power_with(hbm) / space.area_with(hbm)).min())
@@ -158,8 +158,8 @@ def sustained_limit(job: SearchQuestion, lifted: LiftedLimit = None) -> PowerLim
 
 
 def _with_pass_limit(
-    space: Space | ProductSpace, scope: Scope, limit: PowerLimit | None
-) -> tuple[Space | ProductSpace, Scope]:
+    space: DesignSpace | ProductSpace, scope: SearchScope, limit: PowerLimit | None
+) -> tuple[DesignSpace | ProductSpace, SearchScope]:
     """Add the limit on the power of passes, which a chip must be below when idle."""
     if limit is None:
         return space, scope
@@ -181,7 +181,7 @@ def _with_pass_limit(
 
 def _space_name(job: SearchQuestion) -> str:
     """Return the name of the job's space; by default PHAZE's or the template's."""
-    template = job.template or profile_of(job).template
+    template = job.template or job_profile(job).template
     return job.space or (PHAZE_SPACE if template == SYSTOLIC.name else template)
 
 
@@ -200,11 +200,11 @@ def described_space(job: SearchQuestion, lifted: LiftedLimit = None) -> ProductS
     described = replace(described, hbm_options=options, limits=limits)
     if described.template.edge_mm is None or job.network is None:
         return described
-    linked_network = linked(job.network)
+    linked_network = parse_linked_network(job.network)
     if linked_network is None:
         raise AtollError(
             f"job: network: chips of space {name} differ in their links; name a topology and their "
-            f"bandwidth, such as {topology_of('switch-8').named(300e9)}."
+            f"bandwidth, such as {parse_topology('switch-8').named(300e9)}."
         )
     _, link_Bps = linked_network
     return described.part({**described.axes.values, "link_Bps": (link_Bps,)})
@@ -215,7 +215,7 @@ def is_linked(job: SearchQuestion) -> bool:
     return _space_name(job) != PHAZE_SPACE and described_space(job).template.edge_mm is not None
 
 
-def limits_of(job: SearchQuestion, space: ProductSpace) -> Limits:
+def limits_of(job: SearchQuestion, space: ProductSpace) -> DesignLimits:
     """Return the tighter of the limits of the space and the job."""
     area_mm2, power_W = _budget(job, space)
     return replace(
@@ -303,8 +303,8 @@ def chosen_hbm(
 
 
 def _restricted(
-    space: Space, max_area_mm2: float | None, max_power_W: float | None, notes: list[str]
-) -> tuple[Space, Scope]:
+    space: DesignSpace, max_area_mm2: float | None, max_power_W: float | None, notes: list[str]
+) -> tuple[DesignSpace, SearchScope]:
     """Return the designs within the limits with the HBM options that allow it."""
     options = space.hbm_options
     area_mm2 = np.stack([space.area_with(option) for option in options], axis=1)
@@ -331,7 +331,7 @@ def _restricted(
             notes.append(_idle_power_note(space.name, max_power_W, watts[allowed].max()))
         allowed &= within
     designs, areas = np.asarray(allowed.any(axis=1)), area_mm2[allowed]
-    scope = Scope(
+    scope = SearchScope(
         space=space.name,
         designs=int(designs.sum()),
         area_mm2=(float(areas.min()), float(areas.max())),
@@ -346,7 +346,7 @@ def _restricted(
 
 def _large_space(
     job: SearchQuestion, space: ProductSpace, notes: list[str]
-) -> tuple[ProductSpace, Scope]:
+) -> tuple[ProductSpace, SearchScope]:
     """Return the space and scope within the limits, for a space outside memory."""
     limits, (max_area_mm2, max_power_W) = limits_of(job, space), _budget(job, space)
     least, most = space.corner(min), space.corner(max)
@@ -361,7 +361,7 @@ def _large_space(
         reached = _tighter(largest_W, space.limits.max_power_W)
         if reached is not None and reached <= max_power_W:
             notes.append(_idle_power_note(space.name, max_power_W, reached))
-    scope = Scope(
+    scope = SearchScope(
         space=space.name,
         designs=len(space),
         area_mm2=(smallest_mm2, _tighter(largest_mm2, limits.max_area_mm2) or largest_mm2),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from atoll.answers.answer import made_of
+from atoll.answers.answer import build_from
 from atoll.answers.design import LayerPass, SearchedModel
 from atoll.answers.search import (
     Comparison,
@@ -13,7 +13,7 @@ from atoll.answers.search import (
     ScheduleSummary,
     SearchAnswer,
     SearchExplanation,
-    Slower,
+    SlowerModel,
     SlowOperator,
 )
 from atoll.explore.answer.explain import shares
@@ -27,7 +27,7 @@ _CHIP_FIELDS = (
 def explain_result(result: SearchAnswer) -> SearchExplanation:
     """Explain where the time goes, what limits operators and why runners-up are slower."""
     best = result.best
-    return made_of(
+    return build_from(
         SearchExplanation,
         result,
         kind="search-explanation",
@@ -39,19 +39,19 @@ def explain_result(result: SearchAnswer) -> SearchExplanation:
 
 def _explained(plan: SearchedModel) -> ExplainedModel:
     blocks = [entry for entry in plan.layers if entry.repeat > 1] or plan.layers
-    return made_of(
+    return build_from(
         ExplainedModel,
         plan,
         time_parts_s=plan.placement.time_parts_s,
         limits=shares(plan.layers),
-        schedules=tuple(made_of(ScheduleSummary, entry) for entry in plan.layers),
+        schedules=tuple(build_from(ScheduleSummary, entry) for entry in plan.layers),
         slowest_operators=_slowest(blocks),
     )
 
 
 def _slowest(entries: Iterable[LayerPass], count: int = 8) -> tuple[SlowOperator, ...]:
     rows = [
-        made_of(SlowOperator, operator, layer=entry.layer, pass_=entry.pass_)
+        build_from(SlowOperator, operator, layer=entry.layer, pass_=entry.pass_)
         for entry in entries
         for operator in entry.operators
     ]
@@ -73,7 +73,7 @@ def _compare(best: DesignAnswer, runner_up: DesignAnswer) -> Comparison:
         longer_s = {name: b.get(name, 0.0) - a.get(name, 0.0) for name in {**b, **a}}
         part = (max if slower_by >= 0.0 else min)(longer_s, key=lambda name: longer_s[name])
         reasons.append(
-            Slower(
+            SlowerModel(
                 model=ours.model,
                 slower_by=slower_by,
                 part=part,

@@ -172,8 +172,8 @@ def floor_of(floors, a, work):
     step_s = max(step_s, floors.apart[a] * (forward + data + transfer_s) + apart)
     least = floors.forward_blocks[a] * block_f + floors.data_blocks[a] * block_d
     step_s = max(step_s, least + floors.weight_blocks[a] * block_w)
-    least = floors.other_forward_blocks[a] * block_f + floors.other_data_blocks[a] * block_d
-    step_s = max(step_s, least + floors.other_weight_blocks[a] * block_w)
+    least = floors.second_forward_blocks[a] * block_f + floors.second_data_blocks[a] * block_d
+    step_s = max(step_s, least + floors.second_weight_blocks[a] * block_w)
     return step_s + floors.fixed_s[a]
 
 

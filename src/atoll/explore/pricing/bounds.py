@@ -17,7 +17,7 @@ from atoll.arrays import FloatArray, IntArray
 from atoll.cost.chips import Chips, distinct_rows
 from atoll.executors.threads import over_ranges
 from atoll.explore.pricing.bound_kernels import layout_bounds, roofline
-from atoll.explore.pricing.layouts import Layouts, Setting, list_layouts
+from atoll.explore.pricing.layouts import Layouts, SearchSetting, list_layouts
 from atoll.explore.pricing.work import OperatorWork
 from atoll.explore.pricing.workloads import Variants
 
@@ -48,7 +48,7 @@ def chip_rates(chips: Chips) -> FloatArray:
 def layer_rooflines(
     rates: FloatArray,
     variants: Variants,
-    setting: Setting,
+    setting: SearchSetting,
     work: OperatorWork,
     chosen: IntArray | None = None,
 ) -> FloatArray:
@@ -79,7 +79,7 @@ def layer_rooflines(
 
 
 @dataclass(frozen=True, eq=False)
-class LayoutBounds:
+class VariantLayoutBounds:
     """The layouts of every variant, and the least step time over them."""
 
     variants: Variants
@@ -111,7 +111,7 @@ class LayoutBounds:
             block,
         )
 
-    def some_variants_s(self, pass_s: FloatArray, row: IntArray, variant: IntArray) -> FloatArray:
+    def step_s_of_pairs(self, pass_s: FloatArray, row: IntArray, variant: IntArray) -> FloatArray:
         """The same for pairs of a row of `pass_s` (rows, all layers, 2) and a variant."""
         ranges = self.variants.layer_ranges
         node_s = np.zeros((len(row), int(np.diff(ranges).max()), 2))
@@ -126,16 +126,16 @@ class LayoutBounds:
         """The same for every variant at once: (rows, all layers, 2) to (rows, variants)."""
         count = len(self.variants.variants)
         row, variant = np.divmod(np.arange(len(pass_s) * count), count)
-        return self.some_variants_s(pass_s, row, variant).reshape(len(pass_s), count)
+        return self.step_s_of_pairs(pass_s, row, variant).reshape(len(pass_s), count)
 
 
 def roofline_bounds(
     rates: FloatArray,
     memory_bytes: float,
     variants: Variants,
-    setting: Setting,
+    setting: SearchSetting,
     work: OperatorWork,
-) -> tuple[LayoutBounds, FloatArray]:
+) -> tuple[VariantLayoutBounds, FloatArray]:
     """Layouts for chips with these rates and at most so much memory, and the step time that no
     plan beats: (chips, variants)."""
     distinct, number = distinct_rows(rates)
@@ -143,5 +143,5 @@ def roofline_bounds(
     least = np.split(pass_s.sum(axis=2).min(axis=0), variants.layer_ranges[1:-1])
     hbm_Bps = float(rates[:, HBM].max())
     listed_layouts = list_layouts(variants.variants, setting, memory_bytes, hbm_Bps, least)
-    layouts = LayoutBounds(variants, listed_layouts)
+    layouts = VariantLayoutBounds(variants, listed_layouts)
     return layouts, layouts.all_variants_s(pass_s)[number]

@@ -14,14 +14,14 @@ import numpy as np
 
 from atoll.arrays import FloatArray
 from atoll.cost.chips import Chips
-from atoll.explore.pricing.evaluate import Priced
+from atoll.explore.pricing.evaluate import PricedChips
 from atoll.explore.pricing.work import OperatorWork
 from atoll.explore.pricing.workloads import Variant, Variants
 from atoll.hardware.energy import (
     DEFAULT_ENERGY,
     core_buffer_bytes_per_mac,
     energy_at,
-    energy_of,
+    template_energy,
 )
 from atoll.hardware.template.template import EnergyModel
 from atoll.placement.plan import Placement
@@ -67,7 +67,7 @@ def energy_per_token_J(steps: Collection[StepEnergy]) -> float:
     return sum(step.total_J for step in steps) / sum(step.tokens for step in steps)
 
 
-def step_energy(priced: Priced, placement: Placement) -> StepEnergy:
+def step_energy(priced: PricedChips, placement: Placement) -> StepEnergy:
     """What a placement of the first variant on the first chip costs."""
     repeats = operator_repeats(priced.variants)
     hbm, glb = variant_traffic(priced, repeats)
@@ -142,13 +142,13 @@ def operator_repeats(variants: Variants) -> FloatArray:
     return repeats
 
 
-def variant_traffic(priced: Priced, repeats: FloatArray) -> tuple[FloatArray, FloatArray]:
+def variant_traffic(priced: PricedChips, repeats: FloatArray) -> tuple[FloatArray, FloatArray]:
     """HBM and GLB bytes of a microbatch on one device: each (chips, variants). Bytes of further
     buffers count as those of the GLB that take the same energy.
     """
     costs, work, levels = priced.costs, priced.work, priced.chips.template.levels
     further = levels.J_per_byte if levels else ()
-    glb_J = energy_of(priced.chips.template).glb_J_per_byte
+    glb_J = template_energy(priced.chips.template).glb_J_per_byte
     like_glb = [joules / glb_J for joules in further]
     widest = (costs.tensor_count > 0).sum(axis=1) - 1
     config = costs.tensor_config[np.arange(len(widest)), widest]

@@ -26,20 +26,20 @@ from atoll.cost.table import (
 from atoll.cost.table_kernels import Costs
 from atoll.executors.threads import over_ranges
 from atoll.explore.pricing.bound_kernels import layer_floors
-from atoll.explore.pricing.layouts import Setting
+from atoll.explore.pricing.layouts import SearchSetting
 from atoll.explore.pricing.limit import operator_J, pass_J, resting_W, shortest_s
 from atoll.explore.pricing.work import OperatorWork, operator_work
 from atoll.explore.pricing.workloads import Variant, Variants
 from atoll.jit import Kernel
 from atoll.kernel_cache import wait_for_kernels
-from atoll.placement.chain import Division, PlacementProblem, Times
+from atoll.placement.chain import Division, PlacementProblem, VariantTimes
 from atoll.placement.plan import Placement
 from atoll.schedule.bound_kernels import EPSILON
 from atoll.schedule.list_kernels import Problems, quick_bounds
 from atoll.schedule.problem import Schedule, ScheduleProblem
 from atoll.schedule.quick import empty_quick
 from atoll.schedule.solve import Effort, solve
-from atoll.stopping import Asked, never
+from atoll.stopping import StopCheck, never
 from atoll.workload.graph.layer import predecessors
 
 FloatArray = NDArray[np.float64]
@@ -51,12 +51,12 @@ HALVINGS = 5
 
 
 @dataclass(eq=False)
-class Priced:
+class PricedChips:
     """Chips with the cost table of all variants on them."""
 
     chips: Chips
     variants: Variants
-    setting: Setting
+    setting: SearchSetting
     costs: Costs
     work: OperatorWork
 
@@ -64,11 +64,11 @@ class Priced:
     def of(
         chips: Chips,
         variants: Variants,
-        setting: Setting,
+        setting: SearchSetting,
         work: OperatorWork | None = None,
         *,
         floors: bool = False,
-    ) -> Priced:
+    ) -> PricedChips:
         """With `floors`, products take no more than their cost model knows without search."""
         wait_for_kernels("bounds")
         keys, profile = variants.passes.keys, setting.profile
@@ -76,7 +76,7 @@ class Priced:
         costs = build_costs(keys, chips, setting.network, profile, products)
         operations = chips.stalls.operations or profile.vector_operations
         work = work or operator_work(keys, setting.network, operations)
-        return Priced(chips, variants, setting, costs, work)
+        return PricedChips(chips, variants, setting, costs, work)
 
     @property
     def passes(self) -> PassSet:
@@ -224,7 +224,7 @@ class Priced:
         operators_s: FloatArray = row[: variant.facts.operator_count].copy()
         return operators_s
 
-    def times(self, chip: int, variant: Variant, pass_s: FloatArray) -> Times:
+    def times(self, chip: int, variant: Variant, pass_s: FloatArray) -> VariantTimes:
         """These times of a variant's passes, with the operators' own; see `times_of`."""
         return times_of(variant, pass_s, self.operators_s(chip, variant))
 
@@ -282,7 +282,7 @@ class Priced:
         effort: Effort,
         tolerance: float,
         limit_s: float = np.inf,
-        stop: Asked = never,
+        stop: StopCheck = never,
     ) -> list[tuple[Schedule, Schedule]]:
         """Forward and backward schedules of every layer of a variant.
 
@@ -332,8 +332,8 @@ class Priced:
         return high
 
 
-def times_of(variant: Variant, pass_s: FloatArray, forward_s: FloatArray) -> Times:
+def times_of(variant: Variant, pass_s: FloatArray, forward_s: FloatArray) -> VariantTimes:
     """Times of a variant's passes as a placement takes them."""
     layers = variant.layers
     end = len(variant.passes)
-    return Times(pass_s[:layers], forward_s, pass_s[layers:end])
+    return VariantTimes(pass_s[:layers], forward_s, pass_s[layers:end])

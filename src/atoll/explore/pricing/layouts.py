@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from atoll.explore.pricing.planned.prices import PlannedLayouts, planned_layouts
 from atoll.explore.pricing.workloads import Variant
 from atoll.fabric.network import Network
-from atoll.placement.chain import ZERO, Division, Floors, PlacementProblem, Times
+from atoll.placement.chain import ZERO, Division, PlacementProblem, StepFloors, VariantTimes
 from atoll.placement.facts import ChainFacts
 from atoll.placement.placer import StepTerms
 from atoll.profile import Profile
@@ -46,7 +46,7 @@ class PowerLimit:
 
 
 @dataclass(frozen=True)
-class Setting:
+class SearchSetting:
     """What holds for every chip and every model of a search."""
 
     network: Network
@@ -68,24 +68,24 @@ class Setting:
         divides = variant.plain and "1f1b" in self.orders and bool(zero)
         divides &= not self.hsdp or 1 in self.hsdp
         return PlacementProblem(
-            self.network, self.states, variant.facts, self.devices, variant.tensor,
+            self.network, self.states, variant.facts, self.devices, variant.tp,
             variant.microbatches, memory_bytes, hbm_Bps, self.recompute, zero,
-            self._others(variant), divides,
+            self._planned(variant), divides,
         )  # fmt: skip
 
-    def _others(self, variant: Variant) -> PlannedLayouts | None:
+    def _planned(self, variant: Variant) -> PlannedLayouts | None:
         key = variant.facts, variant.ep
-        if key not in self._known:
-            self._known[key] = planned_layouts(self, variant)
-        return self._known[key]
+        if key not in self._planned_layouts:
+            self._planned_layouts[key] = planned_layouts(self, variant)
+        return self._planned_layouts[key]
 
     @cached_property
-    def _known(self) -> dict[tuple[ChainFacts, int], PlannedLayouts | None]:
+    def _planned_layouts(self) -> dict[tuple[ChainFacts, int], PlannedLayouts | None]:
         """Layouts of variants that were asked for."""
         return {}
 
     def place(
-        self, problem: PlacementProblem, times: Times, cutoff_s: float = np.inf
+        self, problem: PlacementProblem, times: VariantTimes, cutoff_s: float = np.inf
     ) -> Division | None:
         """The best placement below the cutoff; None also where some layer takes forever."""
         if not np.isfinite(times.pass_s).all():
@@ -97,12 +97,12 @@ class Layouts(NamedTuple):
     """Flat lists over variants, as the compiled bound wants them."""
 
     ptr: IntArray
-    floors: Floors
+    floors: StepFloors
 
 
 def list_layouts(
     variants: Sequence[Variant],
-    setting: Setting,
+    setting: SearchSetting,
     memory_bytes: float,
     hbm_Bps: float,
     least_layer_s: Sequence[FloatArray],
@@ -117,12 +117,12 @@ def list_layouts(
         problem = setting.problem(variant, memory_bytes, hbm_Bps)
         for stages in placer.depths(problem):
             rows.extend(_rows(stages, placer.terms(problem, stages), total_s / stages))
-        if problem.others is not None:
-            rows.extend(_others(problem.others.floors(problem)))
+        if problem.planned is not None:
+            rows.extend(_undominated_rows(problem.planned.floors(problem)))
         ptr.append(len(rows))
-    table = np.array(rows, np.float64).reshape(len(rows), len(Floors._fields)).T
+    table = np.array(rows, np.float64).reshape(len(rows), len(StepFloors._fields)).T
     stages, copies = (column.astype(np.int64) for column in table[:2])
-    floors = Floors(stages, copies, *(np.ascontiguousarray(column) for column in table[2:]))
+    floors = StepFloors(stages, copies, *(np.ascontiguousarray(column) for column in table[2:]))
     return Layouts(np.array(ptr, np.int64), floors)
 
 
@@ -132,14 +132,14 @@ def _rows(stages: int, terms: StepTerms, load_s: float) -> list[Row]:
     loads, transfer_s, fixed_s = (
         part[::-1] for part in (terms.loads, terms.transfer_s, terms.fixed_s)
     )
-    rest = (0.0,) * (len(Floors._fields) - 6)
+    rest = (0.0,) * (len(StepFloors._fields) - 6)
     return [
         (stages, 1, float(loads[i]), terms.passes, float(transfer_s[i]), float(fixed_s[i]), *rest)
         for i in undominated(stages, loads, terms.passes, transfer_s, fixed_s, load_s)
     ]
 
 
-def _others(floors: Floors) -> list[Row]:
+def _undominated_rows(floors: StepFloors) -> list[Row]:
     """Other layouts without those that another of as many stages beats on every chip: it pays no
     more of anything.
     """

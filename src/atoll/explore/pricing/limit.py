@@ -18,10 +18,10 @@ from atoll.arrays import FloatArray, IntArray
 from atoll.cost.chips import Chips
 from atoll.cost.table import PassSet
 from atoll.cost.table_kernels import Costs
-from atoll.explore.pricing.layouts import Setting
+from atoll.explore.pricing.layouts import SearchSetting
 from atoll.explore.pricing.work import OperatorWork
 from atoll.explore.pricing.workloads import Variants
-from atoll.hardware.energy import core_buffer_bytes_per_mac, energy_at, energy_of
+from atoll.hardware.energy import core_buffer_bytes_per_mac, energy_at, template_energy
 
 
 def computed_J(
@@ -80,7 +80,7 @@ def pass_J(passes: PassSet, operator_J: FloatArray, layers: IntArray) -> FloatAr
 
 def resting_W(chips: Chips) -> FloatArray:
     """Of one device of each kind: what time takes, whatever it does."""
-    energy = energy_of(chips.template)
+    energy = template_energy(chips.template)
     return np.asarray(
         energy.static_W_per_mm2 * chips.area_mm2 + energy.hbm_W_per_byte * chips.hbm_capacity_bytes
     )
@@ -95,7 +95,7 @@ def shortest_s(joules: FloatArray, left_W: FloatArray) -> FloatArray:
 def step_floors_s(
     chips: Chips,
     variants: Variants,
-    setting: Setting,
+    setting: SearchSetting,
     work: OperatorWork,
     repeats: FloatArray,
     rest_W: FloatArray | None = None,

@@ -15,7 +15,7 @@ import numpy as np
 from atoll.arrays import FloatArray
 from atoll.cost.chips import Chips
 from atoll.errors import AtollError
-from atoll.fabric.topology import linked
+from atoll.fabric.topology import parse_linked_network
 from atoll.hardware.accelerator import Hbm
 from atoll.hardware.physical.price import (
     USUAL_PRICES,
@@ -24,7 +24,7 @@ from atoll.hardware.physical.price import (
     ownership_usd,
     with_links,
 )
-from atoll.hardware.space import Space
+from atoll.hardware.space import DesignSpace
 from atoll.questions import SearchQuestion
 
 
@@ -34,23 +34,23 @@ class Per:
 
     name: str
     unit: str
-    device: Callable[[Space, Hbm, Prices], FloatArray]
+    device: Callable[[DesignSpace, Hbm, Prices], FloatArray]
     """Of every design of a space with an HBM."""
     priced: bool = True
     """Whether it needs prices, which only templates of a process have."""
 
 
-def _usd(space: Space, hbm: Hbm, prices: Prices) -> FloatArray:
+def _usd(space: DesignSpace, hbm: Hbm, prices: Prices) -> FloatArray:
     process_nm = space.columns.get("process_nm", space.template.process_nm)
     assert process_nm is not None
     return device_usd(space.area_with(hbm), process_nm, hbm.capacity_bytes, prices)
 
 
-def _watts(space: Space, hbm: Hbm, prices: Prices) -> FloatArray:
+def _watts(space: DesignSpace, hbm: Hbm, prices: Prices) -> FloatArray:
     return space.peak_power_with(hbm)
 
 
-def _owned(space: Space, hbm: Hbm, prices: Prices) -> FloatArray:
+def _owned(space: DesignSpace, hbm: Hbm, prices: Prices) -> FloatArray:
     return ownership_usd(_usd(space, hbm, prices), space.peak_power_with(hbm), prices)
 
 
@@ -76,7 +76,7 @@ def price_of(job: SearchQuestion) -> Price | None:
     }
     stated_prices = {name: value for name, value in options.items() if value is not None}
     prices = replace(USUAL_PRICES, **stated_prices)
-    network = linked(job.network or "")
+    network = parse_linked_network(job.network or "")
     if network is not None:
         prices = with_links(prices, *network, job.devices)
     return Price(PERS[job.per], job.devices, prices)
@@ -90,7 +90,7 @@ class Price:
     devices: int
     prices: Prices = USUAL_PRICES
 
-    def of_designs(self, space: Space, hbm: Hbm) -> FloatArray:
+    def of_designs(self, space: DesignSpace, hbm: Hbm) -> FloatArray:
         """With one HBM."""
         without = space.template.process_nm is None and "process_nm" not in space.columns
         if self.per.priced and without:
@@ -101,7 +101,7 @@ class Price:
         return self.devices * self.per.device(space, hbm, self.prices)
 
     def of_chips(
-        self, space: Space, chips: Chips, memories: Sequence[tuple[Hbm, ...]]
+        self, space: DesignSpace, chips: Chips, memories: Sequence[tuple[Hbm, ...]]
     ) -> FloatArray:
         """Of chips of a space, each with one memory."""
         prices = np.empty(len(chips))

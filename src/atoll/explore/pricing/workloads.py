@@ -20,11 +20,11 @@ from atoll.errors import AtollError
 from atoll.placement.facts import ChainFacts, chain_facts
 from atoll.profile import Profile
 from atoll.questions import SearchQuestion
-from atoll.schedule.chip import TURN, in_turns
+from atoll.schedule.chip import RING_TURN, in_turns
 from atoll.schedule.series import series_begins
 from atoll.step.layout import Layout
 from atoll.step.orders import SPLIT
-from atoll.stopping import Asked, go_on, never
+from atoll.stopping import StopCheck, check_stop, never
 from atoll.training.operators.layers import spread_experts
 from atoll.workload import ModelConfig, StoredModel, load_model, prepare, widths
 from atoll.workload.fuse import fuse
@@ -74,7 +74,7 @@ class Variant:
     workload: int
     config: ModelConfig | StoredModel
     microbatch: int
-    tensor: int
+    tp: int
     model: Model
     """The device's share; its experts are not yet spread."""
     facts: ChainFacts
@@ -99,24 +99,26 @@ class Variant:
     @property
     def width(self) -> int:
         """Devices that share one microbatch in a stage."""
-        return self.tensor * self.cp
+        return self.tp * self.cp
 
     @property
     def plain(self) -> bool:
         """Whether tensor parallelism alone spreads it."""
-        return self.cp == self.ep == 1 and self.etp == self.tensor
+        return self.cp == self.ep == 1 and self.etp == self.tp
 
     @property
     def turns(self) -> NDArray[np.int64]:
         """Of the blocks' forward operators as they are priced, the first of each of the model's."""
         priced = [op for kind in self.facts.blocks for op in self.passes[kind.layer].forward]
-        return np.array([i for i, op in enumerate(priced) if not op.name.endswith(TURN)], np.int64)
+        return np.array(
+            [i for i, op in enumerate(priced) if not op.name.endswith(RING_TURN)], np.int64
+        )
 
     @property
     def layout(self) -> Layout:
         """Its own part of a layout."""
         return Layout(
-            tp=self.tensor, cp=self.cp, ep=self.ep, etp=self.etp, sp=self.sp,
+            tp=self.tp, cp=self.cp, ep=self.ep, etp=self.etp, sp=self.sp,
             microbatch=self.microbatch,
         )  # fmt: skip
 
@@ -145,7 +147,7 @@ class Variants:
             variant = self.variants[number]
             chosen.append(replace(variant, first_layer=len(layers)))
             layers += range(variant.first_layer, variant.first_layer + len(variant.passes))
-        passes, at = self.passes.some(np.array(layers, np.int64))
+        passes, at = self.passes.subset(np.array(layers, np.int64))
         return Variants(self.workloads, tuple(chosen), passes, self.begins[at])
 
     def of_workload(self, workload: int) -> Variants:
@@ -192,7 +194,7 @@ def make_variants(
     devices: int,
     recompute: str,
     profile: Profile,
-    stop: Asked = never,
+    stop: StopCheck = never,
     spreads: Spreads = NO_SPREADS,
 ) -> Variants:
     """Build every model at every microbatch, tensor width and spread that it allows."""
@@ -215,7 +217,7 @@ def make_variants(
             raise AtollError(_no_spread(workload, spreads, devices, bool(shares)))
         for microbatch in sizes:
             for tensor, cp, etp, sp in shares:
-                go_on(stop)
+                check_stop(stop)
                 share = prepare(
                     in_context(workload.config, cp),
                     microbatch,
@@ -225,7 +227,7 @@ def make_variants(
                     attention=profile.attention,
                     fusion="none",
                     expert_tensor=etp,
-                    whole_periods=False,
+                    merge_periods=False,
                 )
                 model = fuse(narrowed(share, workload.precision), profile.fusion)
                 facts = chain_facts(model, recompute)
@@ -236,7 +238,7 @@ def make_variants(
                             workload=index,
                             config=workload.config,
                             microbatch=microbatch,
-                            tensor=tensor,
+                            tp=tensor,
                             model=model,
                             facts=facts,
                             first_layer=len(layers),
@@ -288,12 +290,12 @@ def left_out_notes(job: SearchQuestion, profile: Profile, variants: Variants) ->
     """
     every = variants.variants
     configs = [workload.config for workload in variants.workloads]
-    listed = {"microbatch": {v.microbatch for v in every}, "tp": {v.tensor for v in every}}
+    listed = {"microbatch": {v.microbatch for v in every}, "tp": {v.tp for v in every}}
     if any(_has_rings(config, profile) for config in configs):
         listed["cp"] = {v.cp for v in every}
     if any(isinstance(config, ModelConfig) and config.experts for config in configs):
         listed["ep"] = {v.ep for v in every}
-    tried = {v.sp for v in every if v.tensor > 1 and isinstance(v.config, ModelConfig)}
+    tried = {v.sp for v in every if v.tp > 1 and isinstance(v.config, ModelConfig)}
     others = [f"{axis} other than {_numbers(values)}" for axis, values in listed.items()]
     if len(tried) == 1:
         others.append("sp off" if tried == {True} else "sp on")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from atoll.arrays import IntArray
-from atoll.executors import Call, Crew
+from atoll.executors import Crew, TaskCall
 from atoll.explore.proof.tasks import ChipTask, place_chips
 from atoll.explore.proof.trial import SolvedPlacements
 
@@ -43,7 +43,7 @@ class Pacer:
         self._size = {id(piece): (total, len(piece) / len(chips)) for piece in pieces}
         return pieces
 
-    def finished(self, call: Call) -> None:
+    def finished(self, call: TaskCall) -> None:
         """Update the measured rate with a finished piece."""
         total, share = self._size.pop(id(call.tag), (0, 0.0))
         elapsed = time.monotonic() - self._begun
@@ -100,7 +100,7 @@ class Speculation:
         self._crew = crew
         self._worth = worth
         self._task = task
-        self._sent: dict[int, tuple[Call, int]] = {}
+        self._sent: dict[int, tuple[TaskCall, int]] = {}
         self._next = 0
         self._group = 1
 
@@ -120,7 +120,7 @@ class Speculation:
         """Keep the workers busy with the chips that come next."""
         while self._next < len(ranked):
             calls = {id(call) for call, _ in self._sent.values()}
-            if until in self._sent and len(calls) >= self._crew.room:
+            if until in self._sent and len(calls) >= self._crew.capacity:
                 return
             group: list[int] = []
             while self._next < len(ranked) and len(group) < self._group:
@@ -129,6 +129,6 @@ class Speculation:
                 if chip == until or self._worth(chip):
                     group.append(chip)
             if group:
-                call = Call(place_chips, ([self._task(chip) for chip in group],))
+                call = TaskCall(place_chips, ([self._task(chip) for chip in group],))
                 self._crew.send(call)
                 self._sent.update({chip: (call, i) for i, chip in enumerate(group)})

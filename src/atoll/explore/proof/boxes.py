@@ -16,7 +16,7 @@ from atoll.arrays import BoolArray, FloatArray, IntArray
 from atoll.cost.chips import Chips, chips_of_space
 from atoll.hardware.accelerator import Hbm, core_buffer_bytes
 from atoll.hardware.product import ProductSpace
-from atoll.hardware.space import Space, allowed_options, product_points
+from atoll.hardware.space import DesignSpace, allowed_options, product_points
 from atoll.hardware.template.template import MACHINE
 from atoll.profile import Profile
 
@@ -110,14 +110,14 @@ class SpaceGrid:
         listed = tuple(order[index] for order, index in zip(self._order, places.T, strict=True))
         return np.asarray(np.ravel_multi_index(listed, self._sizes))
 
-    def designs(self, places: IntArray) -> Space:
+    def designs(self, places: IntArray) -> DesignSpace:
         """Return the designs at these points, ignoring the limits."""
         space = self._space
         return product_points(
             space.name, space.axes, space.hbm_options, space.glb_bandwidth, self.flat(places)
         )
 
-    def smallest_corners(self, boxes: Boxes) -> Iterator[tuple[BoolArray, Space]]:
+    def smallest_corners(self, boxes: Boxes) -> Iterator[tuple[BoolArray, DesignSpace]]:
         """Yield, per process, which boxes contain it and their smallest corners in it."""
         axis = self._process
         if axis is None:

@@ -26,13 +26,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.driver import Progress
-from atoll.executors import Call, Crew, InProcess
+from atoll.executors import Crew, InProcess, TaskCall
 from atoll.explore.pricing.energy import (
     energy_of_chip,
     energy_of_work,
     variant_work,
 )
-from atoll.explore.pricing.layouts import Setting
+from atoll.explore.pricing.layouts import SearchSetting
 from atoll.explore.pricing.workloads import Variants
 from atoll.explore.proof.batches import Pacer, Speculation
 from atoll.explore.proof.frontier import Frontier
@@ -49,7 +49,7 @@ from atoll.explore.proof.tasks import (
 )
 from atoll.explore.proof.trial import Rule, Trial, TrialPlacements, replayed, try_chip
 from atoll.hardware.product import ProductSpace
-from atoll.hardware.space import Space
+from atoll.hardware.space import DesignSpace
 from atoll.placement.chain import Division
 from atoll.schedule.solve import Effort
 from atoll.step.certificate import relative_gap
@@ -101,9 +101,9 @@ class Search:
 
     def __init__(
         self,
-        space: Space | ProductSpace,
+        space: DesignSpace | ProductSpace,
         variants: Variants,
-        setting: Setting,
+        setting: SearchSetting,
         objective: Objective,
         tolerance: float,
         time_limit_s: float = np.inf,
@@ -304,13 +304,13 @@ class Search:
         frontier = self.frontier
         position = {int(chip): i for i, chip in enumerate(order)}
 
-        def call(piece: IntArray) -> Call:
+        def call(piece: IntArray) -> TaskCall:
             local_rows = [position[int(chip)] for chip in piece]
             chips = frontier.chips.subset(piece)
             rows = frontier.lower_s[piece]
             threshold = self.threshold() * frontier.price[piece]
             limits = threshold, self.cutoff_s(piece) * (1.0 + ROUNDING)
-            return Call(bound_chips, (chips, rows, open_[local_rows], *limits), tag=piece)
+            return TaskCall(bound_chips, (chips, rows, open_[local_rows], *limits), tag=piece)
 
         pieces = self.pacer.pieces(frontier.chips.tensor_config, order)
         for done, bounded in self.crew.results(call(piece) for piece in pieces):

@@ -11,13 +11,13 @@ import numpy as np
 
 from atoll.arrays import FloatArray, IntArray
 from atoll.errors import InfeasibleError
-from atoll.executors import Call
+from atoll.executors import TaskCall
 from atoll.explore.proof.branch_and_bound import Search, SearchOutcome
 from atoll.explore.proof.journal import ChipEvaluation, EvaluationKey
 from atoll.explore.proof.order import ROUNDING, check_step, chip_name
 from atoll.explore.proof.tasks import SolvedNode, solve_node
 from atoll.hardware.product import ProductSpace
-from atoll.hardware.space import Space
+from atoll.hardware.space import DesignSpace
 from atoll.schedule.solve import Effort
 
 FIRST_BATCH = 16
@@ -113,14 +113,14 @@ def _best_in_part(search: Search, space: ProductSpace, score: float) -> tuple[in
     chip, chips = part.best, part.frontier.chips
     memory_options = part.memories[int(chips.memory[chip])]
     memory = next(i for i, options in enumerate(search.memories) if memory_options[0] in options)
-    assert isinstance(part.space, Space) and isinstance(search.space, ProductSpace)
+    assert isinstance(part.space, DesignSpace) and isinstance(search.space, ProductSpace)
     place = search.space.place(part.space.values(int(chips.design[chip])))
     return place * len(search.memories) + memory, part.score
 
 
 def tighten(search: Search, until: float) -> None:
     """Solve schedules until no chip's bound is above the incumbent or `until`."""
-    sent: dict[EvaluationKey, Call] = {}
+    sent: dict[EvaluationKey, TaskCall] = {}
     while search.score > 0.0 and len(search.scores) and not search.stop():
         search.crew.executor.consider()
         chip = int(np.argmax(search.scores))
@@ -180,16 +180,18 @@ def _limit_s(search: Search, chip: int) -> float:
     return float(search.cutoff_s(np.array([chip]))[0]) * (1.0 + ROUNDING)
 
 
-def _send(search: Search, chip: int, first: EvaluationKey, sent: dict[EvaluationKey, Call]) -> None:
+def _send(
+    search: Search, chip: int, first: EvaluationKey, sent: dict[EvaluationKey, TaskCall]
+) -> None:
     """Send the node that is needed now and those most likely needed next. Nodes sent with another
     limit are solved again, as in a single process.
     """
     crew = search.crew
     wanted = [(first, chip)]
-    if crew.room > 1:
+    if crew.capacity > 1:
         open_ = np.flatnonzero(search.scores > search.threshold())
         ranked = open_[np.argsort(-search.scores[open_], kind="stable")]
-        for next_chip in ranked[: crew.room + 1].tolist():
+        for next_chip in ranked[: crew.capacity + 1].tolist():
             target = None if next_chip == chip else _loosest(search, next_chip)
             if target is not None and search.journal.evaluation(target[0]) is None:
                 wanted.append((target[0], next_chip))
@@ -197,11 +199,11 @@ def _send(search: Search, chip: int, first: EvaluationKey, sent: dict[Evaluation
         limit_s = _limit_s(search, target_chip)
         if key in sent and sent[key].tag != limit_s:
             crew.drop([sent.pop(key)])
-        free = crew.in_flight(sent.values()) < crew.room
+        free = crew.in_flight(sent.values()) < crew.capacity
         if key not in sent and (free or key == first):
             single_chip = search.frontier.chips.subset(np.array([target_chip]))
             arguments = (single_chip, key.variant, key.effort, limit_s)
-            sent[key] = Call(solve_node, arguments, tag=limit_s)
+            sent[key] = TaskCall(solve_node, arguments, tag=limit_s)
             crew.send(sent[key])
 
 

@@ -11,7 +11,7 @@ from atoll.arrays import FloatArray
 from atoll.cost.chips import Chips
 from atoll.explore.pricing.price import Price
 from atoll.hardware.accelerator import Hbm
-from atoll.hardware.space import Space
+from atoll.hardware.space import DesignSpace
 from atoll.registry import Registry
 
 
@@ -67,7 +67,9 @@ class Objective:
         """Samples per second of one model."""
         return Objective(MEAN, (batch,), (1.0,), (1.0,), price)
 
-    def prices(self, space: Space, chips: Chips, memories: Sequence[tuple[Hbm, ...]]) -> FloatArray:
+    def prices(
+        self, space: DesignSpace, chips: Chips, memories: Sequence[tuple[Hbm, ...]]
+    ) -> FloatArray:
         """Return the divisor of every chip's throughput."""
         if self.price is None:
             return np.ones(len(chips))

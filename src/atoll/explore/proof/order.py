@@ -10,7 +10,7 @@ import numpy as np
 from atoll.arrays import FloatArray, IntArray
 from atoll.cost.chips import Chips
 from atoll.explore.pricing.bounds import chip_rates, layer_rooflines
-from atoll.explore.pricing.evaluate import Priced
+from atoll.explore.pricing.evaluate import PricedChips
 from atoll.explore.pricing.workloads import Variant, Variants
 
 ROUNDING = 1e-8
@@ -26,7 +26,7 @@ def chip_name(chips: Chips, chip: int) -> str:
 
 def variant_name(variants: Variants, variant: Variant) -> str:
     model = variants.workloads[variant.workload].name
-    return f"{model} at microbatch {variant.microbatch} and tensor width {variant.tensor}"
+    return f"{model} at microbatch {variant.microbatch} and tensor width {variant.tp}"
 
 
 def check_step(bound_s: float, step_s: float, chip: str, variant: str) -> None:
@@ -39,7 +39,7 @@ def check_step(bound_s: float, step_s: float, chip: str, variant: str) -> None:
 
 
 def check_layers(
-    priced: Priced, node_chip: IntArray, node_variant: IntArray, upper_s: FloatArray
+    priced: PricedChips, node_chip: IntArray, node_variant: IntArray, upper_s: FloatArray
 ) -> None:
     """Raise where the roofline of a layer is above its schedule (nodes, layers, passes)."""
     chips, variants = priced.chips, priced.variants

@@ -20,7 +20,7 @@ from atoll.cost.table import cost_model
 from atoll.errors import InfeasibleError
 from atoll.explore.pricing.bounds import chip_rates, layer_rooflines, roofline_bounds
 from atoll.explore.pricing.energy import operator_repeats
-from atoll.explore.pricing.layouts import Setting
+from atoll.explore.pricing.layouts import SearchSetting
 from atoll.explore.pricing.limit import step_floors_s
 from atoll.explore.pricing.work import OperatorWork, operator_work
 from atoll.explore.pricing.workloads import Variants
@@ -29,8 +29,8 @@ from atoll.explore.proof.frontier import Frontier
 from atoll.explore.proof.tasks import SearchContext, raise_by_floors
 from atoll.explore.proof.trial import Rule
 from atoll.hardware.product import ProductSpace
-from atoll.hardware.space import Space
-from atoll.stopping import Stop, go_on
+from atoll.hardware.space import DesignSpace
+from atoll.stopping import Stop, check_stop
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -42,10 +42,14 @@ BEAM = 4
 
 
 def open_frontier(
-    space: Space | ProductSpace, variants: Variants, setting: Setting, rule: Rule, stop: Stop
+    space: DesignSpace | ProductSpace,
+    variants: Variants,
+    setting: SearchSetting,
+    rule: Rule,
+    stop: Stop,
 ) -> tuple[Frontier, Reserve | None, SearchContext]:
     """Return the rooflines of every chip of a space, or of the first chips of a large space."""
-    go_on(stop)
+    check_stop(stop)
     lost = losses(setting.profile, space.template, space.template.stalls)
     operations = lost.operations or setting.profile.vector_operations
     work = operator_work(variants.passes.keys, setting.network, operations)
@@ -72,7 +76,7 @@ class Reserve:
         self,
         space: ProductSpace,
         variants: Variants,
-        setting: Setting,
+        setting: SearchSetting,
         rule: Rule,
         work: OperatorWork,
         stop: Stop,
@@ -109,7 +113,7 @@ class Reserve:
         while len(self._boxes):
             beam, ends = self._pop_best(BEAM, -1.0), []
             while len(beam):
-                go_on(self.context.stop)
+                check_stop(self.context.stop)
                 done = self.grid.differ_in_buffer_only(beam)
                 ends.append(beam.subset(done))
                 halves = self.halved(beam.subset(~done), -1.0)
@@ -244,7 +248,7 @@ class Reserve:
             rates, context.variants, context.setting, context.work, np.unique(variant)
         )
         pairs, place = distinct_rows(np.column_stack([number[box], variant]))
-        step_s = context.layouts.some_variants_s(pass_s, *pairs.T)
+        step_s = context.layouts.step_s_of_pairs(pass_s, *pairs.T)
         rows[box, variant] = np.maximum(rows[box, variant], step_s[place])
 
     def _raise_by_power(self, boxes: Boxes, chips: Chips, rows: FloatArray) -> None:

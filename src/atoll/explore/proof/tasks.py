@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from atoll.cost.chips import Chips
 from atoll.cost.table import cost_model
-from atoll.explore.pricing.bounds import LayoutBounds
+from atoll.explore.pricing.bounds import VariantLayoutBounds
 from atoll.explore.pricing.energy import operator_repeats, variant_traffic
-from atoll.explore.pricing.evaluate import Priced, times_of
-from atoll.explore.pricing.layouts import Setting
+from atoll.explore.pricing.evaluate import PricedChips, times_of
+from atoll.explore.pricing.layouts import SearchSetting
 from atoll.explore.pricing.work import OperatorWork
 from atoll.explore.pricing.workloads import Variants
 from atoll.explore.proof.order import check_layers
@@ -37,10 +37,10 @@ class SearchContext:
     """The arguments common to all tasks of a search."""
 
     variants: Variants
-    setting: Setting
+    setting: SearchSetting
     rule: Rule
     work: OperatorWork
-    layouts: LayoutBounds
+    layouts: VariantLayoutBounds
     repeats: FloatArray
     """(variants, operators): runs of every distinct operator per microbatch."""
     stop: Stop
@@ -148,7 +148,7 @@ def bound_chips(
 class _Nodes:
     """Pairs of a chip and a variant, numbered within `priced`."""
 
-    priced: Priced
+    priced: PricedChips
     repeats: FloatArray
     chip: IntArray
     variant: IntArray
@@ -163,7 +163,7 @@ class _Nodes:
             np.unique(axis, return_inverse=True) for axis in (chip, variant)
         )
         variants, repeats = _subset(context.variants, tuple(part.tolist()))
-        priced = Priced.of(chips.subset(used), variants, context.setting, floors=floors)
+        priced = PricedChips.of(chips.subset(used), variants, context.setting, floors=floors)
         return _Nodes(priced, repeats, chip, variant)
 
     def subset(self, chosen: NDArray[np.bool_]) -> _Nodes:
@@ -232,7 +232,7 @@ def solve_node(
 ) -> SolvedNode:
     """Solve a node's schedules with more effort, up to the step limit, then its placements."""
     single, repeats = _subset(context.variants, (variant,))
-    priced = Priced.of(chip, single, context.setting)
+    priced = PricedChips.of(chip, single, context.setting)
     node, tolerance = single.variants[0], context.rule.tolerance / 4.0
     schedules = priced.schedules(0, node, effort, tolerance, limit_s, context.stop)
     passes = [schedule for pair in schedules for schedule in pair]

@@ -14,13 +14,13 @@ import numpy as np
 
 from atoll.arrays import FloatArray, IntArray
 from atoll.cost.chips import memories
-from atoll.explore.pricing.layouts import Setting
+from atoll.explore.pricing.layouts import SearchSetting
 from atoll.explore.pricing.workloads import Variants
 from atoll.explore.proof.objective import Objective
 from atoll.explore.proof.order import check_step, variant_name
 from atoll.hardware.accelerator import Hbm
 from atoll.hardware.product import ProductSpace
-from atoll.hardware.space import Space
+from atoll.hardware.space import DesignSpace
 from atoll.placement.chain import Division
 
 SolvedPlacements = dict[tuple[str, int], tuple[float, Division | None]]
@@ -48,7 +48,9 @@ class Rule:
         names = tuple(variant_name(variants, variant) for variant in variants.variants)
         return Rule(by_model, objective, tolerance, names)
 
-    def memories(self, space: Space | ProductSpace, setting: Setting) -> list[tuple[Hbm, ...]]:
+    def memories(
+        self, space: DesignSpace | ProductSpace, setting: SearchSetting
+    ) -> list[tuple[Hbm, ...]]:
         """Return the HBM options of a space, grouped by bandwidth or separately."""
         return memories(space.hbm_options, setting.profile, self.objective.by_memory)
 

@@ -13,7 +13,7 @@ USUAL_YEAR = 2024.0
 
 
 @dataclass(frozen=True, slots=True)
-class Chip:
+class PhysicalChip:
     """One package. Counts are what is enabled; `spare` says how much more is on the die."""
 
     process_nm: float
@@ -56,9 +56,9 @@ class Chip:
 Columns = dict[str, Floats]
 
 
-def columns(chips: Sequence[Chip]) -> Columns:
+def columns(chips: Sequence[PhysicalChip]) -> Columns:
     """Return one array per field."""
     return {
         entry.name: np.array([float(getattr(chip, entry.name)) for chip in chips])
-        for entry in fields(Chip)
+        for entry in fields(PhysicalChip)
     }

@@ -43,7 +43,7 @@ CHANNELS = {
 }
 
 
-def dram_of(words: str) -> Dram | None:
+def parse_dram(words: str) -> Dram | None:
     """Parse a memory such as "HBM2e" or "DDR4 x6 ch"; None if there is none."""
     word = words.strip().lower().split(" ")[0]
     if word in HBM:

@@ -40,7 +40,7 @@ _REFERENCE_NM = 7.0
 
 
 @dataclass(frozen=True, slots=True)
-class Nodes:
+class ProcessNodes:
     """Properties of process nodes, one array entry per design."""
 
     logic: Floats
@@ -55,7 +55,7 @@ class Nodes:
     defects_per_mm2: Floats
 
 
-def nodes(process_nm: ArrayLike) -> Nodes:
+def nodes(process_nm: ArrayLike) -> ProcessNodes:
     """Interpolate the properties of each node; outside 3 to 28 nm the nearest node counts."""
     wanted = np.log(np.clip(np.asarray(process_nm, np.float64), SMALLEST_NM, LARGEST_NM))
     node_nm, *figures = _NODES.T
@@ -64,7 +64,7 @@ def nodes(process_nm: ArrayLike) -> Nodes:
     )
     reference = figures[0][node_nm == _REFERENCE_NM][0]
     macro_Mb = _MACRO_N5_MB_PER_MM2 * _CELL_N5_UM2 / cell
-    return Nodes(
+    return ProcessNodes(
         logic=reference / density,
         logic_MTr_per_mm2=density,
         bit_cell_um2=cell,

@@ -84,7 +84,7 @@ def with_links(prices: Prices, topology: Topology, link_Bps: float, devices: int
     usd_per_GBps = ports * prices.port_usd_per_GBps + copper * prices.copper_usd_per_GBps
     usd_per_GBps += optics * prices.optics_usd_per_GBps
     W_per_GBps = ports * prices.port_W_per_GBps + optics * prices.optics_W_per_GBps
-    outside = 0.0 if topology.whole(devices) else 1.0
+    outside = 0.0 if topology.joins_all(devices) else 1.0
     return replace(
         prices,
         network_usd=outside * prices.network_usd + usd_per_GBps * link_Bps / _GB,

@@ -7,23 +7,23 @@ from dataclasses import replace
 import numpy as np
 
 from atoll.hardware.accelerator import Accelerator
-from atoll.hardware.energy import energy_of, hbm_power_W
+from atoll.hardware.energy import hbm_power_W, template_energy
 from atoll.hardware.silicon.systolic import SYSTOLIC
 from atoll.hardware.template.parameter import Columns
 from atoll.hardware.template.stalls import Stalls
 from atoll.hardware.template.template import MACHINE, ChipTemplate
 
 
-def template_of(chip: Accelerator) -> ChipTemplate:
+def chip_template(chip: Accelerator) -> ChipTemplate:
     return chip.template or SYSTOLIC
 
 
-def stalls_of(chip: Accelerator) -> Stalls:
+def chip_stalls(chip: Accelerator) -> Stalls:
     """Return the stalls that a chip states, or those of its template."""
-    return chip.stalls or template_of(chip).stalls
+    return chip.stalls or chip_template(chip).stalls
 
 
-def columns_of(chip: Accelerator) -> Columns:
+def chip_columns(chip: Accelerator) -> Columns:
     """Return the columns of a space with this single chip."""
     names = (*MACHINE, "glb_bandwidth_Bpc", "core_buffer_bytes")
     parameters = {parameter.name: np.array([value]) for parameter, value in chip.more}
@@ -32,20 +32,20 @@ def columns_of(chip: Accelerator) -> Columns:
 
 def rebanked(chip: Accelerator) -> Accelerator:
     """A chip with the bandwidth that the banks of its shared buffer serve, where it has banks."""
-    banked = template_of(chip).banked
+    banked = chip_template(chip).banked
     if banked is None:
         return chip
-    return replace(chip, glb_bandwidth_Bpc=float(banked.bytes_per_clock(columns_of(chip))[0]))
+    return replace(chip, glb_bandwidth_Bpc=float(banked.bytes_per_clock(chip_columns(chip))[0]))
 
 
 def accelerator_area_mm2(chip: Accelerator) -> float:
     """Area of one device, its HBM PHYs included where the `Hbm` states them."""
-    return float(template_of(chip).area_mm2(columns_of(chip))[0]) + chip.hbm.area_mm2
+    return float(chip_template(chip).area_mm2(chip_columns(chip))[0]) + chip.hbm.area_mm2
 
 
 def area_parts(chip: Accelerator) -> dict[str, float]:
     """Area of one device by part."""
-    parts = template_of(chip).area_parts(columns_of(chip))
+    parts = chip_template(chip).area_parts(chip_columns(chip))
     return {name: float(mm2[0]) for name, mm2 in parts.items()} | {"hbm_mm2": chip.hbm.area_mm2}
 
 
@@ -56,7 +56,7 @@ def peak_power_W(chip: Accelerator) -> float:
     29.5 % above the 192 W maximum that [TPUv4] measured over production workloads, none of which
     keeps the arrays, the buffers and the HBM saturated at once.
     """
-    energy = energy_of(template_of(chip))
-    dynamic = float(template_of(chip).power_W(columns_of(chip), energy)[0])
+    energy = template_energy(chip_template(chip))
+    dynamic = float(chip_template(chip).power_W(chip_columns(chip), energy)[0])
     static = energy.static_W_per_mm2 * accelerator_area_mm2(chip)
     return dynamic + hbm_power_W(chip.hbm, energy) + static

@@ -27,7 +27,7 @@ from atoll.hardware.accelerator import GIB, KIB, MIB, Hbm
 from atoll.hardware.energy import die_power_W
 from atoll.hardware.physical import banks
 from atoll.hardware.physical.area import PARTS, area_parts_mm2, total
-from atoll.hardware.physical.chips import Chip, columns
+from atoll.hardware.physical.chips import PhysicalChip, columns
 from atoll.hardware.physical.constants import PUBLISHED, Physics
 from atoll.hardware.physical.memories import HBM, Dram
 from atoll.hardware.physical.nodes import nodes
@@ -103,7 +103,7 @@ def _area_parts(
     if "banks" in chips:
         shared = banks.single_port_bytes(chips, physics)
         wide_Bpc = banks.port_bytes_per_clock(chips)
-    base = columns([Chip(0.0, REFERENCE_HZ, 0.0, stacks=2.0)])
+    base = columns([PhysicalChip(0.0, REFERENCE_HZ, 0.0, stacks=2.0)])
     parts = area_parts_mm2(
         base
         | {

@@ -47,7 +47,7 @@ class TensorConfigs:
         return len(self.cores)
 
 
-class Shape(NamedTuple):
+class ProductShape(NamedTuple):
     """A product: `batch` times m x k by k x n."""
 
     batch: int
@@ -74,7 +74,7 @@ class ProductCosts(NamedTuple):
     """Through further buffers: (shapes, configurations, levels). None: there are none."""
 
 
-Products = Callable[[Sequence[Shape], TensorConfigs], ProductCosts]
+Products = Callable[[Sequence[ProductShape], TensorConfigs], ProductCosts]
 """Prices products on configurations."""
 
 

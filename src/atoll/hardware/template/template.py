@@ -40,7 +40,7 @@ class EnergyModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Levels:
+class BufferLevels:
     """Buffers between the shared buffer and HBM, the nearest to the cores first."""
 
     names: tuple[str, ...]
@@ -84,7 +84,7 @@ class ChipTemplate:
     """The columns with those of `MACHINE` that are no parameters."""
     banked: Banked | None = None
     """None: bytes a clock of the shared buffer follow a space's rule or a chip's own number."""
-    levels: Levels | None = None
+    levels: BufferLevels | None = None
     cost_model: CostModel | None = None
     """What prices products on its chips; none: our mapper, which knows no further levels."""
     energy: EnergyModel | None = None
@@ -104,6 +104,6 @@ class ChipTemplate:
     """Catalogue chip with which its chips are compared."""
 
     @property
-    def own(self) -> tuple[Parameter, ...]:
+    def extra_parameters(self) -> tuple[Parameter, ...]:
         """Parameters that are not numbers of the machine."""
         return tuple(p for p in self.parameters if p.name not in MACHINE)

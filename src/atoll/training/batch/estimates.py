@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from atoll.fabric.nested import curves, terms
 from atoll.step.bubbles import bubble_terms, chunk_weights, peaks
 from atoll.step.layout import ZERO_STAGES, Layout
-from atoll.step.orders import ORDERS, SPLIT, TWO_CHUNKS, arrivals, copies_of
+from atoll.step.orders import ORDERS, SPLIT, TWO_CHUNKS, arrivals, model_copies
 from atoll.step.stages import stage_counts
 from atoll.training.batch.sums import Sums
 from atoll.training.memory import (
@@ -29,24 +29,24 @@ from atoll.training.memory import (
     transient_bytes,
 )
 from atoll.training.operators.layers import LayerCost
-from atoll.training.operators.priced import Priced
-from atoll.training.operators.tables import STAGES, Floats, Ints, Tables
+from atoll.training.operators.priced import LayerPrices
+from atoll.training.operators.tables import STAGES, Floats, Ints, LayoutTables
 from atoll.training.run import Run
-from atoll.training.step import Stepper, accumulation_s, held_parameters, update_s
+from atoll.training.step import Stepper, accumulation_s, resident_parameters, update_s
 
-LEAST = "least"
+LEAST_CHOICE = "least"
 """A choice that recomputes nothing and keeps no more than "full": a lower bound on every choice, in
 time (`Sums.bound_s`) and memory."""
 AT_ONCE = 400_000  # stages times choices: the length of arrays
 UNITS = ((1.0, 0.0), (0.0, 1.0))  # one dense parameter, one expert parameter
-NUMBERS = {order: number for number, order in enumerate(ORDERS)}
-_BY_ORDER = np.array([(copies_of(order), order in SPLIT) for order in ORDERS])
+ORDER_NUMBERS = {order: number for number, order in enumerate(ORDERS)}
+_BY_ORDER = np.array([(model_copies(order), order in SPLIT) for order in ORDERS])
 
 Structure = tuple[tuple[bool, int], ...]
 """Per kind of layer: whether it is a block, and how often it occurs."""
 
 
-class Listed(Protocol):
+class LayoutSource(Protocol):
     """Layouts of one variant, created on demand."""
 
     def columns(self) -> Ints:
@@ -61,7 +61,7 @@ class Listed(Protocol):
         """Create the layout with that index."""
 
 
-class Given:
+class LayoutSequence:
     """Layouts in a sequence."""
 
     def __init__(self, layouts: Sequence[Layout]) -> None:
@@ -73,7 +73,7 @@ class Given:
         return np.array(
             [
                 (
-                    *(NUMBERS[layout.schedule], layout.dp, layout.pp, layout.vpp),
+                    *(ORDER_NUMBERS[layout.schedule], layout.dp, layout.pp, layout.vpp),
                     *(layout.zero, layout.hsdp, n.setdefault(layout.blocks, len(n))),
                 )
                 for layout in self.layouts
@@ -107,20 +107,20 @@ class PipelineLoad(NamedTuple):
 
 
 def batch_estimates(
-    priced: Priced,
-    layouts: Listed,
+    priced: LayerPrices,
+    layouts: LayoutSource,
     choices: Sequence[str],
     figures: Callable[[Sums], tuple[Floats, Floats, Ints]] = Sums.figures,
 ) -> tuple[Floats, Floats]:
     """Return (layouts, choices + 1): seconds per step and bytes of the fullest device, per choice
     of recomputation and, last, for the best choice of each stage.
     """
-    tables = tables_of(priced, layouts, choices)
+    tables = make_tables(priced, layouts, choices)
     return in_parts(tables, partial(Sums, tables), figures)
 
 
 def in_parts(
-    tables: Tables,
+    tables: LayoutTables,
     make_sums: Callable[[Ints], Sums],
     figures: Callable[[Sums], tuple[Floats, Floats, Ints]] = Sums.figures,
 ) -> tuple[Floats, Floats]:
@@ -133,16 +133,18 @@ def in_parts(
     return np.concatenate(step_s), np.concatenate(needed_bytes)
 
 
-def stage_choices(priced: Priced, layout: Layout, choices: Sequence[str]) -> tuple[str, ...]:
+def stage_choices(priced: LayerPrices, layout: Layout, choices: Sequence[str]) -> tuple[str, ...]:
     """Return the recomputation choice of each stage: the fastest that fits it, or one for all if
     that is faster; if none fits, the one that needs least memory.
     """
-    tables = tables_of(priced, Given([layout]), choices)
+    tables = make_tables(priced, LayoutSequence([layout]), choices)
     _, _, picks = Sums(tables, tables.rows).figures()
     return tuple(choices[choice] for choice in picks)
 
 
-def tables_of(priced: Priced, layouts: Listed, choices: Sequence[str], batch: int = 0) -> Tables:
+def make_tables(
+    priced: LayerPrices, layouts: LayoutSource, choices: Sequence[str], batch: int = 0
+) -> LayoutTables:
     """Build the tables of layouts of one variant, for `batch` sequences or the run's."""
     run, first = priced.run, layouts.layout(0)
     costs = priced.costs(first)
@@ -155,7 +157,7 @@ def tables_of(priced: Priced, layouts: Listed, choices: Sequence[str], batch: in
     divisions, division = _numbered(dp, zero, hsdp, copies, m > copies)
     groups, group = _numbered(dp, pp, zero > 0, hsdp, copies)
     sides, side = _numbered(outside, split)
-    losses, loss = _numbered(order == NUMBERS["gpipe"], m)
+    losses, loss = _numbered(order == ORDER_NUMBERS["gpipe"], m)
     shapes = [
         (ORDERS[number], p, v, layouts.blocks(ORDERS[number], p, v, n))
         for number, p, v, n in np.stack([order, pp, vpp, splits], axis=1)[pipes].tolist()
@@ -186,7 +188,7 @@ def tables_of(priced: Priced, layouts: Listed, choices: Sequence[str], batch: in
     ]
     heads = [any(n and head for n, head in zip(row, headed, strict=True)) for _, row in contents]
     family = first.tp, first.cp, first.ep, first.etp
-    return Tables(
+    return LayoutTables(
         rows=np.stack([pp, m, copies, zero, split, pipe, division, group, side, loss], 1),
         starts=np.cumsum([0, *pp[pipes]])[:-1],
         order=order[pipes],
@@ -249,7 +251,7 @@ def tables_of(priced: Priced, layouts: Listed, choices: Sequence[str], batch: in
                 for layout, n in ((layouts.layout(i), int(m[i])) for i in losses.tolist())
             ]
         ),
-        bounds=np.array([choice == LEAST for choice in choices]),
+        bounds=np.array([choice == LEAST_CHOICE for choice in choices]),
         run=run,
     )
 
@@ -271,11 +273,11 @@ def _numbered(*columns: NDArray[Any]) -> tuple[Ints, Ints]:
 
 
 def _as_timed(choice: str) -> str:
-    return "none" if choice == LEAST else choice
+    return "none" if choice == LEAST_CHOICE else choice
 
 
 def _as_kept(choice: str) -> str:
-    return "full" if choice == LEAST else choice
+    return "full" if choice == LEAST_CHOICE else choice
 
 
 @lru_cache(maxsize=8192)
@@ -311,7 +313,7 @@ def _filled(rows: Sequence[tuple[float, ...]], length: int) -> list[tuple[float,
     return [*rows, *[(0.0,) * len(rows[0])] * (length - len(rows))]
 
 
-def per_parameter(priced: Priced, layout: Layout, accumulates: bool) -> Floats:
+def per_parameter(priced: LayerPrices, layout: Layout, accumulates: bool) -> Floats:
     """Return (5, 2): bytes of weights, gradients and optimizer, seconds of accumulation and update,
     per dense and per expert parameter; all are linear in the parameters.
     """
@@ -332,7 +334,7 @@ def per_parameter(priced: Priced, layout: Layout, accumulates: bool) -> Floats:
     return priced.once(("parameter", *ranks, zero, layout.hsdp, copies, accumulates), compute)
 
 
-def _divided(priced: Priced, layouts: Listed, at: int, accumulates: bool) -> Floats:
+def _divided(priced: LayerPrices, layouts: LayoutSource, at: int, accumulates: bool) -> Floats:
     return per_parameter(priced, layouts.layout(at), accumulates)
 
 
@@ -353,9 +355,9 @@ def shared_terms(run: Run, layout: Layout) -> tuple[Floats, Floats, Floats]:
 
 
 def _collectives(
-    priced: Priced,
+    priced: LayerPrices,
     costs: Sequence[LayerCost],
-    layouts: Listed,
+    layouts: LayoutSource,
     groups: Sequence[int],
     columns: Ints,
 ) -> dict[str, NDArray[Any]]:
@@ -393,11 +395,11 @@ def _collectives(
     }
 
 
-def _shared_terms(run: Run, layouts: Listed, at: int) -> tuple[Floats, Floats, Floats]:
+def _shared_terms(run: Run, layouts: LayoutSource, at: int) -> tuple[Floats, Floats, Floats]:
     return shared_terms(run, layouts.layout(at))
 
 
-def _send_s(run: Run, layouts: Listed, at: int, bytes_: float) -> float:
+def _send_s(run: Run, layouts: LayoutSource, at: int, bytes_: float) -> float:
     return Stepper(run, layouts.layout(at)).send_s(bytes_)
 
 
@@ -406,11 +408,11 @@ def _kind(run: Run, cost: LayerCost) -> tuple[float, ...]:
     waiting, copied = cost.waiting_bytes, fp8_bytes(run, cost)
     weight_s = cost.weight.total_s
     launch_s = Stepper(run, Layout()).host(cost, "none").weight_s
-    return *trained, waiting, copied, weight_s, launch_s, *held_parameters(run, cost)
+    return *trained, waiting, copied, weight_s, launch_s, *resident_parameters(run, cost)
 
 
 def _content_row(
-    priced: Priced, layout: Layout, layers: Sequence[tuple[LayerCost, int]]
+    priced: LayerPrices, layout: Layout, layers: Sequence[tuple[LayerCost, int]]
 ) -> tuple[float, ...]:
     costs = [cost for cost, _ in layers]
     return (
@@ -439,8 +441,8 @@ def _layer_passes(stepper: Stepper, cost: LayerCost, choice: str) -> tuple[float
     return (
         forward.total_s,
         backward.total_s + again.total_s,
-        *stepper.beside_gathers_s(cost, choice),
-        host.beside_s,
+        *stepper.hides_gathers_s(cost, choice),
+        host.overlapped_s,
         host.waiting_s,
         host.forward_s,
     )

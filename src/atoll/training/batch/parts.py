@@ -8,14 +8,14 @@ from atoll.training.batch.paths import Triple
 from atoll.training.operators.tables import Floats
 
 
-class States(NamedTuple):
+class StateCosts(NamedTuple):
     """Costs that do not depend on the recomputation choice. Per row: accumulation and update of a
     step, and the gradients' collectives after the last backward pass and after each earlier one;
     per stage: fixed bytes, bytes of gradients, bytes that wait for weight passes, and seconds of
     weight passes and of their launches.
     """
 
-    beside_s: Floats
+    optimizer_s: Floats
     last_s: Floats
     before_s: Floats
     fixed: Floats
@@ -41,10 +41,10 @@ class StageStateCosts(NamedTuple):
     launch_s: Floats
 
 
-class Held(NamedTuple):
+class StateMemory(NamedTuple):
     """State costs and memory: independent of layer times, except weight passes in `states`."""
 
-    states: States
+    states: StateCosts
     bytes: Floats
     """(stages, choices): memory needed per stage."""
 

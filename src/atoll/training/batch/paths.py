@@ -18,7 +18,7 @@ from atoll.training.operators.tables import (
     STAGES,
     Floats,
     Ints,
-    Tables,
+    LayoutTables,
 )
 from atoll.training.run import Run
 
@@ -34,7 +34,7 @@ class Pipelines(Protocol):
     """The attributes of `sums.Sums` that path bounds use."""
 
     @property
-    def t(self) -> Tables: ...
+    def t(self) -> LayoutTables: ...
     @property
     def run(self) -> Run: ...
     @property

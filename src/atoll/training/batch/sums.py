@@ -16,7 +16,7 @@ from atoll.fabric.nested import TREE_SHARE
 from atoll.step.layout import ZERO_STAGES
 from atoll.step.orders import ORDERS
 from atoll.step.replay import pipeline_s
-from atoll.training.batch.parts import Held, Paces, StagePasses, StageStateCosts, States
+from atoll.training.batch.parts import Paces, StagePasses, StageStateCosts, StateCosts, StateMemory
 from atoll.training.batch.paths import Triple, path_s
 from atoll.training.operators.tables import (
     COPIES,
@@ -33,8 +33,8 @@ from atoll.training.operators.tables import (
     Floats,
     Ints,
     KindColumn,
+    LayoutTables,
     PassColumn,
-    Tables,
 )
 
 SAME = 1e-12  # relative difference of a stage's time below which choices count as equal
@@ -52,7 +52,7 @@ SLACK = 1e-8  # relative excess of memory that may be rounding
 class Sums:
     """Estimates of a selection of rows of the tables."""
 
-    def __init__(self, tables: Tables, rows: Ints) -> None:
+    def __init__(self, tables: LayoutTables, rows: Ints) -> None:
         self.t = tables
         self.run, self.stack = tables.run, tables.run.stack
         self.rows = rows
@@ -87,12 +87,12 @@ class Sums:
         at = t.chunk_starts[pipe[stage]] + self.place[stage] * per_stage[stage] + number
         return stage, t.chunk_mix[at]
 
-    def state_memory(self) -> Held:
+    def state_memory(self) -> StateMemory:
         states = self.states()
-        return Held(states, self.memory(states))
+        return StateMemory(states, self.memory(states))
 
     def figures(
-        self, memory: Held | None = None, limit_s: float | None = None, named: int = 0
+        self, memory: StateMemory | None = None, limit_s: float | None = None, named: int = 0
     ) -> tuple[Floats, Floats, Ints]:
         """Return seconds and bytes per row and choice, and the choice of each stage.
 
@@ -145,7 +145,7 @@ class Sums:
         needed[:, :-1] = self.most(passes.bytes)
         return time_s, needed, np.zeros(0, dtype=np.int64)
 
-    def best(self, limit_s: float, memory: Held | None = None) -> tuple[Floats, Ints]:
+    def best(self, limit_s: float, memory: StateMemory | None = None) -> tuple[Floats, Ints]:
         """Return the seconds of each row with the best choices of its stages (infinite if none fits
         or is below the limit), and these choices.
         """
@@ -177,13 +177,13 @@ class Sums:
         first = (fitting_s <= fitting_s.min(axis=1, keepdims=True) * (1 + SAME)).argmax(axis=1)
         return np.asarray(np.where(fits.any(axis=1), first, passes.bytes.argmin(axis=1)))
 
-    def states(self) -> States:
+    def states(self) -> StateCosts:
         return self.combine_stages(self.stage_state_costs())
 
-    def combine_stages(self, costs: StageStateCosts) -> States:
+    def combine_stages(self, costs: StageStateCosts) -> StateCosts:
         """Combine the costs of all stages after the passes of a step."""
         rows, most = self.rows, self.most
-        return States(
+        return StateCosts(
             self.m[:, 0] * most(costs.accumulate_s) + most(costs.update_s),
             np.where(rows[:, ZERO] < 3, most(costs.last_s), 0.0),
             np.where(rows[:, ZERO] == 2, most(costs.before_s), 0.0),
@@ -250,7 +250,7 @@ class Sums:
             wires_s[np.where(gathers > 0, 0, 1), rows] += wire_s
         return wires_s[0], wires_s[1]
 
-    def passes(self, memory: Held) -> StagePasses:
+    def passes(self, memory: StateMemory) -> StagePasses:
         """Return the passes and bytes per stage and choice."""
         t, rows, states = self.t, self.rows, memory.states
         stage_rows = rows[self.row]
@@ -323,7 +323,7 @@ class Sums:
             layers_s[gathering, :, :, at] += wire_s - np.minimum(hidden * wire_s, hides_s)
         return layers_s
 
-    def memory(self, states: States) -> Floats:
+    def memory(self, states: StateCosts) -> Floats:
         """Return the bytes needed per stage (`memory.stage_memory`)."""
         t, rows = self.t, self.rows[self.row]
         content = t.content[self.mix]
@@ -348,7 +348,7 @@ class Sums:
         needed = (states.fixed[:, None] + peak) * (1 + self.stack.fragmentation)
         return np.asarray(needed + self.stack.context_bytes)
 
-    def step_s(self, states: States, passes: StagePasses, wanted: NDArray[np.bool_]) -> Floats:
+    def step_s(self, states: StateCosts, passes: StagePasses, wanted: NDArray[np.bool_]) -> Floats:
         """Return (rows, choices): the step with passes, exposed gradient collectives and optimizer;
         infinite where it is not `wanted`.
         """
@@ -359,7 +359,7 @@ class Sums:
             host_s = self.replayed_s(stages.host, chunks.host, wanted & apart)
         return self.with_gradients_s(states, passes, passes_s, host_s)
 
-    def bound_s(self, states: States, passes: StagePasses, *, least: bool = False) -> Floats:
+    def bound_s(self, states: StateCosts, passes: StagePasses, *, least: bool = False) -> Floats:
         """Return a lower bound on the step; with `least` for all choices whose layers take at least
         as long, even if one waits less for its host in forward passes.
         """
@@ -390,7 +390,7 @@ class Sums:
         return hidden
 
     def with_gradients_s(
-        self, states: States, passes: StagePasses, passes_s: Floats, host_s: Floats
+        self, states: StateCosts, passes: StagePasses, passes_s: Floats, host_s: Floats
     ) -> Floats:
         """Add gradient collectives and update to all passes, for device and host times."""
         hidden = self.hidden
@@ -410,9 +410,9 @@ class Sums:
             reduced = np.where(apart, np.maximum(device_s, host_s), reduced)
         return self.with_update_s(states, reduced)
 
-    def with_update_s(self, states: States, passes_s: Floats) -> Floats:
+    def with_update_s(self, states: StateCosts, passes_s: Floats) -> Floats:
         """Add accumulation, update and the fixed time of a step."""
-        update_s = states.beside_s[:, None] + self.stack.step_s
+        update_s = states.optimizer_s[:, None] + self.stack.step_s
         return np.asarray((passes_s + update_s) * self.run.slack)
 
     def slowest(self, time_s: Floats) -> Ints:

@@ -15,7 +15,7 @@ from atoll.training.estimate import Estimator, boundary_bytes
 from atoll.training.memory import Memory
 from atoll.training.mixed.joined import joined_choices, pod_by_stage
 from atoll.training.mixed.pods import Pods
-from atoll.training.operators.layers import Share, choices_of
+from atoll.training.operators.layers import Share, recompute_choices
 from atoll.training.replay import (
     ReplayedStep,
     replay_estimate,
@@ -200,7 +200,7 @@ class PodEstimator:
         if layout.recompute == "optimal":
             choices = max(
                 (
-                    choices_of(pod_estimator.costs(layout), "optimal")
+                    recompute_choices(pod_estimator.costs(layout), "optimal")
                     for pod_estimator in estimators
                 ),
                 key=len,

@@ -13,12 +13,12 @@ from functools import lru_cache, partial
 import numpy as np
 
 from atoll.step.layout import Layout
-from atoll.step.orders import arrivals, chunks_of, route
-from atoll.training.batch.estimates import Given, in_parts, tables_of
-from atoll.training.batch.parts import Held, Paces, StagePasses, StageStateCosts, States
+from atoll.step.orders import arrivals, chunks_per_stage, route
+from atoll.training.batch.estimates import LayoutSequence, in_parts, make_tables
+from atoll.training.batch.parts import Paces, StagePasses, StageStateCosts, StateCosts, StateMemory
 from atoll.training.batch.sums import Sums
-from atoll.training.operators.priced import Priced
-from atoll.training.operators.tables import GROUP, PIPE, STAGES, Floats, Ints, Tables
+from atoll.training.operators.priced import LayerPrices
+from atoll.training.operators.tables import GROUP, PIPE, STAGES, Floats, Ints, LayoutTables
 
 
 class PodSums(Sums):
@@ -28,7 +28,7 @@ class PodSums(Sums):
 
     def __init__(
         self,
-        tables: Sequence[Tables],
+        tables: Sequence[LayoutTables],
         crossing: Floats,
         sizes: Sequence[int],
         link_s: float,
@@ -64,13 +64,13 @@ class PodSums(Sums):
         pod_costs = [part.stage_state_costs() for part in self.parts]
         return StageStateCosts(*(self._by_pod(columns) for columns in zip(*pod_costs, strict=True)))
 
-    def memory(self, states: States) -> Floats:
+    def memory(self, states: StateCosts) -> Floats:
         capacity_bytes = self.run.capacity_bytes
         return self._by_pod(
             p.memory(states) * (capacity_bytes / p.run.capacity_bytes) for p in self.parts
         )
 
-    def passes(self, memory: Held) -> StagePasses:
+    def passes(self, memory: StateMemory) -> StagePasses:
         pod_passes = [part.passes(memory) for part in self.parts]
         pods = self.pod[self.chunk_stage]
         stages = (
@@ -91,13 +91,13 @@ class PodSums(Sums):
 class SumsBeforeUpdate(Sums):
     """Sums of a step without its update, which starts when all replicas have the gradients."""
 
-    def combine_stages(self, costs: StageStateCosts) -> States:
+    def combine_stages(self, costs: StageStateCosts) -> StateCosts:
         self.update_s = self.most(costs.update_s) * self.run.slack
         return super().combine_stages(costs._replace(update_s=np.zeros_like(costs.update_s)))
 
 
 def replica_estimates(
-    priced: Sequence[Priced],
+    priced: Sequence[LayerPrices],
     layouts: Sequence[Layout],
     choices: Sequence[str],
     microbatch_sizes: Sequence[int],
@@ -110,8 +110,8 @@ def replica_estimates(
     steps_s, updates_s, filled = [], [], []
     for pod_prices, size in zip(priced, microbatch_sizes, strict=True):
         pod_layouts = [replace(layout, microbatch=size) for layout in layouts]
-        tables = tables_of(
-            pod_prices, Given(pod_layouts), choices, layouts[0].dp * size * microbatches
+        tables = make_tables(
+            pod_prices, LayoutSequence(pod_layouts), choices, layouts[0].dp * size * microbatches
         )
         sums = SumsBeforeUpdate(tables, tables.rows)
         step_s, bytes_, _ = sums.figures()
@@ -123,7 +123,7 @@ def replica_estimates(
 
 
 def joined_estimates(
-    priced: Sequence[Priced],
+    priced: Sequence[LayerPrices],
     layouts: Sequence[Layout],
     choices: Sequence[str],
     sizes: Sequence[int],
@@ -139,7 +139,7 @@ def joined_estimates(
 
 
 def joined_choices(
-    priced: Sequence[Priced],
+    priced: Sequence[LayerPrices],
     layout: Layout,
     choices: Sequence[str],
     sizes: Sequence[int],
@@ -152,13 +152,13 @@ def joined_choices(
 
 
 def _sums(
-    priced: Sequence[Priced],
+    priced: Sequence[LayerPrices],
     layouts: Sequence[Layout],
     choices: Sequence[str],
     sizes: Sequence[int],
     link_s: float,
 ) -> partial[PodSums]:
-    tables = [tables_of(pod_prices, Given(layouts), choices) for pod_prices in priced]
+    tables = [make_tables(pod_prices, LayoutSequence(layouts), choices) for pod_prices in priced]
     first = dict(zip(tables[0].rows[:, PIPE].tolist(), layouts, strict=True))
     crossing = [
         _crossing(layout.schedule, layout.pp, layout.vpp, pod_by_stage(layout.pp, tuple(sizes)))
@@ -175,7 +175,7 @@ def pod_by_stage(pp: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 @lru_cache(maxsize=1024)
 def _crossing(order: str, pp: int, vpp: int, pods: tuple[int, ...]) -> Floats:
-    return np.array(arrivals(order, pp, chunks_of(order, vpp), pods))
+    return np.array(arrivals(order, pp, chunks_per_stage(order, vpp), pods))
 
 
 @lru_cache(maxsize=16384)
@@ -185,7 +185,9 @@ def blocks_per_chunk(
     """Return the blocks per model chunk if pod i has `shares[i]` blocks, spread evenly over its
     chunks: one fewer at the two ends of the model first, as `step.stages.even_sizes`.
     """
-    chunk_pods = [pods[stage] for stage, _ in route(order, len(pods), chunks_of(order, vpp), 0)]
+    chunk_pods = [
+        pods[stage] for stage, _ in route(order, len(pods), chunks_per_stage(order, vpp), 0)
+    ]
     inner = [*range(1, len(chunk_pods) - 1), len(chunk_pods) - 1, 0]
     sizes = [0] * len(chunk_pods)
     for pod, share in enumerate(shares):

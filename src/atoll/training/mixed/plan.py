@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import inf
 
-from atoll.answers.answer import Answered, answer_of
+from atoll.answers.answer import AnsweredResult, build_answer
 from atoll.answers.certificate import Proof
 from atoll.answers.design import MixedAnswer, MixedStage, PodAlone, PodAnswer
-from atoll.answers.layout import Launched, LaunchFile
+from atoll.answers.layout import Exportable, LaunchFile
 from atoll.driver import Progress
 from atoll.errors import AtollError, InfeasibleError
 from atoll.questions import PodsQuestion
-from atoll.registry import named
+from atoll.registry import import_named
 from atoll.step.certificate import Certificate
 from atoll.stopping import Stop, StoppedError
 from atoll.training.mixed.estimate import MixedEstimate, PodEstimator, PodPlacement
@@ -20,12 +20,12 @@ from atoll.training.mixed.pods import Pods, load_pods, make_pods
 from atoll.training.mixed.search import PodSearchResult, TimedPlacement, pod_uses, search
 from atoll.training.planner.plan import RUNNERS_UP, Plan, plan
 from atoll.training.planner.space import Axes, excluded
-from atoll.training.request import axes_of, run_of
+from atoll.training.request import axes_from_question, run_from_question
 from atoll.units import counted
 
 
 @dataclass(frozen=True)
-class MixedPlan(Launched, Answered[MixedAnswer]):
+class MixedPlan(Exportable, AnsweredResult[MixedAnswer]):
     """The fastest layout on pods, with its runners-up and the proof.
 
     Examples:
@@ -54,7 +54,7 @@ class MixedPlan(Launched, Answered[MixedAnswer]):
                 "one size for all ranks; plan with export, which leaves these out"
             )
         run = runs[0]
-        file: LaunchFile = named("atoll.export:export")(
+        file: LaunchFile = import_named("atoll.export:export")(
             target,
             run.model,
             replace(placed.layout, blocks=()),
@@ -118,10 +118,12 @@ def plan_pods(
     stop = stop or Stop()
     stop.limit(question.time_limit)
     pods_file = load_pods(str(question.pods))
-    run = run_of(question)
+    run = run_from_question(question)
     pods = make_pods(pods_file, run, question.stack is not None or question.export is not None)
-    usual = named("atoll.export:EXPORTERS")[question.export].values if question.export else {}
-    axes, launched = axes_of(question, usual, run), question.export is not None
+    usual = (
+        import_named("atoll.export:EXPORTERS")[question.export].values if question.export else {}
+    )
+    axes, launched = axes_from_question(question, usual, run), question.export is not None
     pod_plan = plan_mixed(pods, axes, equal=launched, stop=stop, progress=progress)
     if question.export_to is not None:
         pod_plan.export(question.export or "").save(question.export_to)
@@ -236,7 +238,7 @@ def _excluded(pods: Pods, axes: Axes, equal: bool) -> tuple[str, ...]:
     )
 
 
-@answer_of.register
+@build_answer.register
 def mixed_answer(pod_plan: MixedPlan) -> MixedAnswer:
     best, run = pod_plan.best, pod_plan.pods.runs[0]
     placed = best.placed

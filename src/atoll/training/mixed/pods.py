@@ -9,7 +9,7 @@ from itertools import combinations, permutations
 from pydantic import Field, model_validator
 
 from atoll.errors import AtollError
-from atoll.fabric.network import Level, Network
+from atoll.fabric.network import FabricLevel, Network
 from atoll.files.yamlfile import Bandwidth, Count, FileModel, Seconds, Share, load_yaml
 from atoll.hardware.catalog import load_network
 from atoll.hardware.device import load_device
@@ -61,7 +61,7 @@ class Pods:
     """The run on each pod alone, and the link between pods."""
 
     runs: tuple[Run, ...]
-    link: Level | None
+    link: FabricLevel | None
 
     def __str__(self) -> str:
         return " + ".join(f"{run.devices:,} {run.gpu.name}" for run in self.runs)
@@ -115,7 +115,7 @@ class Pods:
             outer = replace(outer, devices=max(outer.devices, devices))
         return replace(network, levels=(*inner, outer))
 
-    def _joined(self, network: Network, slowest: Level, sizes: Sequence[int]) -> Network:
+    def _joined(self, network: Network, slowest: FabricLevel, sizes: Sequence[int]) -> Network:
         *inner, outer = self._wide(network, sum(sizes)).levels
         if slowest != network.levels[-1]:
             inner = inner or [outer]
@@ -131,7 +131,7 @@ class Pods:
         return replace(network, levels=(*inner, outer, link))
 
 
-def _best_Bps(level: Level) -> float:
+def _best_Bps(level: FabricLevel) -> float:
     return level.bandwidth_Bps * level.best_share
 
 
@@ -166,10 +166,10 @@ def make_pods(file: PodsFile, run: Run, stack: bool) -> Pods:
     return Pods(tuple(runs), _link(file))
 
 
-def _link(file: PodsFile) -> Level | None:
+def _link(file: PodsFile) -> FabricLevel | None:
     link = file.link
     if link is None:
         return None
     bandwidth_Bps = link.bandwidth or (link.total or 0.0) / min(pod.devices for pod in file.pods)
     curve = ((1.0, link.efficiency),) if link.efficiency < 1 else ()
-    return Level("link", 0, bandwidth_Bps, link.latency, curve)
+    return FabricLevel("link", 0, bandwidth_Bps, link.latency, curve)

@@ -24,9 +24,9 @@ import numpy as np
 
 from atoll.driver import Progress
 from atoll.step.layout import Layout, divisors
-from atoll.step.orders import ORDERS, SPLIT, chunks_of
-from atoll.stopping import Stop, StoppedError, go_on
-from atoll.training.batch.estimates import LEAST, per_parameter
+from atoll.step.orders import ORDERS, SPLIT, chunks_per_stage
+from atoll.stopping import Stop, StoppedError, check_stop
+from atoll.training.batch.estimates import LEAST_CHOICE, per_parameter
 from atoll.training.estimate import Estimator, boundary_bytes
 from atoll.training.mixed.estimate import PodEstimator, PodPlacement
 from atoll.training.mixed.joined import (
@@ -36,17 +36,17 @@ from atoll.training.mixed.joined import (
     replica_estimates,
 )
 from atoll.training.mixed.pods import Pods
-from atoll.training.operators.layers import choices_of
+from atoll.training.operators.layers import recompute_choices
 from atoll.training.operators.tables import Floats
-from atoll.training.planner.bounds.floor import OPTIMAL, Floor
-from atoll.training.planner.bounds.sample import Sample
+from atoll.training.planner.bounds.floor import OPTIMAL, FamilyBounds
+from atoll.training.planner.bounds.sample import SampleBounds
 from atoll.training.planner.pieces import ROUNDING
 from atoll.training.planner.space import (
     Axes,
-    Block,
     Bools,
-    Family,
     Ints,
+    LayoutColumns,
+    LayoutFamily,
     block_of,
     chain_of,
     families,
@@ -86,7 +86,7 @@ class PodSearchResult:
 class Group:
     """Layouts that are estimated together."""
 
-    def __init__(self, use: PodUse, block: Block, bound_s: Floats) -> None:
+    def __init__(self, use: PodUse, block: LayoutColumns, bound_s: Floats) -> None:
         self.use, self.block = use, block
         self.lowest_s = float(np.nanmin(bound_s, initial=np.inf))
         self.size = int((~np.isnan(bound_s)).sum())
@@ -107,10 +107,10 @@ class PodUse:
         self.slack = max(run.slack for run in self.runs)
         self.alike = placer.pods.alike(pods)
         self.orders = tuple(o for o in axes.orders(self.run) if o != "dualpipe") or ("1f1b",)
-        self._floors = [Floor(estimator) for estimator in self.estimators]
-        self._samples: dict[Family, list[Sample]] = {}
+        self._floors = [FamilyBounds(estimator) for estimator in self.estimators]
+        self._samples: dict[LayoutFamily, list[SampleBounds]] = {}
 
-    def least_s(self, block: Block, sizes: Sequence[int], priced: bool) -> Floats:
+    def least_s(self, block: LayoutColumns, sizes: Sequence[int], priced: bool) -> Floats:
         """Return (3, pods): least seconds of a microbatch of `sizes` sequences in a block, before
         all blocks and behind them; for its `priced` variant, or from one sequence of any variant.
         """
@@ -126,16 +126,16 @@ class PodUse:
         ).T
         return np.asarray(sequence_s * np.array(sizes))
 
-    def samples(self, family: Family) -> list[Sample]:
+    def samples(self, family: LayoutFamily) -> list[SampleBounds]:
         """Return the least times of one sequence per pod."""
         if family not in self._samples:
             batch = np.ones(1, dtype=np.intp)
             self._samples[family] = [
-                Sample(f.priced, f.ideal.network, family, batch) for f in self._floors
+                SampleBounds(f.priced, f.ideal.network, family, batch) for f in self._floors
             ]
         return self._samples[family]
 
-    def too_large(self, block: Block, most: Floats, in_flight: Floats) -> Bools:
+    def too_large(self, block: LayoutColumns, most: Floats, in_flight: Floats) -> Bools:
         """Return (rows, options): whether `most` blocks per stage (rows, options, pods), each with
         `in_flight` sequences (rows, pods), exceed the capacity.
         """
@@ -149,7 +149,7 @@ class PodUse:
             too_large |= needed + run.stack.context_bytes > run.capacity_bytes
         return too_large
 
-    def bound_s(self, block: Block, priced: bool = False) -> Floats:
+    def bound_s(self, block: LayoutColumns, priced: bool = False) -> Floats:
         """Return the lower bound of each item (row and division of blocks among pods): infinite if
         it cannot fit, NaN if it is not in the space.
         """
@@ -158,7 +158,7 @@ class PodUse:
     def groups(self) -> Iterator[Group]:
         raise NotImplementedError
 
-    def placed(self, block: Block, items: Ints, recompute: str) -> list[PodPlacement]:
+    def placed(self, block: LayoutColumns, items: Ints, recompute: str) -> list[PodPlacement]:
         raise NotImplementedError
 
     def figures(
@@ -167,12 +167,14 @@ class PodUse:
         """Return seconds, and bytes relative to the capacity."""
         raise NotImplementedError
 
-    def times_s(self, block: Block, items: Ints, names: Sequence[str], limit_s: float) -> Floats:
+    def times_s(
+        self, block: LayoutColumns, items: Ints, names: Sequence[str], limit_s: float
+    ) -> Floats:
         """Return (items, names): seconds per recomputation policy, infinite if it does not fit or
         if "optimal" cannot be below the limit.
         """
         placed = self.placed(block, items, "none")
-        choices = [LEAST if name == OPTIMAL else name for name in names]
+        choices = [LEAST_CHOICE if name == OPTIMAL else name for name in names]
         times_s = self._fitting(placed, choices)[:, :-1]
         if OPTIMAL not in names:
             return times_s
@@ -182,7 +184,10 @@ class PodUse:
         if faster.size:
             layout = replace(placed[0].layout, recompute=OPTIMAL)
             optimal_choices = max(
-                (choices_of(estimator.costs(layout), OPTIMAL) for estimator in self.estimators),
+                (
+                    recompute_choices(estimator.costs(layout), OPTIMAL)
+                    for estimator in self.estimators
+                ),
                 key=len,
             )
             times_s[faster, at] = self._fitting([placed[i] for i in faster], optimal_choices)[:, -1]
@@ -192,7 +197,7 @@ class PodUse:
         step_s, filled = self.figures(placed, choices)
         return np.where(filled * (1 - ROUNDING) <= 1.0, step_s * (1 - ROUNDING), np.inf)
 
-    def states(self, block: Block) -> Floats:
+    def states(self, block: LayoutColumns) -> Floats:
         """Return (3, rows, pods): lower bounds on bytes of a block's states, seconds to accumulate
         its gradients, and seconds of its update.
         """
@@ -255,7 +260,7 @@ class PipelineAcrossPods(PodUse):
                 part = block.part(np.flatnonzero(block.microbatch == size))
                 yield Group(self, part, self.bound_s(part))
 
-    def bound_s(self, block: Block, priced: bool = False) -> Floats:
+    def bound_s(self, block: LayoutColumns, priced: bool = False) -> Floats:
         run, pp, size = self.run, block.pp[:, None], int(block.microbatch[0])
         block_s, front_s, back_s = self.least_s(block, [size] * len(self.pods), priced)
         ends_s = np.zeros(len(self.pods))
@@ -291,14 +296,14 @@ class PipelineAcrossPods(PodUse):
         behind = np.where(loose[:, None], 1, 1 + pp - np.cumsum(stages, axis=1))
         bound_s[self.too_large(block, most, size * np.minimum(behind, m))] = np.inf
         if not self.alike:  # a block for every chunk
-            order_chunks = np.array([chunks_of(order) for order in block.schedules])[
+            order_chunks = np.array([chunks_per_stage(order) for order in block.schedules])[
                 block.schedule, None
             ]
             chunks = (stages * v * order_chunks)[:, None]
             bound_s[(shares[None] < chunks).any(axis=-1)] = np.nan
         return np.asarray(bound_s.reshape(-1))
 
-    def _sent_s(self, block: Block) -> Floats:
+    def _sent_s(self, block: LayoutColumns) -> Floats:
         """Return per row a lower bound on the exposed time of one activation to the next stage."""
         sent_s = np.zeros(len(block))
         for pp in np.unique(block.pp):
@@ -309,7 +314,7 @@ class PipelineAcrossPods(PodUse):
             sent_s[rows] = min(stepper.send_s(max(kinds)) for stepper in steppers)
         return sent_s * (1.0 - self.run.stack.overlap.pipeline)
 
-    def placed(self, block: Block, items: Ints, recompute: str) -> list[PodPlacement]:
+    def placed(self, block: LayoutColumns, items: Ints, recompute: str) -> list[PodPlacement]:
         rows, options = np.divmod(items, len(self.shares))
         placements = []
         for layout, option in zip(block.layouts(rows, recompute), options, strict=True):
@@ -352,7 +357,7 @@ class ReplicasPerPod(PodUse):
                     continue
                 copies = gcd(sum(counts) * family.cp, ranks // (family.ep * family.etp))
                 columns = of_stages(axes, self.orders, chain, 1, pp, sum(counts), copies)
-                layouts = Block(family, self.orders, chain, columns)
+                layouts = LayoutColumns(family, self.orders, chain, columns)
                 states = self.states(layouts)
                 for sizes, m in self._shares(counts):
                     block = ReplicaBlock(layouts, sizes, m, states)
@@ -372,7 +377,7 @@ class ReplicasPerPod(PodUse):
                 (sizes, m) for sizes in divisions if not wanted or set(sizes) <= set(wanted)
             )
 
-    def bound_s(self, block: Block, priced: bool = False) -> Floats:
+    def bound_s(self, block: LayoutColumns, priced: bool = False) -> Floats:
         assert isinstance(block, ReplicaBlock)
         block_s, *ends_s = self.least_s(block, block.microbatch_sizes, priced)
         layers, pp = self.run.model.layers, int(block.pp[0])
@@ -381,7 +386,7 @@ class ReplicasPerPod(PodUse):
         large = self.too_large(block, most, np.array([block.microbatch_sizes] * len(block)))[:, 0]
         return np.where(large, np.inf, self.slack * block.m * slow_s.max())
 
-    def placed(self, block: Block, items: Ints, recompute: str) -> list[PodPlacement]:
+    def placed(self, block: LayoutColumns, items: Ints, recompute: str) -> list[PodPlacement]:
         assert isinstance(block, ReplicaBlock)
         return [
             PodPlacement(
@@ -404,11 +409,11 @@ class ReplicasPerPod(PodUse):
         )
 
 
-class ReplicaBlock(Block):
+class ReplicaBlock(LayoutColumns):
     """Layouts with the same number of microbatches of a size per pod."""
 
     def __init__(
-        self, block: Block, microbatch_sizes: tuple[int, ...], m: int, states: Floats
+        self, block: LayoutColumns, microbatch_sizes: tuple[int, ...], m: int, states: Floats
     ) -> None:
         super().__init__(block.family, block.schedules, block.chain, block.columns)
         self.microbatch_sizes, self.m, self.states = microbatch_sizes, m, states
@@ -457,7 +462,7 @@ def search(
         if group.lowest_s >= limit_s:
             break
         try:
-            go_on(stop)
+            check_stop(stop)
         except StoppedError:
             first_s = best[0].time_s if best else np.inf
             remaining = [later for later in groups[number:] if later.lowest_s < first_s]

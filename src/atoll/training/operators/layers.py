@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 
 from atoll.cost.pricer import Cost, Pricer
-from atoll.step.layout import HOST, SOME, Layout
+from atoll.step.layout import FULL_BLOCKS, HOST, Layout
 from atoll.step.orders import SPLIT
 from atoll.training.operators.policies import (
-    Kept,
+    PolicyCost,
     TensorLink,
     by_operator,
     keep_all,
@@ -45,7 +45,7 @@ class LayerCost:
     backward_links: tuple[TensorLink, ...]
     hidden_links: tuple[TensorLink, ...]
     """Backward collectives that can overlap with a weight gradient."""
-    policies: tuple[tuple[str, Kept], ...]
+    policies: tuple[tuple[str, PolicyCost], ...]
     parameters: int
     """Trained parameters without those of experts."""
     expert_parameters: int
@@ -75,10 +75,10 @@ class LayerCost:
     """Whether the layer's loss takes 16-bit logits."""
     loss_bytes: float
     """Kept bytes that belong to the layer's loss; the stack may keep fewer."""
-    by_operator: Callable[[], tuple[Kept, ...]] = field(default=tuple, compare=False)
+    by_operator: Callable[[], tuple[PolicyCost, ...]] = field(default=tuple, compare=False)
     """Computes `optimal`, which is slow."""
 
-    def kept(self, policy: str) -> Kept:
+    def kept(self, policy: str) -> PolicyCost:
         """Return a policy by name; "optimal-n" is the n-th of `optimal`, or the last."""
         if policy in self._named:
             return self._named[policy]
@@ -86,11 +86,11 @@ class LayerCost:
         return self.optimal[level]
 
     @cached_property
-    def _named(self) -> dict[str, Kept]:
+    def _named(self) -> dict[str, PolicyCost]:
         return dict(self.policies)
 
     @cached_property
-    def optimal(self) -> tuple[Kept, ...]:
+    def optimal(self) -> tuple[PolicyCost, ...]:
         """Choices per operator, from keeping everything to keeping least."""
         return self.by_operator()
 
@@ -107,7 +107,7 @@ Share = tuple[tuple[LayerCost, int], ...]
 """Layers of one chunk of a stage, and how often each occurs."""
 
 
-def choices_of(costs: Iterable[LayerCost], policy: str) -> tuple[str, ...]:
+def recompute_choices(costs: Iterable[LayerCost], policy: str) -> tuple[str, ...]:
     """Return the choices per stage of a recomputation policy: for "optimal" those by operator and
     the named policies, which need not lie on their hull.
     """
@@ -178,7 +178,7 @@ def _layer_cost(
     # Layers other than blocks keep everything under every policy.
     keep_everything = (("none", keep_all(layer, pricer)),)
     layer_policies = policies(layer, pricer, costs) if is_block else keep_everything
-    if modules.startswith((SOME, HOST)) and is_block:
+    if modules.startswith((FULL_BLOCKS, HOST)) and is_block:
         layer_policies += (partial_blocks(modules, blocks, dict(layer_policies)),)
     elif modules and is_block:
         layer_policies += (module_policy(layer, modules, pricer, costs),)

@@ -57,7 +57,7 @@ class TensorLink(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class PolicyCost:
     """Costs of one policy on one layer: kept bytes and recomputation."""
 
     bytes: float
@@ -74,14 +74,14 @@ class Kept:
     """Share of the blocks that are recomputed; `again` is the mean over all blocks."""
 
 
-def keep_all(layer: Layer, pricer: Pricer) -> Kept:
+def keep_all(layer: Layer, pricer: Pricer) -> PolicyCost:
     """Return the policy without recomputation."""
-    return Kept(float(layer.saved_bytes) + pricer.kept_bytes(layer))
+    return PolicyCost(float(layer.saved_bytes) + pricer.kept_bytes(layer))
 
 
 def policies(
     layer: Layer, pricer: Pricer, costs: Mapping[str, Cost]
-) -> tuple[tuple[str, Kept], ...]:
+) -> tuple[tuple[str, PolicyCost], ...]:
     """Return the named policies of a block with these operator costs."""
     none = keep_all(layer, pricer)
     core, dropped = _core(layer)
@@ -119,7 +119,9 @@ def _core(layer: Layer) -> tuple[list[Operator], float]:
     return core, float(sum(layer.tensors[name].bytes for name in inside))
 
 
-def partial_blocks(name: str, blocks: int, block_policies: Mapping[str, Kept]) -> tuple[str, Kept]:
+def partial_blocks(
+    name: str, blocks: int, block_policies: Mapping[str, PolicyCost]
+) -> tuple[str, PolicyCost]:
     """Return the mean policy of a stage's blocks where a number of them is recomputed, or keeps its
     tensors in host memory (except the block in transfer).
     """
@@ -135,7 +137,7 @@ def partial_blocks(name: str, blocks: int, block_policies: Mapping[str, Kept]) -
 
 def module_policy(
     layer: Layer, modules: str, pricer: Pricer, costs: Mapping[str, Cost]
-) -> tuple[str, Kept]:
+) -> tuple[str, PolicyCost]:
     """Return the policy that recomputes modules of a block, or keeps their tensors in host memory;
     transfers take no time, as they overlap with other layers.
     """
@@ -179,7 +181,7 @@ def _hosted(layer: Layer, names: Sequence[str]) -> set[str]:
     return hosted
 
 
-def by_operator(layer: Layer, pricer: Pricer, costs: Mapping[str, Cost]) -> tuple[Kept, ...]:
+def by_operator(layer: Layer, pricer: Pricer, costs: Mapping[str, Cost]) -> tuple[PolicyCost, ...]:
     """Return the convex hull of kept bytes and recomputed seconds over all sets of saved tensors,
     from keeping all to keeping least.
     """
@@ -206,9 +208,9 @@ def policy_cost(
     rerun: Sequence[Operator],
     pricer: Pricer,
     costs: Mapping[str, Cost],
-) -> Kept:
+) -> PolicyCost:
     """Return the policy that keeps these bytes and recomputes these operators."""
-    return Kept(
+    return PolicyCost(
         bytes_,
         total(costs[op.name] for op in rerun),
         () if pricer.schedules_links else links(rerun),
@@ -236,7 +238,7 @@ def _inside_core(op: Operator) -> bool:
     return op.kind == "dropout" and ".probabilities." in f".{op.name}."
 
 
-def _alternate(layer: Layer, costs: Mapping[str, Cost]) -> Kept:
+def _alternate(layer: Layer, costs: Mapping[str, Cost]) -> PolicyCost:
     """Return the policy that keeps attention's and every second product's output."""
     kept, shares = _alternate_shares(layer)
     again = Cost()
@@ -244,7 +246,7 @@ def _alternate(layer: Layer, costs: Mapping[str, Cost]) -> Kept:
         again += costs[name].times(share)
     rerun = [op for op in layer.forward if shares.get(op.name, 0.0) > 0.0]
     exchange = _exchanged(layer, rerun)
-    return Kept(kept, again, (), tuple(op.name for op in rerun), exchange=exchange)
+    return PolicyCost(kept, again, (), tuple(op.name for op in rerun), exchange=exchange)
 
 
 def _alternate_shares(layer: Layer) -> tuple[float, dict[str, float]]:

@@ -8,10 +8,10 @@ from functools import lru_cache
 from typing import Any, Self, TypeVar
 
 from atoll.cost.pricer import Pricer
-from atoll.hardware.device import Chip
+from atoll.hardware.device import TemplateChip
 from atoll.hardware.gpu import ELEMENT_BYTES, SCALED
-from atoll.registry import named
-from atoll.step.layout import HOST, RECOMPUTE, SOME, Layout
+from atoll.registry import import_named
+from atoll.step.layout import FULL_BLOCKS, HOST, RECOMPUTE, Layout
 from atoll.training.operators.layers import HALF, LayerCost, layer_costs
 from atoll.training.operators.pricing import GpuPricer
 from atoll.training.operators.timings import Timings
@@ -30,7 +30,7 @@ T = TypeVar("T")
 VOCABULARY_UNIT = 128  # Megatron-LM pads to this many rows on every tensor rank
 
 
-class Priced:
+class LayerPrices:
     """Layer costs of one run's variants."""
 
     def __init__(self, run: Run) -> None:
@@ -38,9 +38,9 @@ class Priced:
         self.pricer = _pricer(run)
         self._variants: dict[tuple[object, ...], tuple[LayerCost, ...]] = {}
         self._models: dict[tuple[int, int, int, int, bool], Model] = {}
-        self._known: dict[tuple[object, ...], Any] = {}
+        self._cache: dict[tuple[object, ...], Any] = {}
 
-    def beside(self, run: Run) -> Self:
+    def with_run(self, run: Run) -> Self:
         """Return the costs of a run that differs only in machine rates; both share the model."""
         prices = type(self)(run)
         prices._models = self._models
@@ -50,7 +50,7 @@ class Priced:
         """Return faster lower bounds on the costs of chips, whose passes are schedules; costs of
         existing devices are returned unchanged.
         """
-        if not isinstance(self.run.gpu, Chip):
+        if not isinstance(self.run.gpu, TemplateChip):
             return self
         bounds = type(self)(self.run)
         bounds.pricer = _pricer(self.run, bounds_only=True)
@@ -59,9 +59,9 @@ class Priced:
 
     def once(self, key: tuple[object, ...], make: Callable[[], T]) -> T:
         """Return the cached result of `make` for this key."""
-        if key not in self._known:
-            self._known[key] = make()
-        cached: T = self._known[key]
+        if key not in self._cache:
+            self._cache[key] = make()
+        cached: T = self._cache[key]
         return cached
 
     def costs(self, layout: Layout) -> tuple[LayerCost, ...]:
@@ -69,7 +69,7 @@ class Priced:
         sp = layout.sp and layout.tp > 1
         optimal = layout.recompute.startswith("optimal")
         modules = "" if optimal or layout.recompute in RECOMPUTE else layout.recompute
-        stages = layout.pp if modules.startswith((SOME, HOST)) else 1
+        stages = layout.pp if modules.startswith((FULL_BLOCKS, HOST)) else 1
         key = layout.microbatch, layout.tp, layout.cp, layout.ep, layout.etp, sp, (modules, stages)
         if key not in self._variants:
             self._variants[key] = layer_costs(
@@ -99,7 +99,7 @@ class Priced:
                 attention="unfused" if self.run.attention == "unfused" else "flash",
                 fusion="none",
                 vocabulary_unit=VOCABULARY_UNIT if self.run.stack.padded else 1,
-                whole_periods=False,
+                merge_periods=False,
             )
             if self.run.stored is not None and not self.run.stack.split_products:
                 share = share.map(joined)
@@ -113,7 +113,7 @@ class Priced:
                         cast_gathers(layer, self.run.precision) if layer.name in blocks else layer
                     )
                 )
-            if isinstance(self.run.gpu, Chip):
+            if isinstance(self.run.gpu, TemplateChip):
                 check_precision(self.run.stored, share.name, self.run.precision)
                 share = narrowed(share, self.run.precision)
             self._models[key] = fuse(share, self.pricer.fusion)
@@ -124,7 +124,7 @@ class Priced:
         """Whether the software casts before it gathers (GPUs); chips cast before a product."""
         run = self.run
         narrow = run.stack.scaled_inputs and run.precision in SCALED
-        return narrow and not isinstance(run.gpu, Chip)
+        return narrow and not isinstance(run.gpu, TemplateChip)
 
     def shared(self, layout: Layout, costs: Sequence[LayerCost]) -> int:
         """Return the parameters that several layers of a stage share."""
@@ -142,7 +142,7 @@ class Priced:
         )
 
 
-def work_behind(run: Run) -> float:
+def head_blocks(run: Run) -> float:
     """Return the FLOPs of the layers behind all blocks of a run's model, relative to a block."""
     if run.stored is None:
         return _behind(run.model, run.sequence)
@@ -151,7 +151,7 @@ def work_behind(run: Run) -> float:
 
 @lru_cache(maxsize=64)
 def _behind(config: ModelConfig, sequence: int) -> float:
-    return _over_blocks(prepare(config, 1, sequence, whole_periods=False))
+    return _over_blocks(prepare(config, 1, sequence, merge_periods=False))
 
 
 def _over_blocks(model: Model) -> float:
@@ -189,7 +189,7 @@ def cast_gathers(layer: Layer, precision: str) -> Layer:
 
 
 def _pricer(run: Run, *, bounds_only: bool = False) -> Pricer:
-    if isinstance(run.gpu, Chip):
+    if isinstance(run.gpu, TemplateChip):
         # Imports scipy and kernels: slow, rarely needed.
         from atoll.profiles import DEFAULT
         from atoll.schedule.chip import ChipPricer
@@ -199,7 +199,9 @@ def _pricer(run: Run, *, bounds_only: bool = False) -> Pricer:
         return ChipPricer(chip, run.network, DEFAULT, hidden, bounds_only=bounds_only)
     timings: Timings | None = None
     if run.timed is not None:
-        timings = named("atoll.calibration.timed_tables:timings")(run.gpu.name, run.precision)
+        timings = import_named("atoll.calibration.timed_tables:timings")(
+            run.gpu.name, run.precision
+        )
     return GpuPricer(
         run.gpu,
         run.stack,

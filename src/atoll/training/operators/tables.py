@@ -50,7 +50,7 @@ class ContentColumn(IntEnum):
     BUFFER_BYTES = 2  # the first of four, by ZeRO stage
 
 
-class Tables(NamedTuple):
+class LayoutTables(NamedTuple):
     """Arrays by layout, pipeline, stage, mix of layers and kind of layer."""
 
     rows: Ints

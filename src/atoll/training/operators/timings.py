@@ -24,7 +24,7 @@ THIN = 1 / 3  # least share of timed points for a value of an axis to be used
 
 
 @dataclass(frozen=True, eq=False)
-class Grid:
+class RatioGrid:
     """Ratios at points of a grid of sizes."""
 
     axes: tuple[Floats, ...]
@@ -32,7 +32,7 @@ class Grid:
     """Logarithms of the ratios; NaN where nothing was timed."""
 
     @classmethod
-    def of(cls, sizes: Floats, ratios: Floats) -> Self:
+    def from_sizes(cls, sizes: Floats, ratios: Floats) -> Self:
         """Build the grid from a row of sizes per ratio; several for one point give their median."""
         points, point = np.unique(sizes, axis=0, return_inverse=True)
         order = np.argsort(point.reshape(-1), kind="stable")
@@ -83,9 +83,9 @@ class Grid:
 class Timings:
     """Measured over modelled times of one device."""
 
-    products: Mapping[str, Grid]
+    products: Mapping[str, RatioGrid]
     """By format; axes: rows, columns, depth of a forward product."""
-    attention: Mapping[tuple[float, float], Grid]
+    attention: Mapping[tuple[float, float], RatioGrid]
     """By query heads per key head and columns per head; axes: heads of all sequences, tokens; under
     a causal mask."""
 

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from atoll.answers.answer import dumped, made_of
+from atoll.answers.answer import build_from, dumped
 from atoll.answers.certificate import LayoutProof
 from atoll.answers.plan import (
     BestLayout,
@@ -20,7 +20,7 @@ from atoll.answers.plan import (
     PlanAnswer,
     PlanMemory,
     PlannedStage,
-    Replayed,
+    ReplayAnswer,
     RunnerUp,
     Sensitivity,
     StageMemory,
@@ -28,7 +28,7 @@ from atoll.answers.plan import (
 from atoll.fabric.nested import collective_s
 from atoll.files.csvfile import write_csv
 from atoll.identity import VERSION
-from atoll.questions.question import given_fields
+from atoll.questions.question import explicit_fields
 from atoll.step.layout import Layout
 from atoll.step.stages import stage_shares
 from atoll.training.estimate import Estimate, Estimator
@@ -47,7 +47,7 @@ def estimate_answer(estimate: Estimate) -> EstimateAnswer:
     replayed = replay_step(pipeline)
     return EstimateAnswer(
         version=VERSION,
-        question={} if run.question is None else given_fields(run.question),
+        question={} if run.question is None else explicit_fields(run.question),
         configuration=dumped(run.model) if run.stored is None else {},
         model=run.model.name,
         device=run.gpu.name,
@@ -90,7 +90,7 @@ def estimate_answer(estimate: Estimate) -> EstimateAnswer:
         recomputed=dict(estimate.rerun),
         stages=_stages(estimate),
         pipeline=pipeline,
-        replay=Replayed(
+        replay=ReplayAnswer(
             time_s=replayed.time_s,
             difference=replayed.difference,
             microbatches=pipeline.replayed,
@@ -102,7 +102,7 @@ def estimate_answer(estimate: Estimate) -> EstimateAnswer:
             order=tuple((axis, getattr(layout, axis)) for axis in ("tp", "cp", "dp", "pp")),
             ep=layout.ep,
             etp=layout.etp,
-            levels=tuple(made_of(NetworkLevel, level) for level in run.network.levels),
+            levels=tuple(build_from(NetworkLevel, level) for level in run.network.levels),
         ),
         whole_run=estimate.whole_run,
         sensitivity=tuple(_sensitivity(estimate)),
@@ -112,7 +112,7 @@ def estimate_answer(estimate: Estimate) -> EstimateAnswer:
 
 def plan_answer(plan: Plan) -> PlanAnswer:
     best, proof = plan.best, plan.certificate
-    return made_of(
+    return build_from(
         PlanAnswer,
         best.answer,
         kind="plan",
@@ -166,7 +166,7 @@ def layout_rows(plan: Plan) -> list[dict[str, object]]:
             "slower": max(0.0, time_s / fastest_s - 1),
             **{name: getattr(layout, name) for name in names},
         }
-        for layout, time_s in plan.space.known()
+        for layout, time_s in plan.space.estimated_layouts()
     ]
 
 
@@ -266,7 +266,7 @@ def _sensitivity(best: Estimate) -> list[Sensitivity]:
                 gain=best.step.time_s / changed_estimator.estimate(best.layout).step.time_s - 1,
             )
             for factor in (0.9, 1.1)
-            for changed_estimator in (estimator.beside(changed(factor)),)
+            for changed_estimator in (estimator.with_run(changed(factor)),)
         )
         rows.append(Sensitivity(what=name, less=less, more=more))
     return rows

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from atoll.answers.search import Beside
+from atoll.answers.search import ExistingDevice
 from atoll.errors import AtollError, InfeasibleError
 from atoll.hardware.device import load_device
 from atoll.hardware.gpu import Gpu
@@ -28,9 +28,9 @@ def precision_of(name: str, wanted: Precision) -> Precision | None:
     return None
 
 
-def plan_beside(name: str, run: Run, stop: Stop | None = None) -> Beside:
+def plan_on_device(name: str, run: Run, stop: Stop | None = None) -> ExistingDevice:
     """The proven best layout of a run on the device of that name."""
-    none = Beside(device=name, network=run.network.name, stack=run.stack.name, fits=False)
+    none = ExistingDevice(device=name, network=run.network.name, stack=run.stack.name, fits=False)
     if isinstance(run.gpu, Gpu):
         gpu = run.gpu
         none = replace(none, power_W=gpu.power_W, process_nm=gpu.process_nm, area_mm2=gpu.die_mm2)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from atoll.answers.layout import Reason
+from atoll.answers.layout import AxisReason
 from atoll.step.layout import Layout
 from atoll.stopping import StoppedError
 from atoll.training.estimate import Estimate
-from atoll.training.planner.search import Space
+from atoll.training.planner.search import LayoutSpace
 from atoll.training.planner.space import Bools
 from atoll.units import format_bytes, format_seconds
 
@@ -18,11 +18,11 @@ AXES = (
 )  # fmt: skip
 
 
-def reasons(space: Space, best: Estimate) -> tuple[tuple[Reason, ...], str]:
+def reasons(space: LayoutSpace, best: Estimate) -> tuple[tuple[AxisReason, ...], str]:
     """One sentence an axis that the space leaves open: the best layout with another value on it,
     all other axes free, and what it costs. And why the last ones are missing, if they are.
     """
-    reasons_by_axis: list[Reason] = []
+    reasons_by_axis: list[AxisReason] = []
     for axis in AXES:
         try:
             sentence, alternative = _reason(space, best, axis)
@@ -31,12 +31,12 @@ def reasons(space: Space, best: Estimate) -> tuple[tuple[Reason, ...], str]:
         if sentence:
             slower = alternative.step.time_s / best.step.time_s - 1 if alternative.fits else None
             reasons_by_axis.append(
-                Reason(axis=axis, why=sentence, axes=alternative.layout, slower=slower)
+                AxisReason(axis=axis, why=sentence, axes=alternative.layout, slower=slower)
             )
     return tuple(reasons_by_axis), ""
 
 
-def _reason(space: Space, best: Estimate, axis: str) -> tuple[str, Estimate]:
+def _reason(space: LayoutSpace, best: Estimate, axis: str) -> tuple[str, Estimate]:
     """What another value costs, in words, none where there is none; and the layout that has it."""
     rows, names = _others(space, best.layout, axis)
     if not (rows.any() and names.any()):
@@ -63,7 +63,7 @@ def _reason(space: Space, best: Estimate, axis: str) -> tuple[str, Estimate]:
     )
 
 
-def _others(space: Space, layout: Layout, axis: str) -> tuple[Bools, Bools]:
+def _others(space: LayoutSpace, layout: Layout, axis: str) -> tuple[Bools, Bools]:
     """Rows and recomputation policies with another value; sequence parallelism only where there is
     a tensor group, schedules only where there is a pipeline.
     """

@@ -16,35 +16,40 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.step.layout import Layout
-from atoll.training.batch.estimates import LEAST, NUMBERS, Listed, batch_estimates
+from atoll.training.batch.estimates import (
+    LEAST_CHOICE,
+    ORDER_NUMBERS,
+    LayoutSource,
+    batch_estimates,
+)
 from atoll.training.batch.sums import Sums
 from atoll.training.estimate import Estimator
-from atoll.training.operators.layers import choices_of
+from atoll.training.operators.layers import recompute_choices
 from atoll.training.operators.tables import Floats, Ints
-from atoll.training.planner.bounds.floor import OPTIMAL, Floor
-from atoll.training.planner.space import Axes, Block, Family, block_of, order_of
+from atoll.training.planner.bounds.floor import OPTIMAL, FamilyBounds
+from atoll.training.planner.space import Axes, LayoutColumns, LayoutFamily, block_of, order_of
 from atoll.training.run import Run
 
 if TYPE_CHECKING:
     from atoll.answers.designs import Row
 
 Singles = NDArray[np.float32]
-Call = tuple[Any, ...]
+PieceCall = tuple[Any, ...]
 ROUNDING = 1e-9  # of times and bytes: compiled sums in another order than the estimate's
 SINGLE = 1e-6  # the same of bounds, which are kept in single precision
 SAME = 1e-12  # of a step: "optimal" recomputation that takes as long as a named policy is that
 AXES = [field.name for field in fields(Layout) if field.name != "blocks"]
 
 
-class Pieces:
+class PlanPieces:
     """Of one run's layouts."""
 
     def __init__(self, run: Run, axes: Axes) -> None:
         self.run, self.axes = run, axes
         self.estimator = Estimator(run)
         self._lower_bounds = self.estimator.lower_bounds()
-        self._floor = Floor(self._lower_bounds, axes.recompute)
-        self._blocks: dict[Family, Block] = {}
+        self._floor = FamilyBounds(self._lower_bounds, axes.recompute)
+        self._blocks: dict[LayoutFamily, LayoutColumns] = {}
         self.kinds: dict[str, Callable[..., Any]] = {
             "bounds": self._bounds,
             "least": self._least,
@@ -52,11 +57,11 @@ class Pieces:
         }
         self.ask: Callable[..., Any] = self.make
         """Who is asked, and told of what may be asked for soon."""
-        self.ahead: Callable[[Iterable[Call]], None] | None = None
+        self.announce: Callable[[Iterable[PieceCall]], None] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process knows the question, and nothing that was found."""
-        return Pieces, (self.run, self.axes)
+        return PlanPieces, (self.run, self.axes)
 
     @property
     def alone(self) -> bool:
@@ -66,13 +71,13 @@ class Pieces:
     def make(self, kind: str, *args: Any, keep: bool = True) -> Any:
         return self.kinds[kind](*args)
 
-    def block(self, family: Family) -> Block:
+    def block(self, family: LayoutFamily) -> LayoutColumns:
         """All layouts of a family."""
         if family not in self._blocks:
             self._blocks[family] = block_of(self.run, self.axes, family)
         return self._blocks[family]
 
-    def bounds(self, family: Family) -> tuple[Singles, ...]:
+    def bounds(self, family: LayoutFamily) -> tuple[Singles, ...]:
         """Seconds and bytes that the layouts of a family need at least, and seconds without
         "optimal" recomputation; seconds of what fits.
         """
@@ -81,17 +86,17 @@ class Pieces:
 
     def _bounds(self, *family: Any) -> tuple[Singles, ...]:
         capacity = self.run.capacity_bytes * (1 + 3 * SINGLE)
-        return tuple(map(_down, self._floor.bounds(self.block(Family(*family)), capacity)))
+        return tuple(map(_down, self._floor.bounds(self.block(LayoutFamily(*family)), capacity)))
 
-    def least_s(self, block: Block, names: Sequence[str]) -> Floats:
+    def least_s(self, block: LayoutColumns, names: Sequence[str]) -> Floats:
         """(layouts, names): lower bounds on the seconds of layouts of one variant under
         recomputation policies, under "optimal" as if they ran nothing again and kept least; those
         of one stage under others are exact (`exact_without_pipeline`). Rounded down, infinite where
         they do not fit.
         """
         if self.alone:
-            return self._least_s(_Every(block), names)
-        return _read(self.ask(*least_call(block, names)))
+            return self._least_s(_BlockLayouts(block), names)
+        return _from_json(self.ask(*least_call(block, names)))
 
     @property
     def exact_without_pipeline(self) -> bool:
@@ -99,30 +104,30 @@ class Pieces:
         return self._lower_bounds is self.estimator
 
     def _least(self, names: Sequence[str], *block: Any) -> list[Any]:
-        return _told(self._least_s(_layouts(*block), names))
+        return _as_json(self._least_s(_layouts(*block), names))
 
-    def _least_s(self, layouts: Listed, names: Sequence[str]) -> Floats:
-        choices = [LEAST if name == OPTIMAL else name for name in names]
+    def _least_s(self, layouts: LayoutSource, names: Sequence[str]) -> Floats:
+        choices = [LEAST_CHOICE if name == OPTIMAL else name for name in names]
         return self._figures(self._lower_bounds, layouts, choices, Sums.bounds)[0]
 
-    def times_s(self, block: Block, names: Sequence[str], limit_s: float) -> Floats:
+    def times_s(self, block: LayoutColumns, names: Sequence[str], limit_s: float) -> Floats:
         """(layouts, names): seconds of layouts of one variant under recomputation policies, rounded
         down, infinite where they do not fit; minus a lower bound where they take no less than the
         limit.
         """
         if self.alone:
-            return self._times_s(_Every(block), names, limit_s)
-        return _read(self.ask(*times_call(block, names, limit_s))["times_s"])
+            return self._times_s(_BlockLayouts(block), names, limit_s)
+        return _from_json(self.ask(*times_call(block, names, limit_s))["times_s"])
 
     def _times(self, limit_s: float | None, names: Sequence[str], *block: Any) -> dict[str, Any]:
         times_s = self._times_s(_layouts(*block), names, np.inf if limit_s is None else limit_s)
-        return {"layouts": block, "policies": list(names), "times_s": _told(times_s)}
+        return {"layouts": block, "policies": list(names), "times_s": _as_json(times_s)}
 
-    def _times_s(self, layouts: Listed, names: Sequence[str], limit_s: float) -> Floats:
+    def _times_s(self, layouts: LayoutSource, names: Sequence[str], limit_s: float) -> Floats:
         choices = named = tuple(name for name in names if name != OPTIMAL)
         if OPTIMAL in names:
             costs = self.estimator.costs(replace(layouts.layout(0), recompute=OPTIMAL))
-            others = (x for x in choices_of(costs, OPTIMAL) if x not in named)
+            others = (x for x in recompute_choices(costs, OPTIMAL) if x not in named)
             choices = (*named, *others)
         figures = partial(Sums.figures, limit_s=limit_s, named=len(named))
         step_s, by_stage_s = self._figures(self.estimator, layouts, choices, figures)
@@ -138,7 +143,7 @@ class Pieces:
     def _figures(
         self,
         costs: Estimator,
-        layouts: Listed,
+        layouts: LayoutSource,
         choices: Sequence[str],
         figures: Callable[[Sums], tuple[Floats, Floats, Ints]],
     ) -> tuple[Floats, Floats]:
@@ -149,42 +154,44 @@ class Pieces:
         return step_s[:, :-1], step_s[:, -1]
 
 
-def make_piece(pieces: Pieces, kind: str, *args: Any) -> Any:
+def make_piece(pieces: PlanPieces, kind: str, *args: Any) -> Any:
     """A piece, in whatever process."""
     return pieces.make(kind, *args)
 
 
-def bounds_call(family: Family) -> Call:
+def bounds_call(family: LayoutFamily) -> PieceCall:
     return "bounds", *astuple(family)
 
 
-def least_call(block: Block, names: Sequence[str]) -> Call:
+def least_call(block: LayoutColumns, names: Sequence[str]) -> PieceCall:
     columns = block.columns.tolist()
     return "least", tuple(names), astuple(block.family), block.schedules, block.chain, columns
 
 
-def times_call(block: Block, names: Sequence[str], limit_s: float) -> Call:
+def times_call(block: LayoutColumns, names: Sequence[str], limit_s: float) -> PieceCall:
     return "times", limit_s if limit_s < np.inf else None, *least_call(block, names)[1:]
 
 
 def _layouts(
     family: Sequence[Any], schedules: Sequence[str], chain: Sequence[Any], columns: Any
-) -> _Every:
+) -> _BlockLayouts:
     layers, behind = chain
-    return _Every(Block(Family(*family), tuple(schedules), (layers, behind), np.array(columns)))
+    return _BlockLayouts(
+        LayoutColumns(LayoutFamily(*family), tuple(schedules), (layers, behind), np.array(columns))
+    )
 
 
-class _Every:
+class _BlockLayouts:
     """All layouts of a block, without recomputation."""
 
-    def __init__(self, block: Block) -> None:
+    def __init__(self, block: LayoutColumns) -> None:
         self.block = block
 
     def columns(self) -> Ints:
         x = self.block
-        chunks = [[NUMBERS[order_of(name, 2, vpp)] for name in x.schedules] for vpp in (1, 2)]
+        chunks = [[ORDER_NUMBERS[order_of(name, 2, vpp)] for name in x.schedules] for vpp in (1, 2)]
         order = np.array(chunks)[(x.vpp > 1).astype(np.intp), x.schedule]
-        order[x.pp == 1] = NUMBERS[order_of("", 1, 1)]
+        order[x.pp == 1] = ORDER_NUMBERS[order_of("", 1, 1)]
         return np.stack([order, x.dp, x.pp, x.vpp, x.zero, x.hsdp, x.split])
 
     def blocks(self, order: str, pp: int, vpp: int, number: int) -> tuple[int, ...]:
@@ -201,12 +208,12 @@ def _down(bounds: Floats) -> Singles:
     return (bounds * (1 - SINGLE)).astype(np.float32)
 
 
-def _told(seconds: Floats) -> list[Any]:
+def _as_json(seconds: Floats) -> list[Any]:
     """As JSON has it, which knows no infinity."""
     return [[None if s == np.inf else s for s in row] for row in seconds.tolist()]
 
 
-def _read(rows: Any) -> Floats:
+def _from_json(rows: Any) -> Floats:
     seconds = np.array(rows, dtype=np.float64)
     seconds[np.isnan(seconds)] = np.inf
     return seconds

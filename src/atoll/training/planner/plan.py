@@ -8,19 +8,25 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from atoll.answers.answer import Pictured, answer_of
-from atoll.answers.layout import Candidate, Launched, LaunchFile, Reason, candidates_words
+from atoll.answers.answer import DrawableResult, build_answer
+from atoll.answers.layout import (
+    AxisReason,
+    Exportable,
+    LaunchFile,
+    LayoutCandidate,
+    candidates_words,
+)
 from atoll.driver import Progress
 from atoll.errors import AtollError, InfeasibleError
 from atoll.notebook import answer_html
-from atoll.registry import named
+from atoll.registry import import_named
 from atoll.step.certificate import Certificate
 from atoll.step.layout import Layout
 from atoll.stopping import Stop
 from atoll.training.estimate import Estimate
 from atoll.training.memory import stage_parameters
-from atoll.training.planner.pieces import Pieces
-from atoll.training.planner.search import Found, Space, UnusableError, Usable
+from atoll.training.planner.pieces import PlanPieces
+from atoll.training.planner.search import FastestLayouts, LayoutRefusal, LayoutSpace, UnusableError
 from atoll.training.planner.space import Axes, excluded
 from atoll.training.run import Run
 from atoll.units import counted, format_bytes
@@ -38,7 +44,7 @@ MOST_DOUBLINGS = 8  # of the devices, in search of a number that would do
 
 
 @dataclass(frozen=True)
-class Plan(Launched, Pictured["PlanAnswer"]):
+class Plan(Exportable, DrawableResult["PlanAnswer"]):
     """The best layout with its runners-up and the proof.
 
     Examples:
@@ -59,7 +65,7 @@ class Plan(Launched, Pictured["PlanAnswer"]):
     """Values of the axes that the space leaves out."""
     target: str
     """The space is restricted to what this target of exports can run."""
-    space: Space = field(repr=False, compare=False)
+    space: LayoutSpace = field(repr=False, compare=False)
     unseen: int = 0
     """Layouts that may be faster, but were not estimated before the search had to end."""
     stopped: str = ""
@@ -97,7 +103,7 @@ class Plan(Launched, Pictured["PlanAnswer"]):
         """
         import pandas as pd
 
-        return pd.DataFrame(named("atoll.training.planner.answer:layout_rows")(self))
+        return pd.DataFrame(import_named("atoll.training.planner.answer:layout_rows")(self))
 
     def _launch_file(self, target: str) -> LaunchFile:
         return self.best.export(target)
@@ -124,18 +130,20 @@ class Plan(Launched, Pictured["PlanAnswer"]):
         )
 
     @cached_property
-    def alternatives(self) -> tuple[Candidate, ...]:
+    def alternatives(self) -> tuple[LayoutCandidate, ...]:
         """The few layouts that may be faster than the best in truth: they are behind it by less
         than two layouts of one run usually differ from their estimates.
         """
         mine = self.best.step.time_s
         others = [(e.step.time_s / mine - 1, e.layout) for e in (self.fastest, *self.runners_up)]
         others += [(r.slower, r.axes) for r in self.reasons if r.slower is not None]
-        near: dict[Layout, Candidate] = {}
+        near: dict[Layout, LayoutCandidate] = {}
         for slower, layout in sorted(others, key=lambda pair: pair[0]):
             alike = replace(layout, hsdp=1)  # replicas of what is sharded are tuned afterwards
             if alike != replace(self.best.layout, hsdp=1) and slower < self.best.accuracy.between:
-                near.setdefault(alike, Candidate(layout=str(layout), axes=layout, slower=slower))
+                near.setdefault(
+                    alike, LayoutCandidate(layout=str(layout), axes=layout, slower=slower)
+                )
         return tuple(near.values())[:MOST_CANDIDATES]
 
     def to_try(self) -> str:
@@ -190,7 +198,7 @@ class Plan(Launched, Pictured["PlanAnswer"]):
         return f"not tried: {'; '.join(self.excluded)}" if self.excluded else ""
 
     @property
-    def reasons(self) -> tuple[Reason, ...]:
+    def reasons(self) -> tuple[AxisReason, ...]:
         """By axis, what the best layout with another value would cost."""
         return self._explained[0]
 
@@ -205,7 +213,7 @@ class Plan(Launched, Pictured["PlanAnswer"]):
         return {"reasons": why} if (why := self._explained[1]) else {}
 
     @cached_property
-    def _explained(self) -> tuple[tuple[Reason, ...], str]:
+    def _explained(self) -> tuple[tuple[AxisReason, ...], str]:
         from atoll.training.planner.explain import reasons
 
         return reasons(self.space, self.best)
@@ -222,10 +230,10 @@ class Plan(Launched, Pictured["PlanAnswer"]):
         return "\n".join(filter(None, words))
 
 
-@answer_of.register(Plan)
+@build_answer.register(Plan)
 def _answer(plan: Plan) -> PlanAnswer:
     """Made, and its types imported, when it is asked for."""
-    answer: PlanAnswer = named("atoll.training.planner.answer:plan_answer")(plan)
+    answer: PlanAnswer = import_named("atoll.training.planner.answer:plan_answer")(plan)
     return answer
 
 
@@ -234,10 +242,10 @@ def plan(
     axes: Axes | None = None,
     *,
     runners_up: int = RUNNERS_UP,
-    usable: Usable | None = None,
+    usable: LayoutRefusal | None = None,
     target: str = "",
     progress: Progress | None = None,
-    pieces: Pieces | None = None,
+    pieces: PlanPieces | None = None,
     stop: Stop | None = None,
     ties: float = 0.0,
     last: Callable[[Plan], Plan] = lambda found: found,
@@ -247,14 +255,14 @@ def plan(
     `last` step leaves it, with all that searches in the space.
     """
     axes, stop = axes or Axes(), stop or Stop()
-    space = Space(run, axes, usable=usable, progress=progress, pieces=pieces, stop=stop)
+    space = LayoutSpace(run, axes, usable=usable, progress=progress, pieces=pieces, stop=stop)
     try:
         return last(_planned(space, runners_up, target, ties))
     finally:
         space.close()
 
 
-def _planned(space: Space, runners_up: int, target: str, ties: float) -> Plan:
+def _planned(space: LayoutSpace, runners_up: int, target: str, ties: float) -> Plan:
     from atoll.training.planner.ties import simplest
 
     run, axes = space.run, space.axes
@@ -279,14 +287,14 @@ def _planned(space: Space, runners_up: int, target: str, ties: float) -> Plan:
         excluded(run, axes),
         target,
         space,
-        fastest_layouts.unseen,
+        fastest_layouts.not_evaluated,
         space.stop.reason if fastest_layouts.stopped else "",
         ties,
         tied,
     )
 
 
-def _certificate(space: Space, fastest_layouts: Found, target: str) -> Certificate:
+def _certificate(space: LayoutSpace, fastest_layouts: FastestLayouts, target: str) -> Certificate:
     batch, step_s = space.run.global_batch, fastest_layouts.best[0].step.time_s
     over = f"{counted(len(space), 'layout')}{f' that {target} can run' if target else ''}"
     return Certificate(
@@ -305,7 +313,7 @@ def _certificate(space: Space, fastest_layouts: Found, target: str) -> Certifica
     )
 
 
-def _nothing_fits(space: Space) -> InfeasibleError:
+def _nothing_fits(space: LayoutSpace) -> InfeasibleError:
     """Which part is too much in the layout that needs least, by how much, and what would fit."""
     run = space.run
     nearest = space.smallest()
@@ -330,7 +338,7 @@ def _nothing_fits(space: Space) -> InfeasibleError:
     )
 
 
-def _least_devices(space: Space) -> int:
+def _least_devices(space: LayoutSpace) -> int:
     """Return how many devices hold the weights and optimizer states, divided over all of them."""
     run, layout = space.run, Layout()
     costs = space.estimator.costs(layout)
@@ -357,7 +365,7 @@ def _nearest_fit(run: Run, least_devices: int) -> Estimate | None:
             continue
         larger = replace(run, devices=devices)
         try:
-            space = Space(larger, axes)
+            space = LayoutSpace(larger, axes)
         except AtollError:  # nothing divides
             continue
         if (estimate := space.smallest()).fits:

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING
 
-from atoll.driver import Desk
-from atoll.hardware.device import Chip
+from atoll.driver import SearchRuntime
+from atoll.hardware.device import TemplateChip
 from atoll.questions import PlanQuestion
 from atoll.questions.devices import LengthQuestion
 from atoll.stopping import Stop
-from atoll.training.planner.pieces import Pieces, make_piece
+from atoll.training.planner.pieces import PlanPieces, make_piece
 from atoll.training.planner.plan import Plan, plan
-from atoll.training.planner.search import Usable
+from atoll.training.planner.search import LayoutRefusal
 from atoll.training.planner.space import Axes
 from atoll.training.run import Run
 
@@ -31,7 +31,7 @@ class PlanProblem:
     question: PlanQuestion
     run: Run
     axes: Axes
-    usable: Usable | None
+    usable: LayoutRefusal | None
     explained: bool
     """Whether the reasons are sought at once, within the same limits; else when they are asked for.
     """
@@ -56,15 +56,15 @@ class PlanProblem:
     @property
     def ties(self) -> float:
         """As asked. A chip of the template is planned at the step that its search proved."""
-        chip = isinstance(self.run.gpu, Chip) and "ties" not in self.question.asked()
+        chip = isinstance(self.run.gpu, TemplateChip) and "ties" not in self.question.asked()
         return 0.0 if chip else self.question.ties
 
-    def solve(self, desk: Desk) -> Plan:
-        pieces = Pieces(self.run, self.axes)
-        if not desk.plain:
-            shared = desk.pieces(make_piece, pieces)
+    def solve(self, runtime: SearchRuntime) -> Plan:
+        pieces = PlanPieces(self.run, self.axes)
+        if not runtime.plain:
+            shared = runtime.pieces(make_piece, pieces)
             pieces.ask = shared.ask
-            pieces.ahead = None if desk.executor.in_process else shared.ahead
+            pieces.announce = None if runtime.executor.in_process else shared.prefetch
 
         def last(solved_plan: Plan) -> Plan:
             solved_plan = replace(solved_plan, best=replace(solved_plan.best, launched=True))
@@ -77,14 +77,14 @@ class PlanProblem:
             self.axes,
             usable=self.usable,
             target=self.question.export or "",
-            progress=desk.progress,
+            progress=runtime.progress,
             pieces=pieces,
-            stop=desk.stop,
+            stop=runtime.stop,
             ties=self.ties,
             last=last,
         )
         # What is asked for later has neither workers nor a limit.
-        pieces.ask, pieces.ahead, solved_plan.space.stop = pieces.make, None, Stop()
+        pieces.ask, pieces.announce, solved_plan.space.stop = pieces.make, None, Stop()
         return solved_plan
 
     def files(self, answer: Plan) -> Mapping[str, str]:

@@ -25,29 +25,31 @@ from atoll.driver import Progress
 from atoll.errors import AtollError
 from atoll.executors.copies import Pairs, from_both_ends, shared_zeros
 from atoll.step.layout import Layout
-from atoll.stopping import Stop, StoppedError, go_on
+from atoll.stopping import Stop, StoppedError, check_stop
 from atoll.training.estimate import Estimate
 from atoll.training.operators.tables import Floats
 from atoll.training.planner.bounds.floor import OPTIMAL
 from atoll.training.planner.pieces import (
     ROUNDING,
     SINGLE,
-    Call,
-    Pieces,
+    PieceCall,
+    PlanPieces,
     Singles,
     bounds_call,
     least_call,
     times_call,
 )
-from atoll.training.planner.space import Axes, Block, Bools, Ints, families
+from atoll.training.planner.space import Axes, Bools, Ints, LayoutColumns, families
 from atoll.training.run import Run
 
-Usable = Callable[[Layout], str | None]
+LayoutRefusal = Callable[[Layout], str | None]
 """Why a layout cannot be used, or nothing if it can."""
-AHEAD = 0.07  # rows of a variant with bounds so much above what is asked for are bounded together
+BOUND_TOGETHER = (
+    0.07  # rows of a variant with bounds so much above what is asked for are bounded together
+)
 NEAR = 0.01  # those with bounds so much above the lowest are estimated together
 MOST_REFUSED = 1000  # of the fastest layouts: if none of so many can be used, none is sought
-TELL_S = 0.2  # between two reports of progress
+REPORT_S = 0.2  # between two reports of progress
 MANY = 50_000  # rows that are worth a second process
 MOST_TRIED = 20  # layouts looked at for the one that needs least memory
 
@@ -57,7 +59,7 @@ class UnusableError(AtollError):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FastestLayouts:
     """The fastest layouts of a space or of a part of it, and what was done for them."""
 
     best: tuple[Estimate, ...]
@@ -73,13 +75,13 @@ class Found:
     """No layout that was not written out is faster than this."""
     refusal: str
     """Why the first of those refused was."""
-    unseen: int = 0
+    not_evaluated: int = 0
     """May be faster than the best, but the search had to end before they were estimated."""
     stopped: bool = False
     """Whether it had to end."""
 
 
-class Space:
+class LayoutSpace:
     """All layouts of a run, a row for each but for its recomputation, with bounds on step time and
     bytes; rows that were estimated have figures for every recomputation policy.
     """
@@ -89,19 +91,19 @@ class Space:
         run: Run,
         axes: Axes,
         *,
-        usable: Usable | None = None,
+        usable: LayoutRefusal | None = None,
         progress: Progress | None = None,
-        pieces: Pieces | None = None,
+        pieces: PlanPieces | None = None,
         stop: Stop | None = None,
     ) -> None:
         self.run = run
         self.axes = axes
         self.names = axes.recompute
-        self.pieces = pieces or Pieces(run, axes)
+        self.pieces = pieces or PlanPieces(run, axes)
         self.estimator = self.pieces.estimator
         self.stop, self.progress = stop or Stop(), progress
         every = (self.pieces.block(family) for family in families(run, axes))
-        self.blocks: list[Block] = [block for block in every if len(block)]
+        self.blocks: list[LayoutColumns] = [block for block in every if len(block)]
         if not self.blocks:
             raise AtollError(
                 f"{run.model.name} on {run.devices} devices with a global batch of "
@@ -128,8 +130,8 @@ class Space:
         self.loose = np.empty((0, len(self.names)), dtype=np.bool_)
         """(slots, names): where `time_s` is a lower bound: under "optimal", and of pipelines."""
         self._usable = usable
-        self._pairs = Pairs(self._figures, self._variant, self._spread)
-        self._next_told = 0.0
+        self._pairs = Pairs(self._figures, self._variant, self._uses_second_process)
+        self._next_report_s = 0.0
         self._reasons: dict[tuple[int, int], str | None] = {}
         self._estimates: dict[tuple[int, int], Estimate] = {}
 
@@ -142,19 +144,19 @@ class Space:
             bounds[:, start:end] = self.pieces.bounds(self.blocks[number].family)
 
         every = range(len(self.blocks))
-        for number in from_both_ends(fill, len(every)) if self._spread else every:
-            go_on(self.stop)
+        for number in from_both_ends(fill, len(every)) if self._uses_second_process else every:
+            check_stop(self.stop)
             if self.progress is not None:
                 left = int(self.starts[-1] - self.starts[number]) * len(self.names)
                 self.progress("bounds", left, len(self), 0.0, 0.0)
-            if self.pieces.ahead is not None:
-                self.pieces.ahead(bounds_call(x.family) for x in self.blocks[number:])
-            if not self._spread:
+            if self.pieces.announce is not None:
+                self.pieces.announce(bounds_call(x.family) for x in self.blocks[number:])
+            if not self._uses_second_process:
                 fill(number)
         return bounds
 
     @property
-    def _spread(self) -> bool:
+    def _uses_second_process(self) -> bool:
         """Whether a copy of this process does some of the work."""
         return self.pieces.alone and int(self.starts[-1]) >= MANY
 
@@ -174,18 +176,18 @@ class Space:
         return np.concatenate([getattr(block, axis) for block in self.blocks])
 
     def layout(self, row: int, name: int) -> Layout:
-        owner = self._owner(row)
+        owner = self._family_number(row)
         rows = np.array([row - self.starts[owner]])
         (layout,) = self.blocks[owner].layouts(rows, self.names[name])
         return layout
 
-    def _owner(self, row: int) -> int:
+    def _family_number(self, row: int) -> int:
         """The number of a row's family."""
         return int(np.searchsorted(self.starts, row, side="right")) - 1
 
-    def _part(self, rows: Ints) -> Block:
+    def _family_rows(self, rows: Ints) -> LayoutColumns:
         """Some rows of one family."""
-        owner = self._owner(rows[0])
+        owner = self._family_number(rows[0])
         return self.blocks[owner].part(rows - self.starts[owner])
 
     def estimate(self, row: int, name: int) -> Estimate:
@@ -204,9 +206,9 @@ class Space:
         tried = (self.estimate(int(row), name) for row in order for name in named)
         return min(tried, key=lambda estimate: estimate.worst.needed)
 
-    def search(self, count: int) -> Found:
+    def search(self, count: int) -> FastestLayouts:
         """The fastest `count` layouts that fit."""
-        rows, named = self._every()
+        rows, named = self._all_rows_and_policies()
         best, refusals, estimated, bound_s, stopped = self._fastest(count, rows, named, report=True)
         if stopped and not best:
             raise StoppedError
@@ -218,7 +220,7 @@ class Space:
             best_s = best[0].step.time_s
             unseen = int((self._rest_s(rows, named) < best_s).sum()) * names
             unseen += int((self._loose_s(rows, named) < best_s).sum())
-        return Found(
+        return FastestLayouts(
             best=best,
             too_large=len(self) - len(refusals) - fitting,
             too_slow=fitting - estimated - unseen,
@@ -226,7 +228,7 @@ class Space:
             estimated=estimated,
             bound_s=bound_s,
             refusal=next(iter(refusals), ""),
-            unseen=unseen,
+            not_evaluated=unseen,
             stopped=stopped,
         )
 
@@ -257,12 +259,12 @@ class Space:
                 limit_s = min(float(x.min(initial=np.inf)) for x in unseen_s)
                 stopped = True
             ranked = self._ranked(rows, named, stopped, np.inf if stopped else limit_s)
-            best, refusals, estimated, bound_s = self._written(count, ranked)
+            best, refusals, estimated, bound_s = self._estimated_in_full(count, ranked)
             if len(best) == count or limit_s == np.inf or stopped:
                 return best, refusals, estimated, min(bound_s, limit_s), stopped
             wanted += count - len(best)  # some missed the memory by a rounding
 
-    def _every(self) -> tuple[Bools, Bools]:
+    def _all_rows_and_policies(self) -> tuple[Bools, Bools]:
         """All rows and policies."""
         return np.ones(len(self.slot), dtype=np.bool_), np.ones(len(self.names), dtype=np.bool_)
 
@@ -270,20 +272,20 @@ class Space:
         """Row and policy of all layouts that fit, can be used and take no longer, the fastest
         first; of those known, where the search has to end.
         """
-        every = self._every()
+        every = self._all_rows_and_policies()
         with suppress(StoppedError):
             self._estimate_all(1, *every, report=True, within_s=limit_s)
         for row, name, _ in self._ranked(*every, True, limit_s):
             if self._refusal(row, name) is None:
                 yield row, name
 
-    def known(self) -> Iterator[tuple[Layout, float]]:
+    def estimated_layouts(self) -> Iterator[tuple[Layout, float]]:
         """Layouts that fit and were estimated, with their seconds, the fastest first."""
-        every = self._every()
+        every = self._all_rows_and_policies()
         for row, name, time_s in self._ranked(*every, True, np.inf):
             yield self.layout(row, name), time_s
 
-    def _written(
+    def _estimated_in_full(
         self, count: int, ranked: Iterator[tuple[int, int, float]]
     ) -> tuple[tuple[Estimate, ...], list[str], int, float]:
         """The fastest in full, what was refused among them, how many were written out, and a time
@@ -319,35 +321,35 @@ class Space:
         while True:
             rest = rest[(self.slot[rest] < 0) & (least_s[rest] < limit_s)]
             loose_s = self._loose_s(wanted_rows, named)
-            soon = self._soon(least_s, rest, loose_s.copy(), limit_s, best_s)
+            soon = self._next_rows(least_s, rest, loose_s.copy(), limit_s, best_s)
             pair = list(islice(soon, 2))
             if not pair:
                 return limit_s
-            go_on(self.stop)
-            if self.pieces.ahead is not None and limit_s < np.inf:
-                self.pieces.ahead(self._call(*of) for of in chain(pair, soon))
-            if report and self.progress is not None and time.monotonic() > self._next_told:
-                self._tell(self.progress, rest, loose_s[loose_s < limit_s])
+            check_stop(self.stop)
+            if self.pieces.announce is not None and limit_s < np.inf:
+                self.pieces.announce(self._call(*of) for of in chain(pair, soon))
+            if report and self.progress is not None and time.monotonic() > self._next_report_s:
+                self._report(self.progress, rest, loose_s[loose_s < limit_s])
             for (limit, rows), times_s in zip(pair, self._pairs.results(pair), strict=True):
                 self._add(limit is not None, rows, times_s)
             limit_s, best_s = self._limit_s(count, wanted_rows, named, limit_s)
             limit_s = max(limit_s, within_s)
 
-    def _tell(self, progress: Progress, rest: Ints, loose_s: Floats) -> None:
+    def _report(self, progress: Progress, rest: Ints, loose_s: Floats) -> None:
         """Where the search of the whole space stands."""
-        every = self._every()
+        every = self._all_rows_and_policies()
         best_s, _ = self._limit_s(1, *every)
         least_s = min(self.least_s[rest].min(initial=best_s), loose_s.min(initial=best_s))
         left = (rest.size + loose_s.size) * len(self.names)
         batch = self.run.global_batch
         progress("search", left, len(self), batch / best_s, batch / float(least_s))
-        self._next_told = time.monotonic() + TELL_S
+        self._next_report_s = time.monotonic() + REPORT_S
 
     def _least_s(self, named: Bools) -> Singles:
         """Bounds under some of the policies."""
         return self.least_s if (self.optimal & named).any() else self.named_s
 
-    def _soon(
+    def _next_rows(
         self, least_s: Singles, rest: Ints, loose_s: Floats, limit_s: float, best_s: float
     ) -> Iterator[tuple[float | None, Ints]]:
         """What is bounded, or (then with a limit above which bounds are enough) estimated next, as
@@ -363,21 +365,23 @@ class Space:
                 loose_s[slots] = np.inf
                 yield self._rounded_s(limit_s), self.rows[slots]
             elif rest.size:
-                rows = self._alike(free, least_s, int(rest[least_s[rest].argmin()]), limit_s)
+                rows = self._rows_of_variant(
+                    free, least_s, int(rest[least_s[rest].argmin()]), limit_s
+                )
                 free[rows] = False
                 rest = rest[free[rest]]
                 yield None, rows
             else:
                 return
 
-    def _alike(self, free: Bools, least_s: Singles, first: int, limit_s: float) -> Ints:
+    def _rows_of_variant(self, free: Bools, least_s: Singles, first: int, limit_s: float) -> Ints:
         """Rows of a row's variant that are bounded with it, of those that are free. Those that
         another part of the space may ask for are taken along.
         """
-        owner = self._owner(first)
+        owner = self._family_number(first)
         start, end = self.starts[owner : owner + 2]
         sizes = self.blocks[owner].microbatch
-        most_s = (1 + AHEAD) * min(limit_s, (1 + AHEAD) * float(least_s[first]))
+        most_s = (1 + BOUND_TOGETHER) * min(limit_s, (1 + BOUND_TOGETHER) * float(least_s[first]))
         joined = free[start:end] & (least_s[start:end] < most_s)
         joined &= self.may_fit[start:end] & (sizes == sizes[first - start])
         return np.asarray(start + np.flatnonzero(joined))
@@ -390,22 +394,22 @@ class Space:
             return limit_s
         return float((1 + NEAR) ** np.ceil(np.log(limit_s) / np.log(1 + NEAR)))
 
-    def _call(self, limit_s: float | None, rows: Ints) -> Call:
+    def _call(self, limit_s: float | None, rows: Ints) -> PieceCall:
         """The same for workers."""
         if limit_s is None:
-            return least_call(self._part(rows), self.names)
-        return times_call(self._part(rows), self.names, limit_s)
+            return least_call(self._family_rows(rows), self.names)
+        return times_call(self._family_rows(rows), self.names, limit_s)
 
     def _variant(self, limit_s: float | None, rows: Ints) -> tuple[int, int]:
         """Family and microbatch of rows of one variant."""
-        owner = self._owner(rows[0])
+        owner = self._family_number(rows[0])
         return owner, int(self.blocks[owner].microbatch[rows[0] - self.starts[owner]])
 
     def _figures(self, limit_s: float | None, rows: Ints) -> Floats:
         """Seconds of rows of one variant, estimated or bounded by its own costs."""
         if limit_s is None:
-            return self.pieces.least_s(self._part(rows), self.names)
-        return self.pieces.times_s(self._part(rows), self.names, limit_s)
+            return self.pieces.least_s(self._family_rows(rows), self.names)
+        return self.pieces.times_s(self._family_rows(rows), self.names, limit_s)
 
     def _loose_s(self, rows: Bools, named: Bools) -> Floats:
         """Of every slot the lowest bound under these policies, infinite where all is estimated."""
@@ -475,7 +479,7 @@ class Space:
         self.rows = np.concatenate([self.rows, rows])
         self.variant = np.concatenate([self.variant, np.repeat(variant, len(rows), axis=0)])
         self.time_s = np.concatenate([self.time_s, times_s])
-        loose = self.optimal | (self._part(rows).pp[:, None] > 1)
+        loose = self.optimal | (self._family_rows(rows).pp[:, None] > 1)
         loose = np.isfinite(times_s) & (loose | (not self.pieces.exact_without_pipeline))
         self.loose = np.concatenate([self.loose, loose])
 

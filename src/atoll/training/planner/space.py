@@ -22,7 +22,7 @@ from atoll.errors import AtollError
 from atoll.step.layout import RECOMPUTE, ZERO_STAGES, Layout, divisors
 from atoll.step.orders import ORDERS
 from atoll.step.stages import splits
-from atoll.training.operators.priced import work_behind
+from atoll.training.operators.priced import head_blocks
 from atoll.training.run import Run
 
 Ints = NDArray[np.int64]
@@ -91,7 +91,7 @@ class Axes:
 
 
 @dataclass(frozen=True)
-class Family:
+class LayoutFamily:
     """What one device computes of a sequence."""
 
     tp: int
@@ -104,16 +104,16 @@ class Family:
         expert_words = f" etp{self.etp}" if self.etp != self.tp else ""
         return f"tp{self.tp} cp{self.cp} ep{self.ep}{expert_words}"
 
-    def layout(self, **rest: Any) -> Layout:
+    def layout(self, **axes: Any) -> Layout:
         """A layout of this family; the other axes as given."""
-        return Layout(tp=self.tp, cp=self.cp, ep=self.ep, etp=self.etp, sp=self.sp, **rest)
+        return Layout(tp=self.tp, cp=self.cp, ep=self.ep, etp=self.etp, sp=self.sp, **axes)
 
 
-class Block:
+class LayoutColumns:
     """Layouts of one family, one entry an array position."""
 
     def __init__(
-        self, family: Family, schedules: tuple[str, ...], chain: Chain, columns: NDArray[Any]
+        self, family: LayoutFamily, schedules: tuple[str, ...], chain: Chain, columns: NDArray[Any]
     ) -> None:
         self.family = family
         self.schedules = schedules
@@ -125,9 +125,9 @@ class Block:
     def __len__(self) -> int:
         return int(self.columns.shape[1])
 
-    def part(self, rows: Ints) -> Block:
+    def part(self, rows: Ints) -> LayoutColumns:
         """Some of them."""
-        return Block(self.family, self.schedules, self.chain, self.columns[:, rows])
+        return LayoutColumns(self.family, self.schedules, self.chain, self.columns[:, rows])
 
     def layouts(self, rows: Ints, recompute: str) -> list[Layout]:
         """Some of them, under a recomputation policy."""
@@ -148,10 +148,10 @@ class Block:
 
     def blocks(self, order: str, pp: int, vpp: int, split: int) -> tuple[int, ...]:
         """Blocks of the chunks; none: as even as can be."""
-        return _ways(self.chain, order, pp, vpp)[split]
+        return _stage_splits(self.chain, order, pp, vpp)[split]
 
 
-def families(run: Run, axes: Axes) -> Iterator[Family]:
+def families(run: Run, axes: Axes) -> Iterator[LayoutFamily]:
     """Every family that the devices and the model allow."""
     model = run.model
     tps = axes.tp or range(1, min(run.network.node, run.devices) + 1)
@@ -160,7 +160,7 @@ def families(run: Run, axes: Axes) -> Iterator[Family]:
     for tp, cp, ep in product((t for t in tps if _tensor_fits(run, t)), cps, eps):
         if run.devices % (tp * cp) or (cp > 1 and run.sequence % (2 * cp)):
             continue
-        if cp > 1 and _whole(run):
+        if cp > 1 and _keeps_sequences_whole(run):
             continue
         if ep > 1 and (not model.experts or model.experts % ep):
             continue
@@ -169,10 +169,10 @@ def families(run: Run, axes: Axes) -> Iterator[Family]:
                 continue
             for etp in axes.etp or ((1, tp) if model.experts and tp > 1 else (tp,)):
                 if _experts_fit(run, tp, etp, sp):
-                    yield Family(tp, cp, ep, etp, sp)
+                    yield LayoutFamily(tp, cp, ep, etp, sp)
 
 
-def block_of(run: Run, axes: Axes, family: Family) -> Block:
+def block_of(run: Run, axes: Axes, family: LayoutFamily) -> LayoutColumns:
     """The arrays of one family's layouts."""
     rest = run.devices // (family.tp * family.cp)
     schedules = axes.orders(run)
@@ -187,7 +187,7 @@ def block_of(run: Run, axes: Axes, family: Family) -> Block:
             continue
         copies = gcd(dp * family.cp, ranks // (family.ep * family.etp))
         stages.append((run.global_batch // dp, pp, dp, copies))
-    return Block(family, schedules, chain, _columns(axes, schedules, chain, tuple(stages)))
+    return LayoutColumns(family, schedules, chain, _columns(axes, schedules, chain, tuple(stages)))
 
 
 @lru_cache(maxsize=1)
@@ -201,7 +201,7 @@ def _columns(
 
 
 def chain_of(run: Run) -> Chain:
-    return run.model.layers, work_behind(run) if run.stack.balances else None
+    return run.model.layers, head_blocks(run) if run.stack.balances else None
 
 
 def order_of(schedule: str, pp: int, vpp: int) -> str:
@@ -211,7 +211,7 @@ def order_of(schedule: str, pp: int, vpp: int) -> str:
     return "interleaved" if schedule == "1f1b" and vpp > 1 else schedule
 
 
-def _ways(chain: Chain, order: str, pp: int, vpp: int) -> tuple[tuple[int, ...], ...]:
+def _stage_splits(chain: Chain, order: str, pp: int, vpp: int) -> tuple[tuple[int, ...], ...]:
     layers, behind = chain
     return ((),) if behind is None else splits(layers, order, pp, vpp, behind)
 
@@ -230,7 +230,7 @@ def of_stages(
                 for vpp in _chunks(axes, layers, pp)
                 for s, order in enumerate(schedules)
                 if _ordered(order, layers, pp, vpp, schedules)
-                for split in range(len(_ways(chain, order_of(order, pp, vpp), pp, vpp)))
+                for split in range(len(_stage_splits(chain, order_of(order, pp, vpp), pp, vpp)))
             ]
         )
         .reshape(-1, 4)
@@ -294,20 +294,20 @@ def excluded(run: Run, axes: Axes) -> tuple[str, ...]:
     exclusions: list[str] = []
     model = run.model
     if axes.tp:
-        exclusions.append(_other("tp", axes.tp))
+        exclusions.append(_other_than("tp", axes.tp))
     elif run.devices > run.network.node:
         exclusions.append(f"tp above {run.network.node}")
     if axes.pp:
-        exclusions.append(_other("pp", axes.pp))
-    if not _whole(run):
-        exclusions.append(_other("cp", axes.cp) if axes.cp else f"cp above {MOST_CONTEXT}")
+        exclusions.append(_other_than("pp", axes.pp))
+    if not _keeps_sequences_whole(run):
+        exclusions.append(_other_than("cp", axes.cp) if axes.cp else f"cp above {MOST_CONTEXT}")
     if model.experts:
         if axes.ep:
-            exclusions.append(_other("ep", axes.ep))
-        exclusions.append(_other("etp", axes.etp) if axes.etp else "etp other than 1 and tp")
+            exclusions.append(_other_than("ep", axes.ep))
+        exclusions.append(_other_than("etp", axes.etp) if axes.etp else "etp other than 1 and tp")
     for name in ("vpp", "microbatch", "hsdp"):
         if getattr(axes, name):
-            exclusions.append(_other(name, getattr(axes, name)))
+            exclusions.append(_other_than(name, getattr(axes, name)))
     if len(axes.sp) == 1 and run.stored is None:
         exclusions.append("sp off" if axes.sp[0] else "sp on")
     orders = axes.orders(run)
@@ -326,11 +326,11 @@ def excluded(run: Run, axes: Axes) -> tuple[str, ...]:
     return (*exclusions, f"{even}, in blocks or in work" if run.stack.balances else even)
 
 
-def _other(name: str, values: tuple[int, ...]) -> str:
+def _other_than(name: str, values: tuple[int, ...]) -> str:
     return f"{name} other than {', '.join(str(value) for value in values)}"
 
 
-def _whole(run: Run) -> bool:
+def _keeps_sequences_whole(run: Run) -> bool:
     """Whether sequences stay whole. Rings pass blocks of flash attention on."""
     model = run.model
     across = run.stored is not None or model.encoder_layers > 0 or model.recurrent

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from atoll.step.layout import Layout
 from atoll.training.estimate import Estimate
-from atoll.training.planner.search import Space
+from atoll.training.planner.search import LayoutSpace
 
 MOST_TRIED = 100  # of layouts that take as long, whose memory is looked at
 _POLICIES = {"none": 0, "full": 1, "selective": 1}  # others choose by operator
@@ -33,7 +33,7 @@ def complexity(layout: Layout) -> tuple[int, ...]:
     return sum(features) + _POLICIES.get(layout.recompute, 2), cuts, layout.zero, layout.hsdp
 
 
-def simplest(space: Space, fastest: Estimate, ties: float) -> tuple[Estimate, int]:
+def simplest(space: LayoutSpace, fastest: Estimate, ties: float) -> tuple[Estimate, int]:
     """Of the layouts that take at most so much longer than the fastest the simplest that is not
     tight in memory, or the simplest; and how many there are.
     """

@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from atoll.answers.answer import made_of
+from atoll.answers.answer import build_from
 from atoll.answers.wafer import (
     Ablation,
+    ResourceWorth,
     SlowerMapping,
     SlowestStage,
     WaferAnswer,
     WaferExplanation,
-    Worth,
 )
 from atoll.errors import AtollError
 from atoll.fabric.mesh import Link
@@ -80,7 +80,7 @@ CHANGES: dict[str, Callable[[Wafer], tuple[str, Wafer]]] = {
 def worth(
     resource: str, wafer: Wafer, evaluation: MappingCost, options: WaferOptions,
     dead_links: Sequence[Link],
-) -> Worth | None:  # fmt: skip
+) -> ResourceWorth | None:  # fmt: skip
     """Return the gain of more of a resource: HBM if dies have DRAM, ports if weights stream."""
     streamed = any("external" in stage.block.homes for stage in evaluation.mapping.stages)
     if (resource == "HBM" and wafer.sram_memory) or (resource == "ports" and not streamed):
@@ -93,7 +93,7 @@ def worth(
     gain = best.samples_per_s / evaluation.samples_per_s - 1.0
     area_mm2 = more_mm2 * wafer.dies
     per_area = gain / area_mm2 * 1e3 if area_mm2 > 0.0 else None
-    return Worth(resource, words, best.samples_per_s, gain, area_mm2, per_area)
+    return ResourceWorth(resource, words, best.samples_per_s, gain, area_mm2, per_area)
 
 
 def _site_mm2(wafer: Wafer) -> float:
@@ -170,21 +170,21 @@ def explain_wafer_result(result: WaferAnswer, ablate: bool = False) -> WaferExpl
             frozen = ablations(*repriced) if ablate else ()
         except AtollError as error:
             note = f"What more of a resource would be worth cannot be said: {error}"
-    return made_of(
+    return build_from(
         WaferExplanation,
         model,
         wafer=best.wafer,
         step_time_s=best.placement.step_time_s,
         time_parts_s=best.placement.time_parts_s,
         stages=len(picture.stages),
-        slowest_stage=made_of(SlowestStage, max(picture.stages, key=lambda stage: stage.load_s)),
+        slowest_stage=build_from(SlowestStage, max(picture.stages, key=lambda stage: stage.load_s)),
         memory_bytes=fullest.memory_bytes,
         memory_bytes_per_die=picture.memory_bytes_per_die,
         explanation=worth,
         ablations=frozen,
         note=note,
         runners_up=tuple(
-            made_of(SlowerMapping, row, slower_by=1.0 - row.samples_per_s / model.samples_per_s)
+            build_from(SlowerMapping, row, slower_by=1.0 - row.samples_per_s / model.samples_per_s)
             for row in (() if faulty else result.runners_up)
         ),
         baselines=result.baselines,
@@ -212,7 +212,7 @@ def _repriced(result: WaferAnswer) -> tuple[Wafer, MappingCost, WaferOptions, tu
 
 def _worth(
     wafer: Wafer, evaluation: MappingCost, options: WaferOptions, broken: tuple[Link, ...]
-) -> tuple[Worth, ...]:
+) -> tuple[ResourceWorth, ...]:
     """Return the rows that `explain` in the job would have computed."""
     rows = (worth(name, wafer, evaluation, rough(options), broken) for name in CHANGES)
     return tuple(row for row in rows if row is not None)

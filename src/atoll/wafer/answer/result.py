@@ -7,34 +7,34 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from atoll.answers.answer import Answered, Pictured, dumped, made_of
+from atoll.answers.answer import AnsweredResult, DrawableResult, build_from, dumped
 from atoll.answers.certificate import ArchitectureProof
-from atoll.answers.design import Chip, SizedChip
+from atoll.answers.design import ChipFigures, SizedChip
 from atoll.answers.wafer import (
     BestMapping,
-    Detailed,
+    DetailedStep,
     FaultsAnswer,
     MappingAnswer,
     OtherMapping,
+    ResourceWorth,
     WaferAnswer,
     WaferDesign,
     WaferExplanation,
+    WaferFigures,
     WaferFront,
     WaferModel,
     WaferPicture,
-    WaferTold,
-    Worth,
 )
 from atoll.fabric.mesh import Die, Link
 from atoll.hardware.wafer import Wafer
-from atoll.placement.plan import Placement, Stage
+from atoll.placement.plan import Placement, PlacementStage
 from atoll.placement.replay import replay_placement
 from atoll.questions import WaferQuestion
 from atoll.step.certificate import Certificate
 from atoll.units import counted, format_bytes, format_mfu
 from atoll.wafer.answer.draw import text_map, wafer_picture
 from atoll.wafer.encoding.codes import parts_of
-from atoll.wafer.encoding.genes import AGAIN
+from atoll.wafer.encoding.genes import RECOMPUTE
 from atoll.wafer.encoding.size import log10_mappings
 from atoll.wafer.evaluate import MappingCost
 from atoll.wafer.job import options_of
@@ -74,10 +74,10 @@ def placement_of(evaluation: MappingCost) -> Placement:
     first = 0
     data = parts_of(mapping.stages[0].block.stream, mapping.stages[0].digits).get("b", 1)
     for stage, cost in zip(mapping.stages, evaluation.stages, strict=True):
-        dropped = [n for n, keep in zip(names, stage.block.keep, strict=True) if keep == AGAIN]
+        dropped = [n for n, keep in zip(names, stage.block.keep, strict=True) if keep == RECOMPUTE]
         recompute_s = cost.parts_s["recompute"] * stage.layers
         stages.append(
-            Stage(
+            PlacementStage(
                 layers=(f"block x{stage.layers}",),
                 first=first,
                 last=first + stage.layers,
@@ -123,7 +123,7 @@ def time_parts_s(evaluation: MappingCost) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class WaferEstimate(Answered[MappingAnswer]):
+class WaferEstimate(AnsweredResult[MappingAnswer]):
     """What one mapping on a wafer costs.
 
     Examples:
@@ -136,7 +136,7 @@ class WaferEstimate(Answered[MappingAnswer]):
 
     wafer: Wafer
     evaluation: MappingCost
-    detailed: Detailed
+    detailed: DetailedStep
     """The replay with links as queues: its difference from the fast model."""
     dead_dies: tuple[Die, ...] = ()
     dead_links: tuple[Link, ...] = ()
@@ -167,7 +167,7 @@ class WaferEstimate(Answered[MappingAnswer]):
     @cached_property
     def answer(self) -> MappingAnswer:
         evaluation = self.evaluation
-        return made_of(
+        return build_from(
             MappingAnswer,
             self,
             model=evaluation.mapping.model,
@@ -177,8 +177,8 @@ class WaferEstimate(Answered[MappingAnswer]):
             fits=evaluation.fits,
             memory_bytes_per_die=evaluation.memory_bytes,
             placement=self.placement.answer(),
-            accelerator=Chip.of(self.wafer.chip),
-            wafer=WaferTold.of(self.wafer),
+            accelerator=ChipFigures.of(self.wafer.chip),
+            wafer=WaferFigures.of(self.wafer),
             mapping=evaluation.mapping.file(),
         )
 
@@ -199,7 +199,7 @@ class WaferEstimate(Answered[MappingAnswer]):
 
 
 @dataclass(frozen=True)
-class WaferResult(Pictured[WaferAnswer]):
+class WaferResult(DrawableResult[WaferAnswer]):
     """The best mapping on a wafer, or on the best wafer of a space, with its bound.
 
     Examples:
@@ -214,13 +214,13 @@ class WaferResult(Pictured[WaferAnswer]):
     best: MappingCost
     certificate: Certificate
     baselines: Mapping[str, WaferBaseline | None]
-    detailed: Detailed
+    detailed: DetailedStep
     """The event-driven replay of the winner: its difference from the fast model."""
     designs: tuple[WaferDesign, ...] = ()
     pareto: Mapping[str, WaferFront] = field(default_factory=dict)
     runners_up: tuple[MappingCost, ...] = ()
     faults: FaultsAnswer = field(default_factory=FaultsAnswer)
-    explanation: tuple[Worth, ...] = ()
+    explanation: tuple[ResourceWorth, ...] = ()
     """What a little more of each resource is worth, where the job asks for it."""
     phases_s: Mapping[str, float] = field(default_factory=dict)
     wall_time_s: float = 0.0
@@ -263,7 +263,7 @@ class WaferResult(Pictured[WaferAnswer]):
         return self.best.samples_per_s * self.best.mapping.sequence
 
     @cached_property
-    def found(self) -> WaferEstimate:
+    def best_estimate(self) -> WaferEstimate:
         """What the best mapping costs."""
         dead = self.job.dead_dies, self.job.dead_links
         return WaferEstimate(self.wafer, self.best, self.detailed, *dead)
@@ -271,12 +271,12 @@ class WaferResult(Pictured[WaferAnswer]):
     @property
     def mfu(self) -> float:
         """Model FLOPs over what all dies together could do."""
-        return self.found.mfu
+        return self.best_estimate.mfu
 
     @property
     def placement(self) -> Placement:
         """The best mapping's stages, as placements on devices are told."""
-        return self.found.placement
+        return self.best_estimate.placement
 
     @cached_property
     def log10_mappings(self) -> float:
@@ -291,8 +291,8 @@ class WaferResult(Pictured[WaferAnswer]):
 
     @cached_property
     def answer(self) -> WaferAnswer:
-        mapping_answer, proof = self.found.answer, self.certificate
-        model = made_of(
+        mapping_answer, proof = self.best_estimate.answer, self.certificate
+        model = build_from(
             WaferModel,
             mapping_answer,
             microbatch=self.best.mapping.microbatch,
@@ -302,11 +302,13 @@ class WaferResult(Pictured[WaferAnswer]):
             replay_difference=self.replay_difference,
         )
         area_mm2, watts = self.wafer.site_mm2 * self.wafer.dies, self.wafer.peak_power_W
-        chip = made_of(SizedChip, mapping_answer.accelerator, area_mm2=area_mm2, peak_power_W=watts)
-        return made_of(
+        chip = build_from(
+            SizedChip, mapping_answer.accelerator, area_mm2=area_mm2, peak_power_W=watts
+        )
+        return build_from(
             WaferAnswer,
             self,
-            best=made_of(
+            best=build_from(
                 BestMapping,
                 model,
                 accelerator=chip,
@@ -351,7 +353,7 @@ class WaferResult(Pictured[WaferAnswer]):
             >>> len(result.text_map().splitlines()) > 1
             True
         """
-        return self.found.text_map()
+        return self.best_estimate.text_map()
 
     def __str__(self) -> str:
         placement = self.placement

@@ -28,9 +28,9 @@ from atoll.fabric.digits import digit_systems, factors
 from atoll.fabric.mesh import ALGORITHMS, Mesh
 from atoll.fabric.mesh_collectives import wires
 from atoll.wafer.costs.pricing import DiePricer, pass_times_s
-from atoll.wafer.costs.tables import EdgeTable, Nodes, Setting, distinct_layouts, exposed
+from atoll.wafer.costs.tables import CostSetting, EdgeTable, NodeTable, distinct_layouts, exposed
 from atoll.wafer.encoding import role_kernels as roles
-from atoll.wafer.encoding.block_parts import KINDS, Block, Edge, Roles, Unit
+from atoll.wafer.encoding.block_parts import KINDS, Edge, Roles, Unit, WaferBlock
 from atoll.wafer.encoding.codes import Parts, by_tag, splits
 from atoll.wafer.exact.paths import BlockPaths
 from atoll.wafer.exact.states import DecoupledBound, Rules, SharedStates, WeightGradientCosts
@@ -61,9 +61,9 @@ def rates(shapes: Sequence[tuple[int, int]], mesh: Mesh) -> tuple[Rate, Rate, Ra
             member = np.array(digit_members, np.bool_)
             group = int(np.where(member, digits.radix, 1).prod())
             for row, ideal in enumerate(ideals if group > 1 else ()):
-                gather_s = mesh_kernels.pass_one(member, 1.0, ideal, ALGORITHMS.index("auto"))
+                gather_s = mesh_kernels.pass_flags(member, 1.0, ideal, ALGORITHMS.index("auto"))
                 gather[row, group] = min(gather[row, group], gather_s)
-                exchange_s = mesh_kernels.exchange_one(member, 1.0, ideal)
+                exchange_s = mesh_kernels.exchange_flags(member, 1.0, ideal)
                 exchange[row, group] = min(exchange[row, group], exchange_s)
     sizes = [n for n in range(1, dies + 1) if dies % n == 0]
     nested = np.full_like(gather, np.inf)
@@ -85,8 +85,8 @@ class SplitTables:
     """
 
     def __init__(
-        self, block: Block, shapes: Sequence[tuple[int, int]], setting: Setting, pricer: DiePricer,
-        pieces: Sequence[int],
+        self, block: WaferBlock, shapes: Sequence[tuple[int, int]], setting: CostSetting,
+        pricer: DiePricer, pieces: Sequence[int],
     ) -> None:  # fmt: skip
         """`pieces`: numbers of pieces in which the products of an operator may run."""
         self.block, self.setting, self._pricer, self._pieces = block, setting, pricer, pieces
@@ -111,7 +111,7 @@ class SplitTables:
                 exponents[:, t, meaning[tag]] += powers
         return exponents
 
-    def _nodes(self, unit: Unit | None, cuts: Sequence[Parts]) -> Nodes:
+    def _nodes(self, unit: Unit | None, cuts: Sequence[Parts]) -> NodeTable:
         kind = KINDS[unit.kind if unit else "vector"]
         states, streams = self.setting.states, np.zeros(len(cuts), np.bool_)
         passes = np.zeros((len(cuts), 3))
@@ -129,7 +129,7 @@ class SplitTables:
         port_s /= wafer.io_Bps * self.setting.io_share
         outputs = unit.outputs if unit else 1
         tensors = 2 if unit and unit.kind == "attention" else 1
-        return Nodes(
+        return NodeTable(
             unit, tuple(str(parts) for parts in cuts), streams,
             self._layouts(cuts, kind.reads[:tensors]),
             self._layouts(cuts, [kind.writes] * outputs),
@@ -142,26 +142,26 @@ class SplitTables:
             self._gather.seconds(copies, states.weight * parameters),
         )  # fmt: skip
 
-    def chain_nodes(self, chain: int) -> tuple[Nodes, ...]:
+    def chain_nodes(self, chain: int) -> tuple[NodeTable, ...]:
         """Return the stream, the operators, and the stream again."""
         return (self.stream, *self.nodes[chain], self.stream)
 
     def to_home_s(self, chain: int, unit: int) -> FloatArray:
         """Return seconds of the gradient from splits of the weight pass to the forward pass."""
         node = self.chain_nodes(chain)[unit]
-        have, want = node.weights, node.weights[:, 0][None, :]
+        have, want = node.weight_layouts, node.weight_layouts[:, 0][None, :]
         volume = self.setting.states.reduced * node.parameters[None, :]
         return self._nested.seconds(want // np.gcd(have, want), volume)
 
     def fetch_s(self, chain: int, unit: int) -> FloatArray:
         """Return seconds of gathering the input for the weight pass of every split."""
         node, edge = self.chain_nodes(chain)[unit], self.block.chains[chain].edges[unit - 1]
-        wanted = self._dies(node.reads[:, 0, roles.WHOLE])
+        wanted = self._dies(node.reads[:, 0, roles.REPLICATED])
         return self._nested.seconds(wanted, sum(edge.totals) / self.dies * wanted)
 
     @staticmethod
-    def sliced(node: Nodes) -> BoolArray:
-        return np.asarray((node.writes[:, :, roles.WHOLE] == 0).all(axis=(1, 2)))
+    def sliced(node: NodeTable) -> BoolArray:
+        return np.asarray((node.writes[:, :, roles.REPLICATED] == 0).all(axis=(1, 2)))
 
     # -- edges ---------------------------------------------------------------------------------
 
@@ -183,19 +183,21 @@ class SplitTables:
             share = total / self.dies
             partial = self._dies(written[:, roles.PARTIAL])
             scatter += self._nested.seconds(partial, share * partial)[:, None]
-            replicated = np.minimum(written[:, None, roles.WHOLE], read[None, :, roles.WHOLE])
-            read_copies = self._dies(read[:, roles.WHOLE])[None, :]
+            replicated = np.minimum(
+                written[:, None, roles.REPLICATED], read[None, :, roles.REPLICATED]
+            )
+            read_copies = self._dies(read[:, roles.REPLICATED])[None, :]
             group = read_copies // self._dies(replicated)
             gather += self._nested.seconds(group, share * read_copies)
             before, after = written[:, _DIMENSIONS], read[:, _DIMENSIONS]
             same_role = np.minimum(before[:, None], after[None, :]).sum(axis=2)
             divided = before.sum(axis=1)[:, None]
-            exchanged = np.maximum(0, divided - same_role - read[None, :, roles.WHOLE])
+            exchanged = np.maximum(0, divided - same_role - read[None, :, roles.REPLICATED])
             exchange += self._exchange.seconds(self._dies(exchanged), share)
         pairs = np.ix_(rows, columns)
         return scatter[pairs], exchange[pairs], gather[pairs]
 
-    def _edge(self, edge: Edge, source: Nodes, target: Nodes) -> EdgeTable:
+    def _edge(self, edge: Edge, source: NodeTable, target: NodeTable) -> EdgeTable:
         scatter, exchange, gather = self._transition_s(edge.totals, source.writes, target.reads)
         source_streams, target_streams = source.streams[:, None], target.streams[None, :]
         written_s = exchange + exposed(scatter, source.forward_s[:, None], source_streams)

@@ -27,14 +27,14 @@ from atoll.arrays import FloatArray, IntArray
 from atoll.fabric.digits import Digits
 from atoll.hardware.wafer import Wafer
 from atoll.step.replay import PassTime
-from atoll.stopping import go_on
+from atoll.stopping import check_stop
 from atoll.wafer.bounds.counts import SplitBounds, SplitTables, rates, split_bounds
 from atoll.wafer.costs.block_kernels import CHUNKS
-from atoll.wafer.costs.pricing import pass_times_s, pricer
+from atoll.wafer.costs.pricing import die_pricer, pass_times_s
 from atoll.wafer.encoding.block import make_block
-from atoll.wafer.encoding.block_parts import Block, Pass, Product
+from atoll.wafer.encoding.block_parts import TaggedMatmul, TaggedVector, WaferBlock
 from atoll.wafer.encoding.codes import Parts, by_tag, parts_of, splits
-from atoll.wafer.exact.exact import Exact
+from atoll.wafer.exact.exact import BlockSolver
 from atoll.wafer.exact.paths import FREE, ChainBounds
 from atoll.wafer.exact.states import DecoupledBound, Rules, least_block_s
 from atoll.wafer.staging.stages import Planner
@@ -44,7 +44,7 @@ MEMORY = 5  # a request rather than a level: curves of the exact part at prices 
 
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
 """Microbatches in flight for which curves are computed; others use the next smaller."""
-WHOLE_CODES = 1 << 10  # per operator: more are not solved together
+MAX_CODES = 1 << 10  # per operator: more are not solved together
 PRICES = 2.0 ** np.arange(-7.0, 3.0)  # of a die's bytes, in seconds of a layer
 
 
@@ -109,7 +109,7 @@ class LayerBounds:
         self.planners = tuple(planners)
         self.wafer: Wafer = first.wafer
         self.options = first.options
-        self.pricer = pricer(self.wafer.chip)
+        self.pricer = die_pricer(self.wafer.chip)
         # Products of streamed operators run in pieces; each operator may stream or not.
         self.pieces = (int(CHUNKS), 1) if self.options.streaming else (1,)
         self._size_bounds: dict[tuple[int, int], SizeBound] = {}
@@ -134,7 +134,7 @@ class LayerBounds:
                 shapes.setdefault(width * height, []).append((width, height))
         return shapes
 
-    def block(self, microbatch: int) -> Block:
+    def block(self, microbatch: int) -> WaferBlock:
         return make_block(self.planners[0].model, microbatch, self.planners[0].sequence)
 
     @property
@@ -181,7 +181,7 @@ class LayerBounds:
         """Return whether a bound over all codes may be higher, and they are not too many."""
         shape = self.shapes_by_dies()[bound.dies][0]
         planner = self.planners[0]
-        few = planner.codes(*shape, bound.microbatch) <= WHOLE_CODES
+        few = planner.codes(*shape, bound.microbatch) <= MAX_CODES
         return few and bound.layer_s < enough_s and not planner.complete(*shape, bound.microbatch)
 
     def sharper(self, microbatch: int, dies: int, level: int, enough_s: float) -> SizeBound:
@@ -196,7 +196,9 @@ class LayerBounds:
         if level == OPERATORS or plain.layer_s == np.inf:
             return replace(plain, level=level)
         layers = self.block(microbatch).layers
-        solvers: list[Exact | DecoupledBound] = [self._split_bounds(microbatch, dies).decoupled]
+        solvers: list[BlockSolver | DecoupledBound] = [
+            self._split_bounds(microbatch, dies).decoupled
+        ]
         exact = level in (EXACT, MEMORY)
         if exact and self.planners[0].complete(*self.shapes_by_dies()[dies][0], microbatch):
             solvers = [
@@ -217,7 +219,7 @@ class LayerBounds:
             if not self._memory_matters(plain, depth, layers):
                 continue
             for j in range(len(plain.prices)):
-                go_on(self.planners[0].stop)
+                check_stop(self.planners[0].stop)
                 pooled[depth, j] = max(pooled[depth, j], local.least(j, in_flight))
                 value = offloading.least(j, in_flight) if self.options.offload else pooled[depth, j]
                 curves[depth, j] = max(curves[depth, j], value)
@@ -239,7 +241,7 @@ class LayerBounds:
         least_s, pass_bounds = decoupled.least_costs(FREE), decoupled.pass_bounds()
         streams = [p for p, s in zip(node_splits[0], least_s, strict=True) if s < enough_s]
         for planner, shape in product(self.planners, self.shapes_by_dies()[dies]):
-            for tables in planner.among({"stream": streams}).tables(*shape, microbatch):
+            for tables in planner.with_splits({"stream": streams}).tables(*shape, microbatch):
                 nodes = tables.stream, *(node for chain in tables.nodes for node in chain)
                 indices = [
                     _split_indices(node.codes, tables.digits, parts)
@@ -289,7 +291,7 @@ class LayerBounds:
         if self.options.volume_only:
             peak = np.inf
 
-        def seconds(products: Iterable[Product]) -> float:
+        def seconds(products: Iterable[TaggedMatmul]) -> float:
             return sum(float(p.matmul.flops * p.matmul.fraction) for p in products) / peak
 
         times = {
@@ -336,11 +338,13 @@ class LayerBounds:
             head_but_weight_s += 3.0 * block.head_bytes / dies / bandwidth_Bps
             head_s = head_but_weight_s + head.weight_s
             head_bytes = block.head_bytes / dies
-            head_bytes += 0.0 if self.external else states.held * block.head.parameters / dies
+            head_bytes += (
+                0.0 if self.external else states.bytes_per_parameter * block.head.parameters / dies
+            )
         scale = layer_s if 0.0 < layer_s < np.inf else 1.0
         prices = PRICES * scale * block.layers * dies / self.wafer.dies / self.wafer.memory_bytes
         curves = np.full((len(DEPTHS), len(prices)), layer_s)
-        state_bytes = 0.0 if self.external else states.held * parameters / dies
+        state_bytes = 0.0 if self.external else states.bytes_per_parameter * parameters / dies
         saved_bytes = self.planners[0].setting(microbatch).stream_saved_bytes(block)
         for depth, in_flight in enumerate(DEPTHS):
             curves[depth] += prices * state_bytes
@@ -355,7 +359,9 @@ class LayerBounds:
                     again_s = again_s if self.options.recompute else np.inf
                     kept_s = prices * in_flight * sum(edge.totals) / dies
                     curves[depth] += np.minimum(kept_s, again_s)
-        embedding_bytes = 0.0 if self.external else states.held * block.embedding_parameters / dies
+        embedding_bytes = (
+            0.0 if self.external else states.bytes_per_parameter * block.embedding_parameters / dies
+        )
         # All saved tensors may be offloaded to another stage.
         local_curves = local_curves if self.options.offload else curves
         return SizeBound(
@@ -365,7 +371,9 @@ class LayerBounds:
             slowest_weight_s[block.head.name] if block.head is not None else 0.0,
         )  # fmt: skip
 
-    def _least_vector_s(self, passes: Sequence[Pass], stream_splits: Sequence[Parts]) -> float:
+    def _least_vector_s(
+        self, passes: Sequence[TaggedVector], stream_splits: Sequence[Parts]
+    ) -> float:
         return float(np.min(self.pricer.passes_s(passes, by_tag(stream_splits))))
 
     def _compute_operator_times(
@@ -392,7 +400,7 @@ class _LeastPricedSeconds:
     """
 
     def __init__(
-        self, solvers: Sequence[Exact | DecoupledBound], prices: FloatArray, layers: int, *,
+        self, solvers: Sequence[BlockSolver | DecoupledBound], prices: FloatArray, layers: int, *,
         offload: bool,
     ) -> None:  # fmt: skip
         self._solvers, self._prices, self._layers, self._offload = solvers, prices, layers, offload

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.arrays import IntArray
-from atoll.stopping import go_on
+from atoll.stopping import check_stop
 from atoll.wafer.bounds.bound_kernels import (
     ROUNDING,
     SizeArrays,
@@ -58,7 +58,7 @@ HOPELESS = 1e3  # largest load / fastest load at which memory that is too small 
 
 
 @dataclass(frozen=True)
-class Lowest:
+class LowestBound:
     """The lowest interval: no step with this microbatch is shorter than `bound_s`."""
 
     bound_s: float
@@ -181,23 +181,23 @@ class StepBound:
     # -- all of them ---------------------------------------------------------------------------
 
     def lowest(
-        self, best_s: float, most: int = ALL_CODES, among: Sequence[int] | None = None,
+        self, best_s: float, most: int = ALL_CODES, microbatches: Sequence[int] | None = None,
         small: float = INFINITY,
-    ) -> Lowest:  # fmt: skip
+    ) -> LowestBound:  # fmt: skip
         """Return the lowest bound over all microbatches (or those `among`), at most `best_s`.
 
         `most`: highest level for the sizes that decide it; sizes of more than `small` dies are
         bounded by their splits at most.
         """
         heap: list[tuple[float, int, float, float, float, int, StageSizes]] = []
-        for microbatch in self.microbatches if among is None else among:
+        for microbatch in self.microbatches if microbatches is None else microbatches:
             rounds = self.planners[0].rounds(microbatch)
             low, high = self.work_s(microbatch), best_s / rounds
             if low < high:
                 # The fill is computed when the interval is the lowest.
                 heapq.heappush(heap, (rounds * low, microbatch, low, high, UNKNOWN, 0, ()))
         while heap:
-            go_on(self.planners[0].stop)
+            check_stop(self.planners[0].stop)
             bound, microbatch, low, high, fill, version, stages = heapq.heappop(heap)
             rounds = self.planners[0].rounds(microbatch)
             narrow = rounds * (high - low) <= NARROW * best_s
@@ -214,14 +214,14 @@ class StepBound:
             if self._sharpen(microbatch, stages, level, best_s / rounds, small):
                 heapq.heappush(heap, (bound, microbatch, low, high, UNKNOWN, 0, ()))
             elif narrow:
-                return Lowest(bound, microbatch, stages)
+                return LowestBound(bound, microbatch, stages)
             else:
                 middle = 0.5 * (low + high)
                 upper = rounds * middle + fill
                 if upper < best_s:
                     heapq.heappush(heap, (upper, microbatch, middle, high, fill, version, stages))
                 heapq.heappush(heap, (bound, microbatch, low, middle, UNKNOWN, 0, ()))
-        return Lowest(best_s, 0, ())
+        return LowestBound(best_s, 0, ())
 
     def _sharpen(
         self, microbatch: int, stages: StageSizes, most: int, largest_s: float, small: float

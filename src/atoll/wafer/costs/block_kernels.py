@@ -28,9 +28,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from atoll.fabric.mesh_kernels import exchange_s, of_one_thread, pass_s
+from atoll.fabric.mesh_kernels import exchange_s, pass_s, with_scratch
 from atoll.jit import entry, kernel
-from atoll.wafer.encoding.role_kernels import PARTIAL, SUMMED, WHOLE
+from atoll.wafer.encoding.role_kernels import PARTIAL, REPLICATED, SUMMED
 
 CHUNKS = 4.0  # pieces in which a streamed collective overlaps its operator
 SHARE = 0.5  # of an operator's time that may hide its input; the same for its output
@@ -39,7 +39,7 @@ SHARE = 0.5  # of an operator's time that may hide its input; the same for its o
 @kernel
 def stored_role(have, want):
     """Return a digit's role in the layout between a tensor's reduction and its gather."""
-    if want != WHOLE:
+    if want != REPLICATED:
         return want
     return SUMMED if have == PARTIAL else have
 
@@ -67,20 +67,20 @@ def transition(total, source, via, target, wires, scatter_algorithm, gather_algo
         want = target[d]
         bit = np.int64(1) << d
         if have == PARTIAL:
-            if want == WHOLE:
+            if want == REPLICATED:
                 total_sum |= bit
             else:
                 scatter |= bit
                 scattered *= radix[d]
-        elif have in (WHOLE, SUMMED):
+        elif have in (REPLICATED, SUMMED):
             # A slice of a replicated tensor costs nothing.
-            if want != WHOLE:
+            if want != REPLICATED:
                 die_bytes /= radix[d]
             elif have == SUMMED:
                 regather |= bit
         else:
             die_bytes /= radix[d]
-            if want == WHOLE:
+            if want == REPLICATED:
                 gather |= bit
                 gathered *= radix[d]
             elif want != have:
@@ -116,10 +116,10 @@ def exposed_s(link_s, compute_s, streams):
 
 
 @entry
-def transition_one(total, source, via, target, wires, scatter_algorithm, gather_algorithm):
+def single_transition(total, source, via, target, wires, scatter_algorithm, gather_algorithm):
     """Call `transition` from Python."""
     return transition(
-        total, source, via, target, of_one_thread(wires), scatter_algorithm, gather_algorithm
+        total, source, via, target, with_scratch(wires), scatter_algorithm, gather_algorithm
     )
 
 
@@ -143,7 +143,7 @@ def transition_matrix(totals, source, target, wires, algorithm, scatter, exchang
 
     `totals` (tensors,) are bytes of the undivided tensors; layouts are (codes, tensors, digits).
     """
-    wires = of_one_thread(wires)
+    wires = with_scratch(wires)
     for i in range(source.shape[0]):
         for j in range(target.shape[0]):
             for t in range(totals.shape[0]):
@@ -187,7 +187,7 @@ def backward_matrix(parts, rows, columns, source_s, source_streams, target_s, ta
 @entry
 def reshard_matrix(totals, source, target, wires, algorithm, exchange, gather):
     """Fill seconds to re-shard tensors without partial sums between every pair of layouts."""
-    wires = of_one_thread(wires)
+    wires = with_scratch(wires)
     for i in range(source.shape[0]):
         for j in range(target.shape[0]):
             exchange[i, j], gather[i, j] = reshard_s(
@@ -198,7 +198,7 @@ def reshard_matrix(totals, source, target, wires, algorithm, exchange, gather):
 @entry
 def fetch_cube(totals, source, target, wanted, wires, algorithm, exchange, gather):
     """Fill seconds to fetch tensors, stored between source and target, in every wanted layout."""
-    wires = of_one_thread(wires)
+    wires = with_scratch(wires)
     for i in range(source.shape[0]):
         for j in range(target.shape[0]):
             for w in range(wanted.shape[0]):

@@ -25,7 +25,7 @@ import numpy as np
 from atoll.arrays import BoolArray, FloatArray, IntArray
 from atoll.step.states import States
 from atoll.wafer.costs import block_kernels as kernels
-from atoll.wafer.costs.tables import Nodes, Setting, Tables, distinct_layouts, exposed
+from atoll.wafer.costs.tables import BlockTables, CostSetting, NodeTable, distinct_layouts, exposed
 from atoll.wafer.encoding.genes import HOMES
 
 StateBytes = tuple[FloatArray, FloatArray, FloatArray]
@@ -46,7 +46,7 @@ class ReshardTimes(NamedTuple):
 
 
 def home_bytes(
-    states: States, home: str, node: Nodes, forward: IntArray, weight: IntArray
+    states: States, home: str, node: NodeTable, forward: IntArray, weight: IntArray
 ) -> StateBytes:
     """Return bytes per die of weights, gradients and optimizer state, for entries of the forward
     pass and of the weight pass, whose layout the gradients have.
@@ -62,8 +62,8 @@ def home_bytes(
 
 
 def home_cost(
-    node: Nodes, home: str, setting: Setting, forward: IntArray, data: IntArray, weight: IntArray,
-    exchange: FloatArray | float = 0.0, gather: FloatArray | float = 0.0,
+    node: NodeTable, home: str, setting: CostSetting, forward: IntArray, data: IntArray,
+    weight: IntArray, exchange: FloatArray | float = 0.0, gather: FloatArray | float = 0.0,
     to_home: FloatArray | float = 0.0,
 ) -> tuple[FloatArray, FloatArray]:  # fmt: skip
     """Return seconds per microbatch and bytes of state per die, for entries of the three passes.
@@ -99,7 +99,7 @@ def home_cost(
 class GradientTables:
     """Re-sharding tables of the operators of a chain, computed when first used."""
 
-    def __init__(self, tables: Tables, chain: int) -> None:
+    def __init__(self, tables: BlockTables, chain: int) -> None:
         self.tables, self.chain = tables, chain
         self.nodes = tables.chain_nodes(chain)
         self.edges = tables.block.chains[chain].edges
@@ -122,7 +122,7 @@ class GradientTables:
         node = self.nodes[unit]
         assert node.unit is not None
         size = np.array([bytes_per_parameter * node.unit.parameters])
-        return self._reshard_s(size, node.weights[: len(node.index)])
+        return self._reshard_s(size, node.weight_layouts[: len(node.index)])
 
     def _reshard_s(self, totals: FloatArray, layouts: IntArray) -> ReshardTimes:
         distinct, indices = distinct_layouts(layouts)
@@ -156,7 +156,11 @@ class GradientTables:
 
 
 def fetch_s(
-    node: Nodes, weight: IntArray, streams: BoolArray, inputs: ReshardTimes, outputs: ReshardTimes
+    node: NodeTable,
+    weight: IntArray,
+    streams: BoolArray,
+    inputs: ReshardTimes,
+    outputs: ReshardTimes,
 ) -> FloatArray:
     """Return the exposed seconds of a gradient pass's input and output, and its compute seconds."""
     exchange_s = inputs.exchange_s + outputs.exchange_s

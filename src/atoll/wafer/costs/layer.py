@@ -18,24 +18,24 @@ from atoll.fabric.digits import Digits
 from atoll.fabric.mesh import ALGORITHMS
 from atoll.wafer.costs import block_kernels as kernels
 from atoll.wafer.costs.homes import home_bytes, home_cost
-from atoll.wafer.costs.pricing import pricer
-from atoll.wafer.costs.tables import Nodes, Setting, Tables, exposed
-from atoll.wafer.encoding.block_parts import Block
-from atoll.wafer.encoding.genes import AGAIN, KEEP, Away, BlockCost, BlockMapping
+from atoll.wafer.costs.pricing import die_pricer
+from atoll.wafer.costs.tables import BlockTables, CostSetting, NodeTable, exposed
+from atoll.wafer.encoding.block_parts import WaferBlock
+from atoll.wafer.encoding.genes import KEEP, RECOMPUTE, BlockCost, BlockMapping, HelperPath
 
 
-class Moved(NamedTuple):
+class TransitionCost(NamedTuple):
     """Seconds of a transition's parts, and the bytes a die holds between reduction and gather."""
 
     scatter_s: float
     exchange_s: float
     gather_s: float
-    held_bytes: float
+    stored_bytes: float
 
 
-_NO_COST = Moved(0.0, 0.0, 0.0, 0.0)
+_NO_COST = TransitionCost(0.0, 0.0, 0.0, 0.0)
 
-Move = Callable[[float, IntArray, IntArray, IntArray, str, str], Moved]
+Move = Callable[[float, IntArray, IntArray, IntArray, str, str], TransitionCost]
 """Arguments: bytes of a tensor; its source layout, the layout on the way to which it is stored, its
 target layout; the algorithms of its reduction and of its gather."""
 
@@ -43,7 +43,7 @@ target layout; the algorithms of its reduction and of its gather."""
 class MappedOperator(NamedTuple):
     """An operator (or the stream) of a chain: its entries for the three passes, its algorithm."""
 
-    node: Nodes
+    node: NodeTable
     forward: int
     data: int
     weight: int
@@ -60,22 +60,22 @@ class MappedOperator(NamedTuple):
         return float(figures[0]), float(figures[1]), float(figures[2])
 
 
-class Crossing(NamedTuple):
+class EdgeTransfer(NamedTuple):
     """Tensors from one operator of a chain to the next, and what happens to them."""
 
     writer: MappedOperator
     reader: MappedOperator
-    there: Moved
-    back: Moved
-    fetch: Moved
+    forward: TransitionCost
+    backward: TransitionCost
+    fetch: TransitionCost
     """For the reader's weight gradient (or data pass): its input, and its output's gradient."""
     fate: int | None
     """None: the backward pass reads no such tensor."""
-    again_s: float
+    recompute_s: float
     """The writer's forward pass; on the stream, the norm."""
 
 
-def visits(tables: Tables, genes: BlockMapping) -> list[MappedOperator]:
+def mapped_operators(tables: BlockTables, genes: BlockMapping) -> list[MappedOperator]:
     """Return the operators of a block with the entries a mapping chooses, in order."""
     setting = tables.setting
     collectives = genes.collectives or ((setting.streaming, setting.algorithm),) * len(genes.codes)
@@ -87,27 +87,29 @@ def visits(tables: Tables, genes: BlockMapping) -> list[MappedOperator]:
     return operators
 
 
-def _summed(first: Moved, second: Moved) -> Moved:
-    return Moved(*(a + b for a, b in zip(first, second, strict=True)))
+def _summed(first: TransitionCost, second: TransitionCost) -> TransitionCost:
+    return TransitionCost(*(a + b for a, b in zip(first, second, strict=True)))
 
 
-def walk(tables: Tables, genes: BlockMapping, move: Move) -> list[list[Crossing]]:
+def edge_transfers(
+    tables: BlockTables, genes: BlockMapping, move: Move
+) -> list[list[EdgeTransfer]]:
     """Return the transfers along every edge of every chain."""
     entry = tables.stream.index[genes.stream]
     stream = MappedOperator(tables.stream, entry, entry, entry, tables.setting.algorithm)
-    operators, fates = iter(visits(tables, genes)), iter(genes.keep)
+    operators, fates = iter(mapped_operators(tables, genes)), iter(genes.keep)
 
     def moved(
         totals: tuple[float, ...], source: IntArray, via: IntArray, target: IntArray,
         *algorithms: str,
-    ) -> Moved:  # fmt: skip
+    ) -> TransitionCost:  # fmt: skip
         cost = _NO_COST
         for tensor in zip(totals, source, via, target, strict=False):
             if tensor[0] > 0.0:
                 cost = _summed(cost, move(*tensor, algorithms[0], algorithms[-1]))
         return cost
 
-    transfers: list[list[Crossing]] = []
+    transfers: list[list[EdgeTransfer]] = []
     for index, chain in enumerate(tables.block.chains):
         path = [stream, *(next(operators) for _ in chain.units), stream]
         transfers.append([])
@@ -120,7 +122,7 @@ def walk(tables: Tables, genes: BlockMapping, move: Move) -> list[list[Crossing]
             read_gradient = writer.node.gradient_reads[writer.data]
             layouts = written_gradient, written_gradient, read_gradient
             backward = moved(edge.totals, *layouts, reader.algorithm, writer.algorithm)
-            fetch = Moved(0.0, 0.0, forward.gather_s, 0.0)
+            fetch = TransitionCost(0.0, 0.0, forward.gather_s, 0.0)
             if reader.weight != reader.forward:
                 layouts = written, reads[reader.forward], reads[reader.weight]
                 fetch = moved(edge.totals, *layouts, reader.algorithm)
@@ -134,7 +136,7 @@ def walk(tables: Tables, genes: BlockMapping, move: Move) -> list[list[Crossing]
             first = position == 0
             remake_s = tables.entry_s(index, genes.stream) if first else writer.passes_s[0]
             fate = next(fates) if edge.kept_name else None
-            transfer = Crossing(writer, reader, forward, backward, fetch, fate, remake_s)
+            transfer = EdgeTransfer(writer, reader, forward, backward, fetch, fate, remake_s)
             transfers[-1].append(transfer)
     return transfers
 
@@ -156,19 +158,25 @@ class MappedLayerCost:
 
 @lru_cache(maxsize=4096)
 def block_cost(
-    block: Block, digits: Digits, setting: Setting, genes: BlockMapping, away: Away | None = None
+    block: WaferBlock,
+    digits: Digits,
+    setting: CostSetting,
+    genes: BlockMapping,
+    away: HelperPath | None = None,
 ) -> MappedLayerCost:
     """Return the cost of one layer, with its seconds by cause and by pass."""
-    tables = tables_of(block, digits, setting, genes)
+    tables = mapping_tables(block, digits, setting, genes)
     wires = tables.mesh[0]
 
     def move(
         total: float, source: IntArray, via: IntArray, target: IntArray, scatter: str, gather: str
-    ) -> Moved:
+    ) -> TransitionCost:
         algorithms = ALGORITHMS.index(scatter), ALGORITHMS.index(gather)
-        return Moved(*kernels.transition_one(total, source, via, target, wires, *algorithms))
+        return TransitionCost(
+            *kernels.single_transition(total, source, via, target, wires, *algorithms)
+        )
 
-    operators = visits(tables, genes)
+    operators = mapped_operators(tables, genes)
     stream_s = tables.stream_s(genes.stream)
     passes = [operator.passes_s for operator in operators]
     homes_s, states = 0.0, np.zeros(3)
@@ -179,16 +187,18 @@ def block_cost(
             states += home_states
     kept_bytes = tables.stream_share(genes.stream) * setting.stream_saved_bytes(block)
     link_s = recompute_s = offload_s = delayed_bytes = rebuilt_bytes = offload_bytes = 0.0
-    for crossing in (crossing for chain in walk(tables, genes, move) for crossing in chain):
+    for crossing in (
+        crossing for chain in edge_transfers(tables, genes, move) for crossing in chain
+    ):
         remake_s, exposed_s, journey_s = _crossing_s(crossing, away)
-        tensor_bytes, fate = crossing.there.held_bytes, crossing.fate
+        tensor_bytes, fate = crossing.forward.stored_bytes, crossing.fate
         link_s += exposed_s
         delayed_bytes += tensor_bytes
         if fate == KEEP:
             kept_bytes += tensor_bytes
         elif fate is not None:
             rebuilt_bytes += tensor_bytes
-            if fate == AGAIN:
+            if fate == RECOMPUTE:
                 recompute_s += remake_s
             else:
                 offload_bytes += tensor_bytes
@@ -210,12 +220,12 @@ def block_cost(
     )  # fmt: skip
 
 
-def _crossing_s(crossing: Crossing, away: Away | None) -> tuple[float, float, float]:
+def _crossing_s(crossing: EdgeTransfer, away: HelperPath | None) -> tuple[float, float, float]:
     """Return the seconds to recompute the tensors, the exposed seconds of all their transitions,
     and the seconds that offloading them to another stage's memory adds.
     """
     writer, reader, fetch = crossing.writer, crossing.reader, crossing.fetch
-    forward, backward = crossing.there, crossing.back
+    forward, backward = crossing.forward, crossing.backward
 
     def exposed_s(link_s: float, compute_s: float, operator: MappedOperator) -> float:
         return float(exposed(link_s, compute_s, operator.streams))
@@ -228,19 +238,21 @@ def _crossing_s(crossing: Crossing, away: Away | None) -> tuple[float, float, fl
     total_s = written_s + gather_s + backward.exchange_s + scatter_s
     total_s = total_s + exposed_s(backward.gather_s, writer_data_s, writer)
     total_s += fetch.exchange_s + exposed_s(fetch.gather_s, weight_s, reader)
-    journey_s = 0.0 if away is None else forward.held_bytes / away.bandwidth_Bps + away.latency_s
+    journey_s = 0.0 if away is None else forward.stored_bytes / away.bandwidth_Bps + away.latency_s
     out_s = exposed_s(forward.gather_s + journey_s, forward_s, reader) - gather_s
     back_s = exposed_s(backward.scatter_s + journey_s, data_s, reader) - scatter_s
-    return written_s + crossing.again_s, total_s, out_s + back_s
+    return written_s + crossing.recompute_s, total_s, out_s + back_s
 
 
-def _home(op: MappedOperator, home: str, setting: Setting, move: Move) -> tuple[float, FloatArray]:
+def _home(
+    op: MappedOperator, home: str, setting: CostSetting, move: Move
+) -> tuple[float, FloatArray]:
     """Return seconds, and bytes of weights, gradients and optimizer, of a weight's home."""
     node, algorithm = op.node, op.algorithm
     assert node.unit is not None
-    layouts, parameters = node.weights[:, 0], float(node.unit.parameters)
+    layouts, parameters = node.weight_layouts[:, 0], float(node.unit.parameters)
 
-    def moved(bytes_per_parameter: float, have: int, want: int) -> Moved:
+    def moved(bytes_per_parameter: float, have: int, want: int) -> TransitionCost:
         if have == want:
             return _NO_COST
         total = bytes_per_parameter * parameters
@@ -254,14 +266,16 @@ def _home(op: MappedOperator, home: str, setting: Setting, move: Move) -> tuple[
     return float(seconds[0]), np.concatenate(home_bytes(setting.states, home, node, f, w))
 
 
-def tables_of(block: Block, digits: Digits, setting: Setting, genes: BlockMapping) -> Tables:
+def mapping_tables(
+    block: WaferBlock, digits: Digits, setting: CostSetting, genes: BlockMapping
+) -> BlockTables:
     """Return the tables of the codes that a mapping uses."""
     allowed_codes = {"stream": (genes.stream,)} | {
         unit.name: codes for unit, codes in zip(block.units, genes.used, strict=True)
     }
     modes = tuple(sorted({streams for streams, _ in genes.collectives})) or None
     pairs = zip(block.units, genes.collectives, strict=False)
-    return Tables(
-        block, digits, setting, pricer(setting.wafer.chip), allowed_codes, modes=modes,
+    return BlockTables(
+        block, digits, setting, die_pricer(setting.wafer.chip), allowed_codes, modes=modes,
         algorithms={unit.name: algorithm for unit, (_, algorithm) in pairs},
     )  # fmt: skip

@@ -15,9 +15,9 @@ from atoll.cost.model import map_products
 from atoll.cost.pricer import Cost, LayerTimes, total
 from atoll.cost.vector import vector_cycles
 from atoll.hardware.accelerator import Accelerator
-from atoll.hardware.template.cores import Shape
+from atoll.hardware.template.cores import ProductShape
 from atoll.profiles import DEFAULT
-from atoll.wafer.encoding.block_parts import Pass, Product, Unit
+from atoll.wafer.encoding.block_parts import TaggedMatmul, TaggedVector, Unit
 from atoll.wafer.encoding.codes import Parts, by_tag
 from atoll.workload.graph.layer import Layer
 from atoll.workload.graph.operator import Operator, VectorWork
@@ -51,25 +51,25 @@ class DiePricer:
         self.chip = chip
         configs = chips_of_accelerator(chip, DEFAULT).tensor_configs
         self._config = pick(configs, np.array([configs.cores.argmax()]))
-        self._product_times_s: dict[Shape, float] = {}
+        self._product_times_s: dict[ProductShape, float] = {}
         self.pass_times_s: WeakKeyDictionary[Unit, dict[tuple[object, ...], list[float]]] = (
             WeakKeyDictionary()
         )
         """Cache of the function `pass_times_s`: seconds by pieces and split."""
 
-    def prepare(self, shapes: Iterable[Shape]) -> None:
+    def prepare(self, shapes: Iterable[ProductShape]) -> None:
         """Map all shapes that have no time yet, on all cores."""
         fresh = sorted({shape for shape in shapes if shape not in self._product_times_s})
         if fresh:
             seconds = map_products(fresh, self._config)[0][:, 0]
             self._product_times_s |= zip(fresh, seconds.tolist(), strict=True)
 
-    def product_s(self, shape: Shape) -> float:
+    def product_s(self, shape: ProductShape) -> float:
         if shape not in self._product_times_s:
             self.prepare([shape])
         return self._product_times_s[shape]
 
-    def pass_s(self, work: Pass, parts: Cuts) -> Any:
+    def pass_s(self, work: TaggedVector, parts: Cuts) -> Any:
         """Return the seconds of a vector pass on a die's share: max(lanes, memory)."""
         rows, columns = _share(parts, work.rows), _share(parts, work.columns)
         local = VectorWork(
@@ -80,7 +80,7 @@ class DiePricer:
         moved_bytes = work.bytes / (rows * columns)
         return np.maximum(cycles / chip.clock_Hz, moved_bytes / chip.hbm.bandwidth_Bps)
 
-    def passes_s(self, works: Iterable[Pass], parts: Cuts) -> Any:
+    def passes_s(self, works: Iterable[TaggedVector], parts: Cuts) -> Any:
         return sum(self.pass_s(work, parts) for work in works)
 
     # -- layers, as every device prices them (`cost.pricer`) -----------------------------------
@@ -98,7 +98,8 @@ class DiePricer:
     def _cost(self, layer: Layer, op: Operator, ring: int) -> Cost:
         """Return the cost of one operator on one die."""
         shapes = [
-            Shape(p.batch, p.m, p.n, p.k, float(p.fraction), 0.0, op.on_chip) for p in op.matmuls
+            ProductShape(p.batch, p.m, p.n, p.k, float(p.fraction), 0.0, op.on_chip)
+            for p in op.matmuls
         ]
         self.prepare(shapes)
         products_s = sum(self.product_s(shape) for shape in shapes)
@@ -106,7 +107,9 @@ class DiePricer:
         # An epilogue (a bias) overlaps its product, as softmax does in attention.
         overlapped = bool(op.matmuls)
         vector_bytes = 0.0 if overlapped else moved_bytes / max(1, len(op.vectors))
-        vectors_s = self.passes_s([Pass(work, "", "", vector_bytes) for work in op.vectors], {})
+        vectors_s = self.passes_s(
+            [TaggedVector(work, "", "", vector_bytes) for work in op.vectors], {}
+        )
         memory_s = moved_bytes / self.chip.hbm.bandwidth_Bps
         seconds = float(operator_s(products_s, vectors_s, memory_s, overlapped))
         if op.on_chip:  # attention, whose keys and values go round a ring
@@ -115,7 +118,7 @@ class DiePricer:
 
 
 @lru_cache(maxsize=16)
-def pricer(chip: Accelerator) -> DiePricer:
+def die_pricer(chip: Accelerator) -> DiePricer:
     return DiePricer(chip)
 
 
@@ -127,7 +130,7 @@ def _share(parts: Cuts, tags: str) -> Any:
 
 
 def _local_shapes(
-    unit: Unit, product: Product, parts: Mapping[str, IntArray], chunks: int
+    unit: Unit, product: TaggedMatmul, parts: Mapping[str, IntArray], chunks: int
 ) -> tuple[IntArray, ...]:
     """Return a die's batch, rows (in `chunks`), columns and reduction under every split."""
     matmul, ones = product.matmul, np.ones_like(parts["b"])
@@ -150,7 +153,7 @@ def _local_shapes(
 
 
 def _products_s(
-    pricer: DiePricer, unit: Unit, products: Sequence[Product], parts: Mapping[str, IntArray],
+    pricer: DiePricer, unit: Unit, products: Sequence[TaggedMatmul], parts: Mapping[str, IntArray],
     chunks: int = 1,
 ) -> FloatArray:  # fmt: skip
     """Return the seconds of the products of a pass under every split."""
@@ -160,7 +163,7 @@ def _products_s(
         if unit.kind == "attention":
             mapping = (float(product.matmul.fraction), 0.0, True)
         batch, m, n, k = (c.tolist() for c in _local_shapes(unit, product, parts, chunks))
-        shapes = [Shape(*sizes, *mapping) for sizes in zip(batch, m, n, k, strict=True)]
+        shapes = [ProductShape(*sizes, *mapping) for sizes in zip(batch, m, n, k, strict=True)]
         pricer.prepare(shapes)
         seconds += chunks * np.array([pricer.product_s(shape) for shape in shapes])
     return seconds

@@ -24,7 +24,7 @@ from atoll.step.states import STATES, States
 from atoll.wafer.costs import block_kernels as kernels
 from atoll.wafer.costs.pricing import DiePricer, pass_times_s
 from atoll.wafer.encoding import role_kernels as roles
-from atoll.wafer.encoding.block_parts import KINDS, Block, Chain, Edge, Unit
+from atoll.wafer.encoding.block_parts import KINDS, Edge, OperatorChain, Unit, WaferBlock
 from atoll.wafer.encoding.codes import cuts_of, layouts, legal_codes, parts_of
 from atoll.wafer.encoding.genes import OPTIMIZER
 
@@ -32,7 +32,7 @@ _WEIGHT = {"k": roles.SEQUENCE, "n": roles.COLUMNS, "e": roles.EXPERTS}
 
 
 @dataclass(frozen=True)
-class Setting:
+class CostSetting:
     """Parameters that all tables of a search share."""
 
     wafer: Wafer
@@ -45,11 +45,11 @@ class Setting:
     """Share of the wafer's input and output bandwidth that one group may use."""
     states: States = STATES[OPTIMIZER]
 
-    def stream_saved_bytes(self, block: Block) -> float:
+    def stream_saved_bytes(self, block: WaferBlock) -> float:
         """Return the bytes per layer and microbatch that are kept under any recompute."""
         return 0.0 if self.wafer.inputs_outside else block.stream_bytes + block.always_bytes
 
-    def ports_s(self, block: Block) -> float:
+    def ports_s(self, block: WaferBlock) -> float:
         """Return the seconds of the wafer's ports per layer and microbatch if weights and inputs of
         layers are stored outside: weights for both passes and the input for the backward pass come
         in; gradients and the input go out.
@@ -63,7 +63,7 @@ class Setting:
 
 
 @dataclass(frozen=True, eq=False)
-class Nodes:
+class NodeTable:
     """One operator (or the stream): an entry per mode (collectives streamed or not) and code.
 
     The entries of a mode are contiguous; every mode has the same codes in the same order.
@@ -81,7 +81,7 @@ class Nodes:
     data_s: FloatArray
     weight_s: FloatArray
     parameters: FloatArray
-    weights: IntArray  # (codes, 1, digits): layout of the weight
+    weight_layouts: IntArray  # (codes, 1, digits): layout of the weight
     step_s: FloatArray
     """Optimizer step on the parameters of a die, per microbatch."""
     copies: FloatArray
@@ -101,7 +101,7 @@ class Nodes:
         """First entry of every code."""
         return {code: i for i, code in reversed(list(enumerate(self.codes)))}
 
-    def select(self, entries: IntArray) -> Nodes:
+    def select(self, entries: IntArray) -> NodeTable:
         """Return the table of some entries."""
         arrays: dict[str, Any] = {
             k: v[entries] for k, v in vars(self).items() if isinstance(v, np.ndarray)
@@ -183,14 +183,14 @@ class _ByteLimitedCache:
 _TRANSITION_CACHE = _ByteLimitedCache(1 << 26)
 
 
-class Tables:
+class BlockTables:
     """All tables of one block on one digit system."""
 
     def __init__(
         self,
-        block: Block,
+        block: WaferBlock,
         digits: Digits,
-        setting: Setting,
+        setting: CostSetting,
         pricer: DiePricer,
         allowed_codes: Mapping[str, tuple[str, ...]] | None = None,
         *,
@@ -218,12 +218,12 @@ class Tables:
     def codes(self, name: str, sizes: dict[str, int]) -> tuple[str, ...]:
         return self._allowed_codes.get(name) or legal_codes(sizes, self.digits)
 
-    def _stream(self) -> Nodes:
+    def _stream(self) -> NodeTable:
         codes = self.codes("stream", self.block.stream_sizes)
         kind = KINDS["vector"]
         zero = np.zeros(len(codes))
         # The stream overlaps nothing, so its mode does not matter.
-        return Nodes(
+        return NodeTable(
             None, codes, np.zeros(len(codes), np.bool_), layouts(codes, kind.reads),
             layouts(codes, [kind.writes]), layouts(codes, [kind.gradient_reads]),
             layouts(codes, kind.gradient_writes), zero, zero, zero, zero,
@@ -231,7 +231,7 @@ class Tables:
             zero,
         )  # fmt: skip
 
-    def unit_nodes(self, unit: Unit) -> Nodes:
+    def unit_nodes(self, unit: Unit) -> NodeTable:
         legal = self.codes(unit.name, unit.sizes)
         codes = legal * len(self.modes)
         streams = np.repeat(np.array(self.modes, np.bool_), len(legal))
@@ -251,8 +251,8 @@ class Tables:
         algorithm = self._algorithms.get(unit.name, "")
         tensors = 2 if unit.kind == "attention" else 1
         writes = unit.outputs
-        weights = {tag: _WEIGHT.get(tag, roles.WHOLE) for tag in "bsknhtecr"}
-        return Nodes(
+        weights = {tag: _WEIGHT.get(tag, roles.REPLICATED) for tag in "bsknhtecr"}
+        return NodeTable(
             unit, codes, streams, layouts(codes, kind.reads[:tensors]),
             layouts(codes, [kind.writes] * writes),
             layouts(codes, [kind.gradient_reads] * writes),
@@ -278,11 +278,11 @@ class Tables:
 
     # -- edges ---------------------------------------------------------------------------------
 
-    def chain_nodes(self, chain: int) -> tuple[Nodes, ...]:
+    def chain_nodes(self, chain: int) -> tuple[NodeTable, ...]:
         """Return the stream, the operators, and the stream again."""
         return (self.stream, *self.nodes[chain], self.stream)
 
-    def edge(self, edge: Edge, source: Nodes, target: Nodes) -> EdgeTable:
+    def edge(self, edge: Edge, source: NodeTable, target: NodeTable) -> EdgeTable:
         forward_s, written_s, gather_s, saved_bytes = self.forward_arrays(edge, source, target)
         backward_s, scatter_s = self.backward_arrays(edge, source, target)
         fetch_s = exposed(gather_s, target.weight_s[None, :], target.streams[None, :])
@@ -290,7 +290,9 @@ class Tables:
         times = forward_s, backward_s, fetch_s, saved_bytes, written_s, gather_s, scatter_s
         return EdgeTable(*times)
 
-    def forward_arrays(self, edge: Edge, source: Nodes, target: Nodes) -> tuple[FloatArray, ...]:
+    def forward_arrays(
+        self, edge: Edge, source: NodeTable, target: NodeTable
+    ) -> tuple[FloatArray, ...]:
         """Return seconds forward, of reduction and exchange, of the gather; bytes to save."""
         arrays = np.empty((4, len(source.codes), len(target.codes)))
         compute = source.forward_s, source.streams, target.forward_s, target.streams
@@ -298,7 +300,9 @@ class Tables:
         kernels.forward_matrix(*parts, *compute, arrays)
         return tuple(arrays)
 
-    def backward_arrays(self, edge: Edge, source: Nodes, target: Nodes) -> tuple[FloatArray, ...]:
+    def backward_arrays(
+        self, edge: Edge, source: NodeTable, target: NodeTable
+    ) -> tuple[FloatArray, ...]:
         """Return seconds of the gradients' transition, and of its reduction."""
         arrays = np.empty((2, len(source.codes), len(target.codes)))
         compute = source.data_s, source.streams, target.data_s, target.streams
@@ -326,7 +330,7 @@ class Tables:
 
     def chain_edges(self, chain: int) -> tuple[EdgeTable, ...]:
         nodes = self.chain_nodes(chain)
-        described: Chain = self.block.chains[chain]
+        described: OperatorChain = self.block.chains[chain]
         tables = [self.edge(edge, nodes[i], nodes[i + 1]) for i, edge in enumerate(described.edges)]
         # The stream runs the norm: recomputing its output means running the norm again.
         norm = np.array([self.entry_s(chain, code) for code in self.stream.codes])

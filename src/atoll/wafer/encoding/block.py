@@ -16,7 +16,14 @@ from functools import lru_cache
 from pathlib import Path
 
 from atoll.errors import AtollError
-from atoll.wafer.encoding.block_parts import Block, Chain, Edge, Pass, Product, Unit
+from atoll.wafer.encoding.block_parts import (
+    Edge,
+    OperatorChain,
+    TaggedMatmul,
+    TaggedVector,
+    Unit,
+    WaferBlock,
+)
 from atoll.wafer.encoding.captured import BlockForm, as_built, head_as_built
 from atoll.workload import StoredModel, load_model, prepare
 from atoll.workload.families.model_config import ModelConfig
@@ -49,12 +56,14 @@ class _LayerReader:
 
     # -- vector work ---------------------------------------------------------------------------
 
-    def _local(self, operator: Operator, rows: str, columns: str) -> list[Pass]:
+    def _local(self, operator: Operator, rows: str, columns: str) -> list[TaggedVector]:
         share = self.layer.traffic_bytes(operator) / max(1, len(operator.vectors))
-        return [Pass(work, rows, columns, share) for work in operator.vectors]
+        return [TaggedVector(work, rows, columns, share) for work in operator.vectors]
 
-    def passes(self, names: Sequence[str], rows: str = "bs", columns: str = "c") -> list[Pass]:
-        local_passes: list[Pass] = []
+    def passes(
+        self, names: Sequence[str], rows: str = "bs", columns: str = "c"
+    ) -> list[TaggedVector]:
+        local_passes: list[TaggedVector] = []
         for name in names:
             if name in self.forward:
                 local_passes += self._local(self.forward[name], rows, columns)
@@ -69,14 +78,14 @@ class _LayerReader:
 
     def backward_passes(
         self, names: Sequence[str], rows: str = "bs", columns: str = "c"
-    ) -> list[Pass]:
-        passes: list[Pass] = []
+    ) -> list[TaggedVector]:
+        passes: list[TaggedVector] = []
         for operator in self.layer.backward:
             if not operator.matmuls and self._owner(operator) in names:
                 passes += self._local(operator, rows, columns)
         return passes
 
-    def stream_passes(self, entries: Sequence[str]) -> list[Pass]:
+    def stream_passes(self, entries: Sequence[str]) -> list[TaggedVector]:
         """Return forward and backward work on the stream: of no unit and no entry."""
         owned = (*_UNITS, *_WITH_QKV)
         forward = [name for name, op in self.forward.items() if not op.matmuls]
@@ -114,16 +123,16 @@ class _LayerReader:
             raise AtollError(f"model {self.model.name}: operator {name} has an unexpected shape.")
         sizes |= {"k": product.k, "n": product.n}
         batch, m, n, k = product.batch, product.m, product.n, product.k
-        forward = [Product(Matmul(batch, m, n, k), "e", "bs", "n", "k")]
-        data = [Product(Matmul(batch, m, k, n), "e", "bs", "k", "n")]
-        weight = [Product(Matmul(batch, k, n, m), "e", "k", "n", "bs")]
+        forward = [TaggedMatmul(Matmul(batch, m, n, k), "e", "bs", "n", "k")]
+        data = [TaggedMatmul(Matmul(batch, m, k, n), "e", "bs", "k", "n")]
+        weight = [TaggedMatmul(Matmul(batch, k, n, m), "e", "k", "n", "bs")]
         parameters = self.weights(op)
         for small_op in (self.op(b) for b in small_products if self.has(b)):
             (small,) = small_op.matmuls
             m, n, k = small.m, small.n, small.k
-            forward.append(Product(Matmul(1, m, n, k), "", "bs", "", "k"))
-            data.append(Product(Matmul(1, m, k, n), "", "bs", "k", ""))
-            weight.append(Product(Matmul(1, k, n, m), "", "k", "", "bs"))
+            forward.append(TaggedMatmul(Matmul(1, m, n, k), "", "bs", "", "k"))
+            data.append(TaggedMatmul(Matmul(1, m, k, n), "", "bs", "k", ""))
+            weight.append(TaggedMatmul(Matmul(1, k, n, m), "", "k", "", "bs"))
             parameters += self.weights(small_op)
         fused_vectors = _WITH_QKV if name == "qkv" else ()
         return Unit(
@@ -149,14 +158,15 @@ class _LayerReader:
             sizes={"b": self.model.microbatch, "s": self.model.sequence, "h": heads,
                    "t": self.model.sequence},
             forward=tuple(
-                Product(p, "bh", *tags) for p, tags in zip(op.matmuls, rows, strict=True)
+                TaggedMatmul(p, "bh", *tags) for p, tags in zip(op.matmuls, rows, strict=True)
             ),
             data_gradient=tuple(
-                Product(p, "bh", *tags) for p, tags in zip(gradient.matmuls, back_rows, strict=True)
+                TaggedMatmul(p, "bh", *tags)
+                for p, tags in zip(gradient.matmuls, back_rows, strict=True)
             ),
             weight_gradient=(),
-            forward_passes=tuple(Pass(v, "bhs", "t", 0.0) for v in op.vectors),
-            backward_passes=tuple(Pass(v, "bhs", "t", 0.0) for v in gradient.vectors),
+            forward_passes=tuple(TaggedVector(v, "bhs", "t", 0.0) for v in op.vectors),
+            backward_passes=tuple(TaggedVector(v, "bhs", "t", 0.0) for v in gradient.vectors),
             parameters=0, on_chip=True, traffic_bytes=float(self.layer.traffic_bytes(op)),
         )  # fmt: skip
 
@@ -172,7 +182,7 @@ class _LayerReader:
 
     # -- chains --------------------------------------------------------------------------------
 
-    def chains(self, config: BlockForm | ModelConfig) -> list[Chain]:
+    def chains(self, config: BlockForm | ModelConfig) -> list[OperatorChain]:
         """Return the chains of attention, of the MLP or the experts, and of shared experts."""
         stream = self.bytes("proj")
         attention_entry, mlp_entry = self._entries(config)
@@ -194,9 +204,9 @@ class _LayerReader:
             return ("norm1",), ()
         return ("norm1",), ("norm2", "choose")
 
-    def _attention_chain(self, stream: float, entry: tuple[str, ...], read: str) -> Chain:
+    def _attention_chain(self, stream: float, entry: tuple[str, ...], read: str) -> OperatorChain:
         q, k, v = inputs = [n.removeprefix(self.prefix) for n in self.op("attention").reads[:3]]
-        return Chain(
+        return OperatorChain(
             units=(self.linear("qkv"), self.attention(), self.linear("proj")),
             edges=(
                 self.edge(read or "x", (stream,), *([read] if read else [])),
@@ -209,13 +219,13 @@ class _LayerReader:
             stream_passes=(),
         )  # fmt: skip
 
-    def _mlp_chain(self, stream: float, entry: tuple[str, ...]) -> Chain:
+    def _mlp_chain(self, stream: float, entry: tuple[str, ...]) -> OperatorChain:
         experts = self.has("dispatch")
         read = self.op("fc1").reads[0].removeprefix(self.prefix)
         keeps_input = read in ("sent", *entry)  # else another branch's edge keeps it
         first = self.linear("fc1", ("router",))
         output = "fc2" if experts else "y"
-        return Chain(
+        return OperatorChain(
             units=(first, self.activation("act", first), self.linear("fc2")),
             edges=(
                 self.edge(read, (self.bytes(read),), *([read] if keeps_input else [])),
@@ -227,9 +237,9 @@ class _LayerReader:
             stream_passes=(),
         )
 
-    def _shared_chain(self, stream: float) -> Chain:
+    def _shared_chain(self, stream: float) -> OperatorChain:
         first = self.linear("shared1", ("shared_gate",))
-        return Chain(
+        return OperatorChain(
             units=(first, self.activation("shared_act", first), self.linear("shared2")),
             edges=(
                 self.edge("norm2.shared", (stream,)),
@@ -242,7 +252,7 @@ class _LayerReader:
         )
 
 
-def _kept_always(layer: Layer, chains: Sequence[Chain]) -> float:
+def _kept_always(layer: Layer, chains: Sequence[OperatorChain]) -> float:
     on_edges = {
         name for chain in chains for edge in chain.edges for name in edge.kept_name.split(", ")
     }
@@ -255,7 +265,9 @@ def _prefixes(layer: Layer) -> list[str]:
     return [op.name.removesuffix("qkv") for op in layer.forward if op.name.endswith("qkv")]
 
 
-def make_block(model: str | ModelConfig, microbatch: int, sequence: int | None = None) -> Block:
+def make_block(
+    model: str | ModelConfig, microbatch: int, sequence: int | None = None
+) -> WaferBlock:
     """Return the block of a zoo model, configuration file or configuration at a microbatch."""
     return _block(model, _age(model), microbatch, sequence)
 
@@ -273,7 +285,9 @@ def _age(model: str | ModelConfig) -> tuple[int, int] | None:
 
 
 @lru_cache(maxsize=128)
-def _block(source: str | ModelConfig, age: object, microbatch: int, sequence: int | None) -> Block:
+def _block(
+    source: str | ModelConfig, age: object, microbatch: int, sequence: int | None
+) -> WaferBlock:
     config = load_model(source) if isinstance(source, str) else source
     model = source if isinstance(source, str) else source.name
     if not isinstance(config, StoredModel):
@@ -301,7 +315,7 @@ def _block(source: str | ModelConfig, age: object, microbatch: int, sequence: in
     )
     head_reader = _LayerReader(workload, head_layer)
     head_products = [n for n, op in head_reader.forward.items() if op.matmuls and n != "logits"]
-    return Block(
+    return WaferBlock(
         model=model,
         layers=layers,
         microbatch=microbatch,

@@ -15,16 +15,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atoll.wafer.encoding.role_kernels import BATCH, COLUMNS, EXPERTS, PARTIAL, SEQUENCE, WHOLE
+from atoll.wafer.encoding.role_kernels import BATCH, COLUMNS, EXPERTS, PARTIAL, REPLICATED, SEQUENCE
 from atoll.workload.graph.operator import Matmul, VectorWork
 
 Roles = dict[str, int]
 
-_SAME: Roles = {"b": BATCH, "s": SEQUENCE, "c": COLUMNS, "e": EXPERTS, "r": WHOLE}
+_SAME: Roles = {"b": BATCH, "s": SEQUENCE, "c": COLUMNS, "e": EXPERTS, "r": REPLICATED}
 
 
 @dataclass(frozen=True)
-class Kind:
+class OperatorKind:
     """Roles of tags for the tensors of a kind of operator.
 
     Inputs and gradients of inputs are listed per input tensor.
@@ -39,29 +39,32 @@ class Kind:
     """Tags that split the weight; all others replicate it."""
 
 
-_LINEAR_READS = _SAME | {"k": COLUMNS, "n": WHOLE}
+_LINEAR_READS = _SAME | {"k": COLUMNS, "n": REPLICATED}
 KINDS = {
     # Y[m, n] = X[m, k] W[k, n]: k leaves partial sums of Y, n partial sums of dX.
-    "linear": Kind(
+    "linear": OperatorKind(
         (_LINEAR_READS,),
         _SAME | {"k": PARTIAL, "n": COLUMNS},
-        _SAME | {"k": WHOLE, "n": COLUMNS},
+        _SAME | {"k": REPLICATED, "n": COLUMNS},
         (_SAME | {"k": COLUMNS, "n": PARTIAL},),
         "kne",
     ),
     # Inputs: queries; keys and values. t leaves partial outputs, s partial dK and dV.
-    "attention": Kind(
-        (_SAME | {"h": COLUMNS, "t": WHOLE}, _SAME | {"h": COLUMNS, "t": SEQUENCE, "s": WHOLE}),
+    "attention": OperatorKind(
+        (
+            _SAME | {"h": COLUMNS, "t": REPLICATED},
+            _SAME | {"h": COLUMNS, "t": SEQUENCE, "s": REPLICATED},
+        ),
         _SAME | {"h": COLUMNS, "t": PARTIAL},
-        _SAME | {"h": COLUMNS, "t": WHOLE},
+        _SAME | {"h": COLUMNS, "t": REPLICATED},
         (_SAME | {"h": COLUMNS, "t": PARTIAL}, _SAME | {"h": COLUMNS, "t": SEQUENCE, "s": PARTIAL}),
     ),
-    "vector": Kind((_SAME,), _SAME, _SAME, (_SAME,)),
+    "vector": OperatorKind((_SAME,), _SAME, _SAME, (_SAME,)),
 }
 
 
 @dataclass(frozen=True)
-class Product:
+class TaggedMatmul:
     """A matrix product with the tags that split its batch, rows, columns and reduction."""
 
     matmul: Matmul
@@ -72,7 +75,7 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Pass:
+class TaggedVector:
     """A vector pass, the tags that split its rows and columns, and the bytes that it moves."""
 
     work: VectorWork
@@ -89,11 +92,11 @@ class Unit:
     kind: str
     sizes: dict[str, int]
     """Loop dimensions by tag, as counts of divisible units."""
-    forward: tuple[Product, ...]
-    data_gradient: tuple[Product, ...]
-    weight_gradient: tuple[Product, ...]
-    forward_passes: tuple[Pass, ...]
-    backward_passes: tuple[Pass, ...]
+    forward: tuple[TaggedMatmul, ...]
+    data_gradient: tuple[TaggedMatmul, ...]
+    weight_gradient: tuple[TaggedMatmul, ...]
+    forward_passes: tuple[TaggedVector, ...]
+    backward_passes: tuple[TaggedVector, ...]
     parameters: int
     on_chip: bool
     traffic_bytes: float
@@ -113,19 +116,19 @@ class Edge:
 
 
 @dataclass(frozen=True)
-class Chain:
+class OperatorChain:
     """Operators between two visits of the stream, with one edge more than operators."""
 
     units: tuple[Unit, ...]
     edges: tuple[Edge, ...]
-    entry_passes: tuple[Pass, ...]
+    entry_passes: tuple[TaggedVector, ...]
     """Forward work on the stream before the first operator (the norm), recomputed with it."""
-    stream_passes: tuple[Pass, ...]
+    stream_passes: tuple[TaggedVector, ...]
     """All other work on the stream: residual, dropout, and every backward pass there."""
 
 
 @dataclass(frozen=True, eq=False)
-class Block:
+class WaferBlock:
     """The repeated layer of a model at one microbatch."""
 
     model: str
@@ -136,7 +139,7 @@ class Block:
     stream_bytes: float
     always_bytes: float
     """Saved tensors that are always kept, without the layer's input: masks, routes, norm inputs."""
-    chains: tuple[Chain, ...]
+    chains: tuple[OperatorChain, ...]
     head: Unit | None
     head_bytes: float
     """Logits and tensors saved by the loss, not divided."""

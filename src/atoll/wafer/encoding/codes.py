@@ -12,7 +12,7 @@ import numpy as np
 
 from atoll.arrays import IntArray
 from atoll.fabric.digits import Digits, factors
-from atoll.wafer.encoding.block_parts import Block, Roles
+from atoll.wafer.encoding.block_parts import Roles, WaferBlock
 
 PART_CODES = 81  # most codes of a subset on the digits that do not cut samples
 
@@ -111,7 +111,7 @@ def layouts(codes: Sequence[str], roles: Sequence[Roles]) -> IntArray:
     return np.ascontiguousarray(role_table[tags].transpose(0, 2, 1))
 
 
-def code_sets(block: Block, digits: Digits, most: int, *, single_axis: bool) -> list[CodeSet]:
+def code_sets(block: WaferBlock, digits: Digits, most: int, *, single_axis: bool) -> list[CodeSet]:
     """Return the sets of codes to choose from: all of them (None), or, if an operator has more than
     `most`, several subsets in which all operators cut samples by the same digits. `single_axis`:
     only codes with one tag, if there are any.
@@ -139,7 +139,9 @@ def code_sets(block: Block, digits: Digits, most: int, *, single_axis: bool) -> 
     return sets
 
 
-def split_codes(block: Block, digits: Digits, fast: Mapping[str, Sequence[Parts]]) -> list[CodeSet]:
+def split_codes(
+    block: WaferBlock, digits: Digits, fast: Mapping[str, Sequence[Parts]]
+) -> list[CodeSet]:
     """Return the codes with these splits, and all codes of operators not in `fast`."""
     only = {
         name: tuple(
@@ -152,11 +154,11 @@ def split_codes(block: Block, digits: Digits, fast: Mapping[str, Sequence[Parts]
     return [only] if all(only.values()) else []
 
 
-def _named_sizes(block: Block) -> dict[str, dict[str, int]]:
+def _named_sizes(block: WaferBlock) -> dict[str, dict[str, int]]:
     return {unit.name: unit.sizes for unit in block.units} | {"stream": block.stream_sizes}
 
 
-def most_codes(block: Block, digits: Digits) -> int:
+def most_codes(block: WaferBlock, digits: Digits) -> int:
     """Return (a bound on) the codes of the operator that has most."""
     tags = max(
         sum(size > 1 or tag == "r" for tag, size in sizes.items())

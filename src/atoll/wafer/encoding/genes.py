@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-AGAIN = 0
+RECOMPUTE = 0
 KEEP, OFFLOAD = 1, 2
 """Fates of a saved tensor between forward and backward: recomputed by its producer, kept, or
 offloaded to another stage's memory."""
@@ -47,7 +47,7 @@ class BlockMapping:
 
 
 @dataclass(frozen=True)
-class Away:
+class HelperPath:
     """Bandwidth and latency from a die of a stage to its helper's memory, in one direction."""
 
     bandwidth_Bps: float
@@ -72,7 +72,7 @@ class BlockCost:
 
 
 @dataclass(frozen=True)
-class Solved:
+class SolvedBlock:
     mapping: BlockMapping
     cost: BlockCost
     bound_s: float

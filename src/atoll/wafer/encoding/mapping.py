@@ -27,15 +27,15 @@ from atoll.files.jsonfile import read_object
 from atoll.files.yamlfile import validate_dict
 from atoll.step.states import load_states
 from atoll.wafer.encoding.block import make_block
-from atoll.wafer.encoding.block_parts import Block
+from atoll.wafer.encoding.block_parts import WaferBlock
 from atoll.wafer.encoding.codes import legal
 from atoll.wafer.encoding.genes import (
-    AGAIN,
     FATES,
     HOMES,
     KEEP,
     OFFLOAD,
     OPTIMIZER,
+    RECOMPUTE,
     SCHEDULE_1F1B,
     SCHEDULES,
     BlockMapping,
@@ -81,7 +81,7 @@ class WaferMapping:
     def dies(self) -> list[Die]:
         return [die for stage in self.stages for die in stage.rectangle.dies()]
 
-    def blocks(self) -> Block:
+    def blocks(self) -> WaferBlock:
         return make_block(self.model, self.microbatch, self.sequence)
 
     def file(self) -> MappingFile:
@@ -107,7 +107,7 @@ class WaferMapping:
         return json.dumps(self.to_dict(), indent=1)
 
 
-def _stage_file(stage: StageMapping, block: Block) -> StageFile:
+def _stage_file(stage: StageMapping, block: WaferBlock) -> StageFile:
     r, genes = stage.rectangle, stage.block
     kept = [edge.kept_name for chain in block.chains for edge in chain.edges if edge.kept_name]
     return StageFile(
@@ -147,7 +147,8 @@ def _stage(file: StageFile, streaming: bool, algorithm: str) -> StageMapping:
         tuple(op.code for op in operators),
         tuple(op.weight_placement for op in operators),
         tuple(
-            OFFLOAD if fate == "offload" else KEEP if fate else AGAIN for fate in file.keep.values()
+            OFFLOAD if fate == "offload" else KEEP if fate else RECOMPUTE
+            for fate in file.keep.values()
         ),
         tuple((op.data or op.code, op.weight or op.data or op.code) for op in operators if differ),
         tuple(
@@ -230,7 +231,7 @@ def _helper_problems(mapping: WaferMapping, number: int) -> list[str]:
     return []
 
 
-def _block_problems(stage: StageMapping, block: Block) -> list[str]:
+def _block_problems(stage: StageMapping, block: WaferBlock) -> list[str]:
     broken = []
     genes = stage.block
     if not legal(genes.stream, block.stream_sizes, stage.digits):
@@ -267,5 +268,5 @@ def validate(mapping: WaferMapping, rows: int, columns: int, dead: Sequence[Die]
         raise AtollError(f"mapping: {broken[0]}.")
 
 
-def saved_tensors(block: Block) -> int:
+def saved_tensors(block: WaferBlock) -> int:
     return sum(bool(edge.kept_name) for chain in block.chains for edge in chain.edges)

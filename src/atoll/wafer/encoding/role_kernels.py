@@ -2,5 +2,5 @@
 
 from __future__ import annotations
 
-WHOLE = 0
+REPLICATED = 0
 BATCH, SEQUENCE, COLUMNS, EXPERTS, PARTIAL, SUMMED = range(1, 7)

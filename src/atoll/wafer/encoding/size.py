@@ -10,7 +10,7 @@ from atoll.fabric.digits import digit_systems, factors
 from atoll.fabric.mesh import ALGORITHMS
 from atoll.hardware.wafer import Wafer
 from atoll.wafer.encoding.block import make_block
-from atoll.wafer.encoding.block_parts import Block
+from atoll.wafer.encoding.block_parts import WaferBlock
 from atoll.wafer.encoding.genes import FATES, SCHEDULES
 from atoll.wafer.encoding.mapping import saved_tensors
 
@@ -39,7 +39,7 @@ def _codes(sizes: tuple[tuple[str, int], ...], dies: int) -> int:
     return sum(codes_by_split.values())
 
 
-def _blocks(block: Block, dies: int, homes: int) -> tuple[int, int, int]:
+def _blocks(block: WaferBlock, dies: int, homes: int) -> tuple[int, int, int]:
     """Count the values of one stage's variables (stream layout; codes of all passes, home and
     collectives of every operator), and the fates of all saved tensors without and with a helper.
     """

@@ -19,8 +19,8 @@ from functools import cached_property
 import numpy as np
 
 from atoll.arrays import FloatArray
-from atoll.wafer.costs.tables import Tables
-from atoll.wafer.encoding.genes import SEARCHED_HOMES, Away, Solved
+from atoll.wafer.costs.tables import BlockTables
+from atoll.wafer.encoding.genes import SEARCHED_HOMES, HelperPath, SolvedBlock
 from atoll.wafer.exact.hunt import CandidatePath, LimitedSearch, MemoryLimits
 from atoll.wafer.exact.passes import PassStates
 from atoll.wafer.exact.paths import FREE, BlockPaths
@@ -36,12 +36,12 @@ from atoll.wafer.exact.states import (
 PAIRED = 16  # codes per operator up to which seconds are bounded over all pairs of codes
 
 
-class Exact:
+class BlockSolver:
     """Solves the block of one set of tables for any number of layers, microbatches and bytes."""
 
     def __init__(
         self,
-        tables: Tables,
+        tables: BlockTables,
         homes: Sequence[str] = SEARCHED_HOMES,
         *,
         recompute: bool = True,
@@ -57,8 +57,8 @@ class Exact:
         """
         self.tables = tables
         self.tolerance = tolerance
-        self.away: Away | None = None
-        self._offloading: dict[Away, Exact] = {}
+        self.away: HelperPath | None = None
+        self._offloading: dict[HelperPath, BlockSolver] = {}
         self._fewest_bytes: dict[tuple[int, int, bool], FloatArray] = {}
         """By layers, microbatches in flight and whether nothing can be offloaded."""
         self.states = SharedStates(tables, Rules(tuple(homes), recompute, volume_only))
@@ -73,7 +73,7 @@ class Exact:
         self._separate_passes = passes and not volume_only
         self._refiner = GradientCodeRefiner(self.states, tables) if self._separate_passes else None
 
-    def with_away(self, away: Away) -> Exact:
+    def with_offload(self, away: HelperPath) -> BlockSolver:
         """Return the solver of a stage that may offload tensors to the memory of another stage."""
         if away not in self._offloading:
             offloading = copy(self)
@@ -129,7 +129,7 @@ class Exact:
 
     # -- with a limit --------------------------------------------------------------------------
 
-    def roomy(self, layers: int, in_flight: int, limit_bytes: float) -> bool:
+    def fastest_fits(self, layers: int, in_flight: int, limit_bytes: float) -> bool:
         """Return whether the fastest mapping fits."""
         fastest = self._fastest
         size = self.paths.stage_bytes(fastest.stream, fastest.cost, layers, in_flight)
@@ -138,13 +138,13 @@ class Exact:
     def solve(
         self, layers: int, in_flight: int, limit_bytes: float, away_bytes: float = 0.0,
         cap_s: float = np.inf,
-    ) -> Solved | None:  # fmt: skip
+    ) -> SolvedBlock | None:  # fmt: skip
         """Return the fastest mapping whose stage of `layers` layers fits; None if none fits, or
         none that takes less than `cap_s` per layer before its gradient codes are refined.
 
         `away_bytes`: limit of offloaded bytes per die, for a solver made by `with_offload`.
         """
-        if self.roomy(layers, in_flight, limit_bytes):
+        if self.fastest_fits(layers, in_flight, limit_bytes):
             return self.unlimited
         limits = MemoryLimits(limit_bytes, away_bytes)
         key = layers, in_flight, self.away is None
@@ -176,7 +176,7 @@ class Exact:
         return float(bounds[search.streams].min())
 
     @cached_property
-    def unlimited(self) -> Solved:
+    def unlimited(self) -> SolvedBlock:
         """The fastest mapping without a memory limit."""
         return self._solved(self._fastest, self.bound_s)
 
@@ -186,9 +186,9 @@ class Exact:
         path = self.paths.fastest_path(fastest)
         return CandidatePath(fastest, path, self.paths.path_cost(fastest, path))
 
-    def _solved(self, candidate: CandidatePath, bound_s: float) -> Solved:
+    def _solved(self, candidate: CandidatePath, bound_s: float) -> SolvedBlock:
         genes, cost = self.states.genes(candidate.stream, candidate.path), candidate.cost
         if self._refiner is not None:
             path = candidate.stream, candidate.path
             genes, cost = self._refiner.refine(*path, genes, cost, self.away)
-        return Solved(genes, cost, min(bound_s, cost.time_s))
+        return SolvedBlock(genes, cost, min(bound_s, cost.time_s))

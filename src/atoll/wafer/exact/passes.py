@@ -11,8 +11,8 @@ import numpy as np
 
 from atoll.arrays import FloatArray, IntArray
 from atoll.wafer.costs.homes import GradientTables, fetch_s
-from atoll.wafer.costs.tables import EdgeTable, Nodes, Tables, exposed
-from atoll.wafer.encoding.genes import Away, BlockMapping
+from atoll.wafer.costs.tables import BlockTables, EdgeTable, NodeTable, exposed
+from atoll.wafer.encoding.genes import BlockMapping, HelperPath
 from atoll.wafer.exact.paths import BlockPath, PathStep
 from atoll.wafer.exact.states import Rules
 
@@ -21,12 +21,12 @@ from atoll.wafer.exact.states import Rules
 class _PassPairs:
     """Entries of the forward and the data pass, by state."""
 
-    nodes: Nodes
+    nodes: NodeTable
     forward: IntArray
     data: IntArray
 
     @staticmethod
-    def from_nodes(nodes: Nodes) -> _PassPairs:
+    def from_nodes(nodes: NodeTable) -> _PassPairs:
         entries, count = np.arange(len(nodes.codes)), len(nodes.index)
         if nodes.unit is None:
             return _PassPairs(nodes, entries, entries)
@@ -37,7 +37,7 @@ class _PassPairs:
 class PassStates:
     """Steps between pairs of codes; options are pairs of a home and a weight-gradient code."""
 
-    def __init__(self, tables: Tables, rules: Rules, *, free: bool = False) -> None:
+    def __init__(self, tables: BlockTables, rules: Rules, *, free: bool = False) -> None:
         """`free`: for bounds on seconds only; options have neither bytes nor codes."""
         self.tables, self.rules, self._free = tables, rules, free
         self._states = [
@@ -129,7 +129,7 @@ class PassStates:
         )
         return best_s[:, source_rows], best_bytes[:, source_rows], best_codes[:, source_rows]
 
-    def offloading_chains(self, away: Away) -> list[list[PathStep]]:
+    def offloading_chains(self, away: HelperPath) -> list[list[PathStep]]:
         """Return the steps of a stage that may offload tensors to another stage's memory."""
         offloading = []
         for steps, edges, states in zip(self.chains, self._edges, self._states, strict=True):

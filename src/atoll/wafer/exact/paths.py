@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from atoll.arrays import FloatArray, IntArray
-from atoll.wafer.encoding.genes import AGAIN, KEEP, OFFLOAD, BlockCost
+from atoll.wafer.encoding.genes import KEEP, OFFLOAD, RECOMPUTE, BlockCost
 from atoll.wafer.exact import path_kernels as kernels
 from atoll.wafer.exact.price_kernels import PackedSteps
 
@@ -58,7 +58,7 @@ class PathStep:
     def fates(self) -> tuple[int, ...]:
         if not self.droppable:
             return (KEEP,)
-        return (KEEP, AGAIN) if self.offload_s is None else (KEEP, AGAIN, OFFLOAD)
+        return (KEEP, RECOMPUTE) if self.offload_s is None else (KEEP, RECOMPUTE, OFFLOAD)
 
     def byte_prices(self, price: MemoryPrice) -> tuple[float, float, float, float]:
         """Price a byte of state, and a byte of the tensor if kept, recomputed or offloaded."""
@@ -287,7 +287,7 @@ class BlockPaths:
             tensor_bytes = float(step.saved_bytes[before, state])
             if fate == KEEP:
                 kept_bytes += tensor_bytes
-            elif fate == AGAIN:
+            elif fate == RECOMPUTE:
                 rebuilt_bytes += tensor_bytes
                 time_s += float(step.recompute_s[before, state])
             else:

@@ -14,8 +14,8 @@ import numpy as np
 
 from atoll.arrays import FloatArray, IntArray
 from atoll.wafer.costs.homes import GradientTables, fetch_s
-from atoll.wafer.costs.tables import EdgeTable, Nodes, Tables, exposed
-from atoll.wafer.encoding.genes import OFFLOAD, Away, BlockCost, BlockMapping
+from atoll.wafer.costs.tables import BlockTables, EdgeTable, NodeTable, exposed
+from atoll.wafer.encoding.genes import OFFLOAD, BlockCost, BlockMapping, HelperPath
 from atoll.wafer.exact.paths import BlockPath
 from atoll.wafer.exact.states import SharedStates
 
@@ -32,13 +32,18 @@ class _WeightPasses(NamedTuple):
 class GradientCodeRefiner:
     """Refines mappings of the tables of one set of shared states."""
 
-    def __init__(self, states: SharedStates, tables: Tables) -> None:
+    def __init__(self, states: SharedStates, tables: BlockTables) -> None:
         self.states = states
         count = len(states.tables.block.chains)
         self._gradients = [GradientTables(tables, i) for i in range(count)]
 
     def refine(
-        self, stream: int, path: BlockPath, genes: BlockMapping, cost: BlockCost, away: Away | None
+        self,
+        stream: int,
+        path: BlockPath,
+        genes: BlockMapping,
+        cost: BlockCost,
+        away: HelperPath | None,
     ) -> tuple[BlockMapping, BlockCost]:
         """Return the mapping with the best gradient codes, and its cost."""
         pairs: list[tuple[str, str]] = []
@@ -62,7 +67,7 @@ class GradientCodeRefiner:
 
     def _refine_chain(
         self, chain: int, stream: int, path: list[int], homes: list[str], fates: list[int],
-        away: Away | None,
+        away: HelperPath | None,
     ) -> tuple[list[tuple[str, str]], float, float]:  # fmt: skip
         """Return codes of data and weight gradients, seconds and bytes of state saved."""
         nodes = self.states.tables.chain_nodes(chain)
@@ -142,8 +147,8 @@ class GradientCodeRefiner:
 
 
 def _fetch_back_s(
-    edge: EdgeTable, node: Nodes, tensor_bytes: float, sources: IntArray, targets: IntArray,
-    away: Away,
+    edge: EdgeTable, node: NodeTable, tensor_bytes: float, sources: IntArray, targets: IntArray,
+    away: HelperPath,
 ) -> FloatArray:  # fmt: skip
     """Return the seconds that fetching an offloaded tensor adds to every pair of data passes."""
     journey_s = tensor_bytes / away.bandwidth_Bps + away.latency_s

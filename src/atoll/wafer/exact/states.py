@@ -20,10 +20,10 @@ import numpy as np
 from atoll.arrays import BoolArray, FloatArray, IntArray
 from atoll.wafer.costs import block_kernels as kernels
 from atoll.wafer.costs.homes import GradientTables, home_bytes, home_cost
-from atoll.wafer.costs.tables import EdgeTable, Nodes, Setting, Tables, exposed
+from atoll.wafer.costs.tables import BlockTables, CostSetting, EdgeTable, NodeTable, exposed
 from atoll.wafer.encoding import role_kernels as roles
-from atoll.wafer.encoding.block_parts import Block
-from atoll.wafer.encoding.genes import Away, BlockMapping
+from atoll.wafer.encoding.block_parts import WaferBlock
+from atoll.wafer.encoding.genes import BlockMapping, HelperPath
 from atoll.wafer.exact.path_kernels import min_plus
 from atoll.wafer.exact.paths import (
     FREE,
@@ -50,13 +50,13 @@ class Rules:
 class OperatorTables(Protocol):
     """Tables of a block: of the codes of a shape (`BlockTables`), or of splits (`SplitTables`)."""
 
-    block: Block
-    setting: Setting
-    stream: Nodes
-    nodes: tuple[tuple[Nodes, ...], ...]
+    block: WaferBlock
+    setting: CostSetting
+    stream: NodeTable
+    nodes: tuple[tuple[NodeTable, ...], ...]
     modes: tuple[bool, ...]
 
-    def chain_nodes(self, chain: int) -> tuple[Nodes, ...]: ...
+    def chain_nodes(self, chain: int) -> tuple[NodeTable, ...]: ...
 
     def chain_edges(self, chain: int) -> tuple[EdgeTable, ...]: ...
 
@@ -94,7 +94,7 @@ class SharedStates:
             )  # fmt: skip
         return steps
 
-    def offloading_chains(self, away: Away) -> list[list[PathStep]]:
+    def offloading_chains(self, away: HelperPath) -> list[list[PathStep]]:
         """Return the steps of a stage that may offload tensors to another stage's memory."""
         offloading = []
         for i, (steps, edges) in enumerate(zip(self.chains, self.edges, strict=True)):
@@ -115,11 +115,11 @@ class SharedStates:
         )  # fmt: skip
 
     @property
-    def _units(self) -> Sequence[Nodes]:
+    def _units(self) -> Sequence[NodeTable]:
         return [nodes for chain in self.tables.nodes for nodes in chain]
 
 
-def offload_s(edge: EdgeTable, node: Nodes, away: Away) -> FloatArray:
+def offload_s(edge: EdgeTable, node: NodeTable, away: HelperPath) -> FloatArray:
     """Return the seconds that offloading a tensor adds: the transfer out overlaps the consumer's
     forward pass and gather, the transfer back its data pass and reduction.
     """
@@ -138,7 +138,7 @@ class WeightGradientCosts(NamedTuple):
     """By entries of the weight pass and of the forward pass; paid once per step."""
     fetch_s: Callable[[int, int], FloatArray]
     """Gathering an input that no digit replicates, by entries of the weight pass."""
-    sliced: Callable[[Nodes], BoolArray]
+    sliced: Callable[[NodeTable], BoolArray]
     """Entries of an operator that replicate none of its output over dies."""
 
 
@@ -252,7 +252,7 @@ class DecoupledBound:
 
 
 def least_block_s(
-    tables: Tables, homes: Sequence[str], stream_bounds_s: FloatArray,
+    tables: BlockTables, homes: Sequence[str], stream_bounds_s: FloatArray,
     forward_bounds: Sequence[ChainBounds], backward_bounds: Sequence[ChainBounds], enough_s: float,
 ) -> float:  # fmt: skip
     """Return the minimum of `DecoupledBound.least_costs(FREE)`, at most `enough_s`. Tables are
@@ -301,8 +301,8 @@ def least_block_s(
 
 
 def _forward_s(
-    tables: Tables, homes: Sequence[str], gradients: WeightGradientCosts,
-    where: tuple[int, int, IntArray], source: Nodes,
+    tables: BlockTables, homes: Sequence[str], gradients: WeightGradientCosts,
+    where: tuple[int, int, IntArray], source: NodeTable,
 ) -> FloatArray:  # fmt: skip
     """Return the seconds of the step into entries of an operator, with its weight gradient."""
     chain, i, entries = where
@@ -321,7 +321,7 @@ def _forward_s(
     return np.asarray(forward_s + fetch_s + home_s[:, entries].min(axis=0))
 
 
-def weight_gradient_costs(tables: Tables) -> WeightGradientCosts:
+def weight_gradient_costs(tables: BlockTables) -> WeightGradientCosts:
     """Return the costs of the codes of one shape."""
     gradient_tables = [GradientTables(tables, chain) for chain in range(len(tables.block.chains))]
 
@@ -336,29 +336,29 @@ def weight_gradient_costs(tables: Tables) -> WeightGradientCosts:
         kernels.reshard_matrix(np.array(edge.totals), divided, node.reads, *tables.mesh, *times)
         return np.asarray(times[1, 0])
 
-    def sliced(node: Nodes) -> BoolArray:
+    def sliced(node: NodeTable) -> BoolArray:
         # Sums that are completed on all dies are gathered separately.
-        replicated = (node.writes == roles.WHOLE) | (node.writes == roles.PARTIAL)
+        replicated = (node.writes == roles.REPLICATED) | (node.writes == roles.PARTIAL)
         return np.asarray(~replicated.any(axis=(1, 2)))
 
     return WeightGradientCosts(to_home_s, fetch_s, sliced)
 
 
-def _forward_step(step: PathStep, edge: EdgeTable, node: Nodes) -> PathStep:
+def _forward_step(step: PathStep, edge: EdgeTable, node: NodeTable) -> PathStep:
     time_s = edge.forward_s + node.forward_s[None, :]
     # The stream has no gradient passes: it gathers its input twice.
     return replace(step, time_s=time_s + edge.fetch_s if node.unit is None else time_s)
 
 
-def _backward_step(step: PathStep, edge: EdgeTable, node: Nodes) -> PathStep:
+def _backward_step(step: PathStep, edge: EdgeTable, node: NodeTable) -> PathStep:
     no_option = np.zeros((1, 1, len(node.codes)))
     time_s = edge.back_s + node.data_s[None, :]
     return replace(step, time_s=time_s, droppable=False, option_s=no_option, state_bytes=no_option)
 
 
 def _weight_gradient_s(
-    node: Nodes, homes: Sequence[str], setting: Setting, to_home_s: FloatArray, fetch_s: FloatArray,
-    products: bool,
+    node: NodeTable, homes: Sequence[str], setting: CostSetting, to_home_s: FloatArray,
+    fetch_s: FloatArray, products: bool,
 ) -> tuple[FloatArray, FloatArray]:  # fmt: skip
     """Return least seconds by home and forward code, and the least seconds that fetching the input
     of the weight gradient adds. Seconds are those of the optimizer, of gathering weights over their

@@ -15,7 +15,7 @@ columns):
 from __future__ import annotations
 
 from atoll.fabric.digits import Digits
-from atoll.wafer.encoding.block_parts import Block
+from atoll.wafer.encoding.block_parts import WaferBlock
 from atoll.wafer.encoding.codes import legal
 
 TYPES = ("I", "II", "III")
@@ -30,7 +30,7 @@ def volume_between(previous: str, following: str, feature: float, error: float) 
     return table[previous, following]
 
 
-def accpar_codes(block: Block, digits: Digits) -> tuple[str, tuple[str, ...]] | None:
+def accpar_codes(block: WaferBlock, digits: Digits) -> tuple[str, tuple[str, ...]] | None:
     """Return the stream's layout and a code per operator; None if a dimension is too small."""
     linear = [unit for unit in block.units if unit.kind == "linear"]
     weights = [float(unit.parameters) for unit in linear]
@@ -106,7 +106,7 @@ def _volume_within(kind: str, weight: float, inputs: float, outputs: float) -> f
     return {"I": weight, "II": outputs, "III": inputs}[kind]
 
 
-def _tags(types: list[str], block: Block, digits: Digits) -> str:
+def _tags(types: list[str], block: WaferBlock, digits: Digits) -> str:
     """Return the code of types: type I cuts samples while enough are left, then the sequence."""
     left = block.microbatch
     tags = []

@@ -23,20 +23,20 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, NamedTuple, TypeVar
 
-from atoll.answers.answer import made_of
+from atoll.answers.answer import build_from
 from atoll.answers.wafer import BaselineDetails, BaselineSetting, FixedBaseline
 from atoll.fabric.digits import Digits, digit_systems
 from atoll.fabric.mesh import Rectangle
 from atoll.hardware.wafer import Wafer
 from atoll.step.stages import even_sizes
-from atoll.wafer.costs.layer import tables_of
+from atoll.wafer.costs.layer import mapping_tables
 from atoll.wafer.encoding.block import make_block
-from atoll.wafer.encoding.block_parts import Block
+from atoll.wafer.encoding.block_parts import WaferBlock
 from atoll.wafer.encoding.codes import legal
 from atoll.wafer.encoding.genes import OPTIMIZER, BlockMapping
 from atoll.wafer.encoding.mapping import StageMapping, WaferMapping
 from atoll.wafer.evaluate import MappingCost, ends_by_time, evaluate, head_codes, setting_of
-from atoll.wafer.exact.exact import Exact
+from atoll.wafer.exact.exact import BlockSolver
 from atoll.wafer.others.accpar import accpar_codes
 
 AnswerT = TypeVar("AnswerT", bound=BaselineSetting)
@@ -81,7 +81,7 @@ class WaferBaseline:
         return self._to_answer(BaselineDetails, as_fixed=fixed)
 
     def _to_answer(self, kind: type[AnswerT], **more: Any) -> AnswerT:
-        return made_of(
+        return build_from(
             kind,
             self,
             out_of_memory=not self.fits_as_published,
@@ -121,7 +121,7 @@ class _BaselineTask(NamedTuple):
     sequence: int
     optimizer: str
 
-    def block(self, microbatch: int) -> Block:
+    def block(self, microbatch: int) -> WaferBlock:
         return make_block(self.model, microbatch, self.sequence)
 
     def mapping(
@@ -216,7 +216,9 @@ def _least_recompute(wafer: Wafer, mapping: WaferMapping) -> WaferMapping | None
     evaluation = evaluate(wafer, mapping)
     stages = []
     for number, stage in enumerate(mapping.stages):
-        exact = Exact(tables_of(block, stage.digits, setting, stage.block), (stage.block.homes[0],))
+        exact = BlockSolver(
+            mapping_tables(block, stage.digits, setting, stage.block), (stage.block.homes[0],)
+        )
         in_flight = min(len(mapping.stages) - number, mapping.microbatches)
         limit = wafer.memory_bytes - evaluation.stages[number].ends.bytes
         solved = exact.solve(stage.layers, in_flight, limit)
@@ -230,7 +232,7 @@ def _least_recompute(wafer: Wafer, mapping: WaferMapping) -> WaferMapping | None
 
 
 def _block_mapping(
-    block: Block, stream: str, codes: Sequence[str], home: str, policy: str = "none"
+    block: WaferBlock, stream: str, codes: Sequence[str], home: str, policy: str = "none"
 ) -> BlockMapping:
     """Return variables with one home for all weights; `selective` recomputes attention."""
     names = [edge.kept_name for chain in block.chains for edge in chain.edges if edge.kept_name]
@@ -239,7 +241,7 @@ def _block_mapping(
     return BlockMapping(stream, tuple(codes), (home,) * len(codes), keep)
 
 
-def _tp_tags(block: Block) -> Iterator[str]:
+def _tp_tags(block: WaferBlock) -> Iterator[str]:
     """Yield tp tags: outputs of a branch's first product, then heads or columns, then inputs."""
     for chain in block.chains:
         for unit in chain.units:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from atoll.answers.wafer import FaultsAnswer, FaultyWafer
-from atoll.fabric.mesh import Die, Link, Rectangle, both_ways
+from atoll.fabric.mesh import Die, Link, Rectangle, both_directions
 from atoll.hardware.wafer import Wafer
 from atoll.wafer.encoding.mapping import problems
 from atoll.wafer.evaluate import MappingCost, evaluate
@@ -39,7 +39,7 @@ class Faults:
 
     def unusable(self, wafer: Wafer) -> tuple[Die, ...]:
         """Return dead dies and dies not connected to the largest group of working dies."""
-        broken = both_ways(self.all_links(wafer))
+        broken = both_directions(self.all_links(wafer))
         working = {*Rectangle(0, 0, wafer.columns, wafer.rows).dies()} - {*self.dies}
         unvisited, largest = sorted(working), list[Die]()
         while unvisited:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from atoll.fabric.mesh import Rectangle
-from atoll.wafer.encoding.genes import Away
+from atoll.wafer.encoding.genes import HelperPath
 
 RESERVED = (0.0625, 0.125, 0.25)  # shares of a helper's memory reserved for offloaded tensors
 
@@ -45,7 +45,7 @@ class Helpers:
     """By stage: its helper, the path there, and the bytes reserved for tensors of others."""
 
     stages: tuple[int | None, ...]
-    paths: tuple[Away | None, ...]
+    paths: tuple[HelperPath | None, ...]
     reserved_bytes: tuple[float, ...]
 
     def offload_limit_bytes(self, stage: int, rectangles: Sequence[Rectangle]) -> float:

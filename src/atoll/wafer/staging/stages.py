@@ -19,11 +19,11 @@ from atoll.fabric.routes import boundaries
 from atoll.hardware.wafer import Wafer
 from atoll.step.bubbles import peaks
 from atoll.step.states import STATES, States
-from atoll.stopping import Asked, go_on, never
-from atoll.wafer.costs.pricing import pricer
-from atoll.wafer.costs.tables import Setting, Tables
+from atoll.stopping import StopCheck, check_stop, never
+from atoll.wafer.costs.pricing import die_pricer
+from atoll.wafer.costs.tables import BlockTables, CostSetting
 from atoll.wafer.encoding.block import make_block
-from atoll.wafer.encoding.block_parts import Block
+from atoll.wafer.encoding.block_parts import WaferBlock
 from atoll.wafer.encoding.codes import Parts, code_sets, most_codes, split_codes
 from atoll.wafer.encoding.genes import (
     EXTERNAL,
@@ -32,8 +32,8 @@ from atoll.wafer.encoding.genes import (
     SCHEDULE_1F1B,
     SCHEDULES,
     SEARCHED_HOMES,
-    Away,
-    Solved,
+    HelperPath,
+    SolvedBlock,
 )
 from atoll.wafer.encoding.mapping import StageMapping, WaferMapping
 from atoll.wafer.evaluate import (
@@ -47,7 +47,7 @@ from atoll.wafer.evaluate import (
     helper_paths,
     streamed_bytes,
 )
-from atoll.wafer.exact.exact import Exact
+from atoll.wafer.exact.exact import BlockSolver
 from atoll.wafer.staging.offload import RESERVED, Helpers, StagePipeline, pairings
 from atoll.workload.families.model_config import ModelConfig
 
@@ -95,7 +95,7 @@ def rough(options: WaferOptions) -> WaferOptions:
 @dataclass(frozen=True)
 class _StageBlock:
     digits: Digits
-    solved: Solved
+    solved: SolvedBlock
     buffer_bytes: float
     """In addition to the block's cost."""
 
@@ -117,7 +117,7 @@ class Planner:
 
     def __init__(
         self, wafer: Wafer, model: str | ModelConfig, batch: int, sequence: int,
-        options: WaferOptions | None = None, most_codes: int = MANY_CODES, stop: Asked = never,
+        options: WaferOptions | None = None, most_codes: int = MANY_CODES, stop: StopCheck = never,
         tolerance: float = TOLERANCE,
     ) -> None:  # fmt: skip
         """Shapes with more than `most_codes` codes per operator are solved over a subset."""
@@ -126,7 +126,7 @@ class Planner:
         self.options = options or WaferOptions()
         self.most_codes = most_codes
         self._allowed_splits: Mapping[str, Sequence[Parts]] | None = None
-        self._exacts: dict[tuple[object, ...], list[tuple[Digits, Exact]]] = {}
+        self._exacts: dict[tuple[object, ...], list[tuple[Digits, BlockSolver]]] = {}
         """Solvers of the shapes used last: they are large."""
         self._fastest: dict[tuple[int, int, int], float] = {}
         self._solved: dict[tuple[object, ...], tuple[_StageBlock | None, float]] = {}
@@ -147,15 +147,15 @@ class Planner:
     def rounds(self, microbatch: int) -> int:
         return -(-self.batch // microbatch)
 
-    def setting(self, microbatch: int) -> Setting:
-        return Setting(
+    def setting(self, microbatch: int) -> CostSetting:
+        return CostSetting(
             self.wafer, self.rounds(microbatch), self.options.streaming, self.options.algorithm,
             states=self.options.states,
         )  # fmt: skip
 
     def exacts(
         self, width: int, height: int, microbatch: int, homes: tuple[str, ...] = ()
-    ) -> list[tuple[Digits, Exact]]:
+    ) -> list[tuple[Digits, BlockSolver]]:
         """Return the solvers of a shape, one per digit system, for these homes or any."""
         shape, homes = (width, height, microbatch), homes or self.options.homes
         key = *shape, homes
@@ -167,22 +167,22 @@ class Planner:
         self._exacts[key] = exacts
         return exacts
 
-    def tables(self, width: int, height: int, microbatch: int) -> Iterator[Tables]:
+    def tables(self, width: int, height: int, microbatch: int) -> Iterator[BlockTables]:
         """Yield the tables of a shape, one per digit system and set of codes."""
         block = make_block(self.model, microbatch, self.sequence)
         # Streaming hides transfers, but makes products smaller: operators may choose.
         both = self.options.streaming and self.options.mixed_streaming
         single_axis = self.options.single_axis
         modes = (True, False) if both else None
-        setting, price = self.setting(microbatch), pricer(self.wafer.chip)
+        setting, price = self.setting(microbatch), die_pricer(self.wafer.chip)
         systems = digit_systems(width, height)
         for digits in systems if self.options.orders else systems[:1]:
             sets = code_sets(block, digits, self.most_codes, single_axis=single_axis)
             if self._allowed_splits is not None:
                 sets = split_codes(block, digits, self._allowed_splits)
             for only in sets:
-                go_on(self.stop)
-                yield Tables(block, digits, setting, price, only, modes=modes)
+                check_stop(self.stop)
+                yield BlockTables(block, digits, setting, price, only, modes=modes)
 
     def complete(self, width: int, height: int, microbatch: int) -> bool:
         """Whether a shape is solved over all of its codes."""
@@ -193,15 +193,15 @@ class Planner:
         block = make_block(self.model, microbatch, self.sequence)
         return most_codes(block, digit_systems(width, height)[0])
 
-    def among(self, fast: Mapping[str, Sequence[Parts]]) -> Planner:
+    def with_splits(self, fast: Mapping[str, Sequence[Parts]]) -> Planner:
         """Return a planner over all codes with these splits, where the fastest mapping fits."""
         planner = copy(self)
         planner._allowed_splits = fast
         planner._exacts, planner._fastest, planner._solved = {}, {}, {}
         return planner
 
-    def _exact(self, tables: Tables, homes: tuple[str, ...]) -> Exact:
-        return Exact(
+    def _exact(self, tables: BlockTables, homes: tuple[str, ...]) -> BlockSolver:
+        return BlockSolver(
             tables, homes, recompute=self.options.recompute,
             volume_only=self.options.volume_only, tolerance=self.tolerance,
             passes=self.options.passes,
@@ -219,7 +219,7 @@ class Planner:
 
     def block(
         self, shape: tuple[int, int], microbatch: int, layers: int, in_flight: int, limit: float,
-        away: Away | None = None, offload_bytes: float = 0.0, cap_s: float = INFINITY,
+        away: HelperPath | None = None, offload_bytes: float = 0.0, cap_s: float = INFINITY,
         homes: tuple[str, ...] = (),
     ) -> _StageBlock | None:  # fmt: skip
         """Return the best block of a stage within `limit` bytes per die and `offload_bytes` with a
@@ -233,13 +233,15 @@ class Planner:
             return best
         best_s = cap_s
         for digits, exact in self.exacts(*shape, microbatch, homes):
-            go_on(self.stop)
+            check_stop(self.stop)
             # Solving this many codes within a memory limit takes too long.
-            if self._allowed_splits is not None and not exact.roomy(layers, in_flight, limit):
+            if self._allowed_splits is not None and not exact.fastest_fits(
+                layers, in_flight, limit
+            ):
                 continue
             if exact.bound_s >= (best_s if best is None else best.solved.cost.time_s):
                 continue
-            solver = exact if away is None else exact.with_away(away)
+            solver = exact if away is None else exact.with_offload(away)
             solved = solver.solve(layers, in_flight, limit, offload_bytes, best_s)
             if solved and (not best or solved.cost.time_s < best.solved.cost.time_s):
                 best = _StageBlock(digits, solved, exact.tables.buffer_bytes(solved.mapping.stream))
@@ -283,7 +285,7 @@ class Planner:
             return base
         return plan_with_helpers(self, pipe, dead_links, stop_s, base)
 
-    def _block(self, pipe: StagePipeline) -> Block:
+    def _block(self, pipe: StagePipeline) -> WaferBlock:
         return make_block(self.model, pipe.microbatch, self.sequence)
 
     def _memory_bound(self, pipe: StagePipeline, stop_s: float) -> bool:

@@ -28,7 +28,7 @@ def build_model(
     *,
     attention: str = "flash",
     fused_loss: bool = False,
-    whole_periods: bool = True,
+    merge_periods: bool = True,
     backward: bool = True,
 ) -> Model:
     """The model's layers (embedding, blocks x n, head, loss) for one microbatch on one device.
@@ -65,7 +65,7 @@ def build_model(
     else:
         blocks = [
             (run.name, partial(_blocks, run=run, attention=attention), run.repeat)
-            for run in block_runs(config, length * config.context, merge_periods=whole_periods)
+            for run in block_runs(config, length * config.context, merge_periods=merge_periods)
         ]
     distinct = {name: layer(name, write) for name, write, _ in reversed(blocks)}
     chain = (

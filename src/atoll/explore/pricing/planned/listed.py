@@ -39,7 +39,7 @@ class Allowed(Protocol):
     def vpp(self) -> tuple[int, ...]: ...
 
 
-def listed(
+def listed_layouts(
     allowed: Allowed, variant: Variant, blocks: int, ends: int, behind: float
 ) -> Iterator[Layout]:
     """Layouts of degrees that divide the devices and the batch, with as many replicas as there is
@@ -79,12 +79,12 @@ def _replicas(allowed: Allowed, variant: Variant, dp: int) -> list[int]:
     with more there is less to divide, and no link is faster.
     """
     ranks = dp * variant.cp
-    shared = divisors(gcd(ranks, ranks * variant.tensor // (variant.ep * variant.etp)))
+    shared = divisors(gcd(ranks, ranks * variant.tp // (variant.ep * variant.etp)))
     if allowed.hsdp:
         return [n for n in shared if n in allowed.hsdp]
     replicas = {1}
     for size in _units(allowed.network):
-        inside = (n for n in shared if n < ranks and ranks * variant.tensor <= n * size)
+        inside = (n for n in shared if n < ranks and ranks * variant.tp <= n * size)
         replicas.update(islice(inside, 1))
     return sorted(replicas)
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from atoll.placement.chain import Floors
+from atoll.placement.chain import StepFloors
 from atoll.step.orders import LATE, ORDERS
-from atoll.training.batch.parts import States
+from atoll.training.batch.parts import StateCosts
 from atoll.training.batch.sums import Sums
 from atoll.training.operators.layers import LayerCost
 from atoll.training.operators.tables import (
@@ -24,10 +24,10 @@ from atoll.training.operators.tables import (
 
 TURNED = ORDERS.index("zb-v")  # whose model ends on the first stage
 LATE_BY_ORDER = np.array([LATE.get(order, 0) for order in ORDERS])
-WAYS = Floors._fields[-6:]
+WAYS = StepFloors._fields[-6:]
 
 
-def path_floors(sums: Sums, states: States, costs: Sequence[LayerCost]) -> Floors:
+def path_floors(sums: Sums, states: StateCosts, costs: Sequence[LayerCost]) -> StepFloors:
     """What steps of the layouts are made of, from below."""
     tables, rows = sums.t, sums.rows
     repeats = np.array([cost.repeat for cost in costs])
@@ -70,7 +70,7 @@ def path_floors(sums: Sums, states: States, costs: Sequence[LayerCost]) -> Floor
     apart = (pipes & split).astype(np.float64)
     inner = np.where(late > 0, (m - 1) * last, (m / rows[:, COPIES] - 1) * end)
     ways = (m[:, None, None] + tables.bubbles[pipe]) * (apart * fewest)[:, None, None]
-    return Floors(
+    return StepFloors(
         stages=stages.copy(),
         copies=rows[:, COPIES].copy(),
         loads=m,

@@ -18,31 +18,31 @@ from numpy.typing import NDArray
 
 from atoll.cost.pricer import Cost, LayerTimes
 from atoll.explore.pricing.bound_kernels import floors_s
-from atoll.explore.pricing.planned.listed import Allowed, listed
+from atoll.explore.pricing.planned.listed import Allowed, listed_layouts
 from atoll.explore.pricing.planned.menus import Chosen, Menu, chosen, menu_of
 from atoll.explore.pricing.planned.paths import path_floors
 from atoll.hardware.catalog import load_accelerator
-from atoll.hardware.device import Chip
-from atoll.placement.chain import Division, Floors, PlacementProblem, Times
+from atoll.hardware.device import TemplateChip
+from atoll.placement.chain import Division, PlacementProblem, StepFloors, VariantTimes
 from atoll.placement.facts import ChainFacts
-from atoll.placement.plan import Placement, Stage
+from atoll.placement.plan import Placement, PlacementStage
 from atoll.step.layout import Layout
 from atoll.step.orders import SPLIT, arrivals
 from atoll.step.stages import stage_shares
-from atoll.training.batch.estimates import Given, tables_of
-from atoll.training.batch.parts import Held, States
+from atoll.training.batch.estimates import LayoutSequence, make_tables
+from atoll.training.batch.parts import StateCosts, StateMemory
 from atoll.training.batch.sums import Sums
 from atoll.training.estimate import Estimate, Estimator
 from atoll.training.operators.layers import LayerCost, Share, layer_costs
-from atoll.training.operators.policies import Kept
-from atoll.training.operators.priced import work_behind
+from atoll.training.operators.policies import PolicyCost
+from atoll.training.operators.priced import head_blocks
 from atoll.training.operators.tables import (
     COPIES,
     GROUP,
     PIPE,
     SIDE,
     ZERO,
-    Tables,
+    LayoutTables,
 )
 from atoll.training.request import stand_in
 from atoll.training.run import Run
@@ -88,12 +88,12 @@ class _Free:
         return np.zeros(len(samples))
 
 
-class _Known(Estimator):
+class _CostedEstimator(Estimator):
     """An estimator of one variant whose layers' costs are known."""
 
     def __init__(self, run: Run, model: Model, costs: tuple[LayerCost, ...]) -> None:
         self.run = run
-        self._known = {}
+        self._cache = {}
         self._model = model
         self._costs = costs
 
@@ -121,27 +121,29 @@ class PlannedLayouts:
     kind: NDArray[np.int64]
     """Of each of these, which of the distinct layers it is; and which kind of block, or -1."""
     block: NDArray[np.int64]
-    tables: Tables
+    tables: LayoutTables
     """The planner's, of layers that take no time on a memory of one byte a second."""
     apart: NDArray[np.bool_]
     """(sides,): whether weight gradients run apart."""
-    steps: Floors
+    steps: StepFloors
     """Their fixed seconds without those on memory."""
-    states: States
+    states: StateCosts
     """Of all layouts, on such a memory."""
     first: NDArray[np.int64]
     """(layouts,): their first stages there."""
     needed: FloatArray
     """(layouts,): bytes under the choices that need least."""
 
-    def floors(self, problem: PlacementProblem) -> Floors:
+    def floors(self, problem: PlacementProblem) -> StepFloors:
         return self._steps(problem).of(self.needed <= problem.memory_bytes)
 
-    def _steps(self, problem: PlacementProblem) -> Floors:
-        moved_s = self.states.beside_s / problem.hbm_Bps
+    def _steps(self, problem: PlacementProblem) -> StepFloors:
+        moved_s = self.states.optimizer_s / problem.hbm_Bps
         return self.steps._replace(fixed_s=self.steps.fixed_s + moved_s)
 
-    def fastest(self, problem: PlacementProblem, times: Times, cutoff_s: float) -> Division | None:
+    def fastest(
+        self, problem: PlacementProblem, times: VariantTimes, cutoff_s: float
+    ) -> Division | None:
         floor_s = np.empty(len(self.layouts))
         both_s = np.concatenate([times.pass_s, times.halves_s])
         floors_s(self._steps(problem), both_s, self.facts.repeats, self.is_block, floor_s)
@@ -158,7 +160,7 @@ class PlannedLayouts:
                 break
             rows = order[first : first + AT_ONCE]
             sums = Sums(tables, tables.rows[rows])
-            stage_bytes = self._held(sums, rows, problem)
+            stage_bytes = self._stage_bytes(sums, rows, problem)
             step_s, choices_taken = sums.best(best_s, stage_bytes)
             least = int(step_s.argmin())
             if step_s[least] < best_s:
@@ -184,12 +186,14 @@ class PlannedLayouts:
             choices=tuple(picks.tolist()),
         )
 
-    def _held(self, sums: Sums, rows: NDArray[np.int64], problem: PlacementProblem) -> Held:
+    def _stage_bytes(
+        self, sums: Sums, rows: NDArray[np.int64], problem: PlacementProblem
+    ) -> StateMemory:
         """What some of the layouts hold, beside a chip's times."""
         at, all_states = self.first[rows][sums.row] + sums.place, self.states
         weight_s = (sums.t.counts @ sums.t.kinds[:, 4])[sums.mix]
-        states = States(
-            all_states.beside_s[rows] / problem.hbm_Bps,
+        states = StateCosts(
+            all_states.optimizer_s[rows] / problem.hbm_Bps,
             all_states.last_s[rows],
             all_states.before_s[rows],
             all_states.fixed[at],
@@ -198,7 +202,7 @@ class PlannedLayouts:
             weight_s / sums.rows[sums.row, COPIES],
             all_states.launch_s[at],
         )
-        return Held(states, sums.memory(states))
+        return StateMemory(states, sums.memory(states))
 
     @cached_property
     def is_block(self) -> NDArray[np.bool_]:
@@ -207,11 +211,11 @@ class PlannedLayouts:
         is_block[[kind.layer for kind in self.facts.blocks]] = True
         return is_block
 
-    def chosen(self, times: Times) -> Chosen:
+    def chosen(self, times: VariantTimes) -> Chosen:
         """The choices of a plan on a chip with these times."""
         return chosen(self.menus, self.facts, times.forward_s)
 
-    def timed(self, problem: PlacementProblem, times: Times, chosen: Chosen) -> Tables:
+    def timed(self, problem: PlacementProblem, times: VariantTimes, chosen: Chosen) -> LayoutTables:
         """The tables with a chip's times and choices."""
         t, count = self.tables, chosen.choice.shape[1]
         none, ring, exchange, _ = range(len(STATIC))
@@ -251,17 +255,19 @@ class PlannedLayouts:
 
     def _on(self, problem: PlacementProblem) -> Run:
         """The run on devices with the problem's memory."""
-        assert isinstance(self.run.gpu, Chip)
+        assert isinstance(self.run.gpu, TemplateChip)
         bytes_ = max(1, int(problem.memory_bytes))
         return replace(self.run, gpu=self.run.gpu.with_hbm(bytes_, problem.hbm_Bps))
 
     # --- One of them in full ----------------------------------------------------------------------
 
-    def describe(self, problem: PlacementProblem, times: Times, division: Division) -> Placement:
+    def describe(
+        self, problem: PlacementProblem, times: VariantTimes, division: Division
+    ) -> Placement:
         assert division.layout is not None
         layout, costs = division.layout, self._timed_costs(times, self.chosen(times))
         names = tuple(_name(choice) for choice in division.choices)
-        estimate = _Known(self._on(problem), self.facts.model, costs).full(layout, names)
+        estimate = _CostedEstimator(self._on(problem), self.facts.model, costs).full(layout, names)
         parts = estimate.step.breakdown()
         return Placement(
             pipeline=layout.pp,
@@ -281,7 +287,7 @@ class PlannedLayouts:
             hsdp=layout.hsdp,
         )
 
-    def _timed_costs(self, times: Times, chosen: Chosen) -> tuple[LayerCost, ...]:
+    def _timed_costs(self, times: VariantTimes, chosen: Chosen) -> tuple[LayerCost, ...]:
         """The layers with a chip's times and choices."""
         timed_costs = []
         for cost, kind, block in zip(self.costs, self.kind, self.block, strict=True):
@@ -294,12 +300,12 @@ class PlannedLayouts:
             timed_costs.append(timed)
         return tuple(timed_costs)
 
-    def _kept(self, chosen: Chosen, block: int) -> Iterator[tuple[str, Kept]]:
+    def _kept(self, chosen: Chosen, block: int) -> Iterator[tuple[str, PolicyCost]]:
         """The choices of a kind of block as policies."""
         for i, choice in enumerate(chosen.choice[block].tolist()):
             yield (
                 _name(i),
-                Kept(
+                PolicyCost(
                     float(chosen.bytes[block, i]),
                     Cost(matrix_s=float(chosen.again_s[block, i])),
                     rerun=self.menus[block].names(choice),
@@ -313,7 +319,7 @@ class PlannedLayouts:
         estimate: Estimate,
         choices: Sequence[int],
         costs: tuple[LayerCost, ...],
-    ) -> tuple[Stage, ...]:
+    ) -> tuple[PlacementStage, ...]:
         layout = estimate.layout
         stepper = Stepper(estimate.run, layout)
         boundary = max((c.boundary_bytes for c in costs if c.is_block), default=0)
@@ -338,7 +344,7 @@ class PlannedLayouts:
             if len(set(again.values())) <= 1:
                 words = next(iter(again.values()), "none")
             stages.append(
-                Stage(
+                PlacementStage(
                     layers=_layer_names(chunks),
                     first=0,
                     last=0,
@@ -378,7 +384,7 @@ def planned_layouts(allowed: Allowed, variant: Variant) -> PlannedLayouts | None
     free = layer_costs(variant.model, _Free(), variant.cp, variant.ep, stored=bool(run.stored))
     blocks = sum(cost.repeat for cost in free if cost.is_block)
     both = not (free[0].is_block or free[-1].is_block)
-    layouts = tuple(listed(allowed, variant, blocks, 2 if both else 0, work_behind(run)))
+    layouts = tuple(listed_layouts(allowed, variant, blocks, 2 if both else 0, head_blocks(run)))
     if not layouts:
         return None
     menus = tuple(
@@ -392,7 +398,9 @@ def planned_layouts(allowed: Allowed, variant: Variant) -> PlannedLayouts | None
         _with(cost, menus[block_kind] if block_kind >= 0 else None)
         for cost, block_kind in zip(free, block.tolist(), strict=True)
     )
-    every = tables_of(_Known(run, variant.model, costs), Given(layouts), STATIC)
+    every = make_tables(
+        _CostedEstimator(run, variant.model, costs), LayoutSequence(layouts), STATIC
+    )
     kept = _sooner(every, layouts)
     tables, layouts = every._replace(rows=every.rows[kept]), tuple(layouts[i] for i in kept)
     _, sides = np.unique(tables.rows[:, SIDE], return_index=True)
@@ -416,7 +424,7 @@ def planned_layouts(allowed: Allowed, variant: Variant) -> PlannedLayouts | None
     )
 
 
-def _sooner(tables: Tables, layouts: Sequence[Layout]) -> list[int]:
+def _sooner(tables: LayoutTables, layouts: Sequence[Layout]) -> list[int]:
     """Layouts without those whose replicas of what ZeRO divides bring nothing: more of them hold
     and update more, so that some of their collectives must take less than with fewer.
     """
@@ -445,7 +453,7 @@ def _sooner(tables: Tables, layouts: Sequence[Layout]) -> list[int]:
 def _with(cost: LayerCost, menu: Menu | None) -> LayerCost:
     """A layer with the static choices as policies; what is no block keeps all."""
     none = cost.kept("none")
-    policies: tuple[tuple[str, Kept], ...] = (("none", none),)
+    policies: tuple[tuple[str, PolicyCost], ...] = (("none", none),)
     if menu is not None:
         ring, exchange = replace(none, attention=True), replace(none, exchange=True)
         fewest = replace(none, bytes=float(menu.bytes.min()))
@@ -471,5 +479,5 @@ def _run(allowed: Allowed, variant: Variant) -> Run:
 
 
 @cache
-def _chip() -> Chip:
-    return Chip(load_accelerator("phaze-tpuv4")).with_hbm(hbm_Bps=1.0)
+def _chip() -> TemplateChip:
+    return TemplateChip(load_accelerator("phaze-tpuv4")).with_hbm(hbm_Bps=1.0)

@@ -34,13 +34,13 @@ from atoll.fabric.nested import neighbours_s
 from atoll.fabric.network import Network
 from atoll.step.bubbles import bubble_terms, peaks
 from atoll.step.layout import RECOMPUTE, ZERO_STAGES
-from atoll.step.orders import LATE, SPLIT, copies_of
+from atoll.step.orders import LATE, SPLIT, model_copies
 from atoll.training.batch.estimates import per_parameter, shared_terms
-from atoll.training.operators.priced import Priced
-from atoll.training.planner.bounds.rerun import among, on_the_curve
-from atoll.training.planner.bounds.sample import Sample
+from atoll.training.operators.priced import LayerPrices
+from atoll.training.planner.bounds.rerun import on_the_curve, points_of
+from atoll.training.planner.bounds.sample import SampleBounds
 from atoll.training.planner.bounds.stage_blocks import keys, numbered, stage_blocks
-from atoll.training.planner.space import Block, Family
+from atoll.training.planner.space import LayoutColumns, LayoutFamily
 
 Floats = NDArray[np.float64]
 OPTIMAL = "optimal"
@@ -49,10 +49,10 @@ ALL = 2  # of recomputation: behind the first and the last stage, all together
 NEAR = 1.12  # rows with bounds so near the lowest are bounded without "optimal" as well
 
 
-class Floor:
+class FamilyBounds:
     """Bounds of one run's layouts under some policies of recomputation."""
 
-    def __init__(self, priced: Priced, policies: Iterable[str] = RECOMPUTE) -> None:
+    def __init__(self, priced: LayerPrices, policies: Iterable[str] = RECOMPUTE) -> None:
         self.priced = priced
         self.run = priced.run
         self.policies = tuple(policies)
@@ -60,16 +60,18 @@ class Floor:
         self.reruns = on_the_curve(self.policies)
         self._shares: dict[tuple[int, ...], tuple[float, ...]] = {}
         self._wires: dict[tuple[int, ...], tuple[float, ...]] = {}
-        self._last: Shape | None = None
+        self._last: FamilyShape | None = None
         self.ideal = replace(self.run, network=_ideal(self.run.network))
 
-    def bounds(self, block: Block, capacity: float = np.inf) -> tuple[Floats, Floats, Floats]:
+    def bounds(
+        self, block: LayoutColumns, capacity: float = np.inf
+    ) -> tuple[Floats, Floats, Floats]:
         """Seconds and bytes that the layouts of a family need at least, and seconds without
         "optimal" recomputation; seconds are infinite where they need more bytes than the
         `capacity`.
         """
         shape = self._shape(block)
-        sample = Sample(self.priced, self.ideal.network, block.family, shape.sizes)
+        sample = SampleBounds(self.priced, self.ideal.network, block.family, shape.sizes)
         divided = self._divided(sample, shape)
         needed, ends = self._bytes(block, shape, sample, divided[:, :6])
 
@@ -88,8 +90,8 @@ class Floor:
 
     def _again_s(
         self,
-        shape: Shape,
-        sample: Sample,
+        shape: FamilyShape,
+        sample: SampleBounds,
         ends: Floats,
         rows: NDArray[np.intp],
         capacity: float,
@@ -101,24 +103,24 @@ class Floor:
         if not sample.again or not self.reruns or capacity == np.inf:
             return np.zeros((3, len(rows)))
         run = shape.run[rows]
-        stack, size = self.run.stack, shape.some.microbatch[run]
+        stack, size = self.run.stack, shape.distinct.microbatch[run]
         free_bytes = (capacity - stack.context_bytes) / (1 + stack.fragmentation) - ends
         # The block that is rebuilt is there while others wait.
         waiting = np.maximum(0.0, (shape.waiting - 1)[:, run]) * size
         kept = sample.kept_bytes + free_bytes / np.maximum(waiting, 1e-9)
-        again_s = shape.passed[:, run] * size * np.interp(kept, *among(sample.again, policies))
-        ends_s = again_s[FIRST] + np.where(shape.some.pp[run] > 1, again_s[LAST], 0.0)
+        again_s = shape.passed[:, run] * size * np.interp(kept, *points_of(sample.again, policies))
+        ends_s = again_s[FIRST] + np.where(shape.distinct.pp[run] > 1, again_s[LAST], 0.0)
         again_s[ALL] = np.maximum(again_s[ALL], ends_s)
         return np.asarray(again_s)
 
-    def _shape(self, block: Block) -> Shape:
+    def _shape(self, block: LayoutColumns) -> FamilyShape:
         """Families with the same columns come one behind another."""
         if self._last is None or self._last.columns is not block.columns:
-            self._last = Shape(block, self.run.global_batch)
+            self._last = FamilyShape(block, self.run.global_batch)
         return self._last
 
     def _bytes(
-        self, block: Block, shape: Shape, sample: Sample, per: Floats
+        self, block: LayoutColumns, shape: FamilyShape, sample: SampleBounds, per: Floats
     ) -> tuple[Floats, Floats]:
         """The mean of all stages' states with the fewest activations of any, and what the first,
         the last and the second stage need for their blocks and ends. And (3, rows) of the first,
@@ -128,7 +130,7 @@ class Floor:
         stored, trained = sample.parameters
         states, gradients = per[:, :2] @ stored + per[:, 4:] @ trained, per[:, 2:4] @ trained
         first, run, key, copies = shape.first, shape.run, shape.key, shape.copies
-        distinct = shape.some
+        distinct = shape.distinct
         blocks = np.stack(shape.blocks[:4])
         most, waiting = shape.activations(sample)
         peak_bytes = np.maximum(most, waiting)
@@ -182,10 +184,10 @@ class Floor:
 
     def _seconds(
         self,
-        block: Block,
+        block: LayoutColumns,
         rows: NDArray[np.intp],
-        shape: Shape,
-        sample: Sample,
+        shape: FamilyShape,
+        sample: SampleBounds,
         divided: Floats,
         again_s: Floats,
     ) -> Floats:
@@ -211,7 +213,7 @@ class Floor:
             gather_s + reduce_s,
         )
         # Gathers hide behind computation, of which there may be less.
-        products_s = size * sample.beside_s + np.stack([more_f, more_b + more_w + again_s[ALL]])
+        products_s = size * sample.overlapped_s + np.stack([more_f, more_b + more_w + again_s[ALL]])
         exposed_s = np.maximum((1 - hidden.gather) * wires_s, wires_s - products_s)
         # Weight passes that run apart may take longer, and backward passes as much less.
         exposed_s[1, split] = (1 - hidden.gather) * wires_s[1, split]
@@ -237,15 +239,15 @@ class Floor:
 
     def _passes_s(
         self,
-        block: Block,
+        block: LayoutColumns,
         m: Floats,
         f: Floats,
         b: Floats,
         w: Floats,
-        sample: Sample,
+        sample: SampleBounds,
         stages_s: Floats,
         block_s: Floats,
-        shape: Shape,
+        shape: FamilyShape,
         run: NDArray[np.intp],
     ) -> Floats:
         """All microbatches through all stages, which together take f forward, b backward and w for
@@ -277,13 +279,13 @@ class Floor:
         )
         # As if every stage had the fewest blocks.
         least = shape.blocks.fewest_apart[at] * np.stack([forward, backward, weight])
-        ways = np.take(shape.ways.T, shape.way[at], axis=1)
+        ways = np.take(shape.bubble_terms.T, shape.bubble_row[at], axis=1)
         for bubble in (ways[:3], ways[3:]):
             split_s = np.maximum(split_s, ((m + bubble) * least).sum(axis=0))
         fused_s[split] = split_s
         return np.asarray(fused_s)
 
-    def _divided(self, sample: Sample, shape: Shape) -> Floats:
+    def _divided(self, sample: SampleBounds, shape: FamilyShape) -> Floats:
         """(keys, 15): `per_parameter`, and at the network's best gathers and sums of all
         parameters, and one sample's activation to the next stage.
         """
@@ -297,7 +299,9 @@ class Floor:
         shared_s = a * dense + b * expert, c * dense + d * expert, send_s * sample.boundary_bytes
         return np.concatenate([shares, np.stack(shared_s, axis=1)], axis=1)
 
-    def _shared(self, of: Family, dp: int, zero: int, hsdp: int, copies: int) -> tuple[float, ...]:
+    def _shared(
+        self, of: LayoutFamily, dp: int, zero: int, hsdp: int, copies: int
+    ) -> tuple[float, ...]:
         """`per_parameter`, and seconds of gathers and of sums per dense and per expert parameter
         and of a byte to the next stage.
         """
@@ -326,24 +330,24 @@ class Floor:
         return *self._shares[key], *self._wires[wired]
 
 
-class Shape:
+class FamilyShape:
     """What bounds of all families with the same columns have in common. Rows that differ in what
     ZeRO divides alone stand one behind another, as runs.
     """
 
-    def __init__(self, block: Block, batch: int) -> None:
+    def __init__(self, block: LayoutColumns, batch: int) -> None:
         self.columns = block.columns
         self.sizes, self.which = numbered(block.microbatch)
         """Of microbatches, without repeats."""
         self.first, self.run = _runs(block)
         """The first row of each run, and the run of every row."""
-        self.some = distinct = block.part(self.first)
+        self.distinct = distinct = block.part(self.first)
         self.blocks = stage_blocks(distinct)
         self.turned = _ordered(block, ("zb-v",))
         """Where the last chunk is on the first stage."""
         self.split = _ordered(block, SPLIT)
         """Where weight passes run apart."""
-        twice = tuple(order for order in block.schedules if copies_of(order) > 1)
+        twice = tuple(order for order in block.schedules if model_copies(order) > 1)
         self.copies = np.where(_ordered(block, twice), 2, 1)
         self.keys, self.key = keys(block.dp, block.zero, block.hsdp, self.copies)
         self.divided: dict[tuple[int, ...], Floats] = {}
@@ -357,9 +361,9 @@ class Shape:
             distinct.schedule[apart], distinct.pp[apart], self.m[apart].astype(np.int64)
         )
         named = [(block.schedules[schedule], pp, m) for schedule, pp, m in orders]
-        self.way = np.zeros(len(apart), dtype=np.intp)
-        self.way[apart] = order
-        self.ways = np.array([_ways(*of) for of in named])
+        self.bubble_row = np.zeros(len(apart), dtype=np.intp)
+        self.bubble_row[apart] = order
+        self.bubble_terms = np.array([_ways(*of) for of in named])
         """Bubbles of runs that are split, and which of these each one has."""
         self.peaks = np.array([_peaks(*of) for of in named]).reshape(-1, 3, 3, 2)
         self.counts = self._counts()
@@ -376,32 +380,32 @@ class Shape:
         all as if they had the fewest."""
 
     def _counts(self) -> Floats:
-        distinct, m, split = self.some, self.m, self.apart
+        distinct, m, split = self.distinct, self.m, self.apart
         p, v = distinct.pp.astype(np.float64), distinct.vpp.astype(np.float64)
         stages_behind = p - np.stack([0 * p, p - 1, np.minimum(1, p - 1)])
         group = np.ceil(m / np.maximum(1, m // p))
         many = np.minimum(2 * stages_behind - 1 + (v - 1) * group, m * v) / v
         in_flight = np.where(v > 1, many, np.minimum(stages_behind, m))
-        in_flight[:, split] = self.peaks[self.way[split], :, 0, 0].T
+        in_flight[:, split] = self.peaks[self.bubble_row[split], :, 0, 0].T
         return np.asarray(in_flight)
 
-    def activations(self, sample: Sample) -> tuple[Floats, Floats]:
+    def activations(self, sample: SampleBounds) -> tuple[Floats, Floats]:
         """(4, runs): bytes of microbatches (`step.bubbles.peaks`) in the blocks of the first, the
         last and the second stage, which has most of them where they are even, and in the fewest of
         any, those of the stage that holds least: where they hold most, and where weight gradients
         wait.
         """
         blocks, split = np.stack(self.blocks[:4]), self.apart
-        size = self.some.microbatch.astype(np.float64)
+        size = self.distinct.microbatch.astype(np.float64)
         kept = self.counts * sample.kept_bytes
         late = np.zeros_like(kept)
         bytes_per_block = np.array([sample.kept_bytes, sample.waiting_bytes])
-        bytes_ = (self.peaks @ bytes_per_block)[self.way[split]].T
+        bytes_ = (self.peaks @ bytes_per_block)[self.bubble_row[split]].T
         kept[:, split], late[:, split] = bytes_[0], bytes_[1:].max(axis=0)
         kept, late = (np.concatenate([x, x.min(axis=0, keepdims=True)]) for x in (kept, late))
         return kept * blocks * size, late * blocks * size
 
-    def stages_s(self, sample: Sample, again_s: Floats, run: NDArray[np.intp]) -> Floats:
+    def stages_s(self, sample: SampleBounds, again_s: Floats, run: NDArray[np.intp]) -> Floats:
         """(4, rows): of rows of these runs, lower bounds on the seconds of a microbatch in the
         slowest stage (the one with the most blocks, or the first or last one with its embedding or
         output head, of a V both), in the last stage, in the first chunks of the stages before it,
@@ -426,7 +430,7 @@ def _ways(order: str, stages: int, microbatches: int) -> tuple[float, ...]:
     return *ways[0], *ways[-1]
 
 
-def _runs(block: Block) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+def _runs(block: LayoutColumns) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Rows that differ in what ZeRO divides alone stand one behind another: the first of each such
     run, and the run of every row.
     """
@@ -446,7 +450,7 @@ def _peaks(order: str, stages: int, microbatches: int) -> tuple[float, ...]:
     return tuple(peak_counts)
 
 
-def _ordered(block: Block, orders: Sequence[str]) -> NDArray[np.bool_]:
+def _ordered(block: LayoutColumns, orders: Sequence[str]) -> NDArray[np.bool_]:
     """Pipelines in one of these orders."""
     matches = np.zeros(len(block), dtype=np.bool_)
     for number, name in enumerate(block.schedules):

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from atoll.cost.pricer import Cost
 from atoll.fabric.nested import collective_s
 from atoll.fabric.network import Network
-from atoll.step.layout import RECOMPUTE, SOME
+from atoll.step.layout import FULL_BLOCKS, RECOMPUTE
 from atoll.training.memory import kept_bytes
-from atoll.training.operators.layers import LayerCost, choices_of
+from atoll.training.operators.layers import LayerCost, recompute_choices
 from atoll.training.operators.policies import by_operator, policies
-from atoll.training.operators.priced import Priced
+from atoll.training.operators.priced import LayerPrices
 from atoll.workload.graph.layer import Layer
 from atoll.workload.graph.operator import Operator
 
@@ -29,7 +29,7 @@ Point = tuple[float, float]
 """Bytes of a sample that a block keeps, and seconds that it runs again."""
 
 
-def among(points: Mapping[str, Point], names: Sequence[str]) -> tuple[Floats, Floats]:
+def points_of(points: Mapping[str, Point], names: Sequence[str]) -> tuple[Floats, Floats]:
     """Bytes, the fewest first, and seconds that none of these policies is below; one that is no
     choice itself mixes all of them.
     """
@@ -41,11 +41,11 @@ def on_the_curve(names: Iterable[str]) -> bool:
     """Whether no such policy lies below: a host's memory takes no time, and some modules drop what
     no choice by operator does.
     """
-    return all(name in RECOMPUTE or name.startswith(SOME) for name in names)
+    return all(name in RECOMPUTE or name.startswith(FULL_BLOCKS) for name in names)
 
 
 def choices(
-    priced: Priced, ideal: Network, layer: Layer, cost: LayerCost, ring: int, shown: float
+    priced: LayerPrices, ideal: Network, layer: Layer, cost: LayerCost, ring: int, shown: float
 ) -> Mapping[str, Point]:
     """Choices of what a block keeps, with the bytes that it keeps of a sample and the seconds that
     it then runs again of any sample of a microbatch, on an ideal network; of its collectives this
@@ -58,12 +58,12 @@ def choices(
     )
     return {
         name: (kept_bytes(priced.run, costs, name), costs.kept(name).again.total_s)
-        for name in choices_of([costs], "optimal")
+        for name in recompute_choices([costs], "optimal")
     }
 
 
 def _least(
-    priced: Priced, ideal: Network, layer: Layer, op: Operator, ring: int, shown: float
+    priced: LayerPrices, ideal: Network, layer: Layer, op: Operator, ring: int, shown: float
 ) -> Cost:
     sent = op.collective
     if sent is None or priced.pricer.schedules_links:

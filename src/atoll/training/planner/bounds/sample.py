@@ -22,9 +22,9 @@ from atoll.training.memory import (
 )
 from atoll.training.operators.layers import LayerCost
 from atoll.training.operators.policies import links
-from atoll.training.operators.priced import Priced
+from atoll.training.operators.priced import LayerPrices
 from atoll.training.planner.bounds.rerun import Point, choices
-from atoll.training.planner.space import Family
+from atoll.training.planner.space import LayoutFamily
 from atoll.training.run import Run
 from atoll.training.step import Stepper
 from atoll.workload.graph.layer import Layer
@@ -33,11 +33,11 @@ from atoll.workload.graph.operator import Operator, Role
 Floats = NDArray[np.float64]
 
 
-class Sample:
+class SampleBounds:
     """What one sequence takes on the devices of a family, at least."""
 
     def __init__(
-        self, priced: Priced, network: Network, family: Family, sizes: NDArray[np.intp]
+        self, priced: LayerPrices, network: Network, family: LayoutFamily, sizes: NDArray[np.intp]
     ) -> None:
         run = priced.run
         ideal = replace(run, network=network)
@@ -51,7 +51,7 @@ class Sample:
         self.forward_s = self.data_s = self.weight_s = self.host_s = self.waiting_s = 0.0
         self.outside_s = 0.0
         """What experts spread over data ranks alone are farther apart, in each pass."""
-        self.beside_s = np.zeros((2, 1))
+        self.overlapped_s = np.zeros((2, 1))
         """Of forward and backward passes, what gathers may hide behind."""
         self.ends_s = [0.0, 0.0]
         """In front of all blocks and behind them."""
@@ -69,7 +69,7 @@ class Sample:
             least = _least(priced, layer, cost, family.cp)
             forward, backward, _ = stepper.layer_passes(least, "none")
             both_s = forward.total_s + backward.total_s
-            self.beside_s += repeat * np.array([stepper.beside_gathers_s(least, "none")]).T
+            self.overlapped_s += repeat * np.array([stepper.hides_gathers_s(least, "none")]).T
             if far and cost.experts:
                 away_s = apart.layer_passes(least, "none")[0].expert_s
                 self.outside_s += repeat * (away_s - forward.expert_s)
@@ -89,7 +89,7 @@ class Sample:
             self.beyond_s += repeat * beyond_s
             layer_s = sizes * both_s + beyond_s.sum(axis=0)
             host = stepper.host(cost, "none")
-            self.host_s += repeat * host.beside_s
+            self.host_s += repeat * host.overlapped_s
             self.waiting_s += repeat * host.waiting_s / family.ep
             if cost.is_block:
                 kept = max(0.0, min(cost.boundary_bytes, kept_bytes(run, cost, "full")))
@@ -157,7 +157,7 @@ def _of_experts(cost: LayerCost, ep: int) -> LayerCost:
     )
 
 
-def _beyond_s(priced: Priced, layer: Layer, sizes: list[int], ep: int) -> Floats:
+def _beyond_s(priced: LayerPrices, layer: Layer, sizes: list[int], ep: int) -> Floats:
     return np.array([priced.pricer.beyond(layer, x, sizes, ep) for x in _parts(layer)])
 
 
@@ -180,7 +180,7 @@ def _links_s(
     return np.asarray((1 - overlap.in_products(sp)) * both)
 
 
-def _least(priced: Priced, layer: Layer, cost: LayerCost, ring: int) -> LayerCost:
+def _least(priced: LayerPrices, layer: Layer, cost: LayerCost, ring: int) -> LayerCost:
     """A layer that takes no more of any sample than the real one does in any microbatch."""
     passes: list[Cost] = [priced.pricer.least(layer, part, ring) for part in _parts(layer)]
     inside = priced.pricer.schedules_links

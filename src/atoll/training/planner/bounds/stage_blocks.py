@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.step.orders import TWO_CHUNKS, chunks_of, copies_of, route
+from atoll.step.orders import TWO_CHUNKS, chunks_per_stage, model_copies, route
 from atoll.step.stages import even_sizes
-from atoll.training.planner.space import Block
+from atoll.training.planner.space import LayoutColumns
 
 Floats = NDArray[np.float64]
 
@@ -41,7 +41,7 @@ class StageBlocks(NamedTuple):
     """In the model's last chunk."""
 
 
-def stage_blocks(block: Block) -> StageBlocks:
+def stage_blocks(block: LayoutColumns) -> StageBlocks:
     def blocks(schedule: int, pp: int, vpp: int, split: int) -> StageBlocks:
         order = block.order(schedule, pp, vpp)
         sizes = block.blocks(order, pp, vpp, split)
@@ -57,7 +57,7 @@ def _blocks_of_stages(
     layers: int, order: str, pp: int, vpp: int, chunk_sizes: tuple[int, ...]
 ) -> StageBlocks:
     """Those of one pipeline."""
-    chunks, copies = chunks_of(order, vpp), copies_of(order)
+    chunks, copies = chunks_per_stage(order, vpp), model_copies(order)
     ways = [route(order, pp, chunks, microbatch) for microbatch in range(copies)]
     sizes = chunk_sizes or even_sizes(layers, len(ways[0]))
     stage_sizes: list[list[int]] = [[] for _ in range(pp)]
