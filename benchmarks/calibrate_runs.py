@@ -28,12 +28,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.calibration.runs import fit_runs
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
+from atoll.calibration.site_fit import fit_runs
 from atoll.step.layout import Layout
 from atoll.training.estimate import Estimator
 from atoll.training.run import Run
-from atoll.validation.rows import run_at_site, run_from_row
+from atoll.validation.row_runs import run_at_site, run_from_row
 from atoll.validation.run_table import RunRow, read_runs
 from record import recorded
 

@@ -34,12 +34,12 @@ import yaml
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
+from atoll.base.errors import AtollError
 from atoll.calibration.many_devices import is_device_table
-from atoll.errors import AtollError
 from atoll.files.csvfile import read_csv
 from atoll.hardware.gpu import written_gpu
 from atoll.training.accuracy import ERRORS, LONG, Kind, run_kind
-from atoll.validation.rows import run_from_row
+from atoll.validation.row_runs import run_from_row
 from atoll.validation.run_table import RunRow, read_runs
 from atoll.validation.step_rows import H200_STEPS_LATER, is_step_file, read_steps, run_from_step
 from atoll.validation.validate import Prediction, layout_group, predict

@@ -267,7 +267,7 @@ def damage(campaign: Campaign, name: str, count: int) -> Tally:
 
 def seen(folder: Path) -> dict[str, Any]:
     """What each reader of a folder finds; "sentence" or "traceback: ..." in place of it."""
-    from atoll.errors import AtollError
+    from atoll.base.errors import AtollError
     from atoll.report.folder import open_folder
     from atoll.report.page import write_report
     from atoll.store import RunReader

@@ -19,11 +19,11 @@ from pathlib import Path
 
 import numpy as np
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.step.layout import Layout
 from atoll.training.estimate import Estimator
 from atoll.training.run import Run
-from atoll.validation.rows import run_from_row
+from atoll.validation.row_runs import run_from_row
 from atoll.validation.run_table import RunRow, read_runs
 from record import recorded
 

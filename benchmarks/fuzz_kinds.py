@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import atoll
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from fuzz_changes import Seed
 from fuzz_launch import LAUNCHES, LOGS, PASTED
 from fuzz_seeds import (
@@ -234,7 +234,7 @@ def _run_log(path: Path) -> Any:
 
 
 def _pasted(path: Path) -> Any:
-    from atoll.serve.pasted import check_pasted
+    from atoll.serve.pasted_file import check_pasted
 
     found = check_pasted(path.read_bytes())
     return found.check.to_dict()
@@ -263,7 +263,7 @@ def _onnx(path: Path) -> Any:
 
 
 def _search_folder(path: Path) -> Any:
-    from atoll.explore.answer.why import explain_result
+    from atoll.explore.answer.explanation import explain_result
     from atoll.report.folder import open_folder
     from atoll.report.page import write_report
     from atoll.report.trace import search_trace

@@ -38,7 +38,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from fuzz_changes import Seed, changed
 from fuzz_kinds import Reader, made_answers, readers
 from record import figure, recorded

@@ -21,9 +21,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from atoll.errors import AtollError
-from atoll.launch.account import Launch, flatten
-from atoll.launch.files.content import read_content
+from atoll.base.errors import AtollError
+from atoll.launch.arguments import Launch, flatten
+from atoll.launch.files.config_files import read_content
 from atoll.launch.files.shell import read_script
 from atoll.launch.megatron import named_arguments, training_commands
 from atoll.launch.read import read_launch

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 import atoll
 from atoll.calibration.fit import Knob, calibration_yaml, powell
 from atoll.calibration.many_devices import TimedOperator, predicted_s, read_timed
-from atoll.calibration.rows import H200_OPERATORS, fitted_rows, read_operators
+from atoll.calibration.operator_rows import H200_OPERATORS, fitted_rows, read_operators
 from atoll.calibration.validate import columns, predict_kind_s, skip_reason
 from atoll.cost.gpu_gemm import Floats
 from atoll.hardware.gpu import Calibration, Gpu, load_calibration, recalibrated, written_gpu

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from atoll.phaze.table import read_table
+from atoll.phaze.layer_table import read_table
 from atoll.phaze.table_dp import solve_table
 from record import figure, recorded
 

@@ -24,7 +24,7 @@ from atoll.step.layout import Layout
 from atoll.training.batch.estimates import LayoutSequence, batch_estimates
 from atoll.training.estimate import Estimator
 from atoll.training.operators.layers import recompute_choices
-from atoll.training.planner.bounds.floor import FamilyBounds
+from atoll.training.planner.bounds.family_bounds import FamilyBounds
 from atoll.training.planner.space import Axes, block_of, families
 from atoll.training.request import make_run
 from record import figure, recorded

@@ -17,7 +17,7 @@ from random import Random
 
 import numpy as np
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.training.planner.plan import Plan, plan
 from atoll.training.planner.space import Axes
 from atoll.training.request import make_run

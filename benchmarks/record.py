@@ -44,7 +44,7 @@ def recorded(main: Callable[[], int | None]) -> int:
     given, arguments = parser.parse_known_args()
     if given.json is None:
         return main() or 0
-    from atoll.environment import environment
+    from atoll.commands.environment import environment
 
     told = environment()
     sys.argv[1:] = arguments

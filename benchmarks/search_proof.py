@@ -22,10 +22,10 @@ from atoll.explore.pricing.bounds import chip_rates, roofline_bounds
 from atoll.explore.pricing.evaluate import PricedChips
 from atoll.explore.pricing.layouts import SearchSetting
 from atoll.explore.pricing.workloads import Variants, Workload, make_variants
+from atoll.explore.proof.bound_checks import ROUNDING
 from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.objective import Objective
-from atoll.explore.proof.order import ROUNDING
 from atoll.hardware.accelerator import GIB, Hbm
 from atoll.hardware.catalog import load_network
 from atoll.hardware.space import DesignSpace, phaze_space

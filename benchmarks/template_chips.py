@@ -7,7 +7,7 @@ set of constants for their kind (`atoll.hardware.template.stalls`). Products and
 of 50 us and more are priced by the search's own cost model: our timings of an H200, and those of
 all chips in a table with the columns that `atoll validate --data` reads for several devices, there
 also products in fp8 (scaled by tensor) and nvfp4, several values in a word
-(`atoll.workload.narrow`).
+(`atoll.workload.low_precision`).
 `--runs` prices the training runs on TPU v5e and v5p of a table that `atoll validate --data` reads.
 `--fit` fits constants of chips with caches on half of our H200 shapes; docs/cost-model.md says
 which were chosen by hand.
@@ -35,7 +35,7 @@ from atoll.calibration.many_devices import (
     read_timed,
 )
 from atoll.calibration.many_devices import CAST_FORMATS as TIMED_WITH_CAST
-from atoll.calibration.rows import H200_OPERATORS, OperatorRow, read_operators
+from atoll.calibration.operator_rows import H200_OPERATORS, OperatorRow, read_operators
 from atoll.cost.chips import chips_of_accelerator
 from atoll.cost.table import OperatorKey, build_costs, pass_problem
 from atoll.cost.table_kernels import Passes
@@ -45,7 +45,7 @@ from atoll.hardware.device import TemplateChip
 from atoll.hardware.template.stalls import CACHED, NO_STALLS, Stalls
 from atoll.profiles import DEFAULT
 from atoll.training.estimate import Estimator
-from atoll.validation.rows import run_from_row
+from atoll.validation.row_runs import run_from_row
 from atoll.validation.run_table import RunRow, read_runs
 from atoll.workload.graph.operator import Matmul, Operator, VectorWork
 from atoll.workload.graph.products import (
@@ -56,7 +56,7 @@ from atoll.workload.graph.products import (
     values_product,
     weight_gradient,
 )
-from atoll.workload.narrow import FORMATS, PackedFormat
+from atoll.workload.low_precision import FORMATS, PackedFormat
 from record import figure, recorded
 
 CHIPS = Path(__file__).parents[1] / "examples" / "devices" / "existing"

@@ -13,10 +13,10 @@ import numpy as np
 
 from atoll.fabric.digits import digit_systems
 from atoll.hardware.wafer_files import load_wafer
-from atoll.wafer.costs.pricing import die_pricer
+from atoll.wafer.costs.die_pricer import die_pricer
 from atoll.wafer.costs.tables import BlockTables, CostSetting
 from atoll.wafer.encoding.block import make_block
-from atoll.wafer.encoding.genes import SEARCHED_HOMES
+from atoll.wafer.encoding.block_mapping import SEARCHED_HOMES
 from record import figure, recorded
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))

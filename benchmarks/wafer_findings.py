@@ -13,17 +13,17 @@ import sys
 from dataclasses import replace
 from itertools import product
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.fabric.digits import digit_systems
 from atoll.fabric.mesh import snake
 from atoll.hardware.wafer import Wafer
 from atoll.hardware.wafer_files import load_wafer
 from atoll.wafer.encoding.block import make_block
-from atoll.wafer.encoding.genes import BlockMapping
+from atoll.wafer.encoding.block_mapping import BlockMapping
 from atoll.wafer.encoding.mapping import StageMapping, WaferMapping
 from atoll.wafer.evaluate import MappingCost, evaluate, head_codes
 from atoll.wafer.search import QUICK_CODES, PipelineShape, WaferSearch
-from atoll.wafer.staging.stages import WaferOptions
+from atoll.wafer.staging.planner import WaferOptions
 from record import recorded
 
 

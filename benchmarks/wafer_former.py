@@ -23,7 +23,7 @@ from atoll.hardware.wafer import Wafer
 from atoll.hardware.wafer_files import load_wafer
 from atoll.step.states import load_states
 from atoll.wafer.search import WaferSearch
-from atoll.wafer.staging.stages import WaferOptions
+from atoll.wafer.staging.planner import WaferOptions
 from record import figure, processor_s, recorded
 
 

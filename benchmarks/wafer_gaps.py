@@ -18,15 +18,15 @@ import time
 from dataclasses import replace
 from itertools import product
 
-from atoll.errors import InfeasibleError
+from atoll.base.errors import InfeasibleError
 from atoll.hardware.wafer import Wafer
 from atoll.hardware.wafer_files import load_wafer
 from atoll.questions import WaferQuestion
-from atoll.wafer.detailed import replay_mapping
-from atoll.wafer.encoding.size import log10_mappings
+from atoll.wafer.encoding.space_size import log10_mappings
 from atoll.wafer.job import options_of, tokens_of
+from atoll.wafer.link_replay import replay_mapping
 from atoll.wafer.search import QUICK_CODES, WaferSearch
-from atoll.wafer.staging.stages import MANY_CODES, MICROBATCHES
+from atoll.wafer.staging.planner import MANY_CODES, MICROBATCHES
 from record import figure, processor_s, recorded
 
 WAFERS = ("temp-like", "default", "dojo-tile", "cs-2", "cs-3", "watos-like", "default/10")

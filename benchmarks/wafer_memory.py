@@ -16,9 +16,9 @@ import time
 from dataclasses import replace
 from itertools import product
 
-from atoll.errors import InfeasibleError
+from atoll.base.errors import InfeasibleError
 from atoll.hardware.wafer_files import load_wafer
-from atoll.wafer.others.baselines import run_baseline
+from atoll.wafer.baselines.baselines import run_baseline
 from atoll.wafer.search import WaferSearch
 from record import recorded
 

@@ -21,18 +21,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 
-from atoll.errors import InfeasibleError
+from atoll.base.errors import InfeasibleError
 from atoll.fabric.mesh import snake
 from atoll.hardware.catalog import entry_names
 from atoll.hardware.wafer import Wafer
 from atoll.hardware.wafer_files import load_wafer
 from atoll.questions import WaferQuestion
-from atoll.wafer.detailed import replay_mapping
-from atoll.wafer.encoding.genes import SCHEDULES
+from atoll.wafer.encoding.block_mapping import SCHEDULES
 from atoll.wafer.evaluate import MappingCost, evaluate
 from atoll.wafer.job import options_of, tokens_of
+from atoll.wafer.link_replay import replay_mapping
 from atoll.wafer.search import QUICK_CODES, WaferSearch
-from atoll.wafer.staging.stages import Planner
+from atoll.wafer.staging.planner import Planner
 from record import figure, recorded
 
 MODELS = ("llama2-70b", "llama2-13b", "llama2-7b", "gpt2-xl")

@@ -27,13 +27,13 @@ from pathlib import Path
 
 import numpy as np
 
-from atoll.errors import InfeasibleError
+from atoll.base.errors import InfeasibleError
+from atoll.base.identity import this_code
 from atoll.hardware.wafer import Wafer
 from atoll.hardware.wafer_files import load_wafer
-from atoll.identity import this_code
 from atoll.wafer.job import ABLATIONS
 from atoll.wafer.search import PipelineShape, SearchOutcome, WaferSearch
-from atoll.wafer.staging.stages import MICROBATCHES, WaferOptions
+from atoll.wafer.staging.planner import MICROBATCHES, WaferOptions
 from record import figure, recorded
 
 SLACK = 1e-3

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from atoll.environment import environment
-from atoll.identity import VERSION
+from atoll.base.identity import VERSION
+from atoll.commands.environment import environment
 
 
 def test_versions_processor_cache_and_extras_are_named() -> None:

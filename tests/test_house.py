@@ -9,7 +9,7 @@ import atoll
 
 PACKAGE = Path(atoll.__file__).parent
 MOST_FILES, MOST_LINES, MOST_PARAMETERS = 13, 520, 10
-WIDE = {".": 18, "hardware": 14}
+WIDE = {".": 8, "hardware": 14}
 LONG: dict[str, int] = {}
 """Packages and files still to be divided: these numbers may only shrink."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import atoll
-from atoll.identity import VERSION, code_words, sources_digest, this_code
+from atoll.base.identity import VERSION, code_words, sources_digest, this_code
 
 PACKAGE = Path(atoll.__file__).parent
 
@@ -40,7 +40,7 @@ def test_the_version_is_said_once() -> None:
     project = Path(__file__).parent.parent / "pyproject.toml"
     told = tomllib.loads(project.read_text())
     assert "version" in told["project"]["dynamic"]
-    assert told["tool"]["hatch"]["version"]["path"] == "src/atoll/identity.py"
+    assert told["tool"]["hatch"]["version"]["path"] == "src/atoll/base/identity.py"
     assert "version:" not in (project.parent / "CITATION.cff").read_text().replace(
         "cff-version:", ""
     )

@@ -16,11 +16,12 @@ from numba.core.caching import NullCache
 from numba.core.errors import TypingError
 from numba.core.types import functions
 
-from atoll import kernel_cache, warm
+from atoll import warm
+from atoll.base import kernel_cache
+from atoll.base.jit import entry, kernel
 from atoll.cost.gemm_kernels import map_range
 from atoll.cost.table_kernels import fill_problems
 from atoll.explore.pricing.bound_kernels import layer_floors
-from atoll.jit import entry, kernel
 from atoll.schedule.bound_kernels import prepare
 from atoll.schedule.branch_kernels import branch
 from atoll.schedule.list_kernels import quick_bounds
@@ -129,7 +130,7 @@ def test_calls_typed_once_change_no_answer(monkeypatch: pytest.MonkeyPatch, hook
 
     monkeypatch.setattr(types, "get_call_type", counted)
     if not hook:
-        monkeypatch.setattr("atoll.jit.functions", object())
+        monkeypatch.setattr("atoll.base.jit.functions", object())
     numbers = np.arange(4), np.arange(4.0)[::-1].copy()
     cases = [(a, b) for a in numbers for b in numbers]
     compiled: Any = entry(overlaps)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from numba.core.compiler_lock import global_compiler_lock
 
-from atoll import kernel_cache
+from atoll.base import kernel_cache
 
 NAME = f"kernels-{kernel_cache.kernels_digest()}"
 
@@ -26,8 +26,8 @@ def test_every_installation_has_a_cache_of_its_own(tmp_path: Path) -> None:
     found = []
     for name in ("one", "other"):
         package = tmp_path / name
-        package.mkdir()
-        for source in ("jit.py", "some_kernels.py"):
+        (package / "base").mkdir(parents=True)
+        for source in ("base/jit.py", "some_kernels.py"):
             (package / source).write_text("same")
             os.utime(package / source, (1e9, 1e9))
         found += [kernel_cache.kernels_digest(package), kernel_cache.kernels_digest(package)]

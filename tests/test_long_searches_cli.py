@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from atoll.base.errors import AtollError
 from atoll.cli import main
-from atoll.errors import AtollError
 from atoll.store import RunReader
 
 TINY = str(Path(__file__).parent.parent / "examples" / "jobs" / "tiny.yaml")

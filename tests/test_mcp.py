@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import atoll
+from atoll.base.errors import AtollError
 from atoll.commands.mcp import VERBS, hidden, offered, run_tool
-from atoll.errors import AtollError
 from atoll.questions import COMMANDS
 
 ASKED = {"model": "gpt2-xl", "device": "h100", "devices": 8, "batch": 64}

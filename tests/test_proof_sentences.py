@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.answers.certificate import ArchitectureProof
+from atoll.base.units import counted
 from atoll.report.search_view import certificate_words
 from atoll.step.certificate import (
     Certificate,
@@ -16,7 +17,6 @@ from atoll.step.certificate import (
     proof_sentence,
     relative_gap,
 )
-from atoll.units import counted
 
 
 def said_better(sentence: str) -> float:

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import atoll
-from atoll import registry
 from atoll.answers import LaunchFile
-from atoll.errors import AtollError
+from atoll.base import registry
+from atoll.base.errors import AtollError
 from atoll.explore.proof.objective import AIMS, Aim
 from atoll.explore.run import run_search
 from atoll.explore.strategies import STRATEGIES, Strategy

@@ -12,7 +12,7 @@ from numba import njit
 from numba.core import event
 from rich.console import Console
 
-from atoll.jit import Compilation, compilation
+from atoll.base.jit import Compilation, compilation
 from atoll.printing.console import StatusLine, progress
 
 

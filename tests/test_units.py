@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll import units
-from atoll.errors import AtollError
-from atoll.units import format_count, format_quantity, parse_bytes, parse_quantity
+from atoll.base import units
+from atoll.base.errors import AtollError
+from atoll.base.units import format_count, format_quantity, parse_bytes, parse_quantity
 
 
 @pytest.mark.parametrize(

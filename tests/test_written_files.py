@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import atoll
+from atoll.base.errors import AtollError
 from atoll.cli import main
-from atoll.errors import AtollError
+from atoll.files.atomic_file import write_folder
 from atoll.files.csvfile import write_csv
-from atoll.files.wholefile import write_folder
 
 ESTIMATE = ("estimate", "--model", "gpt2-xl", "--device", "h100", "--devices", "8", "--batch", "64")
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import pytest
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.files.yamlfile import (
     Bandwidth,
     Bytes,

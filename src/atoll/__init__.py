@@ -30,9 +30,9 @@ if TYPE_CHECKING:
         search,
         validate,
     )
-    from atoll.errors import AtollError, InfeasibleError
+    from atoll.base.errors import AtollError, InfeasibleError
+    from atoll.base.identity import VERSION as __version__  # noqa: N811
     from atoll.explore.answer.result import SearchResult
-    from atoll.identity import VERSION as __version__  # noqa: N811
     from atoll.launch.check import Checked
     from atoll.questions import (
         EstimateQuestion,
@@ -89,9 +89,9 @@ _PLACES = {
         *("calibrate", "capture", "check", "describe_hardware", "describe_model", "estimate"),
         *("list_models", "load", "place", "plan", "search", "validate"),
     ),
-    "atoll.errors": ("AtollError", "InfeasibleError"),
+    "atoll.base.errors": ("AtollError", "InfeasibleError"),
     "atoll.explore.answer.result": ("SearchResult",),
-    "atoll.identity": ("__version__",),
+    "atoll.base.identity": ("__version__",),
     "atoll.launch.check": ("Checked",),
     "atoll.questions": (
         *("EstimateQuestion", "PlanQuestion", "PodsQuestion", "SearchQuestion", "WaferQuestion"),

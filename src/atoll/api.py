@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 
 from atoll import questions
 from atoll.answers.answer import Answer, DrawableResult, build_from, read_answer
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
+from atoll.base.registry import import_named
 from atoll.questions.ask import ask
 from atoll.questions.texts import described_by
-from atoll.registry import import_named
 
 if TYPE_CHECKING:
     from atoll.answers.design import TablePlan
     from atoll.answers.hardware import CatalogueAnswer, HardwareAnswer
     from atoll.answers.models import ModelAnswer, ModelsAnswer
     from atoll.answers.validation import CalibrationAnswer, SiteCalibration, Validation
+    from atoll.base.stopping import Stop
     from atoll.driver import Progress
     from atoll.explore.answer.result import SearchResult
     from atoll.launch.check import Checked
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
         WaferQuestion,
         keywords,
     )
-    from atoll.stopping import Stop
     from atoll.training.estimate import Estimate
     from atoll.training.mixed.plan import MixedPlan
     from atoll.training.planner.plan import Plan
@@ -112,7 +112,7 @@ def place(file: str | Path | None = None, **fields: Unpack[keywords.PlaceFields]
         >>> atoll.place("layers.json").data_parallel
         15
     """
-    from atoll.phaze.table import read_table
+    from atoll.phaze.layer_table import read_table
     from atoll.phaze.table_dp import solve_table
 
     question = ask({"place": questions.verbs.PlaceQuestion}, None, {"file": file, **fields})
@@ -271,7 +271,7 @@ def calibrate(
         >>> atoll.calibrate("runs.csv", out="site.yaml").out
         'site.yaml'
     """
-    from atoll.calibration.measured import calibrate_file
+    from atoll.calibration.file_kinds import calibrate_file
 
     return calibrate_file(
         ask({"calibrate": questions.verbs.CalibrateQuestion}, None, {"data": data, **fields})
@@ -301,8 +301,8 @@ def validate(
         >>> atoll.validate("runs.csv").predicted
         6
     """
-    from atoll.calibration.measured import validate_file
-    from atoll.wafer.measured import judge_meshes
+    from atoll.calibration.file_kinds import validate_file
+    from atoll.wafer.measured_runs import judge_meshes
 
     question = ask({"validate": questions.verbs.ValidateQuestion}, None, {"data": data, **fields})
     return validate_file(question) if question.wafer is None else judge_meshes(question)
@@ -491,7 +491,7 @@ def _check_files(
     if getattr(question, "sweep", ()):
         raise AtollError("sweep: one answer is asked for here; atoll.sweep has one for every value")
     if question.out is not None:
-        from atoll.files.wholefile import check_folder
+        from atoll.files.atomic_file import check_folder
 
         check_folder(question.out)
     if isinstance(question, questions.FilesQuestion) and question.export_to and not question.export:

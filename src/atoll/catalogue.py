@@ -26,8 +26,8 @@ from atoll.answers.hardware import (
     TemplateParameter,
     WaferEntry,
 )
+from atoll.base.errors import AtollError, as_path
 from atoll.cost.model import COST_MODELS
-from atoll.errors import AtollError, as_path
 from atoll.fabric.network import Network
 from atoll.files.yamlfile import load_yaml, suggestion
 from atoll.hardware.accelerator import Hbm

@@ -13,13 +13,13 @@ from typing import Annotated, Any
 
 import typer
 
+from atoll.base.errors import AtollError
+from atoll.base.identity import VERSION
+from atoll.base.registry import import_named
 from atoll.commands.common import INTERRUPTED, say_interrupted
-from atoll.errors import AtollError
-from atoll.identity import VERSION
 from atoll.questions import COMMANDS
 from atoll.questions.ask import OldNameWarning
 from atoll.questions.options import add_command
-from atoll.registry import import_named
 
 
 def main() -> None:

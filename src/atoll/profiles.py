@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from atoll.base.registry import Registry
 from atoll.cost.model import COST_MODELS
 from atoll.phaze.profile import PHAZE
 from atoll.placement.placer import ExactPlacer
 from atoll.profile import Profile
 from atoll.questions import SearchQuestion
-from atoll.registry import Registry
 
 DEFAULT = Profile(
     name="default",

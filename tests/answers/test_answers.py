@@ -14,7 +14,7 @@ from atoll.answers.answer import Answer, build_from, checked, dumped, field_defa
 from atoll.answers.kinds import ANSWERS
 from atoll.answers.plan import EstimateAnswer, PlanAnswer
 from atoll.answers.search import SearchAnswer
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.training.estimate import Estimate
 
 from .record import KEPT, schemas

@@ -8,10 +8,10 @@ import pytest
 
 from atoll.answers.validation import OperatorsValidation
 from atoll.api import validate
+from atoll.base.errors import AtollError
 from atoll.calibration.many_devices import OPERAND_SETS, TimedOperator, busiest_load, predicted_s
-from atoll.calibration.rows import read_operators
+from atoll.calibration.operator_rows import read_operators
 from atoll.cost.gpu_gemm import gemm_times_s
-from atoll.errors import AtollError
 from atoll.hardware.gpu import load_gpu, written_gpu
 
 HEADER = (

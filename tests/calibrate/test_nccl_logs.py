@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from atoll.base.errors import AtollError
 from atoll.calibration.nccl import read_log
-from atoll.errors import AtollError
 from atoll.fabric.nested import collective_s
 from atoll.hardware.catalog import load_network
 

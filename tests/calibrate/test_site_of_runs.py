@@ -12,11 +12,11 @@ import pytest
 
 import atoll
 from atoll import api
-from atoll.calibration.runs import Mixture, SoftwareVariant, _timed, fit_runs
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
+from atoll.calibration.site_fit import Mixture, SoftwareVariant, _timed, fit_runs
 from atoll.training.estimate import estimate
 from atoll.training.site import FactorInterval, LevelFactors, Site, load_site
-from atoll.validation.rows import run_at_site, run_from_row
+from atoll.validation.row_runs import run_at_site, run_from_row
 from atoll.validation.run_table import read_runs
 
 MODEL = {

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from atoll.base.errors import AtollError
 from atoll.calibration import kineto
 from atoll.calibration.kineto import read_trace
-from atoll.errors import AtollError
 
 OURS = Path(__file__).parents[1] / "data" / "h200_compiled_steps.json.gz"
 """Two steps of four blocks of Llama 3 8B on one H200, compiled: what ran there and was launched."""

@@ -12,8 +12,8 @@ import atoll
 from atoll.answers.answer import dumped
 from atoll.answers.certificate import Proof
 from atoll.answers.layout import StepPasses
+from atoll.base.errors import AtollError
 from atoll.cost.table import link_s
-from atoll.errors import AtollError
 from atoll.explore.pricing.workloads import make_variants, make_workload
 from atoll.fabric.mesh import Rectangle
 from atoll.fabric.nested import collective_s
@@ -49,7 +49,7 @@ from atoll.wafer.encoding.block import make_block
 from atoll.wafer.evaluate import delayed_bytes
 from atoll.wafer.job import options_of
 from atoll.wafer.staging.offload import StagePipeline
-from atoll.wafer.staging.stages import Planner
+from atoll.wafer.staging.planner import Planner
 from atoll.workload import load_config, prepare
 from atoll.workload.flops import model_flops
 from atoll.workload.graph.operator import CollectiveKind, Operator, TensorCollective

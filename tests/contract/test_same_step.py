@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import atoll
+from atoll.base.errors import AtollError
 from atoll.cost.chips import chips_of_accelerator
-from atoll.errors import AtollError
 from atoll.explore.pricing.evaluate import PricedChips
 from atoll.explore.pricing.layouts import SearchSetting
 from atoll.explore.pricing.workloads import make_variants, make_workload
@@ -27,7 +27,7 @@ from atoll.schedule.chip import EFFORT
 from atoll.step.layout import Layout
 from atoll.step.states import load_states
 from atoll.training.estimate import Estimate, Estimator
-from atoll.training.planner.beside import plan_on_device
+from atoll.training.planner.existing_device import plan_on_device
 from atoll.training.request import make_run
 
 from .questions import SMALL, SPACE

@@ -6,10 +6,10 @@ launches them adds to a whole step is the training room's business.
 
 from __future__ import annotations
 
+from atoll.base.errors import AtollError
 from atoll.cost.gpu_attention import Heads, attention_times_s
 from atoll.cost.gpu_gemm import gemm_times_s
 from atoll.cost.gpu_vector import LEAST_BYTES, streaming_s, vector_times_s
-from atoll.errors import AtollError
 from atoll.hardware.gpu import Gpu
 
 

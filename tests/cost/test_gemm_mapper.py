@@ -17,8 +17,8 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from atoll.base.errors import AtollError
 from atoll.cost.gemm import Mapping, core_counts, map_matmul
-from atoll.errors import AtollError
 from atoll.hardware.accelerator import MIB, Accelerator, Hbm
 from atoll.hardware.catalog import load_accelerator
 from atoll.hardware.template.stalls import CACHED, NO_STALLS, SCRATCHPAD, Stalls

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from atoll.answers.validation import OperatorsValidation
+from atoll.base.errors import AtollError
 from atoll.calibration.fit import calibrate
-from atoll.calibration.rows import H200_OPERATORS, fitted_rows, read_operators
+from atoll.calibration.operator_rows import H200_OPERATORS, fitted_rows, read_operators
 from atoll.calibration.validate import validate_operators
-from atoll.errors import AtollError
 from atoll.hardware.gpu import load_calibration, load_gpu
 
 HEADER = "kind,us,graphed,m,n,k,batch,b,h,hk,s,d,causal,v"

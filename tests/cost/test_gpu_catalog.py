@@ -10,7 +10,7 @@ from gpu_operators import gemm_s
 from hypothesis import given as drawn
 from hypothesis import strategies as st
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.files.yamlfile import load_yaml
 from atoll.hardware.catalog import load_network
 from atoll.hardware.gpu import (

@@ -10,10 +10,10 @@ from gpu_operators import attention_s, gemm_s, optimizer_s, vector_s
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atoll.base.errors import AtollError
 from atoll.cost.gpu_attention import Heads, attention_times_s
 from atoll.cost.gpu_gemm import gemm_times_s, limit_throttle, throttled_s
 from atoll.cost.gpu_vector import LEAST_BYTES
-from atoll.errors import AtollError
 from atoll.hardware.gpu import load_gpu, recalibrated
 
 H200 = load_gpu("h200")

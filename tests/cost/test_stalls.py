@@ -9,7 +9,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from atoll.calibration.rows import H200_OPERATORS, read_operators
+from atoll.calibration.operator_rows import H200_OPERATORS, read_operators
 from atoll.cost.chips import chips_of_accelerator
 from atoll.cost.gemm import map_matmul
 from atoll.cost.table import build_costs, flatten, pass_problem

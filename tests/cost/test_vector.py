@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atoll.base.errors import AtollError
 from atoll.cost.vector import OPERATIONS, ROW_FUNCTIONS, operations_per_element, vector_cycles
-from atoll.errors import AtollError
 from atoll.workload import load_config, prepare, zoo_names
 from atoll.workload.graph.operator import VectorWork
 

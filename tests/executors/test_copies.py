@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atoll.executors import PieceRunner, copies
-from atoll.executors.copies import Lookahead, Pairs, from_both_ends, shared_zeros
-from atoll.stopping import StoppedError
+from atoll.base.stopping import StoppedError
+from atoll.executors import PieceRunner, forked_copy
+from atoll.executors.forked_copy import Lookahead, Pairs, from_both_ends, shared_zeros
 from atoll.training.planner import search
 from atoll.training.planner.plan import plan
 from atoll.training.request import make_run
@@ -34,7 +34,7 @@ def two_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return forked[-1]
 
     monkeypatch.setattr(os, "fork", recorded)
-    monkeypatch.setattr(copies, "_core_waits", lambda: True)
+    monkeypatch.setattr(forked_copy, "_core_waits", lambda: True)
     yield
     for copy in forked:
         with pytest.raises(ProcessLookupError):
@@ -48,12 +48,12 @@ def test_a_busy_machine_has_no_core_for_a_copy(
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     load = tmp_path / "loadavg"
-    monkeypatch.setattr(copies, "Path", lambda name: load)
+    monkeypatch.setattr(forked_copy, "Path", lambda name: load)
     for told, waits in (("0.5 0.4 0.3 1/80 47", True), ("0.5 0.4 0.3 2/80 47", False), ("", True)):
         load.write_text(told, encoding="ascii")
-        assert copies._core_waits() == waits
+        assert forked_copy._core_waits() == waits
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
-    assert not copies._core_waits()
+    assert not forked_copy._core_waits()
 
 
 def dies_elsewhere(call: Callable[[int], int]) -> Callable[[int], int]:
@@ -227,7 +227,7 @@ def test_a_plan_is_the_same_with_and_without(monkeypatch: pytest.MonkeyPatch) ->
     run = make_run("llama2-7b", "h100", 16, batch=64)
     monkeypatch.setattr(search, "MANY", 0)
     with_copy = plan(run)
-    monkeypatch.setattr(copies, "_forked", lambda work: None)
+    monkeypatch.setattr(forked_copy, "_forked", lambda work: None)
     alone = plan(run)
     assert with_copy.certificate == alone.certificate
     assert with_copy.best == alone.best

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.executors import Crew, Executor, InProcess, TaskCall, choose_executor
 from atoll.executors.growing import Growing
 from atoll.executors.processes import LocalProcesses, _pass_on

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 import atoll
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
+from atoll.base.identity import VERSION, code_words
 from atoll.executors.dask_cluster import DaskCluster, _run, refusal, versions
-from atoll.identity import VERSION, code_words
 
 distributed = pytest.importorskip("distributed")
 
@@ -112,7 +112,7 @@ def test_a_worker_that_cannot_even_read_a_task_is_told_apart_from_a_mistake_of_o
     cluster = fake_cluster(client)
     mistake = TypeError("_run() takes 3 positional arguments but 4 were given")
     assert cluster._explained(mistake) is mistake
-    client.told["tcp://b"] = ImportError("no atoll.identity")
+    client.told["tcp://b"] = ImportError("no atoll.base.identity")
     assert "worker tcp://b runs no atoll, or another" in str(cluster._explained(mistake))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import atoll
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from workload.small_families import given
 
 ALTERNATING = ("gpt_oss", "gemma3_text", "llama4_text", "modernbert", "qwen3_next", "bamba")

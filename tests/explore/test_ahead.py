@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import atoll
-from atoll.errors import AtollError
-from atoll.explore.ahead import ENDS, read_followed_run
+from atoll.base.errors import AtollError
 from atoll.explore.answer.result import SearchResult
+from atoll.explore.next_chip import ENDS, read_followed_run
 from atoll.workload.load import load_model
 
 TINY = Path(__file__).parents[2] / "examples" / "spaces" / "tiny.yaml"

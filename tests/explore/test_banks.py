@@ -24,13 +24,13 @@ from atoll.explore.proof.branch_and_bound import Search, SearchOutcome
 from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.objective import Objective
 from atoll.explore.robust import constants_that_matter, space_under
-from atoll.hardware import product as products
+from atoll.hardware import product_space as products
 from atoll.hardware.accelerator import MIB, Hbm
 from atoll.hardware.device import TemplateChip, chip_yaml, load_device
 from atoll.hardware.physical.banks import WORD_BYTES, words_served
 from atoll.hardware.physical.constants import constants
 from atoll.hardware.physical.draws import at_ends
-from atoll.hardware.product import ProductSpace
+from atoll.hardware.product_space import ProductSpace
 from atoll.hardware.silicon.chip import rebanked
 from atoll.hardware.silicon.physical import BANKED, PROCESSES_NM, redrawn
 from atoll.hardware.silicon.systolic import TEMPLATES

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from some_job import answer, some_job, undisturbed
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.explore import evolve
 from atoll.explore.proof import reserve
 from atoll.explore.run import run_search
-from atoll.hardware import product
+from atoll.hardware import product_space
 from atoll.store import RunReader
 
 pytest.importorskip("optuna")
@@ -36,7 +36,7 @@ def test_outside_memory_with_workers_and_resumed_it_finds_the_same(
 ) -> None:
     from test_workers import After
 
-    monkeypatch.setattr(product, "RESIDENT_POINTS", 10)
+    monkeypatch.setattr(product_space, "RESIDENT_POINTS", 10)
     monkeypatch.setattr(reserve, "PIECE_BOXES", 8)
     job = some_job(strategy="evolve", evaluations=60)
     whole = run_search(job, workers=0)

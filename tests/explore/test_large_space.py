@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from some_job import SPACE, answer, some_job, undisturbed
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
+from atoll.base.stopping import Stop
 from atoll.explore.proof import reserve
 from atoll.explore.proof.boxes import SpaceGrid
 from atoll.explore.proof.objective import Objective
@@ -17,12 +18,11 @@ from atoll.explore.proof.reserve import Reserve, open_frontier
 from atoll.explore.proof.tasks import bound_chips
 from atoll.explore.proof.trial import Rule
 from atoll.explore.run import prepare_search, run_search
-from atoll.hardware import product
-from atoll.hardware.product import ProductSpace
+from atoll.hardware import product_space
+from atoll.hardware.product_space import ProductSpace
 from atoll.hardware.space import DesignSpace, allowed_options
 from atoll.hardware.spacefile import read_space
 from atoll.questions import SearchQuestion
-from atoll.stopping import Stop
 
 PHYSICAL = """
 template: physical-7nm
@@ -44,13 +44,13 @@ constraints: {max_area: 560 mm2, max_power: 330 W}
 @pytest.fixture
 def outside_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every space is large, and comes in small pieces."""
-    monkeypatch.setattr(product, "RESIDENT_POINTS", 10)
+    monkeypatch.setattr(product_space, "RESIDENT_POINTS", 10)
     monkeypatch.setattr(reserve, "PIECE_BOXES", 8)
 
 
 def both(job: SearchQuestion, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
     whole = undisturbed(job)
-    monkeypatch.setattr(product, "RESIDENT_POINTS", 10)
+    monkeypatch.setattr(product_space, "RESIDENT_POINTS", 10)
     monkeypatch.setattr(reserve, "PIECE_BOXES", 8)
     return whole, run_search(job)
 

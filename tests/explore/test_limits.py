@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from some_job import answer, some_job
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
+from atoll.base.stopping import Stop, StoppedError, watched
 from atoll.explore.baselines import NAMES, BaselineDesign, run_baselines
 from atoll.explore.run import run_search
 from atoll.printing.search import print_result
 from atoll.schedule.solve import solve
-from atoll.stopping import Stop, StoppedError, watched
 from oracles.synthetic import backward_pass
 
 

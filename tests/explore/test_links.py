@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +11,13 @@ from test_power_limit import BATCH, TOLERANCE, exhaustive_step_s
 from tiny import tiny_setting, tiny_variants
 
 import atoll
-from atoll.explore.linked import search_networks
+from atoll.explore.network_search import search_networks
 from atoll.explore.pricing.layouts import PowerLimit
 from atoll.explore.proof import reserve
 from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.proof.objective import Objective
 from atoll.fabric.topology import parse_topology
-from atoll.hardware import product as products
+from atoll.hardware import product_space as products
 from atoll.hardware.accelerator import MIB, GlbBandwidth, Hbm
 from atoll.hardware.catalog import load_network
 from atoll.hardware.physical.constants import PUBLISHED

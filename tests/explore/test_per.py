@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import atoll
 from atoll.explore.proof import reserve
-from atoll.hardware import product
+from atoll.hardware import product_space
 from atoll.hardware.accelerator import GIB, Accelerator
 from atoll.hardware.physical.constants import constants
 from atoll.hardware.physical.die import die_usd
@@ -94,7 +94,7 @@ def test_boxes_of_a_space_outside_memory_prove_the_same(
     per: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = search(tmp_path, per=per)
-    monkeypatch.setattr(product, "RESIDENT_POINTS", 2)
+    monkeypatch.setattr(product_space, "RESIDENT_POINTS", 2)
     monkeypatch.setattr(reserve, "PIECE_BOXES", 4)
     part = search(tmp_path, per=per)
     assert part.certificate.proven

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import atoll
+from atoll.base.errors import AtollError
 from atoll.cost.chips import chips_of_accelerator
-from atoll.errors import AtollError
 from atoll.explore.pricing.bound_kernels import floors_s
 from atoll.explore.pricing.evaluate import PricedChips
 from atoll.explore.pricing.layouts import SearchSetting
-from atoll.explore.pricing.planned import prices as planned
-from atoll.explore.pricing.planned.prices import PlannedLayouts
+from atoll.explore.pricing.planned import layout_prices as planned
+from atoll.explore.pricing.planned.layout_prices import PlannedLayouts
 from atoll.explore.pricing.workloads import Spreads, make_variants, make_workload
 from atoll.hardware.catalog import load_accelerator, load_network
 from atoll.placement.chain import Division, PlacementProblem, VariantTimes

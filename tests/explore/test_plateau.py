@@ -14,6 +14,7 @@ from some_job import answer, some_job, undisturbed
 from tiny import random_space, tiny_config, tiny_setting
 
 import atoll
+from atoll.base.stopping import Stop
 from atoll.explore.answer.plateau import SHARES, ChipSize, choose, evaluate_plateau, plateau
 from atoll.explore.pricing.workloads import Workload, make_variants
 from atoll.explore.proof.branch_and_bound import Search
@@ -22,7 +23,6 @@ from atoll.explore.proof.objective import Objective
 from atoll.explore.run import run_search
 from atoll.printing.search import print_result
 from atoll.profiles import DEFAULT
-from atoll.stopping import Stop
 
 SEEDS = (1, 2, 5, 11)
 BATCH = 16

@@ -11,8 +11,8 @@ import pytest
 from test_per import search
 from tiny import random_space, tiny_setting, tiny_variants
 
+from atoll.base.errors import InfeasibleError
 from atoll.cost.chips import chips_of_space
-from atoll.errors import InfeasibleError
 from atoll.explore.pricing.energy import operator_repeats
 from atoll.explore.pricing.evaluate import PricedChips
 from atoll.explore.pricing.layouts import PowerLimit, SearchSetting
@@ -22,7 +22,7 @@ from atoll.explore.proof import reserve
 from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.objective import Objective
-from atoll.hardware import product
+from atoll.hardware import product_space
 from atoll.hardware.energy import core_buffer_bytes_per_mac, template_energy
 from atoll.hardware.silicon.systolic import TEMPLATES
 from atoll.hardware.space import DesignLimits, DesignSpace, allowed_options
@@ -146,7 +146,7 @@ def test_boxes_prove_the_same_and_no_pass_draws_more(
     assert whole.best.peak_power_W > plan.power_W
     assert whole.score > search(tmp_path, max_power=limit).score  # ratings are stricter
     assert f"at most {limit} in a pass" in str(whole)
-    monkeypatch.setattr(product, "RESIDENT_POINTS", 2)
+    monkeypatch.setattr(product_space, "RESIDENT_POINTS", 2)
     monkeypatch.setattr(reserve, "PIECE_BOXES", 4)
     part = search(tmp_path, **asked)
     assert part.certificate.proven
@@ -165,7 +165,7 @@ def test_no_chip_is_denser_than_it_can_be_cooled(
     assert "at most 0.6 W/mm2" in str(whole)
     with pytest.raises(InfeasibleError, match="W/mm2"):
         search(tmp_path, cooling=0.01, power=power)
-    monkeypatch.setattr(product, "RESIDENT_POINTS", 2)
+    monkeypatch.setattr(product_space, "RESIDENT_POINTS", 2)
     monkeypatch.setattr(reserve, "PIECE_BOXES", 4)
     part = search(tmp_path, **asked)
     assert part.certificate.proven

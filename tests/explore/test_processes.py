@@ -11,7 +11,7 @@ import atoll
 from atoll.cost.chips import chips_of_space
 from atoll.explore.pricing.energy import energy_of_chip
 from atoll.explore.proof import reserve
-from atoll.hardware import product
+from atoll.hardware import product_space
 from atoll.hardware.physical.memories import HBM
 from atoll.hardware.silicon.physical import physical_memories
 from atoll.hardware.spacefile import load_space, read_space
@@ -68,7 +68,7 @@ def test_the_best_of_all_is_the_best_of_each_alone(
             alone.append(own.score)
     assert found.certificate.proven and len(alone) > 1
     assert found.score == pytest.approx(max(alone), rel=2e-3)
-    monkeypatch.setattr(product, "RESIDENT_POINTS", 2)
+    monkeypatch.setattr(product_space, "RESIDENT_POINTS", 2)
     monkeypatch.setattr(reserve, "PIECE_BOXES", 4)
     boxed = search(every, **asked)
     assert boxed.certificate.proven

@@ -19,10 +19,10 @@ from atoll.explore.pricing import bounds
 from atoll.explore.pricing.evaluate import PricedChips
 from atoll.explore.pricing.layouts import SearchSetting
 from atoll.explore.pricing.workloads import Variants
+from atoll.explore.proof.bound_checks import ROUNDING
 from atoll.explore.proof.branch_and_bound import Search, SearchOutcome
 from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.objective import Objective
-from atoll.explore.proof.order import ROUNDING
 from atoll.hardware.silicon.systolic import TEMPLATES
 from atoll.hardware.space import DesignSpace
 from atoll.hardware.template.stalls import STALLS, Stalls

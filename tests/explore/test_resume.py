@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from some_job import answer, some_job, undisturbed
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
+from atoll.base.identity import VERSION, this_code
 from atoll.explore.run import run_search
-from atoll.identity import VERSION, this_code
 from atoll.questions import SearchQuestion
 from atoll.store import RunReader
 

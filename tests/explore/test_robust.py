@@ -11,7 +11,7 @@ import pytest
 
 import atoll
 from atoll.answers.search import Robustness
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.explore.pricing.price import price_of
 from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.robust import (

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from some_job import some_job
 
 import atoll
-from atoll.errors import AtollError, InfeasibleError
+from atoll.base.errors import AtollError, InfeasibleError
 from atoll.explore import run
 from atoll.explore.answer.scope import chosen_hbm, open_space
 from atoll.explore.run import run_search
-from atoll.hardware import product
+from atoll.hardware import product_space
 from atoll.hardware.accelerator import GIB, Hbm
 from atoll.hardware.physical.nodes import RETICLE_MM2
-from atoll.hardware.product import ProductSpace
+from atoll.hardware.product_space import ProductSpace
 from atoll.hardware.silicon.chip import accelerator_area_mm2
 from atoll.hardware.space import DesignSpace, phaze_space
 from atoll.questions import SearchQuestion
@@ -123,7 +123,7 @@ def test_a_space_outside_memory_has_the_same_limits_and_words(
         for limit_mm2, limit_W in ((200.0, 300.0), (260.0, 9000.0))
     ]
     built = [open_space(job) for job in jobs]
-    monkeypatch.setattr(product, "RESIDENT_POINTS", 0)
+    monkeypatch.setattr(product_space, "RESIDENT_POINTS", 0)
     for job, (whole, known) in zip(jobs, built, strict=True):
         space, scope = open_space(job)
         assert isinstance(space, ProductSpace) and isinstance(whole, DesignSpace)

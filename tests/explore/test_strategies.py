@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import random_space, tiny_setting, tiny_variants
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.explore.pareto import area_front
 from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.proof.exact import exact_search

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import NETWORK, random_space, tiny_config, tiny_setting
 
+from atoll.base.errors import AtollError
 from atoll.cost.chips import chips_of_space
-from atoll.errors import AtollError
 from atoll.explore.pricing.bounds import chip_rates, roofline_bounds
 from atoll.explore.pricing.evaluate import PricedChips
 from atoll.explore.pricing.layouts import SearchSetting, list_layouts
-from atoll.explore.pricing.work import operator_work
+from atoll.explore.pricing.operator_work import operator_work
 from atoll.explore.pricing.workloads import Variants, Workload, make_variants
 from atoll.explore.run import run_search
 from atoll.fabric.network import FabricLevel, Network

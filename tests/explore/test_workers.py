@@ -13,6 +13,7 @@ import pytest
 from some_job import answer, some_job, undisturbed
 from tiny import random_space, tiny_config, tiny_setting, tiny_variants
 
+from atoll.base.stopping import Stop
 from atoll.executors import Crew, choose_executor
 from atoll.explore.pareto import Front, fronts
 from atoll.explore.pricing.workloads import Workload, make_variants
@@ -22,7 +23,6 @@ from atoll.explore.proof.objective import AIMS, Objective
 from atoll.explore.run import run_search
 from atoll.profile import Profile
 from atoll.profiles import DEFAULT, PHAZE
-from atoll.stopping import Stop
 from atoll.store import RunReader
 
 BATCH = 16

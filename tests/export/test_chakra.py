@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import atoll
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.export.messages import step_messages
 from atoll.training.estimate import Estimate
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from export_cases import EXPERTS, SHARDED, Case
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.step.layout import Layout
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the tools' own

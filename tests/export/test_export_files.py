@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from export_cases import DENSE, SHARDED
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.export import EXPORTERS, export
 from atoll.step.layout import Layout
 from atoll.workload.load import load_config

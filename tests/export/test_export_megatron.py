@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from export_cases import DENSE, EXPERTS, LONG, SHARDED, UNEVEN, Case, arguments_of, script_of
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.export import export
 from atoll.step.layout import Layout
 from atoll.workload.load import load_config, zoo_names

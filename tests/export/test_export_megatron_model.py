@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from megatron_machine import parsed
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.export import export
 from atoll.step.layout import Layout
 from atoll.workload.builders.model import build_model

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from megatron_machine import parsed
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.step.layout import Layout
 from atoll.step.orders import groups
 from atoll.workload.load import load_config

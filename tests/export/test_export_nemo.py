@@ -14,7 +14,7 @@ import pytest
 import yaml
 from export_cases import DENSE, EXPERTS, LONG, SHARDED, UNEVEN, Case
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.export.nemo import PRECISION
 from atoll.export.plan import TOOL_TABLES
 from atoll.step.layout import Layout

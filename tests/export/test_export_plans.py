@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 import atoll
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.export import EXPORTERS, export_run
 from atoll.training.planner.search import UnusableError
 

@@ -13,7 +13,7 @@ from export_cases import DENSE, EXPERTS, LONG, SHARDED, UNEVEN, Case
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.export.torchtitan_models import FLAVORS, Flavor, model_arguments
 from atoll.step.layout import Layout
 from atoll.step.orders import passes

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import atoll
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.export.messages import StepMessage, step_messages
 from atoll.training.estimate import Estimate
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.fabric.nested import all_to_all_s, collective_s, send_s, torus_spans
 from atoll.fabric.network import FabricLevel, Network
 from atoll.hardware.catalog import load_network, network_names

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.fabric.nested import collective_s
 from atoll.hardware.accelerator import GIB, MIB
 from atoll.hardware.catalog import accelerator_names, load_accelerator, load_network, network_names

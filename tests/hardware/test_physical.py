@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.hardware.physical.area import PARTS, area_mm2, area_parts_mm2
-from atoll.hardware.physical.chips import PhysicalChip, columns
 from atoll.hardware.physical.constants import FITTED_AREA, FITTED_POWER, constants
 from atoll.hardware.physical.die import die_usd, die_yield, dies_per_wafer
 from atoll.hardware.physical.memories import HBM, parse_dram
 from atoll.hardware.physical.nodes import LARGEST_NM, SMALLEST_NM, nodes
+from atoll.hardware.physical.physical_chip import PhysicalChip, columns
 from atoll.hardware.physical.power import (
     clock_share,
     module_W,

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import atoll
+from atoll.base.errors import AtollError
 from atoll.cost.gpu_gemm import fastest_flops, gemm_times_s
-from atoll.errors import AtollError
 from atoll.hardware.device import load_device
 from atoll.hardware.gpu import load_gpu
 from atoll.hardware.physical.device_power import Capped, training_W

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atoll.errors import AtollError, InfeasibleError
+from atoll.base.errors import AtollError, InfeasibleError
 from atoll.hardware.accelerator import GIB, MIB
 from atoll.hardware.space import phaze_space
 from atoll.hardware.spacefile import load_space

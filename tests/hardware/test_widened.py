@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from atoll.hardware.space import DesignSpace, phaze_space
-from atoll.hardware.widened import RETICLE_MM2, round_numbers, widened_space
+from atoll.hardware.widened_space import RETICLE_MM2, round_numbers, widened_space
 
 LARGEST_MM2 = float(phaze_space().area_mm2.max())
 

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 import atoll
+from atoll.base.errors import AtollError
 from atoll.cli import main
-from atoll.errors import AtollError
-from atoll.validation.written_row import append_run
+from atoll.validation.append_run import append_run
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "check"
 JOB, LOG = EXAMPLES / "qwen3-1.7b.toml", EXAMPLES / "qwen3-1.7b.log"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import atoll
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.training.estimate import Estimate
 
 SCRIPT = """#!/bin/bash

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from atoll.base.errors import AtollError
 from atoll.cli import main
-from atoll.errors import AtollError
 from atoll.launch.read import read_launch
 from atoll.workload import load_config
 

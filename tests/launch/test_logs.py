@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import atoll
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.launch.files.logs import read_run_log, steady_times
-from atoll.validation.written_row import append_run
+from atoll.validation.append_run import append_run
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "check"
 JOB, LOG = EXAMPLES / "qwen3-1.7b.toml", EXAMPLES / "qwen3-1.7b.log"

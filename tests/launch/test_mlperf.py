@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import atoll
-from atoll.errors import AtollError
-from atoll.launch.account import Launch
+from atoll.base.errors import AtollError
+from atoll.launch.arguments import Launch
 from atoll.launch.read import read_launch
 
 COMMON = """

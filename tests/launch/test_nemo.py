@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from atoll.errors import AtollError
-from atoll.launch.account import Launch, flatten
+from atoll.base.errors import AtollError
+from atoll.launch.arguments import Launch, flatten
 from atoll.launch.read import read_launch
 from atoll.workload import load_config
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import atoll
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.launch.read import read_launch
 from atoll.step.layout import Layout
 from atoll.step.stages import even_sizes

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.launch.files.shell import follow_script, read_script
-from atoll.launch.files.words import UNKNOWN
+from atoll.launch.files.shell_tokens import UNKNOWN
 
 
 def words(text: str, **environment: str) -> tuple[str, ...]:

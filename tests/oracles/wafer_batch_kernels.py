@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from atoll.base.jit import entry, kernel
 from atoll.fabric.mesh_kernels import with_scratch
-from atoll.jit import entry, kernel
 from atoll.wafer.costs.block_kernels import exposed_s, reshard_s, transition
 
 # Layouts of an operator's tensors under a code.

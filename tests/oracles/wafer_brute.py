@@ -15,8 +15,8 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.wafer.encoding.genes import KEEP, RECOMPUTE
-from atoll.wafer.exact.hunt import MemoryLimits
+from atoll.wafer.encoding.block_mapping import KEEP, RECOMPUTE
+from atoll.wafer.exact.limited_search import MemoryLimits
 
 from .wafer_batch import Batch, Genes
 from .wafer_batch_kernels import AWAY, KEPT, REBUILT, STATE, TIME

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.fabric.mesh import ALGORITHMS
-from atoll.wafer.encoding.genes import HOMES, KEEP, BlockMapping
+from atoll.wafer.encoding.block_mapping import HOMES, KEEP, BlockMapping
 from atoll.wafer.exact.paths import BlockPath
-from atoll.wafer.exact.states import SharedStates
+from atoll.wafer.exact.shared_states import SharedStates
 
 from .wafer_batch import Batch, Genes
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from atoll.errors import AtollError
-from atoll.phaze.table import LayerEdge, LayerNode, parse_table, read_table
+from atoll.base.errors import AtollError
+from atoll.phaze.layer_table import LayerEdge, LayerNode, parse_table, read_table
 
 CASES = Path(__file__).parents[1] / "data" / "phaze_dp_cases"
 

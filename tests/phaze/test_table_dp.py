@@ -19,9 +19,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.errors import AtollError, InfeasibleError
+from atoll.base.errors import AtollError, InfeasibleError
 from atoll.phaze import table_dp
-from atoll.phaze.table import LayerEdge, LayerGraph, LayerNode, LayerTable, read_table
+from atoll.phaze.layer_table import LayerEdge, LayerGraph, LayerNode, LayerTable, read_table
 from atoll.phaze.table_dp import TablePlan, plan_cost_s, solve_table
 
 CASES = sorted((Path(__file__).parents[1] / "data" / "phaze_dp_cases").glob("*.in.json"))

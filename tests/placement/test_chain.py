@@ -16,7 +16,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.fabric.nested import collective_s
 from atoll.fabric.network import FabricLevel, Network
 from atoll.hardware.catalog import load_network

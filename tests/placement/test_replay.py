@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.fabric.network import FabricLevel, Network
 from atoll.placement.chain import PlacementProblem, describe, divide, fixed_division, make_chain
 from atoll.placement.facts import chain_facts

@@ -14,11 +14,11 @@ import pytest
 from typer.testing import CliRunner
 
 import atoll
+from atoll.base.errors import AtollError
 from atoll.cli import app
-from atoll.errors import AtollError
 from atoll.predictors import llm_analysis
-from atoll.predictors.known import ATOLL, PREDICTORS
 from atoll.predictors.predictor import Asked, Predicted, Predictor
+from atoll.predictors.registry import ATOLL, PREDICTORS
 from atoll.predictors.rules import ROOFLINE, RULE_OF_THUMB, USUAL_MFU
 from atoll.step.layout import Layout
 from atoll.testing import check_predictor

@@ -18,8 +18,8 @@ import typer
 from typer.testing import CliRunner
 
 import atoll
+from atoll.base.errors import AtollError
 from atoll.cli import main
-from atoll.errors import AtollError
 from atoll.questions import (
     COMMANDS,
     JOBS,

@@ -12,6 +12,7 @@ from pathlib import Path
 from pydantic.fields import FieldInfo
 
 from atoll import questions
+from atoll.base.registry import Registry
 from atoll.questions import (
     COMMANDS,
     EstimateQuestion,
@@ -35,7 +36,6 @@ from atoll.questions.texts import (
     question_fields,
     spelled,
 )
-from atoll.registry import Registry
 
 DOCS = Path(__file__).parents[2] / "docs"
 STUB = Path(questions.__file__).with_name("keywords.pyi")

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import pytest
 
 import atoll
-from atoll.notebook import answer_html, bar_text
+from atoll.base.notebook import answer_html, bar_text
 
 VOID = {"br", "img", "hr"}
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from atoll.answers.search import SearchAnswer
+from atoll.base.errors import AtollError
 from atoll.cli import main
-from atoll.errors import AtollError
 from atoll.report.folder import open_folder
 from atoll.report.page import write_report
 from atoll.report.sensitivity import sensitivity

@@ -9,13 +9,13 @@ from brute_force import optimum_s, tiny_problems
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atoll.base.stopping import never
 from atoll.schedule.bound_kernels import prepare
 from atoll.schedule.bounds import solve_subsets
 from atoll.schedule.problem import Goal, Schedule, ScheduleProblem
 from atoll.schedule.relations import Relations
 from atoll.schedule.series import ordered
 from atoll.schedule.solve import solve
-from atoll.stopping import never
 from oracles.schedule_check import check
 from oracles.synthetic import backward_pass
 

@@ -10,7 +10,7 @@ from brute_force import optimum_s, tiny_problems
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.errors import InfeasibleError
+from atoll.base.errors import InfeasibleError
 from atoll.schedule.problem import Schedule, ScheduleProblem
 from atoll.schedule.solve import solve
 from oracles.schedule_check import check

@@ -24,8 +24,8 @@ from serve_runs import (
 )
 
 import atoll
+from atoll.base.errors import AtollError
 from atoll.cli import main
-from atoll.errors import AtollError
 from atoll.front import assets
 from atoll.serve.app import App
 from atoll.serve.guard import Guard, make_guard, split_host

@@ -13,7 +13,7 @@ from serve_runs import ask_json, make_app, random_designs, serving, write_design
 
 from atoll.serve.app import App
 from atoll.serve.guard import Guard
-from atoll.serve.pasted import MOST_BYTES
+from atoll.serve.pasted_file import MOST_BYTES
 
 if TYPE_CHECKING:
     from browser import Browser

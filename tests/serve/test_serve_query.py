@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from serve_runs import JOB, design, loaded, open_store, random_designs, write_designs
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.serve.columns import Columns, Gatherer
 from atoll.serve.query import (
     CELLS,

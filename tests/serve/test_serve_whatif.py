@@ -16,7 +16,7 @@ import atoll
 from atoll.answers.answer import checked, dumped
 from atoll.answers.plan import PlanAnswer
 from atoll.answers.search import SearchAnswer
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.report.folder import read_plan
 from atoll.serve.whatif import Change, NoEstimate, parse_change
 from atoll.serve.whatif_chip import ChipWhatIf, stored_question

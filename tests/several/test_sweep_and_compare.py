@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 import atoll
 from atoll.answers.designs import CompareAnswer
+from atoll.base.errors import AtollError
 from atoll.cli import app
-from atoll.errors import AtollError
 from atoll.questions import EstimateQuestion, PlanQuestion
 from atoll.report.table_view import table_view
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.hardware.silicon.systolic import HBM_PARAMETERS, SYSTOLIC
 from atoll.step.certificate import Certificate
 from atoll.store import FILE, SCHEMA_VERSION, DesignRow, EvaluationRow, RunReader, RunStore

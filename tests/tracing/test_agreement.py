@@ -31,7 +31,7 @@ from atoll.workload import (  # noqa: E402
     widths,
 )
 from atoll.workload.graph.operator import Role  # noqa: E402
-from atoll.workload.joint import joined  # noqa: E402
+from atoll.workload.joined_products import joined  # noqa: E402
 
 FOLDER = Path(__file__).parents[1] / "workload" / "configs"
 NAMES = sorted(file.stem for file in FOLDER.glob("*.json"))

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import atoll
+from atoll.base.errors import AtollError
 from atoll.cli import app
-from atoll.errors import AtollError
-from atoll.tracing.from_onnx.paths import repetition
+from atoll.tracing.from_onnx.module_paths import repetition
 from atoll.workload import Model, StoredModel, load_model, prepare
 
 FOLDER = Path(__file__).parent / "onnx_files"

@@ -16,7 +16,7 @@ from onnx.reference import ReferenceEvaluator  # noqa: E402
 
 from atoll.tracing.from_onnx.capture import prepare_graph  # noqa: E402
 from atoll.tracing.from_onnx.module import GraphModule  # noqa: E402
-from atoll.tracing.from_onnx.values import OnnxContext  # noqa: E402
+from atoll.tracing.from_onnx.onnx_call import OnnxContext  # noqa: E402
 
 from .onnx_modules import EXPORTERS, FOLDER, MODULES, examples  # noqa: E402
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import atoll
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 
 HIDDEN, FFN, TOKENS = 64, 256, 128
 

@@ -12,15 +12,15 @@ import pytest
 from training_cases import GB, GIB, all_layouts, dense, flat, gpu, grouped, network, small_run
 
 from atoll.api import plan as ask_plan
-from atoll.errors import AtollError, InfeasibleError
+from atoll.base.errors import AtollError, InfeasibleError
+from atoll.base.stopping import Stop
 from atoll.fabric.nested import all_to_all_s, collective_s
 from atoll.fabric.network import FabricLevel
 from atoll.step.stages import even_sizes
 from atoll.step.states import STATES
-from atoll.stopping import Stop
 from atoll.training.mixed.estimate import PodEstimator, PodPlacement
-from atoll.training.mixed.joined import blocks_per_chunk
 from atoll.training.mixed.plan import MixedPlan, plan_mixed
+from atoll.training.mixed.pod_sums import blocks_per_chunk
 from atoll.training.mixed.pods import Pods
 from atoll.training.mixed.search import PipelineAcrossPods, PodUse, ReplicasPerPod
 from atoll.training.planner.plan import plan

@@ -23,15 +23,15 @@ from training_cases import (
     with_memory,
 )
 
-from atoll.errors import AtollError, InfeasibleError
+from atoll.base.errors import AtollError, InfeasibleError
 from atoll.hardware.device import load_device
 from atoll.step.layout import RECOMPUTE, Layout
 from atoll.step.orders import ORDERS
 from atoll.training.batch.estimates import LayoutSequence, batch_estimates
 from atoll.training.estimate import Estimate, Estimator, estimate
 from atoll.training.operators.layers import recompute_choices
-from atoll.training.planner.bounds.floor import FamilyBounds
-from atoll.training.planner.bounds.rerun import points_of
+from atoll.training.planner.bounds.family_bounds import FamilyBounds
+from atoll.training.planner.bounds.recompute_curve import points_of
 from atoll.training.planner.plan import plan
 from atoll.training.planner.space import Axes, LayoutColumns, block_of, families
 from atoll.training.replay import replay_estimate

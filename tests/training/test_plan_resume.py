@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 import atoll
 from atoll.answers.answer import dumped
+from atoll.base.errors import AtollError
+from atoll.base.stopping import Stop
 from atoll.cli import app
-from atoll.errors import AtollError
 from atoll.questions import PlanQuestion
-from atoll.stopping import Stop
 from atoll.store import RunReader
 
 ASKED = {"model": "llama3-8b", "device": "h100", "devices": 16, "batch": 64}

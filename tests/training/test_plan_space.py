@@ -9,11 +9,11 @@ from itertools import product
 import pytest
 from training_cases import all_layouts, dense, grouped, is_allowed, mixture, small_run
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.step.layout import RECOMPUTE, Layout
 from atoll.step.orders import ORDERS
 from atoll.step.stages import splits
-from atoll.training.operators.priced import head_blocks
+from atoll.training.operators.layer_prices import head_blocks
 from atoll.training.planner.space import Axes
 from atoll.training.run import Run
 from atoll.training.stack import STACKS

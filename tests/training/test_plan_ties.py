@@ -12,7 +12,7 @@ import pytest
 from training_cases import dense, estimates, small_run, with_memory
 
 import atoll
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.questions import PlanQuestion
 from atoll.step.layout import Layout
 from atoll.training.estimate import Estimate, estimate

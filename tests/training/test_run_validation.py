@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from atoll.answers.validation import Regret
 from atoll.api import validate
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.training.estimate import estimate
-from atoll.validation.rows import run_from_row
+from atoll.validation.row_runs import run_from_row
 from atoll.validation.run_table import RunRow, read_runs
 from atoll.validation.step_rows import H200_STEPS, H200_STEPS_LATER, read_steps, run_from_step
 from atoll.validation.validate import (

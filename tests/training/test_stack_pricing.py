@@ -8,8 +8,8 @@ import pytest
 from training_cases import dense, gpu, grouped, mixture, small_run
 
 import atoll
+from atoll.base.errors import AtollError
 from atoll.cost.pricer import Cost
-from atoll.errors import AtollError
 from atoll.export.messages import step_messages
 from atoll.step.layout import Layout, check_recompute
 from atoll.training.estimate import Estimator, estimate

@@ -22,7 +22,7 @@ from training_cases import (
 )
 
 import atoll
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.fabric.nested import all_to_all_s
 from atoll.fabric.network import Network
 from atoll.step.layout import Layout

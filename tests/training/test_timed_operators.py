@@ -16,11 +16,11 @@ from training_cases import WIDE, dense, grouped, mixture, small_run
 
 import atoll
 from atoll.answers.plan import EstimateAnswer
+from atoll.base.errors import AtollError
 from atoll.calibration import timed_tables
 from atoll.cost.gpu_gemm import gemm_times_s
-from atoll.errors import AtollError
 from atoll.hardware.gpu import load_gpu
-from atoll.training.operators.priced import LayerPrices
+from atoll.training.operators.layer_prices import LayerPrices
 from atoll.training.operators.timings import BETWEEN, TIMED, RatioGrid, Timings
 from atoll.training.run import TimingSource
 

@@ -9,7 +9,7 @@ import pytest
 from training_cases import dense, grouped, mixture, small_run
 
 import atoll
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.step.layout import Layout, check_layout
 from atoll.training.request import make_layout, make_run
 from atoll.workload.families.model_config import ModelConfig

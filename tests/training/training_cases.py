@@ -9,7 +9,7 @@ from random import Random
 import numpy as np
 from hypothesis import strategies as st
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.fabric.network import FabricLevel, Network
 from atoll.hardware.catalog import load_network
 from atoll.hardware.device import TemplateChip

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from atoll.api import validate
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.hardware.physical.constants import constants
 from atoll.validation.chip_rows import ChipRow, read_chips
 from atoll.validation.chips import fit_physics, validate_chips

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.hardware.gpu import load_gpu
 from atoll.step.layout import Layout, check_recompute
 from atoll.training.estimate import Estimate, estimate
 from atoll.training.software import find_stack, graphed, overlapping, stack_named
 from atoll.training.stack import FSDP, MEGATRON, NEMO, STACKS
-from atoll.validation.facts import port_Bps
-from atoll.validation.rows import run_from_row, unread_words
+from atoll.validation.row_runs import run_from_row, unread_words
+from atoll.validation.row_settings import port_Bps
 from atoll.validation.run_table import RunRow
 from atoll.validation.validate import validate_runs
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.questions import WaferQuestion
 from atoll.wafer.api import search_wafer
 from atoll.wafer.encoding.block import make_block

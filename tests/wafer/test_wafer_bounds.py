@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atoll.base.stopping import never
 from atoll.fabric.digits import digit_systems
 from atoll.fabric.mesh import ALGORITHMS, Rectangle
-from atoll.stopping import never
 from atoll.wafer.anneal import mutate
 from atoll.wafer.bounds.bound_kernels import least_fill
 from atoll.wafer.bounds.layer_bounds import (
@@ -25,16 +25,16 @@ from atoll.wafer.bounds.layer_bounds import (
     _LeastPricedSeconds,
 )
 from atoll.wafer.bounds.step_bounds import StepBound
-from atoll.wafer.costs.pricing import die_pricer
+from atoll.wafer.costs.die_pricer import die_pricer
 from atoll.wafer.costs.tables import BlockTables, CostSetting
+from atoll.wafer.encoding.block_mapping import SCHEDULES, SEARCHED_HOMES, BlockMapping
 from atoll.wafer.encoding.codes import legal_codes, splits
-from atoll.wafer.encoding.genes import SCHEDULES, SEARCHED_HOMES, BlockMapping
 from atoll.wafer.encoding.mapping import StageMapping, WaferMapping, problems
 from atoll.wafer.evaluate import evaluate
 from atoll.wafer.exact.paths import FREE, PathStep, chain_bounds
 from atoll.wafer.pieces import WaferPieces
 from atoll.wafer.search import WaferSearch
-from atoll.wafer.staging.stages import MANY_CODES, TOLERANCE, Planner, WaferOptions
+from atoll.wafer.staging.planner import MANY_CODES, TOLERANCE, Planner, WaferOptions
 from atoll.wafer.staging.tiling import pack
 from oracles.wafer_batch import Batch
 from oracles.wafer_batch_kernels import KEPT, REBUILT, STATE, TIME

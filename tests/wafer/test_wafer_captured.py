@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import atoll
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.wafer.encoding.block import make_block
 from atoll.wafer.search import WaferSearch
 from tracing.test_small_agreement import captured

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.fabric.digits import digit_systems
 from atoll.fabric.mesh import ALGORITHMS, Mesh, Rectangle
 from atoll.fabric.mesh_collectives import wires
 from atoll.wafer.anneal import mutate
 from atoll.wafer.costs import block_kernels as kernels
 from atoll.wafer.encoding import role_kernels as roles
+from atoll.wafer.encoding.block_mapping import HOMES, KEEP, OFFLOAD, RECOMPUTE, BlockMapping
 from atoll.wafer.encoding.block_parts import KINDS
 from atoll.wafer.encoding.codes import legal_codes, parts_of
-from atoll.wafer.encoding.genes import HOMES, KEEP, OFFLOAD, RECOMPUTE, BlockMapping
 from atoll.wafer.encoding.mapping import (
     StageMapping,
     WaferMapping,
@@ -28,7 +28,7 @@ from atoll.wafer.encoding.mapping import (
     read_mapping,
     validate,
 )
-from atoll.wafer.encoding.size import code_count
+from atoll.wafer.encoding.space_size import code_count
 
 from .wafer_cases import small_block, small_model
 

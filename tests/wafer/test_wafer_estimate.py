@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from atoll.base.errors import AtollError, InfeasibleError
 from atoll.cli import app
-from atoll.errors import AtollError, InfeasibleError
-from atoll.files.wholefile import write_folder
+from atoll.files.atomic_file import write_folder
 from atoll.wafer.answer.result import wafer_files
 from atoll.wafer.api import estimate_wafer, search_wafer
 from atoll.wafer.encoding.mapping import problems

@@ -12,16 +12,23 @@ from hypothesis import strategies as st
 
 from atoll.fabric.digits import digit_systems
 from atoll.fabric.mesh import ALGORITHMS
-from atoll.wafer.costs.layer import block_cost
-from atoll.wafer.costs.pricing import DiePricer
+from atoll.wafer.costs.die_pricer import DiePricer
+from atoll.wafer.costs.layer_cost import block_cost
 from atoll.wafer.costs.tables import BlockTables, CostSetting
+from atoll.wafer.encoding.block_mapping import (
+    HOMES,
+    KEEP,
+    OFFLOAD,
+    RECOMPUTE,
+    SEARCHED_HOMES,
+    HelperPath,
+)
 from atoll.wafer.encoding.codes import legal_codes
-from atoll.wafer.encoding.genes import HOMES, KEEP, OFFLOAD, RECOMPUTE, SEARCHED_HOMES, HelperPath
-from atoll.wafer.exact.exact import BlockSolver
-from atoll.wafer.exact.hunt import MemoryLimits
-from atoll.wafer.exact.passes import PassStates
+from atoll.wafer.exact.block_solver import BlockSolver
+from atoll.wafer.exact.limited_search import MemoryLimits
+from atoll.wafer.exact.pass_states import PassStates
 from atoll.wafer.exact.paths import MemoryPrice
-from atoll.wafer.exact.states import DecoupledBound, weight_gradient_costs
+from atoll.wafer.exact.shared_states import DecoupledBound, weight_gradient_costs
 from oracles import wafer_brute as brute
 from oracles.wafer_batch import Batch
 from oracles.wafer_batch_kernels import AWAY, KEPT, REBUILT, STATE, TIME

@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 import atoll
+from atoll.base.errors import AtollError
 from atoll.cli import app
-from atoll.errors import AtollError
-from atoll.files.wholefile import write_folder
+from atoll.files.atomic_file import write_folder
 from atoll.questions import WaferQuestion
 from atoll.wafer.answer.explain import (
     CHANGES,
@@ -26,7 +26,7 @@ from atoll.wafer.encoding.mapping import from_dict
 from atoll.wafer.job import options_of
 from atoll.wafer.run import run_wafer_search
 from atoll.wafer.search import WaferSearch
-from atoll.wafer.staging.stages import WaferOptions
+from atoll.wafer.staging.planner import WaferOptions
 
 from .test_wafer_search import small_file
 from .wafer_cases import small_model, small_wafer

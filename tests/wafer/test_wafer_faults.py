@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.fabric.mesh import snake
 from atoll.fabric.routes import route
 from atoll.hardware.accelerator import MIB
@@ -16,7 +16,7 @@ from atoll.wafer.api import search_wafer
 from atoll.wafer.encoding.mapping import problems
 from atoll.wafer.search import WaferSearch
 from atoll.wafer.staging.faults import Faults, map_around, sample_faults, unharmed
-from atoll.wafer.staging.stages import Planner
+from atoll.wafer.staging.planner import Planner
 from atoll.wafer.staging.tiling import guillotine
 
 from .wafer_cases import small_file, small_model, small_wafer

@@ -17,9 +17,9 @@ from atoll.fabric.mesh_collectives import wires
 from atoll.wafer.answer.draw import text_map, wafer_picture
 from atoll.wafer.costs import block_kernels as kernels
 from atoll.wafer.costs.tables import exposed
-from atoll.wafer.detailed import streamed_s
 from atoll.wafer.evaluate import evaluate
 from atoll.wafer.link_loads import link_loads
+from atoll.wafer.link_replay import streamed_s
 
 from .test_wafer_encoding import random_mapping
 from .wafer_cases import small_file, small_model, small_wafer

@@ -8,8 +8,8 @@ import pytest
 
 import atoll
 from atoll.answers.answer import dumped
-from atoll.errors import AtollError
-from atoll.wafer.measured import predicted, read_mesh_runs
+from atoll.base.errors import AtollError
+from atoll.wafer.measured_runs import predicted, read_mesh_runs
 
 HEADER = (
     "id,device,devices,topology,model,layers,hidden,heads,seq,global_batch,precision,"

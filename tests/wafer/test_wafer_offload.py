@@ -11,14 +11,14 @@ from atoll.fabric.routes import journeys
 from atoll.questions import WaferQuestion
 from atoll.step.states import STATES
 from atoll.wafer.answer.draw import text_map, wafer_picture
-from atoll.wafer.detailed import offload_rates_Bps, replay_mapping
-from atoll.wafer.encoding.genes import KEEP, OFFLOAD, RECOMPUTE
+from atoll.wafer.encoding.block_mapping import KEEP, OFFLOAD, RECOMPUTE
 from atoll.wafer.encoding.mapping import problems
 from atoll.wafer.evaluate import evaluate, helper_paths, in_flight
 from atoll.wafer.job import options_of
 from atoll.wafer.link_loads import link_loads
+from atoll.wafer.link_replay import offload_rates_Bps, replay_mapping
 from atoll.wafer.staging.offload import Helpers, pairings
-from atoll.wafer.staging.stages import Planner, WaferOptions
+from atoll.wafer.staging.planner import Planner, WaferOptions
 
 from .wafer_cases import small_model, small_wafer
 

@@ -9,10 +9,10 @@ import pytest
 from atoll.fabric.mesh import Rectangle
 from atoll.hardware.wafer import Wafer
 from atoll.hardware.wafer_files import load_wafer
-from atoll.wafer.encoding.genes import SEARCHED_HOMES
+from atoll.wafer.encoding.block_mapping import SEARCHED_HOMES
 from atoll.wafer.evaluate import MappingCost
-from atoll.wafer.measured import fastest_streamed
-from atoll.wafer.staging.stages import Planner, WaferOptions, rough
+from atoll.wafer.measured_runs import fastest_streamed
+from atoll.wafer.staging.planner import Planner, WaferOptions, rough
 from atoll.workload.load import load_config
 
 from .wafer_cases import small_wafer

@@ -14,11 +14,11 @@ from atoll.hardware.wafer import Wafer
 from atoll.hardware.wafer_files import load_wafer
 from atoll.questions import WaferQuestion
 from atoll.wafer.answer.result import placement_of, time_parts_s
-from atoll.wafer.detailed import replay_mapping
 from atoll.wafer.evaluate import MappingCost
 from atoll.wafer.job import options_of
+from atoll.wafer.link_replay import replay_mapping
 from atoll.wafer.search import QUICK_CODES
-from atoll.wafer.staging.stages import Planner, rough
+from atoll.wafer.staging.planner import Planner, rough
 from atoll.workload.load import load_config
 
 MODEL = replace(load_config("llama2-7b"), layers=8)

@@ -13,11 +13,11 @@ import pytest
 from typer.testing import CliRunner
 
 import atoll
+from atoll.base.errors import AtollError
+from atoll.base.stopping import Stop
 from atoll.cli import app
-from atoll.errors import AtollError
-from atoll.executors import copies
+from atoll.executors import forked_copy
 from atoll.questions import WaferQuestion
-from atoll.stopping import Stop
 from atoll.store import RunReader
 from atoll.wafer.run import run_wafer_search
 
@@ -93,8 +93,8 @@ def test_a_finished_folder_answers_from_its_records_and_takes_no_other_job(tmp_p
     with RunReader(out) as reader:
         status = reader.status()
         assert (status.state, reader.result().score) == ("finished", first.best.samples_per_s)
-    monkeypatch.setattr("atoll.wafer.staging.stages.Planner.best", None)
-    monkeypatch.setattr("atoll.wafer.staging.stages.Planner.exacts", None)
+    monkeypatch.setattr("atoll.wafer.staging.planner.Planner.best", None)
+    monkeypatch.setattr("atoll.wafer.staging.planner.Planner.exacts", None)
     assert answer(run(job, out=out)) == answer(first)
     with pytest.raises(AtollError, match="holds another job"):
         run(job, out=out, batch=16)
@@ -122,11 +122,11 @@ def test_a_search_without_workers_has_a_copy_that_changes_nothing(tmp_path, monk
         file = small_file(tmp_path)
         file.write_text(file.read_text() + "space: {tensor_cores: [8, 16]}")
     made: list[int] = []
-    forked = copies._forked
-    monkeypatch.setattr(copies, "_forked", lambda work: None)
+    forked = forked_copy._forked
+    monkeypatch.setattr(forked_copy, "_forked", lambda work: None)
     alone = answer(run(job))
-    monkeypatch.setattr(copies, "_core_waits", lambda: True)
-    monkeypatch.setattr(copies, "_forked", lambda work: made.append(1) or forked(work))
+    monkeypatch.setattr(forked_copy, "_core_waits", lambda: True)
+    monkeypatch.setattr(forked_copy, "_forked", lambda work: made.append(1) or forked(work))
     assert answer(run(job)) == alone
     here = len(made)
     assert answer(run(job, out=tmp_path / "run")) == alone

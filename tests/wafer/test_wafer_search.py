@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from atoll.base.errors import AtollError, InfeasibleError
 from atoll.cli import app
-from atoll.errors import AtollError, InfeasibleError
-from atoll.executors import copies
+from atoll.executors import forked_copy
 from atoll.fabric.digits import digit_systems
 from atoll.fabric.mesh import snake
 from atoll.hardware.accelerator import MIB
@@ -29,14 +29,14 @@ from atoll.questions.ask import load_job
 from atoll.step.states import STATES
 from atoll.wafer.anneal import anneal, mutate, swap_stages
 from atoll.wafer.api import estimate_wafer, search_wafer
-from atoll.wafer.architectures import explore_wafers, pareto_rows
-from atoll.wafer.encoding.genes import HOMES
+from atoll.wafer.baselines.accpar import TYPES, _cheapest_types, _volume_within, volume_between
+from atoll.wafer.baselines.baselines import NAMES, SOURCES, run_baseline
+from atoll.wafer.encoding.block_mapping import HOMES
 from atoll.wafer.encoding.mapping import problems
 from atoll.wafer.evaluate import evaluate, head_codes
-from atoll.wafer.others.accpar import TYPES, _cheapest_types, _volume_within, volume_between
-from atoll.wafer.others.baselines import NAMES, SOURCES, run_baseline
 from atoll.wafer.search import WaferSearch
-from atoll.wafer.staging.stages import Planner, WaferOptions, rough
+from atoll.wafer.staging.planner import Planner, WaferOptions, rough
+from atoll.wafer.wafer_space import explore_wafers, pareto_rows
 
 from .wafer_cases import small_block, small_file, small_model, small_wafer
 
@@ -106,7 +106,7 @@ def test_the_same_job_gives_the_same_answer_twice():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="copies are forked on Linux alone")
 def test_the_answer_is_the_same_with_and_without_a_second_core(monkeypatch):
-    monkeypatch.setattr(copies, "_core_waits", lambda: True)
+    monkeypatch.setattr(forked_copy, "_core_waits", lambda: True)
     forked, fork = [], os.fork
     monkeypatch.setattr(os, "fork", lambda: forked.append(fork()) or forked[-1])
     with_copy = search(small_wafer(2, 4, memory_bytes=MIB)).run()
@@ -114,7 +114,7 @@ def test_the_answer_is_the_same_with_and_without_a_second_core(monkeypatch):
     for copy in forked:
         with pytest.raises(ProcessLookupError):  # none is left behind
             os.kill(copy, 0)
-    monkeypatch.setattr(copies, "_forked", lambda work: None)
+    monkeypatch.setattr(forked_copy, "_forked", lambda work: None)
     assert search(small_wafer(2, 4, memory_bytes=MIB)).run() == with_copy
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.hardware.area import columns_area_parts
 from atoll.hardware.silicon.chip import chip_columns
 from atoll.hardware.wafer import D1_AREA_SCALE, DramStack

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.workload.adapters import (
     ATTENTION,
     Adapters,

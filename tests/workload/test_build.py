@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.workload import Core, build_model, load_config, predecessors, zoo_names
 
 from .strategies import layer_of

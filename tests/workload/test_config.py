@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.workload import config_from_hf, load_config, zoo_names
 
 LLAMA = {

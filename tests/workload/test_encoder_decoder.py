@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import atoll
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.placement.recompute import keep_choices
 from atoll.wafer.encoding.block import make_block
 from atoll.workload import (

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.workload import (
     CollectiveKind,
     Layer,

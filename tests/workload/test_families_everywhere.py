@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import atoll
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.wafer.encoding.block import make_block
 from atoll.workload.families import FAMILIES, family_table
 

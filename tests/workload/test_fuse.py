@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.workload import Core, ModelConfig, build_model, fuse, load_config, shard
 
 from .strategies import SHORT, layer_of, sharded_case, traffic, vector_elements

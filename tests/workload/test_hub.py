@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.workload import load_config
 from atoll.workload.families.hub import cache_folder, cached_config, is_model_id
 

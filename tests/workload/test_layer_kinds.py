@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.placement.recompute import keep_choices
 from atoll.workload import Layer, Model, Operator, build_model, config_from_hf, prepare, shard
 from atoll.workload.families import FAMILIES, Family

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import atoll
-from atoll.units import NOT_COUNTED, format_mfu
+from atoll.base.units import NOT_COUNTED, format_mfu
 from atoll.wafer.api import estimate_wafer
 from atoll.workload import load_config
 from atoll.workload.flops import model_flops

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.workload import ModelConfig, load_config, prepare
 from atoll.workload.fuse import CAST, fuse
 from atoll.workload.graph.layer import Layer, Model
 from atoll.workload.graph.operator import Operator, Role
-from atoll.workload.narrow import check_precision, narrowed
+from atoll.workload.low_precision import check_precision, narrowed
 
 PACKED = {"fp8": 2, "nvfp4": 4}
 narrow_formats = pytest.mark.parametrize("precision", PACKED)

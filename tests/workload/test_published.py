@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.workload import (
     ModelConfig,
     build_model,
@@ -17,8 +17,8 @@ from atoll.workload import (
     widths,
     zoo_names,
 )
-from atoll.workload.builders.blocks import block_runs
-from atoll.workload.families.known import GROUPS
+from atoll.workload.builders.block_runs import block_runs
+from atoll.workload.families.builtin import GROUPS
 
 from .published import FOLDER, PARAMETERS, published
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.workload import (
     CollectiveKind,
     Layer,

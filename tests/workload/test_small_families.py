@@ -7,13 +7,13 @@ from functools import cache
 
 import pytest
 
+from atoll.base.errors import AtollError
 from atoll.cost.vector import OPERATIONS
-from atoll.errors import AtollError
 from atoll.hardware.gpu import load_gpu
-from atoll.training.operators.pricing import GpuPricer
+from atoll.training.operators.gpu_pricer import GpuPricer
 from atoll.training.stack import STACKS
 from atoll.workload import Layer, Model, Role, build_model, config_from_hf, fuse, shard, widths
-from atoll.workload.families.known import GROUPS
+from atoll.workload.families.builtin import GROUPS
 from atoll.workload.families.model_config import ModelConfig
 
 from .small_families import PARAMETERS, SMALL, given, small

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import atoll
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.workload import StoredModel, load_config, load_model, prepare, widths
 from atoll.workload.modelfile import evaluated_size
 

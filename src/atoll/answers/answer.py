@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Self, TypeV
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from atoll.errors import AtollError, as_path
+from atoll.base.errors import AtollError, as_path
+from atoll.base.registry import import_named
+from atoll.files.atomic_file import atomic_files
 from atoll.files.jsonfile import read_object
-from atoll.files.wholefile import atomic_files
-from atoll.registry import import_named
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -256,7 +256,9 @@ class DrawableResult(Drawable, AnsweredResult[P]):
         """
         answers = [result.answer for result in (self, *others)]
         names = [f"{answer.kind} {number}" for number, answer in enumerate(answers, 1)]
-        comparison: DrawnAnswer = import_named("atoll.several.compared:beside")(names, answers)
+        comparison: DrawnAnswer = import_named("atoll.several.comparison:compare_answers")(
+            names, answers
+        )
         return comparison
 
     def to_dataframe(self) -> pd.DataFrame:
@@ -275,7 +277,7 @@ class DrawableResult(Drawable, AnsweredResult[P]):
 
         question_values, figures = (
             import_named(f"atoll.several.figures:{name}")(self.answer)
-            for name in ("asked_of", "figures_of")
+            for name in ("question_fields", "result_figures")
         )
         return pd.DataFrame([question_values | figures])
 

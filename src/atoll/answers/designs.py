@@ -12,7 +12,7 @@ from pydantic import JsonValue
 from typing_extensions import TypedDict
 
 from atoll.answers.answer import Answer, DrawnAnswer
-from atoll.units import format_value
+from atoll.base.units import format_value
 
 if TYPE_CHECKING:
     import pandas as pd

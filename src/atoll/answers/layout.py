@@ -10,10 +10,10 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from atoll.answers.answer import Amount, Count, Number, Positive
-from atoll.files.wholefile import atomic_files
+from atoll.base.units import format_seconds
+from atoll.files.atomic_file import atomic_files
 from atoll.step.layout import Layout
 from atoll.step.replay import PassTime
-from atoll.units import format_seconds
 
 
 def _possible(layout: Layout) -> Layout:

@@ -28,7 +28,7 @@ from atoll.answers.layout import (
     PlannedLayout,
     StepPasses,
 )
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.files.yamlfile import suggestion
 from atoll.step.length import WholeRun
 from atoll.step.parts import Origin

@@ -18,8 +18,8 @@ from atoll.answers.design import (
     SizedChip,
     SlowerChip,
 )
-from atoll.registry import import_named
-from atoll.units import format_seconds
+from atoll.base.registry import import_named
+from atoll.base.units import format_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,9 +307,9 @@ class SearchAnswer(DrawnAnswer):
             >>> result.answer.explain().models[0].model
             'bert-large'
         """
-        explanation: SearchExplanation = import_named("atoll.explore.answer.why:explain_result")(
-            self
-        )
+        explanation: SearchExplanation = import_named(
+            "atoll.explore.answer.explanation:explain_result"
+        )(self)
         return explanation
 
 

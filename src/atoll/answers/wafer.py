@@ -20,11 +20,11 @@ from atoll.answers.answer import (
 )
 from atoll.answers.certificate import ArchitectureProof
 from atoll.answers.design import ChipFigures, Degree, PlacedModel, PlacementAnswer, SizedChip
+from atoll.base.registry import import_named
 from atoll.files.yamlfile import Count as PositiveInt
 from atoll.files.yamlfile import FileModel
 from atoll.hardware.accelerator import GIB
 from atoll.hardware.wafer import Wafer
-from atoll.registry import import_named
 
 Place = tuple[Count, Count]
 

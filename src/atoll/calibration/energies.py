@@ -15,11 +15,11 @@ from typing import NamedTuple
 import numpy as np
 
 from atoll.answers.validation import Errors, OperatorsValidation, WorstOperator
+from atoll.base.errors import AtollError
 from atoll.calibration.validate import WORST
 from atoll.cost.gpu_attention import Heads, attention_times_s
 from atoll.cost.gpu_gemm import fastest_flops, gemm_times_s
 from atoll.cost.gpu_vector import LEAST_BYTES, streaming_s, vector_times_s
-from atoll.errors import AtollError
 from atoll.files.csvfile import CsvLine, read_csv, write_csv
 from atoll.hardware.gpu import Gpu, load_gpu
 from atoll.hardware.physical.device_power import H200_FIT, Rates, device_W

@@ -17,7 +17,13 @@ import numpy as np
 from scipy.optimize import minimize
 
 from atoll.answers.validation import CalibrationAnswer, Parameter
-from atoll.calibration.rows import H200_OPERATORS, VECTORS, OperatorRow, fitted_rows, read_operators
+from atoll.calibration.operator_rows import (
+    H200_OPERATORS,
+    VECTORS,
+    OperatorRow,
+    fitted_rows,
+    read_operators,
+)
 from atoll.calibration.validate import (
     LONG_PRODUCT_S,
     Columns,
@@ -28,7 +34,7 @@ from atoll.calibration.validate import (
 )
 from atoll.cost.gpu_gemm import Floats
 from atoll.cost.gpu_vector import LEAST_BYTES, NARROW_COLUMNS, STREAMING
-from atoll.files.wholefile import atomic_files
+from atoll.files.atomic_file import atomic_files
 from atoll.hardware.gpu import (
     CALIBRATED,
     AttentionFile,

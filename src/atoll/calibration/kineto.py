@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.answers.validation import ProfiledStep
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 
 CHUNK = 2**20
 MOST_CHARACTERS = 2**36

@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.answers.validation import Errors, OperatorsValidation, WorstOperator
+from atoll.base.errors import AtollError
 from atoll.calibration.validate import WORST
 from atoll.cost.gpu_attention import Heads, attention_times_s
 from atoll.cost.gpu_gemm import L2_BPS, Floats, gemm_times_s
 from atoll.cost.gpu_vector import streaming_s
-from atoll.errors import AtollError
 from atoll.fabric.nested import PASSES, all_to_all_s, collective_s
 from atoll.files.csvfile import CsvLine, read_csv, write_csv
 from atoll.hardware.catalog import load_network

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.fabric.nested import all_to_all_s, collective_s
 from atoll.fabric.network import Network
 

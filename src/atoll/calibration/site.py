@@ -13,7 +13,7 @@ from atoll.answers.answer import build_from
 from atoll.answers.validation import NcclTestFigures, ProfiledStep, RunsFit, SiteCalibration
 from atoll.calibration.kineto import read_trace
 from atoll.calibration.nccl import CollectiveLog, Spread, read_log
-from atoll.calibration.runs import NOISE, fit_runs
+from atoll.calibration.site_fit import NOISE, fit_runs
 from atoll.hardware.catalog import load_network
 from atoll.hardware.device import load_device
 from atoll.training.site import LEAST, FactorInterval, LevelFactors, Overlaps, ShareInterval, Site

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from atoll.answers.validation import Errors, OperatorsValidation, WorstOperator
-from atoll.calibration.rows import (
+from atoll.calibration.operator_rows import (
     ATTENTION,
     EXPERT_SIZES,
     EXPERTS,

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from atoll.base.stopping import Stop
 from atoll.printing.console import progress
-from atoll.stopping import Stop
 
 if TYPE_CHECKING:
     from pydantic import JsonValue

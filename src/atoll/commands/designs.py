@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, cast
 
 from atoll.answers.answer import dumped
+from atoll.base.errors import AtollError
 from atoll.commands.common import answer
-from atoll.errors import AtollError
 from atoll.files.jsonfile import reading_faults
 from atoll.printing import search as printing
 from atoll.questions.verbs import DesignsQuestion

@@ -11,9 +11,9 @@ from functools import partial
 from inspect import cleandoc
 from typing import Any
 
+from atoll.base.errors import AtollError
+from atoll.base.identity import VERSION
 from atoll.commands.plain import ANSWERED
-from atoll.errors import AtollError
-from atoll.identity import VERSION
 from atoll.questions import COMMANDS
 from atoll.questions.ask import ask
 from atoll.questions.question import Question, about

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from atoll import api, several
 from atoll.answers.answer import Explanation
+from atoll.base.errors import AtollError
 from atoll.commands.common import answer, print_json
-from atoll.environment import environment
-from atoll.errors import AtollError
+from atoll.commands.environment import environment
 from atoll.printing import search, tables, training
 from atoll.questions import Question
 from atoll.questions.verbs import ExplainQuestion, ModelsQuestion, SchemaQuestion

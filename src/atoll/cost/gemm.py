@@ -37,8 +37,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from atoll.base.errors import AtollError
 from atoll.cost import gemm_kernels as kernels
-from atoll.errors import AtollError
 from atoll.hardware.accelerator import KIB, Accelerator
 from atoll.hardware.silicon.chip import chip_stalls
 from atoll.workload.graph.operator import Matmul

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from atoll.jit import entry, kernel
+from atoll.base.jit import entry, kernel
 
 A_PANEL = 0
 B_PANEL = 1

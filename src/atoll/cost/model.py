@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from atoll.base.registry import Registry
 from atoll.cost import gemm_kernels
 from atoll.executors.threads import over_ranges
 from atoll.hardware.template.cores import CostModel, ProductCosts, ProductShape, TensorConfigs
-from atoll.registry import Registry
 
 _FEW = 64  # products that are mapped sooner than threads start
 

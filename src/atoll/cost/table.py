@@ -13,13 +13,13 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.arrays import FloatArray
+from atoll.base.arrays import FloatArray
+from atoll.base.errors import AtollError
 from atoll.cost import table_kernels
 from atoll.cost.chips import Chips
 from atoll.cost.model import MAPPER
 from atoll.cost.table_kernels import MAX_PASS, Costs, Passes, fill_problems
 from atoll.cost.vector import vector_cycles
-from atoll.errors import AtollError
 from atoll.fabric.nested import collective_s
 from atoll.fabric.network import Network
 from atoll.hardware.template.cores import CostModel, Products, ProductShape

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.jit import entry, kernel
+from atoll.base.jit import entry, kernel
 
 TENSOR, VECTOR, PAIR, LINK, NONE = range(5)
 R_TENSOR, R_VECTOR, R_HBM, R_GLB, R_SLOT, R_LINK = range(6)

@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.workload.graph.operator import VectorWork
 
 ROW_FUNCTIONS = frozenset(

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
+from atoll.base.identity import this_code
+from atoll.base.stopping import Stop, StoppedError
 from atoll.executors import Executor, PieceRunner, Task, choose_executor
-from atoll.files.wholefile import check_folder, write_folder
-from atoll.identity import this_code
+from atoll.files.atomic_file import check_folder, write_folder
 from atoll.step.certificate import Certificate
-from atoll.stopping import Stop, StoppedError
 
 if TYPE_CHECKING:
     from pydantic import JsonValue

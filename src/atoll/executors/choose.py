@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
+from atoll.base.stopping import StopCheck, never
 from atoll.executors.base import Executor, InProcess
-from atoll.stopping import StopCheck, never
 
 
 def choose_executor(workers: int | None, cluster: str | None, stop: StopCheck = never) -> Executor:

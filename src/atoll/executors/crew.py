@@ -10,9 +10,9 @@ from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
+from atoll.base.stopping import StoppedError
 from atoll.executors.base import Executor, LostWorkerError, Task
-from atoll.stopping import StoppedError
 
 ATTEMPTS = 5
 CALLS_PER_WORKER = 2

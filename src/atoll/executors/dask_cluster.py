@@ -21,11 +21,11 @@ from typing import Any
 import numba
 import numpy as np
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
+from atoll.base.identity import code_words, this_code
+from atoll.base.stopping import StopCheck, StoppedError, never
 from atoll.executors.base import LostWorkerError, Task
 from atoll.executors.threads import set_threads
-from atoll.identity import code_words, this_code
-from atoll.stopping import StopCheck, StoppedError, never
 
 CONNECT_S = 10.0
 COUNT_S = 1.0

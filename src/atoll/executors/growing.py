@@ -11,9 +11,9 @@ import time
 from concurrent.futures import Future
 from typing import Any
 
+from atoll.base.kernel_cache import compiling
 from atoll.executors.base import Executor, InProcess, Task
 from atoll.executors.processes import LocalProcesses
-from atoll.kernel_cache import compiling
 
 GROW_AFTER_S = 5.0
 

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any, Protocol
 
+from atoll.base.stopping import StopCheck, StoppedError, check_stop, never
 from atoll.executors.base import Executor, InProcess, Task
-from atoll.executors.copies import Lookahead
 from atoll.executors.crew import Crew, TaskCall
-from atoll.stopping import StopCheck, StoppedError, check_stop, never
+from atoll.executors.forked_copy import Lookahead
 
 LONGEST = 40
 """Characters of a name before its hash."""

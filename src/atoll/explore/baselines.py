@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
+from atoll.base.stopping import Stop, StoppedError, check_stop
 from atoll.cost.chips import chips_of_space, memories
 from atoll.explore.answer.result import Design
 from atoll.explore.answer.scope import SearchScope
@@ -26,7 +27,7 @@ from atoll.explore.proof.objective import Objective
 from atoll.explore.spotlight import spotlight_chip
 from atoll.hardware.accelerator import Accelerator, Hbm
 from atoll.hardware.catalog import load_accelerator_file
-from atoll.hardware.product import ProductSpace
+from atoll.hardware.product_space import ProductSpace
 from atoll.hardware.silicon.chip import (
     accelerator_area_mm2,
     chip_columns,
@@ -34,7 +35,6 @@ from atoll.hardware.silicon.chip import (
     peak_power_W,
 )
 from atoll.hardware.space import DesignSpace
-from atoll.stopping import Stop, StoppedError, check_stop
 
 REFERENCE = ("tpuv4-expert", "tpuv4-placed")
 SAMPLED = ("spotlight", "random")

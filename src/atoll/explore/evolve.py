@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.explore.pricing.energy import energy_per_token_J
 from atoll.explore.proof.branch_and_bound import Search, SearchOutcome
-from atoll.hardware.product import ProductSpace
+from atoll.hardware.product_space import ProductSpace
 
 POPULATION = 64
 _STALE = 50

@@ -25,9 +25,10 @@ import numpy as np
 
 from atoll.answers.answer import build_from
 from atoll.answers.search import ConstantShare, Robustness, SteadyChip
-from atoll.arrays import BoolArray, FloatArray, IntArray
+from atoll.base.arrays import BoolArray, FloatArray, IntArray
+from atoll.base.errors import AtollError
+from atoll.base.stopping import StoppedError
 from atoll.cost.chips import Chips, distinct_rows
-from atoll.errors import AtollError
 from atoll.explore.answer.scope import described_space, limits_of
 from atoll.explore.pricing.price import Price
 from atoll.explore.proof.branch_and_bound import Search
@@ -38,7 +39,6 @@ from atoll.hardware.physical.draws import at_ends, drawn
 from atoll.hardware.silicon.physical import redrawn, redrawn_memories
 from atoll.hardware.space import DesignLimits, DesignSpace, allowed_options
 from atoll.questions import SearchQuestion
-from atoll.stopping import StoppedError
 
 TOLERANCE = 0.005
 """Relative tolerance on the best score of a draw."""

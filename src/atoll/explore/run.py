@@ -14,15 +14,15 @@ import numpy as np
 
 from atoll.answers.designs import Identity
 from atoll.answers.search import ExistingDevice, FrontAnswer, ModelAlone, Robustness
+from atoll.base.errors import AtollError, InfeasibleError
+from atoll.base.kernel_cache import compile_in_background
+from atoll.base.stopping import Stop, StopCheck, StoppedError, never
 from atoll.driver import ExecutionOptions, Progress, SearchRuntime, drive
-from atoll.errors import AtollError, InfeasibleError
 from atoll.executors import Crew
-from atoll.explore.ahead import compare_with_run, read_followed_run
-from atoll.explore.alone import best_chip_per_model
 from atoll.explore.answer.files import result_files
+from atoll.explore.answer.memory_check import check_memory, nothing_fits
 from atoll.explore.answer.plateau import choose, evaluate_plateau, plateau
 from atoll.explore.answer.result import SearchResult
-from atoll.explore.answer.room import check_memory, nothing_fits
 from atoll.explore.answer.scope import SearchScope, open_space, sustained_limit
 from atoll.explore.baselines import (
     BaselineDesign,
@@ -31,9 +31,16 @@ from atoll.explore.baselines import (
     remarks,
     run_baselines,
 )
-from atoll.explore.finder import DesignBuilder
-from atoll.explore.linked import RejectedNetworks, network_jobs, rejection_proof, search_networks
+from atoll.explore.design_builder import DesignBuilder
+from atoll.explore.network_search import (
+    RejectedNetworks,
+    network_jobs,
+    rejection_proof,
+    search_networks,
+)
+from atoll.explore.next_chip import compare_with_run, read_followed_run
 from atoll.explore.pareto import evaluated_fronts, fronts
+from atoll.explore.per_model import best_chip_per_model
 from atoll.explore.pricing.layouts import SearchSetting
 from atoll.explore.pricing.price import price_of
 from atoll.explore.pricing.workloads import (
@@ -45,18 +52,17 @@ from atoll.explore.pricing.workloads import (
     spreads_of,
 )
 from atoll.explore.proof.branch_and_bound import Search, SearchOutcome
-from atoll.explore.proof.certified import certificate_of
+from atoll.explore.proof.certificate import certificate_of
 from atoll.explore.proof.exact import exact_search
 from atoll.explore.proof.journal import Journal
 from atoll.explore.proof.objective import AIMS, Objective
 from atoll.explore.robust import robust_answer
-from atoll.explore.stored import StoredJournal, identity
+from atoll.explore.stored_journal import StoredJournal, identity
 from atoll.explore.strategies import STRATEGIES
 from atoll.fabric.network import Network
 from atoll.hardware.catalog import load_network
-from atoll.hardware.product import ProductSpace
+from atoll.hardware.product_space import ProductSpace
 from atoll.hardware.space import DesignSpace
-from atoll.kernel_cache import compile_in_background
 from atoll.profile import Profile
 from atoll.profiles import job_profile
 from atoll.questions import SearchQuestion
@@ -64,8 +70,7 @@ from atoll.step.certificate import Certificate
 from atoll.step.layout import ZERO_STAGES
 from atoll.step.orders import ORDERS
 from atoll.step.states import load_states
-from atoll.stopping import Stop, StopCheck, StoppedError, never
-from atoll.training.planner.beside import plan_on_device, precision_of
+from atoll.training.planner.existing_device import plan_on_device, precision_of
 from atoll.training.request import make_run
 from atoll.training.run import Run
 from atoll.workload.stored import model_warnings

@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from atoll.arrays import FloatArray
+from atoll.base.arrays import FloatArray
+from atoll.base.stopping import StopCheck, check_stop, never
 from atoll.cost.chips import chips_of_space
 from atoll.explore.pricing.evaluate import PricedChips
 from atoll.explore.pricing.layouts import SearchSetting
 from atoll.explore.pricing.workloads import Variants, make_variants
 from atoll.hardware.space import DesignSpace
-from atoll.stopping import StopCheck, check_stop, never
 
 FIRST_SAMPLES = 16
 ROUNDS = 48

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from atoll.base.registry import Registry
 from atoll.explore.evolve import evolve_search
 from atoll.explore.proof.branch_and_bound import Search, SearchOutcome
 from atoll.explore.proof.exact import exact_search
 from atoll.phaze.strategy import visit_buckets
 from atoll.questions import SearchQuestion
-from atoll.registry import Registry
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from atoll.answers.layout import LaunchFile
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
+from atoll.base.registry import Registry
 from atoll.export.deepspeed import VALUES as DEEPSPEED_VALUES
 from atoll.export.deepspeed import deepspeed
 from atoll.export.deepspeed import runs_as as deepspeed_runs_as
@@ -23,7 +24,6 @@ from atoll.export.plan import Exporter, make_plan
 from atoll.export.torchtitan import VALUES as TORCHTITAN_VALUES
 from atoll.export.torchtitan import runs_as as torchtitan_runs_as
 from atoll.export.torchtitan import torchtitan
-from atoll.registry import Registry
 from atoll.step.layout import Layout
 from atoll.step.stages import even_sizes
 from atoll.training.run import Run

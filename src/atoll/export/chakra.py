@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.export.messages import (
     BACKWARD,
     FORWARD,
@@ -22,7 +22,7 @@ from atoll.export.messages import (
     layer_messages,
     weight_messages,
 )
-from atoll.files.wholefile import atomic_files, check_folder
+from atoll.files.atomic_file import atomic_files, check_folder
 from atoll.step.orders import SPLIT, passes, route
 from atoll.training.estimate import Estimate, Estimator
 from atoll.training.operators.layers import Share

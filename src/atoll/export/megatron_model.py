@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.export.plan import TOOL_TABLES, LaunchPlan, Settings, refuse
 from atoll.workload.families.model_config import ModelConfig
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass, fields, replace
 from pathlib import Path
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
+from atoll.files.atomic_file import atomic_files
 from atoll.files.csvfile import write_csv
-from atoll.files.wholefile import atomic_files
 from atoll.step.orders import arrivals
 from atoll.training.estimate import Estimate, Estimator
 from atoll.training.operators.layers import LayerCost, Share

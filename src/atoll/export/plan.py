@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atoll.answers.layout import LaunchFile
-from atoll.errors import AtollError, check_count
+from atoll.base.errors import AtollError, check_count
 from atoll.files.yamlfile import shipped_table
 from atoll.step.layout import Layout, check_layout
 from atoll.step.stages import even_sizes

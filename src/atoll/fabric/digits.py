@@ -21,7 +21,7 @@ from math import prod
 
 import numpy as np
 
-from atoll.arrays import IntArray
+from atoll.base.arrays import IntArray
 
 X, Y = 0, 1
 

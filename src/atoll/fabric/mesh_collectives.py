@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from atoll.arrays import BoolArray, FloatArray
+from atoll.base.arrays import BoolArray, FloatArray
 from atoll.fabric import mesh_kernels as kernels
 from atoll.fabric.digits import Digits
-from atoll.fabric.events import LinkMessage, simulate
 from atoll.fabric.mesh import ALGORITHMS, Mesh, Rectangle, rectangle_ring
+from atoll.fabric.mesh_events import LinkMessage, simulate
 from atoll.fabric.messages import MessageSchedule
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.jit import entry, kernel
+from atoll.base.jit import entry, kernel
 
 AUTO, LINE, RING, TWO_D = range(4)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from atoll.fabric.events import LinkMessage
 from atoll.fabric.mesh import Die, xy_path
+from atoll.fabric.mesh_events import LinkMessage
 
 
 class MessageSchedule:

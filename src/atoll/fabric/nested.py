@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.fabric.network import FabricLevel, Network, reached_share
 
 LONGEST_RING = 8  # members of an all-reduce; more are joined by trees, in fewer steps

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from atoll.base.jit import kernel
 from atoll.fabric.nested import TREE_SHARE
-from atoll.jit import kernel
 
 
 @kernel

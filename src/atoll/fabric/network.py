@@ -14,7 +14,7 @@ from functools import cached_property
 from math import log, prod
 from typing import Any
 
-from atoll.units import format_bandwidth
+from atoll.base.units import format_bandwidth
 
 
 @dataclass(frozen=True, slots=True)

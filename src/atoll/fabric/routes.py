@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.fabric.mesh import Die, Link, Mesh, Rectangle, both_directions, xy_path
 
 

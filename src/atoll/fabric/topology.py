@@ -11,9 +11,9 @@ import re
 from dataclasses import dataclass, replace
 from itertools import count
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
+from atoll.base.units import BANDWIDTH, format_quantity, parse_quantity
 from atoll.fabric.network import FabricLevel, Network
-from atoll.units import BANDWIDTH, format_quantity, parse_quantity
 
 SWITCHED, TORUS = "dgx-a100", "tpu-v4"
 """Catalogue networks whose measured properties are used."""

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from atoll.errors import AtollError
-from atoll.files.wholefile import atomic_files
+from atoll.base.errors import AtollError
+from atoll.files.atomic_file import atomic_files
 
 with suppress(ImportError):  # POSIX
     import fcntl

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 
 MOST_DIGITS = 40
 """Digits of an integer at most: it must convert to a finite float."""

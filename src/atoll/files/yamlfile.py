@@ -19,9 +19,9 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from atoll import units
-from atoll.errors import AtollError
-from atoll.errors import suggestion as suggestion
+from atoll.base import units
+from atoll.base.errors import AtollError
+from atoll.base.errors import suggestion as suggestion
 
 
 class FileModel(BaseModel):

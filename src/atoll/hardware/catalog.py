@@ -13,7 +13,8 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, Field, model_validator
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
+from atoll.base.units import parse_bytes
 from atoll.fabric.network import FabricLevel, Network
 from atoll.fabric.topology import SWITCHED, TORUS, parse_linked_network
 from atoll.files.yamlfile import (
@@ -32,7 +33,6 @@ from atoll.files.yamlfile import (
     suggestion,
 )
 from atoll.hardware.accelerator import GLB_BPC_PER_MIB, Accelerator, GlbBandwidth, Hbm
-from atoll.units import parse_bytes
 
 MOST_AXES = 6  # of a torus; more than any that was built
 BytesPerClock = Annotated[float, Field(ge=1 / LARGEST_FACTOR, le=LARGEST_FACTOR, strict=True)]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.files.yamlfile import top_level_names
 from atoll.hardware.accelerator import Accelerator
 from atoll.hardware.catalog import accelerator_names, load_accelerator_file

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.files.yamlfile import (
     LARGEST_FACTOR,
     Area,

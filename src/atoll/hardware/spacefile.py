@@ -24,8 +24,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, create_model
 
-from atoll import units
-from atoll.errors import AtollError
+from atoll.base import units
+from atoll.base.errors import AtollError
 from atoll.fabric.topology import parse_topology
 from atoll.files.yamlfile import (
     Area,
@@ -44,7 +44,7 @@ from atoll.hardware.catalog import GlbBandwidthFile, HbmFile
 from atoll.hardware.physical.banks import MOST_PORTS
 from atoll.hardware.physical.memories import HBM
 from atoll.hardware.physical.nodes import RETICLE_MM2
-from atoll.hardware.product import ProductSpace
+from atoll.hardware.product_space import ProductSpace
 from atoll.hardware.silicon.physical import LINKED, PHYSICAL, PROCESSES_NM, physical_memories
 from atoll.hardware.silicon.systolic import SYSTOLIC, TEMPLATES
 from atoll.hardware.space import (

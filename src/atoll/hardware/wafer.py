@@ -21,14 +21,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import hypot
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.fabric.mesh import Mesh
 from atoll.hardware.accelerator import GIB, Accelerator, Hbm
 from atoll.hardware.area import area_mm2, columns_area_mm2, columns_area_parts
-from atoll.hardware.physical.chips import PhysicalChip, columns
 from atoll.hardware.physical.constants import PUBLISHED
 from atoll.hardware.physical.die import die_yield
 from atoll.hardware.physical.nodes import nodes
+from atoll.hardware.physical.physical_chip import PhysicalChip, columns
 from atoll.hardware.physical.power import power_parts_W
 from atoll.hardware.physical.price import USUAL_PRICES
 from atoll.hardware.silicon.chip import chip_columns

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.files.yamlfile import (
     LARGEST_FACTOR,
     MOST,

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.export import EXPORTERS
 from atoll.hardware.device import load_device
-from atoll.launch.account import Launch
+from atoll.launch.arguments import Launch
 from atoll.launch.read import read_launch
 from atoll.questions import LayoutQuestion
 from atoll.questions.question import Question

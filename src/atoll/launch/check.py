@@ -10,21 +10,21 @@ from pathlib import Path
 
 from atoll.answers.answer import AnsweredResult, build_from
 from atoll.answers.validation import BetterLayout, CheckAnswer, CheckedArguments, MeasuredRun
-from atoll.errors import AtollError, InfeasibleError
+from atoll.base.errors import AtollError, InfeasibleError
+from atoll.base.stopping import Stop, StoppedError
 from atoll.export import EXPORTERS, refusals
-from atoll.launch.account import Launch
+from atoll.launch.arguments import Launch
 from atoll.launch.ask import check_replicas, launched, question_fields
 from atoll.launch.measured import measured_columns, measured_run
 from atoll.questions import EstimateQuestion
 from atoll.questions.devices import LengthQuestion
 from atoll.questions.verbs import CheckQuestion
-from atoll.stopping import Stop, StoppedError
 from atoll.training.estimate import Estimate, estimate
 from atoll.training.planner.plan import Plan, plan
 from atoll.training.planner.search import UnusableError
 from atoll.training.planner.space import Axes
 from atoll.training.request import compiles_itself, layout_from_question, run_from_question
-from atoll.validation.written_row import append_run
+from atoll.validation.append_run import append_run
 
 HOUR_S = 3600.0
 FREE_FLAG_SOFTWARE = ("megatron", "nemo")

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from atoll.errors import AtollError
-from atoll.launch.account import Launch, LaunchArguments, flatten, load_names
+from atoll.base.errors import AtollError
+from atoll.launch.arguments import Launch, LaunchArguments, flatten, load_names
 from atoll.workload.families.model_config import ModelConfig
 
 NAMES = load_names("deepspeed")

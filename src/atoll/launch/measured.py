@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from atoll.answers.validation import MeasuredPart, MeasuredRun, ProfiledStep
+from atoll.base.errors import AtollError
 from atoll.calibration.kineto import read_trace
-from atoll.calibration.runs import fit_single_run
-from atoll.errors import AtollError
+from atoll.calibration.site_fit import fit_single_run
 from atoll.launch.files.logs import Log, read_run_log, steady_times
 from atoll.training.estimate import Estimate
 from atoll.training.memory import Memory

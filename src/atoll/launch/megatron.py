@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from atoll.errors import AtollError
-from atoll.launch.account import Launch, LaunchArguments, flatten, load_names
+from atoll.base.errors import AtollError
+from atoll.launch.arguments import Launch, LaunchArguments, flatten, load_names
 from atoll.launch.files.shell import Command, Script
-from atoll.launch.files.words import UNKNOWN
+from atoll.launch.files.shell_tokens import UNKNOWN
 from atoll.launch.megatron_model import build_model
 from atoll.step.layout import FULL_BLOCKS, HOST
 

@@ -6,8 +6,8 @@ import ast
 from pathlib import Path
 from typing import Any
 
-from atoll.errors import AtollError
-from atoll.launch.account import LaunchArguments
+from atoll.base.errors import AtollError
+from atoll.launch.arguments import LaunchArguments
 from atoll.workload import load_config, zoo_names
 from atoll.workload.families.model_config import ModelConfig
 

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from atoll.errors import AtollError
-from atoll.launch.account import Launch, LaunchArguments, load_names
+from atoll.base.errors import AtollError
+from atoll.launch.arguments import Launch, LaunchArguments, load_names
 from atoll.launch.files.shell import Script
-from atoll.launch.files.words import UNKNOWN
+from atoll.launch.files.shell_tokens import UNKNOWN
 from atoll.launch.megatron import layout_fields
 from atoll.workload import load_config
 from atoll.workload.families.model_config import ModelConfig

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from atoll.errors import AtollError
-from atoll.launch.account import Launch, LaunchArguments, flatten, load_names
-from atoll.launch.files.words import UNKNOWN
+from atoll.base.errors import AtollError
+from atoll.launch.arguments import Launch, LaunchArguments, flatten, load_names
+from atoll.launch.files.shell_tokens import UNKNOWN
 from atoll.launch.megatron import NAMES as MEGATRON
 from atoll.launch.megatron import layout_fields, software_fields
 from atoll.launch.megatron_model import build_model

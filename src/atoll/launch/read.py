@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from atoll.errors import AtollError
-from atoll.launch.account import Launch
+from atoll.base.errors import AtollError
+from atoll.launch.arguments import Launch
 from atoll.launch.deepspeed import is_deepspeed, read_deepspeed
-from atoll.launch.files.content import read_content
+from atoll.launch.files.config_files import read_content
 from atoll.launch.files.references import resolve
 from atoll.launch.files.shell import read_script
 from atoll.launch.megatron import (

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.export.torchtitan_models import FLAVORS, Flavor
-from atoll.launch.account import Launch, LaunchArguments, flatten, load_names
+from atoll.launch.arguments import Launch, LaunchArguments, flatten, load_names
 from atoll.step.layout import FULL_BLOCKS
 from atoll.workload import config_from_hf, load_config, zoo_names
 from atoll.workload.families.model_config import ModelConfig

@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from atoll.errors import AtollError
-from atoll.launch.account import (
+from atoll.base.errors import AtollError
+from atoll.launch.arguments import (
     ArgumentAccount,
     Launch,
     LaunchArguments,
@@ -21,9 +21,9 @@ from atoll.launch.account import (
     load_names,
 )
 from atoll.launch.deepspeed import read_deepspeed
-from atoll.launch.files.content import read_content
+from atoll.launch.files.config_files import read_content
 from atoll.launch.files.shell import Command, Script
-from atoll.launch.files.words import UNKNOWN
+from atoll.launch.files.shell_tokens import UNKNOWN
 from atoll.launch.megatron import NAMES as MEGATRON
 from atoll.launch.megatron import layout_fields, named_arguments, software_fields
 from atoll.workload.families.model_config import ModelConfig

@@ -13,9 +13,9 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.arrays import FloatArray
-from atoll.errors import InfeasibleError
-from atoll.phaze.table import LayerEdge, LayerGraph, LayerNode, LayerTable
+from atoll.base.arrays import FloatArray
+from atoll.base.errors import InfeasibleError
+from atoll.phaze.layer_table import LayerEdge, LayerGraph, LayerNode, LayerTable
 from atoll.phaze.table_dp import plan_cost_s, solve_table, weight_copies
 from atoll.placement.chain import Division, PlacementProblem, VariantTimes, even_starts, layer_names
 from atoll.placement.placer import StepTerms

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from atoll.arrays import FloatArray, IntArray
+from atoll.base.arrays import FloatArray, IntArray
 
 BUCKET_MM2 = 0.01
 PATIENCE = 5

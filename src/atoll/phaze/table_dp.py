@@ -21,8 +21,8 @@ from itertools import pairwise
 import numpy as np
 
 from atoll.answers.design import TablePlan, TableStage
-from atoll.errors import AtollError, InfeasibleError
-from atoll.phaze.table import LayerEdge, LayerGraph, LayerTable, topological_order
+from atoll.base.errors import AtollError, InfeasibleError
+from atoll.phaze.layer_table import LayerEdge, LayerGraph, LayerTable, topological_order
 from atoll.phaze.table_kernels import (
     BACKWARD,
     FORWARD,

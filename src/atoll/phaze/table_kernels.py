@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.jit import entry, kernel
+from atoll.base.jit import entry, kernel
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

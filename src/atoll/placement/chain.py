@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.arrays import FloatArray
+from atoll.base.arrays import FloatArray
 from atoll.fabric.nested import crossed_level, curves, neighbours_s, terms
 from atoll.fabric.network import Network
 from atoll.placement import chain_kernels as kernels

@@ -21,8 +21,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.base.jit import entry, kernel
 from atoll.fabric.nested_kernels import terms_s
-from atoll.jit import entry, kernel
 
 
 class Chain(NamedTuple):

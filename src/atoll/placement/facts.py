@@ -9,8 +9,8 @@ from itertools import accumulate, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.arrays import FloatArray
-from atoll.errors import AtollError
+from atoll.base.arrays import FloatArray
+from atoll.base.errors import AtollError
 from atoll.placement.recompute import KeepChoice, frontier, keep_choices, rerun_table
 from atoll.workload.graph.layer import Layer, Model, block_names
 

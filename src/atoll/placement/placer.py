@@ -7,7 +7,7 @@ from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
-from atoll.arrays import FloatArray
+from atoll.base.arrays import FloatArray
 from atoll.placement.chain import (
     Division,
     PlacementProblem,

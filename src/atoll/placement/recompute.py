@@ -18,7 +18,7 @@ from itertools import chain, compress, repeat
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.arrays import FloatArray
+from atoll.base.arrays import FloatArray
 from atoll.workload.graph.layer import Layer
 
 _MOST_TENSORS = 16  # 65,536 subsets; beyond that the smallest tensors are always kept

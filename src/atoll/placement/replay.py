@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.placement.plan import Placement, PlacementStage
 from atoll.step.replay import PassTime, Replay, replay
 

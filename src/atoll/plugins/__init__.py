@@ -9,7 +9,7 @@ docs/extending.md has the doors; `atoll.testing` the contracts.
 """
 
 from atoll.answers.layout import LaunchFile
-from atoll.arrays import FloatArray
+from atoll.base.arrays import FloatArray
 from atoll.cost.model import COST_MODELS, MAPPER, map_products
 from atoll.explore.proof.objective import AIMS, Aim
 from atoll.explore.strategies import STRATEGIES, Strategy
@@ -25,8 +25,8 @@ from atoll.hardware.template.cores import (
 )
 from atoll.hardware.template.parameter import Columns, Parameter
 from atoll.hardware.template.template import BufferLevels, ChipTemplate, EnergyModel
-from atoll.predictors.known import PREDICTORS
 from atoll.predictors.predictor import Asked, Predicted, Predictor
+from atoll.predictors.registry import PREDICTORS
 from atoll.profile import Profile
 from atoll.profiles import PROFILES
 from atoll.training.stack import STACKS, Stack

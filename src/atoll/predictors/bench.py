@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.answers.validation import BenchAnswer, BenchFile, BenchScore, Errors, PredictorBench
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.files.csvfile import read_csv, write_csv
-from atoll.predictors.known import PREDICTORS
 from atoll.predictors.predictor import Asked, Predicted, Predictor
+from atoll.predictors.registry import PREDICTORS
 from atoll.predictors.rules import parameter_counts
 from atoll.questions.verbs import BenchQuestion
 from atoll.validation.errors import error_summary
-from atoll.validation.rows import peak_meaning, run_from_row
+from atoll.validation.row_runs import peak_meaning, run_from_row
 from atoll.validation.run_table import RunRow, read_runs
 from atoll.validation.step_rows import is_step_file, read_steps, run_from_step
 from atoll.validation.validate import RankedLayout, layout_group, regret

@@ -6,7 +6,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.predictors.predictor import Asked, Predicted, Predictor
 
 EFFICIENCY = 0.5

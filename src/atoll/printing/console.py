@@ -12,9 +12,9 @@ from contextlib import contextmanager, nullcontext
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
+from atoll.base.units import format_seconds
 from atoll.step.certificate import relative_gap
 from atoll.step.parts import in_words
-from atoll.units import format_seconds
 
 # Rich takes long to import: only tables and status lines import it.
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _log(line: StatusLine, ended: Event, every_s: float) -> None:
 
 @contextmanager
 def _compiling() -> Iterator[Callable[[], str]]:
-    from atoll.jit import compilation  # with numba
+    from atoll.base.jit import compilation  # with numba
 
     with compilation() as compiling:
         yield compiling.words

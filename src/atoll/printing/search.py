@@ -7,9 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from atoll.answers.designs import ShownParameter
-from atoll.printing.console import Output, plain_table, print_bars, short
-from atoll.step.certificate import times
-from atoll.units import (
+from atoll.base.units import (
     counted,
     format_bandwidth,
     format_bytes,
@@ -17,6 +15,8 @@ from atoll.units import (
     format_seconds,
     format_slower,
 )
+from atoll.printing.console import Output, plain_table, print_bars, short
+from atoll.step.certificate import times
 
 if TYPE_CHECKING:
     from rich.table import Table

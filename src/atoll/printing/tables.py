@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
+from atoll.base.units import format_bytes, format_count, format_seconds, format_value
 from atoll.printing.console import (
     Output,
     plain_table,
@@ -15,7 +16,6 @@ from atoll.printing.console import (
     print_skipped,
     short,
 )
-from atoll.units import format_bytes, format_count, format_seconds, format_value
 
 if TYPE_CHECKING:
     from atoll.answers.designs import CompareAnswer, SweepAnswer

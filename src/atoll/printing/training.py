@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
+from atoll.base.units import format_bytes, format_seconds
 from atoll.printing.console import Output, print_error_table, print_skipped
-from atoll.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from atoll.answers.layout import LaunchFile

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from atoll.answers.wafer import Ablation, ResourceWorth, SlowerMapping, WaferExplanation
+from atoll.base.units import counted, format_bytes, format_mfu, format_seconds
 from atoll.printing.console import Output, plain_table, print_bars
-from atoll.units import counted, format_bytes, format_mfu, format_seconds
 from atoll.wafer.answer.draw import offloaded
 from atoll.wafer.answer.result import WaferEstimate, WaferResult, baseline_words
 

@@ -15,12 +15,12 @@ from pydantic import (
     model_validator,
 )
 
-from atoll import units
+from atoll.base import units
+from atoll.base.registry import import_named
 from atoll.files.yamlfile import MOST_BYTES, Count, FileModel
 from atoll.questions import fields as f
 from atoll.questions.fields import CHIPS, LAYOUT, SEARCH, TRAINED, AtLeastOne, Counts
 from atoll.questions.question import Area, Density, Named, Power, Question, Several, locate, option
-from atoll.registry import import_named
 
 LEAST_HBM_BYTES = 2**20
 """Smaller values lack a unit."""
@@ -205,7 +205,7 @@ class SearchQuestion(Question):
         if not isinstance(fields, dict) or fields.get("from_") is None:
             return fields
         file = locate(str(fields["from_"]), info)
-        return import_named("atoll.explore.ahead:completed")({**fields, "from_": file})
+        return import_named("atoll.explore.next_chip:completed")({**fields, "from_": file})
 
     @property
     def models(self) -> tuple[ModelEntry, ...]:

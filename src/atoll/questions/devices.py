@@ -8,7 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationInfo, model_validator
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
+from atoll.base.registry import import_named
 from atoll.files.yamlfile import Count
 from atoll.questions import fields as f
 from atoll.questions.fields import LAUNCH, LAYOUT, RUN_LENGTH, SYSTEM, TRAINED, Counts
@@ -25,7 +26,6 @@ from atoll.questions.question import (
     option,
 )
 from atoll.questions.sweeps import first_swept
-from atoll.registry import import_named
 
 StackName = Annotated[
     str, Named("atoll.training.stack:STACKS", "atoll.training.software:find_stack")

@@ -17,10 +17,10 @@ from pydantic import BaseModel, BeforeValidator, Field, JsonValue, WithJsonSchem
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticUndefined, core_schema
 
-from atoll import units
-from atoll.errors import AtollError
+from atoll.base import units
+from atoll.base.errors import AtollError
+from atoll.base.registry import Registry, import_named
 from atoll.files.yamlfile import FileModel, quantity, suggestion, validate_dict
-from atoll.registry import Registry, import_named
 
 OUTPUT = "Output"
 """Group of the options for output files."""

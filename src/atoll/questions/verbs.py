@@ -116,7 +116,7 @@ class BenchQuestion(Question):
         "Tables of runs that went out of memory (CSV).", MEASURED, ()
     )
     predictors: Annotated[
-        tuple[Annotated[str, Named("atoll.predictors.known:PREDICTORS")], ...], Several
+        tuple[Annotated[str, Named("atoll.predictors.registry:PREDICTORS")], ...], Several
     ] = option("Predictors; others are compared with the first.", MEASURED, (), shown="all")
     device: Measured = "h200"
     out: Path | None = option(

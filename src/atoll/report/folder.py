@@ -11,14 +11,14 @@ from atoll.answers.designs import SweepAnswer
 from atoll.answers.plan import EstimateAnswer, PlanAnswer
 from atoll.answers.search import SearchAnswer
 from atoll.answers.wafer import WaferAnswer
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
+from atoll.base.units import counted
 from atoll.explore.answer.files import RESULT
-from atoll.files.wholefile import as_written, check_folder, write_folder
+from atoll.files.atomic_file import as_written, check_folder, write_folder
 from atoll.store import FILE, RunReader, StatusAnswer
 from atoll.training.estimate import Estimate
 from atoll.training.planner.plan import Plan
 from atoll.training.planner.problem import PLAN
-from atoll.units import counted
 
 SWEEP = "sweep.json"
 ReportedAnswer = SearchAnswer | WaferAnswer | PlanAnswer | EstimateAnswer

@@ -10,9 +10,9 @@ from atoll.answers.answer import dumped
 from atoll.answers.designs import CompareAnswer, SweepAnswer
 from atoll.answers.search import SearchAnswer
 from atoll.answers.wafer import WaferAnswer
-from atoll.files.wholefile import atomic_files, check_place
+from atoll.base.identity import VERSION
+from atoll.files.atomic_file import atomic_files, check_place
 from atoll.front import bundle, text
-from atoll.identity import VERSION
 from atoll.report.folder import SWEEP, ReportedAnswer, open_folder, read_sweep
 from atoll.report.plan_view import plan_view
 from atoll.report.search_view import search_view

@@ -8,6 +8,7 @@ from atoll.answers.answer import build_from
 from atoll.answers.certificate import LayoutProof
 from atoll.answers.layout import candidates_words
 from atoll.answers.plan import DevicePass, EstimateAnswer, PlanAnswer
+from atoll.base.units import format_bytes, format_count, format_mfu, format_seconds
 from atoll.report.timeline import plan_timeline
 from atoll.report.timeline_view import timeline_view
 from atoll.report.view import (
@@ -22,7 +23,6 @@ from atoll.report.view import (
 )
 from atoll.step.length import WholeRun
 from atoll.step.parts import in_words
-from atoll.units import format_bytes, format_count, format_mfu, format_seconds
 
 AXES = {"tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert", "dp": "data"}
 

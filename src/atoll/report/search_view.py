@@ -8,7 +8,8 @@ from atoll.answers.answer import build_from
 from atoll.answers.certificate import ArchitectureProof
 from atoll.answers.design import LayerPass, PlacedModel, SearchedModel, SizedChip
 from atoll.answers.search import NearAnswer, NextChip, SearchAnswer
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
+from atoll.base.units import NOT_COUNTED, counted, format_seconds, format_slower
 from atoll.hardware.catalog import load_accelerator_file
 from atoll.hardware.silicon.chip import area_parts, chip_template
 from atoll.report.sensitivity import sensitivity
@@ -31,7 +32,6 @@ from atoll.report.view import (
 )
 from atoll.step.parts import in_words
 from atoll.store import StatusAnswer
-from atoll.units import NOT_COUNTED, counted, format_seconds, format_slower
 
 PARTS = {
     "tensor_arrays_mm2": "tensor arrays",

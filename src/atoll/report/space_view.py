@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from atoll.answers.designs import ShownParameter
 from atoll.answers.search import SearchAnswer
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.explore.answer.scope import open_space
 from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.run import make_objective, prepare_search

@@ -7,8 +7,8 @@ import re
 from pydantic import JsonValue
 
 from atoll.answers.designs import CompareAnswer, ComparedRow, SweepAnswer
+from atoll.base.units import format_value
 from atoll.report.view import PageView, PlotView, TableView
-from atoll.units import format_value
 
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?) ?([A-Za-z%/]*)")
 

@@ -21,8 +21,8 @@ from atoll.answers.layout import PassParts
 from atoll.answers.plan import DevicePass, EstimateAnswer, PlanAnswer, StageMemory
 from atoll.answers.search import SearchAnswer
 from atoll.answers.wafer import WaferAnswer
-from atoll.errors import AtollError
-from atoll.files.wholefile import atomic_files, check_place
+from atoll.base.errors import AtollError
+from atoll.files.atomic_file import atomic_files, check_place
 from atoll.report.timeline import (
     AFTER,
     BACKWARD,

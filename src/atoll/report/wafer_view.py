@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from atoll.answers.wafer import WaferAnswer, WaferPicture
+from atoll.base.units import NOT_COUNTED, format_bytes, format_seconds
 from atoll.report.search_view import model_view
 from atoll.report.view import BaselineView, PageView, StageLoad, TimeRow, TimesView, WaferMap
 from atoll.step.parts import in_words
-from atoll.units import NOT_COUNTED, format_bytes, format_seconds
 
 
 def wafer_view(answer: WaferAnswer) -> PageView:

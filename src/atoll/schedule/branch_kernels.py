@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.jit import entry, kernel
+from atoll.base.jit import entry, kernel
 from atoll.schedule.bound_kernels import (
     Bools,
     Floats,

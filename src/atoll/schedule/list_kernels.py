@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from atoll.jit import entry, kernel
+from atoll.base.jit import entry, kernel
 from atoll.schedule.bound_kernels import (
     Bools,
     Floats,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from atoll.jit import entry, kernel
+from atoll.base.jit import entry, kernel
 from atoll.schedule.bound_kernels import Bools, Floats, falling
 
 

@@ -21,13 +21,13 @@ from itertools import count
 
 import numpy as np
 
+from atoll.base.stopping import StopCheck, check_stop
 from atoll.schedule.bound_kernels import EPSILON, Bools, Floats, Ints, prepare
 from atoll.schedule.bounds import solve_subsets
 from atoll.schedule.problem import Goal, Schedule, ScheduleProblem
 from atoll.schedule.quick import quick_of
 from atoll.schedule.relation_kernels import propagate
 from atoll.schedule.series import ordered
-from atoll.stopping import StopCheck, check_stop
 
 TRIED = 2
 """Operators, and pairs, of which the branches are solved before one is chosen."""

@@ -18,7 +18,8 @@ from typing import Literal
 
 import numpy as np
 
-from atoll.errors import InfeasibleError
+from atoll.base.errors import InfeasibleError
+from atoll.base.stopping import StopCheck, check_stop, never, watched
 from atoll.schedule.bound_kernels import PATH, TRADE, WINDOW, WORK, Bools, Floats, Instance, prepare
 from atoll.schedule.bounds import allotment_bound, solve_subsets
 from atoll.schedule.branch_kernels import branch
@@ -26,7 +27,6 @@ from atoll.schedule.problem import RESOURCES, Goal, Schedule, ScheduleProblem
 from atoll.schedule.quick import quick_of
 from atoll.schedule.relations import Relations
 from atoll.schedule.series import ordered, part_begins
-from atoll.stopping import StopCheck, check_stop, never, watched
 
 Effort = Literal["quick", "linear", "bounded", "exact"]
 

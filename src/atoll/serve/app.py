@@ -12,16 +12,16 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from atoll.answers.answer import dumped
 from atoll.answers.designs import CompareAnswer
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
+from atoll.base.identity import VERSION
+from atoll.base.registry import import_named
 from atoll.front import KINDS, assets
 from atoll.hardware.gpu import gpu_names
-from atoll.identity import VERSION
-from atoll.registry import import_named
 from atoll.report.page import render, view_json
 from atoll.report.table_view import table_view
 from atoll.serve.columns import Columns
 from atoll.serve.guard import HEADERS, Guard, is_loopback
-from atoll.serve.pasted import MOST_BYTES, check_pasted
+from atoll.serve.pasted_file import MOST_BYTES, check_pasted
 from atoll.serve.query import (
     HIGHER_IS_BETTER,
     check_column,
@@ -145,7 +145,7 @@ class App:
             return self._run(path[2], path[3:], query)
         if path == ["api", "compare"]:
             chosen_runs = [self._find_run(name) for name in query.get("run", ())]
-            compared = import_named("atoll.several.compared:compared")
+            compared = import_named("atoll.several.comparison:compare_runs")
             comparison: CompareAnswer = compared([run.folder for run in chosen_runs])
             shown = replace(comparison, runs=tuple(run.name for run in chosen_runs))
             return Response(200, JSON, view_json(table_view(shown)).encode())

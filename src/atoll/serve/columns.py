@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.arrays import FloatArray, IntArray
+from atoll.base.arrays import FloatArray, IntArray
 from atoll.store.schema import design_columns
 
 TEXTS = ("model", "phase")

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.answers.answer import build_from
-from atoll.arrays import IntArray
-from atoll.errors import AtollError
+from atoll.base.arrays import IntArray
+from atoll.base.errors import AtollError
 from atoll.serve.columns import MOST_VALUES, RANGES, TEXTS, Columns, Row
-from atoll.serve.compiled import count_bars, extent, fill_cells, walk_front
+from atoll.serve.compiled_counts import count_bars, extent, fill_cells, walk_front
 
 Mask = NDArray[np.bool_]
 

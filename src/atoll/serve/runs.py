@@ -17,14 +17,14 @@ from atoll.answers.design import SearchedModel
 from atoll.answers.plan import PlanAnswer
 from atoll.answers.search import SearchAnswer
 from atoll.answers.wafer import WaferAnswer
-from atoll.errors import AtollError
-from atoll.files.wholefile import as_written
+from atoll.base.errors import AtollError
+from atoll.files.atomic_file import as_written
 from atoll.report.folder import SWEEP, StoredAnswer, open_folder, read_plan, read_sweep
 from atoll.report.page import make_view
 from atoll.report.view import PageView
 from atoll.serve.columns import Columns, Gatherer
 from atoll.serve.query import Filters, Mask, compile_all, histograms, passing_mask
-from atoll.serve.told import (
+from atoll.serve.summaries import (
     AnswerSummary,
     ModelJob,
     Moment,

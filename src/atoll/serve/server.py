@@ -15,11 +15,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from atoll.errors import AtollError
-from atoll.identity import VERSION
+from atoll.base.errors import AtollError
+from atoll.base.identity import VERSION
 from atoll.serve.app import App
 from atoll.serve.guard import Guard, make_guard
-from atoll.serve.pasted import MOST_BYTES
+from atoll.serve.pasted_file import MOST_BYTES
 from atoll.serve.runs import SearchRun, open_runs
 
 DEFAULT_PORT = 8737

@@ -16,19 +16,19 @@ from numpy.typing import NDArray
 from pydantic import JsonValue
 
 from atoll.answers.answer import build_from, checked
+from atoll.base.errors import AtollError
+from atoll.base.identity import code_words, this_code
 from atoll.cost.chips import chips_of_accelerator
-from atoll.errors import AtollError
 from atoll.explore.answer.scope import open_space
-from atoll.explore.finder import model_plan
+from atoll.explore.design_builder import model_plan
 from atoll.explore.pricing.evaluate import PricedChips
 from atoll.explore.pricing.layouts import SearchSetting
 from atoll.explore.pricing.workloads import Spreads, Variants, make_variants, make_workload
 from atoll.explore.run import prepare_search
-from atoll.explore.stored import space_identity
+from atoll.explore.stored_journal import space_identity
 from atoll.hardware.accelerator import Accelerator, Hbm
-from atoll.hardware.product import ProductSpace
+from atoll.hardware.product_space import ProductSpace
 from atoll.hardware.space import DesignSpace
-from atoll.identity import code_words, this_code
 from atoll.questions import SearchQuestion
 from atoll.serve.whatif import (
     CAPACITIES_GIB,

@@ -9,7 +9,8 @@ from typing import Any
 
 from atoll.answers.answer import checked
 from atoll.answers.plan import EstimateAnswer, PlanAnswer
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
+from atoll.base.stopping import Stop, StoppedError
 from atoll.questions import EstimateQuestion, PlanQuestion
 from atoll.questions.devices import LaunchQuestion
 from atoll.serve.whatif import (
@@ -27,7 +28,6 @@ from atoll.serve.whatif import (
 )
 from atoll.step.layout import Layout
 from atoll.step.parts import in_words
-from atoll.stopping import Stop, StoppedError
 from atoll.training.estimate import Estimate, Estimator
 from atoll.training.planner.plan import plan
 from atoll.training.planner.space import Axes

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from atoll import questions
-from atoll.errors import as_path
+from atoll.base.errors import as_path
 from atoll.questions.ask import ask
 from atoll.questions.texts import described_by
 
@@ -46,7 +46,7 @@ def sweep(question: Swept | type[Swept], **fields: Any) -> SweepAnswer:
         >>> [row.asked for row in atoll.sweep(atoll.PlanQuestion, **shared, devices=[8, 16]).rows]
         [{'devices': 8}, {'devices': 16}]
     """
-    from atoll.several.axes import run_sweep, shared_question, write_sweep
+    from atoll.several.sweep_axes import run_sweep, shared_question, write_sweep
 
     question, axes = shared_question(question, fields)
     answer = run_sweep(question, axes)
@@ -74,7 +74,7 @@ def compare(*runs: str | Path) -> CompareAnswer:
         >>> [row.name for row in atoll.compare(small, large).asked if row.differs]
         ['devices']
     """
-    from atoll.several.compared import compare_runs
+    from atoll.several.comparison import compare_runs
 
     return compare_runs([as_path("runs", run) for run in runs])
 

@@ -10,7 +10,7 @@ from atoll.answers.answer import Answer
 from atoll.answers.plan import EstimateAnswer, PlanAnswer
 from atoll.answers.search import SearchAnswer
 from atoll.answers.wafer import MappingAnswer, WaferAnswer
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.questions import EstimateQuestion, PlanQuestion
 
 Figures = dict[str, JsonValue]

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from atoll.units import counted
+from atoll.base.units import counted
 
 _ROUNDING = 1e-9  # relative: searches stop at the tolerance itself
 

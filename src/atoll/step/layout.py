@@ -15,7 +15,7 @@ from itertools import groupby
 from math import isqrt
 from typing import Literal, get_args
 
-from atoll.errors import AtollError, check_count
+from atoll.base.errors import AtollError, check_count
 from atoll.step.orders import ORDERS, SPLIT, TWO_CHUNKS, chunks_per_stage, model_copies
 from atoll.workload.families.model_config import ModelConfig
 

@@ -17,8 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, exp, expm1, inf
 
-from atoll.errors import AtollError
-from atoll.units import format_count
+from atoll.base.errors import AtollError
+from atoll.base.units import format_count
 
 HOUR_S, DAY_S = 3600.0, 86400.0
 MTBF_S = 16_384 * 54 * DAY_S / 419

@@ -276,6 +276,6 @@ def _run(
 
 @cache
 def _compiled() -> Any:
-    from atoll.jit import entry
+    from atoll.base.jit import entry
 
     return entry(replay_rows)

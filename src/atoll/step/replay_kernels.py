@@ -1,7 +1,7 @@
 """Event loop of a pipeline's replay: plain arithmetic on flat arrays.
 
-It runs as Python for few passes and compiled (`atoll.jit`) for many, with bit-identical results, so
-it takes lists as well as arrays and allocates nothing.
+It runs as Python for few passes and compiled (`atoll.base.jit`) for many, with bit-identical
+results, so it takes lists as well as arrays and allocates nothing.
 """
 
 from __future__ import annotations

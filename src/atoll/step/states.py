@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.files.yamlfile import suggestion
 
 N = TypeVar("N", float, NDArray[np.float64])

@@ -7,7 +7,7 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 
 with suppress(ImportError):  # POSIX
     import fcntl

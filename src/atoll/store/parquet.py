@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from atoll.errors import AtollError
-from atoll.files.wholefile import atomic_files
+from atoll.base.errors import AtollError
+from atoll.files.atomic_file import atomic_files
 from atoll.store.reader import RunReader
 from atoll.store.rows import Rows
 

@@ -24,9 +24,9 @@ from atoll.answers.designs import Identity, RunKind, ShownParameter, StatusAnswe
 from atoll.answers.plan import PlanAnswer
 from atoll.answers.search import SearchAnswer
 from atoll.answers.wafer import WaferAnswer
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
+from atoll.files.atomic_file import as_written
 from atoll.files.jsonfile import parse_object
-from atoll.files.wholefile import as_written
 from atoll.step.certificate import relative_gap
 from atoll.store.lock import lock_holder
 from atoll.store.schema import (

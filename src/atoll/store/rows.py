@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from atoll.answers.designs import Row
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.store.reader import Filters
 
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from atoll.answers.answer import checked
 from atoll.answers.designs import ChipJob, Identity, ShownParameter
-from atoll.errors import AtollError
-from atoll.files.wholefile import STORE
+from atoll.base.errors import AtollError
+from atoll.files.atomic_file import STORE
 
 FILE = STORE
 APPLICATION = 0x61746F6C  # "atol"

@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from atoll.answers.designs import Identity, StoredPlan
-from atoll.errors import AtollError, InfeasibleError
-from atoll.files.wholefile import as_written, record_file, record_sums
-from atoll.identity import code_words
+from atoll.base.errors import AtollError, InfeasibleError
+from atoll.base.identity import code_words
+from atoll.base.stopping import StoppedError
+from atoll.files.atomic_file import as_written, record_file, record_sums
 from atoll.step.certificate import Certificate
-from atoll.stopping import StoppedError
 from atoll.store.fingerprint import CODE, canonical_json, differences, fingerprint
 from atoll.store.lock import FolderLock
 from atoll.store.schema import (

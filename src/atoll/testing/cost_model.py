@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from atoll.arrays import FloatArray
+from atoll.base.arrays import FloatArray
 from atoll.hardware.accelerator import KIB, MIB
 from atoll.hardware.template.cores import (
     CostModel,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from atoll.answers.layout import LaunchFile
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.explore.proof.objective import Aim
 from atoll.export.plan import Exporter, make_plan
 from atoll.predictors.predictor import Asked, Predictor

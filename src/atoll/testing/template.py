@@ -10,7 +10,7 @@ from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.proof.objective import Objective
 from atoll.hardware.catalog import load_network
 from atoll.hardware.energy import DEFAULT_ENERGY
-from atoll.hardware.product import ProductSpace
+from atoll.hardware.product_space import ProductSpace
 from atoll.hardware.space import DEFAULT_GLB, HBM_OPTIONS, DesignAxes, DesignSpace, template_axes
 from atoll.hardware.template.parameter import Columns
 from atoll.hardware.template.template import MACHINE, ChipTemplate

@@ -6,17 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.tracing.caveats import caveats
+from atoll.tracing.emit.batch_pairs import NotProportionalError, paired, summed_steps
 from atoll.tracing.emit.layer import Emission
-from atoll.tracing.emit.lift import without_layout_copies
-from atoll.tracing.emit.pair import NotProportionalError, paired, summed_steps
+from atoll.tracing.emit.layout_copies import without_layout_copies
 from atoll.tracing.emit.remat import rematerialise
 from atoll.tracing.record.aten import call_node
 from atoll.tracing.record.causal import causal_softmaxes
 from atoll.tracing.record.segment import SegmentChain, cut_segments
 from atoll.tracing.record.trace import ModuleTrace, ValueSource
-from atoll.tracing.split.find import find_splits
+from atoll.tracing.split.split_search import find_splits
 from atoll.workload.modelfile import LayerEntry, ModelFile
 from atoll.workload.stored import StoredModel
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 
 _INPUT = re.compile(r"(?:([^=\[]+)=)?(\w+)\[([0-9, ]*)\]")
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.tracing.capture import capture, check_request, import_run_module
 from atoll.tracing.from_onnx.capture import capture_onnx
 from atoll.tracing.inputs import parse_inputs

@@ -15,11 +15,11 @@ from typing import Literal
 from pydantic import Field
 
 from atoll.answers.layout import ExpectedError, Interval, ValueRange
+from atoll.base.units import format_seconds
 from atoll.files.yamlfile import Count, Factor, FileModel, Share, read_shipped
 from atoll.hardware.gpu import Gpu
 from atoll.step.layout import Layout
 from atoll.training.run import Run
-from atoll.units import format_seconds
 
 ERRORS = files("atoll") / "data" / "errors.yaml"
 PUBLISHED_MFU = files("atoll") / "data" / "published_mfu.yaml"

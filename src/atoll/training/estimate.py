@@ -12,10 +12,11 @@ import numpy as np
 
 from atoll.answers.answer import DrawableResult, build_answer
 from atoll.answers.layout import ExpectedError, Exportable, Interval, LaunchFile
+from atoll.base.errors import AtollError
+from atoll.base.notebook import answer_html, bar_text
+from atoll.base.registry import import_named
+from atoll.base.units import format_bytes, format_mfu, format_seconds, ranges
 from atoll.cost.pricer import total
-from atoll.errors import AtollError
-from atoll.notebook import answer_html, bar_text
-from atoll.registry import import_named
 from atoll.step.layout import HOST, Layout, check_layout
 from atoll.step.length import WholeRun, run_totals
 from atoll.step.orders import SPLIT, arrivals
@@ -32,12 +33,11 @@ from atoll.training.accuracy import (
 )
 from atoll.training.batch.estimates import stage_choices
 from atoll.training.memory import Memory, stage_memory, stage_parameters
+from atoll.training.operators.layer_prices import LayerPrices
 from atoll.training.operators.layers import LayerCost, Share, recompute_choices
-from atoll.training.operators.priced import LayerPrices
 from atoll.training.operators.tables import Floats
 from atoll.training.run import Run
 from atoll.training.step import StageTime, Stepper, StepTime, accumulation_s, update_s
-from atoll.units import format_bytes, format_mfu, format_seconds, ranges
 from atoll.workload.flops import model_flops, trained_parameters
 
 if TYPE_CHECKING:

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
+from atoll.base.registry import import_named
 from atoll.hardware.catalog import load_network
 from atoll.hardware.device import Device, load_device
 from atoll.questions import LayoutQuestion, PlanQuestion, RunQuestion
 from atoll.questions.devices import FilesQuestion, LengthQuestion
-from atoll.registry import import_named
 from atoll.step.layout import Layout
 from atoll.step.length import MTBF_S, RESTART_S, RunLength
 from atoll.step.states import load_states

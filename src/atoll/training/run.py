@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from atoll.base.units import FLOPS, FREQUENCY, counted, format_bytes, format_quantity
 from atoll.fabric.network import Network
 from atoll.hardware.device import Device
 from atoll.hardware.gpu import ELEMENT_BYTES, SCALED, Gpu
 from atoll.step.length import RunLength
 from atoll.step.states import States
 from atoll.training.stack import COMPOSED_GELU, Stack
-from atoll.units import FLOPS, FREQUENCY, counted, format_bytes, format_quantity
 from atoll.workload.adapters import Adapters
 from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.stored import StoredModel, model_warnings

@@ -14,7 +14,7 @@ import yaml
 from pydantic import BeforeValidator, Field, model_validator
 
 from atoll.fabric.network import Network
-from atoll.files.wholefile import atomic_files
+from atoll.files.atomic_file import atomic_files
 from atoll.files.yamlfile import MOST, FileModel, load_yaml
 from atoll.training.stack import STACKS, Overlap, Stack
 

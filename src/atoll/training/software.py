@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from atoll.base.errors import AtollError
 from atoll.cost.gpu_experts import GATE_BACKWARD_BYTES, GATE_BYTES
-from atoll.errors import AtollError
 from atoll.training.stack import NEMO, STACKS, Stack, fused_loss
 
 Patterns = Sequence[tuple[str, str]]

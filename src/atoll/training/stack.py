@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from atoll.base.registry import Registry
 from atoll.files.yamlfile import shipped_table
-from atoll.registry import Registry
 from atoll.step.orders import ORDERS
 
 

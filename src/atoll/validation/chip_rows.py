@@ -20,15 +20,15 @@ from pathlib import Path
 
 import numpy as np
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
+from atoll.base.units import counted
 from atoll.files.csvfile import read_csv
 from atoll.hardware.accelerator import MIB
 from atoll.hardware.physical.area import area_parts_mm2, total
-from atoll.hardware.physical.chips import USUAL_YEAR, PhysicalChip, columns
 from atoll.hardware.physical.memories import parse_dram
 from atoll.hardware.physical.nodes import RETICLE_MM2
+from atoll.hardware.physical.physical_chip import USUAL_YEAR, PhysicalChip, columns
 from atoll.hardware.physical.power import power_parts_W
-from atoll.units import counted
 
 REQUIRED_COLUMNS = ("chip", "vendor", "process_nm", "bf16_TFLOPs", "silicon_mm2", "tdp_W")
 _USUAL_CLOCK_HZ = 1.2e9

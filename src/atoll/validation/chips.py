@@ -26,7 +26,6 @@ from atoll.answers.validation import (
 )
 from atoll.files.csvfile import write_csv
 from atoll.hardware.physical.area import area_mm2, area_parts_mm2
-from atoll.hardware.physical.chips import columns
 from atoll.hardware.physical.constants import (
     FITTED_AREA,
     FITTED_POWER,
@@ -34,6 +33,7 @@ from atoll.hardware.physical.constants import (
     Physics,
     constants,
 )
+from atoll.hardware.physical.physical_chip import columns
 from atoll.hardware.physical.power import module_W, power_parts_W, rating_W
 from atoll.validation.chip_rows import ChipRow, read_chips
 from atoll.validation.errors import error_summary

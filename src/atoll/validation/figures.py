@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from atoll.answers.validation import FigureLine, FiguresValidation
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.files.csvfile import read_csv, write_csv
 from atoll.hardware.gpu import Gpu, written_gpu
 from atoll.hardware.physical.constants import PUBLISHED

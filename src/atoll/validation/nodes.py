@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from atoll.answers.validation import NodeLine, NodesValidation
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.files.csvfile import read_csv, write_csv
 from atoll.hardware.gpu import written_gpu
 from atoll.hardware.physical.device_power import NodeLoad, node_W

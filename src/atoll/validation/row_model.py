@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.validation.run_table import RunRow
 from atoll.workload.adapters import LORA_RANK, Adapters, targets_named
 from atoll.workload.families.config_fields import MOST_LAYERS

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.files.csvfile import read_csv
 from atoll.workload.families.config_fields import MOST
 

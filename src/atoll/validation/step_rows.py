@@ -14,7 +14,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.files.csvfile import CsvLine, read_csv
 from atoll.hardware.catalog import load_network
 from atoll.hardware.gpu import load_gpu

@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from atoll.answers.validation import Errors, GroupErrors, Regret, RunsValidation, WorstRun
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.files.csvfile import write_csv
 from atoll.step.layout import Layout
 from atoll.training.estimate import Estimate, Estimator
 from atoll.training.run import Run
 from atoll.training.site import Site
 from atoll.validation.errors import error_summary
-from atoll.validation.rows import (
+from atoll.validation.row_runs import (
     Reader,
     peak_meaning,
     predicted_peak_bytes,

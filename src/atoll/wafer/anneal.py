@@ -16,8 +16,7 @@ import numpy as np
 
 from atoll.fabric.mesh import ALGORITHMS, Link
 from atoll.hardware.wafer import Wafer
-from atoll.wafer.encoding.codes import legal_codes
-from atoll.wafer.encoding.genes import (
+from atoll.wafer.encoding.block_mapping import (
     FATES,
     OFFLOAD,
     RECOMPUTE,
@@ -25,6 +24,7 @@ from atoll.wafer.encoding.genes import (
     SEARCHED_HOMES,
     BlockMapping,
 )
+from atoll.wafer.encoding.codes import legal_codes
 from atoll.wafer.encoding.mapping import StageMapping, WaferMapping
 from atoll.wafer.evaluate import MappingCost, evaluate
 

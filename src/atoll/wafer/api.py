@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from atoll.base.stopping import Stop
 from atoll.driver import Progress
 from atoll.questions import WaferQuestion
 from atoll.questions.ask import ask
-from atoll.stopping import Stop
 from atoll.wafer.answer.result import WaferEstimate, WaferResult
 from atoll.wafer.estimate import estimate_job
 from atoll.wafer.job import completed

@@ -6,19 +6,19 @@ solver then finds the best block mapping of each stage.
 
 from __future__ import annotations
 
-from atoll.errors import AtollError, InfeasibleError
+from atoll.base.errors import AtollError, InfeasibleError
+from atoll.base.units import counted
 from atoll.fabric.mesh import snake
 from atoll.hardware.wafer import Wafer
 from atoll.hardware.wafer_files import load_wafers
 from atoll.questions import WaferQuestion
 from atoll.step.states import load_states
-from atoll.units import counted
 from atoll.wafer.answer.result import WaferEstimate
-from atoll.wafer.detailed import replay_mapping
 from atoll.wafer.encoding.mapping import WaferMapping, read_mapping, validate
 from atoll.wafer.evaluate import evaluate
 from atoll.wafer.job import options_of, tokens_of
-from atoll.wafer.staging.stages import Planner
+from atoll.wafer.link_replay import replay_mapping
+from atoll.wafer.staging.planner import Planner
 
 
 def estimate_mapping(wafer: Wafer, mapping: WaferMapping) -> WaferEstimate:

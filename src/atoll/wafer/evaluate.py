@@ -33,14 +33,14 @@ from atoll.step.bubbles import microbatches_in_flight, peak_activation_bytes, st
 from atoll.step.replay import PassTime
 from atoll.step.states import States, load_states
 from atoll.wafer.costs import block_kernels as kernels
-from atoll.wafer.costs.homes import home_bytes, home_cost
-from atoll.wafer.costs.layer import block_cost
-from atoll.wafer.costs.pricing import die_pricer
+from atoll.wafer.costs.die_pricer import die_pricer
+from atoll.wafer.costs.layer_cost import block_cost
 from atoll.wafer.costs.tables import BlockTables, CostSetting
+from atoll.wafer.costs.weight_placement import home_bytes, home_cost
 from atoll.wafer.encoding import role_kernels as roles
+from atoll.wafer.encoding.block_mapping import BlockCost, HelperPath
 from atoll.wafer.encoding.block_parts import WaferBlock
 from atoll.wafer.encoding.codes import legal, parts_of
-from atoll.wafer.encoding.genes import BlockCost, HelperPath
 from atoll.wafer.encoding.mapping import StageMapping, WaferMapping
 
 

@@ -15,19 +15,28 @@ from typing import Any
 
 import numpy as np
 
-from atoll.arrays import FloatArray, IntArray
-from atoll.fabric.events import LinkMessage
+from atoll.base.arrays import FloatArray, IntArray
 from atoll.fabric.mesh import Link
 from atoll.fabric.mesh_collectives import exchange_messages, pass_messages
+from atoll.fabric.mesh_events import LinkMessage
 from atoll.fabric.routes import boundaries, journeys
 from atoll.hardware.wafer import Wafer
-from atoll.wafer.costs.layer import TransitionCost, edge_transfers, mapped_operators, mapping_tables
+from atoll.wafer.costs.layer_cost import (
+    TransitionCost,
+    edge_transfers,
+    mapped_operators,
+    mapping_tables,
+)
 from atoll.wafer.costs.tables import CostSetting, NodeTable
-from atoll.wafer.costs.transition import DigitCollective, collectives_between, stored_layout
+from atoll.wafer.costs.transition_collectives import (
+    DigitCollective,
+    collectives_between,
+    stored_layout,
+)
 from atoll.wafer.encoding import role_kernels as roles
+from atoll.wafer.encoding.block_mapping import RECOMPUTE
 from atoll.wafer.encoding.block_parts import KINDS, WaferBlock
 from atoll.wafer.encoding.codes import parts_of
-from atoll.wafer.encoding.genes import RECOMPUTE
 from atoll.wafer.encoding.mapping import StageMapping
 from atoll.wafer.evaluate import MappingCost, head_tables, setting_of
 

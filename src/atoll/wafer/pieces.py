@@ -15,19 +15,19 @@ from typing import Any
 from pydantic import JsonValue
 
 from atoll.answers.wafer import ResourceWorth
-from atoll.executors.copies import Lookahead
+from atoll.base.stopping import StopCheck
+from atoll.executors.forked_copy import Lookahead
 from atoll.fabric.mesh import Link, Rectangle
 from atoll.hardware.wafer import Wafer
-from atoll.stopping import StopCheck
 from atoll.wafer.anneal import anneal
 from atoll.wafer.answer.explain import CHANGES, worth
+from atoll.wafer.baselines.baselines import WaferBaseline, run_baseline
 from atoll.wafer.bounds.layer_bounds import LayerBounds, SizeBound
 from atoll.wafer.encoding.block import make_block
 from atoll.wafer.encoding.mapping import from_dict
 from atoll.wafer.evaluate import MappingCost, evaluate
-from atoll.wafer.others.baselines import WaferBaseline, run_baseline
 from atoll.wafer.staging.faults import Faults, map_around
-from atoll.wafer.staging.stages import ROUGH, Planner, WaferOptions, rough
+from atoll.wafer.staging.planner import ROUGH, Planner, WaferOptions, rough
 
 Call = tuple[Any, ...]
 

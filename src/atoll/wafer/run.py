@@ -10,27 +10,27 @@ from functools import partial
 from typing import Any
 
 from atoll.answers.wafer import FaultsAnswer, ResourceWorth, WaferDesign, WaferFront
+from atoll.base.errors import AtollError, InfeasibleError
+from atoll.base.stopping import Stop, StoppedError
+from atoll.base.units import counted
 from atoll.driver import ExecutionOptions, Progress, SearchRuntime, drive
-from atoll.errors import AtollError, InfeasibleError
 from atoll.executors import PieceRunner
 from atoll.hardware.wafer import Wafer
 from atoll.hardware.wafer_files import load_wafers
 from atoll.questions import WaferQuestion
 from atoll.step.certificate import Certificate
-from atoll.stopping import Stop, StoppedError
 from atoll.store import Identity, fingerprint
-from atoll.units import counted
 from atoll.wafer.answer.result import WaferResult, running_power_W, wafer_files
-from atoll.wafer.architectures import SolvedWafer, WaferExploration, explore_wafers, pareto_rows
-from atoll.wafer.detailed import replay_mapping
+from atoll.wafer.baselines.baselines import NAMES, WaferBaseline
 from atoll.wafer.encoding.mapping import read_mapping
 from atoll.wafer.estimate import estimate_mapping, job_mapping
 from atoll.wafer.evaluate import MappingCost
 from atoll.wafer.job import options_of, tokens_of
-from atoll.wafer.others.baselines import NAMES, WaferBaseline
+from atoll.wafer.link_replay import replay_mapping
 from atoll.wafer.search import QUICK_CODES, PipelineShape, WaferSearch
 from atoll.wafer.staging.faults import Faults, degraded, unharmed
-from atoll.wafer.staging.stages import MANY_CODES
+from atoll.wafer.staging.planner import MANY_CODES
+from atoll.wafer.wafer_space import SolvedWafer, WaferExploration, explore_wafers, pareto_rows
 from atoll.workload import load_model
 
 TOLERANCE = 0.01

@@ -16,13 +16,13 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
+from atoll.base.errors import InfeasibleError
+from atoll.base.stopping import StopCheck, StoppedError, never
+from atoll.base.units import format_bytes
 from atoll.driver import Progress
-from atoll.errors import InfeasibleError
 from atoll.fabric.mesh import Rectangle, snake
 from atoll.hardware.wafer import Wafer
 from atoll.step.certificate import relative_gap
-from atoll.stopping import StopCheck, StoppedError, never
-from atoll.units import format_bytes
 from atoll.wafer.bounds.layer_bounds import COUNTS, MAX_CODES, OPERATORS
 from atoll.wafer.bounds.step_bounds import LowestBound, StepBound
 from atoll.wafer.encoding.block import make_block
@@ -30,7 +30,7 @@ from atoll.wafer.encoding.mapping import from_dict
 from atoll.wafer.evaluate import MappingCost, evaluate
 from atoll.wafer.pieces import Call, WaferPieces, mapping_record, plan_call
 from atoll.wafer.staging.faults import Faults
-from atoll.wafer.staging.stages import INFINITY, MANY_CODES, MICROBATCHES, WaferOptions
+from atoll.wafer.staging.planner import INFINITY, MANY_CODES, MICROBATCHES, WaferOptions
 from atoll.wafer.staging.tiling import pack
 
 QUICK_CODES = 100  # instead of MANY_CODES when many wafers are compared

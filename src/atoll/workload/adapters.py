@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.workload.graph.layer import Layer, Model
 from atoll.workload.graph.operator import Operator, Role, Tensor, once, pass_over
 from atoll.workload.graph.products import data_gradient, weight_gradient

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.workload.graph.layer import Layer, LayerOrModel, Model
 from atoll.workload.graph.operator import Operator, Role, once
 

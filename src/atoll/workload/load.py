@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from atoll.errors import AtollError, as_path
+from atoll.base.errors import AtollError, as_path
 from atoll.files.jsonfile import parse_object, read_object
 from atoll.workload.families.config import config_from_hf
 from atoll.workload.families.hub import cached_config, cached_models, is_model_id

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from atoll.errors import AtollError, check_count
+from atoll.base.errors import AtollError, check_count
 from atoll.workload.builders.model import shared_parameters
 from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.graph.backward import differentiate

@@ -10,8 +10,8 @@ from math import gcd
 from pathlib import Path
 from typing import Any
 
-from atoll.errors import AtollError, check_count
-from atoll.files.wholefile import atomic_files, check_place
+from atoll.base.errors import AtollError, check_count
+from atoll.files.atomic_file import atomic_files, check_place
 from atoll.files.yamlfile import validate_dict
 from atoll.workload.attention_pattern import with_fused_attention
 from atoll.workload.families.model_config import ModelConfig

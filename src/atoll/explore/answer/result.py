@@ -22,18 +22,8 @@ from atoll.answers.search import (
     SearchAnswer,
     SearchExplanation,
 )
-from atoll.explore.answer.scope import SearchScope
-from atoll.explore.pricing.price import PERS
-from atoll.hardware.accelerator import Accelerator
-from atoll.hardware.catalog import load_network
-from atoll.hardware.silicon.chip import chip_template
-from atoll.notebook import answer_html, bar_text
-from atoll.placement.plan import Placement
-from atoll.placement.replay import replay_placement
-from atoll.profiles import job_profile
-from atoll.questions import SearchQuestion
-from atoll.step.certificate import Certificate, times
-from atoll.units import (
+from atoll.base.notebook import answer_html, bar_text
+from atoll.base.units import (
     FREQUENCY,
     counted,
     format_mfu,
@@ -41,6 +31,16 @@ from atoll.units import (
     format_seconds,
     format_slower,
 )
+from atoll.explore.answer.scope import SearchScope
+from atoll.explore.pricing.price import PERS
+from atoll.hardware.accelerator import Accelerator
+from atoll.hardware.catalog import load_network
+from atoll.hardware.silicon.chip import chip_template
+from atoll.placement.plan import Placement
+from atoll.placement.replay import replay_placement
+from atoll.profiles import job_profile
+from atoll.questions import SearchQuestion
+from atoll.step.certificate import Certificate, times
 
 if TYPE_CHECKING:
     import pandas as pd

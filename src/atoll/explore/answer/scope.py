@@ -9,21 +9,21 @@ from typing import Literal
 import numpy as np
 
 from atoll.answers.search import SpaceAnswer
-from atoll.errors import AtollError, InfeasibleError
+from atoll.base.errors import AtollError, InfeasibleError
+from atoll.base.units import format_bandwidth, format_bytes
 from atoll.explore.pricing.layouts import PowerLimit
 from atoll.explore.strategies import STRATEGIES
 from atoll.fabric.topology import parse_linked_network, parse_topology
 from atoll.hardware.accelerator import GIB, Hbm
 from atoll.hardware.physical.nodes import RETICLE_MM2
-from atoll.hardware.product import ProductSpace
+from atoll.hardware.product_space import ProductSpace
 from atoll.hardware.silicon.physical import PHYSICAL
 from atoll.hardware.silicon.systolic import SYSTOLIC
 from atoll.hardware.space import DesignLimits, DesignSpace, allowed_options, phaze_space
 from atoll.hardware.spacefile import read_space, template_space
-from atoll.hardware.widened import widened_space
+from atoll.hardware.widened_space import widened_space
 from atoll.profiles import job_profile
 from atoll.questions import SearchQuestion
-from atoll.units import format_bandwidth, format_bytes
 
 PHAZE_SPACE = "phaze"
 LiftedLimit = Literal["max_area", "max_power"] | None

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from atoll.base.jit import entry, kernel
 from atoll.cost.table_kernels import MAX_PASS, RESOURCES, operator_floor, side_by_side
-from atoll.jit import entry, kernel
 from atoll.schedule.bound_kernels import least_makespan
 
 

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.arrays import FloatArray, IntArray
+from atoll.base.arrays import FloatArray, IntArray
 from atoll.cost.chips import Chips, distinct_rows
 from atoll.executors.threads import over_ranges
 from atoll.explore.pricing.bound_kernels import layout_bounds, roofline
 from atoll.explore.pricing.layouts import Layouts, SearchSetting, list_layouts
-from atoll.explore.pricing.work import OperatorWork
+from atoll.explore.pricing.operator_work import OperatorWork
 from atoll.explore.pricing.workloads import Variants
 
 HBM = 2

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from atoll.arrays import FloatArray
+from atoll.base.arrays import FloatArray
 from atoll.cost.chips import Chips
 from atoll.explore.pricing.evaluate import PricedChips
-from atoll.explore.pricing.work import OperatorWork
+from atoll.explore.pricing.operator_work import OperatorWork
 from atoll.explore.pricing.workloads import Variant, Variants
 from atoll.hardware.energy import (
     DEFAULT_ENERGY,

@@ -14,6 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.base.jit import Kernel
+from atoll.base.kernel_cache import wait_for_kernels
+from atoll.base.stopping import StopCheck, never
 from atoll.cost.chips import Chips
 from atoll.cost.table import (
     PassSet,
@@ -28,10 +31,8 @@ from atoll.executors.threads import over_ranges
 from atoll.explore.pricing.bound_kernels import layer_floors
 from atoll.explore.pricing.layouts import SearchSetting
 from atoll.explore.pricing.limit import operator_J, pass_J, resting_W, shortest_s
-from atoll.explore.pricing.work import OperatorWork, operator_work
+from atoll.explore.pricing.operator_work import OperatorWork, operator_work
 from atoll.explore.pricing.workloads import Variant, Variants
-from atoll.jit import Kernel
-from atoll.kernel_cache import wait_for_kernels
 from atoll.placement.chain import Division, PlacementProblem, VariantTimes
 from atoll.placement.plan import Placement
 from atoll.schedule.bound_kernels import EPSILON
@@ -39,7 +40,6 @@ from atoll.schedule.list_kernels import Problems, quick_bounds
 from atoll.schedule.problem import Schedule, ScheduleProblem
 from atoll.schedule.quick import empty_quick
 from atoll.schedule.solve import Effort, solve
-from atoll.stopping import StopCheck, never
 from atoll.workload.graph.layer import predecessors
 
 FloatArray = NDArray[np.float64]

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.explore.pricing.planned.prices import PlannedLayouts, planned_layouts
+from atoll.explore.pricing.planned.layout_prices import PlannedLayouts, planned_layouts
 from atoll.explore.pricing.workloads import Variant
 from atoll.fabric.network import Network
 from atoll.placement.chain import ZERO, Division, PlacementProblem, StepFloors, VariantTimes

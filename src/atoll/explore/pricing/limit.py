@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from atoll.arrays import FloatArray, IntArray
+from atoll.base.arrays import FloatArray, IntArray
 from atoll.cost.chips import Chips
 from atoll.cost.table import PassSet
 from atoll.cost.table_kernels import Costs
 from atoll.explore.pricing.layouts import SearchSetting
-from atoll.explore.pricing.work import OperatorWork
+from atoll.explore.pricing.operator_work import OperatorWork
 from atoll.explore.pricing.workloads import Variants
 from atoll.hardware.energy import core_buffer_bytes_per_mac, energy_at, template_energy
 

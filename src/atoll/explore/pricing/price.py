@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from atoll.arrays import FloatArray
+from atoll.base.arrays import FloatArray
+from atoll.base.errors import AtollError
 from atoll.cost.chips import Chips
-from atoll.errors import AtollError
 from atoll.fabric.topology import parse_linked_network
 from atoll.hardware.accelerator import Hbm
 from atoll.hardware.physical.price import (

@@ -15,8 +15,9 @@ from math import ceil, floor
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.base.errors import AtollError
+from atoll.base.stopping import StopCheck, check_stop, never
 from atoll.cost.table import PassSet, flatten
-from atoll.errors import AtollError
 from atoll.placement.facts import ChainFacts, chain_facts
 from atoll.profile import Profile
 from atoll.questions import SearchQuestion
@@ -24,12 +25,11 @@ from atoll.schedule.chip import RING_TURN, in_turns
 from atoll.schedule.series import series_begins
 from atoll.step.layout import Layout
 from atoll.step.orders import SPLIT
-from atoll.stopping import StopCheck, check_stop, never
 from atoll.training.operators.layers import spread_experts
 from atoll.workload import ModelConfig, StoredModel, load_model, prepare, widths
 from atoll.workload.fuse import fuse
 from atoll.workload.graph.layer import Layer, Model
-from atoll.workload.narrow import check_precision, narrowed
+from atoll.workload.low_precision import check_precision, narrowed
 from atoll.workload.prepare import in_context
 
 LONG = 8192

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from atoll.arrays import IntArray
+from atoll.base.arrays import IntArray
 from atoll.executors import Crew, TaskCall
 from atoll.explore.proof.tasks import ChipTask, place_chips
 from atoll.explore.proof.trial import SolvedPlacements

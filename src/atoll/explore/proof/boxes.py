@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from atoll.arrays import BoolArray, FloatArray, IntArray
+from atoll.base.arrays import BoolArray, FloatArray, IntArray
 from atoll.cost.chips import Chips, chips_of_space
 from atoll.hardware.accelerator import Hbm, core_buffer_bytes
-from atoll.hardware.product import ProductSpace
+from atoll.hardware.product_space import ProductSpace
 from atoll.hardware.space import DesignSpace, allowed_options, product_points
 from atoll.hardware.template.template import MACHINE
 from atoll.profile import Profile

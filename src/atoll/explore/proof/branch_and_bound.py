@@ -25,6 +25,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.base.stopping import Stop
 from atoll.driver import Progress
 from atoll.executors import Crew, InProcess, TaskCall
 from atoll.explore.pricing.energy import (
@@ -35,10 +36,10 @@ from atoll.explore.pricing.energy import (
 from atoll.explore.pricing.layouts import SearchSetting
 from atoll.explore.pricing.workloads import Variants
 from atoll.explore.proof.batches import Pacer, Speculation
+from atoll.explore.proof.bound_checks import ROUNDING, chip_name
 from atoll.explore.proof.frontier import Frontier
 from atoll.explore.proof.journal import ChipEvaluation, EvaluatedPlan, EvaluationKey, Journal
 from atoll.explore.proof.objective import Objective
-from atoll.explore.proof.order import ROUNDING, chip_name
 from atoll.explore.proof.reserve import open_frontier
 from atoll.explore.proof.tasks import (
     ChipNodes,
@@ -48,12 +49,11 @@ from atoll.explore.proof.tasks import (
     place_node,
 )
 from atoll.explore.proof.trial import Rule, Trial, TrialPlacements, replayed, try_chip
-from atoll.hardware.product import ProductSpace
+from atoll.hardware.product_space import ProductSpace
 from atoll.hardware.space import DesignSpace
 from atoll.placement.chain import Division
 from atoll.schedule.solve import Effort
 from atoll.step.certificate import relative_gap
-from atoll.stopping import Stop
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from atoll.arrays import FloatArray, IntArray
-from atoll.errors import InfeasibleError
+from atoll.base.arrays import FloatArray, IntArray
+from atoll.base.errors import InfeasibleError
 from atoll.executors import TaskCall
+from atoll.explore.proof.bound_checks import ROUNDING, check_step, chip_name
 from atoll.explore.proof.branch_and_bound import Search, SearchOutcome
 from atoll.explore.proof.journal import ChipEvaluation, EvaluationKey
-from atoll.explore.proof.order import ROUNDING, check_step, chip_name
 from atoll.explore.proof.tasks import SolvedNode, solve_node
-from atoll.hardware.product import ProductSpace
+from atoll.hardware.product_space import ProductSpace
 from atoll.hardware.space import DesignSpace
 from atoll.schedule.solve import Effort
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.arrays import FloatArray, IntArray
+from atoll.base.arrays import FloatArray, IntArray
 from atoll.cost.chips import Chips, join_chips
 from atoll.explore.proof.journal import EvaluatedPlan
 

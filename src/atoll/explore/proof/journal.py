@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.arrays import FloatArray, IntArray
+from atoll.base.arrays import FloatArray, IntArray
 from atoll.cost.chips import Chips
 from atoll.explore.pricing.energy import StepEnergy
 from atoll.schedule.solve import Effort

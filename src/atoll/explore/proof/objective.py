@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from atoll.arrays import FloatArray
+from atoll.base.arrays import FloatArray
+from atoll.base.registry import Registry
 from atoll.cost.chips import Chips
 from atoll.explore.pricing.price import Price
 from atoll.hardware.accelerator import Hbm
 from atoll.hardware.space import DesignSpace
-from atoll.registry import Registry
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,23 +14,23 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.base.errors import InfeasibleError
+from atoll.base.stopping import Stop, check_stop
 from atoll.cost.chips import Chips, chips_of_space, distinct_rows, losses
 from atoll.cost.model import MAPPER
 from atoll.cost.table import cost_model
-from atoll.errors import InfeasibleError
 from atoll.explore.pricing.bounds import chip_rates, layer_rooflines, roofline_bounds
 from atoll.explore.pricing.energy import operator_repeats
 from atoll.explore.pricing.layouts import SearchSetting
 from atoll.explore.pricing.limit import step_floors_s
-from atoll.explore.pricing.work import OperatorWork, operator_work
+from atoll.explore.pricing.operator_work import OperatorWork, operator_work
 from atoll.explore.pricing.workloads import Variants
 from atoll.explore.proof.boxes import Boxes, SpaceGrid
 from atoll.explore.proof.frontier import Frontier
 from atoll.explore.proof.tasks import SearchContext, raise_by_floors
 from atoll.explore.proof.trial import Rule
-from atoll.hardware.product import ProductSpace
+from atoll.hardware.product_space import ProductSpace
 from atoll.hardware.space import DesignSpace
-from atoll.stopping import Stop, check_stop
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

@@ -13,20 +13,20 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.base.stopping import Stop
 from atoll.cost.chips import Chips
 from atoll.cost.table import cost_model
 from atoll.explore.pricing.bounds import VariantLayoutBounds
 from atoll.explore.pricing.energy import operator_repeats, variant_traffic
 from atoll.explore.pricing.evaluate import PricedChips, times_of
 from atoll.explore.pricing.layouts import SearchSetting
-from atoll.explore.pricing.work import OperatorWork
+from atoll.explore.pricing.operator_work import OperatorWork
 from atoll.explore.pricing.workloads import Variants
-from atoll.explore.proof.order import check_layers
+from atoll.explore.proof.bound_checks import check_layers
 from atoll.explore.proof.trial import Rule, SolvedPlacements, Trial, try_chip
 from atoll.placement.chain import Division
 from atoll.schedule.problem import Schedule
 from atoll.schedule.solve import Effort
-from atoll.stopping import Stop
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

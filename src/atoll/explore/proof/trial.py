@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from atoll.arrays import FloatArray, IntArray
+from atoll.base.arrays import FloatArray, IntArray
 from atoll.cost.chips import memories
 from atoll.explore.pricing.layouts import SearchSetting
 from atoll.explore.pricing.workloads import Variants
+from atoll.explore.proof.bound_checks import check_step, variant_name
 from atoll.explore.proof.objective import Objective
-from atoll.explore.proof.order import check_step, variant_name
 from atoll.hardware.accelerator import Hbm
-from atoll.hardware.product import ProductSpace
+from atoll.hardware.product_space import ProductSpace
 from atoll.hardware.space import DesignSpace
 from atoll.placement.chain import Division
 

@@ -19,9 +19,9 @@ from functools import reduce
 
 import numpy as np
 
-from atoll.hardware.physical.chips import Columns, Floats
 from atoll.hardware.physical.constants import PUBLISHED, Physics
 from atoll.hardware.physical.nodes import nodes
+from atoll.hardware.physical.physical_chip import Columns, Floats
 
 _UM2 = 1e-6
 _GB = 1e9

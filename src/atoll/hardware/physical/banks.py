@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from atoll.arrays import FloatArray
+from atoll.base.arrays import FloatArray
 from atoll.hardware.accelerator import MIB
 from atoll.hardware.physical.constants import PUBLISHED, Physics
 from atoll.hardware.template.parameter import Columns

@@ -22,15 +22,15 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from atoll.arrays import FloatArray
+from atoll.base.arrays import FloatArray
 from atoll.hardware.accelerator import GIB, KIB, MIB, Hbm
 from atoll.hardware.energy import die_power_W
 from atoll.hardware.physical import banks
 from atoll.hardware.physical.area import PARTS, area_parts_mm2, total
-from atoll.hardware.physical.chips import PhysicalChip, columns
 from atoll.hardware.physical.constants import PUBLISHED, Physics
 from atoll.hardware.physical.memories import HBM, Dram
 from atoll.hardware.physical.nodes import nodes
+from atoll.hardware.physical.physical_chip import PhysicalChip, columns
 from atoll.hardware.template.parameter import Columns, Parameter
 from atoll.hardware.template.stalls import SCRATCHPAD
 from atoll.hardware.template.template import Banked, ChipTemplate, EnergyModel

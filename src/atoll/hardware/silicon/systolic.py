@@ -5,13 +5,13 @@ PHAZE's kind of chip (ICML 2024); its lists are those of PHAZE's space.
 
 from __future__ import annotations
 
+from atoll.base.registry import Registry
 from atoll.hardware.accelerator import GIB, MIB
 from atoll.hardware.area import columns_area_mm2, columns_area_parts
 from atoll.hardware.energy import die_power_W
 from atoll.hardware.silicon.physical import PHYSICAL
 from atoll.hardware.template.parameter import Parameter
 from atoll.hardware.template.template import ChipTemplate
-from atoll.registry import Registry
 
 # Reference clock of PHAZE and of TPU v4 (Jouppi et al., ISCA 2023, Table 4: 1050 MHz).
 CLOCK_HZ = 1.05e9

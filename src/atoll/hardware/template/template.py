@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from numpy.typing import ArrayLike
 
-from atoll.arrays import FloatArray
+from atoll.base.arrays import FloatArray
 from atoll.hardware.template.cores import CostModel
 from atoll.hardware.template.parameter import Columns, Parameter
 from atoll.hardware.template.stalls import NO_STALLS, Stalls

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 
-from atoll.launch.files.words import UNKNOWN
+from atoll.launch.files.shell_tokens import UNKNOWN
 
 _OPERATORS: Mapping[type[ast.AST], Callable[[int, int], int]] = {
     ast.Add: operator.add,

@@ -19,7 +19,7 @@ from typing import IO, NamedTuple, cast
 
 import numpy as np
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 
 Pattern = re.Pattern[str]
 NUMBER = r"([0-9][0-9,]*\.?[0-9]*(?:[eE][-+]?[0-9]+)?)"

@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from atoll.errors import AtollError
-from atoll.launch.files.words import UNKNOWN
+from atoll.base.errors import AtollError
+from atoll.launch.files.shell_tokens import UNKNOWN
 
 MAX_REFERENCES, MAX_DEPTH, MAX_CHARACTERS = 5_000, 20, 10_000
 """Limits: references per file, nesting depth, characters per value."""

@@ -14,9 +14,9 @@ from fnmatch import fnmatchcase
 from itertools import takewhile
 from pathlib import Path
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.launch.files.expressions import evaluate_integer, holds
-from atoll.launch.files.words import (
+from atoll.launch.files.shell_tokens import (
     LITERAL,
     MOST_CHARACTERS,
     PLAIN,

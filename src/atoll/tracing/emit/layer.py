@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from atoll.tracing.emit.cluster import cluster
 from atoll.tracing.emit.kernel import eager_steps, kernel_kind, kernel_passes
-from atoll.tracing.emit.parts import Parts
+from atoll.tracing.emit.value_pieces import Parts
 from atoll.tracing.record.node import CallNode, NodeKind, VectorPass
 from atoll.tracing.record.segment import Segment
 from atoll.tracing.record.trace import ModuleTrace, TensorView, Value, ValueSource

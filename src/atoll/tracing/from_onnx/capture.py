@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.tracing.capture import CaptureRequest, abbreviated, capture_module, import_run_module
 from atoll.tracing.from_onnx.graph import Input, OnnxGraph, trained_initializers
-from atoll.tracing.from_onnx.paths import with_paths
+from atoll.tracing.from_onnx.module_paths import with_paths
 from atoll.tracing.from_onnx.patterns import mask_names, with_patterns
 from atoll.tracing.from_onnx.read import fold, package, read_graph, tie_weights
 from atoll.tracing.inputs import parse_inputs

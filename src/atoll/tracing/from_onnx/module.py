@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.tracing.from_onnx import ops_math, ops_nn, ops_shape
 from atoll.tracing.from_onnx.graph import Input, OnnxGraph, OnnxNode
+from atoll.tracing.from_onnx.onnx_call import OnnxCall, OnnxContext, UnsupportedError, Value
 from atoll.tracing.from_onnx.patterns import GROUP_DOMAIN
 from atoll.tracing.from_onnx.read import can_evaluate, constant, evaluate, fold
-from atoll.tracing.from_onnx.values import OnnxCall, OnnxContext, UnsupportedError, Value
 from atoll.tracing.record.torch_api import ValueAskedFor, buffer_tensor
 
 _DATA_SIZED = ("NonZero", "Compress", "Unique", "NonMaxSuppression")

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from atoll.tracing.from_onnx.onnx_call import OnnxCall, Operator, need
 from atoll.tracing.from_onnx.read import type_name
-from atoll.tracing.from_onnx.values import OnnxCall, Operator, need
 
 _UNARY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "Abs": torch.abs, "Acos": torch.acos, "Asin": torch.asin, "Atan": torch.atan,

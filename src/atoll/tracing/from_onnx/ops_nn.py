@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from atoll.tracing.from_onnx.values import OnnxCall, OnnxContext, Operator, Value, need
+from atoll.tracing.from_onnx.onnx_call import OnnxCall, OnnxContext, Operator, Value, need
 
 # --- products -------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from atoll.tracing.from_onnx.values import OnnxCall, Operator, Value, need
+from atoll.tracing.from_onnx.onnx_call import OnnxCall, Operator, Value, need
 
 
 def _shape(call: OnnxCall) -> Value:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.tracing.from_onnx.graph import (
     LARGEST_CONSTANT,
     Array,

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.workload.families.config import config_from_hf
 from atoll.workload.graph.products import attention_fraction
 from atoll.workload.load import read_json

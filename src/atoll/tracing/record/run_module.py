@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.tracing.record.torch_api import TORCH, FakeTensorMode, Recorder, ValueAskedFor
 from atoll.tracing.record.trace import ModuleTrace, ValueSource
 

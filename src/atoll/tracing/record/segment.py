@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from atoll.tracing.record.trace import Argument, ModuleTrace, OperatorCall, TensorView, ValueSource
-from atoll.workload.builders.blocks import periods
+from atoll.workload.builders.block_runs import periods
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporarily
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.tracing.record.trace import (
     Argument,
     ModuleTrace,

@@ -28,8 +28,8 @@ from atoll.training.memory import (
     logits_bytes,
     transient_bytes,
 )
+from atoll.training.operators.layer_prices import LayerPrices
 from atoll.training.operators.layers import LayerCost
-from atoll.training.operators.priced import LayerPrices
 from atoll.training.operators.tables import STAGES, Floats, Ints, LayoutTables
 from atoll.training.run import Run
 from atoll.training.step import Stepper, accumulation_s, resident_parameters, update_s

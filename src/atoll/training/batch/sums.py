@@ -16,8 +16,14 @@ from atoll.fabric.nested import TREE_SHARE
 from atoll.step.layout import ZERO_STAGES
 from atoll.step.orders import ORDERS
 from atoll.step.replay import pipeline_s
-from atoll.training.batch.parts import Paces, StagePasses, StageStateCosts, StateCosts, StateMemory
-from atoll.training.batch.paths import Triple, path_s
+from atoll.training.batch.cost_arrays import (
+    Paces,
+    StagePasses,
+    StageStateCosts,
+    StateCosts,
+    StateMemory,
+)
+from atoll.training.batch.path_bounds import Triple, path_s
 from atoll.training.operators.tables import (
     COPIES,
     DIVISION,

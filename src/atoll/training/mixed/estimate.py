@@ -7,13 +7,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
+from atoll.base.units import format_bytes, ranges
 from atoll.fabric.nested import send_s
 from atoll.fabric.network import Network
 from atoll.step.layout import Layout, check_layout
 from atoll.step.orders import arrivals
 from atoll.training.estimate import Estimator, boundary_bytes
 from atoll.training.memory import Memory
-from atoll.training.mixed.joined import joined_choices, pod_by_stage
+from atoll.training.mixed.pod_sums import joined_choices, pod_by_stage
 from atoll.training.mixed.pods import Pods
 from atoll.training.operators.layers import Share, recompute_choices
 from atoll.training.replay import (
@@ -23,7 +24,6 @@ from atoll.training.replay import (
     stage_passes,
 )
 from atoll.training.step import StageTime, Stepper, StepTime
-from atoll.units import format_bytes, ranges
 
 By = Literal["alone", "stages", "replicas"]
 

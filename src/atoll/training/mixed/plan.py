@@ -9,19 +9,19 @@ from atoll.answers.answer import AnsweredResult, build_answer
 from atoll.answers.certificate import Proof
 from atoll.answers.design import MixedAnswer, MixedStage, PodAlone, PodAnswer
 from atoll.answers.layout import Exportable, LaunchFile
+from atoll.base.errors import AtollError, InfeasibleError
+from atoll.base.registry import import_named
+from atoll.base.stopping import Stop, StoppedError
+from atoll.base.units import counted
 from atoll.driver import Progress
-from atoll.errors import AtollError, InfeasibleError
 from atoll.questions import PodsQuestion
-from atoll.registry import import_named
 from atoll.step.certificate import Certificate
-from atoll.stopping import Stop, StoppedError
 from atoll.training.mixed.estimate import MixedEstimate, PodEstimator, PodPlacement
 from atoll.training.mixed.pods import Pods, load_pods, make_pods
 from atoll.training.mixed.search import PodSearchResult, TimedPlacement, pod_uses, search
 from atoll.training.planner.plan import RUNNERS_UP, Plan, plan
 from atoll.training.planner.space import Axes, excluded
 from atoll.training.request import axes_from_question, run_from_question
-from atoll.units import counted
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,14 @@ from itertools import combinations, permutations
 
 from pydantic import Field, model_validator
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
+from atoll.base.units import format_bandwidth
 from atoll.fabric.network import FabricLevel, Network
 from atoll.files.yamlfile import Bandwidth, Count, FileModel, Seconds, Share, load_yaml
 from atoll.hardware.catalog import load_network
 from atoll.hardware.device import load_device
 from atoll.questions.fields import DeviceName, NetworkName
 from atoll.training.run import Run
-from atoll.units import format_bandwidth
 
 MOST_PODS = 3  # the divisions of blocks among pods grow exponentially with the pods
 

@@ -22,14 +22,14 @@ from math import gcd
 
 import numpy as np
 
+from atoll.base.stopping import Stop, StoppedError, check_stop
 from atoll.driver import Progress
 from atoll.step.layout import Layout, divisors
 from atoll.step.orders import ORDERS, SPLIT, chunks_per_stage
-from atoll.stopping import Stop, StoppedError, check_stop
 from atoll.training.batch.estimates import LEAST_CHOICE, per_parameter
 from atoll.training.estimate import Estimator, boundary_bytes
 from atoll.training.mixed.estimate import PodEstimator, PodPlacement
-from atoll.training.mixed.joined import (
+from atoll.training.mixed.pod_sums import (
     blocks_per_chunk,
     joined_estimates,
     pod_by_stage,
@@ -38,8 +38,8 @@ from atoll.training.mixed.joined import (
 from atoll.training.mixed.pods import Pods
 from atoll.training.operators.layers import recompute_choices
 from atoll.training.operators.tables import Floats
-from atoll.training.planner.bounds.floor import OPTIMAL, FamilyBounds
-from atoll.training.planner.bounds.sample import SampleBounds
+from atoll.training.planner.bounds.family_bounds import OPTIMAL, FamilyBounds
+from atoll.training.planner.bounds.sample_bounds import SampleBounds
 from atoll.training.planner.pieces import ROUNDING
 from atoll.training.planner.space import (
     Axes,

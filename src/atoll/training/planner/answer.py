@@ -25,9 +25,9 @@ from atoll.answers.plan import (
     Sensitivity,
     StageMemory,
 )
+from atoll.base.identity import VERSION
 from atoll.fabric.nested import collective_s
 from atoll.files.csvfile import write_csv
-from atoll.identity import VERSION
 from atoll.questions.question import explicit_fields
 from atoll.step.layout import Layout
 from atoll.step.stages import stage_shares

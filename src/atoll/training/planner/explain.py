@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from atoll.answers.layout import AxisReason
+from atoll.base.stopping import StoppedError
+from atoll.base.units import format_bytes, format_seconds
 from atoll.step.layout import Layout
-from atoll.stopping import StoppedError
 from atoll.training.estimate import Estimate
 from atoll.training.planner.search import LayoutSpace
 from atoll.training.planner.space import Bools
-from atoll.units import format_bytes, format_seconds
 
 AXES = (
     "tp", "pp", "cp", "ep", "etp", "vpp", "microbatch", "zero", "hsdp", "recompute", "sp",

@@ -26,7 +26,7 @@ from atoll.training.batch.sums import Sums
 from atoll.training.estimate import Estimator
 from atoll.training.operators.layers import recompute_choices
 from atoll.training.operators.tables import Floats, Ints
-from atoll.training.planner.bounds.floor import OPTIMAL, FamilyBounds
+from atoll.training.planner.bounds.family_bounds import OPTIMAL, FamilyBounds
 from atoll.training.planner.space import Axes, LayoutColumns, LayoutFamily, block_of, order_of
 from atoll.training.run import Run
 

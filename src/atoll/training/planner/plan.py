@@ -16,20 +16,20 @@ from atoll.answers.layout import (
     LayoutCandidate,
     candidates_words,
 )
+from atoll.base.errors import AtollError, InfeasibleError
+from atoll.base.notebook import answer_html
+from atoll.base.registry import import_named
+from atoll.base.stopping import Stop
+from atoll.base.units import counted, format_bytes
 from atoll.driver import Progress
-from atoll.errors import AtollError, InfeasibleError
-from atoll.notebook import answer_html
-from atoll.registry import import_named
 from atoll.step.certificate import Certificate
 from atoll.step.layout import Layout
-from atoll.stopping import Stop
 from atoll.training.estimate import Estimate
 from atoll.training.memory import stage_parameters
 from atoll.training.planner.pieces import PlanPieces
 from atoll.training.planner.search import FastestLayouts, LayoutRefusal, LayoutSpace, UnusableError
 from atoll.training.planner.space import Axes, excluded
 from atoll.training.run import Run
-from atoll.units import counted, format_bytes
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING
 
+from atoll.base.stopping import Stop
 from atoll.driver import SearchRuntime
 from atoll.hardware.device import TemplateChip
 from atoll.questions import PlanQuestion
 from atoll.questions.devices import LengthQuestion
-from atoll.stopping import Stop
 from atoll.training.planner.pieces import PlanPieces, make_piece
 from atoll.training.planner.plan import Plan, plan
 from atoll.training.planner.search import LayoutRefusal

@@ -21,14 +21,14 @@ from itertools import chain, islice
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.base.errors import AtollError
+from atoll.base.stopping import Stop, StoppedError, check_stop
 from atoll.driver import Progress
-from atoll.errors import AtollError
-from atoll.executors.copies import Pairs, from_both_ends, shared_zeros
+from atoll.executors.forked_copy import Pairs, from_both_ends, shared_zeros
 from atoll.step.layout import Layout
-from atoll.stopping import Stop, StoppedError, check_stop
 from atoll.training.estimate import Estimate
 from atoll.training.operators.tables import Floats
-from atoll.training.planner.bounds.floor import OPTIMAL
+from atoll.training.planner.bounds.family_bounds import OPTIMAL
 from atoll.training.planner.pieces import (
     ROUNDING,
     SINGLE,

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.step.layout import RECOMPUTE, ZERO_STAGES, Layout, divisors
 from atoll.step.orders import ORDERS
 from atoll.step.stages import splits
-from atoll.training.operators.priced import head_blocks
+from atoll.training.operators.layer_prices import head_blocks
 from atoll.training.run import Run
 
 Ints = NDArray[np.int64]

@@ -21,7 +21,7 @@ from atoll.answers.wafer import (
     WaferAnswer,
     WaferExplanation,
 )
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.fabric.mesh import Link
 from atoll.hardware.wafer import Wafer
 from atoll.hardware.wafer_files import load_wafers
@@ -30,7 +30,7 @@ from atoll.wafer.encoding.mapping import mapping_of
 from atoll.wafer.evaluate import MappingCost, evaluate
 from atoll.wafer.job import options_of
 from atoll.wafer.staging.faults import Faults
-from atoll.wafer.staging.stages import Planner, WaferOptions, rough
+from atoll.wafer.staging.planner import Planner, WaferOptions, rough
 
 MORE = 1.125  # an eighth: core counts with many factors keep many
 UNLIMITED = float("inf")

@@ -25,20 +25,20 @@ from atoll.answers.wafer import (
     WaferModel,
     WaferPicture,
 )
+from atoll.base.units import counted, format_bytes, format_mfu
 from atoll.fabric.mesh import Die, Link
 from atoll.hardware.wafer import Wafer
 from atoll.placement.plan import Placement, PlacementStage
 from atoll.placement.replay import replay_placement
 from atoll.questions import WaferQuestion
 from atoll.step.certificate import Certificate
-from atoll.units import counted, format_bytes, format_mfu
 from atoll.wafer.answer.draw import text_map, wafer_picture
+from atoll.wafer.baselines.baselines import WaferBaseline
+from atoll.wafer.encoding.block_mapping import RECOMPUTE
 from atoll.wafer.encoding.codes import parts_of
-from atoll.wafer.encoding.genes import RECOMPUTE
-from atoll.wafer.encoding.size import log10_mappings
+from atoll.wafer.encoding.space_size import log10_mappings
 from atoll.wafer.evaluate import MappingCost
 from atoll.wafer.job import options_of
-from atoll.wafer.others.baselines import WaferBaseline
 from atoll.workload import load_model
 from atoll.workload.flops import model_flops
 

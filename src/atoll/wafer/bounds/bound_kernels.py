@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from atoll.arrays import FloatArray
-from atoll.jit import entry, kernel
+from atoll.base.arrays import FloatArray
+from atoll.base.jit import entry, kernel
 
 ROUNDING = 1e-9
 

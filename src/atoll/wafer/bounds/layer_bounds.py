@@ -23,21 +23,21 @@ from typing import Any
 import numpy as np
 from pydantic import JsonValue
 
-from atoll.arrays import FloatArray, IntArray
+from atoll.base.arrays import FloatArray, IntArray
+from atoll.base.stopping import check_stop
 from atoll.fabric.digits import Digits
 from atoll.hardware.wafer import Wafer
 from atoll.step.replay import PassTime
-from atoll.stopping import check_stop
-from atoll.wafer.bounds.counts import SplitBounds, SplitTables, rates, split_bounds
+from atoll.wafer.bounds.split_tables import SplitBounds, SplitTables, rates, split_bounds
 from atoll.wafer.costs.block_kernels import CHUNKS
-from atoll.wafer.costs.pricing import die_pricer, pass_times_s
+from atoll.wafer.costs.die_pricer import die_pricer, pass_times_s
 from atoll.wafer.encoding.block import make_block
 from atoll.wafer.encoding.block_parts import TaggedMatmul, TaggedVector, WaferBlock
 from atoll.wafer.encoding.codes import Parts, by_tag, parts_of, splits
-from atoll.wafer.exact.exact import BlockSolver
+from atoll.wafer.exact.block_solver import BlockSolver
 from atoll.wafer.exact.paths import FREE, ChainBounds
-from atoll.wafer.exact.states import DecoupledBound, Rules, least_block_s
-from atoll.wafer.staging.stages import Planner
+from atoll.wafer.exact.shared_states import DecoupledBound, Rules, least_block_s
+from atoll.wafer.staging.planner import Planner
 
 PEAK, OPERATORS, COUNTS, EXACT, ALL_CODES = range(5)
 MEMORY = 5  # a request rather than a level: curves of the exact part at prices of a byte

@@ -24,8 +24,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.arrays import IntArray
-from atoll.stopping import check_stop
+from atoll.base.arrays import IntArray
+from atoll.base.stopping import check_stop
 from atoll.wafer.bounds.bound_kernels import (
     ROUNDING,
     SizeArrays,
@@ -46,7 +46,7 @@ from atoll.wafer.bounds.layer_bounds import (
     SizeBound,
     port_step_s,
 )
-from atoll.wafer.staging.stages import Planner
+from atoll.wafer.staging.planner import Planner
 
 StageSizes = tuple[tuple[int, int], ...]  # (dies, layers), the last stage first
 

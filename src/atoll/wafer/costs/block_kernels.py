@@ -28,8 +28,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from atoll.base.jit import entry, kernel
 from atoll.fabric.mesh_kernels import exchange_s, pass_s, with_scratch
-from atoll.jit import entry, kernel
 from atoll.wafer.encoding.role_kernels import PARTIAL, REPLICATED, SUMMED
 
 CHUNKS = 4.0  # pieces in which a streamed collective overlaps its operator

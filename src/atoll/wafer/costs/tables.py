@@ -15,18 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from atoll.arrays import BoolArray, FloatArray, IntArray
+from atoll.base.arrays import BoolArray, FloatArray, IntArray
 from atoll.fabric.digits import Digits
 from atoll.fabric.mesh import ALGORITHMS
 from atoll.fabric.mesh_collectives import gather_s, gathers_s, wires
 from atoll.hardware.wafer import Wafer
 from atoll.step.states import STATES, States
 from atoll.wafer.costs import block_kernels as kernels
-from atoll.wafer.costs.pricing import DiePricer, pass_times_s
+from atoll.wafer.costs.die_pricer import DiePricer, pass_times_s
 from atoll.wafer.encoding import role_kernels as roles
+from atoll.wafer.encoding.block_mapping import OPTIMIZER
 from atoll.wafer.encoding.block_parts import KINDS, Edge, OperatorChain, Unit, WaferBlock
 from atoll.wafer.encoding.codes import cuts_of, layouts, legal_codes, parts_of
-from atoll.wafer.encoding.genes import OPTIMIZER
 
 _WEIGHT = {"k": roles.SEQUENCE, "n": roles.COLUMNS, "e": roles.EXPERTS}
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.wafer.encoding.block_parts import (
     Edge,
     OperatorChain,
@@ -24,7 +24,7 @@ from atoll.wafer.encoding.block_parts import (
     Unit,
     WaferBlock,
 )
-from atoll.wafer.encoding.captured import BlockForm, as_built, head_as_built
+from atoll.wafer.encoding.captured_block import BlockForm, as_built, head_as_built
 from atoll.workload import StoredModel, load_model, prepare
 from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.graph.layer import Layer, Model

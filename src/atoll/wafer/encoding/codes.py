@@ -10,7 +10,7 @@ from math import prod
 
 import numpy as np
 
-from atoll.arrays import IntArray
+from atoll.base.arrays import IntArray
 from atoll.fabric.digits import Digits, factors
 from atoll.wafer.encoding.block_parts import Roles, WaferBlock
 

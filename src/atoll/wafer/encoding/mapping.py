@@ -20,16 +20,14 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from atoll.answers.wafer import DigitsFile, MappingFile, OperatorFile, StageFile
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.fabric.digits import Digits
 from atoll.fabric.mesh import ALGORITHMS, Die, Rectangle
 from atoll.files.jsonfile import read_object
 from atoll.files.yamlfile import validate_dict
 from atoll.step.states import load_states
 from atoll.wafer.encoding.block import make_block
-from atoll.wafer.encoding.block_parts import WaferBlock
-from atoll.wafer.encoding.codes import legal
-from atoll.wafer.encoding.genes import (
+from atoll.wafer.encoding.block_mapping import (
     FATES,
     HOMES,
     KEEP,
@@ -40,6 +38,8 @@ from atoll.wafer.encoding.genes import (
     SCHEDULES,
     BlockMapping,
 )
+from atoll.wafer.encoding.block_parts import WaferBlock
+from atoll.wafer.encoding.codes import legal
 from atoll.workload.families.model_config import ModelConfig
 
 

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from atoll.arrays import FloatArray, IntArray
-from atoll.wafer.encoding.genes import KEEP, OFFLOAD, RECOMPUTE, BlockCost
+from atoll.base.arrays import FloatArray, IntArray
+from atoll.wafer.encoding.block_mapping import KEEP, OFFLOAD, RECOMPUTE, BlockCost
 from atoll.wafer.exact import path_kernels as kernels
 from atoll.wafer.exact.price_kernels import PackedSteps
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from atoll.arrays import FloatArray, IntArray
-from atoll.jit import entry, kernel, numbers_at, quick_kernel
+from atoll.base.arrays import FloatArray, IntArray
+from atoll.base.jit import entry, kernel, numbers_at, quick_kernel
 from atoll.wafer.exact.path_kernels import (
     StepArrays,
     cheapest_choice_at,

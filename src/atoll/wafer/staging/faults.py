@@ -17,7 +17,7 @@ from atoll.fabric.mesh import Die, Link, Rectangle, both_directions
 from atoll.hardware.wafer import Wafer
 from atoll.wafer.encoding.mapping import problems
 from atoll.wafer.evaluate import MappingCost, evaluate
-from atoll.wafer.staging.stages import INFINITY, Planner
+from atoll.wafer.staging.planner import INFINITY, Planner
 from atoll.wafer.staging.tiling import guillotine
 
 MOST_PIECES = 8

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from atoll.errors import AtollError, check_count
+from atoll.base.errors import AtollError, check_count
 from atoll.workload.builders.block import block
-from atoll.workload.builders.blocks import BlockRun, block_runs
+from atoll.workload.builders.block_runs import BlockRun, block_runs
 from atoll.workload.builders.encoder_decoder import stack_part, stack_parts
 from atoll.workload.builders.ends import build_logits, embedding, head, loss
 from atoll.workload.builders.graph import GraphBuilder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.workload.families.config_fields import ACTIVATIONS, Fields
 from atoll.workload.families.model_config import ModelConfig
 

@@ -6,10 +6,10 @@ import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
+from atoll.workload.families.builtin import REFUSED
 from atoll.workload.families.config_fields import Fields
 from atoll.workload.families.family import FAMILIES
-from atoll.workload.families.known import REFUSED
 from atoll.workload.families.model_config import ModelConfig
 
 QUANTIZED = ("quantization_config", "compression_config")

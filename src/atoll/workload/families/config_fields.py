@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 
 # Names under which Hugging Face configurations give the same function.
 ACTIVATIONS = {

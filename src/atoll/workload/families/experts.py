@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.workload.families.config_fields import Fields
 from atoll.workload.families.family import Step
 from atoll.workload.families.layer_kinds import CHUNKED, FULL, kinds, rotary_list

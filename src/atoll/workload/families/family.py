@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from atoll.registry import Registry
+from atoll.base.registry import Registry
 from atoll.workload.families.config_fields import Fields
 from atoll.workload.families.model_config import ModelConfig
 

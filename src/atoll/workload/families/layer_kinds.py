@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.workload.families.config_fields import Fields
 from atoll.workload.families.family import Step
 from atoll.workload.families.model_config import ModelConfig

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from atoll.errors import AtollError
+from atoll.base.errors import AtollError
 from atoll.workload.graph.backward_rules import RULES
 from atoll.workload.graph.layer import Layer
 from atoll.workload.graph.operator import Role

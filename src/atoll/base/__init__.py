@@ -1,0 +1,1 @@
+"""Modules without knowledge of the domain: errors, units, arrays, stopping, identity, kernels."""

@@ -1,0 +1,88 @@
+"""Results as HTML for notebooks and as a line of text, with a bar of the step's parts.
+
+Takes plain values only; the HTML loads nothing and has no scripts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+
+from atoll.base.units import format_seconds
+
+# Palette of Okabe and Ito, suitable for colour-blind readers.
+COLOURS = (
+    "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#B3A000", "#7F7F7F",
+)  # fmt: skip
+LEAST_SHARE = 0.0005
+"""Share of the total below which a part is left out."""
+
+
+def answer_html(
+    title: str,
+    facts: Iterable[tuple[str, str]],
+    parts_s: Mapping[str, float],
+    footer: str = "",
+    others: Sequence[tuple[str, str]] = (),
+) -> str:
+    """Return an answer as HTML: facts, parts of its time, comparisons and proof."""
+    rows = "".join(_row(name, value) for name, value in facts)
+    comparison = "".join(_row(name, value) for name, value in others)
+    if comparison:
+        comparison = (
+            '<table style="margin:4px 0"><tr><th style="text-align:left" colspan="2">beside</th>'
+            f"</tr>{comparison}</table>"
+        )
+    return (
+        f'<div class="atoll"><strong>{escape(title)}</strong>'
+        f'<table style="margin:4px 0">{rows}</table>{_bar(parts_s)}{comparison}'
+        f'<div style="opacity:.75">{escape(footer)}</div></div>'
+    )
+
+
+SHADES = "█▓▒░"
+
+
+def bar_text(parts_s: Mapping[str, float], width: int = 40) -> str:
+    """Return the parts of a time as a text bar, largest first, with their shares."""
+    total_s = sum(parts_s.values())
+    shown = [(n, v) for n, v in parts_s.items() if total_s and v / total_s >= LEAST_SHARE]
+    shown.sort(key=lambda part: -part[1])
+    bar, words, filled, sum_s = "", [], 0, 0.0
+    for index, (name, value) in enumerate(shown):
+        shade = SHADES[index % len(SHADES)]
+        sum_s += value
+        end = round(width * sum_s / total_s)
+        bar += shade * (end - filled)
+        filled = end
+        words.append(f"{shade} {name.replace('_', ' ')} {value / total_s:.1%}")
+    return f"{bar}  {', '.join(words)}"
+
+
+def _row(name: str, value: str) -> str:
+    return (
+        f'<tr><td style="text-align:left;opacity:.75">{escape(name)}</td>'
+        f'<td style="text-align:left">{escape(value)}</td></tr>'
+    )
+
+
+def _bar(parts_s: Mapping[str, float]) -> str:
+    """Return the parts of a time as an HTML bar with a legend."""
+    total_s = sum(parts_s.values())
+    shown = [(n, v) for n, v in parts_s.items() if total_s and v / total_s >= LEAST_SHARE]
+    pieces, legend = [], []
+    for index, (name, value) in enumerate(shown):
+        colour = COLOURS[index % len(COLOURS)]
+        words = escape(f"{name.replace('_', ' ')} {format_seconds(value)} ({value / total_s:.1%})")
+        pieces.append(
+            f'<div title="{words}" style="width:{100 * value / total_s:.3f}%;background:{colour}">'
+            "</div>"
+        )
+        legend.append(
+            f'<span style="margin-right:12px;white-space:nowrap"><span style="display:inline-block;'
+            f'width:10px;height:10px;background:{colour};margin-right:4px"></span>{words}</span>'
+        )
+    return (
+        '<div style="display:flex;height:16px;max-width:640px;border-radius:3px;overflow:hidden">'
+        f'{"".join(pieces)}</div><div style="font-size:85%">{"".join(legend)}</div>'
+    )

@@ -1,0 +1,202 @@
+"""Complete designs from the chip indices of a search: chip, placement, energy, layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from atoll.answers.design import LayerPass, Record
+from atoll.base.arrays import FloatArray
+from atoll.base.stopping import StoppedError
+from atoll.explore.answer.operator_limits import layer_report
+from atoll.explore.answer.plateau import ChipSize
+from atoll.explore.answer.result import Design, ModelPlan
+from atoll.explore.pricing.energy import energy_per_token_J, step_energy
+from atoll.explore.pricing.evaluate import PricedChips
+from atoll.explore.proof.branch_and_bound import Search
+from atoll.explore.proof.exact import EFFORTS
+from atoll.explore.proof.journal import EvaluatedPlan, EvaluationKey
+from atoll.explore.proof.tasks import Schedules
+from atoll.hardware.accelerator import Hbm
+from atoll.hardware.physical.price import device_usd
+from atoll.hardware.silicon.chip import peak_power_W
+from atoll.hardware.space import DesignSpace
+from atoll.schedule.solve import Effort
+from atoll.workload.flops import model_flops
+
+_SAME = 1e-9  # relative rounding error
+
+
+@dataclass(frozen=True)
+class DesignBuilder:
+    """Builds complete designs from chip indices of a search."""
+
+    search: Search
+
+    def design(self, chip: int, with_layers: bool = False) -> Design:
+        chips = self.search.frontier.chips
+        plans = self.search.frontier.plans[chip]
+        single = chips.subset(np.array([chip]))
+        variants, setting = self.search.variants, self.search.setting
+        priced = {
+            model: PricedChips.of(single, variants.part([plan.variant]), setting)
+            for model, plan in plans.items()
+        }
+        space, design = self._space_with(int(chips.design[chip]))
+        hbm = self._smallest_hbm(priced, space, design, int(chips.memory[chip]), plans)
+        accelerator = replace(space.accelerator(design, hbm), name="")
+        described = []
+        for model, plan in sorted(plans.items()):
+            described_plan = model_plan(
+                priced[model], plan.pass_s, float(hbm.capacity_bytes), accelerator.peak_flops
+            )
+            assert described_plan is not None
+            layers = self._layers(priced[model], chip, plan) if with_layers else ()
+            described.append(replace(described_plan, layers=layers))
+        return Design(
+            accelerator=accelerator,
+            area_mm2=float(space.area_with(hbm)[design]),
+            peak_power_W=peak_power_W(accelerator),
+            plans=tuple(described),
+        )
+
+    def _layers(self, priced: PricedChips, chip: int, plan: EvaluatedPlan) -> tuple[LayerPass, ...]:
+        """Return a plan's schedules with the best bounds of all efforts of the proof; solved again
+        if not in memory, empty where the search stops before that.
+        """
+        search, variant = self.search, priced.variants.variants[0]
+        plan_limit_s = np.inf if plan.limit_s is None else plan.limit_s
+        tries: list[tuple[Effort, float]] = [(plan.effort, plan_limit_s)]
+        node = "tighten", int(search.frontier.ids[chip]), plan.variant
+        keys = {effort: EvaluationKey(*node, effort) for effort in EFFORTS}
+        tries += [(e, np.inf) for e in EFFORTS if keys[e] in search.solved and e != plan.effort]
+        solved: list[Schedules] = []
+        for effort, limit_s in tries:
+            schedules, solved_s = None, 0.0
+            if effort != "quick":
+                schedules, solved_s = search.schedules.get(keys[effort], (None, 0.0))
+            try:
+                if schedules is None or solved_s != limit_s:
+                    schedules = priced.schedules(
+                        0, variant, effort, search.tolerance / 4.0, limit_s, search.stop
+                    )
+            except StoppedError:
+                return ()
+            solved.append(schedules)
+        return layer_report(priced, 0, variant, _tightest(solved))
+
+    def size(self, chip: int) -> ChipSize:
+        """Return area, peak power and cost of a chip with the smallest HBM of its bandwidth."""
+        chips = self.search.frontier.chips
+        space, design = self._space_with(int(chips.design[chip]))
+        hbm = self._hbm_options(space, design, int(chips.memory[chip]))[0]
+        area_mm2 = float(space.area_with(hbm)[design])
+        process_nm = space.values(design).get("process_nm", space.template.process_nm)
+        usd = 0.0 if process_nm is None else device_usd(area_mm2, process_nm, hbm.capacity_bytes)
+        power_W = peak_power_W(space.accelerator(design, hbm))
+        return ChipSize(*(round(float(value), 6) for value in (area_mm2, power_W, usd)))
+
+    def _space_with(self, design: int) -> tuple[DesignSpace, int]:
+        """Return a space in memory that contains the design, and its index there."""
+        if isinstance(self.search.space, DesignSpace):
+            return self.search.space, design
+        return self.search.space.designs(np.array([design]))[0], 0
+
+    def _smallest_hbm(
+        self,
+        priced: dict[int, PricedChips],
+        space: DesignSpace,
+        design: int,
+        memory: int,
+        plans: dict[int, EvaluatedPlan],
+    ) -> Hbm:
+        """Return the smallest capacity that keeps every model's step time."""
+        options = self._hbm_options(space, design, memory)
+        for option in options[:-1]:
+            if all(
+                self._step_time_s(priced[model], plan, option) <= plan.step_time_s * (1 + _SAME)
+                for model, plan in plans.items()
+            ):
+                return option
+        return options[-1]
+
+    def _hbm_options(self, space: DesignSpace, design: int, memory: int) -> list[Hbm]:
+        """Return the options of a memory that the design allows, smallest first."""
+        return [
+            option
+            for option in self.search.memories[memory]
+            if space.hbm_allowed[design, space.hbm_options.index(option)]
+        ]
+
+    def _step_time_s(self, priced: PricedChips, plan: EvaluatedPlan, hbm: Hbm) -> float:
+        variant = priced.variants.variants[0]
+        placed = priced.place(0, variant, plan.pass_s, memory_bytes=float(hbm.capacity_bytes))
+        return np.inf if placed is None else placed.step_time_s
+
+    def record(self, chip: int) -> Record:
+        """Return an evaluated design as a flat record."""
+        chips = self.search.frontier.chips
+        number = int(chips.design[chip])
+        space, design = self._space_with(number)
+        plans = self.search.frontier.plans[chip]
+        row: dict[str, int | float] = {
+            "design": number,
+            **space.values(design),
+            "hbm_capacity_bytes": int(chips.hbm_capacity_bytes[chip]),
+            "hbm_bandwidth_Bps": float(chips.hbm_Bps[chip]),
+            "area_mm2": float(chips.area_mm2[chip]),  # with the interfaces of this HBM
+            "power_W": max(plan.energy.power_W for plan in plans.values()),
+            "energy_per_token_J": energy_per_token_J([f.energy for f in plans.values()]),
+        }
+        for model, plan in sorted(plans.items()):
+            variant = self.search.variants.variants[plan.variant]
+            workload = self.search.variants.workloads[model]
+            row |= {
+                f"{workload.name}: samples_per_s": workload.global_batch / plan.step_time_s,
+                f"{workload.name}: step_time_s": plan.step_time_s,
+                f"{workload.name}: microbatch": variant.microbatch,
+                f"{workload.name}: tensor": variant.tp,
+                f"{workload.name}: power_W": plan.energy.power_W,
+                f"{workload.name}: energy_per_token_J": plan.energy.per_token_J,
+            }
+        return row
+
+
+def _tightest(solved: list[Schedules]) -> Schedules:
+    """Return the first schedules with the highest bound that any effort proved for them."""
+    pairs = []
+    for tries in zip(*solved, strict=True):
+        passes = zip(*tries, strict=True)
+        best = [max(efforts, key=lambda solution: solution.lower_bound_s) for efforts in passes]
+        first, second = (
+            replace(efforts, lower_bound_s=most.lower_bound_s, bound=most.bound)
+            for efforts, most in zip(tries[0], best, strict=True)
+        )
+        pairs.append((first, second))
+    return pairs
+
+
+def model_plan(
+    priced: PricedChips, pass_s: FloatArray, memory_bytes: float, peak_flops: float
+) -> ModelPlan | None:
+    """Plan the first variant on the first chip with this memory; None if it does not fit."""
+    variant = priced.variants.variants[0]
+    division = priced.place(0, variant, pass_s, memory_bytes=memory_bytes)
+    if division is None:
+        return None
+    placement = priced.describe(0, variant, pass_s, division, memory_bytes)
+    workload = priced.variants.workloads[variant.workload]
+    energy = step_energy(priced, placement)
+    samples_per_s = workload.global_batch / placement.step_time_s
+    flops = samples_per_s * model_flops(workload.config, workload.sequence)
+    return ModelPlan(
+        model=workload.name,
+        samples_per_s=samples_per_s,
+        tokens_per_s_per_device=samples_per_s * workload.sequence / placement.devices,
+        mfu=flops / (peak_flops * placement.devices),
+        placement=placement,
+        power_W=energy.power_W,
+        energy_per_token_J=energy.per_token_J,
+        energy_parts_J=energy.parts_J,
+    )

@@ -1,0 +1,483 @@
+"""The planner's layouts of a searched chip: all pipeline orders, ZeRO stages, replicas of what ZeRO
+divides, context and expert parallelism, with even or balanced stages.
+
+They are priced by the planner's own estimate (`training.batch`), so that a chip takes the same step
+in a search and in a plan. Of its tables the times of layers differ from chip to chip, and with them
+which tensors of a block are worth keeping.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.cost.pricer import Cost, LayerTimes
+from atoll.explore.pricing.bound_kernels import floors_s
+from atoll.explore.pricing.planned.layout_list import Allowed, listed_layouts
+from atoll.explore.pricing.planned.path_bounds import path_floors
+from atoll.explore.pricing.planned.recompute_choices import Chosen, Menu, chosen, menu_of
+from atoll.hardware.catalog import load_accelerator
+from atoll.hardware.device import TemplateChip
+from atoll.placement.chain import Division, PlacementProblem, StepFloors, VariantTimes
+from atoll.placement.facts import ChainFacts
+from atoll.placement.plan import Placement, PlacementStage
+from atoll.step.layout import Layout
+from atoll.step.orders import SPLIT, arrivals
+from atoll.step.stages import stage_shares
+from atoll.training.batch.cost_arrays import StateCosts, StateMemory
+from atoll.training.batch.estimates import LayoutSequence, make_tables
+from atoll.training.batch.sums import Sums
+from atoll.training.estimate import Estimate, Estimator
+from atoll.training.operators.layer_prices import head_blocks
+from atoll.training.operators.layers import LayerCost, Share, layer_costs
+from atoll.training.operators.policies import PolicyCost
+from atoll.training.operators.tables import (
+    COPIES,
+    GROUP,
+    PIPE,
+    SIDE,
+    ZERO,
+    LayoutTables,
+)
+from atoll.training.request import stand_in
+from atoll.training.run import Run
+from atoll.training.stack import CHIP
+from atoll.training.step import Stepper
+from atoll.workload.graph.layer import Layer, Model
+from atoll.workload.graph.operator import Operator
+from atoll.workload.stored import StoredModel
+
+if TYPE_CHECKING:
+    from atoll.explore.pricing.workloads import Variant
+
+FloatArray = NDArray[np.float64]
+
+AT_ONCE = 32  # layouts: few, as the first ones often rule the others out
+STATIC = ("none", "ring", "exchange", "fewest")
+"""Choices of tables without a chip: all is kept; attention, or the exchange with experts, runs
+again and all is kept; no block keeps less."""
+_NAMES = ("compute", "recompute", "pipeline_sends", "pipeline_bubble", "gradient_reduction")
+
+
+class _Free:
+    """Prices nothing: what is left of an estimate is what no chip changes."""
+
+    fusion = "default"
+    schedules_links = True
+    operand_share = 1.0
+    launch_s = 0.0
+
+    def layer(self, layer: Layer, ring: int, samples: int) -> LayerTimes:
+        names = [op.name for op in (*layer.forward, *layer.backward)]
+        return LayerTimes(dict.fromkeys(names, Cost()), Cost(), Cost(), Cost(), Cost())
+
+    def kept_bytes(self, layer: Layer, dropped: Set[str] = frozenset()) -> float:
+        return 0.0
+
+    def least(self, layer: Layer, operators: Iterable[Operator], ring: int) -> Cost:
+        return Cost()
+
+    def beyond(
+        self, layer: Layer, operators: Iterable[Operator], samples: Sequence[int], ep: int
+    ) -> FloatArray:
+        return np.zeros(len(samples))
+
+
+class _CostedEstimator(Estimator):
+    """An estimator of one variant whose layers' costs are known."""
+
+    def __init__(self, run: Run, model: Model, costs: tuple[LayerCost, ...]) -> None:
+        self.run = run
+        self._cache = {}
+        self._model = model
+        self._costs = costs
+
+    def costs(self, layout: Layout) -> tuple[LayerCost, ...]:
+        return self._costs
+
+    def model(self, layout: Layout) -> Model:
+        return self._model
+
+    def full(self, layout: Layout, policies: tuple[str, ...]) -> Estimate:
+        return self._estimate(layout, policies)
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedLayouts:
+    """`placement.chain.OtherLayouts` of one variant, priced as the planner does."""
+
+    run: Run
+    facts: ChainFacts
+    layouts: tuple[Layout, ...]
+    menus: tuple[Menu, ...]
+    """Of the kinds of blocks."""
+    costs: tuple[LayerCost, ...]
+    """Of the runs of equal layers in the chain, which take no time."""
+    kind: NDArray[np.int64]
+    """Of each of these, which of the distinct layers it is; and which kind of block, or -1."""
+    block: NDArray[np.int64]
+    tables: LayoutTables
+    """The planner's, of layers that take no time on a memory of one byte a second."""
+    apart: NDArray[np.bool_]
+    """(sides,): whether weight gradients run apart."""
+    steps: StepFloors
+    """Their fixed seconds without those on memory."""
+    states: StateCosts
+    """Of all layouts, on such a memory."""
+    first: NDArray[np.int64]
+    """(layouts,): their first stages there."""
+    needed: FloatArray
+    """(layouts,): bytes under the choices that need least."""
+
+    def floors(self, problem: PlacementProblem) -> StepFloors:
+        return self._steps(problem).of(self.needed <= problem.memory_bytes)
+
+    def _steps(self, problem: PlacementProblem) -> StepFloors:
+        moved_s = self.states.optimizer_s / problem.hbm_Bps
+        return self.steps._replace(fixed_s=self.steps.fixed_s + moved_s)
+
+    def fastest(
+        self, problem: PlacementProblem, times: VariantTimes, cutoff_s: float
+    ) -> Division | None:
+        floor_s = np.empty(len(self.layouts))
+        both_s = np.concatenate([times.pass_s, times.halves_s])
+        floors_s(self._steps(problem), both_s, self.facts.repeats, self.is_block, floor_s)
+        hopeful = np.flatnonzero((floor_s < cutoff_s) & (self.needed <= problem.memory_bytes))
+        order = hopeful[np.argsort(floor_s[hopeful], kind="stable")]
+        if not len(order):
+            return None
+        choices = self.chosen(times)
+        tables = self.timed(problem, times, choices)
+        best_s, best = cutoff_s, -1
+        picks = np.zeros(0, np.int64)
+        for first in range(0, len(order), AT_ONCE):
+            if floor_s[order[first]] >= best_s:
+                break
+            rows = order[first : first + AT_ONCE]
+            sums = Sums(tables, tables.rows[rows])
+            stage_bytes = self._stage_bytes(sums, rows, problem)
+            step_s, choices_taken = sums.best(best_s, stage_bytes)
+            least = int(step_s.argmin())
+            if step_s[least] < best_s:
+                best_s, best = float(step_s[least]), int(rows[least])
+                picks = choices_taken[sums.row == least]
+        if best < 0:
+            return None
+        layout = self.layouts[best]
+        first = tables.starts[tables.rows[best, PIPE]]
+        mixes = tables.mix[first : first + layout.pp]
+        blocks = np.flatnonzero(self.block >= 0)
+        stage_blocks = tables.counts[mixes][:, blocks] / layout.copies
+        again_s = float((stage_blocks * choices.again_s[self.block[blocks]][:, picks].T).sum())
+        busy_s = float(times.pass_s.sum(axis=1) @ self.facts.repeats)
+        return Division(
+            step_time_s=best_s,
+            pipeline=layout.pp,
+            data=layout.dp,
+            starts=(),
+            recompute_share=again_s / busy_s if busy_s else 0.0,
+            zero=layout.zero,
+            layout=layout,
+            choices=tuple(picks.tolist()),
+        )
+
+    def _stage_bytes(
+        self, sums: Sums, rows: NDArray[np.int64], problem: PlacementProblem
+    ) -> StateMemory:
+        """What some of the layouts hold, beside a chip's times."""
+        at, all_states = self.first[rows][sums.row] + sums.place, self.states
+        weight_s = (sums.t.counts @ sums.t.kinds[:, 4])[sums.mix]
+        states = StateCosts(
+            all_states.optimizer_s[rows] / problem.hbm_Bps,
+            all_states.last_s[rows],
+            all_states.before_s[rows],
+            all_states.fixed[at],
+            all_states.gradients[at],
+            all_states.waiting[at],
+            weight_s / sums.rows[sums.row, COPIES],
+            all_states.launch_s[at],
+        )
+        return StateMemory(states, sums.memory(states))
+
+    @cached_property
+    def is_block(self) -> NDArray[np.bool_]:
+        """Of the distinct layers."""
+        is_block = np.zeros(len(self.facts.layers), np.bool_)
+        is_block[[kind.layer for kind in self.facts.blocks]] = True
+        return is_block
+
+    def chosen(self, times: VariantTimes) -> Chosen:
+        """The choices of a plan on a chip with these times."""
+        return chosen(self.menus, self.facts, times.forward_s)
+
+    def timed(self, problem: PlacementProblem, times: VariantTimes, chosen: Chosen) -> LayoutTables:
+        """The tables with a chip's times and choices."""
+        t, count = self.tables, chosen.choice.shape[1]
+        none, ring, exchange, _ = range(len(STATIC))
+        passes = np.repeat(t.passes[:, :, [none]], count, axis=2)
+        passes[..., 0] += times.pass_s[self.kind, 0, None]
+        for side, apart in enumerate(self.apart):
+            back_s = times.halves_s.sum(axis=1) if apart else times.pass_s[:, 1]
+            passes[side, :, :, 1] += back_s[self.kind, None]
+        blocks = np.flatnonzero(self.block >= 0)
+        of = self.block[blocks]
+        rings_s, exchanges_s = (
+            (t.passes[:, blocks, i, 1] - t.passes[:, blocks, none, 1])[:, :, None]
+            for i in (ring, exchange)
+        )
+        passes[..., 1][:, blocks] += chosen.again_s[of] + (
+            rings_s * chosen.attention[of] + exchanges_s * chosen.exchange[of]
+        )
+        kept = np.repeat(t.kept[:, [none]], count, axis=1)
+        kept[blocks] = chosen.bytes[of]
+        dropped = t.kept[:, [none]] - kept
+        occurs = np.zeros((len(t.transient), len(kept)), np.bool_)
+        np.logical_or.at(occurs, t.content, t.counts > 0)
+        transient = np.array([dropped[occurring].max(axis=0, initial=0.0) for occurring in occurs])
+        kinds, parameters = t.kinds.copy(), t.parameters.copy()
+        if len(times.halves_s):
+            kinds[:, 4] = times.halves_s[self.kind, 1]
+        parameters[:, 3:] /= problem.hbm_Bps
+        return t._replace(
+            passes=passes,
+            kinds=kinds,
+            parameters=parameters,
+            kept=kept,
+            transient=transient,
+            bounds=np.zeros(count, np.bool_),
+            run=self._on(problem),
+        )
+
+    def _on(self, problem: PlacementProblem) -> Run:
+        """The run on devices with the problem's memory."""
+        assert isinstance(self.run.gpu, TemplateChip)
+        bytes_ = max(1, int(problem.memory_bytes))
+        return replace(self.run, gpu=self.run.gpu.with_hbm(bytes_, problem.hbm_Bps))
+
+    # --- One of them in full ----------------------------------------------------------------------
+
+    def describe(
+        self, problem: PlacementProblem, times: VariantTimes, division: Division
+    ) -> Placement:
+        assert division.layout is not None
+        layout, costs = division.layout, self._timed_costs(times, self.chosen(times))
+        names = tuple(_name(choice) for choice in division.choices)
+        estimate = _CostedEstimator(self._on(problem), self.facts.model, costs).full(layout, names)
+        parts = estimate.step.breakdown()
+        return Placement(
+            pipeline=layout.pp,
+            tensor=layout.tp,
+            data=layout.dp,
+            microbatch=layout.microbatch,
+            microbatches=layout.microbatches(self.run.global_batch),
+            step_time_s=estimate.step.time_s,
+            stages=self._stages(estimate, division.choices, costs),
+            time_parts_s={n: s for n, s in parts.items() if s > 0.0 or n in _NAMES},
+            schedule=layout.schedule,
+            zero=layout.zero,
+            cp=layout.cp,
+            ep=layout.ep,
+            etp=None if layout.etp == layout.tp else layout.etp,
+            vpp=layout.vpp,
+            hsdp=layout.hsdp,
+        )
+
+    def _timed_costs(self, times: VariantTimes, chosen: Chosen) -> tuple[LayerCost, ...]:
+        """The layers with a chip's times and choices."""
+        timed_costs = []
+        for cost, kind, block in zip(self.costs, self.kind, self.block, strict=True):
+            halves = times.halves_s[kind] if len(times.halves_s) else np.zeros(2)
+            seconds = (*times.pass_s[kind], *halves)
+            forward, backward, data, weight = (Cost(matrix_s=float(s)) for s in seconds)
+            timed = replace(cost, forward=forward, backward=backward, data=data, weight=weight)
+            if block >= 0:
+                timed = replace(timed, policies=(*cost.policies[:1], *self._kept(chosen, block)))
+            timed_costs.append(timed)
+        return tuple(timed_costs)
+
+    def _kept(self, chosen: Chosen, block: int) -> Iterator[tuple[str, PolicyCost]]:
+        """The choices of a kind of block as policies."""
+        for i, choice in enumerate(chosen.choice[block].tolist()):
+            yield (
+                _name(i),
+                PolicyCost(
+                    float(chosen.bytes[block, i]),
+                    Cost(matrix_s=float(chosen.again_s[block, i])),
+                    rerun=self.menus[block].names(choice),
+                    attention=bool(chosen.attention[block, i]),
+                    exchange=bool(chosen.exchange[block, i]),
+                ),
+            )
+
+    def _stages(
+        self,
+        estimate: Estimate,
+        choices: Sequence[int],
+        costs: tuple[LayerCost, ...],
+    ) -> tuple[PlacementStage, ...]:
+        layout = estimate.layout
+        stepper = Stepper(estimate.run, layout)
+        boundary = max((c.boundary_bytes for c in costs if c.is_block), default=0)
+        send_s = stepper.send_s(boundary)
+        shares = stage_shares(costs, layout.schedule, layout.pp, layout.vpp, layout.blocks)
+        came = arrivals(layout.schedule, layout.pp, len(shares[0]))
+        stages = []
+        for messages, time, memory, chunks, choice in zip(
+            came, estimate.stages, estimate.memory, shares, choices, strict=True
+        ):
+            timed = [stepper.stage_time([chunk], _name(choice)) for chunk in chunks]
+            chunk_times = [
+                chunk_time.paces(layout.schedule)[0] for chunk_time in timed
+            ]  # a chip waits for no host
+            again = {
+                cost.name: "+".join(cost.kept(_name(choice)).rerun) or "none"
+                for chunk in chunks
+                for cost, _ in chunk
+                if cost.is_block
+            }
+            words = ", ".join(f"{name}: {rerun}" for name, rerun in again.items())
+            if len(set(again.values())) <= 1:
+                words = next(iter(again.values()), "none")
+            stages.append(
+                PlacementStage(
+                    layers=_layer_names(chunks),
+                    first=0,
+                    last=0,
+                    devices=layout.tp * layout.cp,
+                    compute_s=time.forward.total_s + time.backward.total_s,
+                    recompute_s=time.recompute.total_s,
+                    transfer_s=sum(messages) * send_s,
+                    receive_s=send_s,
+                    recompute=words,
+                    memory_bytes={n: b for n, b in memory.parts().items() if n != "logits"},
+                    forward_s=time.forward.total_s,
+                    weight_s=time.weight_s if layout.schedule in SPLIT else None,
+                    chunks=tuple((p.forward_s, p.backward_s, p.weight_s) for p in chunk_times),
+                )
+            )
+        return tuple(stages)
+
+
+def _layer_names(chunks: Sequence[Share]) -> tuple[str, ...]:
+    counts: dict[str, int] = {}
+    for chunk in chunks:
+        for cost, n in chunk:
+            counts[cost.name] = counts.get(cost.name, 0) + n
+    return tuple(name if n == 1 else f"{name} x{n}" for name, n in counts.items())
+
+
+def _name(choice: int) -> str:
+    return f"choice-{choice}"
+
+
+# --- The layouts of a variant ---------------------------------------------------------------------
+
+
+def planned_layouts(allowed: Allowed, variant: Variant) -> PlannedLayouts | None:
+    """Those that the setting allows a variant; None where there are none."""
+    run, facts = _run(allowed, variant), variant.facts
+    free = layer_costs(variant.model, _Free(), variant.cp, variant.ep, stored=bool(run.stored))
+    blocks = sum(cost.repeat for cost in free if cost.is_block)
+    both = not (free[0].is_block or free[-1].is_block)
+    layouts = tuple(listed_layouts(allowed, variant, blocks, 2 if both else 0, head_blocks(run)))
+    if not layouts:
+        return None
+    menus = tuple(
+        menu_of(facts, block_kind, allowed.recompute == "optimal") for block_kind in facts.blocks
+    )
+    number = {id(layer): i for i, (layer, _) in enumerate(facts.layers)}
+    kind = np.array([number[id(layer)] for layer, _ in variant.model.layers])
+    block_of = {block_kind.layer: i for i, block_kind in enumerate(facts.blocks)}
+    block = np.array([block_of.get(k, -1) for k in kind.tolist()])
+    costs = tuple(
+        _with(cost, menus[block_kind] if block_kind >= 0 else None)
+        for cost, block_kind in zip(free, block.tolist(), strict=True)
+    )
+    every = make_tables(
+        _CostedEstimator(run, variant.model, costs), LayoutSequence(layouts), STATIC
+    )
+    kept = _sooner(every, layouts)
+    tables, layouts = every._replace(rows=every.rows[kept]), tuple(layouts[i] for i in kept)
+    _, sides = np.unique(tables.rows[:, SIDE], return_index=True)
+    sums = Sums(tables, tables.rows)
+    states = sums.states()
+    return PlannedLayouts(
+        run=run,
+        facts=facts,
+        layouts=layouts,
+        menus=menus,
+        costs=costs,
+        kind=kind,
+        block=block,
+        tables=tables,
+        apart=np.array([layouts[i].schedule in SPLIT for i in sides]),
+        steps=path_floors(sums, states, costs),
+        states=states,
+        first=sums.starts,
+        # Bytes kept are held for a microbatch or more, those rebuilt for one block at a time.
+        needed=sums.most(sums.memory(states)[:, STATIC.index("fewest")]),
+    )
+
+
+def _sooner(tables: LayoutTables, layouts: Sequence[Layout]) -> list[int]:
+    """Layouts without those whose replicas of what ZeRO divides bring nothing: more of them hold
+    and update more, so that some of their collectives must take less than with fewer.
+    """
+    rows, kinds = tables.rows, tables.kinds
+    sums = Sums(tables, rows)
+    states = sums.states()
+    fully_sharded = np.flatnonzero(rows[:, ZERO] == 3)  # layer by layer
+    layers_s = np.zeros((len(rows), 2, len(kinds)))
+    for kind, (dense, expert) in enumerate(kinds[:, :2]):
+        sizes = np.full(len(fully_sharded), dense), np.full(len(fully_sharded), expert)
+        layers_s[fully_sharded, :, kind] = np.transpose(
+            sums.shared_s(rows[fully_sharded, GROUP], *sizes)
+        )
+    all_s = np.column_stack([states.last_s, states.before_s, layers_s.reshape(len(rows), -1)])
+    kept: list[int] = []
+    first, last = 0, None  # of those kept that differ from the next in their replicas alone
+    for i, x in enumerate(layouts):
+        group = x.pp, x.vpp, x.schedule, x.zero, x.blocks
+        if group != last:
+            first, last = len(kept), group
+        if first == len(kept) or not (all_s[kept[first:]] <= all_s[i]).all(axis=1).any():
+            kept.append(i)
+    return kept
+
+
+def _with(cost: LayerCost, menu: Menu | None) -> LayerCost:
+    """A layer with the static choices as policies; what is no block keeps all."""
+    none = cost.kept("none")
+    policies: tuple[tuple[str, PolicyCost], ...] = (("none", none),)
+    if menu is not None:
+        ring, exchange = replace(none, attention=True), replace(none, exchange=True)
+        fewest = replace(none, bytes=float(menu.bytes.min()))
+        policies = tuple(zip(STATIC, (none, ring, exchange, fewest), strict=True))
+    return replace(cost, policies=policies, loss_bytes=0.0, by_operator=tuple)
+
+
+def _run(allowed: Allowed, variant: Variant) -> Run:
+    """The variant's model on chips whose memory moves one byte a second."""
+    config = variant.config
+    stored = config if isinstance(config, StoredModel) else None
+    return Run(
+        model=stand_in(config) if isinstance(config, StoredModel) else config,
+        gpu=_chip(),
+        network=allowed.network,
+        devices=allowed.devices,
+        sequence=variant.model.sequence * variant.cp,
+        global_batch=variant.microbatches * variant.microbatch,
+        stack=CHIP,
+        states=allowed.states,
+        stored=stored,
+    )
+
+
+@cache
+def _chip() -> TemplateChip:
+    return TemplateChip(load_accelerator("phaze-tpuv4")).with_hbm(hbm_Bps=1.0)

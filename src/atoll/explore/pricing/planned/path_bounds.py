@@ -1,0 +1,92 @@
+"""Layouts as bounds of a search see them: paths through the passes of their pipelines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from atoll.placement.chain import StepFloors
+from atoll.step.orders import LATE, ORDERS
+from atoll.training.batch.cost_arrays import StateCosts
+from atoll.training.batch.sums import Sums
+from atoll.training.operators.layers import LayerCost
+from atoll.training.operators.tables import (
+    COPIES,
+    GROUP,
+    MICROBATCHES,
+    PIPE,
+    SIDE,
+    SPLIT,
+    STAGES,
+    ZERO,
+)
+
+TURNED = ORDERS.index("zb-v")  # whose model ends on the first stage
+LATE_BY_ORDER = np.array([LATE.get(order, 0) for order in ORDERS])
+WAYS = StepFloors._fields[-6:]
+
+
+def path_floors(sums: Sums, states: StateCosts, costs: Sequence[LayerCost]) -> StepFloors:
+    """What steps of the layouts are made of, from below."""
+    tables, rows = sums.t, sums.rows
+    repeats = np.array([cost.repeat for cost in costs])
+    stages, pipe, side = rows[:, STAGES], rows[:, PIPE], rows[:, SIDE]
+    dense, expert = tables.kinds[:, :2].T
+    gathers_s = np.zeros(len(rows))
+    for n, dense_parameters, expert_parameters in zip(repeats, dense, expert, strict=True):
+        gather_s, reduce_s = sums.shared_s(
+            rows[:, GROUP],
+            np.full(len(rows), dense_parameters),
+            np.full(len(rows), expert_parameters),
+        )
+        gathers_s += n * (2.0 * gather_s + reduce_s)
+    links_s = (tables.passes[:, :, :, :2].sum(axis=3).min(axis=2) * repeats).sum(axis=1)
+    blocks = np.array([cost.is_block for cost in costs])
+    stage_blocks = tables.counts[:, blocks].sum(axis=1)[sums.mix]
+    last, all_, least = (
+        stage_blocks[sums.starts + stages - 1],
+        sums.total(stage_blocks),
+        stage_blocks.copy(),
+    )
+    end, heads = last.copy(), all_ - last
+    chunked = tables.chunks[pipe] > 1
+    if len(sums.chunk_stage):
+        chunk = tables.chunk_counts[:, blocks].sum(axis=1)[sums.chunk_mix]
+        first = sums.chunk_starts[chunked]
+        per_stage, p = tables.chunks[pipe[chunked]], stages[chunked]
+        final = np.where(sums.order[chunked] == TURNED, 1, per_stage * p - 1)
+        end[chunked] = chunk[first + final - (rows[chunked, COPIES] - 1)]
+        heads[chunked] = [
+            chunk[at : at + n * (q - 1) : n].sum()
+            for at, n, q in zip(first.tolist(), per_stage.tolist(), p.tolist(), strict=True)
+        ]
+        smallest = np.minimum.reduceat(chunk, first) * per_stage
+        least[sums.starts[chunked]] = smallest
+    fewest = np.minimum.reduceat(least, sums.starts) / rows[:, COPIES]
+    m, split = rows[:, MICROBATCHES].astype(np.float64), rows[:, SPLIT] > 0
+    pipes, late = stages > 1, LATE_BY_ORDER[sums.order]
+    fused = (pipes & ~split).astype(np.float64)
+    apart = (pipes & split).astype(np.float64)
+    inner = np.where(late > 0, (m - 1) * last, (m / rows[:, COPIES] - 1) * end)
+    ways = (m[:, None, None] + tables.bubbles[pipe]) * (apart * fewest)[:, None, None]
+    return StepFloors(
+        stages=stages.copy(),
+        copies=rows[:, COPIES].copy(),
+        loads=m,
+        passes=np.zeros(len(rows)),
+        transfer_s=sums.total(sums.arriving_s.sum(axis=1))
+        + np.where(rows[:, ZERO] == 3, gathers_s, 0.0)
+        + links_s[side],
+        fixed_s=states.last_s + (m - 1) * states.before_s,
+        through=fused,
+        through_ends=fused * (m - 1),
+        end_blocks=end,
+        stage_ends=fused * m,
+        stage_blocks=last,
+        head_blocks=fused * heads,
+        apart=apart,
+        apart_blocks=apart * inner,
+        apart_weights=apart * (late > 0) * np.maximum(0.0, m - 1 - late * (stages - 1)) * last,
+        **dict(zip(WAYS, ways.reshape(len(rows), 6).T, strict=True)),
+    )

@@ -1,0 +1,90 @@
+"""Which tensors the blocks of a searched chip may keep: the choices of a plan on that chip."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.base.arrays import FloatArray
+from atoll.placement.facts import BlockKind, ChainFacts
+from atoll.training.operators.policies import CORE_ATTENTION, exchanging, rerun_shares
+from atoll.workload.graph.layer import Layer
+
+
+@dataclass(frozen=True, eq=False)
+class Menu:
+    """What a kind of block may keep: choices by operator, behind them the named policies."""
+
+    layer: Layer
+    bytes: FloatArray
+    rerun: FloatArray
+    """(choices, forward operators): the share of each that runs again."""
+    named: int
+    """Policies with a name."""
+
+    @cached_property
+    def attention(self) -> NDArray[np.bool_]:
+        """Whether attention runs again, and with it the turns of a ring."""
+        is_attention = [op.kind in CORE_ATTENTION for op in self.layer.forward]
+        return np.asarray((self.rerun[:, is_attention] > 0.0).any(axis=1))
+
+    @cached_property
+    def exchange(self) -> NDArray[np.bool_]:
+        """Whether tokens go to their experts again."""
+        sent = exchanging(self.layer)
+        is_exchange = [op in sent for op in self.layer.forward]
+        return np.asarray((self.rerun[:, is_exchange] > 0.0).any(axis=1))
+
+    def levels(self, front: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+        """The choices that a plan has on a chip where these are on the frontier, from the fewest
+        bytes on: so many levels from keeping all to keeping least, and the named policies.
+        """
+        levels = front[::-1][np.minimum(np.arange(count), len(front) - 1)]
+        return np.append(levels, np.arange(len(self.bytes) - self.named, len(self.bytes)))
+
+    def names(self, choice: int) -> tuple[str, ...]:
+        """Operators that run again."""
+        again = zip(self.layer.forward, self.rerun[choice], strict=True)
+        return tuple(op.name for op, share in again if share > 0.0)
+
+
+class Chosen(NamedTuple):
+    """(kinds of blocks, choices): the recomputation choices that a chip's stages have."""
+
+    choice: NDArray[np.int64]
+    bytes: FloatArray
+    again_s: FloatArray
+    attention: NDArray[np.bool_]
+    exchange: NDArray[np.bool_]
+
+
+def menu_of(facts: ChainFacts, kind: BlockKind, named: bool) -> Menu:
+    """Of a kind of block; with the named policies or without."""
+    layer, _ = facts.layers[kind.layer]
+    more = list(rerun_shares(layer).values()) if named else []
+    bytes_, rerun = [size for size, _ in more], [shares for _, shares in more]
+    return Menu(
+        layer=layer,
+        bytes=np.append(kind.kept_bytes, bytes_),
+        rerun=np.concatenate([kind.rerun, np.array(rerun).reshape(-1, kind.rerun.shape[1])]),
+        named=len(more),
+    )
+
+
+def chosen(menus: Sequence[Menu], facts: ChainFacts, forward_s: FloatArray) -> Chosen:
+    """The choices of a plan on a chip where the blocks' forward operators take so long."""
+    fronts = [front for _, _, front in facts.frontiers(forward_s)]
+    count = max(len(front) for front in fronts)
+    parts = []
+    for menu, front, span in zip(menus, fronts, facts.operators, strict=True):
+        choices = menu.levels(front, count)
+        again_s = menu.rerun[choices] @ forward_s[span]
+        parts.append(
+            (choices, menu.bytes[choices], again_s, menu.attention[choices], menu.exchange[choices])
+        )
+    return Chosen(*(np.array(part) for part in zip(*parts, strict=True)))

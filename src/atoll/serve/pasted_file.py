@@ -1,0 +1,68 @@
+"""A launch file that is pasted or dropped into the explorer, judged as `atoll check` does.
+
+It is written to a temporary folder; nothing that it names is run, nothing is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from atoll.answers.validation import CheckAnswer
+from atoll.base.errors import AtollError
+from atoll.report.plan_view import plan_view
+from atoll.report.view import PageView
+
+MOST_BYTES = 256 * 1024
+LIMIT_S = 20.0
+"""Time limit of the search for a better layout."""
+_FIELDS = ("name", "text", "device", "devices", "model")
+_NAMES = re.compile(r"[\w-][\w.-]{0,80}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The check of a launch file, and its page view."""
+
+    check: CheckAnswer
+    view: PageView
+
+
+def check_pasted(body: bytes) -> Verdict:
+    """Check a launch file from a JSON request: name, text, device, and optionally the number of
+    devices and the model.
+    """
+    from atoll.launch.check import check
+    from atoll.questions.verbs import CheckQuestion
+
+    request = _parse_request(body)
+    name = str(request.pop("name", "") or "launch.sh")
+    if not _NAMES.fullmatch(name):
+        raise AtollError(f"name: expected the name of a file, got {name[:80]!r}")
+    text = request.pop("text", None)
+    if not isinstance(text, str) or not text.strip():
+        raise AtollError("text: nothing was pasted")
+    with tempfile.TemporaryDirectory(prefix="atoll-") as folder:
+        path = Path(folder, name)
+        path.write_text(text, encoding="utf-8")
+        try:
+            check_result = check(CheckQuestion.of(file=path, time_limit=f"{LIMIT_S} s", **request))
+            notes = tuple(note.replace(str(path), name) for note in check_result.answer.notes)
+            answer = replace(check_result.answer, file=name, notes=notes)
+            return Verdict(answer, plan_view(answer.estimate))
+        except AtollError as error:
+            raise AtollError(str(error).replace(str(path), name)) from None
+
+
+def _parse_request(body: bytes) -> dict[str, Any]:
+    try:
+        request = json.loads(body)
+    except (ValueError, RecursionError):
+        raise AtollError("expected the question as JSON") from None
+    if not isinstance(request, dict) or not request.keys() <= set(_FIELDS):
+        raise AtollError(f"expected an object with {', '.join(_FIELDS)}")
+    return {name: value for name, value in request.items() if value not in ("", None)}

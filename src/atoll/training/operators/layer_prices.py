@@ -1,0 +1,214 @@
+"""Layer costs of the variants of a run's model (one microbatch on one device), cached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, Self, TypeVar
+
+from atoll.base.registry import import_named
+from atoll.cost.pricer import Pricer
+from atoll.hardware.device import TemplateChip
+from atoll.hardware.gpu import ELEMENT_BYTES, SCALED
+from atoll.step.layout import FULL_BLOCKS, HOST, RECOMPUTE, Layout
+from atoll.training.operators.gpu_pricer import GpuPricer
+from atoll.training.operators.layers import HALF, LayerCost, layer_costs
+from atoll.training.operators.timings import Timings
+from atoll.training.run import Run
+from atoll.workload.adapters import with_adapters
+from atoll.workload.builders.model import shared_parameters
+from atoll.workload.families.model_config import ModelConfig
+from atoll.workload.fuse import fuse
+from atoll.workload.graph.layer import Layer, Model, block_names
+from atoll.workload.graph.operator import CollectiveKind, Operator
+from atoll.workload.joined_products import joined
+from atoll.workload.low_precision import check_precision, narrowed
+from atoll.workload.prepare import in_context, prepare
+
+T = TypeVar("T")
+VOCABULARY_UNIT = 128  # Megatron-LM pads to this many rows on every tensor rank
+
+
+class LayerPrices:
+    """Layer costs of one run's variants."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.pricer = _pricer(run)
+        self._variants: dict[tuple[object, ...], tuple[LayerCost, ...]] = {}
+        self._models: dict[tuple[int, int, int, int, bool], Model] = {}
+        self._cache: dict[tuple[object, ...], Any] = {}
+
+    def with_run(self, run: Run) -> Self:
+        """Return the costs of a run that differs only in machine rates; both share the model."""
+        prices = type(self)(run)
+        prices._models = self._models
+        return prices
+
+    def lower_bounds(self) -> Self:
+        """Return faster lower bounds on the costs of chips, whose passes are schedules; costs of
+        existing devices are returned unchanged.
+        """
+        if not isinstance(self.run.gpu, TemplateChip):
+            return self
+        bounds = type(self)(self.run)
+        bounds.pricer = _pricer(self.run, bounds_only=True)
+        bounds._models = self._models
+        return bounds
+
+    def once(self, key: tuple[object, ...], make: Callable[[], T]) -> T:
+        """Return the cached result of `make` for this key."""
+        if key not in self._cache:
+            self._cache[key] = make()
+        cached: T = self._cache[key]
+        return cached
+
+    def costs(self, layout: Layout) -> tuple[LayerCost, ...]:
+        """Return the layer costs of the layout's variant of the model."""
+        sp = layout.sp and layout.tp > 1
+        optimal = layout.recompute.startswith("optimal")
+        modules = "" if optimal or layout.recompute in RECOMPUTE else layout.recompute
+        stages = layout.pp if modules.startswith((FULL_BLOCKS, HOST)) else 1
+        key = layout.microbatch, layout.tp, layout.cp, layout.ep, layout.etp, sp, (modules, stages)
+        if key not in self._variants:
+            self._variants[key] = layer_costs(
+                self.model(layout),
+                self.pricer,
+                layout.cp,
+                layout.ep,
+                modules=modules,
+                stages=stages,
+                stored=self.run.stored is not None,
+                frozen=self.run.adapters is not None,
+            )
+        return self._variants[key]
+
+    def model(self, layout: Layout) -> Model:
+        """Return one device's share of the model's operators, before experts are spread."""
+        sp = layout.sp and layout.tp > 1
+        key = layout.microbatch, layout.tp, layout.cp, layout.etp, sp
+        if key not in self._models:
+            share = prepare(
+                in_context(self.run.stored or self.run.model, layout.cp),
+                layout.microbatch,
+                self.run.sequence // layout.cp,
+                layout.tp,
+                sp,
+                expert_tensor=layout.etp,
+                attention="unfused" if self.run.attention == "unfused" else "flash",
+                fusion="none",
+                vocabulary_unit=VOCABULARY_UNIT if self.run.stack.padded else 1,
+                merge_periods=False,
+            )
+            if self.run.stored is not None and not self.run.stack.split_products:
+                share = share.map(joined)
+            if self.run.adapters is not None:
+                apart = self.run.stack.split_products
+                share = with_adapters(share, self.run.adapters, apart=apart)
+            elif self._casts_gathers:
+                blocks = block_names(share)
+                share = share.map(
+                    lambda layer: (
+                        cast_gathers(layer, self.run.precision) if layer.name in blocks else layer
+                    )
+                )
+            if isinstance(self.run.gpu, TemplateChip):
+                check_precision(self.run.stored, share.name, self.run.precision)
+                share = narrowed(share, self.run.precision)
+            self._models[key] = fuse(share, self.pricer.fusion)
+        return self._models[key]
+
+    @property
+    def _casts_gathers(self) -> bool:
+        """Whether the software casts before it gathers (GPUs); chips cast before a product."""
+        run = self.run
+        narrow = run.stack.scaled_inputs and run.precision in SCALED
+        return narrow and not isinstance(run.gpu, TemplateChip)
+
+    def shared(self, layout: Layout, costs: Sequence[LayerCost]) -> int:
+        """Return the parameters that several layers of a stage share."""
+        model = self.model(layout)
+        if layout.pp == 1:
+            return model.shared_parameters
+        if self.run.stored is not None:
+            return 0
+        layer_names = frozenset(cost.name for cost in costs)
+        return self.once(
+            ("held twice", id(model), layer_names),
+            lambda: shared_parameters(
+                tuple((layer, n) for layer, n in model.layers if layer.name in layer_names)
+            ),
+        )
+
+
+def head_blocks(run: Run) -> float:
+    """Return the FLOPs of the layers behind all blocks of a run's model, relative to a block."""
+    if run.stored is None:
+        return _behind(run.model, run.sequence)
+    return _over_blocks(prepare(run.stored, run.stored.file.microbatch or 1, run.sequence))
+
+
+@lru_cache(maxsize=64)
+def _behind(config: ModelConfig, sequence: int) -> float:
+    return _over_blocks(prepare(config, 1, sequence, merge_periods=False))
+
+
+def _over_blocks(model: Model) -> float:
+    names = block_names(model)
+    kinds = [layer.name in names for layer, _ in model.layers]
+    flops_by_layer = [n * sum(op.flops for op in layer.forward) for layer, n in model.layers]
+    blocks = sum(n for kind, (_, n) in zip(kinds, model.layers, strict=True) if kind)
+    block_flops = sum(flops for kind, flops in zip(kinds, flops_by_layer, strict=True) if kind)
+    head_flops = sum(flops_by_layer[len(kinds) - kinds[::-1].index(True) :])
+    return blocks * head_flops / block_flops if block_flops else 0.0
+
+
+def cast_gathers(layer: Layer, precision: str) -> Layer:
+    """Cast tensors that are gathered only for products before they are sent, as Transformer
+    Engine's linear modules do. Block scales lie along the rows of one product, so a gradient in two
+    products is sent in two casts. (Modules with adapters return the gathered 16-bit tensor.)
+    """
+
+    def cast(op: Operator, operators: Sequence[Operator]) -> Operator:
+        sent = op.collective
+        kinds = [reader.kind for reader in operators if set(reader.reads) & set(op.writes)]
+        if sent is None or sent.kind is not CollectiveKind.ALL_GATHER or not kinds:
+            return op
+        if not all(kind.startswith("linear") for kind in kinds):
+            return op
+        casts = len(kinds) if precision != "fp8" else 1
+        share = min(1.0, casts * ELEMENT_BYTES[precision] / HALF)
+        return replace(op, collective=replace(sent, bytes=round(share * sent.bytes)))
+
+    return replace(
+        layer,
+        forward=tuple(cast(op, layer.forward) for op in layer.forward),
+        backward=tuple(cast(op, layer.backward) for op in layer.backward),
+    )
+
+
+def _pricer(run: Run, *, bounds_only: bool = False) -> Pricer:
+    if isinstance(run.gpu, TemplateChip):
+        # Imports scipy and kernels: slow, rarely needed.
+        from atoll.profiles import DEFAULT
+        from atoll.schedule.chip import ChipPricer
+
+        hidden = run.stack.overlap.tensor_products
+        chip = run.gpu.accelerator
+        return ChipPricer(chip, run.network, DEFAULT, hidden, bounds_only=bounds_only)
+    timings: Timings | None = None
+    if run.timed is not None:
+        timings = import_named("atoll.calibration.timed_tables:timings")(
+            run.gpu.name, run.precision
+        )
+    return GpuPricer(
+        run.gpu,
+        run.stack,
+        run.precision,
+        run.alias,
+        attention=run.attention,
+        stored=run.stored is not None,
+        frozen=run.adapters is not None,
+        timings=timings,
+    )

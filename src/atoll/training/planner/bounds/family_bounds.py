@@ -1,0 +1,476 @@
+"""Bounds on all layouts of a family at once, before any of them is estimated.
+
+Everything that one sample takes at least (`Pricer.least`; networks without latencies, at the best
+share of their bandwidth) grows with the samples of a microbatch, so that one sequence on one device
+bounds every microbatch. With S seconds of a sample through all p stages, the slowest stage takes at
+least S / p, and never less than its whole blocks. A replay is the longest path through its passes,
+and no path is longer than all; so that every order takes at least M slowest, and
+
+    S + (M - 1) last        1f1b, gpipe: all passes of the last stage, and those of the first
+                            microbatch before them and of the last one behind
+    M last + first chunks   interleaved: the same, of the other stages the first chunks
+    S + (M - 1) last chunk  interleaved: all passes of the model's last chunk
+    F + B + (M - 1) (f + b) + (M - 1 - lag) w    zb-h1, zb-h2: the same without the weight passes
+                            that the last stage, with f, b and w of its own, delays
+    F + B + (M - 1) (f + b) zero-bubble orders: the same of the model's last chunk, in one direction
+    M (f + b + w) + bubble  zero-bubble orders: as if all stages took as little as the least of them
+                            (`step.bubbles`; passes that take longer end no step sooner)
+
+The fullest stage needs no less than the mean of all, of their states and of the microbatches that
+the order holds. Where all blocks are alike, what the first or the last stage cannot keep of them it
+runs again (`rerun`). A test holds the bounds against the estimates of drawn layouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.fabric.nested import neighbours_s
+from atoll.fabric.network import Network
+from atoll.step.bubbles import bubble_terms, peaks
+from atoll.step.layout import RECOMPUTE, ZERO_STAGES
+from atoll.step.orders import LATE, SPLIT, model_copies
+from atoll.training.batch.estimates import per_parameter, shared_terms
+from atoll.training.operators.layer_prices import LayerPrices
+from atoll.training.planner.bounds.recompute_curve import on_the_curve, points_of
+from atoll.training.planner.bounds.sample_bounds import SampleBounds
+from atoll.training.planner.bounds.stage_blocks import keys, numbered, stage_blocks
+from atoll.training.planner.space import LayoutColumns, LayoutFamily
+
+Floats = NDArray[np.float64]
+OPTIMAL = "optimal"
+FIRST, LAST, SECOND, MEAN = range(4)  # rows of arrays of stages
+ALL = 2  # of recomputation: behind the first and the last stage, all together
+NEAR = 1.12  # rows with bounds so near the lowest are bounded without "optimal" as well
+
+
+class FamilyBounds:
+    """Bounds of one run's layouts under some policies of recomputation."""
+
+    def __init__(self, priced: LayerPrices, policies: Iterable[str] = RECOMPUTE) -> None:
+        self.priced = priced
+        self.run = priced.run
+        self.policies = tuple(policies)
+        self.named = tuple(name for name in self.policies if name != OPTIMAL)
+        self.reruns = on_the_curve(self.policies)
+        self._shares: dict[tuple[int, ...], tuple[float, ...]] = {}
+        self._wires: dict[tuple[int, ...], tuple[float, ...]] = {}
+        self._last: FamilyShape | None = None
+        self.ideal = replace(self.run, network=_ideal(self.run.network))
+
+    def bounds(
+        self, block: LayoutColumns, capacity: float = np.inf
+    ) -> tuple[Floats, Floats, Floats]:
+        """Seconds and bytes that the layouts of a family need at least, and seconds without
+        "optimal" recomputation; seconds are infinite where they need more bytes than the
+        `capacity`.
+        """
+        shape = self._shape(block)
+        sample = SampleBounds(self.priced, self.ideal.network, block.family, shape.sizes)
+        divided = self._divided(sample, shape)
+        needed, ends = self._bytes(block, shape, sample, divided[:, :6])
+
+        def seconds(rows: NDArray[np.intp], policies: Sequence[str]) -> Floats:
+            again_s = self._again_s(shape, sample, ends[:, rows], rows, capacity, policies)
+            return self._seconds(block.part(rows), rows, shape, sample, divided[:, 6:], again_s)
+
+        step_s = np.full(len(block), np.inf)
+        fitting = np.flatnonzero(needed <= capacity)
+        step_s[fitting] = seconds(fitting, self.policies)
+        named_s = step_s.copy()
+        if self.named != self.policies and self.named:
+            near = np.flatnonzero(step_s < NEAR * step_s.min(initial=np.inf))
+            named_s[near] = seconds(near, self.named)
+        return step_s, needed, named_s
+
+    def _again_s(
+        self,
+        shape: FamilyShape,
+        sample: SampleBounds,
+        ends: Floats,
+        rows: NDArray[np.intp],
+        capacity: float,
+        policies: Sequence[str],
+    ) -> Floats:
+        """(3, rows): what the first and the last stage and all together run again of a microbatch,
+        at least, where they (of all, the mean) need so many bytes when each block keeps the least.
+        """
+        if not sample.again or not self.reruns or capacity == np.inf:
+            return np.zeros((3, len(rows)))
+        run = shape.run[rows]
+        stack, size = self.run.stack, shape.distinct.microbatch[run]
+        free_bytes = (capacity - stack.context_bytes) / (1 + stack.fragmentation) - ends
+        # The block that is rebuilt is there while others wait.
+        waiting = np.maximum(0.0, (shape.waiting - 1)[:, run]) * size
+        kept = sample.kept_bytes + free_bytes / np.maximum(waiting, 1e-9)
+        again_s = shape.passed[:, run] * size * np.interp(kept, *points_of(sample.again, policies))
+        ends_s = again_s[FIRST] + np.where(shape.distinct.pp[run] > 1, again_s[LAST], 0.0)
+        again_s[ALL] = np.maximum(again_s[ALL], ends_s)
+        return np.asarray(again_s)
+
+    def _shape(self, block: LayoutColumns) -> FamilyShape:
+        """Families with the same columns come one behind another."""
+        if self._last is None or self._last.columns is not block.columns:
+            self._last = FamilyShape(block, self.run.global_batch)
+        return self._last
+
+    def _bytes(
+        self, block: LayoutColumns, shape: FamilyShape, sample: SampleBounds, per: Floats
+    ) -> tuple[Floats, Floats]:
+        """The mean of all stages' states with the fewest activations of any, and what the first,
+        the last and the second stage need for their blocks and ends. And (3, rows) of the first,
+        the last and the mean, what they allocate when a block's backward pass begins.
+        """
+        stack = self.run.stack
+        stored, trained = sample.parameters
+        states, gradients = per[:, :2] @ stored + per[:, 4:] @ trained, per[:, 2:4] @ trained
+        first, run, key, copies = shape.first, shape.run, shape.key, shape.copies
+        distinct = shape.distinct
+        blocks = np.stack(shape.blocks[:4])
+        most, waiting = shape.activations(sample)
+        peak_bytes = np.maximum(most, waiting)
+        # Whatever is recomputed, one block's tensors are there when its backward pass runs.
+        rebuilt = np.where(
+            blocks.min(axis=0) > 0, distinct.microbatch * sample.transient_bytes, 0.0
+        )
+        kept = np.maximum(most + rebuilt, waiting)
+        # The loss is over before; its stage is the last but for a V, and the only one of one.
+        turned = shape.turned[first]
+        for stage, is_loss_stage in enumerate((turned, ~turned)):
+            loss = peak_bytes[stage] + distinct.microbatch * sample.logits_bytes
+            peak_bytes[stage] = np.where(is_loss_stage, loss, peak_bytes[stage])
+        kept = np.maximum(kept, peak_bytes)
+        later = kept - most - rebuilt, peak_bytes - most
+        """What the peak is above that."""
+        for stage_bytes in (kept, peak_bytes, *later):
+            stage_bytes[MEAN] = np.where(distinct.pp == 1, stage_bytes[LAST], stage_bytes[MEAN])
+        counts = np.take((blocks * copies[first])[:3], run, axis=1)
+        with_blocks = np.take(blocks.min(axis=0) > 0, run)
+        at_last = np.take(shape.blocks.final > 0, run).astype(np.intp)
+        turned = shape.turned
+        kept, above = (np.take(x, run, axis=1) for x in (kept, later[0]))
+        model_bytes, block_bytes, front, back = np.take((states + gradients).T, key, axis=1)
+        if stack.late_gradients:
+            # They come as activations go; of several microbatches they are there before.
+            late = block.zero < 2
+            kept = np.where(late, np.take(peak_bytes, run, axis=1), kept)
+            above = np.where(late, np.take(later[1], run, axis=1), above)
+            alone = self.run.global_batch == block.dp * block.microbatch
+            without_gradients = np.take(states.T, key, axis=1)
+            model_bytes, block_bytes, front, back = np.where(
+                late & alone, without_gradients, (model_bytes, block_bytes, front, back)
+            )
+        needed = counts * block_bytes + kept[:3]
+        needed[FIRST] += front
+        needed[LAST] += np.where(turned, 0.0, back)  # zb-v ends on the first stage
+        mean = model_bytes * copies / block.pp + kept[MEAN]
+        stages = len(ZERO_STAGES)
+        buffers = np.take(sample.buffers, stages * with_blocks + block.zero)
+        ended = np.maximum(buffers, np.take(sample.buffers, 2 * stages * at_last + block.zero))
+        for stage, is_loss_stage in enumerate((turned, ~turned)):
+            needed[stage] += np.where(is_loss_stage, ended, buffers)
+        mean += np.where(block.pp == 1, ended, buffers)
+        device_bytes = np.maximum(
+            np.maximum(needed[FIRST], needed[LAST]), np.maximum(needed[SECOND] + buffers, mean)
+        )
+        device_bytes = device_bytes * (1 + stack.fragmentation) + stack.context_bytes
+        at_backward = np.stack([needed[FIRST], needed[LAST], mean]) - above[[FIRST, LAST, MEAN]]
+        return np.asarray(device_bytes), at_backward
+
+    def _seconds(
+        self,
+        block: LayoutColumns,
+        rows: NDArray[np.intp],
+        shape: FamilyShape,
+        sample: SampleBounds,
+        divided: Floats,
+        again_s: Floats,
+    ) -> Floats:
+        """Of a block that has some rows of the shape's, whose ends run so much again."""
+        run, stack, hidden = self.run, self.run.stack, self.run.stack.overlap
+        which, copies, split = shape.which[rows], shape.copies[rows], shape.split[rows]
+        divided = np.take(divided.T, shape.key[rows], axis=1)
+        more_f, more_b, more_w = np.take(sample.beyond_s, which, axis=1)
+        pp, size = block.pp.astype(np.float64), block.microbatch.astype(np.float64)
+        zero, m = block.zero, run.global_batch / (block.dp * size)
+        dense, expert = (n * copies / pp for n in sample.trained)
+        accumulate_s, update_s = (
+            divided[i] * dense + divided[i + 1] * expert for i in range(0, 4, 2)
+        )
+        gather_s, reduce_s, send_s = divided[4:]
+        # Activations go from chunk to chunk, gradients back; where zb-v turns they stay.
+        moves = np.where(shape.turned[rows], 2 * (pp - 1), pp * block.vpp - 1)
+        sent_s = (1 - hidden.pipeline) * moves * size * send_s
+
+        fully_sharded = zero == 3
+        wires_s = np.where(fully_sharded, 1 / stack.gather_efficiency, 0.0) * (
+            gather_s,
+            gather_s + reduce_s,
+        )
+        # Gathers hide behind computation, of which there may be less.
+        products_s = size * sample.overlapped_s + np.stack([more_f, more_b + more_w + again_s[ALL]])
+        exposed_s = np.maximum((1 - hidden.gather) * wires_s, wires_s - products_s)
+        # Weight passes that run apart may take longer, and backward passes as much less.
+        exposed_s[1, split] = (1 - hidden.gather) * wires_s[1, split]
+        outside = (block.dp % block.family.ep == 0) * size * sample.outside_s
+        passes_s = self._passes_s(
+            block,
+            m,
+            size * sample.forward_s + more_f + exposed_s[0] + outside + sent_s,
+            size * sample.data_s + more_b + exposed_s[1] + outside + sent_s + again_s[ALL],
+            size * sample.weight_s + more_w,
+            sample,
+            shape.stages_s(sample, again_s[:2], shape.run[rows]),
+            sample.apart_s[:, which],
+            shape,
+            shape.run[rows],
+        )
+        behind_s = np.where(fully_sharded, 0.0, (gather_s + reduce_s) * copies / pp)
+        behind_s += np.where(zero == 2, (m - 1) * reduce_s, 0.0)
+        step_s = passes_s + np.where(m > copies, m, 0) * accumulate_s + update_s
+        shares = np.array([[hidden.hidden_gradient(x, p) for p in (1, 2)] for x in ZERO_STAGES])
+        step_s += (1 - shares[zero, (pp > 1) * 1]) * behind_s + stack.step_s
+        return np.asarray(step_s * run.slack)
+
+    def _passes_s(
+        self,
+        block: LayoutColumns,
+        m: Floats,
+        f: Floats,
+        b: Floats,
+        w: Floats,
+        sample: SampleBounds,
+        stages_s: Floats,
+        block_s: Floats,
+        shape: FamilyShape,
+        run: NDArray[np.intp],
+    ) -> Floats:
+        """All microbatches through all stages, which together take f forward, b backward and w for
+        weight gradients, at least, and no less than the host does. `stages_s` has the slowest
+        stage, the last one, the first chunks of those before it and the model's last chunk,
+        `block_s` the three passes of a block.
+        """
+        pp, vpp = block.pp.astype(np.float64), block.vpp.astype(np.float64)
+        longest_s, last_s, heads_s, final_s = stages_s
+        all_s = np.maximum(f + b + w, sample.host_s) + sample.waiting_s
+        slowest_s = np.maximum(all_s / pp, longest_s)
+        through_s = all_s + (m - 1) * np.where(vpp > 1, final_s, last_s)
+        path_s = np.maximum(through_s, np.where(vpp > 1, m * last_s + heads_s, 0.0))
+        fused_s = np.maximum(m * slowest_s, np.where(pp > 1, path_s, 0.0))
+        split = shape.apart[run]
+        if not split.any():
+            return np.asarray(fused_s)
+        at = run[split]
+        p, f, b, w, m = (x[split] for x in (pp, f, b, w, m))
+        split_s = np.maximum(m * slowest_s[split], m * (f + b + w) / p)
+        forward, backward, weight = block_s[:, split]
+        last, late = shape.blocks.last_run[at], shape.late[at]
+        delayed_s = np.maximum(0.0, m - 1 - late * (p - 1)) * last * weight
+        ends_s = f + b + (m - 1) * last * (forward + backward) + delayed_s
+        split_s = np.maximum(split_s, np.where(late > 0, ends_s, 0.0))
+        passed = m / shape.copies[shape.first[at]] - 1
+        split_s = np.maximum(
+            split_s, f + b + passed * shape.blocks.final[at] * (forward + backward)
+        )
+        # As if every stage had the fewest blocks.
+        least = shape.blocks.fewest_apart[at] * np.stack([forward, backward, weight])
+        ways = np.take(shape.bubble_terms.T, shape.bubble_row[at], axis=1)
+        for bubble in (ways[:3], ways[3:]):
+            split_s = np.maximum(split_s, ((m + bubble) * least).sum(axis=0))
+        fused_s[split] = split_s
+        return np.asarray(fused_s)
+
+    def _divided(self, sample: SampleBounds, shape: FamilyShape) -> Floats:
+        """(keys, 15): `per_parameter`, and at the network's best gathers and sums of all
+        parameters, and one sample's activation to the next stage.
+        """
+        family = sample.family
+        degrees = family.tp, family.cp, family.ep, family.etp
+        if degrees not in shape.divided:
+            shape.divided[degrees] = np.array([self._shared(family, *key) for key in shape.keys])
+        shares, wires = np.split(shape.divided[degrees], [10], axis=1)
+        a, b, c, d, send_s = wires.T
+        dense, expert = sample.trained
+        shared_s = a * dense + b * expert, c * dense + d * expert, send_s * sample.boundary_bytes
+        return np.concatenate([shares, np.stack(shared_s, axis=1)], axis=1)
+
+    def _shared(
+        self, of: LayoutFamily, dp: int, zero: int, hsdp: int, copies: int
+    ) -> tuple[float, ...]:
+        """`per_parameter`, and seconds of gathers and of sums per dense and per expert parameter
+        and of a byte to the next stage.
+        """
+        ranks = dp * of.cp * copies
+        key = ranks, ranks * of.tp // (of.ep * of.etp), zero, hsdp, copies
+        wired = of.tp, dp * of.cp, of.ep, of.etp, hsdp, zero > 0, copies
+        if key not in self._shares or wired not in self._wires:
+            order = "1f1b" if copies == 1 else "dualpipe"
+            layout = of.layout(dp=dp, pp=2, zero=zero, hsdp=hsdp, schedule=order)
+        if key not in self._shares:
+            table = per_parameter(self.priced, layout, True)
+            self._shares[key] = tuple(table.reshape(-1).tolist())
+        if wired not in self._wires:
+            constants_s, slopes, _ = shared_terms(self.ideal, layout)
+            per_byte = slopes.max(axis=1, initial=0.0)
+            gathers = constants_s[:, 0] > 0
+            inside = of.tp * of.cp * dp
+            self._wires[wired] = (
+                *(
+                    float((constants_s[rows, kind] * per_byte[rows]).sum())
+                    for rows in (gathers, ~gathers)
+                    for kind in (1, 2)
+                ),
+                neighbours_s(self.ideal.network, 1.0, self.run.devices // inside, inside),
+            )
+        return *self._shares[key], *self._wires[wired]
+
+
+class FamilyShape:
+    """What bounds of all families with the same columns have in common. Rows that differ in what
+    ZeRO divides alone stand one behind another, as runs.
+    """
+
+    def __init__(self, block: LayoutColumns, batch: int) -> None:
+        self.columns = block.columns
+        self.sizes, self.which = numbered(block.microbatch)
+        """Of microbatches, without repeats."""
+        self.first, self.run = _runs(block)
+        """The first row of each run, and the run of every row."""
+        self.distinct = distinct = block.part(self.first)
+        self.blocks = stage_blocks(distinct)
+        self.turned = _ordered(block, ("zb-v",))
+        """Where the last chunk is on the first stage."""
+        self.split = _ordered(block, SPLIT)
+        """Where weight passes run apart."""
+        twice = tuple(order for order in block.schedules if model_copies(order) > 1)
+        self.copies = np.where(_ordered(block, twice), 2, 1)
+        self.keys, self.key = keys(block.dp, block.zero, block.hsdp, self.copies)
+        self.divided: dict[tuple[int, ...], Floats] = {}
+        """By family, figures for each key."""
+        self.m = batch / (distinct.dp * distinct.microbatch.astype(np.float64))
+        self.apart = apart = self.split[self.first]
+        delays = np.array([LATE.get(order, 0) for order in block.schedules])
+        self.late = np.where(apart, delays[distinct.schedule], 0)
+        """Weight passes that a stage delays, for every stage before it."""
+        orders, order = keys(
+            distinct.schedule[apart], distinct.pp[apart], self.m[apart].astype(np.int64)
+        )
+        named = [(block.schedules[schedule], pp, m) for schedule, pp, m in orders]
+        self.bubble_row = np.zeros(len(apart), dtype=np.intp)
+        self.bubble_row[apart] = order
+        self.bubble_terms = np.array([_ways(*of) for of in named])
+        """Bubbles of runs that are split, and which of these each one has."""
+        self.peaks = np.array([_peaks(*of) for of in named]).reshape(-1, 3, 3, 2)
+        self.counts = self._counts()
+        """(3, runs): microbatches that the first, the last and the second stage hold."""
+        fewest = np.where(distinct.pp == 1, self.counts[1], self.counts.min(axis=0))
+        self.waiting = np.stack([*self.counts[:2], fewest]) * np.stack(
+            [self.blocks.first, self.blocks.last, self.blocks.fewest]
+        )
+        """(3, runs): the same of the first, the last and the stage with the fewest, times their
+        blocks."""
+        run = self.blocks.first_run, self.blocks.last_run, self.blocks.fewest_run * distinct.pp
+        self.passed = np.stack(run)
+        """(3, runs): blocks that each microbatch passes of the first, the last and all stages, of
+        all as if they had the fewest."""
+
+    def _counts(self) -> Floats:
+        distinct, m, split = self.distinct, self.m, self.apart
+        p, v = distinct.pp.astype(np.float64), distinct.vpp.astype(np.float64)
+        stages_behind = p - np.stack([0 * p, p - 1, np.minimum(1, p - 1)])
+        group = np.ceil(m / np.maximum(1, m // p))
+        many = np.minimum(2 * stages_behind - 1 + (v - 1) * group, m * v) / v
+        in_flight = np.where(v > 1, many, np.minimum(stages_behind, m))
+        in_flight[:, split] = self.peaks[self.bubble_row[split], :, 0, 0].T
+        return np.asarray(in_flight)
+
+    def activations(self, sample: SampleBounds) -> tuple[Floats, Floats]:
+        """(4, runs): bytes of microbatches (`step.bubbles.peaks`) in the blocks of the first, the
+        last and the second stage, which has most of them where they are even, and in the fewest of
+        any, those of the stage that holds least: where they hold most, and where weight gradients
+        wait.
+        """
+        blocks, split = np.stack(self.blocks[:4]), self.apart
+        size = self.distinct.microbatch.astype(np.float64)
+        kept = self.counts * sample.kept_bytes
+        late = np.zeros_like(kept)
+        bytes_per_block = np.array([sample.kept_bytes, sample.waiting_bytes])
+        bytes_ = (self.peaks @ bytes_per_block)[self.bubble_row[split]].T
+        kept[:, split], late[:, split] = bytes_[0], bytes_[1:].max(axis=0)
+        kept, late = (np.concatenate([x, x.min(axis=0, keepdims=True)]) for x in (kept, late))
+        return kept * blocks * size, late * blocks * size
+
+    def stages_s(self, sample: SampleBounds, again_s: Floats, run: NDArray[np.intp]) -> Floats:
+        """(4, rows): of rows of these runs, lower bounds on the seconds of a microbatch in the
+        slowest stage (the one with the most blocks, or the first or last one with its embedding or
+        output head, of a V both), in the last stage, in the first chunks of the stages before it,
+        and in the model's last chunk. The first and the last stage run so much again.
+        """
+        x = self.blocks
+        block_s, front_s, back_s = sample.parts_s[:, self.which[self.first]]
+        first_s = x.first_run * block_s + np.where(
+            x.joined > 0, x.joined * (front_s + back_s), front_s
+        )
+        last_s = x.last_run * block_s + np.where(x.joined > 0, 0.0, back_s)
+        ends_s = np.take(np.stack([first_s, last_s]), run, axis=1) + again_s
+        longest_s = np.maximum((x.most_run * block_s)[run], ends_s.max(axis=0))
+        heads_s = x.before_last * block_s + front_s
+        final_s = x.final * block_s + back_s
+        return np.stack([longest_s, ends_s[1], heads_s[run], final_s[run]])
+
+
+@lru_cache(maxsize=4096)
+def _ways(order: str, stages: int, microbatches: int) -> tuple[float, ...]:
+    ways = bubble_terms(order, stages, microbatches, 1)
+    return *ways[0], *ways[-1]
+
+
+def _runs(block: LayoutColumns) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Rows that differ in what ZeRO divides alone stand one behind another: the first of each such
+    run, and the run of every row.
+    """
+    columns = np.stack([block.pp, block.vpp, block.microbatch, block.schedule, block.split])
+    new = np.ones(len(block), dtype=np.bool_)
+    new[1:] = (columns[:, 1:] != columns[:, :-1]).any(axis=0)
+    return np.flatnonzero(new), np.cumsum(new) - 1
+
+
+@lru_cache(maxsize=4096)
+def _peaks(order: str, stages: int, microbatches: int) -> tuple[float, ...]:
+    """(held, waiting) three times, of the first, the last and the second stage."""
+    peak_counts: list[float] = []
+    for stage in (0, stages - 1, 1):
+        stage_peaks = peaks(order, stages, stage, microbatches)
+        peak_counts += [x for i in range(3) for x in stage_peaks[min(i, len(stage_peaks) - 1)]]
+    return tuple(peak_counts)
+
+
+def _ordered(block: LayoutColumns, orders: Sequence[str]) -> NDArray[np.bool_]:
+    """Pipelines in one of these orders."""
+    matches = np.zeros(len(block), dtype=np.bool_)
+    for number, name in enumerate(block.schedules):
+        if name in orders:
+            matches |= block.schedule == number
+    return np.asarray(matches & (block.pp > 1))
+
+
+def _ideal(network: Network) -> Network:
+    """Without latency, every message at the best share of the bandwidth that any reaches."""
+    levels = tuple(
+        replace(
+            level,
+            bandwidth_Bps=level.bandwidth_Bps * level.best_share,
+            latency_s=0.0,
+            start_s=0.0,
+            few=0.0,
+            efficiency=(),
+            ring=(),
+        )
+        for level in network.levels
+    )
+    return replace(network, levels=levels)

@@ -1,0 +1,215 @@
+"""What one sequence takes on the devices of a family, and what it holds there, at least."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.cost.pricer import Cost
+from atoll.fabric.nested import collective_s, collective_times_s
+from atoll.fabric.network import Network
+from atoll.step.layout import ZERO_STAGES
+from atoll.training.memory import (
+    buffers_bytes,
+    kept_bytes,
+    logits_bytes,
+    stage_parameters,
+    workspace_bytes,
+)
+from atoll.training.operators.layer_prices import LayerPrices
+from atoll.training.operators.layers import LayerCost
+from atoll.training.operators.policies import links
+from atoll.training.planner.bounds.recompute_curve import Point, choices
+from atoll.training.planner.space import LayoutFamily
+from atoll.training.run import Run
+from atoll.training.step import Stepper
+from atoll.workload.graph.layer import Layer
+from atoll.workload.graph.operator import Operator, Role
+
+Floats = NDArray[np.float64]
+
+
+class SampleBounds:
+    """What one sequence takes on the devices of a family, at least."""
+
+    def __init__(
+        self, priced: LayerPrices, network: Network, family: LayoutFamily, sizes: NDArray[np.intp]
+    ) -> None:
+        run = priced.run
+        ideal = replace(run, network=network)
+        self.family = family
+        # Experts that are spread do the same work, of fewer with more tokens each.
+        alone = replace(family, ep=1).layout(recompute="none")
+        model, costs = priced.model(alone), priced.costs(alone)
+        stepper = Stepper(ideal, family.layout(zero=0))
+        apart = Stepper(ideal, family.layout(dp=family.ep, zero=0))
+        far = family.tp * family.cp * family.ep <= run.devices
+        self.forward_s = self.data_s = self.weight_s = self.host_s = self.waiting_s = 0.0
+        self.outside_s = 0.0
+        """What experts spread over data ranks alone are farther apart, in each pass."""
+        self.overlapped_s = np.zeros((2, 1))
+        """Of forward and backward passes, what gathers may hide behind."""
+        self.ends_s = [0.0, 0.0]
+        """In front of all blocks and behind them."""
+        self.beyond_s = np.zeros((3, len(sizes)))
+        """Forward, backward and weight passes of microbatches of these sizes, beyond their samples.
+        """
+        self.parts_s = np.zeros((3, len(sizes)))
+        """All passes of such microbatches through the least block, in front of all and behind."""
+        self.parts_s[0] = np.inf
+        self.apart_s = np.full((3, len(sizes)), np.inf)
+        """The least forward pass of such microbatches through a block, backward pass without
+        weight gradients, and weight pass."""
+        blocks = []
+        for (layer, repeat), cost in zip(model.layers, costs, strict=True):
+            least = _least(priced, layer, cost, family.cp)
+            forward, backward, _ = stepper.layer_passes(least, "none")
+            both_s = forward.total_s + backward.total_s
+            self.overlapped_s += repeat * np.array([stepper.hides_gathers_s(least, "none")]).T
+            if far and cost.experts:
+                away_s = apart.layer_passes(least, "none")[0].expert_s
+                self.outside_s += repeat * (away_s - forward.expert_s)
+            self.forward_s += repeat * forward.total_s
+            self.data_s += repeat * (backward.total_s - least.weight.total_s)
+            self.weight_s += repeat * least.weight.total_s
+            # A microbatch has as many launches as one sample.
+            kernels = np.array([[x.kernels] for x in (cost.forward, cost.data, cost.weight)])
+            beyond_s = np.repeat(priced.pricer.launch_s * kernels, len(sizes), axis=1)
+            if stepper.unhidden(least):
+                spread = family.ep if cost.experts else 1
+                beyond_s += priced.once(
+                    ("beyond", id(layer), spread, *sizes.tolist()),
+                    partial(_beyond_s, priced, layer, sizes.tolist(), spread),
+                )
+                beyond_s[:2] += _links_s(run, network, least, sizes, family.sp)
+            self.beyond_s += repeat * beyond_s
+            layer_s = sizes * both_s + beyond_s.sum(axis=0)
+            host = stepper.host(cost, "none")
+            self.host_s += repeat * host.overlapped_s
+            self.waiting_s += repeat * host.waiting_s / family.ep
+            if cost.is_block:
+                kept = max(0.0, min(cost.boundary_bytes, kept_bytes(run, cost, "full")))
+                all_bytes = (
+                    cost.kept("none").bytes + run.stack.temporaries * cost.transient_bytes / 2
+                )
+                blocks.append((both_s, kept, max(0.0, all_bytes - kept), cost.waiting_bytes))
+                self.parts_s[0] = np.minimum(self.parts_s[0], layer_s)
+                data_s = backward.total_s - least.weight.total_s
+                passes_s = forward.total_s, data_s, least.weight.total_s
+                apart_s = np.outer(passes_s, sizes) + beyond_s
+                self.apart_s = np.minimum(self.apart_s, apart_s)
+            else:
+                self.ends_s[bool(blocks)] += repeat * both_s
+                self.parts_s[1 + bool(blocks)] += repeat * layer_s
+        divided = 1 if family.sp and family.tp > 1 else family.tp
+        self.boundary_bytes = min(c.boundary_bytes for c in costs if c.is_block) / divided
+        self.block_s, self.kept_bytes, self.transient_bytes, self.waiting_bytes = np.min(
+            blocks, axis=0
+        )
+        blocks_costs = [cost for cost in costs if cost.is_block]
+        at = costs.index(blocks_costs[0])
+        self.again: Mapping[str, Point] = {}
+        """Where all blocks are alike, what they keep and run again at least (`rerun.choices`)."""
+        if len(blocks_costs) == 1:
+            shown = 1 - run.stack.overlap.in_products(family.sp)
+            self.again = choices(
+                priced, network, model.layers[at][0], blocks_costs[0], family.cp, shown
+            )
+        ends = [[cost for cost in of if not cost.is_block] for of in (costs[:at], costs[at:])]
+        shares = [[(_of_experts(x, family.ep), 1)] for x in blocks_costs]
+        last = [*shares[-1], *((cost, 1) for cost in ends[1])]
+        self.buffers = np.array(
+            [
+                [workspace_bytes(run)] * len(ZERO_STAGES),
+                [min(buffers_bytes(run, x, zero) for x in shares) for zero in ZERO_STAGES],
+                [buffers_bytes(run, last, zero) for zero in ZERO_STAGES],
+            ]
+        )
+        """(3, 4): without and with blocks, and with the last, by ZeRO stage."""
+        self.logits_bytes = logits_bytes(run, family.layout(), [(x, 1) for x in ends[1]], 1)
+        shared = [priced.shared(family.layout(pp=2, recompute="none"), end) for end in ends]
+        every = self._parameters(run, costs, model.shared_parameters)
+        self.trained = every[1]
+        block_parameters = np.min(
+            [self._parameters(run, [cost], repeated=False) for cost in blocks_costs], axis=0
+        )
+        sides = (self._parameters(run, *end) for end in zip(ends, shared, strict=True))
+        self.parameters = np.stack([every, block_parameters, *sides], axis=-1)
+        """(2, 2, 4): held and trained, dense and expert parameters, of the model, of the least
+        block, and of what stands in front of all blocks and behind them."""
+
+    def _parameters(
+        self, run: Run, costs: Sequence[LayerCost], shared: int = 0, repeated: bool = True
+    ) -> Floats:
+        layers = [(cost, cost.repeat if repeated else 1) for cost in costs]
+        return np.array(stage_parameters(run, layers, shared)[::-1]) / (1, self.family.ep)
+
+
+def _of_experts(cost: LayerCost, ep: int) -> LayerCost:
+    """A layer whose experts are spread."""
+    dense, experts = cost.frozen
+    return replace(
+        cost, expert_parameters=cost.expert_parameters // ep, frozen=(dense, experts / ep)
+    )
+
+
+def _beyond_s(priced: LayerPrices, layer: Layer, sizes: list[int], ep: int) -> Floats:
+    return np.array([priced.pricer.beyond(layer, x, sizes, ep) for x in _parts(layer)])
+
+
+def _links_s(
+    run: Run, ideal: Network, cost: LayerCost, sizes: NDArray[np.intp], sp: bool
+) -> Floats:
+    """Collectives of activations in forward and backward passes of microbatches of these sizes,
+    beyond those of as many samples on an ideal network; all that may hide behind products does.
+    """
+    overlap, link_s = run.stack.overlap, {}
+    for link in {*cost.forward_links, *cost.backward_links, *cost.hidden_links}:
+        where = link.kind, link.group
+        link_s[link] = collective_times_s(run.network, *where, link.bytes * sizes.astype(float))
+        link_s[link] -= sizes * collective_s(ideal, link.kind, link.bytes, link.group)
+    forward, backward, hidden = (
+        sum((link_s[link] for link in links), np.zeros(len(sizes)))
+        for links in (cost.forward_links, cost.backward_links, cost.hidden_links)
+    )
+    both = np.stack([forward, backward - overlap.tensor * hidden])
+    return np.asarray((1 - overlap.in_products(sp)) * both)
+
+
+def _least(priced: LayerPrices, layer: Layer, cost: LayerCost, ring: int) -> LayerCost:
+    """A layer that takes no more of any sample than the real one does in any microbatch."""
+    passes: list[Cost] = [priced.pricer.least(layer, part, ring) for part in _parts(layer)]
+    inside = priced.pricer.schedules_links
+    forward, backward = ([] if inside else _sent(layer, x) for x in (layer.forward, layer.backward))
+    return replace(
+        cost,
+        forward=passes[0],
+        backward=passes[1] + passes[2],
+        data=passes[1],
+        weight=passes[2],
+        forward_links=links(forward),
+        backward_links=links(backward),
+        expert_forward_s=0.0,
+        expert_backward_s=0.0,
+    )
+
+
+def _parts(layer: Layer) -> tuple[Sequence[Operator], ...]:
+    """Forward, backward and weight passes."""
+    data = [op for op in layer.backward if not op.weighs]
+    return layer.forward, data, [op for op in layer.backward if op.weighs]
+
+
+def _sent(layer: Layer, operators: Sequence[Operator]) -> list[Operator]:
+    """Collectives of activations, which grow with the samples."""
+    weights = (Role.WEIGHT, Role.WEIGHT_GRADIENT)
+    return [
+        op
+        for op in operators
+        if op.collective is not None
+        and not any(layer.tensors[name].role in weights for name in (*op.reads, *op.writes))
+    ]

@@ -1,0 +1,51 @@
+"""Devices that exist, planned for the job of a searched chip: the same model, batch and number of
+devices, each on its own network and under the software that it usually has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from atoll.answers.search import ExistingDevice
+from atoll.base.errors import AtollError, InfeasibleError
+from atoll.base.stopping import Stop, StoppedError
+from atoll.hardware.device import load_device
+from atoll.hardware.gpu import Gpu
+from atoll.questions.chips import Precision
+from atoll.training.planner.plan import plan
+from atoll.training.run import Run
+
+
+def precision_of(name: str, wanted: Precision) -> Precision | None:
+    """That of the searched chips where the device has it; else fp8 for fp4, or its own 16 bits."""
+    narrower: tuple[Precision, ...] = ("nvfp4", "fp8")
+    for precision in narrower[narrower.index(wanted) :] if wanted in narrower else (wanted,):
+        try:
+            load_device(name).peak_flops(precision)
+        except AtollError:
+            continue
+        return precision
+    return None
+
+
+def plan_on_device(name: str, run: Run, stop: Stop | None = None) -> ExistingDevice:
+    """The proven best layout of a run on the device of that name."""
+    none = ExistingDevice(device=name, network=run.network.name, stack=run.stack.name, fits=False)
+    if isinstance(run.gpu, Gpu):
+        gpu = run.gpu
+        none = replace(none, power_W=gpu.power_W, process_nm=gpu.process_nm, area_mm2=gpu.die_mm2)
+    try:
+        device_plan = plan(run, runners_up=0, stop=stop)
+    except InfeasibleError as error:
+        return replace(none, reason=str(error))
+    if device_plan.stopped:
+        raise StoppedError
+    best = device_plan.best
+    return replace(
+        none,
+        fits=True,
+        throughput_samples_per_s=run.global_batch / best.step.time_s,
+        step_time_s=best.step.time_s,
+        mfu=best.mfu,
+        layout=str(best.layout),
+    )

@@ -1,0 +1,407 @@
+"""Published methods on the same wafer: the same encoding, priced by the same evaluator.
+
+* accpar: all dies as one group, bisected recursively; at each cut every weighted layer is
+  of type I (rows), II (inputs) or III (outputs), chosen by dynamic programming on communication
+  volume with AccPar's tables (Song et al., HPCA 2020); no pipeline, all activations kept.
+* deepspeed: data parallel with ZeRO 1, 2 or 3 over the dies of a stage, with or without a pipeline,
+  collectives streamed or not; all activations kept (Rajbhandari et al., SC 2020).
+* megatron: tensor parallel 4 or 8 on consecutive dies, then data, then pipeline; with and without
+  sequence parallelism; no, selective or full recomputation; blocking ring collectives (Narayanan et
+  al., SC 2021; Korthikanti et al., 2022).
+* weight-streaming: activations stay on the wafer, weights pass through it layer by layer (Lie, Hot
+  Chips 34).
+
+Each takes the best of its settings, and is also priced with the setting that its paper fixes
+(`SOURCES`). A method that does not fit is reported as out of memory, and with the least
+recomputation that makes it fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any, NamedTuple, TypeVar
+
+from atoll.answers.answer import build_from
+from atoll.answers.wafer import BaselineDetails, BaselineSetting, FixedBaseline
+from atoll.fabric.digits import Digits, digit_systems
+from atoll.fabric.mesh import Rectangle
+from atoll.hardware.wafer import Wafer
+from atoll.step.stages import even_sizes
+from atoll.wafer.baselines.accpar import accpar_codes
+from atoll.wafer.costs.layer_cost import mapping_tables
+from atoll.wafer.encoding.block import make_block
+from atoll.wafer.encoding.block_mapping import OPTIMIZER, BlockMapping
+from atoll.wafer.encoding.block_parts import WaferBlock
+from atoll.wafer.encoding.codes import legal
+from atoll.wafer.encoding.mapping import StageMapping, WaferMapping
+from atoll.wafer.evaluate import MappingCost, ends_by_time, evaluate, head_codes, setting_of
+from atoll.wafer.exact.block_solver import BlockSolver
+
+AnswerT = TypeVar("AnswerT", bound=BaselineSetting)
+POLICIES = ("none", "selective", "full")
+SOURCES = {
+    "accpar": "the tensors that are cut are those of a whole mini-batch: nothing is accumulated, "
+    "nothing computed again (Song et al., HPCA 2020; in its authors' program, linghaosong/AccPar, "
+    "inputs and outputs of a layer are matrices of the whole batch by channels)",
+    "deepspeed": "data parallelism alone, over as many dies as there are samples for, optimizer "
+    "and gradients divided (what ZeRO-100B implements), weights too where that does not fit "
+    "(Rajbhandari et al., SC 2020, sections 1 and 5)",
+    "megatron": "tensor parallel as wide as a server of 8, then the shortest pipeline that fits, "
+    "then data parallel; every layer computed again from its input (Narayanan et al., SC 2021, "
+    "takeaways 1 and 2, and the FLOPs of its section 5)",
+}
+"""The setting that each paper fixes."""
+
+
+@dataclass(frozen=True)
+class WaferBaseline:
+    """The best setting of one method."""
+
+    name: str
+    setting: str
+    """In words."""
+    evaluation: MappingCost
+    fits_as_published: bool
+    """Whether it fits with the recomputation that the method prescribes."""
+    needed_bytes: float
+    """Most memory of a die with the method's recomputation."""
+    variants: Mapping[str, float | None] = field(default_factory=dict)
+    """Samples/s of its settings by kind (ZeRO stage, recomputation); None: out of memory."""
+    fixed: WaferBaseline | None = None
+    """The setting that its paper fixes; None if illegal here or without a paper."""
+
+    @property
+    def samples_per_s(self) -> float | None:
+        return self.evaluation.samples_per_s if self.evaluation.fits else None
+
+    def answer(self) -> BaselineDetails:
+        fixed = self.fixed and self.fixed._to_answer(FixedBaseline, source=SOURCES[self.name])
+        return self._to_answer(BaselineDetails, as_fixed=fixed)
+
+    def _to_answer(self, kind: type[AnswerT], **more: Any) -> AnswerT:
+        return build_from(
+            kind,
+            self,
+            out_of_memory=not self.fits_as_published,
+            needed_GiB_per_die=self.needed_bytes / 2**30,
+            used_GiB_per_die=self.evaluation.memory_bytes / 2**30,
+            fits_with_least_recomputation=self.evaluation.fits,
+            **more,
+        )
+
+
+class _MethodSetting(NamedTuple):
+    """One setting of a method, before memory is checked."""
+
+    words: str
+    mapping: WaferMapping | None
+    """None: not legal on this wafer."""
+    variant: str = ""
+    fixed: int | None = None
+    """Rank of a setting fixed by the paper: the smallest that fits is taken."""
+
+
+class _EvaluatedSetting(NamedTuple):
+    setting: _MethodSetting
+    evaluation: MappingCost
+
+    @property
+    def rank(self) -> tuple[float, str]:
+        return self.evaluation.step_s, self.setting.words
+
+
+class _BaselineTask(NamedTuple):
+    """The model and wafer that every method maps."""
+
+    wafer: Wafer
+    model: str
+    batch: int
+    sequence: int
+    optimizer: str
+
+    def block(self, microbatch: int) -> WaferBlock:
+        return make_block(self.model, microbatch, self.sequence)
+
+    def mapping(
+        self, rectangles: Sequence[Rectangle], digits: Digits, microbatch: int, genes: BlockMapping,
+        streaming: bool,
+    ) -> WaferMapping | None:  # fmt: skip
+        """Divide layers evenly over stages with the same variables; None if that is illegal."""
+        block = self.block(microbatch)
+        heads = head_codes(block, digits, genes.stream)
+        units = zip(genes.codes, block.units, strict=True)
+        fits = all(legal(code, unit.sizes, digits) for code, unit in units)
+        if not fits or not heads or not legal(genes.stream, block.stream_sizes, digits):
+            return None
+        if len(rectangles) > block.layers:
+            return None
+        sizes = even_sizes(block.layers, len(rectangles))
+        stages = tuple(
+            StageMapping(rectangle, digits, layers, genes, heads[-1])
+            for rectangle, layers in zip(rectangles, sizes, strict=True)
+        )
+        mapping = WaferMapping(
+            self.model, self.batch, microbatch, self.sequence, stages, streaming, "ring",
+            optimizer=self.optimizer,
+        )  # fmt: skip
+        setting, ends = setting_of(self.wafer, mapping), (len(stages) == 1, True)
+        external = "external" in genes.homes
+        ends_arguments = block, digits, setting, genes.stream
+        _, head, _ = ends_by_time(*ends_arguments, ends, external, (streaming,))[0]
+        return replace(mapping, stages=tuple(replace(stage, head=head) for stage in stages))
+
+
+def run_baseline(
+    name: str, wafer: Wafer, model: str, batch: int, sequence: int, optimizer: str = OPTIMIZER
+) -> WaferBaseline | None:
+    """Return the best setting of a method; None if no setting is legal on this wafer.
+
+    The fastest that fits as published; else the fastest with the least recomputation; else the
+    one that needs the least memory, marked as not fitting.
+    """
+    task = _BaselineTask(wafer, model, batch, sequence, optimizer)
+    priced = [
+        _EvaluatedSetting(setting, evaluate(wafer, setting.mapping))
+        for setting in _METHODS[name](task)
+        if setting.mapping is not None
+    ]
+    if not priced:
+        return None
+    variants = {
+        kind: max(
+            (e.samples_per_s for s, e in priced if e.fits and s.variant == kind), default=None
+        )
+        for kind in dict.fromkeys(s.variant for s, _ in priced if s.variant)
+    }
+    fixed = [row for row in priced if row.setting.fixed is not None]
+    preferred = min((s.fixed for s, e in fixed if e.fits and s.fixed is not None), default=None)
+    if preferred is not None:
+        fixed = [row for row in fixed if row.setting.fixed == preferred]
+    return replace(
+        _best(name, wafer, priced),
+        variants=variants,
+        fixed=_best(name, wafer, fixed) if fixed else None,
+    )
+
+
+def _best(name: str, wafer: Wafer, priced: list[_EvaluatedSetting]) -> WaferBaseline:
+    fitting = [row for row in priced if row.evaluation.fits]
+    if fitting:
+        setting, evaluation = min(fitting, key=lambda row: row.rank)
+        return WaferBaseline(name, setting.words, evaluation, True, evaluation.memory_bytes)
+    least = min(e.memory_bytes for _, e in priced)
+    rescued = []
+    for setting, evaluation in priced:
+        smaller = _least_recompute(wafer, evaluation.mapping)
+        if smaller is not None:
+            again = evaluate(wafer, smaller)
+            if again.fits:
+                rescued.append(_EvaluatedSetting(setting, again))
+    if rescued:
+        setting, evaluation = min(rescued, key=lambda row: row.rank)
+        words = f"{setting.words}, least recomputation"
+        return WaferBaseline(name, words, evaluation, False, least)
+    setting, evaluation = min(
+        priced, key=lambda row: (row.evaluation.memory_bytes, row.setting.words)
+    )
+    return WaferBaseline(name, setting.words, evaluation, False, least)
+
+
+def _least_recompute(wafer: Wafer, mapping: WaferMapping) -> WaferMapping | None:
+    """Keep, in every stage of the mapping, the fastest set of tensors that fits."""
+    block = mapping.blocks()
+    setting = setting_of(wafer, mapping)
+    evaluation = evaluate(wafer, mapping)
+    stages = []
+    for number, stage in enumerate(mapping.stages):
+        exact = BlockSolver(
+            mapping_tables(block, stage.digits, setting, stage.block), (stage.block.homes[0],)
+        )
+        in_flight = min(len(mapping.stages) - number, mapping.microbatches)
+        limit = wafer.memory_bytes - evaluation.stages[number].ends.bytes
+        solved = exact.solve(stage.layers, in_flight, limit)
+        if solved is None:
+            return None
+        stages.append(replace(stage, block=solved.mapping))
+    return replace(mapping, stages=tuple(stages))
+
+
+# --- the methods ----------------------------------------------------------------------------------
+
+
+def _block_mapping(
+    block: WaferBlock, stream: str, codes: Sequence[str], home: str, policy: str = "none"
+) -> BlockMapping:
+    """Return variables with one home for all weights; `selective` recomputes attention."""
+    names = [edge.kept_name for chain in block.chains for edge in chain.edges if edge.kept_name]
+    dropped = {"none": (), "selective": ("context",), "full": ("",)}[policy]
+    keep = tuple(not any(part in name for part in dropped) for name in names)
+    return BlockMapping(stream, tuple(codes), (home,) * len(codes), keep)
+
+
+def _tp_tags(block: WaferBlock) -> Iterator[str]:
+    """Yield tp tags: outputs of a branch's first product, then heads or columns, then inputs."""
+    for chain in block.chains:
+        for unit in chain.units:
+            if unit.kind == "linear":
+                yield "n" if unit is chain.units[0] else "k"
+            else:
+                yield "h" if unit.kind == "attention" else "c"
+
+
+def _megatron(task: _BaselineTask) -> Iterator[_MethodSetting]:
+    wafer, batch = task.wafer, task.batch
+    for tp in (4, 8):
+        for dp, width, height in _consecutive(wafer, tp):
+            most = (wafer.columns // width) * (wafer.rows // height)
+            for samples in (1, 2, 4):
+                microbatch = dp * samples
+                if microbatch > batch:
+                    continue
+                block = task.block(microbatch)
+                digits = digit_systems(width, height)[-1]
+                split = _inner_tensor(digits, tp)
+                if split is None:
+                    continue
+                codes = tuple(
+                    "".join("b" if outer else tag for outer in split) for tag in _tp_tags(block)
+                )
+                rectangles = _row_major(wafer, width, height, most)
+                for sequence_parallel in (True, False):
+                    tag = "s" if sequence_parallel else "r"
+                    stream = "".join("b" if outer else tag for outer in split)
+                    for policy in POLICIES:
+                        words = (
+                            f"tensor {tp} x pipeline {most} x data {dp}, microbatch "
+                            f"{microbatch}, {'sequence parallel, ' if sequence_parallel else ''}"
+                            f"{'no' if policy == 'none' else policy} recomputation"
+                        )
+                        genes = _block_mapping(block, stream, codes, "optimizer", policy)
+                        mapping = task.mapping(rectangles, digits, microbatch, genes, False)
+                        plain = tp == 8 and policy == "full" and not sequence_parallel
+                        kind = f"{policy} recomputation"
+                        yield _MethodSetting(words, mapping, kind, most if plain else None)
+
+
+def _consecutive(wafer: Wafer, tp: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (dp, width, height) of groups of ranks along rows, tp innermost, then dp."""
+    if tp > wafer.columns:
+        return
+    across = wafer.columns // tp
+    for dp in range(1, across * wafer.rows + 1):
+        if dp <= across and across % dp == 0:
+            yield dp, dp * tp, 1
+        elif dp % across == 0 and wafer.rows % (dp // across) == 0:
+            yield dp, across * tp, dp // across
+
+
+def _inner_tensor(digits: Digits, tp: int) -> list[bool] | None:
+    """Return which digits are data parallel if the innermost of x are tensor parallel."""
+    outer = [True] * digits.count
+    tp_left = tp
+    for i in reversed(range(len(digits.x))):
+        if tp_left == 1:
+            break
+        if tp_left % digits.x[i]:
+            return None
+        tp_left //= digits.x[i]
+        outer[i] = False
+    return outer if tp_left == 1 else None
+
+
+def _row_major(wafer: Wafer, width: int, height: int, stages: int) -> tuple[Rectangle, ...]:
+    """Return stages in the order of rank numbers, ignoring the mesh."""
+    across = wafer.columns // width
+    return tuple(
+        Rectangle(i % across * width, i // across * height, width, height) for i in range(stages)
+    )
+
+
+def _deepspeed(task: _BaselineTask) -> Iterator[_MethodSetting]:
+    wafer, batch = task.wafer, task.batch
+    for width, height, stages in _replicas(wafer, batch):
+        dies = width * height
+        digits = digit_systems(width, height)[0]
+        rectangles = _row_major(wafer, width, height, stages)
+        for samples in (1, 2):
+            microbatch = dies * samples
+            if microbatch > batch and samples > 1:
+                continue
+            block = task.block(microbatch)
+            code = "b" * digits.count
+            for stage, home in enumerate(("optimizer", "gradients", "weights"), start=1):
+                genes = _block_mapping(block, code, (code,) * len(block.units), home)
+                fixed = stage if stage > 1 and stages == 1 else None
+                for streaming in (True, False):
+                    words = (
+                        f"ZeRO-{stage}, data {dies} x pipeline {stages}, microbatch {microbatch}"
+                        f"{'' if streaming else ', blocking'}"
+                    )
+                    mapping = task.mapping(rectangles, digits, microbatch, genes, streaming)
+                    yield _MethodSetting(words, mapping, f"ZeRO-{stage}", fixed)
+
+
+def _replicas(wafer: Wafer, batch: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (columns, rows, stages) of dp groups in pipelines; and the largest fed group."""
+    shapes = [(w, h) for w in range(1, wafer.columns + 1) for h in range(1, wafer.rows + 1)]
+    sampled_shapes = [(w, h) for w, h in shapes if w * h <= batch]
+    for width, height in sampled_shapes:
+        stages = wafer.dies // (width * height)
+        if wafer.columns % width == 0 and wafer.rows % height == 0 and stages <= 16:
+            yield width, height, stages
+    most = max(w * h for w, h in sampled_shapes)
+    if most < wafer.dies:
+        yield from ((w, h, 1) for w, h in sampled_shapes if w * h == most)
+
+
+def _accpar(task: _BaselineTask) -> Iterator[_MethodSetting]:
+    wafer, batch = task.wafer, task.batch
+    for rows in (wafer.rows, wafer.rows - wafer.rows % 2 or 1):
+        for columns in (wafer.columns, wafer.columns - wafer.columns % 2 or 1):
+            digits = digit_systems(columns, rows)[0]
+            for microbatch in sorted({1, 2, 4, 8, 16, 32, 64, 128, batch}):
+                if microbatch > batch:
+                    continue
+                block = task.block(microbatch)
+                chosen = accpar_codes(block, digits)
+                if chosen is None:
+                    continue
+                words = f"{rows} x {columns} dies, microbatch {microbatch}, types "
+                genes = _block_mapping(block, *chosen, "replicated")
+                rectangle = (Rectangle(0, 0, columns, rows),)
+                mapping = task.mapping(rectangle, digits, microbatch, genes, False)
+                fixed = 1 if microbatch == batch else None
+                yield _MethodSetting(words + "/".join(genes.codes), mapping, fixed=fixed)
+
+
+def _weight_streaming(task: _BaselineTask) -> Iterator[_MethodSetting]:
+    wafer, batch = task.wafer, task.batch
+    width, height = wafer.columns, wafer.rows
+    digits = digit_systems(width, height)[0]
+    for microbatch in sorted({1, 2, 4, 8, 16, 32, 64, batch}):
+        if microbatch > batch:
+            continue
+        block = task.block(microbatch)
+        samples = microbatch
+        tags = []
+        for radix in digits.radix:
+            tags.append("b" if samples % int(radix) == 0 else "s")
+            samples = samples // int(radix) if samples % int(radix) == 0 else samples
+        code = "".join(tags)
+        rows = prod(int(r) for r, t in zip(digits.radix, tags, strict=True) if t == "s")
+        if rows > task.sequence:
+            continue
+        genes = _block_mapping(block, code, (code,) * len(block.units), "external")
+        mapping = task.mapping((Rectangle(0, 0, width, height),), digits, microbatch, genes, True)
+        yield _MethodSetting(f"rows of the batch on all dies, microbatch {microbatch}", mapping)
+
+
+_METHODS = {
+    "accpar": _accpar,
+    "deepspeed": _deepspeed,
+    "megatron": _megatron,
+    "weight-streaming": _weight_streaming,
+}
+NAMES = tuple(_METHODS)
