@@ -55,7 +55,7 @@ class Certificate:
 
     def sentence(self) -> str:
         sentence = proof_sentence(self.gap, self.tolerance, self.over)
-        if not math.isfinite(self.peak_bound):
+        if not (self.proven and math.isfinite(self.peak_bound)):
             return sentence
         more = most_better(relative_gap(self.score, self.peak_bound))
         return f"{sentence}; layouts that were not searched: at most {more:.0%} better"
