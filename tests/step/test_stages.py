@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations, pairwise
+from itertools import accumulate, combinations, pairwise, product
 
 import pytest
 from hypothesis import given
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from atoll.step.orders import chunks_per_stage, route
 from atoll.step.replay import PassTime, replay
-from atoll.step.stages import balanced_sizes, even_sizes
+from atoll.step.stages import balanced_sizes, even_sizes, lightest_sizes
 
 
 def slowest(sizes: tuple[int, ...], order: str, pp: int, vpp: int, behind: float) -> float:
@@ -64,3 +64,24 @@ def test_a_stage_with_the_head_has_fewer_blocks_beside_it_than_in_its_other_chun
     assert step_s((2, 2, 3, 1)) == pytest.approx(129.0)
     assert step_s((2, 1, 3, 2)) == pytest.approx(144.0)
     assert step_s(even_sizes(8, 4)) == pytest.approx(150.0)
+
+
+@given(
+    st.lists(st.floats(0.1, 3.0), min_size=2, max_size=7), st.integers(2, 4), st.floats(0.0, 5.0)
+)
+def test_no_split_of_unequal_blocks_has_a_lighter_slowest_stage(
+    block_work: list[float], stages: int, head_blocks: float
+) -> None:
+    stages = min(stages, len(block_work))
+
+    def slowest(sizes: tuple[int, ...]) -> float:
+        ends = [0, *accumulate(sizes)]
+        loads = [sum(block_work[a:b]) for a, b in pairwise(ends)]
+        loads[-1] += head_blocks
+        return max(loads)
+
+    sizes = lightest_sizes(tuple(block_work), stages, head_blocks)
+    assert len(sizes) == stages and sum(sizes) == len(block_work) and min(sizes) >= 1
+    every = product(range(1, len(block_work)), repeat=stages)
+    least = min(slowest(one) for one in every if sum(one) == len(block_work))
+    assert slowest(sizes) == pytest.approx(least)

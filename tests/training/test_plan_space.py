@@ -13,7 +13,7 @@ from atoll.base.errors import AtollError
 from atoll.step.layout import RECOMPUTE, Layout
 from atoll.step.orders import ORDERS
 from atoll.step.stages import splits
-from atoll.training.operators.layer_prices import head_blocks
+from atoll.training.operators.layer_prices import chain_work
 from atoll.training.planner.space import Axes
 from atoll.training.run import Run
 from atoll.training.stack import STACKS
@@ -77,7 +77,7 @@ def splits_of(layout: Layout, run: Run) -> set[tuple[int, ...]]:
     if layout.pp == 1 or not run.stack.balances:
         return {()}
     where = layout.schedule, layout.pp, layout.vpp
-    return set(splits(run.model.layers, *where, head_blocks(run)))
+    return set(splits(chain_work(run), *where))
 
 
 @pytest.mark.slow

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from heapq import heapify, heapreplace
-from typing import Protocol, TypeVar
+from itertools import accumulate
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -126,18 +128,58 @@ def _least_load(blocks: int, stages: int, head_blocks: float) -> float:
     )
 
 
+class ChainWork(NamedTuple):
+    """Work of a model's chain of layers, as far as it decides how blocks are split into stages."""
+
+    blocks: int
+    head_blocks: float | None
+    """Work of the layers behind the blocks, relative to the mean block; None: only even splits."""
+    block_work: tuple[float, ...] = ()
+    """Work of each block, relative to the mean; empty where all blocks are alike."""
+
+
 @lru_cache(maxsize=4096)
-def splits(
-    blocks: int, order: str, pp: int, vpp: int, head_blocks: float
-) -> tuple[tuple[int, ...], ...]:
+def splits(chain: ChainWork, order: str, pp: int, vpp: int) -> tuple[tuple[int, ...], ...]:
     """Return the candidate blocks per chunk: even (an empty tuple), and balanced for blocks without
-    and with full recomputation, which takes a third longer.
+    and with full recomputation, which takes a third longer; where blocks differ and each stage is
+    one chunk, also those with the least work in the slowest stage.
     """
-    if pp == 1:
+    blocks, head_blocks, block_work = chain
+    if pp == 1 or head_blocks is None:
         return ((),)
     loads = head_blocks, FULL * head_blocks
     balanced = {balanced_sizes(blocks, order, pp, vpp, load) for load in loads}
-    return ((), *sorted(balanced - {even_sizes(blocks, len(next(iter(balanced))))}))
+    if block_work and pp <= blocks and chunks_per_stage(order, vpp) == model_copies(order) == 1:
+        balanced |= {lightest_sizes(block_work, pp, load) for load in loads}
+    chunks = len(next(iter(balanced)))
+    return ((), *sorted(balanced - {even_sizes(blocks, chunks)}))
+
+
+@lru_cache(maxsize=4096)
+def lightest_sizes(block_work: Sequence[float], stages: int, head_blocks: float) -> tuple[int, ...]:
+    """Return the blocks per stage, at least one, that minimise the work of the slowest stage; of
+    those the ones with the least sum of squares. The head adds to the last stage.
+    """
+    ends = [0.0, *accumulate(block_work)]
+    count = len(block_work)
+    # best[i]: (slowest, squares, sizes) of the first i blocks on the stages so far.
+    best: list[tuple[float, float, tuple[int, ...]]]
+    best = [(ends[i], ends[i] ** 2, (i,)) for i in range(count + 1)]
+    for stage in range(1, stages):
+        head = head_blocks if stage == stages - 1 else 0.0
+        longer: list[tuple[float, float, tuple[int, ...]]]
+        longer = [(math.inf, math.inf, (0,))] * (count + 1)
+        for i in range(stage + 1, count + 1):
+            longer[i] = min(
+                (
+                    max(best[j][0], ends[i] - ends[j] + head),
+                    best[j][1] + (ends[i] - ends[j] + head) ** 2,
+                    (*best[j][2], i - j),
+                )
+                for j in range(stage, i)
+            )
+        best = longer
+    return best[count][2]
 
 
 def stage_shares(

@@ -12,6 +12,7 @@ from atoll.cost.pricer import Pricer
 from atoll.hardware.device import TemplateChip
 from atoll.hardware.gpu import ELEMENT_BYTES, SCALED
 from atoll.step.layout import FULL_BLOCKS, HOST, RECOMPUTE, Layout
+from atoll.step.stages import ChainWork
 from atoll.training.operators.gpu_pricer import GpuPricer
 from atoll.training.operators.layers import HALF, LayerCost, layer_costs
 from atoll.training.operators.timings import Timings
@@ -27,6 +28,7 @@ from atoll.workload.low_precision import check_precision, narrowed
 from atoll.workload.prepare import in_context, prepare
 
 T = TypeVar("T")
+SAME_WORK = 0.05  # blocks whose FLOPs differ by less are split as equal ones
 VOCABULARY_UNIT = 128  # Megatron-LM pads to this many rows on every tensor rank
 
 
@@ -142,26 +144,38 @@ class LayerPrices:
         )
 
 
-def head_blocks(run: Run) -> float:
-    """Return the FLOPs of the layers behind all blocks of a run's model, relative to a block."""
+def chain_work(run: Run) -> ChainWork:
+    """Return the FLOPs of the blocks and of the layers behind them, relative to the mean block."""
     if run.stored is None:
-        return _behind(run.model, run.sequence)
-    return _over_blocks(prepare(run.stored, run.stored.file.microbatch or 1, run.sequence))
+        return _config_work(run.model, run.sequence)
+    return _model_work(prepare(run.stored, run.stored.file.microbatch or 1, run.sequence))
 
 
 @lru_cache(maxsize=64)
-def _behind(config: ModelConfig, sequence: int) -> float:
-    return _over_blocks(prepare(config, 1, sequence, merge_periods=False))
+def _config_work(config: ModelConfig, sequence: int) -> ChainWork:
+    return _model_work(prepare(config, 1, sequence, merge_periods=False))
 
 
-def _over_blocks(model: Model) -> float:
+def _model_work(model: Model) -> ChainWork:
     names = block_names(model)
-    kinds = [layer.name in names for layer, _ in model.layers]
-    flops_by_layer = [n * sum(op.flops for op in layer.forward) for layer, n in model.layers]
-    blocks = sum(n for kind, (_, n) in zip(kinds, model.layers, strict=True) if kind)
-    block_flops = sum(flops for kind, flops in zip(kinds, flops_by_layer, strict=True) if kind)
-    head_flops = sum(flops_by_layer[len(kinds) - kinds[::-1].index(True) :])
-    return blocks * head_flops / block_flops if block_flops else 0.0
+    is_block = [layer.name in names for layer, _ in model.layers]
+    flops = [sum(op.flops for op in layer.forward) for layer, _ in model.layers]
+    block_flops = [
+        layer_flops
+        for block, layer_flops, (_, n) in zip(is_block, flops, model.layers, strict=True)
+        for _ in range(n if block else 0)
+    ]
+    behind = len(is_block) - is_block[::-1].index(True)
+    head_flops = sum(
+        n * layer_flops
+        for layer_flops, (_, n) in zip(flops[behind:], model.layers[behind:], strict=True)
+    )
+    mean = sum(block_flops) / len(block_flops)
+    if not mean:
+        return ChainWork(len(block_flops), 0.0)
+    differ = max(block_flops) - min(block_flops) > SAME_WORK * mean
+    block_work = tuple(work / mean for work in block_flops) if differ else ()
+    return ChainWork(len(block_flops), head_flops / mean, block_work)
 
 
 def cast_gathers(layer: Layer, precision: str) -> Layer:

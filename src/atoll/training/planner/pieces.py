@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.step.layout import Layout
+from atoll.step.stages import ChainWork
 from atoll.training.batch.estimates import (
     LEAST_CHOICE,
     ORDER_NUMBERS,
@@ -175,9 +176,10 @@ def times_call(block: LayoutColumns, names: Sequence[str], limit_s: float) -> Pi
 def _layouts(
     family: Sequence[Any], schedules: Sequence[str], chain: Sequence[Any], columns: Any
 ) -> _BlockLayouts:
-    layers, behind = chain
+    blocks, head_blocks, block_work = chain
+    work = ChainWork(blocks, head_blocks, tuple(block_work))
     return _BlockLayouts(
-        LayoutColumns(LayoutFamily(*family), tuple(schedules), (layers, behind), np.array(columns))
+        LayoutColumns(LayoutFamily(*family), tuple(schedules), work, np.array(columns))
     )
 
 

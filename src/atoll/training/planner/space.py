@@ -21,16 +21,14 @@ from numpy.typing import NDArray
 from atoll.base.errors import AtollError
 from atoll.step.layout import RECOMPUTE, ZERO_STAGES, Layout, divisors
 from atoll.step.orders import ORDERS
-from atoll.step.stages import splits
-from atoll.training.operators.layer_prices import head_blocks
+from atoll.step.stages import ChainWork, splits
+from atoll.training.operators.layer_prices import chain_work
 from atoll.training.run import Run
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 COLUMNS = ("pp", "dp", "vpp", "microbatch", "zero", "hsdp", "schedule", "split")
 """Of a family, what differs between its layouts, recomputation apart."""
-Chain = tuple[int, float | None]
-"""Blocks of a model, and what stands behind them in blocks' worth of work; none: not balanced."""
 MOST_CONTEXT = 8  # ranks of context parallelism that are tried unless told otherwise
 
 
@@ -113,7 +111,11 @@ class LayoutColumns:
     """Layouts of one family, one entry an array position."""
 
     def __init__(
-        self, family: LayoutFamily, schedules: tuple[str, ...], chain: Chain, columns: NDArray[Any]
+        self,
+        family: LayoutFamily,
+        schedules: tuple[str, ...],
+        chain: ChainWork,
+        columns: NDArray[Any],
     ) -> None:
         self.family = family
         self.schedules = schedules
@@ -192,7 +194,7 @@ def block_of(run: Run, axes: Axes, family: LayoutFamily) -> LayoutColumns:
 
 @lru_cache(maxsize=1)
 def _columns(
-    axes: Axes, schedules: tuple[str, ...], chain: Chain, stages: tuple[tuple[int, ...], ...]
+    axes: Axes, schedules: tuple[str, ...], chain: ChainWork, stages: tuple[tuple[int, ...], ...]
 ) -> NDArray[np.int32]:
     """The same for families that differ in sequence parallelism alone: held once."""
     empty = np.empty((len(COLUMNS), 0), dtype=np.int32)
@@ -200,8 +202,10 @@ def _columns(
     return np.concatenate([empty, *parts], axis=1)
 
 
-def chain_of(run: Run) -> Chain:
-    return run.model.layers, head_blocks(run) if run.stack.balances else None
+def chain_of(run: Run) -> ChainWork:
+    if not run.stack.balances:
+        return ChainWork(run.model.layers, None)
+    return chain_work(run)._replace(blocks=run.model.layers)
 
 
 def order_of(schedule: str, pp: int, vpp: int) -> str:
@@ -211,17 +215,22 @@ def order_of(schedule: str, pp: int, vpp: int) -> str:
     return "interleaved" if schedule == "1f1b" and vpp > 1 else schedule
 
 
-def _stage_splits(chain: Chain, order: str, pp: int, vpp: int) -> tuple[tuple[int, ...], ...]:
-    layers, behind = chain
-    return ((),) if behind is None else splits(layers, order, pp, vpp, behind)
+def _stage_splits(chain: ChainWork, order: str, pp: int, vpp: int) -> tuple[tuple[int, ...], ...]:
+    return splits(chain, order, pp, vpp)
 
 
 @lru_cache(maxsize=512)
 def of_stages(
-    axes: Axes, schedules: tuple[str, ...], chain: Chain, batch: int, pp: int, dp: int, copies: int
+    axes: Axes,
+    schedules: tuple[str, ...],
+    chain: ChainWork,
+    batch: int,
+    pp: int,
+    dp: int,
+    copies: int,
 ) -> NDArray[np.int32]:
     """Columns of the layouts with so many stages and data ranks, each of a part of the batch."""
-    layers, _ = chain
+    layers = chain.blocks
     sizes = np.array([b for b in axes.microbatch or divisors(batch) if batch % b == 0])
     vpp_column, schedule, paired, split = (
         np.array(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from atoll.fabric.network import Network
 from atoll.step.layout import Layout, divisors
-from atoll.step.stages import splits
+from atoll.step.stages import ChainWork, splits
 from atoll.step.states import States
 
 if TYPE_CHECKING:
@@ -40,13 +40,12 @@ class Allowed(Protocol):
 
 
 def listed_layouts(
-    allowed: Allowed, variant: Variant, blocks: int, ends: int, behind: float
+    allowed: Allowed, variant: Variant, chain: ChainWork, ends: int
 ) -> Iterator[Layout]:
-    """Layouts of degrees that divide the devices and the batch, with as many replicas as there is
-    room for. Their stages hold as many blocks each, and where that is more even in time other
-    numbers, with what stands behind the blocks worth so many.
+    """List layouts of degrees that divide the devices and the batch, with as many replicas as
+    possible, and every split of the blocks into stages that `splits` suggests.
     """
-    batch, folded = variant.microbatches, variant.ep * variant.etp
+    blocks, batch, folded = chain.blocks, variant.microbatches, variant.ep * variant.etp
     for pp in range(1, blocks + ends + 1):  # what stands before and behind may have stages alone
         most, rest = divmod(allowed.devices, variant.width * pp)
         degrees = [
@@ -58,7 +57,7 @@ def listed_layouts(
             continue
         dp = degrees[-1]
         for order, vpp in _orders(allowed, pp, blocks, ends, batch // dp):
-            ways = splits(blocks, order, pp, vpp, behind)
+            ways = splits(chain, order, pp, vpp)
             for split, (zero, hsdp) in product(ways, _divided(allowed, variant, pp, dp)):
                 yield replace(
                     variant.layout, dp=dp, pp=pp, zero=zero, hsdp=hsdp, vpp=vpp, schedule=order,

@@ -33,7 +33,7 @@ from atoll.training.batch.cost_arrays import StateCosts, StateMemory
 from atoll.training.batch.estimates import LayoutSequence, make_tables
 from atoll.training.batch.sums import Sums
 from atoll.training.estimate import Estimate, Estimator
-from atoll.training.operators.layer_prices import head_blocks
+from atoll.training.operators.layer_prices import chain_work
 from atoll.training.operators.layers import LayerCost, Share, layer_costs
 from atoll.training.operators.policies import PolicyCost
 from atoll.training.operators.tables import (
@@ -382,9 +382,8 @@ def planned_layouts(allowed: Allowed, variant: Variant) -> PlannedLayouts | None
     """Those that the setting allows a variant; None where there are none."""
     run, facts = _run(allowed, variant), variant.facts
     free = layer_costs(variant.model, _Free(), variant.cp, variant.ep, stored=bool(run.stored))
-    blocks = sum(cost.repeat for cost in free if cost.is_block)
     both = not (free[0].is_block or free[-1].is_block)
-    layouts = tuple(listed_layouts(allowed, variant, blocks, 2 if both else 0, head_blocks(run)))
+    layouts = tuple(listed_layouts(allowed, variant, chain_work(run), 2 if both else 0))
     if not layouts:
         return None
     menus = tuple(

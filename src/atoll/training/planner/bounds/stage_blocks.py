@@ -45,7 +45,7 @@ def stage_blocks(block: LayoutColumns) -> StageBlocks:
     def blocks(schedule: int, pp: int, vpp: int, split: int) -> StageBlocks:
         order = block.order(schedule, pp, vpp)
         sizes = block.blocks(order, pp, vpp, split)
-        return _blocks_of_stages(block.chain[0], order, pp, vpp, sizes)
+        return _blocks_of_stages(block.chain.blocks, order, pp, vpp, sizes)
 
     shapes, which = keys(block.schedule, block.pp, block.vpp, block.split)
     rows = np.array([blocks(*key) for key in shapes], dtype=np.float64)
