@@ -19,9 +19,7 @@ from atoll.fabric.mesh import Rectangle
 from atoll.fabric.nested import collective_s
 from atoll.hardware.catalog import load_network
 from atoll.hardware.wafer_files import load_wafer
-from atoll.placement.chain import PlacementProblem, even_starts
-from atoll.placement.chain_kernels import reduction_s
-from atoll.placement.facts import chain_facts
+from atoll.placement.chain import even_starts
 from atoll.placement.plan import Placement, PlacementStage
 from atoll.placement.replay import replay_placement
 from atoll.profiles import DEFAULT
@@ -50,7 +48,7 @@ from atoll.wafer.evaluate import delayed_bytes
 from atoll.wafer.job import options_of
 from atoll.wafer.staging.offload import StagePipeline
 from atoll.wafer.staging.planner import Planner
-from atoll.workload import load_config, prepare
+from atoll.workload import load_config
 from atoll.workload.flops import model_flops
 from atoll.workload.graph.operator import CollectiveKind, Operator, TensorCollective
 
@@ -60,18 +58,14 @@ REL = 1e-9
 
 
 def test_optimizer_states_of_one_name_take_the_same_bytes_everywhere():
-    facts = chain_facts(prepare(load_config(SMALL), 1, 256), "none")
     for name, states in STATES.items():
-        system = PlacementProblem(
-            load_network("dgx-a100"), load_states(name), facts, devices=8, tp=1,
-            microbatches=8, memory_bytes=1e9, hbm_Bps=1e12,
-        ).system()  # fmt: skip
-        assert system.state_bytes[1] == states.weight + states.gradient + states.optimizer
+        per_parameter = DEFAULT.placer.state_bytes(load_states(name))
+        assert per_parameter == states.weight + states.gradient + states.optimizer
         run = make_run("gpt2-xl", "h100", 8, batch=8, optimizer=name)
         memory = Estimator(run).estimate(Layout(dp=8, zero=0)).worst
         held = memory.weights + memory.gradients + memory.optimizer
         parameters = memory.weights / states.weight
-        assert held == pytest.approx(system.state_bytes[1] * parameters, rel=REL)
+        assert held == pytest.approx(per_parameter * parameters, rel=REL)
 
 
 def test_states_are_the_same_everywhere_where_nothing_is_said():
@@ -167,17 +161,13 @@ def test_a_pipeline_with_slow_transfers_is_replayed_and_drawn_alike():
 @pytest.mark.parametrize("name", ["dgx-a100", "dgx-h100", "tpu-v4"])
 def test_gradients_are_summed_in_the_same_time_everywhere(name, replicas, tensor, parameters):
     network = load_network(name).cut(96)
-    facts = chain_facts(prepare(load_config(SMALL), 1, 256), "none")
     optimizer = load_states(DEFAULT.optimizer)
-    system = PlacementProblem(
-        network, optimizer, facts, devices=96, tp=tensor, microbatches=96, memory_bytes=1e9,
-        hbm_Bps=1e12,
-    ).system()  # fmt: skip
-    searched = reduction_s(system, replicas, parameters)
+    sent = optimizer.reduced * parameters
+    reduced_s = collective_s(network, "all_reduce", sent, replicas, stride=tensor)
     run = make_run("gpt2-xl", "h100", 96, batch=96)
     run = replace(run, network=network, states=optimizer)
     planned, _ = Stepper(run, Layout(dp=replicas, tp=tensor, zero=0)).gradient_s(parameters, 0.0)
-    assert searched == pytest.approx(planned, rel=REL)
+    assert reduced_s == pytest.approx(planned, rel=REL)
     operator = Operator("sum", "all_reduce", (), (), collective=TensorCollective(
         CollectiveKind.ALL_REDUCE, int(parameters), tensor))  # fmt: skip
     inside = collective_s(network, "all_reduce", int(parameters), tensor)

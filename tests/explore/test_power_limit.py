@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -26,9 +25,8 @@ from atoll.hardware import product_space
 from atoll.hardware.energy import core_buffer_bytes_per_mac, template_energy
 from atoll.hardware.silicon.systolic import TEMPLATES
 from atoll.hardware.space import DesignLimits, DesignSpace, allowed_options
-from atoll.placement.chain import make_chain
 from atoll.profiles import DEFAULT
-from oracles.division import step_time_of
+from oracles.planned_step import least_step_s
 
 BATCH, TOLERANCE = 16, 1e-3
 
@@ -69,39 +67,30 @@ def limited_times(
         return [joules_of(free, chip, int(row)) for row in op[ptr[index] : ptr[index + 1]]]
 
     first = 2 * variant.first_layer
-    layer_s = [
-        sum(max(upper[0, k, p], sum(energies(first + 2 * k + p)) / left_W) for p in range(2))
-        for k in range(variant.layers)
+    pass_s = [
+        [max(upper[0, k, p], sum(energies(first + 2 * k + p)) / left_W) for p in range(2)]
+        for k in range(len(variant.passes))
     ]
     each = np.array(energies(first + 2 * variant.facts.blocks[0].layer)) / left_W
-    return np.array(layer_s), np.maximum(free.operators_s(chip, variant), each)
+    return np.array(pass_s), np.maximum(free.operators_s(chip, variant), each)
 
 
 def exhaustive_step_s(
     space: DesignSpace, variants: Variants, setting: SearchSetting, limit: PowerLimit
 ) -> tuple[float, np.ndarray]:
-    """Every chip, memory, variant, division and data degree: the least step of all, and of each
+    """Every chip, memory, variant and layout: the least step of all, and of each
     chip and variant."""
     chips = chips_of_space(space, setting.profile, True)
     free = PricedChips.of(chips, variants, setting)
     least = np.full((len(chips), len(variants.variants)), np.inf)
     for chip in range(len(chips)):
         for number, variant in enumerate(variants.variants):
-            layer_s, each_s = limited_times(free, chip, number, variant, limit)
-            if not np.isfinite(layer_s).all():
+            pass_s, each_s = limited_times(free, chip, number, variant, limit)
+            if not np.isfinite(pass_s).all():
                 continue
-            chain = make_chain(variant.facts, layer_s, each_s)
-            systems = [system for _, system in free.placement_problem(chip, variant).systems]
-            layers = len(variant.facts.kind)
-            for stages in range(1, min(layers, setting.devices // variant.tp) + 1):
-                for cuts in combinations(range(1, layers), stages - 1):
-                    most = min(setting.devices // (stages * variant.tp), variant.microbatches)
-                    steps = [
-                        step_time_of(chain, system, (0, *cuts), data)
-                        for data in range(1, most + 1)
-                        for system in systems
-                    ]
-                    least[chip, number] = min(least[chip, number], *steps)
+            times = free.times(chip, variant, pass_s)._replace(forward_s=each_s)
+            problem = free.placement_problem(chip, variant)
+            least[chip, number] = least_step_s(problem, times)
     return float(least.min()), least
 
 

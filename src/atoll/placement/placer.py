@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
 from atoll.base.arrays import FloatArray
-from atoll.placement.chain import (
-    Division,
-    PlacementProblem,
-    VariantTimes,
-    describe,
-    divide,
-    fixed_division,
-    make_chain,
-)
-from atoll.placement.chain_kernels import equal_replicas, feasible_depths, reduction_s
+from atoll.placement.chain import Division, PlacementProblem, VariantTimes
 from atoll.placement.plan import Placement
 from atoll.step.states import States
 
@@ -67,76 +58,33 @@ class Placer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ExactPlacer:
-    """The default: recomputation by operator, nested networks, equal replicas; and the layouts that
-    the problem has beside such divisions.
-    """
+    """The default: the planner's layouts, priced as a plan on the chip prices them."""
 
     plain: ClassVar[bool] = False
 
     def place(
         self, problem: PlacementProblem, times: VariantTimes, cutoff_s: float = np.inf
     ) -> Division | None:
-        best: Division | None = None
-        if problem.divides:
-            chain = times.chain(problem)
-            for zero, system in problem.systems:
-                division = divide(chain, system, cutoff_s)
-                if division is not None:
-                    best, cutoff_s = replace(division, zero=zero), division.step_time_s
-        if problem.planned is not None:
-            best = problem.planned.fastest(problem, times, cutoff_s) or best
-        return best
+        if problem.planned is None:
+            return None
+        return problem.planned.fastest(problem, times, cutoff_s)
 
     def even(self, problem: PlacementProblem, times: VariantTimes, stages: int) -> Division | None:
-        most = problem.most_replicas(stages)
-        data = int(equal_replicas(problem.microbatches, most)[most])
-        chain = times.chain(problem)
-        divisions = (
-            (zero, fixed_division(chain, system, pipeline=stages, data=data))
-            for zero, system in problem.systems
-        )
-        feasible = [
-            replace(division, zero=zero) for zero, division in divisions if division is not None
-        ]
-        return min(feasible, key=lambda division: division.step_time_s, default=None)
+        if problem.planned is None:
+            return None
+        return problem.planned.fastest(problem, times, np.inf, stages)
 
     def describe(
         self, problem: PlacementProblem, times: VariantTimes, division: Division
     ) -> Placement:
-        if division.layout is not None and problem.planned is not None:
-            return problem.planned.describe(problem, times, division)
-        return describe(problem, times.chain(problem), division, times.pass_s[:, 0])
+        assert problem.planned is not None
+        return problem.planned.describe(problem, times, division)
 
     def depths(self, problem: PlacementProblem) -> list[int]:
-        """Those that fit with full recomputation."""
-        if not problem.divides:
-            return []
-        facts, widest = problem.facts, problem.devices // problem.tp
-        chain = make_chain(facts, np.zeros(len(facts.layers)), np.ones(facts.operator_count))
-        fits = np.any([feasible_depths(chain, system) for _, system in problem.systems], axis=0)
-        replicas = equal_replicas(problem.microbatches, widest)
-        # With fewer microbatches than stages less is in flight: those depths are never ruled out.
-        return [
-            p
-            for p in range(1, min(len(facts.kind), widest) + 1)
-            if fits[p] or problem.microbatches // int(replicas[widest // p]) < p
-        ]
+        return []  # The planner's layouts have bounds of their own.
 
     def terms(self, problem: PlacementProblem, stages: int) -> StepTerms:
-        facts = problem.facts
-        data = np.arange(1, problem.most_replicas(stages) + 1)
-        data = data[problem.microbatches % data == 0]
-        per_stage = (facts.parameters.sum() - facts.model.shared_parameters) / stages
-        fixed_s = np.full(len(data), np.inf)
-        for _, system in problem.systems:
-            reduce_s = np.array([reduction_s(system, d, per_stage) for d in data.tolist()])
-            fixed_s = np.minimum(fixed_s, reduce_s + system.optimizer_s[data] * per_stage)
-        transfer_s = np.zeros(len(data))
-        if stages > 1:
-            least_s = system.cut_s[:, 1:-1].min(axis=1)
-            transfer_s = 2.0 * (stages - 1) * least_s[system.cut_kind[data, stages]]
-        rounds = problem.microbatches // data
-        return StepTerms(rounds - 1.0, 1.0, transfer_s, fixed_s)
+        raise NotImplementedError
 
     def state_bytes(self, states: States) -> float:
         return states.bytes_per_parameter

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from atoll.explore.pricing.planned.layout_prices import PlannedLayouts, planned_layouts
 from atoll.explore.pricing.workloads import Variant
 from atoll.fabric.network import Network
-from atoll.placement.chain import ZERO, Division, PlacementProblem, StepFloors, VariantTimes
+from atoll.placement.chain import Division, PlacementProblem, StepFloors, VariantTimes
 from atoll.placement.facts import ChainFacts
 from atoll.placement.placer import StepTerms
 from atoll.profile import Profile
@@ -64,13 +64,9 @@ class SearchSetting:
     """What a device may draw in a pass, on average; none: nothing limits it."""
 
     def problem(self, variant: Variant, memory_bytes: float, hbm_Bps: float) -> PlacementProblem:
-        zero = tuple(stage for stage in self.zero if stage in ZERO)
-        divides = variant.plain and "1f1b" in self.orders and bool(zero)
-        divides &= not self.hsdp or 1 in self.hsdp
         return PlacementProblem(
             self.network, self.states, variant.facts, self.devices, variant.tp,
-            variant.microbatches, memory_bytes, hbm_Bps, self.recompute, zero,
-            self._planned(variant), divides,
+            variant.microbatches, memory_bytes, hbm_Bps, self.recompute, self._planned(variant),
         )  # fmt: skip
 
     def _planned(self, variant: Variant) -> PlannedLayouts | None:

@@ -142,12 +142,19 @@ class PlannedLayouts:
         return self.steps._replace(fixed_s=self.steps.fixed_s + moved_s)
 
     def fastest(
-        self, problem: PlacementProblem, times: VariantTimes, cutoff_s: float
+        self,
+        problem: PlacementProblem,
+        times: VariantTimes,
+        cutoff_s: float,
+        even_stages: int | None = None,
     ) -> Division | None:
         floor_s = np.empty(len(self.layouts))
         both_s = np.concatenate([times.pass_s, times.halves_s])
         floors_s(self._steps(problem), both_s, self.facts.repeats, self.is_block, floor_s)
-        hopeful = np.flatnonzero((floor_s < cutoff_s) & (self.needed <= problem.memory_bytes))
+        fits = self.needed <= problem.memory_bytes
+        if even_stages is not None:
+            fits &= _even_pipelines(self.layouts, even_stages)
+        hopeful = np.flatnonzero((floor_s < cutoff_s) & fits)
         order = hopeful[np.argsort(floor_s[hopeful], kind="stable")]
         if not len(order):
             return None
@@ -179,7 +186,6 @@ class PlannedLayouts:
             step_time_s=best_s,
             pipeline=layout.pp,
             data=layout.dp,
-            starts=(),
             recompute_share=again_s / busy_s if busy_s else 0.0,
             zero=layout.zero,
             layout=layout,
@@ -361,6 +367,23 @@ class PlannedLayouts:
                 )
             )
         return tuple(stages)
+
+
+def _even_pipelines(layouts: Sequence[Layout], stages: int) -> NDArray[np.bool_]:
+    """Return which layouts are plain pipelines of so many even stages under ZeRO 0 or 1, in 1F1B
+    order where it is among the orders.
+    """
+    orders = {layout.schedule for layout in layouts}
+    return np.array(
+        [
+            layout.pp == stages
+            and layout.zero <= 1
+            and layout.hsdp == layout.vpp == 1
+            and not layout.blocks
+            and (layout.schedule == "1f1b" or "1f1b" not in orders)
+            for layout in layouts
+        ]
+    )
 
 
 def _layer_names(chunks: Sequence[Share]) -> tuple[str, ...]:

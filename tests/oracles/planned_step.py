@@ -1,0 +1,38 @@
+"""The fastest layout of a searched chip, written out one by one by the readable estimate."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from atoll.explore.pricing.planned.layout_prices import PlannedLayouts
+from atoll.placement.chain import Division, PlacementProblem, VariantTimes
+from atoll.placement.plan import Placement
+
+
+def least_step_s(problem: PlacementProblem, times: VariantTimes) -> float:
+    """Return the least step of all planned layouts. A stage's memory depends on its own choice
+    alone, and no step is shorter where a stage recomputes more: each takes the fastest that fits.
+    """
+    planned = problem.planned
+    if not isinstance(planned, PlannedLayouts) or not np.isfinite(times.pass_s).all():
+        return np.inf
+    count = planned.chosen(times).choice.shape[1]
+    least_s = np.inf
+    for layout in planned.layouts:
+
+        def written(choices: tuple[int, ...]) -> Placement:
+            division = Division(0.0, layout.pp, layout.dp, layout=layout, choices=choices)  # noqa: B023
+            return planned.describe(problem, times, division)
+
+        uniform = [written((choice,) * layout.pp) for choice in range(count)]
+        picks = []
+        for stage in range(layout.pp):
+            fitting = [
+                (placement.stages[stage].recompute_s, choice)
+                for choice, placement in enumerate(uniform)
+                if placement.stages[stage].total_memory_bytes <= problem.memory_bytes
+            ]
+            picks.append(min(fitting, default=(np.inf, -1))[1])
+        if min(picks) >= 0:
+            least_s = min(least_s, written(tuple(picks)).step_time_s)
+    return least_s
