@@ -340,12 +340,13 @@ def test_the_first_stage_may_have_fewest_parameters() -> None:
         tp=(1,), pp=(2,), cp=(1,), ep=(1,), vpp=(1,), microbatch=(2,), zero=(1,),
         recompute=("none",), schedule=("1f1b",),
     )  # fmt: skip
-    (best,) = estimates(run, axes)
+    best = next(estimate for estimate in estimates(run, axes) if not estimate.layout.blocks)
     first, last = best.memory
     states = [m.weights + m.gradients + m.optimizer for m in (first, last)]
     assert sum(states) / 2 + first.activations > best.worst.allocated
     exact = with_memory(run, best.worst.needed + 1)
-    assert plan(exact, axes).best.layout == best.layout
+    fitting = [e.step.time_s for e in estimates(exact, axes) if e.fits]
+    assert plan(exact, axes).best.step.time_s == min(fitting)
 
 
 def test_the_same_run_gives_the_same_plan() -> None:

@@ -181,7 +181,7 @@ def test_a_broken_file_is_one_sentence(tmp_path):
 
 def held(code: str, named: dict[str, int], digits, die: tuple[int, int], size: int) -> set:
     """Pieces (row field, column field) of a tensor that a die holds under a layout."""
-    values = digits.of(*die)
+    values = digits.digits(*die)
     pieces = set()
     for index in np.ndindex(*(int(r) for r in digits.radix), *(int(r) for r in digits.radix)):
         rows, columns = index[: digits.count], index[digits.count :]

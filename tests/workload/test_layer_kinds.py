@@ -260,7 +260,7 @@ def test_a_misspelt_field_is_named_with_its_near_miss() -> None:
 
 
 def test_another_package_may_add_a_family(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FAMILIES, "_given", {})
+    monkeypatch.setattr(FAMILIES, "_passed", {})
     ours = Family(types=("ours",), about="Llama with tied embeddings", fixed={"qk_norm": True})
     assert FAMILIES.accept(ours) == "ours"
     assert config_from_hf(given("olmo2", model_type="ours"), "here").qk_norm

@@ -32,7 +32,7 @@ class Proof:
     pruned_by: Mapping[str, Count]
     """Items, by the bound that ruled them out."""
     tightened: Count
-    peak_bound: Amount | None
+    peak_bound: Amount | None = None
     """No layout scores higher, searched or not: every product at the peak rate of a chip. None
     where that is not known."""
     sentence: str

@@ -27,6 +27,7 @@ from atoll.hardware.template.stalls import NO_STALLS, Stalls
 from atoll.hardware.template.template import ChipTemplate
 from atoll.profile import Profile
 
+FIRST_OPTION = 0  # of the core configurations of a chip: all of its cores
 FIRST_LEVEL = 8  # columns of a tensor configuration before those of further buffers
 
 

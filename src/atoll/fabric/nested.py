@@ -144,7 +144,8 @@ def curves(network: Network) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         rows.append([*curve, *more])
     table = np.array(rows)
     full_Bps = np.array([[level.bandwidth_Bps] for level in network.levels])
-    return table[:, :, 0] / full_Bps, table[:, :, 1].copy()
+    bytes_per_s, shares = np.moveaxis(table, -1, 0)
+    return bytes_per_s / full_Bps, shares.copy()
 
 
 def collective_s(network: Network, kind: str, bytes_: float, group: int, stride: int = 1) -> float:

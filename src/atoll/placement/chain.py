@@ -18,6 +18,8 @@ from atoll.step.stages import even_sizes
 from atoll.step.states import States
 
 _NONE = np.zeros((0, 2))
+FORWARD, BACKWARD = 0, 1  # columns of `VariantTimes.pass_s`
+DATA, WEIGHT = 0, 1  # columns of `VariantTimes.halves_s`
 
 
 class VariantTimes(NamedTuple):

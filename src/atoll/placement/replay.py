@@ -1,17 +1,5 @@
-"""The pipeline of a placement, replayed event by event (`step.replay`): devices wait for what they
-receive, as plans of chips do.
-
-A placement of measured layers (`chain`) is chosen by the formula
-
-    estimate = (M - 1) max load + sum load,    load = forward + backward + incoming transfers,
-
-which is the replay where the last stage is the slowest. It is above it by at most the loads after
-the slowest stage. With p stages, M microbatches, and F and B the longest forward and backward pass
-with their transfers, it is below it by at most max(0, min(p - 2, M - 1)) max(0, F + B - max load):
-not at all with up to two stages, or where one stage has both of the longest passes. With three
-stages, three microbatches, forward passes of (1, 0, 0) s and backward passes of (0, 1, 0) s, the
-second stage runs two forward passes before its first backward pass, which waits until 2 s for it
-and then needs 3 s: 5 s against an estimate of 4 s.
+"""Replay the pipeline of a placement event by event (`step.replay`): devices wait for what they
+receive, as in plans of chips.
 """
 
 from __future__ import annotations

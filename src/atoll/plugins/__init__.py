@@ -32,6 +32,9 @@ from atoll.profiles import PROFILES
 from atoll.training.stack import STACKS, Stack
 from atoll.workload.families.family import FAMILIES, Family
 
+Levels, Shape = BufferLevels, ProductShape
+"""Names of version 0.1, for one release."""
+
 __all__ = [
     "AIMS",
     "COST_MODELS",
@@ -58,12 +61,14 @@ __all__ = [
     "FloatArray",
     "LaunchFile",
     "LaunchPlan",
+    "Levels",
     "Parameter",
     "Predicted",
     "Predictor",
     "ProductCosts",
     "ProductShape",
     "Profile",
+    "Shape",
     "Stack",
     "Strategy",
     "TensorConfigs",

@@ -18,11 +18,11 @@ from atoll.plugins import (
     GLB_BPC_PER_MIB,
     MIB,
     SYSTOLIC,
+    BufferLevels,
     ChipTemplate,
     Columns,
     CostModel,
     EnergyModel,
-    Levels,
     Parameter,
 )
 from atoll_two_level_buffer.nested import products
@@ -86,6 +86,6 @@ TEMPLATE = ChipTemplate(
     area_mm2=area_mm2,
     area_parts=area_parts,
     power_W=power_W,
-    levels=Levels(("second buffer",), second_buffer, (J_PER_BYTE,)),
+    levels=BufferLevels(("second buffer",), second_buffer, (J_PER_BYTE,)),
     cost_model=CostModel("two-level-buffer", products),
 )

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from atoll.plugins import FloatArray, ProductCosts, Shape, TensorConfigs, map_products
+from atoll.plugins import FloatArray, ProductCosts, ProductShape, TensorConfigs, map_products
 
 MOST_CUTS = 64
 
@@ -35,15 +35,15 @@ class Cut(NamedTuple):
     def tiles(self) -> int:
         return self.batch * self.m * self.n * self.k
 
-    def tile(self, shape: Shape) -> Shape:
+    def tile(self, shape: ProductShape) -> ProductShape:
         sizes = (-(-size // parts) for size, parts in zip(shape[:4], self, strict=True))
-        return Shape(*sizes, shape.fraction, shape.extra_bytes / self.tiles, shape.on_chip)
+        return ProductShape(*sizes, shape.fraction, shape.extra_bytes / self.tiles, shape.on_chip)
 
 
 WHOLE = Cut(1, 1, 1, 1)
 
 
-def products(shapes: Sequence[Shape], configs: TensorConfigs) -> ProductCosts:
+def products(shapes: Sequence[ProductShape], configs: TensorConfigs) -> ProductCosts:
     """Seconds and bytes of products on configurations with one further buffer."""
     size = (len(shapes), len(configs))
     found = ProductCosts(
@@ -61,7 +61,7 @@ def products(shapes: Sequence[Shape], configs: TensorConfigs) -> ProductCosts:
     return found
 
 
-def cuts(shape: Shape, budget_bytes: float) -> Iterator[Cut]:
+def cuts(shape: ProductShape, budget_bytes: float) -> Iterator[Cut]:
     """The ways to cut a product into tiles that fit."""
     if shape.on_chip:
         yield WHOLE  # its operands are on the chip already
@@ -81,7 +81,7 @@ def cuts(shape: Shape, budget_bytes: float) -> Iterator[Cut]:
                 yield cut
 
 
-def _held_bytes(tile: Shape) -> float:
+def _held_bytes(tile: ProductShape) -> float:
     operands = tile.m * tile.k + tile.k * tile.n
     return float(tile.batch * (2 * 2 * operands + 4 * tile.m * tile.n))
 
@@ -91,7 +91,7 @@ def _powers(size: int) -> list[int]:
 
 
 def _nested(
-    shapes: Sequence[Shape], tried: Sequence[tuple[int, Cut]], configs: TensorConfigs
+    shapes: Sequence[ProductShape], tried: Sequence[tuple[int, Cut]], configs: TensorConfigs
 ) -> Iterator[ProductCosts]:
     """Each cut of each product, its tiles priced by the mapper: arrays of one value a
     configuration."""
@@ -116,7 +116,7 @@ def _nested(
         )
 
 
-def _hbm_bytes(shape: Shape, cut: Cut, outputs: float) -> float:
+def _hbm_bytes(shape: ProductShape, cut: Cut, outputs: float) -> float:
     a, b = shape.batch * shape.m * shape.k, shape.batch * shape.k * shape.n
     again = a * cut.n + b * cut.m
     if cut.k == 1:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.base.arrays import FloatArray, IntArray
-from atoll.cost.chips import Chips, distinct_rows
+from atoll.cost.chips import FIRST_OPTION, Chips, distinct_rows
 from atoll.executors.threads import over_ranges
 from atoll.explore.pricing.bound_kernels import layout_bounds, roofline
 from atoll.explore.pricing.layouts import Layouts, SearchSetting, list_layouts
@@ -31,9 +31,10 @@ def chip_rates(chips: Chips) -> FloatArray:
     start, and the share of what runs side by side that is not hidden.
     """
     stalls, configs = chips.stalls, chips.tensor_configs
-    lanes = chips.vector_configs.lanes[chips.vector_config[:, 0]]
+    tensor, vector = (c[:, FIRST_OPTION] for c in (chips.tensor_config, chips.vector_config))
+    lanes = chips.vector_configs.lanes[vector]
     rows = np.maximum(1, configs.core_buffer_bytes // (4.0 * (configs.depth + configs.width)))
-    round_outputs = chips.tensor_cores * (rows * configs.width)[chips.tensor_config[:, 0]]
+    round_outputs = chips.tensor_cores * (rows * configs.width)[tensor]
     columns = (
         chips.peak_flops / 2.0 * stalls.array,
         chips.vector_cores * lanes * chips.clock_Hz,

@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from atoll.base.arrays import FloatArray, IntArray
-from atoll.cost.chips import Chips
+from atoll.cost.chips import FIRST_OPTION, Chips
 from atoll.cost.table import PassSet
 from atoll.cost.table_kernels import Costs
 from atoll.explore.pricing.layouts import SearchSetting
@@ -32,7 +32,7 @@ def computed_J(
 ) -> FloatArray:
     """Of so much work on each chip, without bytes of HBM and of shared buffers: (works, chips)."""
     energy = energy_at(chips.template, chips.process_nm)
-    configs, config = chips.tensor_configs, chips.tensor_config[:, 0]
+    configs, config = chips.tensor_configs, chips.tensor_config[:, FIRST_OPTION]
     moved = core_buffer_bytes_per_mac(configs.width[config], configs.depth[config])
     mac_J = energy.mac_J + moved * energy.core_buffer_J_per_byte
     joules = macs[:, None] * mac_J + vector_ops[:, None] * energy.vector_op_J

@@ -62,7 +62,8 @@ class Pipelines(Protocol):
 def path_s(sums: Pipelines, stages: Triple, chunks: Triple) -> Floats:
     """Return (rows, choices): lower bounds on the replay, exact for rows with one stage."""
     shown_s = (1.0 - sums.run.stack.overlap.pipeline) * sums.arriving_s
-    f, b, w = stages[0] + shown_s[:, :1], stages[1] + shown_s[:, 1:], stages[2]
+    forward_s, backward_s, w = stages
+    f, b = forward_s + shown_s[:, :1], backward_s + shown_s[:, 1:]
     all_s = f + b + w
     rows, t = sums.rows, sums.t
     order, stage_rows = sums.order, rows[sums.row]

@@ -44,6 +44,7 @@ from atoll.training.operators.tables import (
 )
 
 SAME = 1e-12  # relative difference of a stage's time below which choices count as equal
+DENSE, EXPERT = 0, 1  # last axis of `LayoutTables.parameters`
 _DENSE_COLUMNS = KindColumn.DENSE, KindColumn.ALL_DENSE
 _PARAMETER_COLUMNS = (
     *(KindColumn.DENSE, KindColumn.EXPERT, KindColumn.ALL_DENSE, KindColumn.ALL_EXPERT),
@@ -208,7 +209,7 @@ class Sums:
         contents = contents[self.mix]
         per_parameter = t.parameters[stage_rows[:, DIVISION]]
         weights, gradients, optimizer, accumulate_s, update_s = (
-            per_parameter[:, i, 0] * dense_count + per_parameter[:, i, 1] * expert_count
+            per_parameter[:, i, DENSE] * dense_count + per_parameter[:, i, EXPERT] * expert_count
             for i, (dense_count, expert_count) in enumerate(
                 [all_parameters, *[(dense, expert)] * 4]
             )

@@ -23,7 +23,15 @@ from atoll.explore.pricing.planned.path_bounds import path_floors
 from atoll.explore.pricing.planned.recompute_choices import Chosen, Menu, chosen, menu_of
 from atoll.hardware.catalog import load_accelerator
 from atoll.hardware.device import TemplateChip
-from atoll.placement.chain import Division, PlacementProblem, StepFloors, VariantTimes
+from atoll.placement.chain import (
+    BACKWARD,
+    FORWARD,
+    WEIGHT,
+    Division,
+    PlacementProblem,
+    StepFloors,
+    VariantTimes,
+)
 from atoll.placement.facts import ChainFacts
 from atoll.placement.plan import Placement, PlacementStage
 from atoll.step.layout import Layout
@@ -42,7 +50,9 @@ from atoll.training.operators.tables import (
     PIPE,
     SIDE,
     ZERO,
+    KindColumn,
     LayoutTables,
+    PassColumn,
 )
 from atoll.training.request import stand_in
 from atoll.training.run import Run
@@ -197,7 +207,7 @@ class PlannedLayouts:
     ) -> StateMemory:
         """What some of the layouts hold, beside a chip's times."""
         at, all_states = self.first[rows][sums.row] + sums.place, self.states
-        weight_s = (sums.t.counts @ sums.t.kinds[:, 4])[sums.mix]
+        weight_s = (sums.t.counts @ sums.t.kinds[:, KindColumn.WEIGHT_S])[sums.mix]
         states = StateCosts(
             all_states.optimizer_s[rows] / problem.hbm_Bps,
             all_states.last_s[rows],
@@ -226,17 +236,18 @@ class PlannedLayouts:
         t, count = self.tables, chosen.choice.shape[1]
         none, ring, exchange, _ = range(len(STATIC))
         passes = np.repeat(t.passes[:, :, [none]], count, axis=2)
-        passes[..., 0] += times.pass_s[self.kind, 0, None]
+        passes[..., PassColumn.FORWARD_S] += times.pass_s[self.kind, FORWARD, None]
         for side, apart in enumerate(self.apart):
-            back_s = times.halves_s.sum(axis=1) if apart else times.pass_s[:, 1]
-            passes[side, :, :, 1] += back_s[self.kind, None]
+            back_s = times.halves_s.sum(axis=1) if apart else times.pass_s[:, BACKWARD]
+            passes[side, :, :, PassColumn.BACKWARD_S] += back_s[self.kind, None]
         blocks = np.flatnonzero(self.block >= 0)
         of = self.block[blocks]
+        backward_s = t.passes[..., PassColumn.BACKWARD_S][:, blocks]
         rings_s, exchanges_s = (
-            (t.passes[:, blocks, i, 1] - t.passes[:, blocks, none, 1])[:, :, None]
-            for i in (ring, exchange)
+            (backward_s[:, :, choice] - backward_s[:, :, none])[:, :, None]
+            for choice in (ring, exchange)
         )
-        passes[..., 1][:, blocks] += chosen.again_s[of] + (
+        passes[..., PassColumn.BACKWARD_S][:, blocks] += chosen.again_s[of] + (
             rings_s * chosen.attention[of] + exchanges_s * chosen.exchange[of]
         )
         kept = np.repeat(t.kept[:, [none]], count, axis=1)
@@ -247,7 +258,7 @@ class PlannedLayouts:
         transient = np.array([dropped[occurring].max(axis=0, initial=0.0) for occurring in occurs])
         kinds, parameters = t.kinds.copy(), t.parameters.copy()
         if len(times.halves_s):
-            kinds[:, 4] = times.halves_s[self.kind, 1]
+            kinds[:, KindColumn.WEIGHT_S] = times.halves_s[self.kind, WEIGHT]
         parameters[:, 3:] /= problem.hbm_Bps
         return t._replace(
             passes=passes,

@@ -20,6 +20,8 @@ from atoll.training.operators.tables import (
     SPLIT,
     STAGES,
     ZERO,
+    KindColumn,
+    PassColumn,
 )
 
 TURNED = ORDERS.index("zb-v")  # whose model ends on the first stage
@@ -32,7 +34,7 @@ def path_floors(sums: Sums, states: StateCosts, costs: Sequence[LayerCost]) -> S
     tables, rows = sums.t, sums.rows
     repeats = np.array([cost.repeat for cost in costs])
     stages, pipe, side = rows[:, STAGES], rows[:, PIPE], rows[:, SIDE]
-    dense, expert = tables.kinds[:, :2].T
+    dense, expert = tables.kinds[:, [KindColumn.DENSE, KindColumn.EXPERT]].T
     gathers_s = np.zeros(len(rows))
     for n, dense_parameters, expert_parameters in zip(repeats, dense, expert, strict=True):
         gather_s, reduce_s = sums.shared_s(
@@ -41,7 +43,8 @@ def path_floors(sums: Sums, states: StateCosts, costs: Sequence[LayerCost]) -> S
             np.full(len(rows), expert_parameters),
         )
         gathers_s += n * (2.0 * gather_s + reduce_s)
-    links_s = (tables.passes[:, :, :, :2].sum(axis=3).min(axis=2) * repeats).sum(axis=1)
+    both_s = tables.passes[..., [PassColumn.FORWARD_S, PassColumn.BACKWARD_S]]
+    links_s = (both_s.sum(axis=3).min(axis=2) * repeats).sum(axis=1)
     blocks = np.array([cost.is_block for cost in costs])
     stage_blocks = tables.counts[:, blocks].sum(axis=1)[sums.mix]
     last, all_, least = (

@@ -9,7 +9,6 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.cost.pricer import Cost
 from atoll.fabric.nested import collective_s, collective_times_s
 from atoll.fabric.network import Network
 from atoll.step.layout import ZERO_STAGES
@@ -182,17 +181,19 @@ def _links_s(
 
 def _least(priced: LayerPrices, layer: Layer, cost: LayerCost, ring: int) -> LayerCost:
     """A layer that takes no more of any sample than the real one does in any microbatch."""
-    passes: list[Cost] = [priced.pricer.least(layer, part, ring) for part in _parts(layer)]
+    forward, data, weight = (priced.pricer.least(layer, part, ring) for part in _parts(layer))
     inside = priced.pricer.schedules_links
-    forward, backward = ([] if inside else _sent(layer, x) for x in (layer.forward, layer.backward))
+    sent_forward, sent_backward = (
+        [] if inside else _sent(layer, x) for x in (layer.forward, layer.backward)
+    )
     return replace(
         cost,
-        forward=passes[0],
-        backward=passes[1] + passes[2],
-        data=passes[1],
-        weight=passes[2],
-        forward_links=links(forward),
-        backward_links=links(backward),
+        forward=forward,
+        backward=data + weight,
+        data=data,
+        weight=weight,
+        forward_links=links(sent_forward),
+        backward_links=links(sent_backward),
         expert_forward_s=0.0,
         expert_backward_s=0.0,
     )
