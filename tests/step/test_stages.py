@@ -67,20 +67,23 @@ def test_a_stage_with_the_head_has_fewer_blocks_beside_it_than_in_its_other_chun
 
 
 @given(
-    st.lists(st.floats(0.1, 3.0), min_size=2, max_size=7), st.integers(2, 4), st.floats(0.0, 5.0)
+    st.lists(st.floats(0.1, 3.0), min_size=2, max_size=7),
+    st.integers(2, 4),
+    st.tuples(st.floats(0.0, 5.0), st.floats(0.0, 5.0)),
 )
 def test_no_split_of_unequal_blocks_has_a_lighter_slowest_stage(
-    block_work: list[float], stages: int, head_blocks: float
+    block_work: list[float], stages: int, end_work: tuple[float, float]
 ) -> None:
     stages = min(stages, len(block_work))
 
     def slowest(sizes: tuple[int, ...]) -> float:
         ends = [0, *accumulate(sizes)]
         loads = [sum(block_work[a:b]) for a, b in pairwise(ends)]
-        loads[-1] += head_blocks
+        loads[0] += end_work[0]
+        loads[-1] += end_work[1]
         return max(loads)
 
-    sizes = lightest_sizes(tuple(block_work), stages, head_blocks)
+    sizes = lightest_sizes(tuple(block_work), stages, end_work)
     assert len(sizes) == stages and sum(sizes) == len(block_work) and min(sizes) >= 1
     every = product(range(1, len(block_work)), repeat=stages)
     least = min(slowest(one) for one in every if sum(one) == len(block_work))

@@ -136,37 +136,46 @@ class ChainWork(NamedTuple):
     """Work of the layers behind the blocks, relative to the mean block; None: only even splits."""
     block_work: tuple[float, ...] = ()
     """Work of each block, relative to the mean; empty where all blocks are alike."""
+    end_parameters: tuple[float, float] = (0.0, 0.0)
+    """Parameters of the layers before and behind the blocks, relative to the mean block."""
 
 
 @lru_cache(maxsize=4096)
 def splits(chain: ChainWork, order: str, pp: int, vpp: int) -> tuple[tuple[int, ...], ...]:
     """Return the candidate blocks per chunk: even (an empty tuple), and balanced for blocks without
-    and with full recomputation, which takes a third longer; where blocks differ and each stage is
-    one chunk, also those with the least work in the slowest stage.
+    and with full recomputation, which takes a third longer. Where each stage is one chunk, also the
+    sizes with the least work in the slowest stage if blocks differ, and those with the fewest
+    parameters in the largest stage, or the least mean of both, for slow networks.
     """
-    blocks, head_blocks, block_work = chain
+    blocks, head_blocks, block_work, (before, behind) = chain
     if pp == 1 or head_blocks is None:
         return ((),)
     loads = head_blocks, FULL * head_blocks
     balanced = {balanced_sizes(blocks, order, pp, vpp, load) for load in loads}
-    if block_work and pp <= blocks and chunks_per_stage(order, vpp) == model_copies(order) == 1:
-        balanced |= {lightest_sizes(block_work, pp, load) for load in loads}
+    if pp <= blocks and chunks_per_stage(order, vpp) == model_copies(order) == 1:
+        equal = (1.0,) * blocks
+        balanced |= {lightest_sizes(block_work or equal, pp, (0.0, load)) for load in loads}
+        balanced.add(lightest_sizes(equal, pp, (before, behind)))
+        balanced.add(lightest_sizes(equal, pp, (before / 2, (behind + head_blocks) / 2)))
     chunks = len(next(iter(balanced)))
     return ((), *sorted(balanced - {even_sizes(blocks, chunks)}))
 
 
 @lru_cache(maxsize=4096)
-def lightest_sizes(block_work: Sequence[float], stages: int, head_blocks: float) -> tuple[int, ...]:
+def lightest_sizes(
+    block_work: Sequence[float], stages: int, end_work: tuple[float, float]
+) -> tuple[int, ...]:
     """Return the blocks per stage, at least one, that minimise the work of the slowest stage; of
-    those the ones with the least sum of squares. The head adds to the last stage.
+    those the ones with the least sum of squares. The first and the last stage have `end_work` too.
     """
     ends = [0.0, *accumulate(block_work)]
     count = len(block_work)
+    before, behind = end_work
     # best[i]: (slowest, squares, sizes) of the first i blocks on the stages so far.
     best: list[tuple[float, float, tuple[int, ...]]]
-    best = [(ends[i], ends[i] ** 2, (i,)) for i in range(count + 1)]
+    best = [(before + work, (before + work) ** 2, (i,)) for i, work in enumerate(ends)]
     for stage in range(1, stages):
-        head = head_blocks if stage == stages - 1 else 0.0
+        head = behind if stage == stages - 1 else 0.0
         longer: list[tuple[float, float, tuple[int, ...]]]
         longer = [(math.inf, math.inf, (0,))] * (count + 1)
         for i in range(stage + 1, count + 1):

@@ -165,17 +165,22 @@ def _model_work(model: Model) -> ChainWork:
         for block, layer_flops, (_, n) in zip(is_block, flops, model.layers, strict=True)
         for _ in range(n if block else 0)
     ]
-    behind = len(is_block) - is_block[::-1].index(True)
+    first, behind = is_block.index(True), len(is_block) - is_block[::-1].index(True)
     head_flops = sum(
         n * layer_flops
         for layer_flops, (_, n) in zip(flops[behind:], model.layers[behind:], strict=True)
     )
-    mean = sum(block_flops) / len(block_flops)
-    if not mean:
+    front, blocks, back = (
+        sum(n * layer.parameters for layer, n in model.layers[part])
+        for part in (slice(first), slice(first, behind), slice(behind, None))
+    )
+    mean, mean_parameters = sum(block_flops) / len(block_flops), blocks / len(block_flops)
+    if not mean or not mean_parameters:
         return ChainWork(len(block_flops), 0.0)
     differ = max(block_flops) - min(block_flops) > SAME_WORK * mean
     block_work = tuple(work / mean for work in block_flops) if differ else ()
-    return ChainWork(len(block_flops), head_flops / mean, block_work)
+    end_parameters = front / mean_parameters, back / mean_parameters
+    return ChainWork(len(block_flops), head_flops / mean, block_work, end_parameters)
 
 
 def cast_gathers(layer: Layer, precision: str) -> Layer:
