@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from atoll.step.orders import chunks_per_stage, route
 from atoll.step.replay import PassTime, replay
-from atoll.step.stages import balanced_sizes, even_sizes, lightest_sizes
+from atoll.step.stages import balanced_sizes, even_sizes, filled_sizes, lightest_sizes
 
 
 def slowest(sizes: tuple[int, ...], order: str, pp: int, vpp: int, behind: float) -> float:
@@ -88,3 +88,7 @@ def test_no_split_of_unequal_blocks_has_a_lighter_slowest_stage(
     every = product(range(1, len(block_work)), repeat=stages)
     least = min(slowest(one) for one in every if sum(one) == len(block_work))
     assert slowest(sizes) == pytest.approx(least)
+    block_work = [1.0] * len(block_work)
+    lightest = lightest_sizes(tuple(block_work), stages, end_work)
+    filled = filled_sizes(len(block_work), stages, end_work)
+    assert slowest(filled) == pytest.approx(slowest(lightest))

@@ -153,12 +153,27 @@ def splits(chain: ChainWork, order: str, pp: int, vpp: int) -> tuple[tuple[int, 
     loads = head_blocks, FULL * head_blocks
     balanced = {balanced_sizes(blocks, order, pp, vpp, load) for load in loads}
     if pp <= blocks and chunks_per_stage(order, vpp) == model_copies(order) == 1:
-        equal = (1.0,) * blocks
-        balanced |= {lightest_sizes(block_work or equal, pp, (0.0, load)) for load in loads}
-        balanced.add(lightest_sizes(equal, pp, (before, behind)))
-        balanced.add(lightest_sizes(equal, pp, (before / 2, (behind + head_blocks) / 2)))
+        if block_work:
+            balanced |= {lightest_sizes(block_work, pp, (0.0, load)) for load in loads}
+        balanced.add(filled_sizes(blocks, pp, (before, behind)))
+        balanced.add(filled_sizes(blocks, pp, (before / 2, (behind + head_blocks) / 2)))
     chunks = len(next(iter(balanced)))
     return ((), *sorted(balanced - {even_sizes(blocks, chunks)}))
+
+
+def filled_sizes(blocks: int, stages: int, end_work: tuple[float, float]) -> tuple[int, ...]:
+    """Return what `lightest_sizes` does for equal blocks: each goes to the stage with the least
+    work, of several to the last.
+    """
+    sizes = [1] * stages
+    queue = [(1.0, -stage) for stage in range(1, stages - 1)]
+    queue += [(1.0 + end_work[0], 0), (1.0 + end_work[1], 1 - stages)]
+    heapify(queue)
+    for _ in range(blocks - stages):
+        busy, stage = queue[0]
+        sizes[-stage] += 1
+        heapreplace(queue, (busy + 1.0, stage))
+    return tuple(sizes)
 
 
 @lru_cache(maxsize=4096)
