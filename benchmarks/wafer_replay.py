@@ -4,7 +4,7 @@
 
 On every wafer of the catalogue the first of the models that fits it, at every batch. For some
 numbers of stages and microbatches the best mapping of the largest shape that there is room for is
-replayed (`wafer/link_replay.py`), under either schedule: one group of all dies, and pipelines down to
+replayed (`wafer/link_replay.py`) under either schedule: one group of all dies; pipelines down to
 one die a stage. `fastest`: the one with the shortest step, whose replay must be near; `farthest`:
 the one whose replay is farthest from its fast model. SIGINT or SIGTERM ends it after the last whole
 row.

@@ -30,7 +30,7 @@ PLACER = PhazePlacer()
 @cache
 def facts_of() -> ChainFacts:
     config = replace(load_config("megatron-gpt2-2.5b"), layers=10)
-    model = prepare(config, 1, 512, tensor_parallel=2, attention="unfused", fusion="phaze")
+    model = prepare(config, 1, 512, tp=2, attention="unfused", fusion="phaze")
     return chain_facts(model, "optimal")
 
 

@@ -96,7 +96,7 @@ def run_search(
     """Find the best design of the job's space, prove it, and compare it with baselines.
 
     Results are stored in the folder `out`, from which an interrupted search continues. `workers`
-    and `cluster` do not change the answer. The existing devices in `beside` are planned for the
+    and `cluster` do not change the answer. The `existing_devices` are planned for the
     same (first) model, batch and number of devices.
     """
     options = ExecutionOptions(out, workers, cluster, grows=True)

@@ -40,7 +40,7 @@ def spotlight_chip(
     single = make_variants(
         [replace(workload, global_batch=microbatch) for workload in variants.workloads],
         microbatches=(microbatch,),
-        tensor_widths=(1,),
+        tps=(1,),
         devices=1,
         recompute="none",
         profile=setting.profile,

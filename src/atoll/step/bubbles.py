@@ -25,7 +25,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.step.orders import LATE, SPLIT, chunks_per_stage, first_group, model_copies
+from atoll.step.orders import SPLIT, WEIGHT_DELAY, chunks_per_stage, first_group, model_copies
 from atoll.step.replay import PassTime
 
 N = TypeVar("N", float, NDArray[np.float64])
@@ -51,8 +51,8 @@ def bubble_s(order: str, stages: Sequence[PassTime], microbatches: int, vpp: int
     weights = [s.weight_s for s in faster_stages]
     if order in SPLIT:
         weights = [min(w, slowest.weight_s) for w in weights]
-    if order in LATE:  # where not all can be delayed, the shortest are
-        weights = sorted(weights * LATE[order])[: microbatches - 1]
+    if order in WEIGHT_DELAY:  # where not all can be delayed, the shortest are
+        weights = sorted(weights * WEIGHT_DELAY[order])[: microbatches - 1]
     forward_s = sum(s.forward_s for s in faster_stages) / n
     backward_s = sum(s.backward_s for s in faster_stages) / n
     weight_s = sum(weights) / max(1, len(weights))
@@ -68,8 +68,8 @@ def bubble_terms(
     the slowest. It grows with forward and backward passes and shrinks with weight passes.
     """
     p, m, n = stages, microbatches, stages - 1
-    if order in LATE:
-        return ((n, n, -min(m - 1, LATE[order] * n)),)
+    if order in WEIGHT_DELAY:
+        return ((n, n, -min(m - 1, WEIGHT_DELAY[order] * n)),)
     if order == "zb-v":  # two chunks, each half of the passes
         k, first = min(max(0, m - p), n), max(0, p - m)
         return (first, n, -k), (first, n - k / 2, -(n - k) / 2)
@@ -106,7 +106,7 @@ def microbatches_before_weight_pass(
     order: str, stages: int, stage: int, microbatches: int
 ) -> float:
     """Return further microbatches whose weight pass is still to come at a stage's peak."""
-    late = LATE.get(order, 0) * stage
+    late = WEIGHT_DELAY.get(order, 0) * stage
     return min(
         float(late), microbatches - microbatches_in_flight(order, stages, stage, microbatches)
     )
@@ -120,9 +120,9 @@ def peaks(order: str, stages: int, stage: int, microbatches: int, vpp: int = 1) 
     p, m = stages, microbatches
     pipeline = order, p, stage, m
     in_flight = microbatches_in_flight(*pipeline, vpp)
-    if order in LATE:
+    if order in WEIGHT_DELAY:
         late = microbatches_before_weight_pass(*pipeline)
-        latest = min(LATE[order] * stage + 1.0, in_flight + late)
+        latest = min(WEIGHT_DELAY[order] * stage + 1.0, in_flight + late)
         return ((in_flight, late), (in_flight + late - latest, latest))
     if order not in SPLIT:
         return ((in_flight, 0.0),)

@@ -32,7 +32,7 @@ SPLIT = ("zb-h1", "zb-h2", "zb-v", "dualpipe")
 """Orders with separate weight passes."""
 TWO_CHUNKS = ("zb-v", "dualpipe")
 """Orders in which a stage holds two chunks of the model."""
-LATE = {"zb-h1": 1, "zb-h2": 2}
+WEIGHT_DELAY = {"zb-h1": 1, "zb-h2": 2}
 """Weight passes that a stage delays per stage before it."""
 KINDS = ("F", "B", "W")
 FORWARD, BACKWARD, WEIGHT = range(3)
@@ -114,8 +114,8 @@ def stage_codes(order: str, stage: int, stages: int, chunks: int, microbatches: 
         return _without_later_microbatches(
             _dualpipe(stage, stages, max(microbatches, 2 * stages)), microbatches, 2
         )
-    if order in LATE:
-        return _delayed(order, stage, stages, microbatches)
+    if order in WEIGHT_DELAY:
+        return _zero_bubble_passes(order, stage, stages, microbatches)
     return _fused(order, stage, stages, chunks, microbatches)
 
 
@@ -163,12 +163,12 @@ def _forward_sequence(stages: int, chunks: int, microbatches: int) -> tuple[Code
     return np.concatenate(chunk), np.concatenate(microbatch)
 
 
-def _delayed(order: str, stage: int, stages: int, microbatches: int) -> Codes:
+def _zero_bubble_passes(order: str, stage: int, stages: int, microbatches: int) -> Codes:
     """Delay weight passes by one microbatch per preceding stage (H1), or by two (H2), with as many
     more forward passes in flight.
     """
-    warmup = min(LATE[order] * (stages - stage - 1) + 1, microbatches)
-    lag = min(LATE[order] * stage, microbatches)
+    warmup = min(WEIGHT_DELAY[order] * (stages - stage - 1) + 1, microbatches)
+    lag = min(WEIGHT_DELAY[order] * stage, microbatches)
     m = np.arange(microbatches)
     steady = np.stack(
         [

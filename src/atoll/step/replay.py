@@ -25,9 +25,9 @@ from atoll.step.orders import (
     BACKWARD,
     FORWARD,
     KINDS,
-    LATE,
     SPLIT,
     WEIGHT,
+    WEIGHT_DELAY,
     model_copies,
     pass_codes,
     route,
@@ -262,11 +262,11 @@ def _run(
     sizes = rows, stages, shape.length
     _replayed[0] += rows * shape.codes.size
     if _replayed[0] >= WORTH_COMPILING:
-        _compiled()(*sizes, *read, order in LATE, *work, *written)
+        _compiled()(*sizes, *read, order in WEIGHT_DELAY, *work, *written)
     else:
         lists: list[list[Any]] = [array.tolist() for array in (*read, *work, *written)]
         run: Callable[..., Any] = replay_rows
-        run(*sizes, *lists[: len(read)], order in LATE, *lists[len(read) :])
+        run(*sizes, *lists[: len(read)], order in WEIGHT_DELAY, *lists[len(read) :])
         for array, values in zip(written, lists[-3:], strict=True):
             array[:] = values
     if (step_s == NOT_YET).any():

@@ -16,8 +16,8 @@ def prepare(
     config: ModelConfig | StoredModel,
     microbatch: int,
     sequence: int | None = None,
-    tensor_parallel: int = 1,
-    sequence_parallel: bool = False,
+    tp: int = 1,
+    sp: bool = False,
     attention: str = "flash",
     fusion: str = "default",
     *,
@@ -37,21 +37,21 @@ def prepare(
             config,
             microbatch,
             sequence,
-            tensor_parallel,
+            tp,
             vocabulary_unit=vocabulary_unit,
             attention=attention,
         )
         return check_size(fuse(share, fusion))
-    config = padded(config, vocabulary_unit * tensor_parallel if vocabulary_unit > 1 else 1)
+    config = padded(config, vocabulary_unit * tp if vocabulary_unit > 1 else 1)
     unsharded = build_model(
         config,
         microbatch,
         sequence,
         attention=attention,
         merge_periods=merge_periods,
-        backward=tensor_parallel == max(1, expert_tensor) == 1,
+        backward=tp == max(1, expert_tensor) == 1,
     )
-    return fuse(shard(unsharded, tensor_parallel, sequence_parallel, expert_tensor), fusion)
+    return fuse(shard(unsharded, tp, sp, expert_tensor), fusion)
 
 
 def padded(config: ModelConfig, unit: int) -> ModelConfig:

@@ -38,39 +38,37 @@ PER_TENSOR_KINDS = ("rotary", "conv")  # passes of theirs go over one of their t
 
 def shard(
     workload: LayerOrModel,
-    tensor_parallel: int,
+    tp: int,
     sequence_parallel: bool = False,
     expert_tensor: int = 0,
 ) -> LayerOrModel:
     """One device's share of an unsharded, unfused layer or model; width 1 changes nothing. Experts
     may have a tensor width of their own, where sequence parallelism divides the tokens."""
-    experts = expert_tensor or tensor_parallel
-    check_count(f"{workload.name}: tensor_parallel", tensor_parallel)
-    if tensor_parallel == experts == 1:
+    experts = expert_tensor or tp
+    check_count(f"{workload.name}: tensor_parallel", tp)
+    if tp == experts == 1:
         return workload
     if isinstance(workload, Layer):
-        return _Sharding(workload, tensor_parallel, sequence_parallel, experts).layer()
+        return _Sharding(workload, tp, sequence_parallel, experts).layer()
     try:
-        model = workload.map(
-            lambda layer: _Sharding(layer, tensor_parallel, sequence_parallel, experts).layer()
-        )
+        model = workload.map(lambda layer: _Sharding(layer, tp, sequence_parallel, experts).layer())
     except AtollError as error:
         raise AtollError(f"{workload.name}, {error}") from None
     return replace(
         model,
-        tensor_parallel=tensor_parallel,
+        tensor_parallel=tp,
         sequence_parallel=sequence_parallel,
         shared_parameters=shared_parameters(model.layers),
     )
 
 
-def widths(config: ModelConfig | StoredModel, candidates: Iterable[int]) -> tuple[int, ...]:
+def widths(config: ModelConfig | StoredModel, tps: Iterable[int]) -> tuple[int, ...]:
     """Return the candidates that are valid tensor-parallel widths of the model, in order."""
     if isinstance(config, StoredModel):
-        return stored_widths(config, candidates)
+        return stored_widths(config, tps)
     return tuple(
         t
-        for t in candidates
+        for t in tps
         if t >= 1
         and config.heads % t == 0
         and (config.kv_heads % t == 0 or t % config.kv_heads == 0)
@@ -82,17 +80,17 @@ def widths(config: ModelConfig | StoredModel, candidates: Iterable[int]) -> tupl
 class _Sharding:
     """The per-device forward graph of one layer while it is written."""
 
-    def __init__(self, unsharded: Layer, width: int, sequence: bool, experts: int) -> None:
+    def __init__(self, unsharded: Layer, tp: int, sequence: bool, experts: int) -> None:
         if any(op.collective is not None or "+" in op.kind for op in unsharded.forward):
             raise AtollError(
                 f"layer {unsharded.name}: already sharded or fused, but only a whole, unfused "
                 "layer can be sharded"
             )
         self.unsharded = unsharded
-        self.width = width
+        self.tp = tp
         self.sequence = sequence
         self.experts = experts
-        folded = experts != width
+        folded = experts != tp
         self.folded = _expert_tensors(unsharded) if folded else frozenset()
         self.combined = {n for op in unsharded.forward if op.kind == "combine" for n in op.writes}
         self.combined = self.combined if folded else set()
@@ -110,7 +108,7 @@ class _Sharding:
         local = replace(
             self.unsharded, tensors=self.tensors, forward=tuple(self.operators), backward=()
         )
-        return differentiate(local, self.width)
+        return differentiate(local, self.tp)
 
     def _local(self, tensor: Tensor) -> Tensor:
         """This device's part of a tensor."""
@@ -118,19 +116,19 @@ class _Sharding:
             return self._folded_part(tensor)
         if tensor.name in self.combined:
             batch, tokens, columns = tensor.shape
-            return replace(tensor, shape=(batch, tokens // self.width, columns))
+            return replace(tensor, shape=(batch, tokens // self.tp, columns))
         if tensor.split is Region.UNDIVIDED:
             return tensor
         if tensor.split is Region.SEQUENCE and not self.sequence:
             return tensor
         size = tensor.shape[tensor.split_dim]
         units = tensor.units or size
-        if units % self.width == 0:
-            part = size // self.width
+        if units % self.tp == 0:
+            part = size // self.tp
         elif tensor.uneven is Uneven.PAD:
             # Rounded up to a multiple of the width; Megatron-LM pads a vocabulary to 128 times it.
-            part = -(-size // self.width)
-        elif tensor.uneven is Uneven.REPLICATE and self.width % units == 0:
+            part = -(-size // self.tp)
+        elif tensor.uneven is Uneven.REPLICATE and self.tp % units == 0:
             part = size // units
         else:
             raise AtollError(self._refusal(tensor, units))
@@ -145,7 +143,7 @@ class _Sharding:
         elif tensor.uneven is Uneven.REPLICATE:
             what = f"the {units} key and value heads, nor is a multiple of them"
         where = f"layer {self.unsharded.name}"
-        return f"{where}: tensor_parallel is {self.width}, but does not divide {what}"
+        return f"{where}: tensor_parallel is {self.tp}, but does not divide {what}"
 
     def _share(self, op: Operator) -> None:
         """Write one operator, with the collectives around it."""
@@ -162,7 +160,7 @@ class _Sharding:
             op.name, op.kind, reads, op.writes, products, self._vectors(op, products),
             op.collective, op.on_chip, enters, False, op.steps,
         )  # fmt: skip
-        if not op.exits or self.width == 1:
+        if not op.exits or self.tp == 1:
             self.operators.append(local)
             return
         self._reduce(local)
@@ -221,7 +219,7 @@ class _Sharding:
             shape[tensor.split_dim] //= self.experts
         if tensor.role is Role.ACTIVATION:
             # Experts' tokens, or those of the residual stream: in both the dimension before last.
-            shape[-2] = -(-shape[-2] * self.experts // self.width)
+            shape[-2] = -(-shape[-2] * self.experts // self.tp)
         return replace(tensor, shape=tuple(shape), units=tensor.units // self.experts)
 
     def _share_folded(self, op: Operator) -> None:
@@ -234,7 +232,7 @@ class _Sharding:
         vectors = []
         for v in op.vectors:
             cols = v.cols // self.experts if v.split is Region.TENSOR else v.cols
-            vectors.append(replace(v, rows=-(-v.rows * tokens // self.width), cols=cols))
+            vectors.append(replace(v, rows=-(-v.rows * tokens // self.tp), cols=cols))
         local = replace(
             op, reads=reads, enters=(), exits=False, matmuls=products, vectors=tuple(vectors)
         )
@@ -262,12 +260,12 @@ class _Sharding:
 
     def _completed(self, name: str) -> str:
         """Reduce-scatter a partial sum to this device's tokens."""
-        if self.width == 1:
+        if self.tp == 1:
             return name
         partial, total = self.tensors[name], f"{name}.sum"
         batch, tokens, columns = partial.shape
         self.tensors[total] = replace(
-            partial, name=total, shape=(batch, tokens // self.width, columns)
+            partial, name=total, shape=(batch, tokens // self.tp, columns)
         )
         self._collective(CollectiveKind.REDUCE_SCATTER, partial.bytes, name, total)
         return total
@@ -275,7 +273,7 @@ class _Sharding:
     def _collective(
         self, kind: CollectiveKind, size: int, source: str, target: str, group: int = 0
     ) -> None:
-        collective = TensorCollective(kind, size, group or self.width)
+        collective = TensorCollective(kind, size, group or self.tp)
         name = f"{target}.{'gather' if kind is CollectiveKind.ALL_GATHER else 'reduce'}"
         self.operators.append(
             Operator(name, str(kind), (source,), (target,), collective=collective)
@@ -297,7 +295,7 @@ class _Sharding:
             return linear_product(tensors[0], weights, split)
         kv = op.reads[1]
         kv_width = self.unsharded.tensors[kv].shape[-1] // self.tensors[kv].shape[-1]
-        return local_attention(product, self.width, kv_width)
+        return local_attention(product, self.tp, kv_width)
 
     def _vectors(self, op: Operator, products: tuple[Matmul, ...]) -> tuple[VectorWork, ...]:
         if op.kind in LINEAR:

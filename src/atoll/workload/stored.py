@@ -136,7 +136,7 @@ def stored_widths(stored: StoredModel, candidates: Iterable[int]) -> tuple[int, 
     return tuple(t for t in candidates if t >= 1 and _obstacle(stored.file, t) is None)
 
 
-def _obstacle(file: ModelFile, width: int) -> str | None:
+def _obstacle(file: ModelFile, tp: int) -> str | None:
     """The first tensor that the width does not divide."""
     for layer in file.layers:
         for name, tensor in layer.tensors.items():
@@ -144,8 +144,8 @@ def _obstacle(file: ModelFile, width: int) -> str | None:
             if split is None:
                 continue
             units = evaluated_size(split.units, 1)
-            shared = split.uneven == "replicate" and width % units == 0
-            if units % width and split.uneven != "pad" and not shared:
+            shared = split.uneven == "replicate" and tp % units == 0
+            if units % tp and split.uneven != "pad" and not shared:
                 where = f"tensor {name} in layer {layer.name}"
                 return f"the {units} units (heads or columns) of {where}"
     return None
@@ -156,7 +156,7 @@ class _Share:
     """Parameters of one device's share of a layer."""
 
     microbatch: int
-    width: int
+    tp: int
     vocabularies: frozenset[int]
     """Sizes that are padded on every device to a multiple of `unit`."""
     unit: int
@@ -167,14 +167,14 @@ class _Share:
     def part(self, size: int) -> int:
         """Return a device's part of a size; vocabularies are padded."""
         unit = self.unit if size in self.vocabularies else 1
-        return -(-size // (self.width * unit)) * unit
+        return -(-size // (self.tp * unit)) * unit
 
 
 def instantiate(
     stored: StoredModel,
     microbatch: int,
     sequence: int | None = None,
-    tensor_parallel: int = 1,
+    tp: int = 1,
     *,
     vocabulary_unit: int = 1,
     attention: str = "unfused",
@@ -184,10 +184,10 @@ def instantiate(
     With "flash", attention that the module computes step by step is one operator."""
     file = stored.file
     check_count(f"{stored.name}: microbatch", microbatch)
-    for reason in _refusals(file, microbatch, sequence, tensor_parallel):
+    for reason in _refusals(file, microbatch, sequence, tp):
         raise AtollError(f"{stored.name}: {reason}")
     vocabularies = _vocabularies(file) if vocabulary_unit > 1 else frozenset()
-    share = _Share(microbatch, tensor_parallel, vocabularies, vocabulary_unit)
+    share = _Share(microbatch, tp, vocabularies, vocabulary_unit)
     entries = stored.fused_layers if attention == "flash" else file.layers
     layers = tuple((_layer(entry, share), entry.repeat) for entry in entries)
     sizes = {name: tensor.elements for layer, _ in layers for name, tensor in layer.tensors.items()}
@@ -196,12 +196,12 @@ def instantiate(
         layers=layers,
         microbatch=microbatch,
         sequence=file.sequence,
-        tensor_parallel=tensor_parallel,
+        tensor_parallel=tp,
         shared_parameters=sum(sizes[name] * (n - 1) for name, n in file.shared.items()),
     )
 
 
-def _refusals(file: ModelFile, microbatch: int, sequence: int | None, width: int) -> Iterator[str]:
+def _refusals(file: ModelFile, microbatch: int, sequence: int | None, tp: int) -> Iterator[str]:
     if sequence is not None and sequence != file.sequence:
         yield (
             f"sequence is {sequence}, but the file holds the model at {file.sequence}; capture it "
@@ -212,13 +212,13 @@ def _refusals(file: ModelFile, microbatch: int, sequence: int | None, width: int
             f"microbatch is {microbatch}, but the file holds the model at {file.microbatch} "
             "samples only"
         )
-    if width != 1 and not file.tensor_parallel:
+    if tp != 1 and not file.tensor_parallel:
         yield (
-            f"tensor_parallel is {width}, but the file says nothing about how to divide its "
+            f"tensor_parallel is {tp}, but the file says nothing about how to divide its "
             "tensors; only width 1 is possible"
         )
-    if width != 1 and (obstacle := _obstacle(file, width)) is not None:
-        yield f"tensor_parallel is {width}, but does not divide {obstacle}"
+    if tp != 1 and (obstacle := _obstacle(file, tp)) is not None:
+        yield f"tensor_parallel is {tp}, but does not divide {obstacle}"
 
 
 def _vocabularies(file: ModelFile) -> frozenset[int]:
@@ -248,7 +248,7 @@ def check_size(model: Model) -> Model:
 
 
 def _layer(entry: LayerEntry, share: _Share) -> Layer:
-    width = share.width
+    width = share.tp
     tensors = {n: _tensor(n, t, share) for n, t in entry.tensors.items()}
     same: dict[str, str] = {}
     if width == 1:  # without a group a sum over it is the summand itself
@@ -282,13 +282,13 @@ def _tensor(name: str, entry: TensorEntry, share: _Share) -> Tensor:
         return Tensor(name, tuple(shape), entry.element_bytes, role)
     units = share.size(split.units)
     full = shape[split.dim]
-    if units % share.width and split.uneven == "replicate":
+    if units % share.tp and split.uneven == "replicate":
         shape[split.dim] = full // units
     elif split.uneven == "pad":
         shape[split.dim] = share.part(full)
     else:
-        shape[split.dim] = -(-full // share.width)
-    units, uneven = max(1, units // share.width), Uneven(split.uneven)
+        shape[split.dim] = -(-full // share.tp)
+    units, uneven = max(1, units // share.tp), Uneven(split.uneven)
     size = entry.element_bytes
     return Tensor(name, tuple(shape), size, role, Region.TENSOR, split.dim, units, uneven)
 
@@ -296,7 +296,7 @@ def _tensor(name: str, entry: TensorEntry, share: _Share) -> Tensor:
 def _operator(
     entry: OperatorEntry, tensors: dict[str, Tensor], same: dict[str, str], share: _Share
 ) -> Operator:
-    width = share.width
+    width = share.tp
     collective = None
     if entry.collective is not None:
         size = max(tensors[n].bytes for n in (*entry.reads, *entry.writes))
@@ -339,4 +339,4 @@ def _operator(
 def _steps(function: str, entry: StepsEntry, share: _Share) -> EagerSteps:
     replicated_bytes = sum(share.size(size) for size in entry.bytes)
     divided_bytes = sum(share.size(size) for size in entry.divided)
-    return EagerSteps(function, entry.kernels, replicated_bytes + -(-divided_bytes // share.width))
+    return EagerSteps(function, entry.kernels, replicated_bytes + -(-divided_bytes // share.tp))

@@ -190,7 +190,7 @@ def spreads_of(
 def make_variants(
     workloads: Sequence[Workload],
     microbatches: Sequence[int],
-    tensor_widths: Sequence[int],
+    tps: Sequence[int],
     devices: int,
     recompute: str,
     profile: Profile,
@@ -201,10 +201,10 @@ def make_variants(
     variants: list[Variant] = []
     layers: list[Layer] = []
     for index, workload in enumerate(workloads):
-        allowed = [t for t in widths(workload.config, tuple(tensor_widths)) if t <= devices]
+        allowed = [t for t in widths(workload.config, tuple(tps)) if t <= devices]
         if not allowed:
             raise AtollError(
-                f"model {workload.name}: no tensor width of {list(tensor_widths)} divides its heads"
+                f"model {workload.name}: no tensor width of {list(tps)} divides its heads"
                 f" on {devices} devices; width 1 always does."
             )
         # A microbatch that leaves a remainder would be credited with samples that it never runs.
@@ -222,8 +222,8 @@ def make_variants(
                     in_context(workload.config, cp),
                     microbatch,
                     workload.sequence // cp,
-                    tensor_parallel=tensor,
-                    sequence_parallel=sp,
+                    tp=tensor,
+                    sp=sp,
                     attention=profile.attention,
                     fusion="none",
                     expert_tensor=etp,

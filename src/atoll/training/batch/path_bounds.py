@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from atoll.step.orders import LATE, ORDERS, TWO_CHUNKS
+from atoll.step.orders import ORDERS, TWO_CHUNKS, WEIGHT_DELAY
 from atoll.training.operators.tables import (
     COPIES,
     MICROBATCHES,
@@ -24,7 +24,7 @@ from atoll.training.run import Run
 
 Triple = tuple[Floats, Floats, Floats]
 """(places, choices): seconds of forward passes, backward passes and weight passes."""
-_LATE = np.array([LATE.get(order, 0) for order in ORDERS])
+_LATE = np.array([WEIGHT_DELAY.get(order, 0) for order in ORDERS])
 _FIRST = ORDERS.index("1f1b")
 _ZB_V = ORDERS.index("zb-v")  # its model ends on the first stage
 _TWO_CHUNKS = [ORDERS.index(order) for order in TWO_CHUNKS]
@@ -34,7 +34,7 @@ class Pipelines(Protocol):
     """The attributes of `sums.Sums` that path bounds use."""
 
     @property
-    def t(self) -> LayoutTables: ...
+    def tables(self) -> LayoutTables: ...
     @property
     def run(self) -> Run: ...
     @property
@@ -42,7 +42,7 @@ class Pipelines(Protocol):
     @property
     def row(self) -> Ints: ...
     @property
-    def place(self) -> Ints: ...
+    def stage_position(self) -> Ints: ...
     @property
     def starts(self) -> Ints: ...
     @property
@@ -55,7 +55,7 @@ class Pipelines(Protocol):
     def chunk_stage(self) -> Ints: ...
     @property
     def chunk_starts(self) -> Ints: ...
-    def most(self, values: Floats) -> Floats: ...
+    def max_over_stages(self, values: Floats) -> Floats: ...
     def total(self, values: Floats) -> Floats: ...
 
 
@@ -65,12 +65,12 @@ def path_s(sums: Pipelines, stages: Triple, chunks: Triple) -> Floats:
     forward_s, backward_s, w = stages
     f, b = forward_s + shown_s[:, :1], backward_s + shown_s[:, 1:]
     all_s = f + b + w
-    rows, t = sums.rows, sums.t
+    rows, t = sums.rows, sums.tables
     order, stage_rows = sums.order, rows[sums.row]
     m, p, place = (
         stage_rows[:, MICROBATCHES, None],
         stage_rows[:, STAGES, None],
-        sums.place[:, None],
+        sums.stage_position[:, None],
     )
     bound_s = m * all_s
     single = (t.chunks[rows[:, PIPE]] == 1)[sums.row]
@@ -91,7 +91,7 @@ def path_s(sums: Pipelines, stages: Triple, chunks: Triple) -> Floats:
         bound_s = np.maximum(bound_s, np.where(late > 0, np.maximum(but_late_s, around_s), 0))
     if len(sums.chunk_stage):
         bound_s = np.maximum(bound_s, _chunked_s(sums, chunks, m * all_s, f + b))
-    return sums.most(bound_s)
+    return sums.max_over_stages(bound_s)
 
 
 def _chunked_s(sums: Pipelines, chunks: Triple, busy_s: Floats, both_s: Floats) -> Floats:
@@ -99,7 +99,7 @@ def _chunked_s(sums: Pipelines, chunks: Triple, busy_s: Floats, both_s: Floats) 
     ones pass the first chunks of the stages before; orders of two chunks use the bubble formula
     with the shortest chunks.
     """
-    t, rows = sums.t, sums.rows
+    t, rows = sums.tables, sums.rows
     per_stage = np.bincount(sums.chunk_stage, minlength=len(sums.row))
     chunked = np.flatnonzero(per_stage)
     starts = np.cumsum(per_stage[chunked]) - per_stage[chunked]

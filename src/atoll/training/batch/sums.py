@@ -60,15 +60,15 @@ class Sums:
     """Estimates of a selection of rows of the tables."""
 
     def __init__(self, tables: LayoutTables, rows: Ints) -> None:
-        self.t = tables
+        self.tables = tables
         self.run, self.stack = tables.run, tables.run.stack
         self.rows = rows
         sizes = rows[:, STAGES]
         self.starts = np.cumsum(sizes) - sizes
         self.row = np.repeat(np.arange(len(rows)), sizes)
-        self.place = np.arange(len(self.row)) - self.starts[self.row]
+        self.stage_position = np.arange(len(self.row)) - self.starts[self.row]
         """Row of each stage, and its position there."""
-        self.stage = tables.starts[rows[self.row, PIPE]] + self.place
+        self.stage = tables.starts[rows[self.row, PIPE]] + self.stage_position
         self.mix = tables.mix[self.stage]
         self.launches = bool(tables.passes[..., PassColumn.HOST_S].any())
         """Whether host time is modelled."""
@@ -84,14 +84,14 @@ class Sums:
         self.chunk_starts = np.searchsorted(self.row[self.chunk_stage], np.arange(len(rows)))
 
     def _chunks(self) -> tuple[Ints, Ints]:
-        t, pipe = self.t, self.rows[self.row, PIPE]
+        t, pipe = self.tables, self.rows[self.row, PIPE]
         per_stage = t.chunks[pipe]
         apart = np.flatnonzero(per_stage > 1)
         stage = np.repeat(apart, per_stage[apart])
         number = np.arange(len(stage)) - np.repeat(
             np.cumsum(per_stage[apart]) - per_stage[apart], per_stage[apart]
         )
-        at = t.chunk_starts[pipe[stage]] + self.place[stage] * per_stage[stage] + number
+        at = t.chunk_starts[pipe[stage]] + self.stage_position[stage] * per_stage[stage] + number
         return stage, t.chunk_mix[at]
 
     def state_memory(self) -> StateMemory:
@@ -112,7 +112,9 @@ class Sums:
         states, passes = memory.states, self.passes(memory)
         picks = self.fastest(passes)
         mixed = self.picked(passes, picks)
-        needed = np.append(self.most(passes.bytes), self.most(mixed.bytes), axis=1)
+        needed = np.append(
+            self.max_over_stages(passes.bytes), self.max_over_stages(mixed.bytes), axis=1
+        )
         capacity = self.run.capacity_bytes
         bound_s = np.zeros_like(needed)
         wanted = np.ones_like(needed, dtype=np.bool_)
@@ -143,13 +145,16 @@ class Sums:
         bounds themselves, and without choices by stage.
         """
         memory = self.state_memory()
-        passes, time_s = self.passes(memory), np.zeros((len(self.rows), self.t.bounds.size + 1))
+        passes, time_s = (
+            self.passes(memory),
+            np.zeros((len(self.rows), self.tables.bounds.size + 1)),
+        )
         for least in (True, False):
-            columns = np.flatnonzero(self.t.bounds == least)
+            columns = np.flatnonzero(self.tables.bounds == least)
             chosen = _map_arrays(passes, _columns, columns, columns)
             time_s[:, columns] = self.bound_s(memory.states, chosen, least=least)
         needed = np.zeros_like(time_s)
-        needed[:, :-1] = self.most(passes.bytes)
+        needed[:, :-1] = self.max_over_stages(passes.bytes)
         return time_s, needed, np.zeros(0, dtype=np.int64)
 
     def best(self, limit_s: float, memory: StateMemory | None = None) -> tuple[Floats, Ints]:
@@ -168,7 +173,7 @@ class Sums:
 
         return _map_arrays(passes, select, picks, picks[self.chunk_stage])
 
-    def most(self, values: Floats) -> Floats:
+    def max_over_stages(self, values: Floats) -> Floats:
         """Return the maximum over the stages of each row."""
         return np.maximum.reduceat(values, self.starts, axis=0)
 
@@ -189,7 +194,7 @@ class Sums:
 
     def combine_stages(self, costs: StageStateCosts) -> StateCosts:
         """Combine the costs of all stages after the passes of a step."""
-        rows, most = self.rows, self.most
+        rows, most = self.rows, self.max_over_stages
         return StateCosts(
             self.m[:, 0] * most(costs.accumulate_s) + most(costs.update_s),
             np.where(rows[:, ZERO] < 3, most(costs.last_s), 0.0),
@@ -198,7 +203,7 @@ class Sums:
         )
 
     def stage_state_costs(self) -> StageStateCosts:
-        t, rows = self.t, self.rows
+        t, rows = self.tables, self.rows
         stage_rows = rows[self.row]
         copies, zero = stage_rows[:, COPIES], stage_rows[:, ZERO]
         contents = t.contents[t.content]
@@ -237,7 +242,7 @@ class Sums:
 
     def shared_s(self, group: Ints, dense: Floats, expert: Floats) -> tuple[Floats, Floats]:
         """Return the seconds of weight gathers and of gradient reductions over groups."""
-        t = self.t
+        t = self.tables
         wires_s = np.zeros((2, len(group)))
         begin, end = t.spans[group].T
         logs = np.log(t.durations_s)
@@ -259,7 +264,7 @@ class Sums:
 
     def passes(self, memory: StateMemory) -> StagePasses:
         """Return the passes and bytes per stage and choice."""
-        t, rows, states = self.t, self.rows, memory.states
+        t, rows, states = self.tables, self.rows, memory.states
         stage_rows = rows[self.row]
         # Where weights are gathered layer by layer, groups have different times.
         gathered = np.where(rows[:, ZERO] == 3, rows[:, GROUP], -1)
@@ -310,7 +315,7 @@ class Sums:
         """Return (variants, kinds, choices, 5): seconds per kind of layer, with exposed gathers
         where there is a group.
         """
-        t = self.t
+        t = self.tables
         passes = t.passes[side]
         layers_s: Floats = passes[..., _SUMMED_PASSES]
         gathering = np.flatnonzero(group >= 0)
@@ -332,7 +337,7 @@ class Sums:
 
     def memory(self, states: StateCosts) -> Floats:
         """Return the bytes needed per stage (`memory.stage_memory`)."""
-        t, rows = self.t, self.rows[self.row]
+        t, rows = self.tables, self.rows[self.row]
         content = t.content[self.mix]
         kept = (t.weighed @ t.kept)[self.stage]
         peaks = t.peaks[self.stage]
@@ -372,12 +377,12 @@ class Sums:
         """
         stages, chunks = passes.stages, passes.chunks
         shown_s = (1.0 - self.stack.overlap.pipeline) * self.arriving_s.sum(axis=1)
-        busy_s = self.m * self.most(sum(stages.counted, shown_s[:, None]))
+        busy_s = self.m * self.max_over_stages(sum(stages.counted, shown_s[:, None]))
         counted = (stages.device, chunks.device) if least else (stages.counted, chunks.counted)
         passes_s = np.maximum(busy_s, path_s(self, *counted))
         host_s = passes_s
         if self.hosts_apart.any():
-            host_s = self.m * self.most(sum(stages.host, np.zeros(())))
+            host_s = self.m * self.max_over_stages(sum(stages.host, np.zeros(())))
             if not least:
                 host_s = np.maximum(host_s, path_s(self, stages.host, chunks.host))
         if not least:
@@ -424,7 +429,7 @@ class Sums:
 
     def slowest(self, time_s: Floats) -> Ints:
         """Return (rows, choices): the first of the slowest stages."""
-        longest = time_s == self.most(time_s)[self.row]
+        longest = time_s == self.max_over_stages(time_s)[self.row]
         number = np.arange(len(time_s))[:, None]
         return np.minimum.reduceat(np.where(longest, number, len(time_s)), self.starts, axis=0)
 
@@ -450,7 +455,7 @@ class Sums:
         """
         replayed_s = self.m * self.total(sum(stages, np.zeros(())))
         replayed_s[~wanted] = np.inf
-        rows, t = self.rows, self.t
+        rows, t = self.rows, self.tables
         pipes = np.flatnonzero((rows[:, STAGES] > 1) & wanted.any(axis=1))
         if not pipes.size:
             return replayed_s

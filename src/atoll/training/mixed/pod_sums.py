@@ -45,7 +45,7 @@ class PodSums(Sums):
         self.launches = any(part.launches for part in self.parts)
         for part in self.parts:
             part.launches = self.launches
-        first = self.place * (sum(sizes) // rows[self.row, STAGES])
+        first = self.stage_position * (sum(sizes) // rows[self.row, STAGES])
         self.pod = np.searchsorted(np.cumsum(sizes), first, side="right")
         sends_s = np.stack([pod_tables.sends_s for pod_tables in tables])
         group = rows[self.row, GROUP]
@@ -98,7 +98,7 @@ class SumsBeforeUpdate(Sums):
     """Sums of a step without its update, which starts when all replicas have the gradients."""
 
     def combine_stages(self, costs: StageStateCosts) -> StateCosts:
-        self.update_s = self.most(costs.update_s) * self.run.slack
+        self.update_s = self.max_over_stages(costs.update_s) * self.run.slack
         return super().combine_stages(costs._replace(update_s=np.zeros_like(costs.update_s)))
 
 

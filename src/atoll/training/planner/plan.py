@@ -255,7 +255,7 @@ def plan(
     `last` step leaves it, with all that searches in the space.
     """
     axes, stop = axes or Axes(), stop or Stop()
-    space = LayoutSpace(run, axes, usable=usable, progress=progress, pieces=pieces, stop=stop)
+    space = LayoutSpace(run, axes, refusal_of=usable, progress=progress, pieces=pieces, stop=stop)
     try:
         return last(_planned(space, runners_up, target, ties))
     finally:

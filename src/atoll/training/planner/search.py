@@ -1,12 +1,13 @@
 """Branch and bound over the layouts of a run.
 
-Bounds on all layouts come first (`floor`). Those that may be among the fastest are bounded again, a
-variant at a time and by its own costs: pipelines by paths through their replay
-(`batch.paths`), "optimal" recomputation, whose choices by operator take longer to price than
-all else, as if it kept least and ran nothing again (`batch.LEAST`). Those that still may be are
-estimated, pipelines by their replay. The fastest are estimated in full. The
-lowest bound goes first, but one below all that is known at once: what it finds rules others out.
-Parts of the space can be searched again: what was priced and estimated is kept.
+1. All layouts are bounded at once (`bounds.family_bounds`).
+2. Those that may be among the fastest are bounded again, one variant at a time, by their own costs:
+   pipelines by paths through their replay (`batch.path_bounds`), "optimal" recomputation as if it
+   kept least and ran nothing again (`LEAST_CHOICE`).
+3. Those that still may be are estimated, pipelines by their replay; the fastest in full.
+
+The lowest bound goes first. What was priced and estimated is kept, so that parts of the space can
+be searched again.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ BOUND_TOGETHER = (
 NEAR = 0.01  # those with bounds so much above the lowest are estimated together
 MOST_REFUSED = 1000  # of the fastest layouts: if none of so many can be used, none is sought
 REPORT_S = 0.2  # between two reports of progress
-MANY = 50_000  # rows that are worth a second process
+SECOND_PROCESS_MIN_ROWS = 50_000  # rows that are worth a second process
 MOST_TRIED = 20  # layouts looked at for the one that needs least memory
 
 
@@ -64,21 +65,21 @@ class FastestLayouts:
 
     best: tuple[Estimate, ...]
     too_large: int
-    """They need more memory than there is."""
+    """Layouts that do not fit in memory."""
     too_slow: int
-    """No faster than the slowest of `best`."""
+    """Layouts that are provably no faster than the slowest of `best`."""
     refused: int
-    """Fast enough, but not usable."""
+    """Layouts that are fast enough, but that the target of an export cannot run."""
     estimated: int
-    """Written out in full."""
+    """Layouts that were estimated in full."""
     bound_s: float
-    """No layout that was not written out is faster than this."""
+    """Lower bound on the step of all other layouts."""
     refusal: str
-    """Why the first of those refused was."""
+    """Reason of the first refusal."""
     not_evaluated: int = 0
-    """May be faster than the best, but the search had to end before they were estimated."""
+    """Layouts left unexplored when the search stopped; one of them could be faster."""
     stopped: bool = False
-    """Whether it had to end."""
+    """Whether the search had to stop early."""
 
 
 class LayoutSpace:
@@ -91,7 +92,7 @@ class LayoutSpace:
         run: Run,
         axes: Axes,
         *,
-        usable: LayoutRefusal | None = None,
+        refusal_of: LayoutRefusal | None = None,
         progress: Progress | None = None,
         pieces: PlanPieces | None = None,
         stop: Stop | None = None,
@@ -113,8 +114,8 @@ class LayoutSpace:
         self.starts = np.cumsum([0, *map(len, self.blocks)])
         begin = time.perf_counter()
         self.least_s: Singles
-        self.named_s: Singles
-        self.least_s, self.least_bytes, self.named_s = self._bounds()
+        self.bound_without_optimal_s: Singles
+        self.least_s, self.least_bytes, self.bound_without_optimal_s = self._bounds()
         """Of every row, seconds under the policies, bytes, and seconds without "optimal"."""
         self.bounded_per_s = len(self) / max(time.perf_counter() - begin, 1e-9)
         self.may_fit = self.least_bytes <= run.capacity_bytes * (1 + SINGLE)
@@ -127,9 +128,9 @@ class LayoutSpace:
         self.time_s = np.empty((0, len(self.names)))
         """(slots, names): infinite where it does not fit."""
         self.optimal = np.array([name == OPTIMAL for name in self.names])
-        self.loose = np.empty((0, len(self.names)), dtype=np.bool_)
+        self.is_lower_bound = np.empty((0, len(self.names)), dtype=np.bool_)
         """(slots, names): where `time_s` is a lower bound: under "optimal", and of pipelines."""
-        self._usable = usable
+        self._usable = refusal_of
         self._pairs = Pairs(self._figures, self._variant, self._uses_second_process)
         self._next_report_s = 0.0
         self._reasons: dict[tuple[int, int], str | None] = {}
@@ -157,11 +158,11 @@ class LayoutSpace:
 
     @property
     def _uses_second_process(self) -> bool:
-        """Whether a copy of this process does some of the work."""
-        return self.pieces.alone and int(self.starts[-1]) >= MANY
+        """Return whether part of the bounds is computed in a forked process."""
+        return self.pieces.alone and int(self.starts[-1]) >= SECOND_PROCESS_MIN_ROWS
 
     def close(self) -> None:
-        """Another process that has done some of the work is no longer needed."""
+        """End the forked process, if there is one."""
         self._pairs.close()
 
     def __len__(self) -> int:
@@ -331,7 +332,7 @@ class LayoutSpace:
             if report and self.progress is not None and time.monotonic() > self._next_report_s:
                 self._report(self.progress, rest, loose_s[loose_s < limit_s])
             for (limit, rows), times_s in zip(pair, self._pairs.results(pair), strict=True):
-                self._add(limit is not None, rows, times_s)
+                self._store_times(limit is not None, rows, times_s)
             limit_s, best_s = self._limit_s(count, wanted_rows, named, limit_s)
             limit_s = max(limit_s, within_s)
 
@@ -347,7 +348,7 @@ class LayoutSpace:
 
     def _least_s(self, named: Bools) -> Singles:
         """Bounds under some of the policies."""
-        return self.least_s if (self.optimal & named).any() else self.named_s
+        return self.least_s if (self.optimal & named).any() else self.bound_without_optimal_s
 
     def _next_rows(
         self, least_s: Singles, rest: Ints, loose_s: Floats, limit_s: float, best_s: float
@@ -395,7 +396,7 @@ class LayoutSpace:
         return float((1 + NEAR) ** np.ceil(np.log(limit_s) / np.log(1 + NEAR)))
 
     def _call(self, limit_s: float | None, rows: Ints) -> PieceCall:
-        """The same for workers."""
+        """Return the call that computes `_figures` in a worker."""
         if limit_s is None:
             return least_call(self._family_rows(rows), self.names)
         return times_call(self._family_rows(rows), self.names, limit_s)
@@ -413,7 +414,7 @@ class LayoutSpace:
 
     def _loose_s(self, rows: Bools, named: Bools) -> Floats:
         """Of every slot the lowest bound under these policies, infinite where all is estimated."""
-        loose = self.loose & named & rows[self.rows, None]
+        loose = self.is_lower_bound & named & rows[self.rows, None]
         return np.asarray(np.where(loose, self.time_s, np.inf).min(axis=1))
 
     def _rest_s(self, rows: Bools, named: Bools) -> Singles:
@@ -453,7 +454,7 @@ class LayoutSpace:
         slots, names = np.divmod(listed, len(self.names))
         wanted = rows[self.rows[slots]] & named[names]
         if exact:
-            wanted &= ~self.loose[slots, names]
+            wanted &= ~self.is_lower_bound[slots, names]
         listed = listed[wanted]
         time_s = every_s[listed]
         length = done = 0
@@ -465,11 +466,11 @@ class LayoutSpace:
                 yield int(self.rows[slot]), name, float(time_s[at])
             done = length
 
-    def _add(self, estimated: bool, rows: Ints, times_s: Floats) -> None:
+    def _store_times(self, estimated: bool, rows: Ints, times_s: Floats) -> None:
         """What was found of rows of one variant."""
         if estimated:
             self.time_s[self.slot[rows]] = np.abs(times_s)
-            self.loose[self.slot[rows]] = times_s < 0
+            self.is_lower_bound[self.slot[rows]] = times_s < 0
             return
         # "Optimal" is bounded by its own costs as if it ran nothing again; the first bound knows
         # what it must, and may be closer.
@@ -481,7 +482,7 @@ class LayoutSpace:
         self.time_s = np.concatenate([self.time_s, times_s])
         loose = self.optimal | (self._family_rows(rows).pp[:, None] > 1)
         loose = np.isfinite(times_s) & (loose | (not self.pieces.exact_without_pipeline))
-        self.loose = np.concatenate([self.loose, loose])
+        self.is_lower_bound = np.concatenate([self.is_lower_bound, loose])
 
     def _refusal(self, row: int, name: int) -> str | None:
         if self._usable is None:

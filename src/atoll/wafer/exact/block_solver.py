@@ -187,7 +187,7 @@ class BlockSolver:
         return CandidatePath(fastest, path, self.paths.path_cost(fastest, path))
 
     def _solved(self, candidate: CandidatePath, bound_s: float) -> SolvedBlock:
-        genes, cost = self.states.genes(candidate.stream, candidate.path), candidate.cost
+        genes, cost = self.states.block_mapping(candidate.stream, candidate.path), candidate.cost
         if self._refiner is not None:
             path = candidate.stream, candidate.path
             genes, cost = self._refiner.refine(*path, genes, cost, self.away)

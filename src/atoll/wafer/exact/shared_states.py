@@ -102,7 +102,7 @@ class SharedStates:
             offloading.append([replace(s, offload_s=offload_s(e, n, away)) for s, e, n in triples])
         return offloading
 
-    def genes(self, stream: int, path: BlockPath) -> BlockMapping:
+    def block_mapping(self, stream: int, path: BlockPath) -> BlockMapping:
         entries = [state for states in path.states for state in states]
         pairs = list(zip(self._units, entries, strict=True))
         codes = tuple(node.codes[entry] for node, entry in pairs)

@@ -74,7 +74,7 @@ again and all is kept; no block keeps less."""
 _NAMES = ("compute", "recompute", "pipeline_sends", "pipeline_bubble", "gradient_reduction")
 
 
-class _Free:
+class _ZeroCostPricer:
     """Prices nothing: what is left of an estimate is what no chip changes."""
 
     fusion = "default"
@@ -119,7 +119,7 @@ class _CostedEstimator(Estimator):
 
 @dataclass(frozen=True, eq=False)
 class PlannedLayouts:
-    """`placement.chain.OtherLayouts` of one variant, priced as the planner does."""
+    """`placement.chain.PricedLayouts` of one variant, priced as the planner does."""
 
     run: Run
     facts: ChainFacts
@@ -206,8 +206,8 @@ class PlannedLayouts:
         self, sums: Sums, rows: NDArray[np.int64], problem: PlacementProblem
     ) -> StateMemory:
         """What some of the layouts hold, beside a chip's times."""
-        at, all_states = self.first[rows][sums.row] + sums.place, self.states
-        weight_s = (sums.t.counts @ sums.t.kinds[:, KindColumn.WEIGHT_S])[sums.mix]
+        at, all_states = self.first[rows][sums.row] + sums.stage_position, self.states
+        weight_s = (sums.tables.counts @ sums.tables.kinds[:, KindColumn.WEIGHT_S])[sums.mix]
         states = StateCosts(
             all_states.optimizer_s[rows] / problem.hbm_Bps,
             all_states.last_s[rows],
@@ -415,7 +415,9 @@ def _name(choice: int) -> str:
 def planned_layouts(allowed: Allowed, variant: Variant) -> PlannedLayouts | None:
     """Those that the setting allows a variant; None where there are none."""
     run, facts = _run(allowed, variant), variant.facts
-    free = layer_costs(variant.model, _Free(), variant.cp, variant.ep, stored=bool(run.stored))
+    free = layer_costs(
+        variant.model, _ZeroCostPricer(), variant.cp, variant.ep, stored=bool(run.stored)
+    )
     both = not (free[0].is_block or free[-1].is_block)
     layouts = tuple(listed_layouts(allowed, variant, chain_work(run), 2 if both else 0))
     if not layouts:
@@ -434,7 +436,7 @@ def planned_layouts(allowed: Allowed, variant: Variant) -> PlannedLayouts | None
     every = make_tables(
         _CostedEstimator(run, variant.model, costs), LayoutSequence(layouts), STATIC
     )
-    kept = _sooner(every, layouts)
+    kept = _without_useless_replicas(every, layouts)
     tables, layouts = every._replace(rows=every.rows[kept]), tuple(layouts[i] for i in kept)
     _, sides = np.unique(tables.rows[:, SIDE], return_index=True)
     sums = Sums(tables, tables.rows)
@@ -453,11 +455,11 @@ def planned_layouts(allowed: Allowed, variant: Variant) -> PlannedLayouts | None
         states=states,
         first=sums.starts,
         # Bytes kept are held for a microbatch or more, those rebuilt for one block at a time.
-        needed=sums.most(sums.memory(states)[:, STATIC.index("fewest")]),
+        needed=sums.max_over_stages(sums.memory(states)[:, STATIC.index("fewest")]),
     )
 
 
-def _sooner(tables: LayoutTables, layouts: Sequence[Layout]) -> list[int]:
+def _without_useless_replicas(tables: LayoutTables, layouts: Sequence[Layout]) -> list[int]:
     """Layouts without those whose replicas of what ZeRO divides bring nothing: more of them hold
     and update more, so that some of their collectives must take less than with fewer.
     """

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from atoll.placement.chain import StepFloors
-from atoll.step.orders import LATE, ORDERS
+from atoll.step.orders import ORDERS, WEIGHT_DELAY
 from atoll.training.batch.cost_arrays import StateCosts
 from atoll.training.batch.sums import Sums
 from atoll.training.operators.layers import LayerCost
@@ -25,13 +25,13 @@ from atoll.training.operators.tables import (
 )
 
 TURNED = ORDERS.index("zb-v")  # whose model ends on the first stage
-LATE_BY_ORDER = np.array([LATE.get(order, 0) for order in ORDERS])
+LATE_BY_ORDER = np.array([WEIGHT_DELAY.get(order, 0) for order in ORDERS])
 WAYS = StepFloors._fields[-6:]
 
 
 def path_floors(sums: Sums, states: StateCosts, costs: Sequence[LayerCost]) -> StepFloors:
     """What steps of the layouts are made of, from below."""
-    tables, rows = sums.t, sums.rows
+    tables, rows = sums.tables, sums.rows
     repeats = np.array([cost.repeat for cost in costs])
     stages, pipe, side = rows[:, STAGES], rows[:, PIPE], rows[:, SIDE]
     dense, expert = tables.kinds[:, [KindColumn.DENSE, KindColumn.EXPERT]].T

@@ -34,7 +34,7 @@ from atoll.fabric.nested import neighbours_s
 from atoll.fabric.network import Network
 from atoll.step.bubbles import bubble_terms, peaks
 from atoll.step.layout import RECOMPUTE, ZERO_STAGES
-from atoll.step.orders import LATE, SPLIT, model_copies
+from atoll.step.orders import SPLIT, WEIGHT_DELAY, model_copies
 from atoll.training.batch.estimates import per_parameter, shared_terms
 from atoll.training.operators.layer_prices import LayerPrices
 from atoll.training.planner.bounds.recompute_curve import on_the_curve, points_of
@@ -76,7 +76,7 @@ class FamilyBounds:
         needed, ends = self._bytes(block, shape, sample, divided[:, :6])
 
         def seconds(rows: NDArray[np.intp], policies: Sequence[str]) -> Floats:
-            again_s = self._again_s(shape, sample, ends[:, rows], rows, capacity, policies)
+            again_s = self._recompute_s(shape, sample, ends[:, rows], rows, capacity, policies)
             return self._seconds(block.part(rows), rows, shape, sample, divided[:, 6:], again_s)
 
         step_s = np.full(len(block), np.inf)
@@ -88,7 +88,7 @@ class FamilyBounds:
             named_s[near] = seconds(near, self.named)
         return step_s, needed, named_s
 
-    def _again_s(
+    def _recompute_s(
         self,
         shape: FamilyShape,
         sample: SampleBounds,
@@ -102,13 +102,17 @@ class FamilyBounds:
         """
         if not sample.again or not self.reruns or capacity == np.inf:
             return np.zeros((3, len(rows)))
-        run = shape.run[rows]
+        run = shape.run_index[rows]
         stack, size = self.run.stack, shape.distinct.microbatch[run]
         free_bytes = (capacity - stack.context_bytes) / (1 + stack.fragmentation) - ends
         # The block that is rebuilt is there while others wait.
         waiting = np.maximum(0.0, (shape.waiting - 1)[:, run]) * size
         kept = sample.kept_bytes + free_bytes / np.maximum(waiting, 1e-9)
-        again_s = shape.passed[:, run] * size * np.interp(kept, *points_of(sample.again, policies))
+        again_s = (
+            shape.blocks_per_microbatch[:, run]
+            * size
+            * np.interp(kept, *points_of(sample.again, policies))
+        )
         ends_s = again_s[FIRST] + np.where(shape.distinct.pp[run] > 1, again_s[LAST], 0.0)
         again_s[ALL] = np.maximum(again_s[ALL], ends_s)
         return np.asarray(again_s)
@@ -120,7 +124,11 @@ class FamilyBounds:
         return self._last
 
     def _bytes(
-        self, block: LayoutColumns, shape: FamilyShape, sample: SampleBounds, per: Floats
+        self,
+        block: LayoutColumns,
+        shape: FamilyShape,
+        sample: SampleBounds,
+        bytes_per_parameter: Floats,
     ) -> tuple[Floats, Floats]:
         """The mean of all stages' states with the fewest activations of any, and what the first,
         the last and the second stage need for their blocks and ends. And (3, rows) of the first,
@@ -128,8 +136,11 @@ class FamilyBounds:
         """
         stack = self.run.stack
         stored, trained = sample.parameters
-        states, gradients = per[:, :2] @ stored + per[:, 4:] @ trained, per[:, 2:4] @ trained
-        first, run, key, copies = shape.first, shape.run, shape.key, shape.copies
+        states, gradients = (
+            bytes_per_parameter[:, :2] @ stored + bytes_per_parameter[:, 4:] @ trained,
+            bytes_per_parameter[:, 2:4] @ trained,
+        )
+        first, run, key, copies = shape.first, shape.run_index, shape.key, shape.copies
         distinct = shape.distinct
         blocks = np.stack(shape.blocks[:4])
         most, waiting = shape.activations(sample)
@@ -225,10 +236,10 @@ class FamilyBounds:
             size * sample.data_s + more_b + exposed_s[1] + outside + sent_s + again_s[ALL],
             size * sample.weight_s + more_w,
             sample,
-            shape.stages_s(sample, again_s[:2], shape.run[rows]),
+            shape.stages_s(sample, again_s[:2], shape.run_index[rows]),
             sample.apart_s[:, which],
             shape,
-            shape.run[rows],
+            shape.run_index[rows],
         )
         behind_s = np.where(fully_sharded, 0.0, (gather_s + reduce_s) * copies / pp)
         behind_s += np.where(zero == 2, (m - 1) * reduce_s, 0.0)
@@ -339,7 +350,7 @@ class FamilyShape:
         self.columns = block.columns
         self.sizes, self.which = numbered(block.microbatch)
         """Of microbatches, without repeats."""
-        self.first, self.run = _runs(block)
+        self.first, self.run_index = _runs(block)
         """The first row of each run, and the run of every row."""
         self.distinct = distinct = block.part(self.first)
         self.blocks = stage_blocks(distinct)
@@ -354,7 +365,7 @@ class FamilyShape:
         """By family, figures for each key."""
         self.m = batch / (distinct.dp * distinct.microbatch.astype(np.float64))
         self.apart = apart = self.split[self.first]
-        delays = np.array([LATE.get(order, 0) for order in block.schedules])
+        delays = np.array([WEIGHT_DELAY.get(order, 0) for order in block.schedules])
         self.late = np.where(apart, delays[distinct.schedule], 0)
         """Weight passes that a stage delays, for every stage before it."""
         orders, order = keys(
@@ -375,7 +386,7 @@ class FamilyShape:
         """(3, runs): the same of the first, the last and the stage with the fewest, times their
         blocks."""
         run = self.blocks.first_run, self.blocks.last_run, self.blocks.fewest_run * distinct.pp
-        self.passed = np.stack(run)
+        self.blocks_per_microbatch = np.stack(run)
         """(3, runs): blocks that each microbatch passes of the first, the last and all stages, of
         all as if they had the fewest."""
 
