@@ -203,7 +203,9 @@ def test_the_fastest_is_the_best_of_all_that_fit(recomputing: Node, memory_bytes
 def test_replicas_that_bring_nothing_are_left_out(
     recomputing: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planned, "_sooner", lambda tables, layouts: list(range(len(layouts))))
+    monkeypatch.setattr(
+        planned, "_without_useless_replicas", lambda tables, layouts: list(range(len(layouts)))
+    )
     every = node("bert-large", "optimal", hsdp=(1, 2, 4, 8))
     monkeypatch.undo()
     asked = node("bert-large", "optimal", hsdp=(1, 2, 4, 8))

@@ -138,6 +138,8 @@ class ChainWork(NamedTuple):
     """Work of each block, relative to the mean; empty where all blocks are alike."""
     end_parameters: tuple[float, float] = (0.0, 0.0)
     """Parameters of the layers before and behind the blocks, relative to the mean block."""
+    block_parameters: tuple[float, ...] = ()
+    """Parameters of each block, relative to the mean, where `block_work` is given."""
 
 
 @lru_cache(maxsize=4096)
@@ -147,16 +149,20 @@ def splits(chain: ChainWork, order: str, pp: int, vpp: int) -> tuple[tuple[int, 
     sizes with the least work in the slowest stage if blocks differ, and those with the fewest
     parameters in the largest stage, or the least mean of both, for slow networks.
     """
-    blocks, head_blocks, block_work, (before, behind) = chain
+    blocks, head_blocks, block_work, (before, behind), parameters = chain
     if pp == 1 or head_blocks is None:
         return ((),)
     loads = head_blocks, FULL * head_blocks
     balanced = {balanced_sizes(blocks, order, pp, vpp, load) for load in loads}
     if pp <= blocks and chunks_per_stage(order, vpp) == model_copies(order) == 1:
+        both = before / 2, (behind + head_blocks) / 2
         if block_work:
             balanced |= {lightest_sizes(block_work, pp, (0.0, load)) for load in loads}
-        balanced.add(filled_sizes(blocks, pp, (before, behind)))
-        balanced.add(filled_sizes(blocks, pp, (before / 2, (behind + head_blocks) / 2)))
+            means = tuple((a + b) / 2 for a, b in zip(block_work, parameters, strict=True))
+            balanced |= {lightest_sizes(parameters, pp, (before, behind))}
+            balanced |= {lightest_sizes(means, pp, both)}
+        else:
+            balanced |= {filled_sizes(blocks, pp, ends) for ends in ((before, behind), both)}
     chunks = len(next(iter(balanced)))
     return ((), *sorted(balanced - {even_sizes(blocks, chunks)}))
 

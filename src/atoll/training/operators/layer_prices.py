@@ -180,7 +180,13 @@ def _model_work(model: Model) -> ChainWork:
     differ = max(block_flops) - min(block_flops) > SAME_WORK * mean
     block_work = tuple(work / mean for work in block_flops) if differ else ()
     end_parameters = front / mean_parameters, back / mean_parameters
-    return ChainWork(len(block_flops), head_flops / mean, block_work, end_parameters)
+    parameters = tuple(
+        layer.parameters / mean_parameters
+        for block, (layer, n) in zip(is_block, model.layers, strict=True)
+        for _ in range(n if block and differ else 0)
+    )
+    work = head_flops / mean, block_work, end_parameters, parameters
+    return ChainWork(len(block_flops), *work)
 
 
 def cast_gathers(layer: Layer, precision: str) -> Layer:

@@ -176,8 +176,8 @@ def times_call(block: LayoutColumns, names: Sequence[str], limit_s: float) -> Pi
 def _layouts(
     family: Sequence[Any], schedules: Sequence[str], chain: Sequence[Any], columns: Any
 ) -> _BlockLayouts:
-    blocks, head_blocks, block_work, end_parameters = chain
-    work = ChainWork(blocks, head_blocks, tuple(block_work), tuple(end_parameters))
+    blocks, head_blocks, *weights = chain
+    work = ChainWork(blocks, head_blocks, *map(tuple, weights))
     return _BlockLayouts(
         LayoutColumns(LayoutFamily(*family), tuple(schedules), work, np.array(columns))
     )

@@ -151,7 +151,7 @@ class PassStates:
             offloading.append(offloading_steps)
         return offloading
 
-    def genes(self, stream: int, path: BlockPath) -> BlockMapping:
+    def block_mapping(self, stream: int, path: BlockPath) -> BlockMapping:
         codes, homes, gradients, collectives = [], [], [], []
         options = iter(path.options)
         for chain, states in enumerate(path.states):
