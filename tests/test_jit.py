@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import errno
-import gc
-import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
+import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
-from numba.core.caching import NullCache
 from numba.core.errors import TypingError
-from numba.core.types import functions
 
 from atoll import warm
 from atoll.base import kernel_cache
@@ -60,176 +55,81 @@ def test_entries_share_kernels_that_call_kernels() -> None:
     assert [twice(np.arange(4.0)), half(np.arange(4.0))] == [12.0, 3.0]
 
 
-class Record(NamedTuple):
-    rows: np.ndarray
-    order: np.ndarray
-
-
-@kernel
-def row_sum(record: Record, row: int) -> float:
-    """Sees views of its arguments alone."""
-    own = record.rows[row]
-    total = 0.0
-    for value in own[1:]:
-        total += value
-    return total + own[0] - record.rows[row, 0]
-
-
-@entry
-def borrowed(record: Record) -> float:
-    total = 0.0
-    for row in range(record.rows.shape[0]):
-        total += row_sum(record, row)
-    return total
-
-
-@entry
-def gathered(record: Record) -> float:
-    return record.rows[record.order][0, 0]
-
-
-@entry
-def given_back(record: Record) -> np.ndarray:
-    return record.rows[1]
-
-
-@pytest.mark.parametrize(
-    ("call", "expected", "is_counted"),
-    [(borrowed, 54.0, False), (gathered, 8.0, True), (given_back, [4.0, 5.0, 6.0, 7.0], True)],
-)
-def test_references_are_counted_where_arrays_are_made_or_returned(
-    call: Any, expected: Any, is_counted: bool
-) -> None:
-    record = Record(np.arange(12.0).reshape(3, 4), np.array([2, 0]))
-    before = [sys.getrefcount(array) for array in record]
-    for _ in range(3):
-        assert np.array_equal(call(record), expected)
-    assert [sys.getrefcount(array) for array in record] == before
-    assert call.stats.cache_hits or ("NRT_decref" in call.inspect_llvm().popitem()[1]) == is_counted
-    kept = given_back(Record(np.full((64, 1 << 12), 7.0), record.order))
-    assert np.all(kept == 7.0)
-
-
-def overlaps(left: np.ndarray, right: np.ndarray) -> float:
-    """The same operators on several types, the same call again and again."""
-    total = 0
-    for i in range(left.shape[0]):
-        total += min(left[i], right[i]) * (i + 1) + max(0, i - 1)
-    return total + min(left[0], 1) + max(total, 1.5)
-
-
-@pytest.mark.parametrize("hook", [True, False])
-def test_calls_typed_once_change_no_answer(monkeypatch: pytest.MonkeyPatch, hook: bool) -> None:
-    """Also with a numba that has no such method."""
-    types, usual = functions.BaseFunction, functions.BaseFunction.get_call_type
-    seen: list[Any] = []
-
-    def counted(self: Any, *call: Any) -> Any:
-        seen.append((self, *call[1:]))
-        return usual(self, *call)
-
-    monkeypatch.setattr(types, "get_call_type", counted)
-    if not hook:
-        monkeypatch.setattr("atoll.base.jit.functions", object())
-    numbers = np.arange(4), np.arange(4.0)[::-1].copy()
-    cases = [(a, b) for a in numbers for b in numbers]
-    compiled: Any = entry(overlaps)
-    compiled._cache = NullCache()
-    for case in cases:
-        seen.clear()
-        assert compiled(*case) == overlaps(*case)
-        assert hook == (len(seen) == len({str(call) for call in seen}))
-    assert types.get_call_type is counted
-    assert gc.isenabled()
-
-
 def test_kernels_are_compiled_ahead_for_the_types_that_a_search_has() -> None:
     ahead = (
         map_range, layer_floors, fill_problems, quick_bounds, prepare, subset_bound, branch,
     )  # fmt: skip
     warm.bounds()
     warm.schedules()
-    known = [set(one.signatures) for one in ahead]
+    known = [set(one.compiled.signatures) for one in ahead]
     assert all(known)
     solve(backward_pass(np.random.default_rng(0), 8, 8), effort="bounded", tolerance=1e-3)
-    assert [set(one.signatures) for one in ahead] == known
+    assert [set(one.compiled.signatures) for one in ahead] == known
 
 
 def plus_one(value: float) -> float:
     return value + 1.0
 
 
-def hits(compiled: Any) -> int:
+def hits(made: Any) -> int:
     """How often a kernel was found on disk; it is called, and right."""
-    assert compiled(1.0) == 2.0
-    return sum(compiled.stats.cache_hits.values())
+    assert made(1.0) == 2.0
+    return sum(made.compiled.stats.cache_hits.values())
 
 
-@pytest.mark.parametrize("damage", ["flipped", "cut", "empty", "another"])
+def cache_files(made: Any, suffix: str) -> list[Path]:
+    files = list(Path(made.compiled.stats.cache_path).glob(f"test_jit.plus_one*{suffix}"))
+    assert files
+    return files
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 400])
 @pytest.mark.parametrize("suffix", [".nbi", ".nbc"])
-def test_a_damaged_cache_is_compiled_again(suffix: str, damage: str) -> None:
+def test_a_cache_that_cannot_be_read_ends_nothing(suffix: str, content: bytes) -> None:
     first: Any = entry(plus_one)
     hits(first)
     assert hits(entry(plus_one)) == 1
-    [*files] = Path(first._cache.cache_path).glob(f"test_jit.plus_one*{suffix}")
-    for file in files:
-        content = bytearray(file.read_bytes())
-        content[len(content) // 2] ^= 4
-        changed = {"flipped": content, "cut": content[:40], "empty": b"", "another": b"x" * 400}
-        file.write_bytes(changed[damage])
-    assert files
+    for file in cache_files(first, suffix):
+        file.write_bytes(content)
     assert hits(entry(plus_one)) == 0
+    for file in cache_files(first, ".nb*"):
+        file.unlink()
+    hits(entry(plus_one))
     assert hits(entry(plus_one)) == 1, "and kept again"
+
+
+def test_a_flipped_bit_is_noticed_by_the_checksum() -> None:
+    made: Any = entry(plus_one)
+    hits(made)
+    folder = Path(made.compiled.stats.cache_path)
+    kernel_cache.remove_damaged(folder)
+    file = cache_files(made, ".nbc")[0]
+    age = file.stat()
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 4
+    file.write_bytes(content)
+    os.utime(file, ns=(age.st_atime_ns, age.st_mtime_ns))  # as a failing disk does
+    kernel_cache.remove_damaged(folder)
+    assert not file.exists()
+    hits(entry(plus_one))
+    assert hits(entry(plus_one)) == 1
 
 
 def test_a_full_disk_keeps_no_kernels_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    compiled: Any = entry(plus_one)
-    compiled._cache.flush()
+    made: Any = entry(plus_one)
     with monkeypatch.context() as change:
-        change.setattr(compiled._cache._cache_file, "_write", full)
-        assert hits(compiled) == 0
-    assert hits(entry(plus_one)) == 0
+        change.setattr(made.compiled._cache, "save_overload", full)
+        change.setattr(made.compiled._cache, "load_overload", lambda *_: None)
+        assert hits(made) == 0
 
 
-def one_more(value: float) -> float:
-    return value + 1.0
+def fails(value: float) -> float:
+    return value.nothing()  # type: ignore[attr-defined,no-any-return]
 
 
-def test_a_kernel_that_another_process_compiles_is_waited_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    made: Any = entry(one_more)
-    hits(made)
-    index = Path(made._cache._cache_file._index_path)
-    kept = index.read_bytes()
-    made._cache.flush()
-    other = kernel_cache.CompilerLock(f"{index}.lock")
-    other.acquire()
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(hits, entry(one_more))
-        time.sleep(0.1)
-        assert not waiting.done()
-        index.write_bytes(kept)
-        other.release()
-        assert waiting.result() == 1
-    made._cache.flush()
-    other.acquire()
-    monkeypatch.setattr(kernel_cache, "WAIT_S", 0.0)
-    assert hits(entry(one_more)) == 0, "one that takes for ever is not"
-    other.release()
-
-
-def test_a_kernel_that_does_not_compile_keeps_no_other_from_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    compiled: Any = entry(one_more)
+def test_a_kernel_that_does_not_compile_says_so() -> None:
     with pytest.raises(TypingError):
-        compiled("text")
-    other = kernel_cache.CompilerLock(compiled._cache._lock._path)
-    monkeypatch.setattr(kernel_cache, "WAIT_S", 0.0)
-    other.acquire()
-    assert other._taken()
-    other.release()
+        entry(fails)(1.0)

@@ -23,30 +23,19 @@ import tempfile
 import time
 import warnings
 from contextlib import suppress
+from multiprocessing import current_process, get_context
+from multiprocessing.process import BaseProcess as Process
 from pathlib import Path
-from typing import Protocol
-
-with suppress(ImportError):  # POSIX
-    import fcntl
 
 _PRIVATE = 0o700
 KEPT_S = 30 * 86400.0
 PARTS = ("bounds", "schedules")
 """Parts compiled in the background on a first run: see `warm`."""
-WAIT_S = 120.0
-"""Wait for another process that compiles the same kernel; then compile it here."""
 _fresh = False
 
 
-class Helper(Protocol):
-    """A process that compiles a part."""
-
-    def poll(self) -> int | None: ...
-
-    def wait(self) -> int: ...
-
-
-_helpers: dict[str, Helper] = {}
+_helpers: dict[str, Process | subprocess.Popen[bytes]] = {}
+_pid = os.getpid()  # whose children the helpers are; forked workers inherit them
 
 
 def kernels_digest(package: Path = Path(__file__).parents[1]) -> str:
@@ -74,6 +63,7 @@ def use_kernel_cache() -> None:
         _fresh = not os.path.lexists(folder)
         if _private_folder(folder):
             os.environ["NUMBA_CACHE_DIR"] = str(folder)
+            remove_damaged(folder)
             _prune(base, folder)
             return
     try:
@@ -85,134 +75,77 @@ def use_kernel_cache() -> None:
     atexit.register(_remove, folder, os.getpid())
 
 
+def remove_damaged(folder: Path) -> None:
+    """Remove files whose content no longer has its checksum, which numba does not check; new files
+    get one.
+    """
+    for file in (*folder.rglob("*.nbi"), *folder.rglob("*.nbc")):
+        with suppress(OSError):
+            known = file.with_name(f"{file.name}.sum")
+            content = hashlib.blake2b(file.read_bytes(), digest_size=16).digest()
+            if not known.exists() or known.stat().st_mtime_ns < file.stat().st_mtime_ns:
+                known.write_bytes(content)
+            elif known.read_bytes() != content:
+                file.unlink()
+
+
 def compile_in_background() -> None:
     """On a first run, compile in background processes what a search needs later.
 
     Compilation is single-threaded; the first search would wait for one kernel after another. The
     processes fill the same cache. If one fails, the search compiles its kernels.
     """
-    if not _fresh or _helpers or (os.cpu_count() or 1) == 1:
+    if not _fresh or _helpers or (os.cpu_count() or 1) == 1 or current_process().daemon:
         return
     for part in PARTS:
         with suppress(OSError):
-            _helpers[part] = _forked(part) or subprocess.Popen(
-                [sys.executable, "-m", "atoll.warm", part],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
+            _helpers[part] = _started(part)
 
 
-class _Forked:
-    """A forked copy of this process with all its imports."""
-
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self._ended: int | None = None
-
-    def poll(self) -> int | None:
-        return self._exit_code(os.WNOHANG)
-
-    def wait(self) -> int:
-        return self._exit_code(0) or 0
-
-    def _exit_code(self, how: int) -> int | None:
-        if self._ended is None:
-            try:
-                pid, status = os.waitpid(self._pid, how)
-            except ChildProcessError:  # already waited for
-                pid, status = self._pid, 0
-            if pid == self._pid:
-                self._ended = os.waitstatus_to_exitcode(status)
-        return self._ended
-
-
-def _forked(part: str) -> Helper | None:
-    """Fork a compiler process; None if the system is not Linux, or another thread is compiling,
-    whose lock the copy would wait for.
-    """
-    if sys.platform != "linux":
-        return None
-    from numba.core.compiler_lock import global_compiler_lock
-    from numba.core.registry import cpu_target
-
-    lock = global_compiler_lock._lock
-    if not lock.acquire(blocking=False):
-        return None
-    try:
-        for context in (cpu_target.typing_context, cpu_target.target_context):
-            context.refresh()  # shared by all copies
+def _started(part: str) -> Process | subprocess.Popen[bytes]:
+    """Start to compile a part: on Linux in a copy of this process with all its imports."""
+    if sys.platform == "linux":
         with warnings.catch_warnings():
             # The threads that Python 3.12 warns of hold no lock that a compiler takes.
             warnings.simplefilter("ignore", DeprecationWarning)
-            pid = os.fork()
-    finally:
-        lock.release()
-    if pid:
-        return _Forked(pid)
-    try:
-        _begin_anew()
-        sys.argv = ["atoll.warm", part]
-        runpy.run_module("atoll.warm", run_name="__main__")
-    finally:
-        os._exit(0)  # without the parent's exit handlers
+            copy = get_context("fork").Process(target=_compile_quietly, args=(part,), daemon=True)
+            copy.start()
+            return copy
+    nowhere = subprocess.DEVNULL
+    command = [sys.executable, "-m", "atoll.warm", part]
+    return subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere)
 
 
-def _begin_anew() -> None:
-    """Detach the copy: no output, default signals, no inherited files."""
-    _helpers.clear()
+def _compile_quietly(part: str) -> None:
+    """Compile a part without output, until this process is told to end."""
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, signal.SIG_DFL)
     nowhere = os.open(os.devnull, os.O_RDWR)
     for standard in range(3):
         os.dup2(nowhere, standard)
-    os.closerange(3, max(4096, nowhere + 1))
     sys.stdout = sys.stderr = open(1, "w", closefd=False)  # noqa: SIM115  (to the end)
+    sys.argv = ["atoll.warm", part]
+    runpy.run_module("atoll.warm", run_name="__main__")
 
 
 def wait_for_kernels(part: str) -> None:
-    """Wait for the background process that compiles a part, if there is one."""
-    if part in _helpers:
-        _helpers[part].wait()
+    """Wait for the background process that compiles a part, if there is one of this process."""
+    helper = _helpers.get(part)
+    if isinstance(helper, subprocess.Popen):
+        helper.wait()
+    elif helper is not None and _pid == os.getpid():
+        helper.join()
 
 
 def compiling() -> bool:
     """Return whether this is a first run with kernels still to compile."""
-    done = _helpers and all(helper.poll() is not None for helper in _helpers.values())
-    return _fresh and not done
+    return _fresh and not (_helpers and all(map(_has_ended, _helpers.values())))
 
 
-class CompilerLock:
-    """Lock of a kernel's compilation: other workers of a first run load the result.
-
-    Released when its process ends. Without file locks every process compiles.
-    """
-
-    def __init__(self, path: str | Path) -> None:
-        self._path = path
-        self._file = -1
-
-    def acquire(self) -> None:
-        with suppress(NameError, OSError):
-            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
-            until = time.monotonic() + WAIT_S
-            while not self._taken() and time.monotonic() < until:
-                time.sleep(0.02)
-
-    def _taken(self) -> bool:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
-    def release(self) -> None:
-        if self._file >= 0:
-            with suppress(NameError, OSError):
-                fcntl.flock(self._file, fcntl.LOCK_UN)  # also for copies in forked processes
-            with suppress(OSError):
-                os.close(self._file)
-            self._file = -1
+def _has_ended(helper: Process | subprocess.Popen[bytes]) -> bool:
+    if isinstance(helper, subprocess.Popen):
+        return helper.poll() is not None
+    return _pid != os.getpid() or not helper.is_alive()
 
 
 def _bases() -> list[Path]:
