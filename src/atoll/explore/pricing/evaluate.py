@@ -203,7 +203,7 @@ class PricedChips:
         return self.setting.limit.of(self.chips.area_mm2) - resting_W(self.chips)
 
     def _limited_s(self, layers: IntArray) -> FloatArray:
-        """Return lower bounds on the pass seconds from the power limit, shape (layers, 2, chips)."""
+        """Return lower bounds on pass seconds from the power limit, shape (layers, 2, chips)."""
         return shortest_s(pass_J(self.passes, self._operator_J, layers), self._left_W)
 
     def pass_bounds(
