@@ -84,7 +84,8 @@ def step_energy(priced: PricedChips, placement: Placement) -> StepEnergy:
 
 
 def energy_of_chip(chips: Chips, chip: int) -> EnergyModel:
-    """Return the energy model of one chip: its voltage at its clock, and its HBM's energy."""
+    """Return the energy model of one chip at the voltage of its clock; the static power includes
+    its idle HBM."""
     model, voltage = energy_at(chips.template, chips.process_nm[chip]), chips.template.voltage
     square = 1.0 if voltage is None else float(voltage(chips.clock_Hz[chip])) ** 2
     rest_W = model.hbm_W_per_byte * float(chips.hbm_capacity_bytes[chip])
