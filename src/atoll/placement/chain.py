@@ -1,4 +1,4 @@
-"""Placement of a model's chain of layers on devices: the problem, its times and its result."""
+"""Placement of a model's chain of layers on devices: problem, times and result."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ DATA, WEIGHT = 0, 1  # columns of `VariantTimes.halves_s`
 
 
 class VariantTimes(NamedTuple):
-    """Seconds of one microbatch."""
+    """Seconds of the passes and operators of one microbatch."""
 
-    pass_s: FloatArray  # (kinds of layers, forward and backward)
-    forward_s: FloatArray  # of the blocks' forward operators, which may run again
+    pass_s: FloatArray  # shape (distinct layers, 2): forward and backward
+    forward_s: FloatArray  # forward operators of the blocks, which may be recomputed
     halves_s: FloatArray = _NONE
-    """(kinds, 2): the backward pass without weight gradients, and these by themselves; none where
-    nobody asks."""
+    """Backward pass without weight gradients, and weight pass, shape (distinct layers, 2); empty if
+    no schedule needs them."""
 
 
 class PricedLayouts(Protocol):
-    """Layouts of a model that are priced one by one."""
+    """Layouts of a model, each with its own step time."""
 
     def fastest(
         self,
@@ -42,62 +42,62 @@ class PricedLayouts(Protocol):
         cutoff_s: float,
         even_stages: int | None = None,
     ) -> Division | None:
-        """Return the fastest that fits below the cutoff, or None; with `even_stages`, of 1F1B
-        pipelines with so many even stages under ZeRO 0 or 1.
+        """Return the fastest layout that fits and is below the cutoff, or None. With `even_stages`,
+        consider only 1f1b pipelines with that many even stages and zero <= 1.
         """
 
     def describe(
         self, problem: PlacementProblem, times: VariantTimes, division: Division
     ) -> Placement:
-        """One of them in full."""
+        """Return the full placement of a division."""
 
     def floors(self, problem: PlacementProblem) -> StepFloors:
-        """What their steps are made of, from below."""
+        """Return the terms of lower bounds on the step times of the layouts that may fit."""
 
 
 class StepFloors(NamedTuple):
-    """Layouts as a bound sees them, an entry each. A step pays so often the largest load and so
-    often a whole pass, of which transfers are a part, and what no chip changes; and no less than
-    any path through the passes of its pipeline (`training.planner.bounds.floor`). The last stage
-    and the model's last chunk are so many blocks, the shortest there are, and what stands behind.
+    """Terms of lower bounds on step times, each of shape (layouts,). `floor_of` in
+    `explore.pricing.bound_kernels` returns the maximum of loads * (largest stage load) + passes *
+    (full pass) and of the paths below (`training.planner.bounds.family_bounds`), plus `fixed_s`.
+    Block counts are multiplied by the shortest block.
     """
 
     stages: NDArray[np.int64]
     copies: NDArray[np.int64]
-    """Times that a pipeline holds the model: a stage has a part of each."""
+    """Copies of the model per pipeline; each stage has a part of every copy."""
     loads: FloatArray
     passes: FloatArray
     transfer_s: FloatArray
     fixed_s: FloatArray
     through: FloatArray
-    """A whole pass, and so often the end of the model:"""
+    """Path: through * (full pass) + through_ends * (end_blocks + layers after the blocks)."""
     through_ends: FloatArray
     end_blocks: FloatArray
     stage_ends: FloatArray
-    """So often the last stage, and blocks of the stages before it."""
+    """Path: stage_ends * (stage_blocks + layers after the blocks) + head_blocks."""
     stage_blocks: FloatArray
     head_blocks: FloatArray
     apart: FloatArray
-    """Where weight gradients run apart: all forward passes and data gradients, and blocks of these
-    and of weight gradients."""
+    """Path with separate weight passes: apart * (all forward and data passes) + apart_blocks
+    (forward and data passes of a block) + apart_weights (weight passes of a block)."""
     apart_blocks: FloatArray
     apart_weights: FloatArray
     forward_blocks: FloatArray
     data_blocks: FloatArray
     weight_blocks: FloatArray
-    """As if all stages were as the least of them, in two ways."""
+    """Two bounds as if every stage had the fewest blocks: block counts per kind of pass."""
     second_forward_blocks: FloatArray
     second_data_blocks: FloatArray
     second_weight_blocks: FloatArray
 
     def of(self, rows: NDArray[np.bool_]) -> StepFloors:
-        """Some of them."""
+        """Return the terms of the layouts selected by a mask."""
         return StepFloors._make(column[rows] for column in self)
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementProblem:
-    """One model at one microbatch and tensor width, and the devices that it is placed on."""
+    """One model with one microbatch size and tp, and the devices to place it on."""
 
     network: Network
     states: States
@@ -109,35 +109,35 @@ class PlacementProblem:
     hbm_Bps: float
     recompute: str = "optimal"
     planned: PricedLayouts | None = None
-    """The planner's layouts; none under PHAZE's profile, which has its own placement."""
+    """The planner's layouts; None for the PHAZE profile, which has its own placement."""
 
     def most_replicas(self, stages: int) -> int:
-        """Copies of so many stages that there are devices and microbatches for."""
+        """Return the largest number of replicas of `stages` stages: min(devices // (tp * stages),
+        microbatches)."""
         return min(self.devices // (self.tp * stages), self.microbatches)
 
 
 @dataclass(frozen=True)
 class Division:
-    """How a model is divided over devices, and how long its step takes."""
+    """Division of a model over devices, with its step time."""
 
     step_time_s: float
     pipeline: int
     data: int
     starts: tuple[int, ...] = ()
-    """First layer of each stage of PHAZE's placement."""
+    """First layer of each stage, for PHAZE's placement."""
     recompute_share: float = 0.0
-    """Seconds of recomputation, over all stages, for each second of other computation."""
+    """Seconds of recomputation per second of other computation, over all stages."""
     zero: int = 0
     layout: Layout | None = None
-    """The planner's layout, if it is one."""
+    """The planner's layout; None for PHAZE's placement."""
     choices: tuple[int, ...] = ()
-    """Number of the recomputation choice of each of its stages."""
+    """Index of the recomputation choice of each stage."""
 
 
 def even_starts(block: NDArray[np.int64], pipeline: int) -> tuple[int, ...] | None:
-    """First layer of each stage with the blocks spread evenly; None with fewer blocks than stages.
-
-    Layers between blocks stay with the block before them.
+    """Return the first layer of each stage with the blocks divided evenly; None if there are fewer
+    blocks than stages. Layers between blocks belong to the stage of the block before them.
     """
     if pipeline == 1:
         return (0,)

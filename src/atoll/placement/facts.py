@@ -1,4 +1,4 @@
-"""A sharded model as a chain: what a placement needs of its layers, whatever their times."""
+"""A sharded model as a chain of layers: the properties that do not depend on times."""
 
 from __future__ import annotations
 
@@ -15,57 +15,58 @@ from atoll.placement.recompute import KeepChoice, frontier, keep_choices, rerun_
 from atoll.workload.graph.layer import Layer, Model, block_names
 
 RECOMPUTE = ("optimal", "none", "full")
-"""Recomputation policies: per operator, nothing, everything but layer inputs."""
+"""Recomputation policies: chosen per operator, nothing, everything except layer inputs."""
 
 
 @dataclass(frozen=True, eq=False)
 class BlockKind:
-    """A kind of block: which of its tensors it may keep."""
+    """A kind of block with its choices of tensors to keep."""
 
     layer: int
     """Index into `ChainFacts.layers`."""
     choices: tuple[KeepChoice, ...]
-    """As the policy allows."""
+    """Choices that the recomputation policy allows."""
     kept_bytes: FloatArray
-    """Of each choice."""
+    """Bytes kept, shape (choices,)."""
     rerun: FloatArray
-    """(choices, forward operators of the block): 1 where it runs again."""
+    """1 where a choice recomputes an operator, shape (choices, forward operators)."""
 
 
 @dataclass(frozen=True, eq=False)
 class ChainFacts:
-    """What a placement needs of a sharded model apart from times: its layers one by one."""
+    """Properties of a sharded model that a placement needs, one array entry per layer."""
 
     model: Model
     layers: tuple[tuple[Layer, int], ...]
-    """The distinct ones, each with how often it stands in the chain."""
+    """Distinct layers, each with its number of repeats in the chain."""
     kind: NDArray[np.int64]  # index into layers
     saved_bytes: FloatArray
     parameters: FloatArray
-    block: NDArray[np.int64]  # index into blocks; -1 of other layers
-    boundary_bytes: FloatArray  # (layers + 1,): activation entering each layer
+    block: NDArray[np.int64]  # index into blocks; -1 for other layers
+    boundary_bytes: FloatArray  # shape (layers + 1,): activation that enters each layer
     blocks: tuple[BlockKind, ...]
 
     @property
     def repeats(self) -> NDArray[np.int64]:
-        """How often each distinct layer stands in the chain."""
+        """Return the number of repeats of each distinct layer, shape (distinct layers,)."""
         return np.array([repeat for _, repeat in self.layers], np.int64)
 
     @cached_property
     def operators(self) -> tuple[slice, ...]:
-        """Of each kind of block, where its forward operators stand among those of all kinds."""
+        """Return the slice of each kind of block in arrays of all blocks' forward operators."""
         ends = [0, *accumulate(kind.rerun.shape[1] for kind in self.blocks)]
         return tuple(slice(*span) for span in pairwise(ends))
 
     @property
     def operator_count(self) -> int:
-        """Forward operators of all kinds of blocks."""
+        """Return the number of forward operators of all kinds of blocks."""
         return sum(kind.rerun.shape[1] for kind in self.blocks)
 
     def frontiers(
         self, forward_s: FloatArray
     ) -> list[tuple[FloatArray, FloatArray, NDArray[np.int64]]]:
-        """`frontier` of each kind of block, whose forward operators take so long."""
+        """Return the `frontier` of each kind of block; `forward_s` has the seconds of the forward
+        operators of all kinds."""
         return [
             frontier(kind.kept_bytes, kind.rerun @ forward_s[span])
             for kind, span in zip(self.blocks, self.operators, strict=True)
@@ -73,7 +74,7 @@ class ChainFacts:
 
 
 def chain_facts(model: Model, recompute: str) -> ChainFacts:
-    """Lay the model out as a chain; its blocks may recompute."""
+    """Return the chain of a model, whose blocks may recompute under the given policy."""
     if recompute not in RECOMPUTE:
         raise AtollError(
             f"recompute: unknown policy {recompute!r}; allowed are {', '.join(RECOMPUTE)}."

@@ -1,4 +1,4 @@
-"""A profile's rule of placement: what a search asks of it, and the default's answers."""
+"""Placement interface of a profile, and its default implementation."""
 
 from __future__ import annotations
 
@@ -14,51 +14,51 @@ from atoll.step.states import States
 
 
 class StepTerms(NamedTuple):
-    """Of a step with so many stages, for each number of replicas, the fewest first: how often the
-    largest load is paid and how often a whole pass, and the seconds that no chip changes."""
+    """Terms of lower bounds on the step time for a number of stages, arrays of shape (replica
+    counts,) ascending: loads * (largest stage load) + passes * (full pass) + fixed_s."""
 
     loads: FloatArray
     passes: float
     transfer_s: FloatArray
-    """Of a whole pass, at least."""
+    """Lower bound on the transfers of a full pass."""
     fixed_s: FloatArray
-    """Gradient reduction and optimizer, at least."""
+    """Lower bound on gradient reduction and optimizer."""
 
 
 class Placer(Protocol):
-    """Places chains of layers."""
+    """Interface for the placement of chains of layers."""
 
     @property
     def plain(self) -> bool:
-        """Whether data, tensor and pipeline parallelism are all that it knows."""
+        """Return whether only data, tensor and pipeline parallelism are supported."""
 
     def place(
         self, problem: PlacementProblem, times: VariantTimes, cutoff_s: float = np.inf
     ) -> Division | None:
-        """The fastest placement below the cutoff, or None."""
+        """Return the fastest placement below the cutoff, or None."""
 
     def even(self, problem: PlacementProblem, times: VariantTimes, stages: int) -> Division | None:
-        """An expert's: blocks spread evenly over so many stages, with as many replicas as there
-        is room for; None where it is not possible."""
+        """Return the placement of a human expert: blocks divided evenly over `stages` stages, with
+        the most replicas; None if it is not possible."""
 
     def describe(
         self, problem: PlacementProblem, times: VariantTimes, division: Division
     ) -> Placement:
-        """A division in full: stages, memory by part, time by cause."""
+        """Return the full placement of a division: stages, memory by part, time by cause."""
 
     def depths(self, problem: PlacementProblem) -> list[int]:
-        """Numbers of stages that may fit: a bound considers no others."""
+        """Return the stage counts that may fit; a bound considers only these."""
 
     def terms(self, problem: PlacementProblem, stages: int) -> StepTerms:
-        """What a step of so many stages is made of, from below."""
+        """Return the terms of lower bounds on the step time with `stages` stages."""
 
     def state_bytes(self, states: States) -> float:
-        """What a device keeps of a parameter: weight, gradient and optimizer state."""
+        """Return the bytes per parameter of weight, gradient and optimizer state."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExactPlacer:
-    """The default: the planner's layouts, priced as a plan on the chip prices them."""
+    """Default placer: the planner's layouts, with the same step times as a plan on the chip."""
 
     plain: ClassVar[bool] = False
 
@@ -81,7 +81,7 @@ class ExactPlacer:
         return problem.planned.describe(problem, times, division)
 
     def depths(self, problem: PlacementProblem) -> list[int]:
-        return []  # The planner's layouts have bounds of their own.
+        return []  # The planner's layouts have separate bounds (`StepFloors`).
 
     def terms(self, problem: PlacementProblem, stages: int) -> StepTerms:
         raise NotImplementedError

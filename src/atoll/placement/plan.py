@@ -1,4 +1,4 @@
-"""A placement: which layers on which devices, and what a training step costs there."""
+"""A placement: the layers on each device, and the time and memory of a training step."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ class PlacementStage:
     """Forward and backward of one microbatch, without recomputation."""
     recompute_s: float
     transfer_s: float
-    """What one microbatch waits for transfers into this stage, of activations and gradients."""
+    """Seconds of transfers into this stage per microbatch, of activations and gradients."""
     receive_s: float
-    """Transfer of one activation from the stage before; its gradient takes as long back."""
+    """Seconds to receive one activation from the previous stage; its gradient takes as long."""
     recompute: str
-    """What the stage recomputes, in words."""
+    """Names of the recomputed operators."""
     memory_bytes: Mapping[str, float]
-    """By part (`step.parts`)."""
+    """Bytes by part (`step.parts`)."""
     forward_s: float | None = None
-    """The forward part of `compute_s`, where it is known."""
+    """Forward part of `compute_s`, if known."""
     weight_s: float | None = None
-    """The weight gradients in `compute_s`, where a schedule runs them for themselves."""
+    """Weight gradients in `compute_s`, if the schedule runs them separately."""
     chunks: tuple[tuple[float, float, float], ...] = ()
-    """Forward, backward and weight seconds of each chunk of an even layout's stage."""
+    """Forward, backward and weight seconds of each chunk; empty for PHAZE's placement."""
 
     @property
     def load_s(self) -> float:
-        """What one microbatch costs this stage."""
+        """Return the seconds of one microbatch in this stage."""
         return self.compute_s + self.recompute_s + self.transfer_s
 
     @property
@@ -60,20 +60,20 @@ class Placement:
     data: int
     microbatch: int
     microbatches: int
-    """Microbatches of one replica in one step."""
+    """Microbatches per replica and step."""
     step_time_s: float
     stages: tuple[PlacementStage, ...]
     time_parts_s: Mapping[str, float] = field(default_factory=dict)
-    """The step's time by cause; the parts add up to `step_time_s`."""
+    """Step time by cause; the parts add up to `step_time_s`."""
     schedule: str = "1f1b"
     zero: int = 0
-    """ZeRO stage: what the replicas divide (`step.states`)."""
+    """ZeRO stage (`step.states`)."""
     cp: int = 1
     ep: int = 1
     etp: int | None = None
-    """Tensor width of the experts, where it is not that of the rest."""
+    """Tensor-parallel degree of the experts; None if it equals `tensor`."""
     vpp: int = 1
-    """Chunks that each stage holds where they are interleaved."""
+    """Chunks per stage of the interleaved schedule."""
     hsdp: int = 1
     """Replicas of the group that ZeRO divides over."""
 
@@ -83,7 +83,7 @@ class Placement:
 
     @property
     def layout(self) -> str:
-        """Its degrees and what else it does, in one phrase; what it does not do is left out."""
+        """Return the degrees and features of the layout in one phrase, without unused ones."""
         words = [f"pipeline {self.pipeline} x tensor {self.tensor} x data {self.data}"]
         words[0] += f" x context {self.cp}" if self.cp > 1 else ""
         if self.ep > 1 or self.etp:
@@ -96,13 +96,13 @@ class Placement:
 
     @property
     def recompute_share(self) -> float:
-        """Seconds of recomputation, over all stages, for each second of other computation."""
+        """Return the seconds of recomputation per second of other computation, over all stages."""
         busy_s = sum(stage.compute_s for stage in self.stages)
         return sum(stage.recompute_s for stage in self.stages) / busy_s if busy_s else 0.0
 
     @property
     def recompute(self) -> str:
-        """The stages' recomputation in one phrase."""
+        """Return the recomputation of the stages in one phrase."""
         kinds = list(dict.fromkeys(stage.recompute for stage in self.stages))
         return kinds[0] if len(kinds) == 1 else "; ".join(kinds)
 

@@ -1,10 +1,10 @@
 """Recomputation per operator: which saved tensors of a layer to keep.
 
-Dropping a tensor means running its producer again before the backward pass, and whatever that
-needs which was dropped too (its closure, back to kept tensors or the layer's input). Keeping a set
-of tensors costs bytes and saves a set of operators. `keep_choices` lists every choice that no other
-beats whatever the operators' times are; `frontier` takes those that matter on a chip: the convex
-lower hull of bytes and seconds, from which stages mix neighbouring choices.
+A dropped tensor is recomputed before the backward pass: its producer runs again, and so do the
+producers of dropped inputs, back to kept tensors or the layer's input. `keep_choices` lists the
+choices that are not dominated in bytes and operators for any operator times. `frontier` selects
+those that matter on a chip: the convex lower hull of bytes and seconds, whose neighbouring choices
+the stages combine.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from atoll.base.arrays import FloatArray
 from atoll.workload.graph.layer import Layer
 
 _MOST_TENSORS = 16  # 65,536 subsets; beyond that the smallest tensors are always kept
-_TOGETHER = 2 * _MOST_TENSORS  # from so many on, the blocks of a period decide alike,
-_MOST_NAMES = 14  # and on so many names
+_TOGETHER = 2 * _MOST_TENSORS  # from this count on, all blocks of a period use the same choice,
+_MOST_NAMES = 14  # for at most this many tensor names
 _BLOCK = re.compile(r"^(?:period\d*\.)?\w*\d\.")
 
 
 @dataclass(frozen=True, slots=True)
 class KeepChoice:
-    """Tensors to keep and forward operators (by index) to run again."""
+    """Tensors to keep, and indices of the forward operators to recompute."""
 
     keep: tuple[str, ...]
     rerun: tuple[int, ...]
@@ -37,22 +37,22 @@ class KeepChoice:
 
 
 def keep_choices(layer: Layer) -> tuple[KeepChoice, ...]:
-    """Choices that no other beats in both bytes and operators, from the fewest bytes to all.
+    """Return the choices that are not dominated in bytes and operators, by ascending bytes.
 
-    The layer's input is always there to start from, and counted wherever it is used; what else
-    enters and is saved cannot be made again here, and stays.
+    The layer's input is always available, and its bytes count wherever it is used. Other saved
+    tensors that enter the layer cannot be recomputed in it and are always kept.
     """
     table = _subsets(layer)
     return table.choices(_undominated(table.bytes, table.rerun))
 
 
 def hull_choices(layer: Layer, forward_s: FloatArray) -> tuple[KeepChoice, ...]:
-    """Choices on the convex hull of bytes and seconds, from the fewest bytes to all, where each
-    forward operator takes so long: those of `keep_choices` that `frontier` takes, without the
-    long way over what no times favour.
+    """Return the choices on the convex hull of bytes and seconds, by ascending bytes. The result
+    equals `frontier` of `keep_choices`, but is faster to compute. `forward_s` has the seconds of
+    the forward operators, shape (operators,).
     """
     table = _subsets(layer)
-    # Of equal choices the one with the fewest operators: it comes first.
+    # Among equal choices, the one with the fewest operators comes first.
     order = np.lexsort((table.rerun.sum(axis=1), table.bytes))
     seconds = table.rerun.astype(np.float64) @ forward_s
     _, _, hull = frontier(table.bytes[order].astype(np.float64), seconds[order])
@@ -61,7 +61,7 @@ def hull_choices(layer: Layer, forward_s: FloatArray) -> tuple[KeepChoice, ...]:
 
 @dataclass(frozen=True)
 class _Subsets:
-    """Sets of saved tensors to keep, with what they cost."""
+    """Sets of saved tensors to keep, with their bytes and recomputed operators."""
 
     fixed: list[str]
     kept: dict[str, NDArray[np.bool_]]
@@ -69,7 +69,7 @@ class _Subsets:
     bytes: NDArray[np.int64]
 
     def choices(self, rows: Sequence[int]) -> tuple[KeepChoice, ...]:
-        # Thousands in the blocks of experts: as lists at once, not number by number.
+        # Blocks with experts have thousands of rows: convert whole columns to lists at once.
         kept_rows = [self.kept[name][rows].tolist() for name in self.kept]
         kept = zip(*kept_rows, strict=True) if kept_rows else repeat((), len(rows))
         operators = range(self.rerun.shape[1])
@@ -99,7 +99,7 @@ def _subsets(layer: Layer) -> _Subsets:
     sizes = np.array([size[name] for name in droppable], np.int64)
     bytes_ = sum(size[name] for name in fixed) + kept_sets @ sizes
     if layer.input not in fixed:
-        # Backward itself does not read it, but operators that run again may.
+        # The backward pass does not read the input, but recomputed operators may.
         first = [i for i, (reads, _) in enumerate(edges) if layer.input in reads]
         uses_input: NDArray[np.bool_] = np.asarray(rerun[:, first].any(axis=1))
         bytes_ += size[layer.input] * uses_input
@@ -108,8 +108,8 @@ def _subsets(layer: Layer) -> _Subsets:
 
 
 def _decisions(names: list[str]) -> list[tuple[str, ...]]:
-    """Tensors that are kept or dropped together: each alone, but in a layer that holds a period of
-    many blocks those of one name in all of them.
+    """Return the groups of tensors that are kept or dropped together. Each tensor is a group; in a
+    layer with a period of many blocks, equal names of all blocks form a group.
     """
     if len(names) < _TOGETHER:
         return [(name,) for name in names]
@@ -126,8 +126,9 @@ Edges = tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
 def _distinct(
     edges: Edges, groups: tuple[tuple[str, ...], ...], fixed: frozenset[str]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """(sets, tensors) kept and (sets, operators) run again: of all subsets with the same operators
-    the one that keeps least (what they write is there anyway), whatever the sizes.
+    """Return masks of kept tensors, shape (sets, tensors), and recomputed operators, shape (sets,
+    operators). Of all subsets with the same operators, only the one that keeps the fewest tensors
+    is returned: it drops every tensor that these operators write.
     """
     subset = np.arange(1 << len(groups))
     kept = {
@@ -144,10 +145,10 @@ def _distinct(
 def _rerun(
     edges: Edges, kept: dict[str, NDArray[np.bool_]], fixed: frozenset[str]
 ) -> NDArray[np.bool_]:
-    """(subsets, operators): which operators rebuild the dropped tensors of every subset.
+    """Return which operators recompute the dropped tensors, shape (subsets, operators).
 
-    From the last operator to the first: one runs again if it writes a dropped tensor, or one that
-    was never saved and that a later operator needs to run again.
+    From the last operator to the first: an operator runs again if it writes a dropped tensor, or an
+    unsaved tensor that a later recomputed operator reads.
     """
     subsets = len(next(iter(kept.values()), np.zeros(1)))
     rerun = np.zeros((subsets, len(edges)), np.bool_)
@@ -162,15 +163,15 @@ def _rerun(
 
 
 def _masks(rerun: NDArray[np.bool_]) -> NDArray[np.uint64]:
-    """Each row's operators as bits of whole words."""
+    """Return the operators of each row as bits of 64-bit words, shape (rows, words)."""
     padded = np.zeros((len(rerun), 64 * -(-rerun.shape[1] // 64)), np.bool_)
     padded[:, : rerun.shape[1]] = rerun
     return np.packbits(padded, axis=1).view(np.uint64)
 
 
 def _undominated(bytes_: NDArray[np.int64], rerun: NDArray[np.bool_]) -> list[int]:
-    """Rows for which no other has as few bytes and reruns no other operators; bytes ascending."""
-    # Among equal bytes fewer operators first, so that what comes later never beats what is taken.
+    """Return the rows that no other row dominates in bytes and operators, by ascending bytes."""
+    # Among equal bytes, fewer operators come first, so a later row never dominates a selected one.
     order = np.lexsort((rerun.sum(axis=1), bytes_))
     undominated = _first_of_each(np.ascontiguousarray(_masks(rerun)[order]).tobytes(), len(order))
     return [int(row) for row in order[undominated]]
@@ -178,14 +179,14 @@ def _undominated(bytes_: NDArray[np.int64], rerun: NDArray[np.bool_]) -> list[in
 
 @lru_cache(maxsize=64)
 def _first_of_each(masks: bytes, rows: int) -> list[int]:
-    """Rows whose operators contain those of no row that was taken before; other microbatches of a
-    layer, whose tensors are as many times as large, ask the same again.
+    """Return the rows whose operators contain those of no previously selected row. The result is
+    cached because other microbatch sizes of a layer have the same masks.
     """
     sets = np.frombuffer(masks, np.uint64).reshape(rows, -1)
     undominated: list[int] = []
     masks_of_undominated = np.zeros(sets.shape, np.uint64)
     for row, mask in enumerate(sets):
-        # A taken set of operators within this one's beats it: no bit of it lies outside.
+        # A selected subset of this row's operators dominates it: no bit lies outside the mask.
         if not ((masks_of_undominated[: len(undominated)] & ~mask) == 0).all(axis=1).any():
             masks_of_undominated[len(undominated)] = mask
             undominated.append(row)
@@ -193,7 +194,7 @@ def _first_of_each(masks: bytes, rows: int) -> list[int]:
 
 
 def rerun_table(choices: Sequence[KeepChoice], operators: int) -> FloatArray:
-    """1 where a choice (row) runs an operator (column) again, and 0 elsewhere."""
+    """Return 1 where a choice recomputes an operator, else 0, shape (choices, operators)."""
     table = np.zeros((len(choices), operators))
     again = [choice.rerun for choice in choices]
     rows = np.repeat(np.arange(len(choices)), [len(operators_again) for operators_again in again])
@@ -204,12 +205,12 @@ def rerun_table(choices: Sequence[KeepChoice], operators: int) -> FloatArray:
 def frontier(
     kept_bytes: FloatArray, extra_s: FloatArray
 ) -> tuple[FloatArray, FloatArray, NDArray[np.int64]]:
-    """Kept bytes (ascending), extra seconds (descending) and indices of the convex lower hull of
-    choices that come from the fewest bytes to the most.
+    """Return the kept bytes (ascending), extra seconds (descending) and indices of the convex lower
+    hull of choices, which must be given by ascending bytes.
     """
     least_s = np.minimum.accumulate(extra_s)
     points = np.flatnonzero(np.append(True, least_s[1:] < least_s[:-1]))
-    # Of those with as many bytes the last one is the fastest.
+    # Among points with equal bytes, the last one is the fastest.
     points = points[np.append(np.diff(kept_bytes[points]) > 0, True)]
     x, y = kept_bytes[points].tolist(), extra_s[points].tolist()
     hull: list[int] = []

@@ -1,5 +1,5 @@
-"""Replay the pipeline of a placement event by event (`step.replay`): devices wait for what they
-receive, as in plans of chips.
+"""Event-by-event replay of a placement's pipeline (`step.replay`). Devices wait for the messages
+that they receive, as in plans on chips.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ TAIL = ("gradient_accumulation", "gradient_reduction", "optimizer", "host")
 
 @dataclass(frozen=True, eq=False)
 class ReplayedPlacement:
-    """A placement's pipeline, beside its estimate."""
+    """Replayed pipeline of a placement, with the estimated step time."""
 
     pipeline: Replay
     tail_s: float
-    """Gradient reduction, optimizer and what a step takes whatever runs, after the last pass."""
+    """Seconds after the last pass: gradient reduction, optimizer and fixed step overhead."""
     estimate_s: float
-    """The step time that the placement was chosen by."""
+    """Estimated step time, by which the placement was chosen."""
 
     @property
     def step_time_s(self) -> float:
@@ -32,12 +32,12 @@ class ReplayedPlacement:
 
     @property
     def difference(self) -> float:
-        """How much longer the simulated step is, as a part of the estimate."""
+        """Return the relative difference: simulated step / estimated step - 1."""
         return self.step_time_s / self.estimate_s - 1.0
 
 
 class Received(Protocol):
-    """A stage, as far as its messages are concerned."""
+    """The properties of a stage that determine its messages."""
 
     @property
     def receive_s(self) -> float: ...
@@ -46,8 +46,8 @@ class Received(Protocol):
 
 
 def stage_times(stages: Sequence[PlacementStage]) -> list[list[PassTime]]:
-    """Passes of one microbatch without transfers. Recomputation runs before the data gradients;
-    weight gradients are told apart where the placement knows them.
+    """Return the pass times of one microbatch per stage and chunk, without transfers. Recomputation
+    counts as part of the backward pass; weight passes are separate if their times are known.
     """
     times = []
     for stage in stages:
@@ -66,15 +66,15 @@ def stage_times(stages: Sequence[PlacementStage]) -> list[list[PassTime]]:
 
 
 def messages_s(stages: Sequence[Received]) -> list[tuple[float, float]]:
-    """Seconds of one activation and of one gradient into each stage."""
+    """Return the seconds to receive one activation and one gradient, per stage."""
     received = [stage.receive_s for stage in stages]
-    if stages[0].chunks:  # which may come from any stage
+    if stages[0].chunks:  # messages may come from any stage
         return [(receive_s, receive_s) for receive_s in received]
     return list(zip(received, [*received[1:], 0.0], strict=True))
 
 
 def replay_placement(placement: Placement) -> ReplayedPlacement:
-    """Simulate a placement."""
+    """Simulate the pipeline of a placement."""
     times, messages = stage_times(placement.stages), messages_s(placement.stages)
     pipeline = replay(placement.schedule, times, placement.microbatches, messages)
     parts_s = placement.time_parts_s

@@ -1,8 +1,8 @@
-"""Compiled lower bounds and the structure they rest on: options worth having, heads, tails, cuts.
+"""Compiled lower bounds and the data they need: useful options, heads, tails, cuts.
 
-Operators are in topological order and edges come as CSR arrays. A range `lo:hi` of operators
-stands for a series part of the graph. Loads are shares of a capacity, and work is in seconds of a
-whole resource: duration x load.
+Operators are in topological order and edges are CSR arrays. A range `lo:hi` of operators is a
+series part of the graph. Loads are shares of a capacity; work is duration * load, in seconds of a
+full resource.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 EPSILON = 1e-9
-"""Relative slack of a capacity: shares of a bandwidth are fractions that add up inexactly."""
+"""Relative slack of a capacity, because sums of bandwidth shares have rounding errors."""
 
 PATH, WORK, WINDOW, TRADE = 0, 1, 2, 3
 """Kinds of lower bound, as `series_bound` reports them."""
 
 TENSOR, SLOT = 0, 4
 MIXES = (0.05, 0.12, 0.3)
-"""Blends of tensor cores and slots, by the share of slots, that count as resources of their own.
+"""Weighted means of tensor cores and slots that are used as additional resources (share of slots).
 
-What fits two resources fits every weighted mean of them. Where few operators may run at once, one
-must be wide to fill the chip, at the cost of some efficiency: neither resource alone shows that.
+Demands that fit two resources fit every weighted mean of them. If few operators can run at once,
+each must use many cores to fill the chip and is less efficient; no single resource shows this.
 """
 
 
 class Instance(NamedTuple):
-    """A schedule problem with what every kernel needs of it, built by `instance`."""
+    """A scheduling problem with derived data for the kernels, built by `instance`."""
 
     duration: Floats  # (operators, options)
     demand: Floats  # (operators, options, resources)
-    capacity: Floats  # (resources,), the slack included
-    options: Ints  # (operators, options): the useful ones, the fastest first
-    useful: Ints  # (operators,): how many of those
+    capacity: Floats  # (resources,), including the slack
+    options: Ints  # (operators, options): useful options, fastest first
+    useful: Ints  # (operators,): number of useful options
     fastest: Floats  # (operators,): shortest duration
     load: Floats  # (operators, options, resources and mixes)
     work: Floats  # (operators, resources and mixes): least work over the options
@@ -54,9 +54,8 @@ class Instance(NamedTuple):
 def useful_options(
     duration: Floats, demand: Floats, capacity: Floats, options: Ints, useful: Ints
 ) -> None:
-    """Options that fit the chip and that no other one beats in time and in every demand.
-
-    Fills `options[j, :useful[j]]` from the fastest to the leanest.
+    """Fill `options[j, :useful[j]]` with the options that fit the chip and that no other option
+    dominates in time and all demands, from the fastest to the one with the lowest demand.
     """
     resources = capacity.shape[0]
     for j in range(duration.shape[0]):
@@ -97,7 +96,7 @@ def useful_options(
 def instance(
     duration: Floats, demand: Floats, capacity: Floats, pred_ptr: Ints, pred_idx: Ints
 ) -> Instance:
-    """Prepare a problem for the kernels. The edges may be a part of those of many problems."""
+    """Prepare a problem for the kernels; its edges may be a slice of the edges of many problems."""
     n, width = duration.shape
     resources = capacity.shape[0]
     mixes = len(MIXES) if resources > SLOT else 0
@@ -143,7 +142,7 @@ def instance(
 
 @kernel
 def mirrored(p: Instance) -> Instance:
-    """The same problem in reversed time."""
+    """Return the same problem in reversed time."""
     return Instance(p.duration, p.demand, p.capacity, p.options, p.useful, p.fastest, p.load,
                     p.work, p.succ_ptr, p.succ_idx, p.pred_ptr, p.pred_idx)  # fmt: skip
 
@@ -153,16 +152,16 @@ def least_makespan(
     ops: Ints, fastest: Floats, work: Floats, begins: Bools, pred_ptr: Ints, pred_idx: Ints,
     finish: Floats, total: Floats,
 ) -> float:  # fmt: skip
-    """No more than `series_bound` of all series parts, at a fraction of its cost: of each part the
-    longest path and the work on every resource. `ops` are the operators' rows in `fastest` and
-    `work`; the last two arrays are room to work in.
+    """Return a lower bound on the makespan: the sum over series parts of the longest path or the
+    work on one resource. It is weaker and faster than `series_bound`. `ops` has the operators' rows
+    in `fastest` and `work`; `finish` and `total` are scratch arrays.
     """
     longest = 0.0
     makespan = 0.0
     for j in range(ops.shape[0]):
         op = ops[j]
         if begins[j]:
-            # Everything before has ended: later operators wait for it, whatever their edges.
+            # All earlier operators have ended; later ones wait for them regardless of edges.
             makespan += longest
             longest = 0.0
             for r in range(total.shape[0]):
@@ -182,14 +181,14 @@ def least_makespan(
 def prepare(
     duration: Floats, demand: Floats, capacity: Floats, pred_ptr: Ints, pred_idx: Ints
 ) -> Instance:
-    """A problem as the kernels take it."""
+    """Return the instance of a problem; entry point for Python."""
     p: Instance = instance(duration, demand, capacity, pred_ptr, pred_idx)
     return p
 
 
 @kernel
 def falling(key: Floats, lo: int, hi: int) -> Ints:
-    """Indices lo:hi from the largest key to the smallest, equal ones in order of index.
+    """Return the indices lo:hi sorted by descending key, equal keys by ascending index.
 
     Insertion sort: the arrays are short, and numba's own sort takes seconds to compile.
     """
@@ -207,7 +206,7 @@ def falling(key: Floats, lo: int, hi: int) -> Ints:
 def heads_and_tails(
     lo: int, hi: int, length: Floats, pred_ptr: Ints, pred_idx: Ints, head: Floats, tail: Floats
 ) -> float:
-    """Longest path before and after each operator of lo:hi. Returns the longest path of all."""
+    """Fill the longest path before and after each operator of lo:hi; return the longest path."""
     longest = 0.0
     for j in range(lo, hi):
         head[j] = 0.0
@@ -228,10 +227,10 @@ def heads_and_tails(
 
 @kernel
 def restrict(lo: int, hi: int, p: Instance, cut: float, head: Floats, tail: Floats) -> None:
-    """Drop, in place, options too slow for a schedule shorter than `cut`.
+    """Remove, in place, options that are too slow for a schedule shorter than `cut`.
 
-    Bounds that follow hold for such schedules, so their minimum with `cut` holds for all. Heads and
-    tails are those of the shortest durations; every operator keeps its fastest option.
+    Later bounds hold for such schedules, so min(bound, cut) holds for all. Heads and tails use the
+    shortest durations; every operator keeps its fastest option.
     """
     duration, options, useful, work = p.duration, p.options, p.useful, p.work
     for j in range(lo, hi):
@@ -247,8 +246,8 @@ def restrict(lo: int, hi: int, p: Instance, cut: float, head: Floats, tail: Floa
 
 @kernel
 def window_bound(lo: int, hi: int, head: Floats, tail: Floats, work: Floats) -> tuple[float, int]:
-    """Largest head + work + tail over the sets {head >= h, tail >= t}: one resource serves a set
-    that cannot begin before h and is followed by t. Returns (seconds, resource)."""
+    """Return (seconds, resource) of the largest h + work + t over the sets {head >= h, tail >= t}:
+    a set cannot begin before h, and t seconds follow it."""
     by_tail = falling(tail, lo, hi)
     best = 0.0
     resource = 0
@@ -272,11 +271,11 @@ def window_bound(lo: int, hi: int, head: Floats, tail: Floats, work: Floats) -> 
 
 @kernel
 def trade_bound(lo: int, hi: int, r: int, share: float, p: Instance, finish: Floats) -> float:
-    """share x (a path) + (1 - share) x (work on r), each operator choosing its best option.
+    """Return share * (longest path) + (1 - share) * (work on r), with the best option per operator.
 
-    Both the path and the work bound the makespan, hence so does any mean of the two; choosing
-    options for the mean, instead of for each alone, is what makes it stronger (the Lagrangian
-    dual of the discrete time-cost trade-off; cf. Lepère, Trystram and Woeginger 2002).
+    Path and work both bound the makespan, so any weighted mean does. Options are chosen for the
+    mean instead of for each term, which makes the bound stronger (the Lagrangian dual of the
+    discrete time-cost trade-off; cf. Lepère, Trystram and Woeginger 2002).
     """
     pred_ptr = p.pred_ptr
     longest = 0.0
@@ -302,7 +301,7 @@ def trade_bound(lo: int, hi: int, r: int, share: float, p: Instance, finish: Flo
 def series_bound(
     lo: int, hi: int, p: Instance, head: Floats, tail: Floats
 ) -> tuple[float, int, int]:
-    """Best cheap lower bound of operators lo:hi: (seconds, kind, resource)."""
+    """Return the best fast lower bound of operators lo:hi as (seconds, kind, resource)."""
     best = heads_and_tails(lo, hi, p.fastest, p.pred_ptr, p.pred_idx, head, tail)
     kind = PATH
     resource = 0

@@ -1,9 +1,9 @@
-"""Bounds by linear programmes: the one over feasible subsets, and the allotment bound.
+"""Lower bounds by linear programs: the feasible-subset bound and the allotment bound.
 
 The first is solved in `subset_kernels`. The allotment bound chooses options fractionally: operator
-j runs a fraction f[j, o] of itself in option o. Then its duration is the mean of those of its
-options, starts s[j] follow the precedence on these durations, and on every resource the work of all
-operators, or of those that lie behind (ahead of) one of them, fits the time that is left:
+j runs a fraction f[j, o] in option o. Its duration is the mean over its options, starts s[j] follow
+the precedence with these durations, and on every resource the work of all operators, or of the
+descendants (ancestors) of one operator, fits in the time that is left:
 
     min T   s.t.  sum_o f[j, o] = 1
                   s[j] >= s[i] + sum_o duration[i, o] f[i, o]         i before j
@@ -12,8 +12,8 @@ operators, or of those that lie behind (ahead of) one of them, fits the time tha
                   s[j]       >= work on r of the ancestors of j
 
 Any schedule with its options satisfies all rows, so T bounds the makespan (the relaxation behind
-the allotment phase of Jansen and Zhang 2006, with windows added). It sees neither that options are
-not mixed nor which operators fit together; `subset_kernels` sees the latter.
+the allotment phase of Jansen and Zhang 2006, with windows added). It ignores that options cannot be
+mixed and which operators fit together; `subset_kernels` models the latter.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from atoll.schedule.bound_kernels import Bools, Floats, Instance, Ints
 from atoll.schedule.subset_kernels import subset_bound
 
 SUBSET_NODES = 200_000
-"""Effort on the feasible-subset bound; graphs with few operators at once take little of it."""
+"""Node limit of the feasible-subset bound; graphs with little concurrency need few nodes."""
 
 
 @dataclass(frozen=True)
 class SubsetBound:
-    """The bound over feasible subsets, with its two solutions."""
+    """The feasible-subset bound with its dual (weights) and primal (sets) solutions."""
 
     lower_bound_s: float
     optimal: bool
     weight_s: Floats  # (operators,): no feasible set of operators earns more than 1 per second
-    seconds: Floats  # (operators,): how long each of the sets runs
+    seconds: Floats  # (operators,): seconds that each set runs
     sets: Ints  # (operators, 2 x operators): pairs operator, option; -1 after the last
 
 
@@ -52,7 +52,7 @@ def solve_subsets(
     seed: Ints | None = None,
     nodes: int = SUBSET_NODES,
 ) -> SubsetBound:
-    """The feasible-subset bound on schedules shorter than `cut_s`; see `subset_bound`."""
+    """Return the feasible-subset bound on schedules shorter than `cut_s`; see `subset_bound`."""
     n = start_s.size
     weight, seconds = np.zeros(n), np.zeros(n)
     sets = np.full((n, 2 * n), -1, np.int64)
@@ -65,7 +65,7 @@ def solve_subsets(
 
 @dataclass(frozen=True)
 class AllotmentBound:
-    """The bound, and what guides a search: the options that attain it and weights that prove it."""
+    """The allotment bound, the option fractions that attain it, and weights that prove it."""
 
     lower_bound_s: float
     binding: str  # "critical path", "<resource> work", "<resource> work in a window"
@@ -74,7 +74,7 @@ class AllotmentBound:
 
 
 class _Rows:
-    """Inequalities sum(value x variable) <= right, collected entry by entry."""
+    """Inequalities sum(value * variable) <= right, collected entry by entry."""
 
     def __init__(self) -> None:
         self.row: list[int] = []
@@ -93,8 +93,8 @@ class _Rows:
 def allotment_bound(
     p: Instance, before: Bools, *, names: tuple[str, ...], windows: bool = True
 ) -> AllotmentBound:
-    """Solve the programme for a whole instance; `before[j, i]` says that i precedes j."""
-    # Few searches come here, and scipy's solvers take as long to import as numba.
+    """Solve the linear program for an instance; `before[j, i]` is true if i precedes j."""
+    # Few searches need scipy, and its solvers take as long to import as numba.
     from scipy.optimize import linprog
     from scipy.sparse import coo_array
 
@@ -145,7 +145,7 @@ def allotment_bound(
     owner = np.repeat(everything, p.useful)
     equal = coo_array((np.ones(fractions), (owner, np.arange(fractions))), shape=(n, span + 1))
     matrix = coo_array((rows.value, (rows.row, rows.column)), shape=(len(rows.name), span + 1))
-    # The stubs of scipy do not know that linprog takes sparse matrices.
+    # scipy's type stubs do not allow sparse matrices for linprog.
     upper: Any = matrix.tocsr()
     exactly: Any = equal.tocsr()
     result = linprog(
@@ -160,8 +160,8 @@ def allotment_bound(
         raise ArithmeticError(f"the allotment programme was not solved: {result.message}")
     dual = np.maximum(0.0, -np.asarray(result.ineqlin.marginals))
     chosen = np.asarray(result.eqlin.marginals)
-    # The dual value less what infeasible reduced costs could gain is a bound whatever the solver's
-    # tolerances (Neumaier and Shcherbina 2004): fractions are at most 1, times at most the sum of
+    # The dual value minus the possible gain of infeasible reduced costs is a bound for any solver
+    # tolerance (Neumaier and Shcherbina 2004): fractions are at most 1, times at most the sum of
     # all shortest durations.
     reduced = cost + matrix.T @ dual - equal.T @ chosen
     largest = np.append(np.ones(fractions), np.full(n + 1, p.fastest.sum() / scale))
@@ -180,12 +180,12 @@ def allotment_bound(
 
 
 def _weights(p: Instance, rows: _Rows, dual: Floats, names: tuple[str, ...]) -> Floats:
-    """Valid weights of operators from the dual variables of precedence and work.
+    """Return valid operator weights from the dual variables of precedence and work, (operators,).
 
-    The duals of the precedence rows are a flow along the edges. Operators that run together are on
-    different paths, so the flow through them is at most the whole flow; the work they do on a
-    resource is at most its price. Operator j may thus earn its flow plus its priced loads per
-    second, and is worth its cheapest option, once flow and prices are scaled to add up to 1.
+    The duals of the precedence rows are a flow along the edges. Concurrent operators are on
+    different paths, so the flow through them is at most the total flow; their load on a resource
+    earns at most its price. With flow and prices scaled to a sum of 1, operator j earns its flow
+    plus its priced loads per second; its weight is the minimum over its options.
     """
     n = p.duration.shape[0]
     price = np.zeros(p.capacity.shape[0])
@@ -202,7 +202,7 @@ def _weights(p: Instance, rows: _Rows, dual: Floats, names: tuple[str, ...]) -> 
         price[r] = sum(
             value for name, value in zip(rows.name, dual, strict=True) if name == f"{names[r]} work"
         )
-    through = np.maximum(inflow, outflow)  # they differ by what starts here, and by rounding
+    through = np.maximum(inflow, outflow)  # they differ by the flow that starts here, and by rounding
     flow_s = float((through - inflow).sum())
     total = max(1.0, flow_s + float(price.sum()))
     weight = np.zeros(n)

@@ -1,4 +1,4 @@
-"""A chip of the template as a device: a pass of a layer is the schedule of its operators."""
+"""Pricer for template chips: the time of a layer's pass is the makespan of its schedule."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from atoll.workload.graph.operator import Operator
 
 EFFORT: Effort = "bounded"
 _ATTENTION = ("attention", "attention_bwd")
-RING_TURN = "@turn"  # of a ring, after the first
+RING_TURN = "@turn"  # name suffix of the ring steps of attention after the first
 
 
 class ChipPricer:
-    """Prices layers on one chip by scheduling them; equal layers are scheduled once. `hidden` is
-    the share of collectives that software runs chunk by chunk behind the products beside them.
-    With `bounds_only`, passes are lower bounds on their schedules, about 50 times as quick.
+    """Pricer that schedules layers on one chip; equal layers are scheduled once. `hidden` is the
+    share of collectives that software overlaps with matrix products in chunks. With `bounds_only`,
+    pass times are lower bounds on the makespans, about 50 times as fast to compute.
     """
 
     schedules_links = True
@@ -54,7 +54,7 @@ class ChipPricer:
         self._times_by_layer: dict[tuple[int, int], tuple[Layer, LayerTimes]] = {}
 
     def layer(self, layer: Layer, ring: int, samples: int) -> LayerTimes:
-        """Schedules of both passes; attention shared by a ring runs turn by turn."""
+        """Return the times of both passes by schedule; ring attention runs step by step."""
         key = id(layer), ring
         entry = self._times_by_layer.get(key)
         if entry is None:
@@ -65,14 +65,14 @@ class ChipPricer:
         return 0.0
 
     def least(self, layer: Layer, operators: Iterable[Operator], ring: int) -> Cost:
-        """Products at the chip's peak: all else may run beside them."""
+        """Return the time of matrix products at the chip's peak; all else may overlap."""
         flops = sum(p.flops * p.fraction for op in operators for p in op.matmuls)
         return Cost(matrix_s=flops / self.peak_flops)
 
     def beyond(
         self, layer: Layer, operators: Iterable[Operator], samples: Sequence[int], ep: int
     ) -> NDArray[np.float64]:
-        """Nothing is known without schedules."""
+        """Return zeros: no further bound is known without schedules."""
         return np.zeros(len(samples))
 
     def _times(self, layer: Layer, ring: int) -> LayerTimes:
@@ -108,8 +108,8 @@ class ChipPricer:
 
 
 def in_turns(layer: Layer, ring: int) -> Layer:
-    """Attention whose keys and values go round a ring: as many equal turns as it has devices (both
-    halves of a causal mask are dealt out evenly), each adding to the result of the one before.
+    """Return a layer whose attention runs in `ring` equal steps, one per device (the causal mask is
+    balanced over the devices). Each step adds to the result of the previous one.
     """
     if ring == 1:
         return layer
@@ -127,7 +127,7 @@ def in_turns(layer: Layer, ring: int) -> Layer:
 
 
 def _alone_s(costs: Costs, passes: PassSet, number: int) -> list[float]:
-    """Shortest durations of a pass's operators."""
+    """Return the shortest duration of each operator of a pass."""
     duration, _ = pass_problem(costs, passes.arrays, number, 0)
     return [float(s) for s in duration.min(axis=1, initial=np.inf)]
 
@@ -135,7 +135,7 @@ def _alone_s(costs: Costs, passes: PassSet, number: int) -> list[float]:
 def _schedule_problem(
     costs: Costs, passes: PassSet, number: int, rows: Sequence[int]
 ) -> ScheduleProblem:
-    """Return the schedule of these operators of a pass as a problem."""
+    """Return the scheduling problem of these operators of a pass."""
     duration, demand = pass_problem(costs, passes.arrays, number, 0)
     return ScheduleProblem(
         duration_s=duration[list(rows)],
@@ -152,7 +152,7 @@ def _cost(op: Operator, seconds: float) -> Cost:
 
 
 def _scaled(costs: Sequence[Cost], seconds: float) -> Cost:
-    """A pass of so many seconds, shared out as its operators are by kind."""
+    """Return a cost of `seconds` in total, divided by kind in proportion to the operators."""
     total = sum(costs, Cost())
     if not total.total_s:
         return Cost(vector_s=seconds)

@@ -1,9 +1,9 @@
 """The scheduling problem of one layer's pass on one chip, as plain arrays.
 
-Operators j = 0..n-1 in topological order. Operator j runs once, without interruption, in one of
-its options o (a spread over some number of cores): it then takes `duration_s[j, o]` seconds and,
-while it runs, `demand[j, o, r]` of each renewable resource r, of which the chip has `capacity[r]`.
-Options that an operator does not have hold an infinite duration.
+Operators j = 0..n-1 are in topological order. Operator j runs once, without interruption, in one of
+its options o (a number of cores). It takes `duration_s[j, o]` seconds and, while it runs,
+`demand[j, o, r]` of each renewable resource r, of which the chip has `capacity[r]`. Options that an
+operator does not have are given an infinite duration.
 
 Resources: tensor cores, vector cores, HBM bandwidth, GLB bandwidth (both as shares of 1), GLB
 slots (how many tensor operators may own a part of the buffer at once) and the network port.
@@ -40,8 +40,8 @@ class ScheduleProblem:
         return int(self.duration_s.shape[0])
 
     def arrays(self) -> Arrays:
-        """Durations, demands, capacities and edges as the compiled functions take them: contiguous,
-        the predecessors of j being idx[ptr[j] : ptr[j + 1]]."""
+        """Return contiguous arrays for the kernels: durations, demands, capacities, ptr and idx,
+        where the predecessors of j are idx[ptr[j] : ptr[j + 1]]."""
         ptr = np.zeros(self.operators + 1, dtype=np.int64)
         ptr[1:] = np.cumsum([len(before) for before in self.predecessors])
         idx = np.array([i for before in self.predecessors for i in before], dtype=np.int64)
@@ -56,7 +56,7 @@ class ScheduleProblem:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A feasible schedule with the proof of how good it is."""
+    """A feasible schedule with a lower bound on the makespan."""
 
     start_s: tuple[float, ...]
     option: tuple[int, ...]
@@ -67,7 +67,7 @@ class Schedule:
 
     @property
     def gap(self) -> float:
-        """Relative distance to the lower bound; 0 when proven optimal."""
+        """Return the relative distance to the lower bound; 0 if proven optimal."""
         if self.makespan_s <= 0.0:
             return 0.0
         return max(0.0, 1.0 - self.lower_bound_s / self.makespan_s)
@@ -75,16 +75,17 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """When a schedule and its bound are good enough."""
+    """Stopping criterion for a schedule and its lower bound."""
 
     tolerance: float
-    """The gap that may be left."""
+    """Largest acceptable gap."""
     enough_s: float = np.inf
-    """A lower bound this high serves as well: whatever takes so long is ruled out."""
+    """Sufficient lower bound: a pass that takes this long is ruled out."""
 
     def met(self, schedule: Schedule) -> bool:
         return schedule.gap <= self.tolerance or schedule.lower_bound_s >= self.enough_s
 
     def to_beat_s(self, schedule: Schedule) -> float:
-        """What a schedule must beat to matter; a bound that reaches it meets the goal."""
+        """Return the makespan that a better schedule must be below; a lower bound that reaches it
+        meets the goal."""
         return min(schedule.makespan_s * (1.0 - 0.999 * self.tolerance), self.enough_s)

@@ -1,4 +1,4 @@
-"""Quick bounds and schedules of one problem, by the kernel that takes many."""
+"""Fast bounds and schedules of one problem, by the kernel for many problems."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from atoll.schedule.series import part_begins
 
 
 class QuickSchedule(NamedTuple):
-    """Both times are infinite where some operator has no option that fits the chip."""
+    """Fast bounds and schedule; both times are infinite if an operator has no option that fits."""
 
     lower_s: float
     upper_s: float
-    kind: int  # of the bound of the longest part, and its resource
+    kind: int  # kind and resource of the bound of the longest part
     resource: int
     start_s: Floats
     option: Ints
 
 
 def empty_quick(problems: int, operators: int) -> Quick:
-    """Room for the results of so many problems with so many operators in all."""
+    """Return empty result arrays for `problems` problems with `operators` operators in total."""
     lower_s, upper_s = np.zeros(problems), np.zeros(problems)
     kind, resource = np.zeros(problems, np.int64), np.zeros(problems, np.int64)
     return Quick(
@@ -33,7 +33,7 @@ def empty_quick(problems: int, operators: int) -> Quick:
 
 
 def quick_of(arrays: Arrays) -> QuickSchedule:
-    """Of the problem with these arrays, see `ScheduleProblem.arrays`."""
+    """Return the fast bounds and schedule of a problem given by `ScheduleProblem.arrays`."""
     duration, demand, capacity, pred_ptr, pred_idx = arrays
     n = len(duration)
     begins = part_begins(pred_ptr, pred_idx)

@@ -1,15 +1,14 @@
 """Branch and bound on options and relations, with the feasible-subset bound at every node.
 
-The linear programme of `subset_kernels` lets an operator change its option and stop for a while. A
-node takes such freedom away for good: it says which options an operator may still have, and, of
-some pairs, that one ends before the other starts, or that it does not (the schedule schemes of
-Brucker, Knust, Schoo and Thiele 1998, here for several options). What follows from that is
-propagated; the programme, solved again, is then a bound on all schedules of the node. The few
-operators that matter are decided first, whatever the number of small ones, which is where a search
-forward in time (`branch_kernels`) drowns.
+The linear program of `subset_kernels` lets an operator change its option and be interrupted. A node
+restricts this: it fixes which options an operator may use and, for some pairs, that one operator
+ends before the other starts or does not (the schedule schemes of Brucker, Knust, Schoo and Thiele
+1998, here with several options). The consequences are propagated; the linear program, solved again,
+bounds all schedules of the node. The few operators that matter are decided first, regardless of the
+number of small ones, with which a search forward in time (`branch_kernels`) cannot cope.
 
-The lowest bound of the open nodes bounds all schedules. List schedules within the nodes' rules are
-schedules of the problem itself, often better ones.
+The lowest bound of the open nodes bounds all schedules. List schedules that respect a node's
+restrictions are feasible for the problem and often shorter.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ from atoll.schedule.relation_kernels import propagate
 from atoll.schedule.series import ordered
 
 TRIED = 2
-"""Operators, and pairs, of which the branches are solved before one is chosen."""
+"""Number of operators, and of pairs, whose branches are solved before one is chosen."""
 
 LOOKED_AT = 6
-"""Operators, and pairs, that may be chosen."""
+"""Number of operators, and of pairs, that are candidates for branching."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +41,7 @@ class _Node:
     before: Bools  # [i, j]: i ends before j starts
     never: Bools  # [i, j]: i does not end before j starts
     bound_s: float = 0.0
-    seconds: Floats | None = None  # of the sets that solve the programme
+    seconds: Floats | None = None  # seconds of the sets that solve the linear program
     sets: Ints | None = None  # pairs operator, option; -1 after the last
 
 
@@ -52,7 +51,7 @@ Division = tuple[int, ...]
 
 
 class Relations:
-    """One search."""
+    """One branch and bound search over options and relations."""
 
     def __init__(self, problem: ScheduleProblem, weight_s: Floats) -> None:
         self.problem = replace(
@@ -74,7 +73,7 @@ class Relations:
         self.together = np.all(both <= capacity, axis=4)  # (operator, option) with another
 
     def search(self, schedule: Schedule, goal: Goal, nodes: int, stop: StopCheck) -> Schedule:
-        """Improve a schedule and its bound until the goal or the number of nodes is met."""
+        """Improve a schedule and its bound until the goal or the node limit is reached."""
         self.schedule = schedule
         self.goal = goal
         self.solved = 0
@@ -101,14 +100,15 @@ class Relations:
         return self.schedule
 
     def _goal(self) -> float:
-        """What a schedule must beat to matter."""
+        """Return the makespan that a better schedule must be below."""
         return self.goal.to_beat_s(self.schedule)
 
     def _children(self, node: _Node) -> list[_Node] | None:
-        """The node divided where that raises the bound most; None where nothing is left to divide.
+        """Return the children of the division that raises the bound most; None if no division is
+        left.
 
-        Divisions not seen before are tried, as far as they look good; for the others what they
-        brought at other nodes counts (reliability branching, Achterberg et al. 2005).
+        Promising divisions that are new are solved; others are rated by their gain at earlier nodes
+        (reliability branching, Achterberg et al. 2005).
         """
         solved: dict[Division, list[_Node]] = {}
         expected: dict[Division, float] = {}
@@ -138,7 +138,7 @@ class Relations:
         return children
 
     def _gain(self, node: _Node, children: list[_Node]) -> float:
-        """How much the two poorest branches raise the bound, as a product."""
+        """Return the product of the two smallest increases of the bound over the branches."""
         missing_s = self._goal() - node.bound_s
         gains = sorted(
             [*(child.bound_s - node.bound_s for child in children), missing_s, missing_s]
@@ -146,7 +146,7 @@ class Relations:
         return max(gains[0], 1e-4 * missing_s) * max(gains[1], 1e-4 * missing_s)
 
     def _solved(self, node: _Node) -> _Node | None:
-        """The node with all that follows and its bound; None if nothing below the goal is left."""
+        """Return the propagated node with its bound; None if it has no schedule below the goal."""
         alive, before, never = node.alive.copy(), node.before.copy(), node.never.copy()
         problem = self.problem
         if not propagate(
@@ -187,7 +187,7 @@ class Relations:
         return replace(node, bound_s=bound, seconds=subsets.seconds[used], sets=sets)
 
     def _seed(self, node: _Node, order: Ints) -> Ints:
-        """Sets of other nodes' solutions that the node allows, in its order of operators."""
+        """Return sets from solutions of other nodes that this node allows, in its order."""
         pool = np.array(list(self.pool.values()), np.int64).reshape(-1, 2 * order.size)
         member, option = pool[:, 0::2], pool[:, 1::2]
         allowed = np.all(node.alive[member, option] | (member < 0), axis=1)
@@ -199,7 +199,7 @@ class Relations:
         return seed
 
     def _divisions(self, node: _Node) -> Iterator[Division]:
-        """Operators and pairs that the solution of the node's programme takes freedoms with."""
+        """Yield divisions by operators and pairs for which the solution is not a schedule."""
         assert node.sets is not None and node.seconds is not None
         n = node.alive.shape[0]
         of = _members(node.sets, n)
@@ -211,7 +211,7 @@ class Relations:
         for j in np.argsort(-mixed, kind="stable")[:LOOKED_AT].tolist():
             if mixed[j] > least:
                 yield (j,)
-        # j runs beside something before c and something after c: then beside all of c as well.
+        # If j overlaps an operator before c and one after c, it overlaps all of c.
         earlier = np.max(shared_s[:, :, None] * node.before[None], axis=1)
         later = np.max(shared_s[:, :, None] * node.before.T[None], axis=1)
         stops = np.minimum(np.minimum(earlier, later), run[None, :] - shared_s)
@@ -225,7 +225,7 @@ class Relations:
                 yield (min(j, c), max(j, c))
 
     def _share(self, node: _Node) -> Floats:
-        """Part of each operator that the solution runs in each option."""
+        """Return the share of each operator run in each option, shape (operators, options)."""
         assert node.sets is not None and node.seconds is not None
         share = np.zeros(node.alive.shape)
         row, k = np.nonzero(node.sets[:, 0::2] >= 0)
@@ -234,7 +234,7 @@ class Relations:
         return share
 
     def _split(self, node: _Node, j: int) -> Branches:
-        """The faster options of j, or the slower ones."""
+        """Return two branches: the faster options of j, or the slower ones."""
         options = np.flatnonzero(node.alive[j])
         options = options[np.argsort(self.problem.duration_s[j, options], kind="stable")]
         share = self._share(node)[j]
@@ -246,7 +246,7 @@ class Relations:
         return replace(node, alive=fast), replace(node, alive=slow)
 
     def _related(self, node: _Node, i: int, j: int) -> Branches:
-        """One of the two ends before the other starts, or they run side by side for a while."""
+        """Return the branches of a pair: i before j, j before i, or both overlap in time."""
         branches = []
         for first, then in ((i, j), (j, i)):
             if not node.never[first, then]:
@@ -259,7 +259,7 @@ class Relations:
 
 
 def _members(sets: Ints, operators: int) -> Ints:
-    """Which operators are in which set."""
+    """Return which operators are in which set."""
     of = np.zeros((sets.shape[0], operators + 1), np.int64)
     np.put_along_axis(of, np.where(sets[:, 0::2] >= 0, sets[:, 0::2], operators), 1, axis=1)
     return of[:, :operators]

@@ -1,6 +1,6 @@
-"""Which operators of a pass wait for which, and the parts that it consists of one after the other.
+"""Precedence of the operators of a pass, and its decomposition into parts in series.
 
-Operators are in topological order, the predecessors of j being idx[ptr[j] : ptr[j + 1]].
+Operators are in topological order; the predecessors of j are idx[ptr[j] : ptr[j + 1]].
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 
 def ancestors(pred_ptr: NDArray[np.int64], pred_idx: NDArray[np.int64]) -> list[int]:
-    """Of each operator those that must finish before it starts, as bits."""
+    """Return the ancestors of each operator as bits of an integer."""
     idx = pred_idx.tolist()
     masks: list[int] = []
     for first, end in pairwise(pred_ptr.tolist()):
@@ -24,7 +24,7 @@ def ancestors(pred_ptr: NDArray[np.int64], pred_idx: NDArray[np.int64]) -> list[
 
 
 def ordered(pred_ptr: NDArray[np.int64], pred_idx: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which pairs of operators the precedence orders."""
+    """Return which pairs are ordered by precedence, shape (operators, operators)."""
     before = ancestors(pred_ptr, pred_idx)
     n = len(before)
     size = -(-n // 8)
@@ -35,11 +35,11 @@ def ordered(pred_ptr: NDArray[np.int64], pred_idx: NDArray[np.int64]) -> NDArray
 
 
 def part_begins(pred_ptr: NDArray[np.int64], pred_idx: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """The operators with which series parts begin: everything earlier precedes everything from
-    there on, so that makespans add up.
+    """Return which operators begin a series part, shape (operators,): all earlier operators precede
+    this one and all later ones, so makespans add up.
 
-    A part of the graph that is wholly before the rest is a prefix of every topological order, so
-    that it is enough to look at the prefixes of the given one.
+    A part that precedes the rest is a prefix of every topological order, so it is sufficient to
+    check the prefixes of the given order.
     """
     before = ancestors(pred_ptr, pred_idx)
     begins = np.zeros(len(before), np.bool_)
@@ -54,7 +54,7 @@ def part_begins(pred_ptr: NDArray[np.int64], pred_idx: NDArray[np.int64]) -> NDA
 def series_begins(
     ptr: NDArray[np.int64], pred_ptr: NDArray[np.int64], pred_idx: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Of passes one after the other, the operators with which their series parts begin."""
+    """Return `part_begins` of several passes, concatenated."""
     begins_by_graph: dict[bytes, NDArray[np.bool_]] = {}
     begins = [np.zeros(0, np.bool_)]
     for first, end in pairwise(ptr.tolist()):

@@ -5,9 +5,9 @@ linear   + the feasible-subset bound, and a narrow branch and bound with its wei
 bounded  + wider branch and bound, and one on options and relations;
 exact    + more of both.
 
-The graph is cut where everything earlier precedes everything later, since makespans add up there;
-each part stops as soon as its gap is within the tolerance, or its bound as high as asked for. All
-levels are deterministic: who is asked to stop before the end gives no answer at all.
+The graph is cut where every earlier operator precedes every later one, because makespans add up
+there. Each part stops as soon as its gap is within the tolerance or its lower bound reaches the
+goal. All levels are deterministic: a solve that is stopped early raises instead of returning.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ STEPS: dict[Effort, tuple[tuple[int, int], ...]] = {
     "bounded": ((100, 0), (3_000, 200)),
     "exact": ((100, 0), (3_000, 200), (30_000, 2_000)),
 }
-"""Successive searches, while there is a gap: nodes per level of the branch and bound in time, and
-nodes of that on options and relations."""
+"""Successive searches while a gap remains: nodes per level of the branch and bound over time, and
+nodes of the branch and bound over options and relations."""
 
 LONG_WIDTH = 10_000
-"""From this width on a search takes seconds, and is watched."""
+"""Smallest width of searches that take seconds and therefore check `stop` while they run."""
 
 
 def solve(
@@ -51,10 +51,8 @@ def solve(
     enough_s: float = np.inf,
     stop: StopCheck = never,
 ) -> Schedule:
-    """A schedule of `problem` whose gap is at most `tolerance`, or whose bound is at least
-    `enough_s`, where the effort allows it.
-
-    Raises `StoppedError` once `stop` says so.
+    """Return a schedule whose gap is at most `tolerance` or whose lower bound is at least
+    `enough_s`, if the effort allows it. Raise `StoppedError` when `stop` requests it.
     """
     _validate(problem)
     if problem.operators == 0:
@@ -77,7 +75,7 @@ def solve(
 
 
 def quick(problem: ScheduleProblem) -> Schedule:
-    """Cheap bounds and the portfolio of list schedules."""
+    """Return the best list schedule of the portfolio, with a cheap lower bound."""
     lower, upper, kind, resource, start, option = quick_of(problem.arrays())
     if not np.isfinite(upper):
         fits = np.isfinite(problem.duration_s) & np.all(problem.demand <= problem.capacity, axis=2)
@@ -108,7 +106,7 @@ def _solve_part(
     goal: Goal,
     stop: StopCheck,
 ) -> Schedule:
-    """Close the gap of a part that is not in series."""
+    """Reduce the gap of a part that cannot be cut in series."""
     mirror = _reversed(problem)
     arrays = problem.arrays()
     forward, backward = prepare(*arrays), prepare(*mirror.arrays())
@@ -120,10 +118,10 @@ def _solve_part(
             break
         check_stop(stop)
         if schedule.makespan_s < weighted_for:
-            # A shorter schedule rules more options out, which may make the weights stronger.
+            # A shorter schedule rules out more options, which may give stronger weights.
             weighted_for = schedule.makespan_s
             schedule, weight = _weigh(problem, forward, before, schedule, goal)
-        # Neither direction of time is better on all graphs, and each profits from the other.
+        # Neither direction of time is better on all graphs; each benefits from the other.
         if not goal.met(schedule):
             schedule = _branch(forward, schedule, weight, goal, width, stop)
         if not goal.met(schedule):
@@ -138,16 +136,17 @@ def _solve_part(
 def _weigh(
     problem: ScheduleProblem, p: Instance, before: Bools, schedule: Schedule, goal: Goal
 ) -> tuple[Schedule, Floats]:
-    """Bounds by linear programmes, and the weights of operators that prove the best one."""
+    """Improve the lower bound by linear programs. Return the schedule and the weights that prove
+    the best bound, shape (operators,)."""
     start, option = np.array(schedule.start_s), np.array(schedule.option, dtype=np.int64)
-    # Options too slow for anything shorter than the schedule known, or than what would be ruled
-    # out, are dropped from p: bounds then hold for such schedules.
+    # Options too slow for a schedule shorter than `cut_s` are removed from p, so the bounds hold
+    # for schedules shorter than `cut_s`.
     cut_s = min(schedule.makespan_s, goal.enough_s)
     subsets = solve_subsets(p, before, start, option, cut_s)
     weight = subsets.weight_s
     schedule = _improved(schedule, min(subsets.lower_bound_s, cut_s), "feasible subsets")
     if not subsets.optimal and not goal.met(schedule):
-        # Many operators at once: the sets are too many to search, but not their blends.
+        # Many concurrent operators: too many subsets to enumerate, so use the allotment bound.
         allotment = allotment_bound(p, np.tril(before), names=_resource_names(problem))
         least_s = min(allotment.lower_bound_s, cut_s)
         schedule = _improved(schedule, least_s, f"allotment, {allotment.binding}")
@@ -157,7 +156,7 @@ def _weigh(
 
 
 def _reversed(problem: ScheduleProblem) -> ScheduleProblem:
-    """The problem in reversed time, its operators in reversed order."""
+    """Return the problem in reversed time, with its operators in reversed order."""
     n = problem.operators
     after: list[list[int]] = [[] for _ in range(n)]
     for j, before in enumerate(problem.predecessors):
@@ -172,7 +171,7 @@ def _reversed(problem: ScheduleProblem) -> ScheduleProblem:
 
 
 def _mirrored(schedule: Schedule, problem: ScheduleProblem) -> Schedule:
-    """The schedule of the reversed problem that mirrors a schedule of this one."""
+    """Return the schedule of the reversed problem that mirrors a schedule of `problem`."""
     option = np.array(schedule.option)
     end = np.array(schedule.start_s) + problem.duration_s[np.arange(option.size), option]
     start = np.maximum(0.0, schedule.makespan_s - end)
@@ -184,7 +183,7 @@ def _mirrored(schedule: Schedule, problem: ScheduleProblem) -> Schedule:
 def _branch(
     p: Instance, schedule: Schedule, weight: Floats, goal: Goal, width: int, stop: StopCheck
 ) -> Schedule:
-    """One branch and bound search of the given width for something better than known."""
+    """Improve the schedule or its lower bound by one branch and bound of the given width."""
     start, option = np.array(schedule.start_s), np.array(schedule.option, dtype=np.int64)
     halt = np.zeros(1, np.bool_)
     lower, upper, _ = watched(
@@ -215,7 +214,7 @@ def _resource_names(problem: ScheduleProblem) -> tuple[str, ...]:
 
 
 def _part(problem: ScheduleProblem, lo: int, hi: int) -> ScheduleProblem:
-    """Operators lo:hi as a problem of their own."""
+    """Return operators lo:hi as a separate problem."""
     return ScheduleProblem(
         duration_s=problem.duration_s[lo:hi],
         demand=problem.demand[lo:hi],
@@ -227,7 +226,7 @@ def _part(problem: ScheduleProblem, lo: int, hi: int) -> ScheduleProblem:
 
 
 def _in_series(parts: list[Schedule]) -> Schedule:
-    """Parts one after the other; the longest names method and bound."""
+    """Concatenate schedules in time; method and bound are those of the longest part."""
     start: list[float] = []
     option: list[int] = []
     makespan = lower = 0.0

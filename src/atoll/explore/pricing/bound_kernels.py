@@ -1,6 +1,6 @@
-"""Bounds over all chips and layouts at once, and schedules' bounds of many nodes, compiled.
+"""Compiled lower bounds over all chips and layouts, and over the passes of many nodes.
 
-A node is one chip with one variant (a model at one microbatch and tensor width).
+A node is one chip with one variant (a model with one microbatch size and sharding).
 """
 
 from __future__ import annotations
@@ -34,12 +34,11 @@ def roofline(
     one_port,
     bound,
 ):
-    """Lower bound on every wanted pass on chips start..stop-1 from peak rates alone: fills `bound`.
+    """Fill `bound` with roofline lower bounds on every wanted pass on chips start..stop-1.
 
-    An operator takes no less than its products at the rate that the chip reaches and in full rounds
-    (`fill_s` for each of their outputs), its vector work at all lanes, its bytes at HBM's
-    bandwidth, each with the part of the others that it does not hide, and its start; a pass no less
-    than its longest path of such operators, nor than the sum of either kind of work.
+    The bound of an operator is the longest of matrix products (plus `fill_s` per output), vector
+    work and HBM traffic, plus the share `exposed` of the others that does not overlap, plus its
+    start. The bound of a pass is its longest path of operators or its total work of one kind.
     """
     count = passes.ptr.shape[0] - 1
     finish = np.zeros(MAX_PASS)
@@ -57,7 +56,7 @@ def roofline(
                 op = passes.op[first + j]
                 tensor = macs[op] / mac_rate[chip] + outputs[op] * fill_s[chip]
                 vector = vector_ops[op] / vector_rate[chip]
-                # Without a memory term for vectors, only products pay for bytes (PHAZE).
+                # Without a memory term for vector work (PHAZE), only products count bytes.
                 pays = vector_memory or macs[op] > 0.0
                 memory = bytes_[op] / hbm_Bps[chip] if pays else 0.0
                 busy = side_by_side(tensor, memory, exposed[chip])
@@ -81,9 +80,9 @@ def layout_bounds(
     start, stop, pass_s, node_variant, first_layer, layers, repeats, block, layout_ptr, floors,
     best,
 ):  # fmt: skip
-    """Least step time of nodes start..stop-1 over their variants' layouts: fills `best`.
+    """Fill `best` with the least step bound of nodes start..stop-1 over their variants' layouts.
 
-    `pass_s[node, i]` bounds forward and backward of the variant's i-th priced layer from below.
+    `pass_s[node, i]` has lower bounds on forward and backward of the variant's i-th priced layer.
     """
     for node in range(start, stop):
         v = node_variant[node]
@@ -97,11 +96,10 @@ def layout_bounds(
 
 @kernel
 def work_of(pass_s, repeats, block):
-    """Of a model whose priced layers take this long, and behind them the halves of their backward
-    passes: seconds of all layers, of the longest, of those behind the last block, of the shortest
-    block, of one of the blocks that occur most, of all forward passes and of all data gradients, of
-    the shortest forward pass, data gradient and weight gradient of a block; the number of all
-    blocks, and of those that occur most.
+    """Return totals of a model for `floor_of`. `pass_s` has the passes of the priced layers, then
+    the halves of their backward passes. Seconds: all layers, longest layer, layers after the last
+    block, shortest block, most frequent block, all forward passes, all data passes, shortest
+    forward, data and weight pass of a block. Counts: all blocks, most frequent block.
     """
     layers = repeats.shape[0]
     total = 0.0
@@ -148,10 +146,9 @@ def work_of(pass_s, repeats, block):
 
 @kernel
 def floor_of(floors, a, work):
-    """No less than a step takes under a layout: the longest of the paths that `Floors` tells, and
-    what does not depend on the chip. The largest load is no less than the average, than any layer,
-    or than the blocks that some stage must hold (where a pipeline holds copies of the model, a part
-    of each).
+    """Return the lower bound on the step of layout `a`: the longest path in `StepFloors` plus
+    `fixed_s`. The largest load is at least the mean over stages, the longest layer / copies, and
+    ceil(copies * blocks / stages) blocks / copies.
     """
     (
         total, largest, behind, shortest, usual, forward, data, block_f, block_d, block_w, blocks,
@@ -179,7 +176,7 @@ def floor_of(floors, a, work):
 
 @entry
 def floors_s(floors, pass_s, repeats, block, step_s):
-    """The same of every layout of one node."""
+    """Fill `step_s` with the bounds (`floor_of`) of every layout of one node."""
     work = work_of(pass_s, repeats, block)
     for a in range(step_s.shape[0]):
         step_s[a] = floor_of(floors, a, work)
@@ -187,12 +184,11 @@ def floors_s(floors, pass_s, repeats, block, step_s):
 
 @entry
 def layer_floors(start, stop, begins, capacity, costs, passes, chips, layers, lower):
-    """Lower bounds on the makespans of the passes of pairs start..stop-1 of a chip and a layer, in
-    the order of the chips: fills (pairs, 2), forward and backward.
+    """Fill `lower`, shape (pairs, 2), with lower bounds on the forward and backward makespans of
+    chip-layer pairs start..stop-1, which are sorted by chip.
 
-    An operator's fastest option and its least work are looked up once for all passes of a chip;
-    `begins` says with which operators series parts begin, `capacity` what each chip has of each
-    resource.
+    The fastest option and least work of an operator are computed once per chip. `begins` marks
+    operators that begin a series part; `capacity` has shape (chips, resources).
     """
     options = costs.tensor_count.shape[1]
     duration = np.empty(options)

@@ -1,7 +1,7 @@
-"""Bounds that need no schedule: peak rates, and the layouts that fit in memory.
+"""Lower bounds without schedules, from peak rates and the layouts that fit in memory.
 
-Chips with the same rates have the same roofline, whatever makes them up: each distinct row of
-rates (products, vector work, HBM, what is lost) is bounded once.
+Chips with equal rates have the same roofline, so each distinct row of rates (matrix products,
+vector operations, HBM, stalls) is bounded once.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from atoll.explore.pricing.operator_work import OperatorWork
 from atoll.explore.pricing.workloads import Variants
 
 HBM = 2
-"""The column of `chip_rates` with HBM's."""
+"""Column of `chip_rates` with the HBM bandwidth."""
 
 
 def chip_rates(chips: Chips) -> FloatArray:
-    """What bounds of each chip follow from, (chips, 6): multiply-adds, vector operations and HBM
-    bytes a second that it reaches, seconds that its cores wait for an output's round, an operator's
-    start, and the share of what runs side by side that is not hidden.
+    """Return the rates that determine the bounds of each chip, shape (chips, 6): multiply-adds,
+    vector operations and HBM bytes per second, fill seconds per output, start seconds per operator,
+    and the share of concurrent work that does not overlap.
     """
     stalls, configs = chips.stalls, chips.tensor_configs
     tensor, vector = (c[:, FIRST_OPTION] for c in (chips.tensor_config, chips.vector_config))
@@ -53,8 +53,8 @@ def layer_rooflines(
     work: OperatorWork,
     chosen: IntArray | None = None,
 ) -> FloatArray:
-    """Forward and backward of every layer at these rates, from below: (rates, layers, 2); nothing
-    of variants that are not chosen, if some are.
+    """Return lower bounds on the seconds of every pass, shape (rates, layers, 2), where the last
+    axis is forward and backward. If `chosen` is given, other variants have zeros.
     """
     bounds = np.zeros((len(rates), 2 * len(variants.passes.layers)))
     wanted = np.full(bounds.shape[1], chosen is None)
@@ -81,14 +81,14 @@ def layer_rooflines(
 
 @dataclass(frozen=True, eq=False)
 class VariantLayoutBounds:
-    """The layouts of every variant, and the least step time over them."""
+    """Lower bounds on the step time over all layouts of each variant."""
 
     variants: Variants
     layouts: Layouts
 
     def step_s(self, pass_s: FloatArray, variant: IntArray) -> FloatArray:
-        """Least step time of nodes whose priced layers take no less than `pass_s` (nodes, layers,
-        forward and backward)."""
+        """Return lower bounds on the step time, shape (nodes,), from lower bounds on the passes,
+        `pass_s` of shape (nodes, layers, 2)."""
         result = np.full(len(pass_s), np.inf)
         arguments = (pass_s, variant, *self._layers, *self.layouts, result)
         over_ranges(lambda a, b: layout_bounds(a, b, *arguments), len(pass_s))
@@ -96,9 +96,8 @@ class VariantLayoutBounds:
 
     @cached_property
     def _layers(self) -> tuple[NDArray[Any], ...]:
-        """Of every variant its first layer and how many kinds the model has; of every layer that is
-        priced how often it stands there (halves of a backward pass: nowhere), and whether it is a
-        block."""
+        """Return, per variant, the layer range and the number of distinct layers; per priced layer,
+        its repeats in the model (0 for halves of a backward pass) and whether it is a block."""
         variants = self.variants.variants
         repeats = np.zeros(self.variants.layer_ranges[-1], np.int64)
         block = np.zeros(len(repeats), np.bool_)
@@ -113,7 +112,8 @@ class VariantLayoutBounds:
         )
 
     def step_s_of_pairs(self, pass_s: FloatArray, row: IntArray, variant: IntArray) -> FloatArray:
-        """The same for pairs of a row of `pass_s` (rows, all layers, 2) and a variant."""
+        """Return lower bounds on the step time, shape (pairs,), for pairs of a row of `pass_s`,
+        shape (rows, all layers, 2), and a variant."""
         ranges = self.variants.layer_ranges
         node_s = np.zeros((len(row), int(np.diff(ranges).max()), 2))
         for v in np.unique(variant):
@@ -124,7 +124,8 @@ class VariantLayoutBounds:
         return self.step_s(node_s, variant)
 
     def all_variants_s(self, pass_s: FloatArray) -> FloatArray:
-        """The same for every variant at once: (rows, all layers, 2) to (rows, variants)."""
+        """Return lower bounds on the step time of every variant, shape (rows, variants), from
+        `pass_s` of shape (rows, all layers, 2)."""
         count = len(self.variants.variants)
         row, variant = np.divmod(np.arange(len(pass_s) * count), count)
         return self.step_s_of_pairs(pass_s, row, variant).reshape(len(pass_s), count)
@@ -137,8 +138,8 @@ def roofline_bounds(
     setting: SearchSetting,
     work: OperatorWork,
 ) -> tuple[VariantLayoutBounds, FloatArray]:
-    """Layouts for chips with these rates and at most so much memory, and the step time that no
-    plan beats: (chips, variants)."""
+    """Return the layouts for chips with these rates and at most `memory_bytes`, and lower bounds on
+    the step time, shape (chips, variants)."""
     distinct, number = distinct_rows(rates)
     pass_s = layer_rooflines(distinct, variants, setting, work)
     least = np.split(pass_s.sum(axis=2).min(axis=0), variants.layer_ranges[1:-1])

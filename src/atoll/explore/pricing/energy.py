@@ -1,8 +1,8 @@
-"""Energy of one training step, by part, and the power that goes with it.
+"""Energy of one training step by part, and the corresponding mean power.
 
 Dynamic energy follows from the work (multiply-adds, vector operations, bytes by level), static
-power from area and time. HBM and GLB traffic is that of each operator at its widest spread; the
-core buffers move what a full array moves for each multiply-add, as in `hardware.peak_power_W`.
+energy from area and time. HBM and GLB traffic is that of each operator on the most cores. Core
+buffers move as many bytes per multiply-add as a full array does (`hardware.peak_power_W`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from atoll.placement.plan import Placement
 
 @dataclass(frozen=True)
 class StepEnergy:
-    """Joules of one step on all devices together."""
+    """Energy of one step, summed over all devices."""
 
     parts_J: Mapping[str, float]
     step_time_s: float
@@ -42,7 +42,7 @@ class StepEnergy:
 
     @property
     def power_W(self) -> float:
-        """Mean power of one device."""
+        """Return the mean power per device."""
         return self.total_J / self.step_time_s / self.devices
 
     @property
@@ -52,7 +52,7 @@ class StepEnergy:
 
 @dataclass(frozen=True)
 class VariantWork:
-    """What one device does for one microbatch through all layers, by kind."""
+    """Work of one device for one microbatch through all layers, by kind."""
 
     macs: float
     vector_ops: float
@@ -63,12 +63,12 @@ class VariantWork:
 
 
 def energy_per_token_J(steps: Collection[StepEnergy]) -> float:
-    """Of one step of every model: all their joules over all their tokens."""
+    """Return the total joules per token over one step of every model."""
     return sum(step.total_J for step in steps) / sum(step.tokens for step in steps)
 
 
 def step_energy(priced: PricedChips, placement: Placement) -> StepEnergy:
-    """What a placement of the first variant on the first chip costs."""
+    """Return the energy of a step for a placement of the first variant on the first chip."""
     repeats = operator_repeats(priced.variants)
     hbm, glb = variant_traffic(priced, repeats)
     traffic = float(hbm[0, 0]), float(glb[0, 0])
@@ -84,7 +84,8 @@ def step_energy(priced: PricedChips, placement: Placement) -> StepEnergy:
 
 
 def energy_of_chip(chips: Chips, chip: int) -> EnergyModel:
-    """What one chip takes for each event, at the voltage of its clock and with its HBM at rest."""
+    """Return the energy model of one chip at the voltage of its clock; the static power includes
+    its idle HBM."""
     model, voltage = energy_at(chips.template, chips.process_nm[chip]), chips.template.voltage
     square = 1.0 if voltage is None else float(voltage(chips.clock_Hz[chip])) ** 2
     rest_W = model.hbm_W_per_byte * float(chips.hbm_capacity_bytes[chip])
@@ -110,11 +111,10 @@ def energy_of_work(
     recompute_share: float = 0.0,
     energy: EnergyModel = DEFAULT_ENERGY,
 ) -> StepEnergy:
-    """What a step of this length costs on these devices.
+    """Return the energy of a step of `step_time_s` on these devices.
 
-    Every microbatch of the batch passes every layer once, on devices that share it. Recomputed
-    operators run again: `recompute_share` is their time in terms of the rest, and taken for their
-    energy.
+    Every microbatch passes every layer once, on the devices that share it. `recompute_share` is the
+    time of recomputation relative to other computation; their energies have the same ratio.
     """
     factor = variant.width * variant.microbatches * (1.0 + recompute_share)
     parts = {
@@ -131,7 +131,7 @@ def energy_of_work(
 
 
 def operator_repeats(variants: Variants) -> FloatArray:
-    """How often one microbatch runs each distinct operator: (variants, operators)."""
+    """Return how often one microbatch runs each distinct operator, (variants, operators)."""
     arrays = variants.passes.arrays
     repeats = np.zeros((len(variants.variants), len(variants.passes.keys)))
     for number, variant in enumerate(variants.variants):
@@ -143,8 +143,8 @@ def operator_repeats(variants: Variants) -> FloatArray:
 
 
 def variant_traffic(priced: PricedChips, repeats: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """HBM and GLB bytes of a microbatch on one device: each (chips, variants). Bytes of further
-    buffers count as those of the GLB that take the same energy.
+    """Return the HBM and GLB bytes of one microbatch on one device, each of shape (chips,
+    variants). Bytes of other buffers are converted to GLB bytes of equal energy.
     """
     costs, work, levels = priced.costs, priced.work, priced.chips.template.levels
     further = levels.J_per_byte if levels else ()
@@ -154,13 +154,13 @@ def variant_traffic(priced: PricedChips, repeats: FloatArray) -> tuple[FloatArra
     config = costs.tensor_config[np.arange(len(widest)), widest]
     used, position = np.unique(config, return_inverse=True)
     products = work.macs > 0.0
-    # Operators without products move their bytes once, wherever they run; collectives between HBM
-    # and the network port, past the buffer.
+    # Operators without matrix products move their bytes once. Collectives move theirs between HBM
+    # and the network port and bypass the buffer.
     moved = np.where(products, 0.0, work.bytes)
     buffered = repeats @ np.where(work.link_bytes > 0.0, 0.0, moved)
     plain = repeats @ moved, buffered * (1.0 + sum(like_glb))
     hbm, glb = (np.repeat(bytes_[:, None], len(used), axis=1) for bytes_ in plain)
-    # One operator after the other: the sums are the same to the last bit whatever the other chips.
+    # Add one operator at a time: sums are then bit-identical for any set of chips.
     for row in np.flatnonzero(products):
         hbm += repeats[:, row, None] * costs.hbm_bytes[row, used]
         glb += repeats[:, row, None] * costs.glb_bytes[row, used]
@@ -172,7 +172,7 @@ def variant_traffic(priced: PricedChips, repeats: FloatArray) -> tuple[FloatArra
 def variant_work(
     work: OperatorWork, repeats: FloatArray, traffic: tuple[float, float], chips: Chips, chip: int
 ) -> VariantWork:
-    """The part that no chip changes, with one chip's bytes of HBM and GLB."""
+    """Return the chip-independent work, with one chip's HBM and GLB bytes."""
     macs = float(repeats @ work.macs)
     configs, config = chips.tensor_configs, int(chips.tensor_config[chip, 0])
     moved = float(core_buffer_bytes_per_mac(configs.width[config], configs.depth[config]))

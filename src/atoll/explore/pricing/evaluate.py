@@ -1,7 +1,7 @@
-"""One node priced: a chip with a variant, from operator costs to the best placement.
+"""Evaluation of nodes (a chip with a variant), from operator costs to the best placement.
 
-Lower bounds come from lower bounds on the layers' makespans, upper bounds from schedules that
-exist; both go through the same exact placement, so that a node's true optimum lies between them.
+Lower bounds use lower bounds on the layers' makespans; upper bounds use feasible schedules. Both
+use the same exact placement, so the optimum of a node lies between them.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from atoll.workload.graph.layer import predecessors
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 BLOCK = 256
-"""Passes on chips whose operators' options are in memory at a time, for each thread."""
+"""Pairs of pass and chip whose operator options are in memory at once, per thread."""
 HALVINGS = 5
-"""Of a pass's gap, to know which part of it a proof needs."""
+"""Bisection steps to find the pass time that is sufficient for a proof."""
 
 
 @dataclass(eq=False)
@@ -69,7 +69,8 @@ class PricedChips:
         *,
         floors: bool = False,
     ) -> PricedChips:
-        """With `floors`, products take no more than their cost model knows without search."""
+        """Price all operators on the chips; `floors` uses lower bounds for matrix products, which
+        need no search."""
         wait_for_kernels("bounds")
         keys, profile = variants.passes.keys, setting.profile
         products = cost_model(chips, profile).floors if floors else None
@@ -85,8 +86,8 @@ class PricedChips:
     def schedule_bounds(
         self, node_chip: IntArray, node_variant: IntArray
     ) -> tuple[FloatArray, FloatArray]:
-        """Quick bounds of many nodes, from below and above: each (nodes, layers, forward and
-        backward)."""
+        """Return fast lower and upper bounds on the passes of nodes, each of shape (nodes, layers,
+        2), where the last axis is forward and backward."""
 
         def fill(start: int, stop: int, chips: IntArray, layers: IntArray, *bounds: Any) -> None:
             both_passes = np.arange(2 * start, 2 * stop)
@@ -118,7 +119,8 @@ class PricedChips:
         return quick.lower_s, quick.upper_s
 
     def floors(self, node_chip: IntArray, node_variant: IntArray) -> FloatArray:
-        """From below alone, at a fraction of the cost: paths and work."""
+        """Return lower bounds from critical paths and total work, shape (nodes, layers, 2); faster
+        than `schedule_bounds`."""
         begins, every = self.variants.begins, np.arange(len(self.costs.tensor_cores))
         capacity = capacities(self.costs, every) * (1.0 + EPSILON)
         tables = begins, capacity, self.costs, self.passes.arrays
@@ -131,14 +133,14 @@ class PricedChips:
     def _bounds(
         self, node_chip: IntArray, node_variant: IntArray, fill: Kernel, count: int
     ) -> tuple[FloatArray, ...]:
-        """`fill(start, stop, chips, layers, *found)` fills bounds of pairs of a chip and a layer,
-        each (pairs, 2).
+        """Return `count` arrays of bounds, each of shape (nodes, layers, 2). The function
+        `fill(start, stop, chips, layers, *bounds)` fills arrays of shape (chip-layer pairs, 2).
         """
         ranges = self.variants.layer_ranges
         begin, layers = ranges[node_variant], np.diff(ranges)[node_variant]
         node = np.repeat(np.arange(len(node_chip)), layers)
         position = np.arange(len(node)) - np.repeat(np.cumsum(layers) - layers, layers)
-        # Variants that spread experts otherwise have most of their layers in common.
+        # Variants that differ only in expert parallelism share most of their layers.
         layer = self.passes.alike[begin[node] + position]
         every = len(self.passes.layers)
         pairs, number = np.unique(node_chip[node] * every + layer, return_inverse=True)
@@ -154,8 +156,8 @@ class PricedChips:
         return tuple(bounds)
 
     def forward_s(self, node_chip: IntArray, node_variant: IntArray) -> FloatArray:
-        """Shortest durations of the forward operators of each node's kinds of blocks, one kind
-        after the other: (nodes, operators).
+        """Return the shortest durations of the forward operators of each node's blocks, shape
+        (nodes, operators). The kinds of blocks follow one another on the operator axis.
         """
         variants = self.variants.variants
         most = max(sum(len(v.passes[b.layer].forward) for b in v.facts.blocks) for v in variants)
@@ -170,13 +172,13 @@ class PricedChips:
                 ],
                 axis=1,
             )
-            if variant.cp > 1:  # the turns of a ring together
+            if variant.cp > 1:  # sum over the ring steps
                 operators_s = np.add.reduceat(operators_s, variant.turns, axis=1)
             result[rows, : operators_s.shape[1]] = operators_s
         return result
 
     def _alone_s(self, number: int, chips: IntArray) -> FloatArray:
-        """Shortest durations of the operators of a pass on some chips: (chips, operators)."""
+        """Return the shortest durations of the operators of a pass, shape (chips, operators)."""
         parts = [np.zeros((0, int(np.diff(self.passes.arrays.ptr)[number])))]
         for start in range(0, len(chips), BLOCK):
             part = chips[start : start + BLOCK]
@@ -196,19 +198,19 @@ class PricedChips:
 
     @cached_property
     def _left_W(self) -> FloatArray:
-        """What the limit leaves each chip beside what it takes at rest."""
+        """Return the power limit minus the idle power of each chip in watts, shape (chips,)."""
         assert self.setting.limit is not None
         return self.setting.limit.of(self.chips.area_mm2) - resting_W(self.chips)
 
     def _limited_s(self, layers: IntArray) -> FloatArray:
-        """What passes of these layers take at least under the limit: (layers, 2, chips)."""
+        """Return lower bounds on pass seconds from the power limit, shape (layers, 2, chips)."""
         return shortest_s(pass_J(self.passes, self._operator_J, layers), self._left_W)
 
     def pass_bounds(
         self, chip: int, variant: Variant, schedules: Sequence[Schedule]
     ) -> tuple[FloatArray, FloatArray]:
-        """Bounds and makespans of the passes of all layers, each (layers, forward and backward):
-        those of schedules, or what the limit on power leaves."""
+        """Return lower bounds and makespans of all passes, each of shape (layers, 2): those of the
+        schedules, raised to the bound from the power limit."""
         lower = np.array([schedule.lower_bound_s for schedule in schedules]).reshape(-1, 2)
         upper = np.array([schedule.makespan_s for schedule in schedules]).reshape(-1, 2)
         if self.setting.limit is not None:
@@ -218,14 +220,14 @@ class PricedChips:
         return lower, upper
 
     def operators_s(self, chip: int, variant: Variant) -> FloatArray:
-        """Shortest durations of the blocks' forward operators."""
+        """Return the shortest durations of the blocks' forward operators, shape (operators,)."""
         number = self.variants.variants.index(variant)
         row = self.forward_s(np.array([chip]), np.array([number]))[0]
         operators_s: FloatArray = row[: variant.facts.operator_count].copy()
         return operators_s
 
     def times(self, chip: int, variant: Variant, pass_s: FloatArray) -> VariantTimes:
-        """These times of a variant's passes, with the operators' own; see `times_of`."""
+        """Combine pass times of a variant with its operator times; see `times_of`."""
         return times_of(variant, pass_s, self.operators_s(chip, variant))
 
     def place(
@@ -236,8 +238,8 @@ class PricedChips:
         cutoff_s: float = np.inf,
         memory_bytes: float | None = None,
     ) -> Division | None:
-        """The best placement with these times (layers, forward and backward), below the cutoff; of
-        lower bounds a lower bound, as passes that take longer end no step sooner."""
+        """Return the fastest placement below the cutoff with pass times of shape (layers, 2). Lower
+        bounds on the passes give a lower bound on the step, which is monotone in them."""
         problem = self.placement_problem(chip, variant, memory_bytes)
         return self.setting.place(problem, self.times(chip, variant, pass_s), cutoff_s)
 
@@ -249,7 +251,7 @@ class PricedChips:
         division: Division,
         memory_bytes: float | None = None,
     ) -> Placement:
-        """The placement behind a division, in full."""
+        """Return the full placement of a division."""
         problem = self.placement_problem(chip, variant, memory_bytes)
         placer = self.setting.profile.placer
         return placer.describe(problem, self.times(chip, variant, pass_s), division)
@@ -257,7 +259,8 @@ class PricedChips:
     def placement_problem(
         self, chip: int, variant: Variant, memory_bytes: float | None = None
     ) -> PlacementProblem:
-        """The variant on devices of this chip; with its own memory unless told otherwise."""
+        """Return the placement problem of a variant on this chip; `memory_bytes` overrides the
+        chip's memory size."""
         chip_bytes = float(self.chips.hbm_capacity_bytes[chip])
         return self.setting.problem(
             variant,
@@ -266,7 +269,7 @@ class PricedChips:
         )
 
     def problem(self, chip: int, pass_index: int) -> ScheduleProblem:
-        """The scheduling problem of one pass on one chip."""
+        """Return the scheduling problem of one pass on one chip."""
         duration, demand = pass_problem(self.costs, self.passes.arrays, pass_index, chip)
         return ScheduleProblem(
             duration_s=duration,
@@ -284,10 +287,10 @@ class PricedChips:
         limit_s: float = np.inf,
         stop: StopCheck = never,
     ) -> list[tuple[Schedule, Schedule]]:
-        """Forward and backward schedules of every layer of a variant.
+        """Return the forward and backward schedules of every layer of a variant.
 
-        No more effort than it takes to show that no step is below the limit: the passes whose gaps
-        matter most come first, each until it is long enough.
+        Passes are solved in descending order of repeats * gap. The work ends as soon as the lower
+        bounds prove that no step is below `limit_s`.
         """
         wait_for_kernels("schedules")
         first = 2 * variant.first_layer
@@ -301,7 +304,7 @@ class PricedChips:
             if schedules[number].gap <= tolerance:
                 continue
             enough_s = np.inf
-            if effort != "linear":  # which takes no longer than to know what is enough
+            if effort != "linear":  # "linear" is as fast as computing `enough_s`
                 enough_s = self._enough_s(chip, variant, schedules, number, limit_s)
             schedules[number] = solve(
                 problems[number], effort=effort, tolerance=tolerance, enough_s=enough_s, stop=stop
@@ -314,8 +317,8 @@ class PricedChips:
     def _enough_s(
         self, chip: int, variant: Variant, schedules: list[Schedule], number: int, limit_s: float
     ) -> float:
-        """How long one of the passes has to be for all steps to reach the limit, the others being
-        as they are; infinite where none of its schedules is that long.
+        """Return how long one pass must take so that every step reaches `limit_s`, with the other
+        passes fixed; infinite if its current makespan is not long enough.
         """
         lower, _ = self.pass_bounds(chip, variant, schedules)
 
@@ -333,7 +336,7 @@ class PricedChips:
 
 
 def times_of(variant: Variant, pass_s: FloatArray, forward_s: FloatArray) -> VariantTimes:
-    """Times of a variant's passes as a placement takes them."""
+    """Return the times of a variant's passes in the form that a placement needs."""
     layers = variant.layers
     end = len(variant.passes)
     return VariantTimes(pass_s[:layers], forward_s, pass_s[layers:end])

@@ -1,7 +1,7 @@
-"""The layouts that a bound must consider: stage counts that fit in memory, and rounds.
+"""The layouts that a bound must consider, per variant.
 
-For each variant: every number of stages that fits with the least memory, with every number of
-rounds that some data-parallel degree gives, and the part of the step that no chip changes
+For each variant: every stage count that can fit in memory, every number of microbatches per replica
+that a data-parallel degree gives, and the part of the step that does not depend on the chip
 (transfers between stages, gradient reduction, optimizer).
 """
 
@@ -26,18 +26,18 @@ from atoll.step.states import States
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
-Row = tuple[float, ...]  # a layout, in the order of `Floors`
+Row = tuple[float, ...]  # one layout, in the order of the fields of `StepFloors`
 
 
 @dataclass(frozen=True, slots=True)
 class PowerLimit:
-    """What a device may draw: in all, and for each square millimetre of its die."""
+    """Power limit of a device: in total, and per square millimetre of its die."""
 
     W: float = np.inf
     W_per_mm2: float = np.inf
 
     def of(self, area_mm2: FloatArray) -> FloatArray:
-        """Devices with dies of these areas."""
+        """Return the limit in watts for dies of these areas."""
         return np.minimum(self.W, self.W_per_mm2 * area_mm2)
 
     def words(self) -> str:
@@ -47,7 +47,7 @@ class PowerLimit:
 
 @dataclass(frozen=True)
 class SearchSetting:
-    """What holds for every chip and every model of a search."""
+    """Settings shared by all chips and models of a search."""
 
     network: Network
     profile: Profile
@@ -57,11 +57,11 @@ class SearchSetting:
     zero: tuple[int, ...] = (0,)
     orders: tuple[str, ...] = ("1f1b",)
     hsdp: tuple[int, ...] = (1,)
-    """Replicas of what ZeRO divides; none: any."""
+    """Replicas of ZeRO's sharding group; empty: any."""
     vpp: tuple[int, ...] = ()
-    """Chunks of interleaved stages; none: those of equal size."""
+    """Chunks per stage of the interleaved schedule; empty: those that divide evenly."""
     limit: PowerLimit | None = None
-    """What a device may draw in a pass, on average; none: nothing limits it."""
+    """Limit on the mean power of a device during a pass; None: no limit."""
 
     def problem(self, variant: Variant, memory_bytes: float, hbm_Bps: float) -> PlacementProblem:
         return PlacementProblem(
@@ -77,20 +77,22 @@ class SearchSetting:
 
     @cached_property
     def _planned_layouts(self) -> dict[tuple[ChainFacts, int], PlannedLayouts | None]:
-        """Layouts of variants that were asked for."""
+        """Return the cache of `_planned`."""
         return {}
 
     def place(
         self, problem: PlacementProblem, times: VariantTimes, cutoff_s: float = np.inf
     ) -> Division | None:
-        """The best placement below the cutoff; None also where some layer takes forever."""
+        """Return the fastest placement below the cutoff; None if there is none or if a layer cannot
+        run (infinite time)."""
         if not np.isfinite(times.pass_s).all():
             return None
         return self.profile.placer.place(problem, times, cutoff_s)
 
 
 class Layouts(NamedTuple):
-    """Flat lists over variants, as the compiled bound wants them."""
+    """Layouts of all variants as flat arrays for the kernels: those of variant v are rows
+    ptr[v]:ptr[v + 1]."""
 
     ptr: IntArray
     floors: StepFloors
@@ -103,8 +105,8 @@ def list_layouts(
     hbm_Bps: float,
     least_layer_s: Sequence[FloatArray],
 ) -> Layouts:
-    """`least_layer_s` bounds each variant's layers on the fastest chip: with it, layouts that
-    lose on every chip are left out."""
+    """Return the layouts of all variants without those that are slower on every chip.
+    `least_layer_s` has lower bounds on each variant's layers on the fastest chip."""
     placer = setting.profile.placer
     rows: list[Row] = []
     ptr = [0]
@@ -123,8 +125,8 @@ def list_layouts(
 
 
 def _rows(stages: int, terms: StepTerms, load_s: float) -> list[Row]:
-    """One row per number of rounds, without those that another beats on every chip."""
-    # From many copies to few: rounds only grow, so only cheaper transfers and reductions can pay.
+    """Return one row per number of replicas, without those that are dominated on every chip."""
+    # From many replicas to few: loads only grow, so only cheaper transfers and reductions help.
     loads, transfer_s, fixed_s = (
         part[::-1] for part in (terms.loads, terms.transfer_s, terms.fixed_s)
     )
@@ -136,8 +138,8 @@ def _rows(stages: int, terms: StepTerms, load_s: float) -> list[Row]:
 
 
 def _undominated_rows(floors: StepFloors) -> list[Row]:
-    """Other layouts without those that another of as many stages beats on every chip: it pays no
-    more of anything.
+    """Return the rows of the planner's layouts, without those for which another layout with as many
+    stages and copies is no larger in any term.
     """
     rows = np.unique(np.stack([column.astype(np.float64) for column in floors], axis=1), axis=0)
     kept_rows: list[Row] = []
@@ -159,12 +161,12 @@ def undominated(
     fixed_s: FloatArray,
     load_s: float,
 ) -> IntArray:
-    """Indices of layouts, in the order of their loads, without those that an earlier one beats on
-    every chip whose mean stage takes `load_s` or more.
+    """Return the indices of layouts (by ascending loads) that no earlier one dominates on every
+    chip whose mean stage takes at least `load_s`.
 
-    Each pays loads x the largest load, passes x the whole, and its fixed part. Transfers belong to
-    the whole and, divided over the stages, to the largest load: a later layout's is shorter than an
-    earlier one's by no more than its transfers are.
+    A step takes loads * (largest load) + passes * (full pass) + fixed_s. The full pass includes
+    `transfer_s`, the largest load at least transfer_s / stages. The largest load of a later layout
+    is therefore shorter by at most the difference of the transfers / stages.
     """
     left = np.arange(len(fixed_s))
     kept = []

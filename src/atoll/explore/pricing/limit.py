@@ -1,13 +1,12 @@
-"""A limit on what a device draws, and how long it makes passes and steps.
+"""Effect of a power limit on the times of passes and steps.
 
-A device draws what it takes at rest (leakage, clocks, HBM without traffic) and the energy of what
-it computes and moves. Where a pass of a layer would draw more than the limit, the device skips
-clocks: the same energy over a longer pass. What a lower voltage would save is another chip of the
-space, the same one at the next clock of its list.
+A device draws idle power (leakage, clocks, HBM without traffic) and the energy of its computation
+and data movement. If a pass exceeded the limit, the device skips clocks: the same energy over a
+longer pass. Lower voltages are other chips of the space, with a lower clock.
 
-So a pass takes no less than its energy over what the limit leaves, on any schedule, and a step no
-less than the energy of all its passes over what the limit leaves to all devices. Multiply-adds,
-vector operations and bytes of links are the same on every chip: a bound before anything is priced.
+For any schedule, pass seconds >= energy / (limit - idle power), and step seconds >= energy of all
+passes / (devices * (limit - idle power)). Multiply-adds, vector operations and link bytes are the
+same on every chip, so they give a bound before anything is priced.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def computed_J(
     vector_ops: FloatArray,
     link_bytes: FloatArray,
 ) -> FloatArray:
-    """Of so much work on each chip, without bytes of HBM and of shared buffers: (works, chips)."""
+    """Return the joules of work on each chip, without HBM and shared buffers, (works, chips)."""
     energy = energy_at(chips.template, chips.process_nm)
     configs, config = chips.tensor_configs, chips.tensor_config[:, FIRST_OPTION]
     moved = core_buffer_bytes_per_mac(configs.width[config], configs.depth[config])
@@ -40,19 +39,19 @@ def computed_J(
 
 
 def _square(chips: Chips) -> FloatArray:
-    """Of voltages at their clocks."""
+    """Return the squared voltage of each chip at its clock, relative to the energy model."""
     voltage = chips.template.voltage
     return np.ones(len(chips)) if voltage is None else voltage(chips.clock_Hz) ** 2
 
 
 def operator_J(chips: Chips, costs: Costs, work: OperatorWork) -> FloatArray:
-    """Of every distinct operator on every chip, at its widest spread: (operators, chips)."""
+    """Return the joules of each operator on its most cores, shape (operators, chips)."""
     energy, levels = energy_at(chips.template, chips.process_nm), chips.template.levels
     widest = (costs.tensor_count > 0).sum(axis=1) - 1
     config = costs.tensor_config[np.arange(len(chips)), widest]
     products = (work.macs > 0.0)[:, None]
     hbm = np.where(products, costs.hbm_bytes[:, config], work.bytes[:, None])
-    # Collectives go between HBM and the network port, past the buffers.
+    # Collectives move between HBM and the network port and bypass the buffers.
     buffered = np.where(work.link_bytes > 0.0, 0.0, work.bytes)[:, None]
     glb_J = energy.glb_J_per_byte * chips.glb_energy
     operator_joules = np.where(products, costs.glb_bytes[:, config], buffered) * glb_J
@@ -67,19 +66,19 @@ def operator_J(chips: Chips, costs: Costs, work: OperatorWork) -> FloatArray:
 
 
 def pass_J(passes: PassSet, operator_J: FloatArray, layers: IntArray) -> FloatArray:
-    """Of both passes of these layers, from the energies of operators: (layers, 2, chips)."""
+    """Return the joules of both passes of these layers, shape (layers, 2, chips)."""
     joules = np.zeros((len(layers), 2, operator_J.shape[1]))
     ptr, op = passes.arrays.ptr, passes.arrays.op
     for number, layer in enumerate(layers.tolist()):
         for which in range(2):
-            # One after the other: the same to the last bit whatever the other chips.
+            # Add one at a time: sums are then bit-identical for any set of chips.
             for row in op[ptr[2 * layer + which] : ptr[2 * layer + which + 1]]:
                 joules[number, which] += operator_J[row]
     return joules
 
 
 def resting_W(chips: Chips) -> FloatArray:
-    """Of one device of each kind: what time takes, whatever it does."""
+    """Return the idle power of one device of each chip, shape (chips,)."""
     energy = template_energy(chips.template)
     return np.asarray(
         energy.static_W_per_mm2 * chips.area_mm2 + energy.hbm_W_per_byte * chips.hbm_capacity_bytes
@@ -87,7 +86,7 @@ def resting_W(chips: Chips) -> FloatArray:
 
 
 def shortest_s(joules: FloatArray, left_W: FloatArray) -> FloatArray:
-    """What takes so much energy is no shorter where so much power is left; never, without any."""
+    """Return joules / left_W, infinite where no power is left."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(left_W > 0.0, joules / left_W, np.inf)
 
@@ -100,8 +99,8 @@ def step_floors_s(
     repeats: FloatArray,
     rest_W: FloatArray | None = None,
 ) -> FloatArray:
-    """No step of a chip's variant is shorter, whatever its layout: (chips, variants); at another
-    power at rest if told.
+    """Return lower bounds on the step seconds for any layout, shape (chips, variants). `rest_W`
+    overrides the idle power.
     """
     step_s = np.zeros((len(chips), len(variants.variants)))
     if setting.limit is None:

@@ -1,4 +1,4 @@
-"""What each distinct operator does, whatever the chip: the raw material of rooflines and energy."""
+"""Chip-independent work of each distinct operator, for rooflines and energy."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from atoll.fabric.network import Network
 
 @dataclass(frozen=True, eq=False)
 class OperatorWork:
-    """One entry per distinct operator of a pass set."""
+    """Work of the distinct operators of a pass set, arrays of shape (operators,)."""
 
     macs: FloatArray
-    """Multiply-adds that must be computed (masked tiles left out)."""
+    """Multiply-adds, without masked tiles."""
     vector_ops: FloatArray
     bytes: FloatArray
     link_bytes: FloatArray
     link_s: FloatArray
     outputs: FloatArray
-    """Elements that its products make (masked ones left out)."""
+    """Output elements of the matrix products, without masked ones."""
     starts: FloatArray
-    """1, or 0 of collectives, whose network has its own latency."""
+    """1, or 0 for collectives, whose latency is part of the network model."""
 
 
 def operator_work(keys: tuple[OperatorKey, ...], network: Network, operations: str) -> OperatorWork:

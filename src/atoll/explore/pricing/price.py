@@ -1,8 +1,8 @@
-"""What a score is divided by: dollars, watts, or what a device costs over its years.
+"""Prices that divide a score: dollars, watts, or total cost of ownership.
 
-All of them are known exactly of a chip and grow, or stay, with each of its parameters and with its
-memory. So a bound on a chip's throughput over its price bounds its score, and of a group of chips
-the fastest corner over the cheapest.
+Each price is exact for a chip and does not decrease with any of its parameters or its memory. So
+(bound on throughput) / price bounds the score of a chip; for a group of chips, the throughput bound
+of the fastest corner / the price of the cheapest corner does.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from atoll.questions import SearchQuestion
 
 @dataclass(frozen=True, slots=True)
 class Per:
-    """Something that a device takes."""
+    """A quantity per device by which a score can be divided."""
 
     name: str
     unit: str
     device: Callable[[DesignSpace, Hbm, Prices], FloatArray]
-    """Of every design of a space with an HBM."""
+    """Function that returns the quantity of each design of a space with an HBM."""
     priced: bool = True
-    """Whether it needs prices, which only templates of a process have."""
+    """Whether prices are needed, which only templates with a process have."""
 
 
 def _usd(space: DesignSpace, hbm: Hbm, prices: Prices) -> FloatArray:
@@ -65,7 +65,7 @@ PERS = {
 
 
 def price_of(job: SearchQuestion) -> Price | None:
-    """What a job's throughput is divided by."""
+    """Return the price that divides a job's throughput, or None."""
     if job.per is None:
         return None
     options = {
@@ -84,14 +84,14 @@ def price_of(job: SearchQuestion) -> Price | None:
 
 @dataclass(frozen=True)
 class Price:
-    """What the devices of a job take together."""
+    """Price of all devices of a job."""
 
     per: Per
     devices: int
     prices: Prices = USUAL_PRICES
 
     def of_designs(self, space: DesignSpace, hbm: Hbm) -> FloatArray:
-        """With one HBM."""
+        """Return the price of every design of a space with one HBM, shape (designs,)."""
         without = space.template.process_nm is None and "process_nm" not in space.columns
         if self.per.priced and without:
             raise AtollError(
@@ -103,7 +103,7 @@ class Price:
     def of_chips(
         self, space: DesignSpace, chips: Chips, memories: Sequence[tuple[Hbm, ...]]
     ) -> FloatArray:
-        """Of chips of a space, each with one memory."""
+        """Return the prices of chips of a space, each with one memory, shape (chips,)."""
         prices = np.empty(len(chips))
         for number, (hbm,) in enumerate(memories):
             chosen = chips.memory == number

@@ -1,8 +1,7 @@
-"""The layouts' raw material: what one device computes of each model in a microbatch.
+"""Model variants: what one device computes for each model in one microbatch.
 
-A variant is one model at one microbatch, sharded by tensor, context and expert parallelism. All
-variants of all models are flattened into one set of passes, so that distinct operators are costed
-once.
+A variant is one model with one microbatch size, sharded by tensor, context and expert parallelism.
+All variants of all models share one set of passes, so each distinct operator is priced once.
 """
 
 from __future__ import annotations
@@ -33,35 +32,34 @@ from atoll.workload.low_precision import check_precision, narrowed
 from atoll.workload.prepare import in_context
 
 LONG = 8192
-"""Tokens of a sequence from which on wider context parallelism is tried."""
+"""Sequence length in tokens from which cp of 4 and 8 are also tried."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One model to train, with the batch it is trained with."""
+    """One model to train, with its sequence length and global batch."""
 
     name: str
     config: ModelConfig | StoredModel
     sequence: int
     global_batch: int
     precision: str = "bf16"
-    """Of its products (`workload.narrow`)."""
+    """Precision of the matrix products (`workload.low_precision`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spreads:
-    """How a model may be spread beside tensor parallelism: values to try on each axis. Those that
-    a model cannot have are left out."""
+    """Values to try for the axes other than tp; values that a model cannot use are skipped."""
 
     cp: tuple[int, ...] = (1,)
     """Context parallelism."""
     ep: tuple[int, ...] = (1,)
     etp: tuple[int, ...] = ()
-    """Tensor widths of the experts; none: that of the rest."""
+    """Tensor-parallel degrees of the experts; empty: tp."""
     sp: tuple[bool, ...] = ()
-    """Sequence parallelism where there is tensor parallelism; none: as the profile has it."""
+    """Sequence parallelism if tp > 1; empty: as given by the profile."""
     apart: bool = False
-    """Whether weight gradients are priced by themselves too, for orders that put them off."""
+    """Whether weight passes are also priced separately, for schedules that delay them."""
 
 
 NO_SPREADS = Spreads()
@@ -69,23 +67,23 @@ NO_SPREADS = Spreads()
 
 @dataclass(frozen=True, eq=False)
 class Variant:
-    """What one device computes of a model in one microbatch."""
+    """The part of a model that one device computes in one microbatch."""
 
     workload: int
     config: ModelConfig | StoredModel
     microbatch: int
     tp: int
     model: Model
-    """The device's share; its experts are not yet spread."""
+    """The device's share of the model, before expert parallelism."""
     facts: ChainFacts
     first_layer: int
     """Index of its first layer in the pass set."""
     microbatches: int
-    """Microbatches in the whole batch."""
+    """Number of microbatches in the global batch."""
     passes: tuple[Layer, ...]
-    """The model's kinds of layers as they are priced; where weight gradients are priced by
-    themselves, each once more, with the rest of the backward pass and them in the place of the two
-    passes."""
+    """Distinct layers as priced. If weight passes are priced separately, each layer appears a
+    second time, with its backward pass without weight gradients in place of the forward pass and
+    its weight pass in place of the backward pass."""
     cp: int = 1
     ep: int = 1
     etp: int = 1
@@ -93,22 +91,23 @@ class Variant:
 
     @property
     def layers(self) -> int:
-        """Kinds of layers."""
+        """Return the number of distinct layers."""
         return len(self.facts.layers)
 
     @property
     def width(self) -> int:
-        """Devices that share one microbatch in a stage."""
+        """Return the number of devices that share one microbatch in a stage."""
         return self.tp * self.cp
 
     @property
     def plain(self) -> bool:
-        """Whether tensor parallelism alone spreads it."""
+        """Return whether only tensor parallelism divides the model."""
         return self.cp == self.ep == 1 and self.etp == self.tp
 
     @property
     def turns(self) -> NDArray[np.int64]:
-        """Of the blocks' forward operators as they are priced, the first of each of the model's."""
+        """Return, for each forward operator of the blocks, the index of its first ring step among
+        the priced operators, shape (operators,)."""
         priced = [op for kind in self.facts.blocks for op in self.passes[kind.layer].forward]
         return np.array(
             [i for i, op in enumerate(priced) if not op.name.endswith(RING_TURN)], np.int64
@@ -116,7 +115,7 @@ class Variant:
 
     @property
     def layout(self) -> Layout:
-        """Its own part of a layout."""
+        """Return a layout with the axes that the variant fixes."""
         return Layout(
             tp=self.tp, cp=self.cp, ep=self.ep, etp=self.etp, sp=self.sp,
             microbatch=self.microbatch,
@@ -131,16 +130,17 @@ class Variants:
     variants: tuple[Variant, ...]
     passes: PassSet
     begins: NDArray[np.bool_]
-    """Of the operators of all passes, those with which a series part begins."""
+    """Whether each operator begins a part of a series (`series_begins`), shape (operators,)."""
 
     @property
     def layer_ranges(self) -> NDArray[np.int64]:
-        """First layer of each variant in the pass set, and the number of layers."""
+        """Return the first layer of each variant in the pass set, then the number of layers,
+        shape (variants + 1,)."""
         ends = [variant.first_layer for variant in self.variants]
         return np.array([*ends, len(self.passes.layers)], np.int64)
 
     def part(self, numbers: Iterable[int]) -> Variants:
-        """Some of the variants, with their own operators: pricing them is then quick."""
+        """Return some of the variants with only their operators, which are faster to price."""
         chosen: list[Variant] = []
         layers: list[int] = []
         for number in numbers:
@@ -151,7 +151,7 @@ class Variants:
         return Variants(self.workloads, tuple(chosen), passes, self.begins[at])
 
     def of_workload(self, workload: int) -> Variants:
-        """Those of one workload alone."""
+        """Return the variants of one workload."""
         chosen = self.part(self.of(workload))
         renumbered = tuple(replace(variant, workload=0) for variant in chosen.variants)
         return replace(chosen, workloads=(self.workloads[workload],), variants=renumbered)
@@ -172,7 +172,7 @@ def make_workload(
 def spreads_of(
     job: SearchQuestion, workloads: Sequence[Workload], orders: Sequence[str]
 ) -> Spreads:
-    """The spreads that a question asks for, or those that its models are tried with."""
+    """Return the values given in the question, or the defaults for its models."""
     long = any(workload.sequence >= LONG for workload in workloads)
     experts = max(
         (w.config.experts for w in workloads if isinstance(w.config, ModelConfig)), default=0
@@ -197,7 +197,7 @@ def make_variants(
     stop: StopCheck = never,
     spreads: Spreads = NO_SPREADS,
 ) -> Variants:
-    """Build every model at every microbatch, tensor width and spread that it allows."""
+    """Build every model with every microbatch, tp and other axis values that it allows."""
     variants: list[Variant] = []
     layers: list[Layer] = []
     for index, workload in enumerate(workloads):
@@ -207,7 +207,7 @@ def make_variants(
                 f"model {workload.name}: no tensor width of {list(tps)} divides its heads"
                 f" on {devices} devices; width 1 always does."
             )
-        # A microbatch that leaves a remainder would be credited with samples that it never runs.
+        # A microbatch that does not divide the batch would count samples that never run.
         sizes = [b for b in microbatches if workload.global_batch % b == 0]
         if not sizes:
             raise AtollError(_no_microbatch(workload, microbatches))
@@ -260,7 +260,7 @@ def make_variants(
 def _shares(
     workload: Workload, tps: Sequence[int], devices: int, profile: Profile, spreads: Spreads
 ) -> Iterator[tuple[int, int, int, bool]]:
-    """Tensor, context and expert tensor widths, and whether sequences are divided with tensors."""
+    """Yield the allowed combinations of tp, cp, etp and sp."""
     config, sequence = workload.config, workload.sequence
     width = 0 if isinstance(config, StoredModel) else config.expert_width  # of experts
     ring = _has_rings(config, profile)
@@ -278,15 +278,15 @@ def _shares(
 
 
 def _has_rings(config: ModelConfig | StoredModel, profile: Profile) -> bool:
-    """Whether context parallelism can be had: rings pass blocks of flash attention on."""
+    """Return whether context parallelism is possible, which needs ring flash attention."""
     if isinstance(config, StoredModel) or profile.attention != "flash":
         return False
     return not (config.encoder_layers or config.recurrent)
 
 
 def left_out_notes(job: SearchQuestion, profile: Profile, variants: Variants) -> Iterator[str]:
-    """What the proof is not about: layouts that no model is tried with, and the job's microbatches
-    that a model's batch leaves no room for.
+    """Yield what the proof does not cover: axis values not tried for any model, and microbatches
+    that do not divide a model's batch.
     """
     every = variants.variants
     configs = [workload.config for workload in variants.workloads]
@@ -316,7 +316,7 @@ def _numbers(values: Iterable[int]) -> str:
 def _expert_widths(
     config: ModelConfig | StoredModel, wanted: Sequence[int], devices: int
 ) -> list[int]:
-    """Devices over which the experts of a layer may be spread; without experts, one."""
+    """Return the allowed values of ep; only 1 for a model without experts."""
     experts = 0 if isinstance(config, StoredModel) else config.experts
     if not experts:
         return [1]
@@ -324,7 +324,7 @@ def _expert_widths(
 
 
 def _no_spread(workload: Workload, spreads: Spreads, devices: int, shares: bool) -> str:
-    """The refusal of degrees that leave nothing: of experts, or of what else a share has."""
+    """Return the error message for values of ep or cp that allow no variant."""
     if shares:
         axis, tried, why = "ep", spreads.ep, "has to divide its experts"
     else:
@@ -338,8 +338,8 @@ def _no_spread(workload: Workload, spreads: Spreads, devices: int, shares: bool)
 
 
 def priced_layers(model: Model, cp: int, ep: int, apart: bool) -> tuple[Layer, ...]:
-    """The layers of a share as a chip runs them: attention turn by turn of a ring, this device's
-    part of the experts; and the halves of each backward pass.
+    """Return the distinct layers as one chip runs them: attention in ring steps, and the device's
+    share of the experts. If `apart`, the halves of each backward pass follow.
     """
     passes_of_layers = [in_turns(spread_experts(layer, ep), cp) for layer, _ in model.kinds]
     return (*passes_of_layers, *(_halves(layer) for layer in passes_of_layers if apart))
@@ -353,7 +353,7 @@ def _halves(layer: Layer) -> Layer:
 
 
 def _no_microbatch(workload: Workload, microbatches: Sequence[int]) -> str:
-    """The refusal, with the nearest batch and the largest microbatch that would do."""
+    """Return the error message, with the nearest batch and the largest microbatch that work."""
     batch = workload.global_batch
     nearest = min(
         {max(1, round_(batch / b)) * b for b in microbatches for round_ in (floor, ceil)},

@@ -1,4 +1,4 @@
-"""Estimates and plans as data (`answers.plan`): all that is printed, drawn or traced of them."""
+"""Conversion of estimates and plans to data (`answers.plan`) for printing, plots and traces."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def plan_answer(plan: Plan) -> PlanAnswer:
 
 
 def layout_rows(plan: Plan) -> list[dict[str, object]]:
-    """Every layout that was estimated, the fastest first."""
+    """Return one row per estimated layout, fastest first."""
     names = [f.name for f in fields(Layout) if f.name != "blocks"]
     fastest_s = plan.fastest.step.time_s
     return [
@@ -171,7 +171,7 @@ def layout_rows(plan: Plan) -> list[dict[str, object]]:
 
 
 def write_layouts(plan: Plan, path: Path) -> None:
-    """The same as a table."""
+    """Write the rows of `layout_rows` to a table file."""
     rows = layout_rows(plan)
     write_csv(path, tuple(rows[0]), (tuple(row.values()) for row in rows))
 
@@ -196,7 +196,7 @@ def _memory(memory: Memory) -> StageMemory:
 
 
 def _stages(best: Estimate) -> tuple[PlannedStage, ...]:
-    """Each stage's layers and memory by part."""
+    """Return the layers and the memory by part of each stage."""
     layout = best.layout
     costs = Estimator(best.run).costs(layout)
     shares = stage_shares(costs, layout.schedule, layout.pp, layout.vpp, layout.blocks)
@@ -213,7 +213,7 @@ def _stages(best: Estimate) -> tuple[PlannedStage, ...]:
 
 
 def _operators(best: Estimate) -> tuple[DevicePass, ...]:
-    """Every kind of layer, operator by operator, in the order in which a device runs them."""
+    """Return the operators of every kind of layer in execution order."""
     run, layout = best.run, best.layout
     estimator = Estimator(run)
     operator_rows = []
@@ -252,12 +252,12 @@ def _operators(best: Estimate) -> tuple[DevicePass, ...]:
 
 
 def _most(parts: Mapping[Name, float]) -> Name:
-    """What takes most of an operator's time."""
+    """Return the part that takes most of an operator's time."""
     return max(parts, key=lambda name: parts[name])
 
 
 def _sensitivity(best: Estimate) -> list[Sensitivity]:
-    """The same layout estimated again with each rate of the machine 10 % lower and higher."""
+    """Estimate the same layout with each machine rate 10 % lower and 10 % higher."""
     rows, estimator = [], Estimator(best.run)
     for name, changed in _faster(best.run).items():
         less, more = (
@@ -273,7 +273,7 @@ def _sensitivity(best: Estimate) -> list[Sensitivity]:
 
 
 def _faster(run: Run) -> dict[str, Callable[[float], Run]]:
-    """By name: the run on a machine with one rate multiplied."""
+    """Return functions, by rate name, that multiply one machine rate of the run."""
 
     def memory(factor: float) -> Run:
         return replace(run, gpu=run.gpu.with_hbm(hbm_Bps=run.gpu.hbm_Bps * factor))

@@ -1,5 +1,5 @@
-"""Devices that exist, planned for the job of a searched chip: the same model, batch and number of
-devices, each on its own network and under the software that it usually has.
+"""Plans of the job of a searched chip on existing devices: the same model, batch and number of
+devices, with the network and software stack that each device usually has.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from atoll.training.run import Run
 
 
 def precision_of(name: str, wanted: Precision) -> Precision | None:
-    """That of the searched chips where the device has it; else fp8 for fp4, or its own 16 bits."""
+    """Return the wanted precision if the device has it, else fp8 for fp4, else None (16 bits)."""
     narrower: tuple[Precision, ...] = ("nvfp4", "fp8")
     for precision in narrower[narrower.index(wanted) :] if wanted in narrower else (wanted,):
         try:
@@ -29,7 +29,7 @@ def precision_of(name: str, wanted: Precision) -> Precision | None:
 
 
 def plan_on_device(name: str, run: Run, stop: Stop | None = None) -> ExistingDevice:
-    """The proven best layout of a run on the device of that name."""
+    """Return the best layout of a run on the named device, with its proof."""
     none = ExistingDevice(device=name, network=run.network.name, stack=run.stack.name, fits=False)
     if isinstance(run.gpu, Gpu):
         gpu = run.gpu

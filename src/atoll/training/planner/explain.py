@@ -1,4 +1,4 @@
-"""Why this layout: the best of the space with another value on each axis, and what it costs."""
+"""Reasons for a layout: per axis, the best layout with another value and its slowdown."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ AXES = (
 
 
 def reasons(space: LayoutSpace, best: Estimate) -> tuple[tuple[AxisReason, ...], str]:
-    """One sentence an axis that the space leaves open: the best layout with another value on it,
-    all other axes free, and what it costs. And why the last ones are missing, if they are.
+    """Return one reason per axis with several values: the best layout with another value, all other
+    axes free, and its slowdown. Also return why reasons are missing, empty if none are.
     """
     reasons_by_axis: list[AxisReason] = []
     for axis in AXES:
@@ -37,7 +37,7 @@ def reasons(space: LayoutSpace, best: Estimate) -> tuple[tuple[AxisReason, ...],
 
 
 def _reason(space: LayoutSpace, best: Estimate, axis: str) -> tuple[str, Estimate]:
-    """What another value costs, in words, none where there is none; and the layout that has it."""
+    """Return the slowdown of another value in words (empty if there is none), and its layout."""
     rows, names = _others(space, best.layout, axis)
     if not (rows.any() and names.any()):
         return "", best
@@ -64,8 +64,8 @@ def _reason(space: LayoutSpace, best: Estimate, axis: str) -> tuple[str, Estimat
 
 
 def _others(space: LayoutSpace, layout: Layout, axis: str) -> tuple[Bools, Bools]:
-    """Rows and recomputation policies with another value; sequence parallelism only where there is
-    a tensor group, schedules only where there is a pipeline.
+    """Return masks of the rows and recomputation policies with another value; for sp only rows with
+    tp > 1, for schedule only rows with pp > 1.
     """
     every = np.ones(len(space.names), dtype=np.bool_)
     if axis == "recompute":
@@ -88,7 +88,7 @@ def _others(space: LayoutSpace, layout: Layout, axis: str) -> tuple[Bools, Bools
 
 
 def _where(best: Estimate, alternative: Estimate) -> str:
-    """The part of the step that grows most; that shrinks most where the other is faster."""
+    """Name the part of the step that grows most, or shrinks most if the alternative is faster."""
     mine, theirs = best.step.breakdown(), alternative.step.breakdown()
     sign = 1 if alternative.step.time_s >= best.step.time_s else -1
     part = max(mine, key=lambda name: sign * (theirs[name] - mine[name]))

@@ -1,8 +1,8 @@
-"""What takes long in a plan, piece by piece: bounds of a family, estimates of layouts of a variant.
+"""The expensive parts of a plan: bounds of a family, and estimates of the layouts of a variant.
 
-A piece is a pure function of plain data with plain data (JSON) as its result: a run's store keeps
-it, and workers may compute it ahead of its turn (`executors.pieces`). Bounds are millions of
-numbers, quick to find: those are passed on, and not kept.
+A piece is a pure function from plain data to plain data (JSON), so a run's store can save it and
+worker processes can compute it in advance (`executors.pieces`). Bounds are millions of numbers that
+are fast to compute, so they are not stored.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 
 Singles = NDArray[np.float32]
 PieceCall = tuple[Any, ...]
-ROUNDING = 1e-9  # of times and bytes: compiled sums in another order than the estimate's
-SINGLE = 1e-6  # the same of bounds, which are kept in single precision
-SAME = 1e-12  # of a step: "optimal" recomputation that takes as long as a named policy is that
+ROUNDING = 1e-9  # relative error of times and bytes: compiled sums add in another order
+SINGLE = 1e-6  # relative error of bounds, which are stored in single precision
+SAME = 1e-12  # relative difference below which "optimal" equals a named recomputation policy
 AXES = [field.name for field in fields(Layout) if field.name != "blocks"]
 
 
 class PlanPieces:
-    """Of one run's layouts."""
+    """Pieces for the layouts of one run."""
 
     def __init__(self, run: Run, axes: Axes) -> None:
         self.run, self.axes = run, axes
@@ -57,30 +57,31 @@ class PlanPieces:
             "times": self._times,
         }
         self.ask: Callable[..., Any] = self.make
-        """Who is asked, and told of what may be asked for soon."""
+        """`ask` computes a piece or loads it; `announce` receives the calls expected next."""
         self.announce: Callable[[Iterable[PieceCall]], None] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Another process knows the question, and nothing that was found."""
+        """Pickle only the run and the axes; another process starts without cached results."""
         return PlanPieces, (self.run, self.axes)
 
     @property
     def alone(self) -> bool:
-        """Whether nobody keeps pieces, and no other process is asked for them."""
+        """Return whether pieces are computed directly, without a store or other processes."""
         return self.ask == self.make
 
     def make(self, kind: str, *args: Any, keep: bool = True) -> Any:
         return self.kinds[kind](*args)
 
     def block(self, family: LayoutFamily) -> LayoutColumns:
-        """All layouts of a family."""
+        """Return all layouts of a family, cached."""
         if family not in self._blocks:
             self._blocks[family] = block_of(self.run, self.axes, family)
         return self._blocks[family]
 
     def bounds(self, family: LayoutFamily) -> tuple[Singles, ...]:
-        """Seconds and bytes that the layouts of a family need at least, and seconds without
-        "optimal" recomputation; seconds of what fits.
+        """Return lower bounds for the layouts of a family, three arrays of shape (layouts,): step
+        seconds, bytes, and step seconds without "optimal" recomputation. Seconds are infinite
+        where the layout does not fit.
         """
         bounds: tuple[Singles, ...] = self.ask(*bounds_call(family), keep=False)
         return bounds
@@ -90,10 +91,10 @@ class PlanPieces:
         return tuple(map(_down, self._floor.bounds(self.block(LayoutFamily(*family)), capacity)))
 
     def least_s(self, block: LayoutColumns, names: Sequence[str]) -> Floats:
-        """(layouts, names): lower bounds on the seconds of layouts of one variant under
-        recomputation policies, under "optimal" as if they ran nothing again and kept least; those
-        of one stage under others are exact (`exact_without_pipeline`). Rounded down, infinite where
-        they do not fit.
+        """Return lower bounds on the step seconds of layouts of one variant, shape (layouts,
+        names), for each recomputation policy. "optimal" is bounded as if it recomputed nothing and
+        kept the fewest bytes. Other policies without a pipeline are exact
+        (`exact_without_pipeline`). Values are rounded down; infinite where a layout does not fit.
         """
         if self.alone:
             return self._least_s(_BlockLayouts(block), names)
@@ -101,7 +102,7 @@ class PlanPieces:
 
     @property
     def exact_without_pipeline(self) -> bool:
-        """Whether `least_s` prices layouts of one stage exactly: not on chips (schedules)."""
+        """Return whether `least_s` is exact for pp = 1; it is not on chips with schedules."""
         return self._lower_bounds is self.estimator
 
     def _least(self, names: Sequence[str], *block: Any) -> list[Any]:
@@ -112,9 +113,9 @@ class PlanPieces:
         return self._figures(self._lower_bounds, layouts, choices, Sums.bounds)[0]
 
     def times_s(self, block: LayoutColumns, names: Sequence[str], limit_s: float) -> Floats:
-        """(layouts, names): seconds of layouts of one variant under recomputation policies, rounded
-        down, infinite where they do not fit; minus a lower bound where they take no less than the
-        limit.
+        """Return the step seconds of layouts of one variant, shape (layouts, names), for each
+        recomputation policy. Values are rounded down; infinite where a layout does not fit; the
+        negative of a lower bound where a layout takes at least `limit_s`.
         """
         if self.alone:
             return self._times_s(_BlockLayouts(block), names, limit_s)
@@ -148,7 +149,8 @@ class PlanPieces:
         choices: Sequence[str],
         figures: Callable[[Sums], tuple[Floats, Floats, Ints]],
     ) -> tuple[Floats, Floats]:
-        """Seconds under each choice of recomputation, and under the best of them stage by stage."""
+        """Return the step seconds per recomputation choice, shape (layouts, choices), and with the
+        best choice per stage, shape (layouts,)."""
         step_s, bytes_ = batch_estimates(costs, layouts, choices, figures)
         step_s[bytes_ * (1 - ROUNDING) > self.run.capacity_bytes] = np.inf
         step_s *= 1 - ROUNDING
@@ -156,7 +158,7 @@ class PlanPieces:
 
 
 def make_piece(pieces: PlanPieces, kind: str, *args: Any) -> Any:
-    """A piece, in whatever process."""
+    """Compute a piece; a module-level function, so other processes can call it."""
     return pieces.make(kind, *args)
 
 
@@ -184,7 +186,7 @@ def _layouts(
 
 
 class _BlockLayouts:
-    """All layouts of a block, without recomputation."""
+    """Layouts of a `LayoutColumns` block, without recomputation."""
 
     def __init__(self, block: LayoutColumns) -> None:
         self.block = block
@@ -211,7 +213,7 @@ def _down(bounds: Floats) -> Singles:
 
 
 def _as_json(seconds: Floats) -> list[Any]:
-    """As JSON has it, which knows no infinity."""
+    """Return nested lists with None for infinity, which JSON cannot represent."""
     return [[None if s == np.inf else s for s in row] for row in seconds.tolist()]
 
 
@@ -222,7 +224,7 @@ def _from_json(rows: Any) -> Floats:
 
 
 def estimated_layouts(notes: Iterable[Any], global_batch: int) -> Iterator[Row]:
-    """What a store has of layouts that were estimated, a row for each under each policy."""
+    """Yield one row per estimated layout and recomputation policy in a store."""
     for note in notes:
         record = note["value"]
         if not isinstance(record, Mapping):

@@ -1,4 +1,4 @@
-"""The best layout of a run, proven over the space that it states (`search.py`)."""
+"""The best layout of a run, with a proof over the searched space (`search.py`)."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
     from atoll.answers.plan import PlanAnswer, PlanExplanation
 
 RUNNERS_UP = 4
-TOLERANCE = 0.0  # the search goes on until nothing can be faster
-TOO_LARGE, TOO_SLOW, REFUSED = "memory", "time", "target"  # what rules layouts out
-MOST_CANDIDATES = 3  # layouts that must be tried beside the best
-MOST_DOUBLINGS = 8  # of the devices, in search of a number that would do
+TOLERANCE = 0.0  # the search continues until no layout can be faster
+TOO_LARGE, TOO_SLOW, REFUSED = "memory", "time", "target"  # reasons to rule out layouts
+MOST_CANDIDATES = 3  # most layouts to benchmark in addition to the best
+MOST_DOUBLINGS = 8  # device counts to try when nothing fits, each twice the previous one
 
 
 @dataclass(frozen=True)
 class Plan(Exportable, DrawableResult["PlanAnswer"]):
-    """The best layout with its runners-up and the proof.
+    """The best layout of a run with its runners-up and the proof.
 
     Examples:
         >>> import atoll
@@ -57,29 +57,29 @@ class Plan(Exportable, DrawableResult["PlanAnswer"]):
     run: Run
     axes: Axes
     best: Estimate
-    """The layout that is named: the fastest, or the simplest of those that take as long."""
+    """Recommended layout: the fastest, or the simplest of those that tie with it."""
     fastest: Estimate
     runners_up: tuple[Estimate, ...]
     certificate: Certificate
     excluded: tuple[str, ...]
-    """Values of the axes that the space leaves out."""
+    """Axis values that were not searched."""
     target: str
-    """The space is restricted to what this target of exports can run."""
+    """Export target that must be able to run the layouts; empty if any may be used."""
     space: LayoutSpace = field(repr=False, compare=False)
     unseen: int = 0
-    """Layouts that may be faster, but were not estimated before the search had to end."""
+    """Layouts not evaluated when the search stopped; one of them could be faster."""
     stopped: str = ""
-    """Why it had to end before it was done, if it had."""
+    """Reason why the search stopped early; empty if it was completed."""
     ties: float = 0.0
-    """Of the fastest step: layouts that take so much longer count as equal to it."""
+    """Relative difference in step time below which a layout ties with the fastest."""
     tied: int = 1
-    """How many these are."""
+    """Number of layouts that tie with the fastest, including it."""
 
     def explain(self) -> PlanExplanation:
-        """Why this layout: where its time goes, and what the others lack.
+        """Explain the choice: where the time goes, and why other layouts are slower.
 
         Returns:
-            The reasons as data; printed, they read as those of `atoll explain`.
+            The reasons as data; printed, they read like the output of `atoll explain`.
 
         Examples:
             >>> import atoll
@@ -90,10 +90,10 @@ class Plan(Exportable, DrawableResult["PlanAnswer"]):
         return self.answer.explain()
 
     def to_dataframe(self) -> pd.DataFrame:
-        """Every layout that was estimated, the fastest first.
+        """Return every estimated layout, fastest first.
 
         Returns:
-            One row per layout: its step, how much slower it is, its axes.
+            One row per layout: its step time, how much slower it is, and its axes.
 
         Examples:
             >>> import atoll
@@ -109,10 +109,10 @@ class Plan(Exportable, DrawableResult["PlanAnswer"]):
         return self.best.export(target)
 
     def choice(self) -> str:
-        """Why a layout is named that is not the fastest.
+        """Explain why the recommended layout is not the fastest.
 
         Returns:
-            One sentence; empty where it is the fastest.
+            One sentence; empty if it is the fastest.
 
         Examples:
             >>> import atoll
@@ -131,15 +131,15 @@ class Plan(Exportable, DrawableResult["PlanAnswer"]):
 
     @cached_property
     def alternatives(self) -> tuple[LayoutCandidate, ...]:
-        """The few layouts that may be faster than the best in truth: they are behind it by less
-        than two layouts of one run usually differ from their estimates.
+        """Return the few layouts that could be faster than the best when measured: their estimates
+        differ by less than the usual model error between two layouts of one run.
         """
         mine = self.best.step.time_s
         others = [(e.step.time_s / mine - 1, e.layout) for e in (self.fastest, *self.runners_up)]
         others += [(r.slower, r.axes) for r in self.reasons if r.slower is not None]
         near: dict[Layout, LayoutCandidate] = {}
         for slower, layout in sorted(others, key=lambda pair: pair[0]):
-            alike = replace(layout, hsdp=1)  # replicas of what is sharded are tuned afterwards
+            alike = replace(layout, hsdp=1)  # hsdp is tuned afterwards
             if alike != replace(self.best.layout, hsdp=1) and slower < self.best.accuracy.between:
                 near.setdefault(
                     alike, LayoutCandidate(layout=str(layout), axes=layout, slower=slower)
@@ -147,10 +147,10 @@ class Plan(Exportable, DrawableResult["PlanAnswer"]):
         return tuple(near.values())[:MOST_CANDIDATES]
 
     def to_try(self) -> str:
-        """Which layouts a measurement should decide between.
+        """Name the layouts to benchmark in addition to the best.
 
         Returns:
-            One sentence; empty where no other layout is near.
+            One sentence; empty if no other layout is within the model error.
 
         Examples:
             >>> import atoll
@@ -161,7 +161,7 @@ class Plan(Exportable, DrawableResult["PlanAnswer"]):
         return candidates_words(self.alternatives, self.best.accuracy.between)
 
     def proof(self) -> str:
-        """What is proven, and what was done with the layouts of the space.
+        """State what is proven, and count the layouts by how they were ruled out.
 
         Returns:
             One sentence.
@@ -184,10 +184,10 @@ class Plan(Exportable, DrawableResult["PlanAnswer"]):
         return f"{of}{self.certificate.sentence()}; {', '.join(counts)}"
 
     def left_out(self) -> str:
-        """What the proof does not speak about.
+        """State what the proof does not cover.
 
         Returns:
-            One line; empty where all values of all axes were tried.
+            One line; empty if all values of all axes were searched.
 
         Examples:
             >>> import atoll
@@ -199,17 +199,17 @@ class Plan(Exportable, DrawableResult["PlanAnswer"]):
 
     @property
     def reasons(self) -> tuple[AxisReason, ...]:
-        """By axis, what the best layout with another value would cost."""
+        """Return, per axis, the slowdown of the best layout with another value."""
         return self._explained[0]
 
     @property
     def ended_early(self) -> bool:
-        """Whether a limit or Ctrl-C came before the end."""
+        """Return whether a limit or Ctrl-C ended the search or the explanation early."""
         return bool(self.stopped or self.not_done)
 
     @property
     def not_done(self) -> dict[str, str]:
-        """What there was no time for, and why."""
+        """Return the parts that were not completed, each with the reason."""
         return {"reasons": why} if (why := self._explained[1]) else {}
 
     @cached_property
@@ -232,7 +232,7 @@ class Plan(Exportable, DrawableResult["PlanAnswer"]):
 
 @build_answer.register(Plan)
 def _answer(plan: Plan) -> PlanAnswer:
-    """Made, and its types imported, when it is asked for."""
+    """Build the answer; its types are imported only on first use."""
     answer: PlanAnswer = import_named("atoll.training.planner.answer:plan_answer")(plan)
     return answer
 
@@ -250,9 +250,9 @@ def plan(
     ties: float = 0.0,
     last: Callable[[Plan], Plan] = lambda found: found,
 ) -> Plan:
-    """The fastest layout that fits, of those that `usable` says nothing against (which are those
-    that the target of an export can run), or the simplest that takes at most so much longer; as the
-    `last` step leaves it, with all that searches in the space.
+    """Return a plan with the fastest layout that fits, or the simplest one within the relative
+    difference `ties`. `usable` returns why the export target cannot run a layout. `last` transforms
+    the plan while the space is still open for searches.
     """
     axes, stop = axes or Axes(), stop or Stop()
     space = LayoutSpace(run, axes, refusal_of=usable, progress=progress, pieces=pieces, stop=stop)
@@ -314,7 +314,8 @@ def _certificate(space: LayoutSpace, fastest_layouts: FastestLayouts, target: st
 
 
 def _nothing_fits(space: LayoutSpace) -> InfeasibleError:
-    """Which part is too much in the layout that needs least, by how much, and what would fit."""
+    """Return an error that names the largest memory part of the layout that needs the least memory,
+    the excess, and a change that fits."""
     run = space.run
     nearest = space.smallest()
     parts = nearest.worst.parts()
@@ -349,11 +350,9 @@ def _least_devices(space: LayoutSpace) -> int:
 
 
 def _nearest_fit(run: Run, least_devices: int) -> Estimate | None:
-    """Return a layout that fits: of as many devices if any does, else of the next doubling that has
-    one. Fewer than the `least_devices` need no look.
-
-    Memory is least with microbatches of one sequence, everything divided and recomputed; only
-    such layouts are looked at.
+    """Return a layout that fits, on the same number of devices or the first doubling that has one;
+    device counts below `least_devices` are skipped. Only layouts with the least memory are tried:
+    microbatches of one sequence, ZeRO and full recomputation.
     """
     axes = Axes(microbatch=(1,), zero=(1, 3), hsdp=(1,), recompute=("full",))
     most = run.network.levels[-1].devices

@@ -1,4 +1,4 @@
-"""A plan as a problem of the driver: kept in a folder, continued, spread over workers, limited."""
+"""A plan as a problem of the driver, which stores, resumes, parallelizes and limits it."""
 
 from __future__ import annotations
 
@@ -26,18 +26,17 @@ PLAN = "plan.json"
 
 @dataclass(frozen=True)
 class PlanProblem:
-    """A question with the run and the values of the axes that it is about."""
+    """A question with its run and the axis values to search."""
 
     question: PlanQuestion
     run: Run
     axes: Axes
     usable: LayoutRefusal | None
     explained: bool
-    """Whether the reasons are sought at once, within the same limits; else when they are asked for.
-    """
+    """Whether the reasons are computed during the solve, within its limits, or on first use."""
 
     def identity(self) -> Identity:
-        """Pieces are named by their layouts: what a launch file can say changes none."""
+        """Return what identifies the stored pieces; the export target does not change them."""
         from atoll.store import fingerprint
 
         question_fields = self.question.to_dict()
@@ -45,7 +44,7 @@ class PlanProblem:
         of_software = "stack", "overlap", "optimizer"
         for name in ("time_limit_s", "export", "export_to", "ties", *of_software, *run_fields):
             del question_fields[name]
-        # Files and software that the question names are known by what they hold.
+        # Files and software named in the question are identified by their contents.
         contents = {field.name: getattr(self.run, field.name) for field in fields(self.run)}
         return question_fields | {
             f"{name}_content": fingerprint({name: repr(content)})
@@ -55,7 +54,8 @@ class PlanProblem:
 
     @property
     def ties(self) -> float:
-        """As asked. A chip of the template is planned at the step that its search proved."""
+        """Return the given `ties`, but 0 by default for template chips, so that a plan has the
+        step time that the search proved."""
         chip = isinstance(self.run.gpu, TemplateChip) and "ties" not in self.question.asked()
         return 0.0 if chip else self.question.ties
 
@@ -83,7 +83,7 @@ class PlanProblem:
             ties=self.ties,
             last=last,
         )
-        # What is asked for later has neither workers nor a limit.
+        # Later calls use neither workers nor a limit.
         pieces.ask, pieces.announce, solved_plan.space.stop = pieces.make, None, Stop()
         return solved_plan
 

@@ -1,13 +1,13 @@
 """Branch and bound over the layouts of a run.
 
-1. All layouts are bounded at once (`bounds.family_bounds`).
-2. Those that may be among the fastest are bounded again, one variant at a time, by their own costs:
-   pipelines by paths through their replay (`batch.path_bounds`), "optimal" recomputation as if it
-   kept least and ran nothing again (`LEAST_CHOICE`).
-3. Those that still may be are estimated, pipelines by their replay; the fastest in full.
+1. Bound all layouts at once (`bounds.family_bounds`).
+2. Bound the layouts that could be among the fastest again, one variant at a time, by their actual
+   costs: pipelines by paths through their passes (`batch.path_bounds`), "optimal" recomputation as
+   if it kept the fewest bytes and recomputed nothing (`LEAST_CHOICE`).
+3. Estimate the layouts that still could be, pipelines by replay; the fastest in full.
 
-The lowest bound goes first. What was priced and estimated is kept, so that parts of the space can
-be searched again.
+The lowest bound is processed first. Results are cached, so parts of the space can be searched
+again.
 """
 
 from __future__ import annotations
@@ -44,24 +44,24 @@ from atoll.training.planner.space import Axes, Bools, Ints, LayoutColumns, famil
 from atoll.training.run import Run
 
 LayoutRefusal = Callable[[Layout], str | None]
-"""Why a layout cannot be used, or nothing if it can."""
+"""Function that returns why a layout cannot be used, or None if it can."""
 BOUND_TOGETHER = (
-    0.07  # rows of a variant with bounds so much above what is asked for are bounded together
+    0.07  # rows of a variant within this relative distance of the limit are bounded together
 )
-NEAR = 0.01  # those with bounds so much above the lowest are estimated together
-MOST_REFUSED = 1000  # of the fastest layouts: if none of so many can be used, none is sought
-REPORT_S = 0.2  # between two reports of progress
-SECOND_PROCESS_MIN_ROWS = 50_000  # rows that are worth a second process
-MOST_TRIED = 20  # layouts looked at for the one that needs least memory
+NEAR = 0.01  # rows within this relative distance of the lowest bound are estimated together
+MOST_REFUSED = 1000  # the search fails if this many of the fastest layouts are all refused
+REPORT_S = 0.2  # seconds between progress reports
+SECOND_PROCESS_MIN_ROWS = 50_000  # fewest rows for which a second process pays off
+MOST_TRIED = 20  # layouts estimated to find the one that needs the least memory
 
 
 class UnusableError(AtollError):
-    """Layouts fit, but what they are asked for can use none of them."""
+    """Error: some layouts fit, but the export target can use none of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class FastestLayouts:
-    """The fastest layouts of a space or of a part of it, and what was done for them."""
+    """The fastest layouts of a space or a part of it, with counts of all other layouts."""
 
     best: tuple[Estimate, ...]
     too_large: int
@@ -69,13 +69,13 @@ class FastestLayouts:
     too_slow: int
     """Layouts that are provably no faster than the slowest of `best`."""
     refused: int
-    """Layouts that are fast enough, but that the target of an export cannot run."""
+    """Layouts that are fast enough, but that the export target cannot run."""
     estimated: int
     """Layouts that were estimated in full."""
     bound_s: float
-    """Lower bound on the step of all other layouts."""
+    """Lower bound on the step time of all other layouts."""
     refusal: str
-    """Reason of the first refusal."""
+    """Reason for the first refusal."""
     not_evaluated: int = 0
     """Layouts left unexplored when the search stopped; one of them could be faster."""
     stopped: bool = False
@@ -83,8 +83,8 @@ class FastestLayouts:
 
 
 class LayoutSpace:
-    """All layouts of a run, a row for each but for its recomputation, with bounds on step time and
-    bytes; rows that were estimated have figures for every recomputation policy.
+    """All layouts of a run. A row is a layout without its recomputation policy and has lower bounds
+    on step time and bytes. A slot holds the times of one row for every policy.
     """
 
     def __init__(
@@ -116,20 +116,20 @@ class LayoutSpace:
         self.least_s: Singles
         self.bound_without_optimal_s: Singles
         self.least_s, self.least_bytes, self.bound_without_optimal_s = self._bounds()
-        """Of every row, seconds under the policies, bytes, and seconds without "optimal"."""
+        """Lower bounds, each of shape (rows,): seconds, bytes, and seconds without "optimal"."""
         self.bounded_per_s = len(self) / max(time.perf_counter() - begin, 1e-9)
         self.may_fit = self.least_bytes <= run.capacity_bytes * (1 + SINGLE)
-        """Rows that are not too large by their bounds."""
+        """Whether the lower bound on bytes fits in memory, shape (rows,)."""
         self.slot = np.full(self.starts[-1], -1, dtype=np.int32)
-        """Of every row, where its figures are."""
+        """Slot of each row, or -1, shape (rows,)."""
         self.rows = np.empty(0, dtype=np.int64)
         self.variant = np.empty((0, 2), dtype=np.int64)
-        """Of every slot its row, and the row's family and microbatch."""
+        """`rows`: row of each slot; `variant`: its family and microbatch, shape (slots, 2)."""
         self.time_s = np.empty((0, len(self.names)))
-        """(slots, names): infinite where it does not fit."""
+        """Step seconds, shape (slots, policies); infinite where a layout does not fit."""
         self.optimal = np.array([name == OPTIMAL for name in self.names])
         self.is_lower_bound = np.empty((0, len(self.names)), dtype=np.bool_)
-        """(slots, names): where `time_s` is a lower bound: under "optimal", and of pipelines."""
+        """Whether `time_s` is only a lower bound, shape (slots, policies)."""
         self._usable = refusal_of
         self._pairs = Pairs(self._figures, self._variant, self._uses_second_process)
         self._next_report_s = 0.0
@@ -137,7 +137,7 @@ class LayoutSpace:
         self._estimates: dict[tuple[int, int], Estimate] = {}
 
     def _bounds(self) -> Singles:
-        """(3, rows)."""
+        """Return lower bounds of shape (3, rows): seconds, bytes, seconds without "optimal"."""
         bounds = shared_zeros(3, int(self.starts[-1]))
 
         def fill(number: int) -> None:
@@ -173,7 +173,7 @@ class LayoutSpace:
         return sum(int((np.bincount(block.microbatch) > 0).sum()) for block in self.blocks)
 
     def column(self, axis: str) -> NDArray[np.int32]:
-        """Of every row the value on an axis."""
+        """Return the value of an axis for each row, shape (rows,)."""
         return np.concatenate([getattr(block, axis) for block in self.blocks])
 
     def layout(self, row: int, name: int) -> Layout:
@@ -183,11 +183,11 @@ class LayoutSpace:
         return layout
 
     def _family_number(self, row: int) -> int:
-        """The number of a row's family."""
+        """Return the index of a row's family in `blocks`."""
         return int(np.searchsorted(self.starts, row, side="right")) - 1
 
     def _family_rows(self, rows: Ints) -> LayoutColumns:
-        """Some rows of one family."""
+        """Return the layouts of some rows, all of one family."""
         owner = self._family_number(rows[0])
         return self.blocks[owner].part(rows - self.starts[owner])
 
@@ -198,8 +198,8 @@ class LayoutSpace:
         return self._estimates[at]
 
     def smallest(self, rows: Bools | None = None, names: Bools | None = None) -> Estimate:
-        """Of all or of some rows and policies, the layout that needs least memory, as far as bounds
-        tell.
+        """Return the layout that needs the least memory among the `MOST_TRIED` rows with the lowest
+        bounds on bytes, of all or of the given rows and policies.
         """
         listed = np.arange(len(self.slot)) if rows is None else np.flatnonzero(rows)
         order = listed[np.argsort(self.least_bytes[listed], kind="stable")][:MOST_TRIED]
@@ -208,7 +208,7 @@ class LayoutSpace:
         return min(tried, key=lambda estimate: estimate.worst.needed)
 
     def search(self, count: int) -> FastestLayouts:
-        """The fastest `count` layouts that fit."""
+        """Return the fastest `count` layouts that fit."""
         rows, named = self._all_rows_and_policies()
         best, refusals, estimated, bound_s, stopped = self._fastest(count, rows, named, report=True)
         if stopped and not best:
@@ -234,8 +234,8 @@ class LayoutSpace:
         )
 
     def nearest(self, rows: Bools, names: Bools) -> Estimate | None:
-        """The fastest layout that fits, of some rows and policies; none where no tool's words can
-        say any of them.
+        """Return the fastest layout that fits, of the given rows and policies; None if there is
+        none or the export target can use none of them.
         """
         try:
             best, *_, stopped = self._fastest(1, rows, names, report=False)
@@ -248,8 +248,8 @@ class LayoutSpace:
     def _fastest(
         self, count: int, rows: Bools, named: Bools, report: bool
     ) -> tuple[tuple[Estimate, ...], list[str], int, float, bool]:
-        """The fastest `count` that fit, what was refused among them, how many were written out, a
-        time that none of the others is below, and whether the search had to end.
+        """Return the fastest `count` layouts that fit, the refusals among them, the number
+        estimated in full, a lower bound on the time of all others, and whether the search stopped.
         """
         wanted, stopped = count, False
         while True:
@@ -263,15 +263,15 @@ class LayoutSpace:
             best, refusals, estimated, bound_s = self._estimated_in_full(count, ranked)
             if len(best) == count or limit_s == np.inf or stopped:
                 return best, refusals, estimated, min(bound_s, limit_s), stopped
-            wanted += count - len(best)  # some missed the memory by a rounding
+            wanted += count - len(best)  # some do not fit because of rounding
 
     def _all_rows_and_policies(self) -> tuple[Bools, Bools]:
-        """All rows and policies."""
+        """Return masks that select all rows, shape (rows,), and all policies, (policies,)."""
         return np.ones(len(self.slot), dtype=np.bool_), np.ones(len(self.names), dtype=np.bool_)
 
     def within(self, limit_s: float) -> Iterator[tuple[int, int]]:
-        """Row and policy of all layouts that fit, can be used and take no longer, the fastest
-        first; of those known, where the search has to end.
+        """Yield row and policy of all usable layouts that fit and take at most `limit_s`, fastest
+        first. If the search stops early, yield only those estimated so far.
         """
         every = self._all_rows_and_policies()
         with suppress(StoppedError):
@@ -281,7 +281,7 @@ class LayoutSpace:
                 yield row, name
 
     def estimated_layouts(self) -> Iterator[tuple[Layout, float]]:
-        """Layouts that fit and were estimated, with their seconds, the fastest first."""
+        """Yield the estimated layouts that fit, with their step seconds, fastest first."""
         every = self._all_rows_and_policies()
         for row, name, time_s in self._ranked(*every, True, np.inf):
             yield self.layout(row, name), time_s
@@ -289,8 +289,8 @@ class LayoutSpace:
     def _estimated_in_full(
         self, count: int, ranked: Iterator[tuple[int, int, float]]
     ) -> tuple[tuple[Estimate, ...], list[str], int, float]:
-        """The fastest in full, what was refused among them, how many were written out, and a time
-        that none of the others is below.
+        """Return full estimates of the fastest `count` layouts, the refusals among them, the number
+        estimated in full, and a lower bound on the time of all others.
         """
         best: list[Estimate] = []
         refusals: list[str] = []
@@ -311,9 +311,9 @@ class LayoutSpace:
     def _estimate_all(
         self, count: int, wanted_rows: Bools, named: Bools, report: bool, within_s: float = 0.0
     ) -> float:
-        """Bound and estimate, the lowest bound first, until no other row can be among the fastest
-        `count` or take less than `within_s`; a time that none is below, and the last of these not
-        above.
+        """Bound and estimate rows, lowest bound first, until no other row can be among the fastest
+        `count` or take less than `within_s`. Return the limit: no other row is faster, and the
+        fastest `count` are not slower.
         """
         least_s = self._least_s(named)
         limit_s, best_s = self._limit_s(count, wanted_rows, named)
@@ -337,7 +337,7 @@ class LayoutSpace:
             limit_s = max(limit_s, within_s)
 
     def _report(self, progress: Progress, rest: Ints, loose_s: Floats) -> None:
-        """Where the search of the whole space stands."""
+        """Report the progress of the search over the whole space."""
         every = self._all_rows_and_policies()
         best_s, _ = self._limit_s(1, *every)
         least_s = min(self.least_s[rest].min(initial=best_s), loose_s.min(initial=best_s))
@@ -347,14 +347,15 @@ class LayoutSpace:
         self._next_report_s = time.monotonic() + REPORT_S
 
     def _least_s(self, named: Bools) -> Singles:
-        """Bounds under some of the policies."""
+        """Return the lower bounds on seconds for the given policies, shape (rows,)."""
         return self.least_s if (self.optimal & named).any() else self.bound_without_optimal_s
 
     def _next_rows(
         self, least_s: Singles, rest: Ints, loose_s: Floats, limit_s: float, best_s: float
     ) -> Iterator[tuple[float | None, Ints]]:
-        """What is bounded, or (then with a limit above which bounds are enough) estimated next, as
-        long as nothing faster is found: rows of one variant, that with the lowest bound.
+        """Yield the rows to process next, assuming that no faster layout appears: rows of the
+        variant with the lowest bound. They are bounded if the first item is None; else they are
+        estimated, and it is the limit above which a bound is sufficient.
         """
         free = self.slot < 0
         while True:
@@ -376,8 +377,8 @@ class LayoutSpace:
                 return
 
     def _rows_of_variant(self, free: Bools, least_s: Singles, first: int, limit_s: float) -> Ints:
-        """Rows of a row's variant that are bounded with it, of those that are free. Those that
-        another part of the space may ask for are taken along.
+        """Return the free rows to bound together with row `first`, all of its variant. They include
+        rows that a later search of another part of the space may need.
         """
         owner = self._family_number(first)
         start, end = self.starts[owner : owner + 2]
@@ -388,8 +389,8 @@ class LayoutSpace:
         return np.asarray(start + np.flatnonzero(joined))
 
     def _rounded_s(self, limit_s: float) -> float:
-        """A limit, not below the one given, that many rows share: workers begin before it is known
-        to the last digit.
+        """Round a limit up to a power of (1 + NEAR), so that many calls share it and workers can
+        start before the exact limit is known.
         """
         if limit_s == np.inf:
             return limit_s
@@ -402,31 +403,33 @@ class LayoutSpace:
         return times_call(self._family_rows(rows), self.names, limit_s)
 
     def _variant(self, limit_s: float | None, rows: Ints) -> tuple[int, int]:
-        """Family and microbatch of rows of one variant."""
+        """Return the family and the microbatch of rows of one variant."""
         owner = self._family_number(rows[0])
         return owner, int(self.blocks[owner].microbatch[rows[0] - self.starts[owner]])
 
     def _figures(self, limit_s: float | None, rows: Ints) -> Floats:
-        """Seconds of rows of one variant, estimated or bounded by its own costs."""
+        """Return seconds of rows of one variant, shape (rows, policies): lower bounds if `limit_s`
+        is None, else estimates."""
         if limit_s is None:
             return self.pieces.least_s(self._family_rows(rows), self.names)
         return self.pieces.times_s(self._family_rows(rows), self.names, limit_s)
 
     def _loose_s(self, rows: Bools, named: Bools) -> Floats:
-        """Of every slot the lowest bound under these policies, infinite where all is estimated."""
+        """Return the lowest bound of each slot under the given policies, shape (slots,); infinite
+        where every time is an estimate."""
         loose = self.is_lower_bound & named & rows[self.rows, None]
         return np.asarray(np.where(loose, self.time_s, np.inf).min(axis=1))
 
     def _rest_s(self, rows: Bools, named: Bools) -> Singles:
-        """Bounds of rows without figures."""
+        """Return the lower bounds of the rows that have no slot yet."""
         rest: Singles = self._least_s(named)[rows & self.may_fit & (self.slot < 0)]
         return rest
 
     def _limit_s(
         self, count: int, rows: Bools, named: Bools, below_s: float = np.inf
     ) -> tuple[float, float]:
-        """No less than the time of the last of the fastest `count` layouts that are known, and that
-        of the first; those above an earlier such time are not looked at.
+        """Return an upper bound on the time of the `count`-th fastest estimated layout, and the
+        time of the fastest. Layouts above `below_s` are skipped.
         """
         left = count
         refused, best_s = 0, np.inf
@@ -446,8 +449,8 @@ class LayoutSpace:
     def _ranked(
         self, rows: Bools, named: Bools, exact: bool, below_s: float
     ) -> Iterator[tuple[int, int, float]]:
-        """(row, name, time) of what is bounded, or estimated (`exact`), and fits, up to a time; the
-        fastest first.
+        """Yield (row, policy, seconds) of the layouts that fit and take at most `below_s`, fastest
+        first; with `exact`, only those that are estimated.
         """
         every_s = self.time_s.reshape(-1)
         listed = np.flatnonzero(every_s <= min(below_s, sys.float_info.max))
@@ -467,13 +470,13 @@ class LayoutSpace:
             done = length
 
     def _store_times(self, estimated: bool, rows: Ints, times_s: Floats) -> None:
-        """What was found of rows of one variant."""
+        """Store the times of rows of one variant, shape (rows, policies)."""
         if estimated:
             self.time_s[self.slot[rows]] = np.abs(times_s)
             self.is_lower_bound[self.slot[rows]] = times_s < 0
             return
-        # "Optimal" is bounded by its own costs as if it ran nothing again; the first bound knows
-        # what it must, and may be closer.
+        # The bound of "optimal" assumes no recomputation; the family bound includes the necessary
+        # recomputation and may be higher.
         times_s = np.maximum(times_s, np.where(self.optimal, self.least_s[rows, None], 0.0))
         variant = np.array([self._variant(None, rows)])
         self.slot[rows] = np.arange(len(self.rows), len(self.rows) + len(rows))

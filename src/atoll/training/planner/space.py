@@ -1,9 +1,8 @@
-"""All layouts of a run: which values each axis may take, and the arrays of their combinations.
+"""The space of layouts of a run: the values of each axis and the arrays of their combinations.
 
-A variant fixes what one device computes in a microbatch (tensor, context and expert degrees, the
-experts' tensor width, sequence parallelism, microbatch); a family is all variants that differ in
-the microbatch alone. The layouts of a family are held as arrays, for there may be a hundred
-thousand; each may have any of the recomputation policies.
+A variant fixes what one device computes in a microbatch: tp, cp, ep, etp, sp and microbatch. A
+family is the set of all variants that differ only in the microbatch. A family may have 100,000
+layouts, so they are stored as arrays. Each layout can use every recomputation policy.
 """
 
 from __future__ import annotations
@@ -28,39 +27,39 @@ from atoll.training.run import Run
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 COLUMNS = ("pp", "dp", "vpp", "microbatch", "zero", "hsdp", "schedule", "split")
-"""Of a family, what differs between its layouts, recomputation apart."""
-MOST_CONTEXT = 8  # ranks of context parallelism that are tried unless told otherwise
+"""Names of the columns in which layouts of a family differ, other than recomputation."""
+MOST_CONTEXT = 8  # largest cp that is tried by default
 
 
 @dataclass(frozen=True)
 class Axes:
-    """Values to try on each axis; an empty one takes its default."""
+    """Values to try on each axis. An empty tuple stands for the default described below."""
 
     tp: tuple[int, ...] = ()
-    """Those inside the node that divide heads and feed-forward columns."""
+    """Sizes within one node that divide the heads and the feed-forward width."""
     pp: tuple[int, ...] = ()
-    """Divisors of what the other axes leave, up to the layers, embedding and head counted too."""
+    """Divisors of devices / (tp * cp), at most layers + 2 (embedding and output head)."""
     cp: tuple[int, ...] = ()
-    """1 to 8, those that divide the sequence."""
+    """1 to 8, where 2 * cp divides the sequence length."""
     ep: tuple[int, ...] = ()
-    """Divisors of the experts."""
+    """Divisors of the number of experts."""
     etp: tuple[int, ...] = ()
-    """Tensor widths of the experts: that of the rest, or 1."""
+    """Tensor-parallel degree of the experts: 1 or tp."""
     vpp: tuple[int, ...] = ()
-    """As many chunks as there are layers for, embedding and head counted too."""
+    """1 to (layers + 2) // pp chunks per stage."""
     microbatch: tuple[int, ...] = ()
-    """Divisors of the batch of a data-parallel rank."""
+    """Divisors of the batch per data-parallel rank."""
     sp: tuple[bool, ...] = (True, False)
-    """Matters where tp is above 1."""
+    """Sequence parallelism; applies only if tp > 1."""
     zero: tuple[int, ...] = ZERO_STAGES
-    """2 without a pipeline only."""
+    """ZeRO stages; stage 2 is tried only without a pipeline."""
     hsdp: tuple[int, ...] = ()
-    """Divisors of the number of ranks that share a parameter; above 1 from ZeRO 1 on."""
+    """Divisors of the number of ranks that share a parameter; above 1 only if zero >= 1."""
     recompute: tuple[str, ...] = RECOMPUTE
     schedule: tuple[str, ...] = ()
-    """Of pipelines (layouts without one are always tried); 1f1b stands for interleaved where vpp is
-    above 1. By default those that the stack runs, but for gpipe, which takes as long as 1f1b and
-    holds more."""
+    """Pipeline schedules; layouts without a pipeline are always tried. 1f1b with vpp > 1 means
+    interleaved. The default is every schedule of the stack except gpipe, which takes as long as
+    1f1b and needs more memory."""
 
     def __post_init__(self) -> None:
         for item in fields(self):  # a value given twice is one value
@@ -84,13 +83,13 @@ class Axes:
                 raise AtollError(f"{name}: no value to try")
 
     def orders(self, run: Run) -> tuple[str, ...]:
-        """The orders of pipelines that are tried."""
+        """Return the names of the pipeline schedules to try."""
         return self.schedule or tuple(order for order in run.stack.orders if order != "gpipe")
 
 
 @dataclass(frozen=True)
 class LayoutFamily:
-    """What one device computes of a sequence."""
+    """Axes that determine what one device computes for a sequence."""
 
     tp: int
     cp: int
@@ -103,12 +102,12 @@ class LayoutFamily:
         return f"tp{self.tp} cp{self.cp} ep{self.ep}{expert_words}"
 
     def layout(self, **axes: Any) -> Layout:
-        """A layout of this family; the other axes as given."""
+        """Return a layout of this family with the other axes as given."""
         return Layout(tp=self.tp, cp=self.cp, ep=self.ep, etp=self.etp, sp=self.sp, **axes)
 
 
 class LayoutColumns:
-    """Layouts of one family, one entry an array position."""
+    """Layouts of one family as arrays of shape (layouts,), one array per axis."""
 
     def __init__(
         self,
@@ -128,11 +127,11 @@ class LayoutColumns:
         return int(self.columns.shape[1])
 
     def part(self, rows: Ints) -> LayoutColumns:
-        """Some of them."""
+        """Return the layouts in the given rows."""
         return LayoutColumns(self.family, self.schedules, self.chain, self.columns[:, rows])
 
     def layouts(self, rows: Ints, recompute: str) -> list[Layout]:
-        """Some of them, under a recomputation policy."""
+        """Return the layouts in the given rows as objects, with a recomputation policy."""
         family, layouts = self.family, []
         for pp, dp, vpp, microbatch, zero, hsdp, at, split in self.columns[:, rows].T.tolist():
             order = self.order(at, pp, vpp)
@@ -145,16 +144,16 @@ class LayoutColumns:
         return layouts
 
     def order(self, schedule: int, pp: int, vpp: int) -> str:
-        """The name of the order that a schedule is there."""
+        """Return the name of a schedule (an index) with `pp` stages and `vpp` chunks."""
         return order_of(self.schedules[schedule], pp, vpp)
 
     def blocks(self, order: str, pp: int, vpp: int, split: int) -> tuple[int, ...]:
-        """Blocks of the chunks; none: as even as can be."""
+        """Return the number of blocks of each chunk; an empty tuple means an even split."""
         return _stage_splits(self.chain, order, pp, vpp)[split]
 
 
 def families(run: Run, axes: Axes) -> Iterator[LayoutFamily]:
-    """Every family that the devices and the model allow."""
+    """Yield every family that the devices and the model allow."""
     model = run.model
     tps = axes.tp or range(1, min(run.network.node, run.devices) + 1)
     cps = axes.cp or range(1, MOST_CONTEXT + 1)
@@ -175,7 +174,7 @@ def families(run: Run, axes: Axes) -> Iterator[LayoutFamily]:
 
 
 def block_of(run: Run, axes: Axes, family: LayoutFamily) -> LayoutColumns:
-    """The arrays of one family's layouts."""
+    """Return all layouts of a family."""
     rest = run.devices // (family.tp * family.cp)
     schedules = axes.orders(run)
     chain = chain_of(run)
@@ -196,7 +195,8 @@ def block_of(run: Run, axes: Axes, family: LayoutFamily) -> LayoutColumns:
 def _columns(
     axes: Axes, schedules: tuple[str, ...], chain: ChainWork, stages: tuple[tuple[int, ...], ...]
 ) -> NDArray[np.int32]:
-    """The same for families that differ in sequence parallelism alone: held once."""
+    """Return the columns for all stage counts, shape (COLUMNS, layouts). Families that differ only
+    in `sp` share them, so the last result is cached."""
     empty = np.empty((len(COLUMNS), 0), dtype=np.int32)
     parts = [of_stages(axes, schedules, chain, *of) for of in stages]
     return np.concatenate([empty, *parts], axis=1)
@@ -209,7 +209,7 @@ def chain_of(run: Run) -> ChainWork:
 
 
 def order_of(schedule: str, pp: int, vpp: int) -> str:
-    """The name of the order that a schedule is with so many stages and chunks."""
+    """Return the name of a schedule with `pp` stages and `vpp` chunks per stage."""
     if pp == 1:
         return "1f1b"
     return "interleaved" if schedule == "1f1b" and vpp > 1 else schedule
@@ -229,7 +229,8 @@ def of_stages(
     dp: int,
     copies: int,
 ) -> NDArray[np.int32]:
-    """Columns of the layouts with so many stages and data ranks, each of a part of the batch."""
+    """Return the columns of the layouts with `pp` stages and `dp` data-parallel ranks, shape
+    (COLUMNS, layouts). `batch` is the number of sequences per rank."""
     layers = chain.blocks
     sizes = np.array([b for b in axes.microbatch or divisors(batch) if batch % b == 0])
     vpp_column, schedule, paired, split = (
@@ -277,8 +278,8 @@ def of_stages(
 
 
 def _ordered(order: str, layers: int, pp: int, vpp: int, wanted: tuple[str, ...]) -> bool:
-    """Whether a schedule makes sense there. Without stages there is none: the first stands for all;
-    with chunks only one does.
+    """Return whether a schedule applies to `pp` stages of `vpp` chunks. With pp = 1 all schedules
+    are equal and only the first wanted one counts; with vpp > 1 only interleaved (or 1f1b) applies.
     """
     if pp == 1:
         return order == wanted[0]
@@ -299,7 +300,7 @@ def _chunks(axes: Axes, layers: int, pp: int) -> Iterator[int]:
 
 
 def excluded(run: Run, axes: Axes) -> tuple[str, ...]:
-    """What a space leaves out of what could be run, axis by axis."""
+    """Return the axis values that the space does not search, one entry per axis."""
     exclusions: list[str] = []
     model = run.model
     if axes.tp:
@@ -320,7 +321,7 @@ def excluded(run: Run, axes: Axes) -> tuple[str, ...]:
     if len(axes.sp) == 1 and run.stored is None:
         exclusions.append("sp off" if axes.sp[0] else "sp on")
     orders = axes.orders(run)
-    if "1f1b" in orders:  # stands for interleaved, and gpipe is never faster
+    if "1f1b" in orders:  # includes interleaved; gpipe is never faster
         orders = (*orders, "interleaved", "gpipe")
     axis_values: tuple[tuple[str, tuple[object, ...], tuple[object, ...]], ...] = (
         ("zero", ZERO_STAGES, axes.zero),
@@ -340,7 +341,8 @@ def _other_than(name: str, values: tuple[int, ...]) -> str:
 
 
 def _keeps_sequences_whole(run: Run) -> bool:
-    """Whether sequences stay whole. Rings pass blocks of flash attention on."""
+    """Return whether cp must be 1: for captured models (`run.stored`), models with an encoder or
+    recurrent layers, and unfused attention."""
     model = run.model
     across = run.stored is not None or model.encoder_layers > 0 or model.recurrent
     return across or run.attention == "unfused"
@@ -356,6 +358,6 @@ def _tensor_fits(run: Run, tp: int) -> bool:
 
 
 def _experts_fit(run: Run, tp: int, etp: int, sp: bool) -> bool:
-    """Whether experts may have this tensor width; a width of their own needs divided tokens."""
+    """Return whether experts can use `etp`; etp != tp needs sequence parallelism or tp = 1."""
     divisible = run.model.experts and run.stored is None and (sp or tp == 1)
     return run.model.expert_width % etp == 0 and (etp == tp or bool(divisible))

@@ -1,7 +1,7 @@
-"""Layouts that take as long as the fastest, as far as a model can tell: the simplest is named.
+"""Choice of the simplest among the layouts that tie with the fastest.
 
-A step's estimate is off by far more than a percent (`accuracy`), so a percent decides nothing; how
-much of the software must work, and how near the memory is to its end, does.
+The error of an estimate is far above 1 % (`accuracy`), so a difference of 1 % is not significant.
+Fewer software features and more free memory decide instead.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from atoll.step.layout import Layout
 from atoll.training.estimate import Estimate
 from atoll.training.planner.search import LayoutSpace
 
-MOST_TRIED = 100  # of layouts that take as long, whose memory is looked at
+MOST_TRIED = 100  # tied layouts whose memory is checked
 _POLICIES = {"none": 0, "full": 1, "selective": 1}  # others choose by operator
 
 
 def complexity(layout: Layout) -> tuple[int, ...]:
-    """How much must work for a layout: features in use, then how finely the model is cut, then what
-    is sharded.
+    """Return a sort key of complexity: number of features in use, then the number of parts of the
+    model, then zero and hsdp.
     """
     features = (
         layout.tp > 1,
@@ -34,11 +34,11 @@ def complexity(layout: Layout) -> tuple[int, ...]:
 
 
 def simplest(space: LayoutSpace, fastest: Estimate, ties: float) -> tuple[Estimate, int]:
-    """Of the layouts that take at most so much longer than the fastest the simplest that is not
-    tight in memory, or the simplest; and how many there are.
+    """Return the simplest layout that takes at most (1 + ties) times the fastest step, preferably
+    one that is not tight in memory, and the number of layouts that tie.
     """
     tied = [(space.layout(*at), at) for at in space.within(fastest.step.time_s * (1 + ties))]
-    tied.sort(key=lambda pair: complexity(pair[0]))  # stable: the faster first
+    tied.sort(key=lambda pair: complexity(pair[0]))  # stable: faster layouts stay first
     tried = (space.estimate(*at) for _, at in tied[:MOST_TRIED])
     fitting = [estimate for estimate in tried if estimate.fits]
     roomy = (estimate for estimate in fitting if not estimate.tight)

@@ -1,4 +1,4 @@
-"""Which layouts a searched chip is tried with."""
+"""List of the layouts that are tried for a searched chip."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Allowed(Protocol):
-    """What of a search's setting decides its layouts."""
+    """The part of a search setting that determines the layouts."""
 
     @property
     def network(self) -> Network: ...
@@ -42,11 +42,11 @@ class Allowed(Protocol):
 def listed_layouts(
     allowed: Allowed, variant: Variant, chain: ChainWork, ends: int
 ) -> Iterator[Layout]:
-    """List layouts of degrees that divide the devices and the batch, with as many replicas as
-    possible, and every split of the blocks into stages that `splits` suggests.
+    """Yield the layouts whose degrees divide the devices and the batch, with the largest possible
+    dp, for every split of the blocks into stages that `splits` returns.
     """
     blocks, batch, folded = chain.blocks, variant.microbatches, variant.ep * variant.etp
-    for pp in range(1, blocks + ends + 1):  # what stands before and behind may have stages alone
+    for pp in range(1, blocks + ends + 1):  # embedding and head may have own stages
         most, rest = divmod(allowed.devices, variant.width * pp)
         degrees = [
             d
@@ -66,7 +66,7 @@ def listed_layouts(
 
 
 def _divided(allowed: Allowed, variant: Variant, pp: int, dp: int) -> Iterator[tuple[int, int]]:
-    """ZeRO stages with the replicas of what each divides, few first."""
+    """Yield pairs of `zero` and `hsdp`, with `hsdp` ascending for each ZeRO stage."""
     replicas = _replicas(allowed, variant, dp)
     for zero in allowed.zero:
         if zero != 2 or pp == 1:
@@ -74,8 +74,8 @@ def _divided(allowed: Allowed, variant: Variant, pp: int, dp: int) -> Iterator[t
 
 
 def _replicas(allowed: Allowed, variant: Variant, dp: int) -> list[int]:
-    """Those asked for; or one, and the fewest whose groups lie inside a unit of the network each:
-    with more there is less to divide, and no link is faster.
+    """Return the values of `hsdp` to try: those given, or 1 and, for each unit of the network, the
+    smallest whose sharding groups fit in it. Larger values divide less and use no faster link.
     """
     ranks = dp * variant.cp
     shared = divisors(gcd(ranks, ranks * variant.tp // (variant.ep * variant.etp)))
@@ -89,7 +89,7 @@ def _replicas(allowed: Allowed, variant: Variant, dp: int) -> list[int]:
 
 
 def _units(network: Network) -> Iterator[int]:
-    """Devices of a unit of each level, of a torus along one axis after the other."""
+    """Yield the devices per unit of each network level; a torus adds its axes one by one."""
     for level in network.levels:
         yield from accumulate(level.torus, mul)
         yield level.devices
@@ -98,8 +98,8 @@ def _units(network: Network) -> Iterator[int]:
 def _orders(
     allowed: Allowed, pp: int, blocks: int, ends: int, rounds: int
 ) -> Iterator[tuple[str, int]]:
-    """Orders of so many stages and microbatches, with the chunks that a stage holds of each. What
-    stands before and behind the blocks (`ends`) may have a chunk to itself.
+    """Yield pairs of schedule and `vpp` for `pp` stages and `rounds` microbatches. Each of the
+    `ends` (embedding and output head) may have a chunk of its own.
     """
     if pp == 1:
         yield "1f1b", 1

@@ -1,9 +1,9 @@
-"""The planner's layouts of a searched chip: all pipeline orders, ZeRO stages, replicas of what ZeRO
-divides, context and expert parallelism, with even or balanced stages.
+"""Step times of the planner's layouts on a searched chip: all pipeline schedules, ZeRO stages,
+HSDP replicas, context and expert parallelism, with even or balanced stages.
 
-They are priced by the planner's own estimate (`training.batch`), so that a chip takes the same step
-in a search and in a plan. Of its tables the times of layers differ from chip to chip, and with them
-which tensors of a block are worth keeping.
+The planner's estimate (`training.batch`) computes them, so a search and a plan agree on the step
+time of a chip. Only the layer times, and with them the tensors worth keeping, differ between chips;
+the other tables are computed once.
 """
 
 from __future__ import annotations
@@ -67,15 +67,15 @@ if TYPE_CHECKING:
 
 FloatArray = NDArray[np.float64]
 
-AT_ONCE = 32  # layouts: few, as the first ones often rule the others out
+AT_ONCE = 32  # layouts per batch: small, because the first ones often rule out the rest
 STATIC = ("none", "ring", "exchange", "fewest")
-"""Choices of tables without a chip: all is kept; attention, or the exchange with experts, runs
-again and all is kept; no block keeps less."""
+"""Recomputation choices of the chip-independent tables: keep everything; also rerun attention;
+also rerun the expert exchange; keep the fewest bytes of any choice."""
 _NAMES = ("compute", "recompute", "pipeline_sends", "pipeline_bubble", "gradient_reduction")
 
 
 class _ZeroCostPricer:
-    """Prices nothing: what is left of an estimate is what no chip changes."""
+    """Pricer with zero cost, which leaves only the chip-independent parts of an estimate."""
 
     fusion = "default"
     schedules_links = True
@@ -99,7 +99,7 @@ class _ZeroCostPricer:
 
 
 class _CostedEstimator(Estimator):
-    """An estimator of one variant whose layers' costs are known."""
+    """Estimator of one variant with given layer costs."""
 
     def __init__(self, run: Run, model: Model, costs: tuple[LayerCost, ...]) -> None:
         self.run = run
@@ -119,30 +119,30 @@ class _CostedEstimator(Estimator):
 
 @dataclass(frozen=True, eq=False)
 class PlannedLayouts:
-    """`placement.chain.PricedLayouts` of one variant, priced as the planner does."""
+    """Layouts of one variant with the planner's prices (`placement.chain.PricedLayouts`)."""
 
     run: Run
     facts: ChainFacts
     layouts: tuple[Layout, ...]
     menus: tuple[Menu, ...]
-    """Of the kinds of blocks."""
+    """Recomputation choices per kind of block."""
     costs: tuple[LayerCost, ...]
-    """Of the runs of equal layers in the chain, which take no time."""
+    """Costs per run of equal layers in the chain, with zero time."""
     kind: NDArray[np.int64]
-    """Of each of these, which of the distinct layers it is; and which kind of block, or -1."""
+    """Index of the distinct layer per entry of `costs`; `block`: kind of block, or -1."""
     block: NDArray[np.int64]
     tables: LayoutTables
-    """The planner's, of layers that take no time on a memory of one byte a second."""
+    """The planner's tables for layers with zero time and a memory of 1 byte per second."""
     apart: NDArray[np.bool_]
-    """(sides,): whether weight gradients run apart."""
+    """Whether weight passes run separately, shape (sides,)."""
     steps: StepFloors
-    """Their fixed seconds without those on memory."""
+    """Terms of the step bounds; `fixed_s` excludes the optimizer's memory time."""
     states: StateCosts
-    """Of all layouts, on such a memory."""
+    """State costs of all layouts, with a memory of 1 byte per second."""
     first: NDArray[np.int64]
-    """(layouts,): their first stages there."""
+    """Index of each layout's first stage in the stage arrays of `states`, shape (layouts,)."""
     needed: FloatArray
-    """(layouts,): bytes under the choices that need least."""
+    """Bytes with the recomputation choices that keep the fewest bytes, shape (layouts,)."""
 
     def floors(self, problem: PlacementProblem) -> StepFloors:
         return self._steps(problem).of(self.needed <= problem.memory_bytes)
@@ -205,7 +205,7 @@ class PlannedLayouts:
     def _stage_bytes(
         self, sums: Sums, rows: NDArray[np.int64], problem: PlacementProblem
     ) -> StateMemory:
-        """What some of the layouts hold, beside a chip's times."""
+        """Return the state costs and memory of the layouts in `rows` on the problem's chip."""
         at, all_states = self.first[rows][sums.row] + sums.stage_position, self.states
         weight_s = (sums.tables.counts @ sums.tables.kinds[:, KindColumn.WEIGHT_S])[sums.mix]
         states = StateCosts(
@@ -222,17 +222,17 @@ class PlannedLayouts:
 
     @cached_property
     def is_block(self) -> NDArray[np.bool_]:
-        """Of the distinct layers."""
+        """Return whether each distinct layer is a block, shape (distinct layers,)."""
         is_block = np.zeros(len(self.facts.layers), np.bool_)
         is_block[[kind.layer for kind in self.facts.blocks]] = True
         return is_block
 
     def chosen(self, times: VariantTimes) -> Chosen:
-        """The choices of a plan on a chip with these times."""
+        """Return the recomputation choices of a plan on a chip with these times."""
         return chosen(self.menus, self.facts, times.forward_s)
 
     def timed(self, problem: PlacementProblem, times: VariantTimes, chosen: Chosen) -> LayoutTables:
-        """The tables with a chip's times and choices."""
+        """Return the tables with a chip's layer times and recomputation choices."""
         t, count = self.tables, chosen.choice.shape[1]
         none, ring, exchange, _ = range(len(STATIC))
         passes = np.repeat(t.passes[:, :, [none]], count, axis=2)
@@ -271,12 +271,12 @@ class PlannedLayouts:
         )
 
     def _on(self, problem: PlacementProblem) -> Run:
-        """The run on devices with the problem's memory."""
+        """Return the run on devices with the problem's memory size and bandwidth."""
         assert isinstance(self.run.gpu, TemplateChip)
         bytes_ = max(1, int(problem.memory_bytes))
         return replace(self.run, gpu=self.run.gpu.with_hbm(bytes_, problem.hbm_Bps))
 
-    # --- One of them in full ----------------------------------------------------------------------
+    # --- Full description of one layout -----------------------------------------------------------
 
     def describe(
         self, problem: PlacementProblem, times: VariantTimes, division: Division
@@ -305,7 +305,7 @@ class PlannedLayouts:
         )
 
     def _timed_costs(self, times: VariantTimes, chosen: Chosen) -> tuple[LayerCost, ...]:
-        """The layers with a chip's times and choices."""
+        """Return the layer costs with a chip's times and recomputation choices."""
         timed_costs = []
         for cost, kind, block in zip(self.costs, self.kind, self.block, strict=True):
             halves = times.halves_s[kind] if len(times.halves_s) else np.zeros(2)
@@ -318,7 +318,7 @@ class PlannedLayouts:
         return tuple(timed_costs)
 
     def _kept(self, chosen: Chosen, block: int) -> Iterator[tuple[str, PolicyCost]]:
-        """The choices of a kind of block as policies."""
+        """Yield the choices of a kind of block as named policies."""
         for i, choice in enumerate(chosen.choice[block].tolist()):
             yield (
                 _name(i),
@@ -350,7 +350,7 @@ class PlannedLayouts:
             timed = [stepper.stage_time([chunk], _name(choice)) for chunk in chunks]
             chunk_times = [
                 chunk_time.paces(layout.schedule)[0] for chunk_time in timed
-            ]  # a chip waits for no host
+            ]  # a chip has no host to wait for
             again = {
                 cost.name: "+".join(cost.kept(_name(choice)).rerun) or "none"
                 for chunk in chunks
@@ -381,8 +381,8 @@ class PlannedLayouts:
 
 
 def _even_pipelines(layouts: Sequence[Layout], stages: int) -> NDArray[np.bool_]:
-    """Return which layouts are plain pipelines of so many even stages under ZeRO 0 or 1, in 1F1B
-    order where it is among the orders.
+    """Return which layouts are pipelines of `stages` even stages with zero <= 1 and hsdp = vpp = 1,
+    with the 1f1b schedule if any layout has it. Shape (layouts,).
     """
     orders = {layout.schedule for layout in layouts}
     return np.array(
@@ -413,7 +413,7 @@ def _name(choice: int) -> str:
 
 
 def planned_layouts(allowed: Allowed, variant: Variant) -> PlannedLayouts | None:
-    """Those that the setting allows a variant; None where there are none."""
+    """Return the layouts that the setting allows for a variant; None if there are none."""
     run, facts = _run(allowed, variant), variant.facts
     free = layer_costs(
         variant.model, _ZeroCostPricer(), variant.cp, variant.ep, stored=bool(run.stored)
@@ -454,14 +454,14 @@ def planned_layouts(allowed: Allowed, variant: Variant) -> PlannedLayouts | None
         steps=path_floors(sums, states, costs),
         states=states,
         first=sums.starts,
-        # Bytes kept are held for a microbatch or more, those rebuilt for one block at a time.
+        # Kept bytes stay for at least one microbatch; recomputed bytes for one block at a time.
         needed=sums.max_over_stages(sums.memory(states)[:, STATIC.index("fewest")]),
     )
 
 
 def _without_useless_replicas(tables: LayoutTables, layouts: Sequence[Layout]) -> list[int]:
-    """Layouts without those whose replicas of what ZeRO divides bring nothing: more of them hold
-    and update more, so that some of their collectives must take less than with fewer.
+    """Return the indices of layouts whose HSDP replicas can help. More replicas need more memory
+    and longer updates, so at least one collective must be faster than with fewer replicas.
     """
     rows, kinds = tables.rows, tables.kinds
     sums = Sums(tables, rows)
@@ -475,7 +475,7 @@ def _without_useless_replicas(tables: LayoutTables, layouts: Sequence[Layout]) -
         )
     all_s = np.column_stack([states.last_s, states.before_s, layers_s.reshape(len(rows), -1)])
     kept: list[int] = []
-    first, last = 0, None  # of those kept that differ from the next in their replicas alone
+    first, last = 0, None  # start and key of the group of kept layouts that differ only in hsdp
     for i, x in enumerate(layouts):
         group = x.pp, x.vpp, x.schedule, x.zero, x.blocks
         if group != last:
@@ -486,7 +486,7 @@ def _without_useless_replicas(tables: LayoutTables, layouts: Sequence[Layout]) -
 
 
 def _with(cost: LayerCost, menu: Menu | None) -> LayerCost:
-    """A layer with the static choices as policies; what is no block keeps all."""
+    """Return a layer cost with the `STATIC` policies; layers other than blocks keep everything."""
     none = cost.kept("none")
     policies: tuple[tuple[str, PolicyCost], ...] = (("none", none),)
     if menu is not None:
@@ -497,7 +497,7 @@ def _with(cost: LayerCost, menu: Menu | None) -> LayerCost:
 
 
 def _run(allowed: Allowed, variant: Variant) -> Run:
-    """The variant's model on chips whose memory moves one byte a second."""
+    """Return a run of the variant's model on chips with a memory of 1 byte per second."""
     config = variant.config
     stored = config if isinstance(config, StoredModel) else None
     return Run(

@@ -1,4 +1,4 @@
-"""Layouts as bounds of a search see them: paths through the passes of their pipelines."""
+"""Lower bounds on the step times of layouts, from paths through their pipeline passes."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from atoll.training.operators.tables import (
     PassColumn,
 )
 
-TURNED = ORDERS.index("zb-v")  # whose model ends on the first stage
+TURNED = ORDERS.index("zb-v")  # its last chunk is on the first stage
 LATE_BY_ORDER = np.array([WEIGHT_DELAY.get(order, 0) for order in ORDERS])
 WAYS = StepFloors._fields[-6:]
 
 
 def path_floors(sums: Sums, states: StateCosts, costs: Sequence[LayerCost]) -> StepFloors:
-    """What steps of the layouts are made of, from below."""
+    """Return the terms of the lower bounds on the step times, each of shape (layouts,)."""
     tables, rows = sums.tables, sums.rows
     repeats = np.array([cost.repeat for cost in costs])
     stages, pipe, side = rows[:, STAGES], rows[:, PIPE], rows[:, SIDE]

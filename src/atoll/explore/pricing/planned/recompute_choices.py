@@ -1,4 +1,4 @@
-"""Which tensors the blocks of a searched chip may keep: the choices of a plan on that chip."""
+"""Recomputation choices of the blocks on a searched chip, equal to those of a plan on it."""
 
 from __future__ import annotations
 
@@ -18,43 +18,43 @@ from atoll.workload.graph.layer import Layer
 
 @dataclass(frozen=True, eq=False)
 class Menu:
-    """What a kind of block may keep: choices by operator, behind them the named policies."""
+    """Recomputation choices of a kind of block: choices by operator, then the named policies."""
 
     layer: Layer
     bytes: FloatArray
     rerun: FloatArray
-    """(choices, forward operators): the share of each that runs again."""
+    """Share of each operator that is recomputed, shape (choices, forward operators)."""
     named: int
-    """Policies with a name."""
+    """Number of named policies, which are the last choices."""
 
     @cached_property
     def attention(self) -> NDArray[np.bool_]:
-        """Whether attention runs again, and with it the turns of a ring."""
+        """Return whether attention is recomputed, with its ring steps, shape (choices,)."""
         is_attention = [op.kind in CORE_ATTENTION for op in self.layer.forward]
         return np.asarray((self.rerun[:, is_attention] > 0.0).any(axis=1))
 
     @cached_property
     def exchange(self) -> NDArray[np.bool_]:
-        """Whether tokens go to their experts again."""
+        """Return whether tokens are sent to their experts again, shape (choices,)."""
         sent = exchanging(self.layer)
         is_exchange = [op in sent for op in self.layer.forward]
         return np.asarray((self.rerun[:, is_exchange] > 0.0).any(axis=1))
 
     def levels(self, front: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-        """The choices that a plan has on a chip where these are on the frontier, from the fewest
-        bytes on: so many levels from keeping all to keeping least, and the named policies.
+        """Return the choices of a plan: `count` levels from most to fewest bytes kept, then the
+        named policies. `front` has the choices on the frontier, by ascending bytes.
         """
         levels = front[::-1][np.minimum(np.arange(count), len(front) - 1)]
         return np.append(levels, np.arange(len(self.bytes) - self.named, len(self.bytes)))
 
     def names(self, choice: int) -> tuple[str, ...]:
-        """Operators that run again."""
+        """Return the names of the operators that a choice recomputes."""
         again = zip(self.layer.forward, self.rerun[choice], strict=True)
         return tuple(op.name for op, share in again if share > 0.0)
 
 
 class Chosen(NamedTuple):
-    """(kinds of blocks, choices): the recomputation choices that a chip's stages have."""
+    """Recomputation choices of the stages, arrays of shape (kinds of blocks, choices)."""
 
     choice: NDArray[np.int64]
     bytes: FloatArray
@@ -64,7 +64,7 @@ class Chosen(NamedTuple):
 
 
 def menu_of(facts: ChainFacts, kind: BlockKind, named: bool) -> Menu:
-    """Of a kind of block; with the named policies or without."""
+    """Return the choices of a kind of block, including named policies if `named` is true."""
     layer, _ = facts.layers[kind.layer]
     more = list(rerun_shares(layer).values()) if named else []
     bytes_, rerun = [size for size, _ in more], [shares for _, shares in more]
@@ -77,7 +77,8 @@ def menu_of(facts: ChainFacts, kind: BlockKind, named: bool) -> Menu:
 
 
 def chosen(menus: Sequence[Menu], facts: ChainFacts, forward_s: FloatArray) -> Chosen:
-    """The choices of a plan on a chip where the blocks' forward operators take so long."""
+    """Return the choices of a plan on a chip; `forward_s` has the seconds of the forward operators
+    of all kinds of blocks, shape (operators,)."""
     fronts = [front for _, _, front in facts.frontiers(forward_s)]
     count = max(len(front) for front in fronts)
     parts = []

@@ -1,24 +1,24 @@
-"""Bounds on all layouts of a family at once, before any of them is estimated.
+"""Lower bounds on time and memory for all layouts of a family, without estimating any of them.
 
-Everything that one sample takes at least (`Pricer.least`; networks without latencies, at the best
-share of their bandwidth) grows with the samples of a microbatch, so that one sequence on one device
-bounds every microbatch. With S seconds of a sample through all p stages, the slowest stage takes at
-least S / p, and never less than its whole blocks. A replay is the longest path through its passes,
-and no path is longer than all; so that every order takes at least M slowest, and
+The lower bound for one sample (`Pricer.least`; an ideal network without latency, at its best
+bandwidth) scales with the microbatch size, so one sequence on one device bounds every microbatch.
+Let S be the seconds of one microbatch through all p stages, and M the number of microbatches. The
+slowest stage takes at least S / p, and at least the time of its blocks. The step time is the
+longest path through all passes, so any path is a lower bound: M * slowest for every schedule, and
 
-    S + (M - 1) last        1f1b, gpipe: all passes of the last stage, and those of the first
-                            microbatch before them and of the last one behind
-    M last + first chunks   interleaved: the same, of the other stages the first chunks
+    S + (M - 1) last        1f1b, gpipe: all passes of the last stage, after the forward passes of
+                            the first microbatch and before the backward passes of the last one
+    M last + first chunks   interleaved: the last stage, plus the first chunks of the other stages
     S + (M - 1) last chunk  interleaved: all passes of the model's last chunk
-    F + B + (M - 1) (f + b) + (M - 1 - lag) w    zb-h1, zb-h2: the same without the weight passes
-                            that the last stage, with f, b and w of its own, delays
-    F + B + (M - 1) (f + b) zero-bubble orders: the same of the model's last chunk, in one direction
-    M (f + b + w) + bubble  zero-bubble orders: as if all stages took as little as the least of them
-                            (`step.bubbles`; passes that take longer end no step sooner)
+    F + B + (M - 1) (f + b) + (M - 1 - lag) w    zb-h1, zb-h2: the last stage with passes f, b, w;
+                            it delays `lag` weight passes
+    F + B + (M - 1) (f + b) zero-bubble schedules: the model's last chunk, in one direction
+    M (f + b + w) + bubble  zero-bubble schedules: every stage as fast as the fastest stage
+                            (`step.bubbles`; longer passes never shorten the step)
 
-The fullest stage needs no less than the mean of all, of their states and of the microbatches that
-the order holds. Where all blocks are alike, what the first or the last stage cannot keep of them it
-runs again (`rerun`). A test holds the bounds against the estimates of drawn layouts.
+The peak memory of the fullest stage is at least the mean over all stages of weights, optimizer
+states and activations in flight. If all blocks are equal, the first and last stages recompute what
+they cannot keep (`recompute_curve`). A test compares the bounds with estimates of random layouts.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from atoll.training.planner.space import LayoutColumns, LayoutFamily
 
 Floats = NDArray[np.float64]
 OPTIMAL = "optimal"
-FIRST, LAST, SECOND, MEAN = range(4)  # rows of arrays of stages
-ALL = 2  # of recomputation: behind the first and the last stage, all together
-NEAR = 1.12  # rows with bounds so near the lowest are bounded without "optimal" as well
+FIRST, LAST, SECOND, MEAN = range(4)  # rows of per-stage arrays
+ALL = 2  # row of recomputation arrays: the sum over all stages, after FIRST and LAST
+NEAR = 1.12  # layouts within this factor of the lowest bound are also bounded without "optimal"
 
 
 class FamilyBounds:
-    """Bounds of one run's layouts under some policies of recomputation."""
+    """Lower bounds for the layouts of one run under the given recomputation policies."""
 
     def __init__(self, priced: LayerPrices, policies: Iterable[str] = RECOMPUTE) -> None:
         self.priced = priced
@@ -66,9 +66,9 @@ class FamilyBounds:
     def bounds(
         self, block: LayoutColumns, capacity: float = np.inf
     ) -> tuple[Floats, Floats, Floats]:
-        """Seconds and bytes that the layouts of a family need at least, and seconds without
-        "optimal" recomputation; seconds are infinite where they need more bytes than the
-        `capacity`.
+        """Return three arrays of shape (layouts,): lower bounds on step seconds, on device bytes,
+        and on step seconds without "optimal" recomputation. Seconds are infinite where the bytes
+        exceed `capacity`.
         """
         shape = self._shape(block)
         sample = SampleBounds(self.priced, self.ideal.network, block.family, shape.sizes)
@@ -97,15 +97,16 @@ class FamilyBounds:
         capacity: float,
         policies: Sequence[str],
     ) -> Floats:
-        """(3, rows): what the first and the last stage and all together run again of a microbatch,
-        at least, where they (of all, the mean) need so many bytes when each block keeps the least.
+        """Return lower bounds on the recomputation seconds per microbatch, shape (3, rows): first
+        stage, last stage, sum of all stages. `ends` has the bytes of the first, the last and the
+        mean stage if every block keeps as little as possible.
         """
         if not sample.again or not self.reruns or capacity == np.inf:
             return np.zeros((3, len(rows)))
         run = shape.run_index[rows]
         stack, size = self.run.stack, shape.distinct.microbatch[run]
         free_bytes = (capacity - stack.context_bytes) / (1 + stack.fragmentation) - ends
-        # The block that is rebuilt is there while others wait.
+        # The block being recomputed is in memory while the others wait.
         waiting = np.maximum(0.0, (shape.waiting - 1)[:, run]) * size
         kept = sample.kept_bytes + free_bytes / np.maximum(waiting, 1e-9)
         again_s = (
@@ -118,7 +119,7 @@ class FamilyBounds:
         return np.asarray(again_s)
 
     def _shape(self, block: LayoutColumns) -> FamilyShape:
-        """Families with the same columns come one behind another."""
+        """Return the shape of a block; consecutive families with the same columns share it."""
         if self._last is None or self._last.columns is not block.columns:
             self._last = FamilyShape(block, self.run.global_batch)
         return self._last
@@ -130,9 +131,9 @@ class FamilyBounds:
         sample: SampleBounds,
         bytes_per_parameter: Floats,
     ) -> tuple[Floats, Floats]:
-        """The mean of all stages' states with the fewest activations of any, and what the first,
-        the last and the second stage need for their blocks and ends. And (3, rows) of the first,
-        the last and the mean, what they allocate when a block's backward pass begins.
+        """Return lower bounds on the device bytes, shape (rows,), and on the bytes allocated when
+        a block's backward pass begins, shape (3, rows): first, last and mean stage. The device
+        bytes are the maximum over the first, last, second and mean stage.
         """
         stack = self.run.stack
         stored, trained = sample.parameters
@@ -145,19 +146,19 @@ class FamilyBounds:
         blocks = np.stack(shape.blocks[:4])
         most, waiting = shape.activations(sample)
         peak_bytes = np.maximum(most, waiting)
-        # Whatever is recomputed, one block's tensors are there when its backward pass runs.
+        # Under every policy, all tensors of one block are in memory during its backward pass.
         rebuilt = np.where(
             blocks.min(axis=0) > 0, distinct.microbatch * sample.transient_bytes, 0.0
         )
         kept = np.maximum(most + rebuilt, waiting)
-        # The loss is over before; its stage is the last but for a V, and the only one of one.
+        # The loss ends before that. It is on the last stage, but on the first one for zb-v.
         turned = shape.turned[first]
         for stage, is_loss_stage in enumerate((turned, ~turned)):
             loss = peak_bytes[stage] + distinct.microbatch * sample.logits_bytes
             peak_bytes[stage] = np.where(is_loss_stage, loss, peak_bytes[stage])
         kept = np.maximum(kept, peak_bytes)
         later = kept - most - rebuilt, peak_bytes - most
-        """What the peak is above that."""
+        """Peak bytes beyond those at the start of a block's backward pass."""
         for stage_bytes in (kept, peak_bytes, *later):
             stage_bytes[MEAN] = np.where(distinct.pp == 1, stage_bytes[LAST], stage_bytes[MEAN])
         counts = np.take((blocks * copies[first])[:3], run, axis=1)
@@ -167,7 +168,8 @@ class FamilyBounds:
         kept, above = (np.take(x, run, axis=1) for x in (kept, later[0]))
         model_bytes, block_bytes, front, back = np.take((states + gradients).T, key, axis=1)
         if stack.late_gradients:
-            # They come as activations go; of several microbatches they are there before.
+            # Gradients are allocated as activations are freed, unless an earlier microbatch
+            # has allocated them.
             late = block.zero < 2
             kept = np.where(late, np.take(peak_bytes, run, axis=1), kept)
             above = np.where(late, np.take(later[1], run, axis=1), above)
@@ -202,7 +204,8 @@ class FamilyBounds:
         divided: Floats,
         again_s: Floats,
     ) -> Floats:
-        """Of a block that has some rows of the shape's, whose ends run so much again."""
+        """Return lower bounds on the step seconds, shape (rows,). `block` holds the given `rows`
+        of the shape; `again_s` is the result of `_recompute_s` for them."""
         run, stack, hidden = self.run, self.run.stack, self.run.stack.overlap
         which, copies, split = shape.which[rows], shape.copies[rows], shape.split[rows]
         divided = np.take(divided.T, shape.key[rows], axis=1)
@@ -214,7 +217,7 @@ class FamilyBounds:
             divided[i] * dense + divided[i + 1] * expert for i in range(0, 4, 2)
         )
         gather_s, reduce_s, send_s = divided[4:]
-        # Activations go from chunk to chunk, gradients back; where zb-v turns they stay.
+        # Activations and gradients move between chunks; at the turn of zb-v they stay in place.
         moves = np.where(shape.turned[rows], 2 * (pp - 1), pp * block.vpp - 1)
         sent_s = (1 - hidden.pipeline) * moves * size * send_s
 
@@ -223,10 +226,10 @@ class FamilyBounds:
             gather_s,
             gather_s + reduce_s,
         )
-        # Gathers hide behind computation, of which there may be less.
+        # Gathers overlap with computation, which may be shorter than they are.
         products_s = size * sample.overlapped_s + np.stack([more_f, more_b + more_w + again_s[ALL]])
         exposed_s = np.maximum((1 - hidden.gather) * wires_s, wires_s - products_s)
-        # Weight passes that run apart may take longer, and backward passes as much less.
+        # Separate weight passes may take longer, and backward passes less by the same amount.
         exposed_s[1, split] = (1 - hidden.gather) * wires_s[1, split]
         outside = (block.dp % block.family.ep == 0) * size * sample.outside_s
         passes_s = self._passes_s(
@@ -261,10 +264,10 @@ class FamilyBounds:
         shape: FamilyShape,
         run: NDArray[np.intp],
     ) -> Floats:
-        """All microbatches through all stages, which together take f forward, b backward and w for
-        weight gradients, at least, and no less than the host does. `stages_s` has the slowest
-        stage, the last one, the first chunks of those before it and the model's last chunk,
-        `block_s` the three passes of a block.
+        """Return lower bounds on the seconds of all passes of `m` microbatches, shape (rows,).
+        One microbatch takes f (forward), b (backward) and w (weight gradients) over all stages.
+        `stages_s` is the result of `stages_s`, shape (4, rows); `block_s` has the three passes of
+        one block, shape (3, rows).
         """
         pp, vpp = block.pp.astype(np.float64), block.vpp.astype(np.float64)
         longest_s, last_s, heads_s, final_s = stages_s
@@ -288,7 +291,7 @@ class FamilyBounds:
         split_s = np.maximum(
             split_s, f + b + passed * shape.blocks.final[at] * (forward + backward)
         )
-        # As if every stage had the fewest blocks.
+        # Bound as if every stage had the fewest blocks.
         least = shape.blocks.fewest_apart[at] * np.stack([forward, backward, weight])
         ways = np.take(shape.bubble_terms.T, shape.bubble_row[at], axis=1)
         for bubble in (ways[:3], ways[3:]):
@@ -297,8 +300,9 @@ class FamilyBounds:
         return np.asarray(fused_s)
 
     def _divided(self, sample: SampleBounds, shape: FamilyShape) -> Floats:
-        """(keys, 15): `per_parameter`, and at the network's best gathers and sums of all
-        parameters, and one sample's activation to the next stage.
+        """Return an array of shape (keys, 13): the 10 columns of `per_parameter`, then seconds on
+        the ideal network to gather all parameters, to reduce all gradients, and to send the
+        activations of one sample to the next stage.
         """
         family = sample.family
         degrees = family.tp, family.cp, family.ep, family.etp
@@ -313,8 +317,8 @@ class FamilyBounds:
     def _shared(
         self, of: LayoutFamily, dp: int, zero: int, hsdp: int, copies: int
     ) -> tuple[float, ...]:
-        """`per_parameter`, and seconds of gathers and of sums per dense and per expert parameter
-        and of a byte to the next stage.
+        """Return the 10 values of `per_parameter`, then seconds per dense and per expert parameter
+        of gathers, the same two of reductions, and seconds per byte sent to the next stage.
         """
         ranks = dp * of.cp * copies
         key = ranks, ranks * of.tp // (of.ep * of.etp), zero, hsdp, copies
@@ -342,32 +346,32 @@ class FamilyBounds:
 
 
 class FamilyShape:
-    """What bounds of all families with the same columns have in common. Rows that differ in what
-    ZeRO divides alone stand one behind another, as runs.
+    """Data shared by the bounds of all families with the same columns. A run is a group of
+    consecutive rows that differ only in `zero` and `hsdp`.
     """
 
     def __init__(self, block: LayoutColumns, batch: int) -> None:
         self.columns = block.columns
         self.sizes, self.which = numbered(block.microbatch)
-        """Of microbatches, without repeats."""
+        """Distinct microbatch sizes, and the index of each row's size."""
         self.first, self.run_index = _runs(block)
-        """The first row of each run, and the run of every row."""
+        """First row of each run, shape (runs,), and run of each row, shape (rows,)."""
         self.distinct = distinct = block.part(self.first)
         self.blocks = stage_blocks(distinct)
         self.turned = _ordered(block, ("zb-v",))
-        """Where the last chunk is on the first stage."""
+        """Whether the model's last chunk is on the first stage (zb-v), shape (rows,)."""
         self.split = _ordered(block, SPLIT)
-        """Where weight passes run apart."""
+        """Whether weight passes run separately, shape (rows,)."""
         twice = tuple(order for order in block.schedules if model_copies(order) > 1)
         self.copies = np.where(_ordered(block, twice), 2, 1)
         self.keys, self.key = keys(block.dp, block.zero, block.hsdp, self.copies)
         self.divided: dict[tuple[int, ...], Floats] = {}
-        """By family, figures for each key."""
+        """Per (tp, cp, ep, etp): the values of `_shared` for each key, shape (keys, 15)."""
         self.m = batch / (distinct.dp * distinct.microbatch.astype(np.float64))
         self.apart = apart = self.split[self.first]
         delays = np.array([WEIGHT_DELAY.get(order, 0) for order in block.schedules])
         self.late = np.where(apart, delays[distinct.schedule], 0)
-        """Weight passes that a stage delays, for every stage before it."""
+        """Number of weight passes that a stage delays per stage before it, shape (runs,)."""
         orders, order = keys(
             distinct.schedule[apart], distinct.pp[apart], self.m[apart].astype(np.int64)
         )
@@ -375,20 +379,19 @@ class FamilyShape:
         self.bubble_row = np.zeros(len(apart), dtype=np.intp)
         self.bubble_row[apart] = order
         self.bubble_terms = np.array([_ways(*of) for of in named])
-        """Bubbles of runs that are split, and which of these each one has."""
+        """Bubble terms, shape (distinct pipelines, 6); `bubble_row` has the row of each run."""
         self.peaks = np.array([_peaks(*of) for of in named]).reshape(-1, 3, 3, 2)
         self.counts = self._counts()
-        """(3, runs): microbatches that the first, the last and the second stage hold."""
+        """Microbatches in flight in the first, last and second stage, shape (3, runs)."""
         fewest = np.where(distinct.pp == 1, self.counts[1], self.counts.min(axis=0))
         self.waiting = np.stack([*self.counts[:2], fewest]) * np.stack(
             [self.blocks.first, self.blocks.last, self.blocks.fewest]
         )
-        """(3, runs): the same of the first, the last and the stage with the fewest, times their
-        blocks."""
+        """Microbatches in flight times blocks, shape (3, runs): first stage, last stage, fewest."""
         run = self.blocks.first_run, self.blocks.last_run, self.blocks.fewest_run * distinct.pp
         self.blocks_per_microbatch = np.stack(run)
-        """(3, runs): blocks that each microbatch passes of the first, the last and all stages, of
-        all as if they had the fewest."""
+        """Blocks that one microbatch passes, shape (3, runs): in the first stage, in the last
+        stage, and in all stages as if each had the fewest blocks."""
 
     def _counts(self) -> Floats:
         distinct, m, split = self.distinct, self.m, self.apart
@@ -401,10 +404,9 @@ class FamilyShape:
         return np.asarray(in_flight)
 
     def activations(self, sample: SampleBounds) -> tuple[Floats, Floats]:
-        """(4, runs): bytes of microbatches (`step.bubbles.peaks`) in the blocks of the first, the
-        last and the second stage, which has most of them where they are even, and in the fewest of
-        any, those of the stage that holds least: where they hold most, and where weight gradients
-        wait.
+        """Return lower bounds on the activation bytes (`step.bubbles.peaks`), two arrays of shape
+        (4, runs): at the peak of activations, and while weight passes are delayed. The rows are
+        the first, last and second stage, and the fewest blocks with the fewest microbatches.
         """
         blocks, split = np.stack(self.blocks[:4]), self.apart
         size = self.distinct.microbatch.astype(np.float64)
@@ -417,10 +419,10 @@ class FamilyShape:
         return kept * blocks * size, late * blocks * size
 
     def stages_s(self, sample: SampleBounds, again_s: Floats, run: NDArray[np.intp]) -> Floats:
-        """(4, rows): of rows of these runs, lower bounds on the seconds of a microbatch in the
-        slowest stage (the one with the most blocks, or the first or last one with its embedding or
-        output head, of a V both), in the last stage, in the first chunks of the stages before it,
-        and in the model's last chunk. The first and the last stage run so much again.
+        """Return lower bounds on the seconds of one microbatch, shape (4, rows): in the slowest
+        stage (most blocks, or first or last with embedding or output head; zb-v has both in the
+        first), in the last stage, in the first chunks of the stages before it, and in the model's
+        last chunk. `again_s` has the recomputation seconds of the first and last stage.
         """
         x = self.blocks
         block_s, front_s, back_s = sample.parts_s[:, self.which[self.first]]
@@ -442,8 +444,8 @@ def _ways(order: str, stages: int, microbatches: int) -> tuple[float, ...]:
 
 
 def _runs(block: LayoutColumns) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Rows that differ in what ZeRO divides alone stand one behind another: the first of each such
-    run, and the run of every row.
+    """Return the first row of each run, shape (runs,), and the run of each row, shape (rows,). A
+    run is a group of consecutive rows that differ only in `zero` and `hsdp`.
     """
     columns = np.stack([block.pp, block.vpp, block.microbatch, block.schedule, block.split])
     new = np.ones(len(block), dtype=np.bool_)
@@ -453,7 +455,7 @@ def _runs(block: LayoutColumns) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
 
 @lru_cache(maxsize=4096)
 def _peaks(order: str, stages: int, microbatches: int) -> tuple[float, ...]:
-    """(held, waiting) three times, of the first, the last and the second stage."""
+    """Return three (held, waiting) pairs for each of the first, last and second stage."""
     peak_counts: list[float] = []
     for stage in (0, stages - 1, 1):
         stage_peaks = peaks(order, stages, stage, microbatches)
@@ -462,7 +464,7 @@ def _peaks(order: str, stages: int, microbatches: int) -> tuple[float, ...]:
 
 
 def _ordered(block: LayoutColumns, orders: Sequence[str]) -> NDArray[np.bool_]:
-    """Pipelines in one of these orders."""
+    """Return whether each layout is a pipeline with one of these schedules, shape (layouts,)."""
     matches = np.zeros(len(block), dtype=np.bool_)
     for number, name in enumerate(block.schedules):
         if name in orders:
@@ -471,7 +473,7 @@ def _ordered(block: LayoutColumns, orders: Sequence[str]) -> NDArray[np.bool_]:
 
 
 def _ideal(network: Network) -> Network:
-    """Without latency, every message at the best share of the bandwidth that any reaches."""
+    """Return the network without latency, with every message at the best reachable bandwidth."""
     levels = tuple(
         replace(
             level,

@@ -1,8 +1,8 @@
-"""What blocks that keep fewer bytes run again, at least.
+"""Lower bounds on the recomputation time of blocks as a function of the bytes they keep.
 
-At the least that operators take of a sample (`Pricer.least`) the choices of what to keep lie on a
-convex curve of bytes and seconds, and no choice in any microbatch lies below it. So blocks that
-together keep so many bytes run again no less than if each of them kept as many (Jensen).
+With the lower bound on each operator's time per sample (`Pricer.least`), no recomputation choice in
+any microbatch lies below a convex curve g(bytes) = seconds. By Jensen's inequality, n blocks that
+keep K bytes in total recompute for at least n * g(K / n) seconds.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from atoll.workload.graph.operator import Operator
 
 Floats = NDArray[np.float64]
 Point = tuple[float, float]
-"""Bytes of a sample that a block keeps, and seconds that it runs again."""
+"""Bytes that a block keeps per sample, and seconds that it recomputes."""
 
 
 def points_of(points: Mapping[str, Point], names: Sequence[str]) -> tuple[Floats, Floats]:
-    """Bytes, the fewest first, and seconds that none of these policies is below; one that is no
-    choice itself mixes all of them.
+    """Return the bytes (ascending) and seconds of the lower hull of these policies. If a name is
+    not in `points` (it can mix all choices), return the hull of all points.
     """
     alone = all(name in points for name in names)
     return _lower_hull(points[name] for name in (names if alone else points))
 
 
 def on_the_curve(names: Iterable[str]) -> bool:
-    """Whether no such policy lies below: a host's memory takes no time, and some modules drop what
-    no choice by operator does.
+    """Return whether the curve bounds all these policies. It does not bound offloading, which
+    recomputes nothing, or module lists, which drop tensors that no choice by operator drops.
     """
     return all(name in RECOMPUTE or name.startswith(FULL_BLOCKS) for name in names)
 
@@ -47,9 +47,9 @@ def on_the_curve(names: Iterable[str]) -> bool:
 def choices(
     priced: LayerPrices, ideal: Network, layer: Layer, cost: LayerCost, ring: int, shown: float
 ) -> Mapping[str, Point]:
-    """Choices of what a block keeps, with the bytes that it keeps of a sample and the seconds that
-    it then runs again of any sample of a microbatch, on an ideal network; of its collectives this
-    share is not hidden.
+    """Return the bytes kept and a lower bound on the seconds recomputed per sample, for each
+    recomputation choice of a block on the ideal network. `shown` is the share of collective time
+    that does not overlap with computation.
     """
     least = {op.name: _least(priced, ideal, layer, op, ring, shown) for op in layer.forward}
     chosen = by_operator(layer, priced.pricer, least)
@@ -75,7 +75,7 @@ def _lower_hull(points: Iterable[Point]) -> tuple[Floats, Floats]:
     hull: list[Point] = []
     for x, y in sorted(points):
         if hull and hull[-1][1] <= y:
-            continue  # it keeps no less and takes no less
+            continue  # keeps no fewer bytes and takes no fewer seconds than the last point
         while len(hull) > 1:
             (x0, y0), (x1, y1) = hull[-2:]
             if (y1 - y0) * (x - x0) < (y - y0) * (x1 - x0):

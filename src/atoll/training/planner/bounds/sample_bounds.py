@@ -1,4 +1,4 @@
-"""What one sequence takes on the devices of a family, and what it holds there, at least."""
+"""Lower bounds on the time and memory of one sequence on the devices of a family."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ Floats = NDArray[np.float64]
 
 
 class SampleBounds:
-    """What one sequence takes on the devices of a family, at least."""
+    """Lower bounds on the time and memory of one sequence on the devices of a family. `sizes` has
+    the microbatch sizes to bound, shape (sizes,)."""
 
     def __init__(
         self, priced: LayerPrices, network: Network, family: LayoutFamily, sizes: NDArray[np.intp]
@@ -41,7 +42,7 @@ class SampleBounds:
         run = priced.run
         ideal = replace(run, network=network)
         self.family = family
-        # Experts that are spread do the same work, of fewer with more tokens each.
+        # Expert parallelism does not change the work: fewer experts get more tokens each.
         alone = replace(family, ep=1).layout(recompute="none")
         model, costs = priced.model(alone), priced.costs(alone)
         stepper = Stepper(ideal, family.layout(zero=0))
@@ -49,20 +50,21 @@ class SampleBounds:
         far = family.tp * family.cp * family.ep <= run.devices
         self.forward_s = self.data_s = self.weight_s = self.host_s = self.waiting_s = 0.0
         self.outside_s = 0.0
-        """What experts spread over data ranks alone are farther apart, in each pass."""
+        """Extra seconds per pass where ep divides dp, so expert ranks are farther apart."""
         self.overlapped_s = np.zeros((2, 1))
-        """Of forward and backward passes, what gathers may hide behind."""
+        """Seconds that gathers can overlap with, shape (2, 1): forward and backward passes."""
         self.ends_s = [0.0, 0.0]
-        """In front of all blocks and behind them."""
+        """Seconds of the layers before the first block and after the last block."""
         self.beyond_s = np.zeros((3, len(sizes)))
-        """Forward, backward and weight passes of microbatches of these sizes, beyond their samples.
-        """
+        """Seconds of a microbatch beyond size * seconds per sample, shape (3, sizes): forward,
+        backward and weight passes."""
         self.parts_s = np.zeros((3, len(sizes)))
-        """All passes of such microbatches through the least block, in front of all and behind."""
+        """Seconds of all passes of a microbatch, shape (3, sizes): in the fastest block, in the
+        layers before the first block, and in the layers after the last block."""
         self.parts_s[0] = np.inf
         self.apart_s = np.full((3, len(sizes)), np.inf)
-        """The least forward pass of such microbatches through a block, backward pass without
-        weight gradients, and weight pass."""
+        """Seconds of a microbatch in the fastest block, shape (3, sizes): forward pass, backward
+        pass without weight gradients, and weight pass."""
         blocks = []
         for (layer, repeat), cost in zip(model.layers, costs, strict=True):
             least = _least(priced, layer, cost, family.cp)
@@ -75,7 +77,7 @@ class SampleBounds:
             self.forward_s += repeat * forward.total_s
             self.data_s += repeat * (backward.total_s - least.weight.total_s)
             self.weight_s += repeat * least.weight.total_s
-            # A microbatch has as many launches as one sample.
+            # A microbatch launches as many kernels as one sample.
             kernels = np.array([[x.kernels] for x in (cost.forward, cost.data, cost.weight)])
             beyond_s = np.repeat(priced.pricer.launch_s * kernels, len(sizes), axis=1)
             if stepper.unhidden(least):
@@ -112,7 +114,8 @@ class SampleBounds:
         blocks_costs = [cost for cost in costs if cost.is_block]
         at = costs.index(blocks_costs[0])
         self.again: Mapping[str, Point] = {}
-        """Where all blocks are alike, what they keep and run again at least (`rerun.choices`)."""
+        """Bytes kept and seconds recomputed per policy (`recompute_curve.choices`); empty unless
+        all blocks are equal."""
         if len(blocks_costs) == 1:
             shown = 1 - run.stack.overlap.in_products(family.sp)
             self.again = choices(
@@ -128,7 +131,8 @@ class SampleBounds:
                 [buffers_bytes(run, last, zero) for zero in ZERO_STAGES],
             ]
         )
-        """(3, 4): without and with blocks, and with the last, by ZeRO stage."""
+        """Buffer bytes, shape (3, 4): for stages without blocks, with blocks, and with the last
+        block and the output head; columns are ZeRO stages."""
         self.logits_bytes = logits_bytes(run, family.layout(), [(x, 1) for x in ends[1]], 1)
         shared = [priced.shared(family.layout(pp=2, recompute="none"), end) for end in ends]
         every = self._parameters(run, costs, model.shared_parameters)
@@ -138,8 +142,8 @@ class SampleBounds:
         )
         sides = (self._parameters(run, *end) for end in zip(ends, shared, strict=True))
         self.parameters = np.stack([every, block_parameters, *sides], axis=-1)
-        """(2, 2, 4): held and trained, dense and expert parameters, of the model, of the least
-        block, and of what stands in front of all blocks and behind them."""
+        """Parameter counts, shape (2, 2, 4): stored or trained; dense or expert; model, smallest
+        block, layers before the first block, layers after the last block."""
 
     def _parameters(
         self, run: Run, costs: Sequence[LayerCost], shared: int = 0, repeated: bool = True
@@ -149,7 +153,7 @@ class SampleBounds:
 
 
 def _of_experts(cost: LayerCost, ep: int) -> LayerCost:
-    """A layer whose experts are spread."""
+    """Return the cost of a layer whose experts are divided over `ep` ranks."""
     dense, experts = cost.frozen
     return replace(
         cost, expert_parameters=cost.expert_parameters // ep, frozen=(dense, experts / ep)
@@ -163,8 +167,9 @@ def _beyond_s(priced: LayerPrices, layer: Layer, sizes: list[int], ep: int) -> F
 def _links_s(
     run: Run, ideal: Network, cost: LayerCost, sizes: NDArray[np.intp], sp: bool
 ) -> Floats:
-    """Collectives of activations in forward and backward passes of microbatches of these sizes,
-    beyond those of as many samples on an ideal network; all that may hide behind products does.
+    """Return the seconds that activation collectives of a microbatch take beyond size * seconds
+    per sample on the ideal network, shape (2, sizes): forward and backward passes. Everything that
+    can overlap with matrix products does.
     """
     overlap, link_s = run.stack.overlap, {}
     for link in {*cost.forward_links, *cost.backward_links, *cost.hidden_links}:
@@ -180,7 +185,7 @@ def _links_s(
 
 
 def _least(priced: LayerPrices, layer: Layer, cost: LayerCost, ring: int) -> LayerCost:
-    """A layer that takes no more of any sample than the real one does in any microbatch."""
+    """Return a layer cost that is a lower bound per sample for every microbatch size."""
     forward, data, weight = (priced.pricer.least(layer, part, ring) for part in _parts(layer))
     inside = priced.pricer.schedules_links
     sent_forward, sent_backward = (
@@ -200,13 +205,13 @@ def _least(priced: LayerPrices, layer: Layer, cost: LayerCost, ring: int) -> Lay
 
 
 def _parts(layer: Layer) -> tuple[Sequence[Operator], ...]:
-    """Forward, backward and weight passes."""
+    """Return the operators of the forward, backward and weight passes."""
     data = [op for op in layer.backward if not op.weighs]
     return layer.forward, data, [op for op in layer.backward if op.weighs]
 
 
 def _sent(layer: Layer, operators: Sequence[Operator]) -> list[Operator]:
-    """Collectives of activations, which grow with the samples."""
+    """Return the collectives of activations, whose bytes grow with the microbatch size."""
     weights = (Role.WEIGHT, Role.WEIGHT_GRADIENT)
     return [
         op

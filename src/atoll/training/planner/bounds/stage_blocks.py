@@ -1,4 +1,4 @@
-"""How many blocks the stages of pipelines hold and pass, for bounds on many layouts at once."""
+"""Block counts of pipeline stages, as arrays for bounds on many layouts at once."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ Floats = NDArray[np.float64]
 
 
 class StageBlocks(NamedTuple):
-    """(runs,): blocks that stages hold, where chunks that hold different numbers of microbatches
-    count as the smallest of them; and blocks that a microbatch passes, the mean of both directions
-    where the model is held twice.
+    """Block counts, each of shape (runs,). Stored counts use the smallest chunk of a stage if its
+    chunks hold different numbers of microbatches. Counts per microbatch are the mean of both
+    directions if the schedule stores the model twice.
     """
 
     first: Floats
     last: Floats
     second: Floats
     fewest: Floats
-    """Held by the first, the last and the second stage, and the fewest of any."""
+    """Blocks stored in the first, last and second stage, and the fewest in any stage."""
     most_run: Floats
     first_run: Floats
     last_run: Floats
     fewest_run: Floats
-    """Passed in the stage with most, in the first, in the last, and in the one with fewest."""
+    """Blocks per microbatch: most in any stage, first stage, last stage, fewest in any stage."""
     joined: Floats
-    """Where the first stage has the last chunk too, its part of what stands before and behind."""
+    """1 / copies of the model if the first stage also has the last chunk, else 0."""
     before_last: Floats
-    """Passed in the first chunks of all stages but the last."""
+    """Blocks in the first chunks of all stages except the last."""
     fewest_apart: Floats
-    """Passed in every stage, if all its chunks were as small as the smallest of the model."""
+    """Blocks per microbatch in a stage if every chunk were as small as the smallest chunk."""
     final: Floats
-    """In the model's last chunk."""
+    """Blocks in the model's last chunk."""
 
 
 def stage_blocks(block: LayoutColumns) -> StageBlocks:
@@ -56,7 +56,7 @@ def stage_blocks(block: LayoutColumns) -> StageBlocks:
 def _blocks_of_stages(
     layers: int, order: str, pp: int, vpp: int, chunk_sizes: tuple[int, ...]
 ) -> StageBlocks:
-    """Those of one pipeline."""
+    """Return the block counts of one pipeline."""
     chunks, copies = chunks_per_stage(order, vpp), model_copies(order)
     ways = [route(order, pp, chunks, microbatch) for microbatch in range(copies)]
     sizes = chunk_sizes or even_sizes(layers, len(ways[0]))
@@ -83,7 +83,7 @@ def _blocks_of_stages(
 
 
 def keys(*columns: NDArray[Any]) -> tuple[list[tuple[int, ...]], NDArray[np.intp]]:
-    """Entries of some columns without repeats, and which of them each one is."""
+    """Return the distinct rows of some columns, and the index of each row among them."""
     parts = [numbered(column) for column in columns]
     shape = [max(1, len(values)) for values, _ in parts]
     numbers, which = numbered(np.ravel_multi_index([number for _, number in parts], shape))
@@ -92,8 +92,8 @@ def keys(*columns: NDArray[Any]) -> tuple[list[tuple[int, ...]], NDArray[np.intp
 
 
 def numbered(values: NDArray[Any]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Small numbers without repeats, and which of them each entry is; marked, as sorting takes
-    longer.
+    """Return the distinct values (small integers) in ascending order, and the index of each entry
+    among them. Marking values in a table is faster than sorting.
     """
     marks = np.zeros(int(values.max(initial=0)) + 1, dtype=np.bool_)
     marks[values] = True
