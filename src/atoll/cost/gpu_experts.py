@@ -29,7 +29,7 @@ GATE_BYTES, GATE_BACKWARD_BYTES = 18.5, 44.0
 # Ids up to this many are sorted by one block, others in passes over their digits.
 BLOCK_IDS = 4096
 SORT_S = 38e-6
-# The largest k of a row: a block takes a row, in pieces of so many scores.
+# Top k of a row: one block handles a row, in pieces of this many scores.
 TOP_COLUMNS = 64
 TOP_ROW_S = 3.7e-9
 ROUTER_START_S = 22e-6  # casts, softmax, top k, normalised gates
