@@ -1,1 +1,1 @@
-"""What one operator costs on one chip: seconds, bytes and joules."""
+"""Cost of one operator on one chip: seconds, bytes and joules."""

@@ -1,8 +1,8 @@
-"""Chips as arrays for the batched cost model, and the core configurations they have in common.
+"""Chips as arrays for the batched cost model, and the core configurations that they share.
 
-Many chips share a configuration: an operator on k tensor cores of one size, with one buffer and
-one memory, costs the same on every chip that has them. So costs are tabulated once per
-configuration and each chip points to its own: one pointer per spread that an operator may take.
+An operator on k tensor cores of one size, with one buffer and one memory, costs the same on every
+chip that has them. Costs are therefore tabulated once per configuration. Each chip has one index
+into the configurations per option (number of cores that an operator may use).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from atoll.hardware.template.stalls import NO_STALLS, Stalls
 from atoll.hardware.template.template import ChipTemplate
 from atoll.profile import Profile
 
-FIRST_OPTION = 0  # of the core configurations of a chip: all of its cores
-FIRST_LEVEL = 8  # columns of a tensor configuration before those of further buffers
+FIRST_OPTION = 0  # option that uses all cores of a chip
+FIRST_LEVEL = 8  # first column of a tensor configuration that describes additional buffers
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,31 +44,32 @@ class VectorConfigs:
 
 @dataclass(frozen=True, eq=False)
 class Chips:
-    """One entry per chip; the option axis holds the spreads, -1 where a chip has fewer."""
+    """Arrays with one entry per chip. The option axis has the core counts that an operator may
+    use, -1 where a chip has fewer options."""
 
     design: IntArray
-    """Index into the space."""
+    """Index of the design in the space."""
     memory: IntArray
-    """Which of the space's `memories` it has."""
+    """Index into the space's `memories`."""
     tensor_cores: IntArray
     vector_cores: IntArray
     hbm_Bps: FloatArray
     glb_Bps: FloatArray
     clock_Hz: FloatArray
-    level_Bps: FloatArray  # (chips, further buffers between the shared one and HBM)
+    level_Bps: FloatArray  # (chips, additional buffers between the shared one and HBM)
     hbm_capacity_bytes: IntArray
-    """The largest capacity that the space allows at this bandwidth."""
+    """Largest capacity that the space allows with this bandwidth."""
     area_mm2: FloatArray
     hbm_energy: FloatArray
-    """Of a byte of its HBM over the energy model's."""
+    """Energy per HBM byte relative to the energy model."""
     glb_energy: FloatArray
-    """The same of its shared buffer."""
+    """Energy per byte of the shared buffer relative to the energy model."""
     process_nm: FloatArray
-    """Where it is a parameter of the template; else zeros."""
+    """Process node if it is a parameter of the template, else zeros."""
     peak_flops: FloatArray
-    tensor_count: IntArray  # (chips, options): tensor cores in a spread
+    tensor_count: IntArray  # (chips, options): number of tensor cores
     tensor_config: IntArray  # (chips, options): index into `tensor_configs`
-    pair_count: IntArray  # (chips, options): vector cores beside them in a fused operator
+    pair_count: IntArray  # (chips, options): vector cores of a fused operator
     pair_config: IntArray  # (chips, options): index into `vector_configs`
     vector_count: IntArray  # (chips, options)
     vector_config: IntArray  # (chips, options): index into `vector_configs`
@@ -79,14 +80,14 @@ class Chips:
 
     @property
     def stream_Bps(self) -> FloatArray:
-        """What streams reach of HBM's bandwidth."""
+        """Return the HBM bandwidth that streams reach, shape (chips,)."""
         return self.hbm_Bps * self.stalls.hbm
 
     def __len__(self) -> int:
         return len(self.design)
 
     def subset(self, indices: IntArray) -> Chips:
-        """These chips, with only the configurations that they use."""
+        """Return the chips at these indices, with only the configurations that they use."""
         tensor_used, tensor_config = _renumber(self.tensor_config[indices])
         stacked = np.stack([self.pair_config[indices], self.vector_config[indices]])
         vector_used, vector_config = _renumber(stacked)
@@ -108,7 +109,7 @@ class Chips:
 
 
 def join_chips(first: Chips, second: Chips) -> Chips:
-    """The chips of both, one after the other; configurations that they share are held once."""
+    """Concatenate chips; shared configurations are stored once."""
     options = max(first.tensor_count.shape[1], second.tensor_count.shape[1])
 
     def wide(array: IntArray) -> IntArray:
@@ -143,14 +144,14 @@ C = TypeVar("C", TensorConfigs, VectorConfigs)
 
 
 def _renumber(index: IntArray) -> tuple[IntArray, IntArray]:
-    """The configurations in use, and the index with their new numbers (-1 stays)."""
+    """Return the configurations in use, and the array with their new indices (-1 stays)."""
     used, inverse = np.unique(index, return_inverse=True)
     absent = int(np.count_nonzero(used < 0))  # -1 sorts first
     return used[absent:], inverse.reshape(index.shape) - absent
 
 
 def _joined(first: C, second: C) -> tuple[C, IntArray]:
-    """The distinct configurations of both, and the new number of each old one."""
+    """Return the distinct configurations of both, and the new index of each old one."""
     names = [f.name for f in fields(first)]
     columns = [np.concatenate([getattr(first, n), getattr(second, n)]) for n in names]
     rows, number = distinct_rows(np.column_stack(columns).astype(np.float64))
@@ -167,12 +168,13 @@ A = TypeVar("A", IntArray, FloatArray)
 
 
 def distinct_rows(rows: A) -> tuple[A, IntArray]:
-    """`np.unique(rows, axis=0, return_inverse=True)`, ten times as fast: rows as one number."""
+    """Return `np.unique(rows, axis=0, return_inverse=True)`, ten times as fast because each row is
+    encoded as one integer."""
     code = np.zeros(len(rows), np.int64)
     size = 1
     for column in rows.T:
         values, number = np.unique(column, return_inverse=True)
-        if size * len(values) >= 1 << 62:  # numbers would not fit: close the gaps between them
+        if size * len(values) >= 1 << 62:  # codes would overflow: renumber them without gaps
             code = np.unique(code, return_inverse=True)[1].ravel()
             size = len(rows)
         code = code * len(values) + number.ravel()
@@ -188,8 +190,8 @@ def pick(configs: C, rows: IntArray) -> C:
 def memories(
     options: Sequence[Hbm], profile: Profile, each_capacity: bool = False
 ) -> list[tuple[Hbm, ...]]:
-    """HBM options by bandwidth: a chip has the largest that it may take of one. With `each`, every
-    option by itself.
+    """Return the HBM options grouped by bandwidth; a chip has the largest allowed capacity of a
+    group. With `each_capacity`, every option is a separate group.
     """
     by_size = sorted(
         set(options), key=lambda o: (profile.hbm_Bps(o.bandwidth_Bps), o.capacity_bytes)
@@ -201,7 +203,7 @@ def memories(
 
 
 def chips_of_space(space: DesignSpace, profile: Profile, each_capacity: bool = False) -> Chips:
-    """Every design of a space with every HBM bandwidth that it may take; or `each` memory."""
+    """Return every design of a space with every allowed HBM bandwidth (see `memories`)."""
     columns: list[tuple[IntArray, IntArray, FloatArray, IntArray, FloatArray, FloatArray]] = []
     for number, hbm_options in enumerate(memories(space.hbm_options, profile, each_capacity)):
         capacity = np.zeros(len(space), np.int64)
@@ -235,7 +237,7 @@ def chips_of_space(space: DesignSpace, profile: Profile, each_capacity: bool = F
 
 
 def chips_of_accelerator(chip: Accelerator, profile: Profile, area_mm2: float = 0.0) -> Chips:
-    """A single chip."""
+    """Return the arrays of a single chip."""
     return _chips(
         profile,
         losses(profile, chip_template(chip), chip_stalls(chip)),
@@ -251,8 +253,8 @@ def chips_of_accelerator(chip: Accelerator, profile: Profile, area_mm2: float = 
 
 
 def losses(profile: Profile, template: ChipTemplate, stalls_of_template: Stalls) -> Stalls:
-    """What chips lose under a profile. Cost models of other packages say themselves how long a
-    product takes beside its traffic.
+    """Return the stalls of chips under a profile. External cost models already include the stalls
+    of matrix products, so these are zero for them.
     """
     stalls = stalls_of_template if profile.stalls else NO_STALLS
     if (profile.cost_model or template.cost_model or MAPPER) is MAPPER:
@@ -296,7 +298,7 @@ def _chips(
         rows = tensor_cores == n
         for o, k in enumerate(_spreads(int(n), profile)):
             tensor_count[rows, o] = k
-            # A fused operator takes vector cores in proportion, at least one.
+            # A fused operator uses a proportional number of vector cores, at least one.
             pair_count[rows, o] = np.maximum(1, -(-vector_cores[rows] * k // n))
             if not profile.free_spread:
                 pair_count[rows, o] = 1 if o == 0 else vector_cores[rows]
@@ -357,8 +359,9 @@ def _tensor_configs(
     level_bytes: FloatArray,
     level_Bpc: FloatArray,
 ) -> tuple[IntArray, TensorConfigs]:
-    """Of so many cores with these numbers: width, depth, GLB bytes and bandwidth, HBM, clock, and
-    bytes of a core's buffer (0: by the rule).
+    """Return the configuration index of each option and the distinct configurations. `numbers` has
+    width, depth, GLB bytes and bandwidth, HBM bandwidth, clock, and bytes per core buffer (0: by
+    the default rule).
     """
     chip, option = np.nonzero(count > 0)
     rows = np.column_stack(

@@ -1,34 +1,33 @@
-"""The GEMM mapper: the fastest way through HBM, the shared buffer, core buffers and the arrays.
+"""GEMM mapper: the fastest mapping of a product to HBM, shared buffer, core buffers and arrays.
 
 Model. A product (batch x) m x k by k x n runs on some number of tensor cores, each a weight-
 stationary systolic array of `depth` rows (reduction) by `width` columns (outputs):
 
 * Orientation: the rows of A stream past resident tiles of B, or the columns of B past tiles of A.
-  Below, A is the operand that streams and B the one that rests.
+  Below, A is the streaming operand and B the resident one.
 * Cores split the batch and the streamed rows by powers of two (up to the first that leaves one
-  each), the columns by a power of two or by all cores that are left and have columns to work on.
-  What does not divide is padded: each core takes the ceiling of its share.
+  each), the columns by a power of two or by all remaining cores that have columns to work on.
+  Uneven shares are padded: each core takes the ceiling of its share.
 * Core: its rows stream in chunks of even size that fit its buffer (double-buffered 2-byte inputs
-  and 4-byte accumulators: 4 depth + 4 width bytes a row), in the fewest such chunks or two, four,
-  ... times as many. A resident tile takes a cycle a row, but at least `depth` a chunk: the next
-  tile of weights loads meanwhile, a row a cycle. Accumulation over k stays in the core. Filling and
-  draining the array costs 2 depth + width cycles once per product.
+  and 4-byte accumulators: 4 depth + 4 width bytes per row), in the fewest such chunks or two, four,
+  ... times as many. A resident tile takes one cycle per row, but at least `depth` per chunk: the
+  next tile of weights loads at one row per cycle. Accumulation over k stays in the core.
+  Filling and draining the array costs 2 depth + width cycles once per product.
 * Shared buffer (GLB): A is read once per round of columns, B once per chunk of rows; cores that
-  need the same data share one read (multicast). Outputs, and what a fused epilogue moves, pass
-  once.
+  need the same data share one read (multicast). Outputs and operands of a fused epilogue pass once.
 * HBM: macro tiles in the buffer, in one of three orders. A panel of A, or of B, stays while the
-  other operand streams; room for the next panel is kept where one follows. Or a tile of C stays in
-  4-byte partial sums while slices of both operands stream. The reduction is cut into a power of two
-  of parts of whole array depths, or into single depths; partial sums then pass the GLB, and in the
-  panel orders HBM, once out and once in for each further part. Tiles are whole rounds of the cores
-  (a chunk of rows, or an array's columns, on each), so that tiling adds no padding. Products that
-  run side by side share the buffer.
+  other operand streams; space for the next panel is reserved if one follows. Or a tile of C stays
+  as 4-byte partial sums while slices of both operands stream. The reduction is cut into a power of
+  two of parts of whole array depths, or into single depths; partial sums then pass the GLB, and in
+  the panel orders HBM, once out and once in per additional part. Tiles are whole rounds of the
+  cores (a chunk of rows, or an array's columns, on each), so tiling adds no padding. Concurrent
+  products share the buffer.
 
-Time is the largest of compute, GLB and HBM time: all levels are double buffered. Where a kind of
-chip stalls (`hardware.template.stalls`), cores wait for the first operands of every round and for
-the way of the outputs to the GLB, and a part of the shorter of cores' and HBM time is not hidden by
-the longer. The mapper is exact over this space. Among equally fast mappings with the fewest chunks
-and most cores it takes one with the least HBM traffic. `docs/cost-model.md` has the formulas.
+Time is the largest of compute, GLB and HBM time: all levels are double buffered. If chips have
+stalls (`hardware.template.stalls`), cores wait for the first operands of every round and for the
+outputs to reach the GLB, and a share of the shorter of core and HBM time does not overlap. The
+mapper is exact over this space. Among equally fast mappings with the fewest chunks and most cores
+it takes one with the least HBM traffic. `docs/cost-model.md` has the formulas.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ ORDERS = ("A panel", "B panel", "C tile")
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """One mapping with its cost; sizes as in the module's description."""
+    """One mapping with its cost; sizes are defined in the module docstring."""
 
     time_s: float
     compute_cycles: float
@@ -73,10 +72,10 @@ def map_matmul(
     glb_share: float = 0.5,
     extra_bytes: float = 0.0,
 ) -> Mapping:
-    """The fastest mapping of a product on at most `cores` tensor cores (default: all).
+    """Return the fastest mapping of a product on at most `cores` tensor cores (default: all).
 
-    `extra_bytes` is traffic that rides along (a fused epilogue's operands). The chip loses what it
-    says itself; an operator's start is none of its product's time.
+    `extra_bytes` is additional traffic (operands of a fused epilogue). The chip's own stalls apply;
+    the start time of an operator is not included.
     """
     stalls = chip_stalls(chip)
     record = np.zeros(kernels.RECORD)
@@ -118,6 +117,6 @@ def map_matmul(
 
 
 def core_counts(limit: int) -> tuple[int, ...]:
-    """The spreads that an operator may take: powers of two, and all cores."""
+    """Return the core counts that an operator may use: powers of two, and all cores."""
     counts = [1 << i for i in range(limit.bit_length()) if 1 << i <= limit]
     return tuple(counts) if counts[-1] == limit else (*counts, limit)

@@ -1,8 +1,8 @@
-"""The GEMM mapper's hot loops, compiled.
+"""Compiled kernels of the GEMM mapper.
 
-All kernels live in this one file: numba's on-disk cache does not notice edits in other modules.
-The model that they evaluate is described in `atoll.cost.gemm`; letters are those of its text: A is
-the operand whose rows stream through the arrays, B the one whose tiles rest in them.
+All kernels are in this file, because numba's on-disk cache does not notice edits in other modules.
+`atoll.cost.gemm` describes the model and its letters: A is the operand whose rows stream through
+the arrays, B the one whose tiles are resident.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LOG_CORES = 31  # no chip has 2^31 cores
 
 
 class Product(NamedTuple):
-    """`batch` times m x k by k x n; in kernels m is the side that streams."""
+    """`batch` products of m x k by k x n; in kernels m is the streaming dimension."""
 
     batch: int
     m: int
@@ -55,17 +55,17 @@ class Cores(NamedTuple):
 
 @kernel
 def _side_by_side_s(core_s, hbm_s, exposed):
-    """Cores and HBM side by side: the longer, and what it does not hide of the shorter."""
+    """Return the time of overlapping core and HBM work: longer + exposed * shorter."""
     return max(core_s, hbm_s) + exposed * min(core_s, hbm_s)
 
 
 @kernel
 def _panel_rounds(kept, rounds, granule, cross_granule, k_part, depth, followed, budget):
-    """Rounds of the kept operand that fit as one panel (0 when not even one does).
+    """Return the rounds of the kept operand that fit as one panel (0 if none fits).
 
-    Two bytes an element, and room for the next panel while this one is in use, if there is a next:
-    `followed` says that there is one even when a panel holds the whole operand. The other operand
-    streams through a double buffer of one array depth, outputs leave through one round's staging.
+    Elements have 2 bytes, and space for the next panel is reserved if one follows; `followed` means
+    that one follows even if a panel holds the whole operand. The other operand streams through a
+    double buffer of one array depth; outputs leave through a staging buffer of one round.
     """
     free_bytes = budget - 4.0 * depth * cross_granule - 2.0 * granule * cross_granule
     panel_bytes = 2.0 * kept * k_part
@@ -90,12 +90,12 @@ def _best_tile(
     best_hbm,
     out,
 ):
-    """The macro tile with the least time for one core-level mapping, if it beats the best so far.
+    """Find the fastest macro tile for one core-level mapping, if it is better than the best so far.
 
-    Better is a lower time, or the same with fewer HBM bytes. Fills out[HBM], out[GLB] and
-    out[ORDER:] and returns the time where it is better; otherwise returns infinity. `budget` is the
-    buffer for one of the products that run side by side, `each` how many follow each other there;
-    bytes are for all.
+    Better means a lower time, or an equal time with fewer HBM bytes. If so, fill out[HBM], out[GLB]
+    and out[ORDER:] and return the time; otherwise return infinity. `budget` is the buffer of one of
+    the concurrent products, `batch_per_core` the number of products that follow each other there;
+    bytes are for all products.
     """
     batch, m, n, k, fraction, extra, _ = p
     depth, hbm_Bps, glb_Bps, exposed = c.depth, c.hbm_Bps, c.glb_Bps, c.exposed
@@ -110,7 +110,7 @@ def _best_tile(
     while True:
         k_part = min(k, depth * (-(-folds_k // parts)))
         real_parts = -(-k // k_part)
-        # Partial sums of a split reduction, 4 bytes written and read again for each further part.
+        # Partial sums of a split reduction: 4 bytes written and 4 read per additional part.
         spill = 8.0 * m * n * batch * fraction * (real_parts - 1)
         glb = glb_base + spill
         glb_s = glb / glb_Bps
@@ -157,7 +157,7 @@ def _best_tile(
         if 4.0 * k_part * m > budget:
             per = min(rounds_m, int(budget / (4.0 * k_part * g_m)))
         while per >= 1 and not hopeless:
-            # As few tiles as this size allows, then evened out: every smaller size is met too.
+            # The fewest tiles that this size allows, then made even; smaller sizes are covered too.
             tiles_m = -(-rounds_m // per)
             per = -(-rounds_m // tiles_m)
             fewest = compulsory + fraction * b_bytes * (tiles_m - 1)
@@ -193,15 +193,15 @@ def _best_tile(
 def _best_columns(
     p, c, batch_per_core, split_m, most_n, rows_max, budget, compulsory, outputs, best, out
 ):
-    """The best cores for the columns, chunks of rows and macro tile, if they beat the best so far.
+    """Find the best column split, chunks of rows and macro tile, if better than the best so far.
 
-    Fills `out` and returns the time like `_best_tile`. Fewer than `most_n` cores and more chunks
-    than the core's buffer asks for make smaller rounds, which fit a small GLB better; but they cost
-    cycles and GLB reads, so that they are only tried where they could be faster.
+    Fill `out` and return the time like `_best_tile`. Fewer than `most_n` cores and more chunks than
+    the core buffer requires give smaller rounds, which fit a small GLB better. They cost cycles and
+    GLB reads, so they are tried only if they could be faster.
     """
     batch, m, n, k, fraction, _, on_chip = p
     _, width, depth, _, _, hbm_Bps, glb_Bps, clock_Hz, fill_s, drained, exposed = c
-    if on_chip:  # what it makes stays in the cores
+    if on_chip:  # outputs stay in the cores
         drained = 0.0
     best_s = np.inf
     rows_core = -(-m // split_m)
@@ -214,7 +214,7 @@ def _best_columns(
         folds_n = -(-columns_core // width)
         chunks = fewest_chunks
         while True:
-            # Chunks of even size: the array waits for weights only if they are shorter than it.
+            # Chunks of even size: the array waits for weights only if chunks are shorter than depth
             stream = max(rows_core, chunks * depth)
             cycles = fraction * batch_per_core * folds_k * folds_n * stream + 2 * depth + width
             waits_s = (
@@ -224,7 +224,7 @@ def _best_columns(
             reads = float(m) * k * folds_n + float(k) * n * chunks
             glb = 2.0 * batch * fraction * reads + outputs
             floor_s = _side_by_side_s(max(compute_s, glb / glb_Bps), compulsory / hbm_Bps, exposed)
-            # The floor only rises from here, with more chunks and with fewer cores.
+            # From here the lower bound only rises, with more chunks and with fewer cores.
             tie = coarsest and floor_s == best and compulsory < out[HBM]
             if floor_s >= best and not tie:
                 if chunks == fewest_chunks:
@@ -276,20 +276,20 @@ def _best_columns(
 
 @kernel
 def map_product(p, c, out):
-    """The fastest mapping of one (batched) product on at most `cores` cores.
+    """Find the fastest mapping of one (batched) product on at most `cores` cores.
 
-    Fills `out` with the record and returns the time in seconds, infinite when nothing fits the
-    buffer. Products that are `on_chip` move nothing through HBM.
+    Fill `out` with the record and return the seconds, infinite if nothing fits the buffer. Products
+    that are `on_chip` move nothing through HBM.
     """
     batch, m, n, k, fraction, extra, on_chip = p
     cores, width, depth, buffer_bytes, _, hbm_Bps, glb_Bps, clock_Hz, fill_s, drained, exposed = c
     best = np.inf
     rows_max = max(1, int(buffer_bytes / (4.0 * depth + 4.0 * width)))
     outputs = 2.0 * batch * float(m) * n * fraction + extra
-    if on_chip:  # what it makes stays in the cores
+    if on_chip:  # outputs stay in the cores
         drained = 0.0
     compulsory = 0.0 if on_chip else 2.0 * batch * (float(m) * k + float(k) * n) + outputs
-    # No mapping beats full arrays on all cores: where one meets this, the search ends.
+    # No mapping is faster than full arrays on all cores; the search ends if one reaches this.
     folds_k = -(-k // depth)
     ideal = fraction * batch * folds_k * float(m) * n / (width * cores) + 2 * depth + width
     rounds = max(1.0, batch * float(m) * n / (width * float(cores) * rows_max))
@@ -312,7 +312,7 @@ def map_product(p, c, out):
                 split_m = 1 << log_m
                 if split_batch * split_m > cores or split_m >= 2 * sm:
                     break
-                # All cores that are left, as far as they have columns to work on.
+                # All remaining cores that have columns to work on.
                 most_n = min(cores // (split_batch * split_m), -(-sn // width))
                 time = _best_columns(
                     side,
@@ -338,21 +338,21 @@ def map_product(p, c, out):
 
 @entry
 def map_alone(p, c, out):
-    """The same for Python, which asks for one product in no search: compiled when it does."""
+    """Call `map_product` from Python for one product; compiled on first use."""
     return map_product(p, c, out)
 
 
 @kernel
 def product_floor_s(p, c):
-    """No mapping of `map_one` takes less: of every split of the cores the time before tiling, which
-    only rises with more chunks and with fewer cores for the columns.
+    """Return a lower bound on `map_product`: the minimum over core splits of the time before
+    tiling, which only rises with more chunks and with fewer cores for the columns.
     """
     batch, m, n, k, fraction, extra, on_chip = p
     cores, width, depth, buffer_bytes, _, hbm_Bps, glb_Bps, clock_Hz, fill_s, drained, exposed = c
     best = np.inf
     rows_max = max(1, int(buffer_bytes / (4.0 * depth + 4.0 * width)))
     outputs = 2.0 * batch * float(m) * n * fraction + extra
-    if on_chip:  # what it makes stays in the cores
+    if on_chip:  # outputs stay in the cores
         drained = 0.0
     compulsory = 0.0 if on_chip else 2.0 * batch * (float(m) * k + float(k) * n) + outputs
     folds_k = -(-k // depth)
@@ -385,7 +385,7 @@ def product_floor_s(p, c):
 
 @kernel
 def _pair(pair, shapes, fractions, extras, on_chip, configs):
-    """Of the (shape, configuration) grid: where a pair is, its product and its configuration."""
+    """Return indices, product and configuration of a pair of the (shape, configuration) grid."""
     s = pair // configs.cores.shape[0]
     c = pair % configs.cores.shape[0]
     product = Product(
@@ -401,7 +401,8 @@ def _pair(pair, shapes, fractions, extras, on_chip, configs):
 
 @entry
 def floor_range(start, stop, shapes, fractions, extras, on_chip, configs, time):
-    """`floor_one` for pairs start..stop-1 of the (shape, configuration) grid: fills seconds."""
+    """Fill `time` with `product_floor_s` for pairs start..stop-1 of the (shape, configuration)
+    grid."""
     for pair in range(start, stop):
         s, c, product, cores = _pair(pair, shapes, fractions, extras, on_chip, configs)
         time[s, c] = product_floor_s(product, cores)
@@ -409,9 +410,9 @@ def floor_range(start, stop, shapes, fractions, extras, on_chip, configs, time):
 
 @entry
 def map_range(start, stop, shapes, fractions, extras, on_chip, configs, time, hbm, glb):
-    """`map_one` for pairs start..stop-1 of the (shape, configuration) grid.
+    """Map pairs start..stop-1 of the (shape, configuration) grid with `map_product`.
 
-    Fills seconds, HBM bytes and GLB bytes, each (shapes, configurations).
+    Fill seconds, HBM bytes and GLB bytes, each of shape (shapes, configurations).
     """
     out = np.zeros(RECORD)
     for pair in range(start, stop):

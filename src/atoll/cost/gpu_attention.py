@@ -1,10 +1,10 @@
-"""Flash attention on a GPU: blocks of 128 rows, each walking the keys that it may see.
+"""Flash attention on a GPU: blocks of 128 query rows, each iterating over its visible keys.
 
-A block's time is that of its (query, key) pairs, set by the matrix products or, for small heads,
-by the exponentials, and of the shorter what the longer does not hide. Blocks are dealt to SMs as
-they come free: never more than full waves, under a causal mask never more than an even share plus
-a part of the longest block (all of it is Graham's bound for list scheduling, 1966). Where blocks
-are fewer than SMs, some libraries also divide the keys and join the parts.
+The time of a block is set by its matrix products or, for small heads, by its exponentials, plus the
+share of the shorter that does not overlap. Free SMs take the next block: the time is at most that
+of full waves and, under a causal mask, at most an even share plus a part of the longest block (with
+all of it, Graham's bound for list scheduling, 1966). If there are fewer blocks than SMs, some
+libraries also split the keys and combine the parts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from atoll.cost.gpu_gemm import Floats, throttled_s
 from atoll.hardware.gpu import Gpu
 from atoll.hardware.physical.kernel_fits import AttentionFit
 
-BLOCK_ROWS = 128  # keys at a time, and queries of a block unless the calibration has others
+BLOCK_ROWS = 128  # keys per step, and queries per block unless the calibration overrides them
 LIMIT_S = 7e-3  # calls of engines that the power limit slows by half of what it can, on all devices
 KEY_SPLITS = (2, 4, 8)
 FORWARD_PRODUCTS = 2  # QK', PV
@@ -31,8 +31,8 @@ GROUPED_PASSES = 4  # dk, dv of every query head written, then summed over the g
 
 
 class Heads(NamedTuple):
-    """Sizes of attention, each a number or an array of them; as many keys as queries unless `keys`
-    says how many (then without a causal mask).
+    """Sizes of attention, each a number or an array. The number of keys equals that of queries
+    unless `keys` is given (then without a causal mask).
     """
 
     batch: ArrayLike
@@ -54,9 +54,9 @@ def attention_times_s(
     even: bool = False,
     prompt: bool = False,
 ) -> Floats:
-    """Seconds of flash attention, for arrays of sizes at once. `prompt`: forward, as inference
-    engines run it. `even`: as if blocks were spread
-    evenly, and without the launch, what no larger batch takes less of for each of its samples.
+    """Return the seconds of flash attention for arrays of sizes. `prompt`: forward, as inference
+    engines run it. `even`: blocks divided evenly over SMs and no launch time, which is a lower
+    bound per sample for every larger batch.
     """
     *numbers, causal, keys = sizes
     arrays = (
@@ -69,8 +69,8 @@ def attention_times_s(
 
     wide = np.ceil(d / direction.head_columns) * direction.head_columns
     exp = _min_head(gpu, direction)
-    # Two tiles of queries take turns with tensor cores and exponentials; wide heads leave room for
-    # one, whose products and exponentials follow each other.
+    # Two query tiles alternate between tensor cores and exponentials. Wide heads have space for
+    # only one, whose products and exponentials run in sequence.
     alone = (d > direction.narrow_head) & (direction.narrow_rows >= 2 * BLOCK_ROWS)
     exposed = np.where(alone, 1.0, direction.exposed)
     multiplied, gain = (wide / direction.fp8_gain if dtype == "fp8" else wide), np.ones(d.shape)
@@ -83,13 +83,13 @@ def attention_times_s(
     queries = np.where(d <= direction.narrow_head, direction.narrow_rows, BLOCK_ROWS)
     queries = np.where(masked, np.minimum(queries, direction.causal_rows), queries)
     rows, steps = np.ceil(s / queries), np.ceil(sk / BLOCK_ROWS)
-    # Key blocks that a row block walks, on average.
+    # Mean number of key blocks per query block.
     visited = np.where(masked, np.minimum((steps + queries / BLOCK_ROWS) / 2, steps), steps)
     step_s = pair_s * queries * BLOCK_ROWS
     start_s, side = direction.block_s * queries / BLOCK_ROWS, np.ones(d.shape)
     if dtype == "fp8" and direction.fp8_block_s is not None:
         start_s = direction.fp8_block_s * queries / BLOCK_ROWS
-    if dtype == "fp8" and direction.fp8_columns is not None:  # blocks side by side on an SM
+    if dtype == "fp8" and direction.fp8_columns is not None:  # concurrent blocks on an SM
         side = np.maximum(1.0, direction.fp8_columns / d)
     share = b * h * rows / gpu.sms
 
@@ -123,5 +123,5 @@ def attention_times_s(
 
 
 def _min_head(gpu: Gpu, direction: AttentionFit) -> float:
-    """Head size at which products and exponentials take equally long on this device."""
+    """Return the head size at which products and exponentials take equally long."""
     return direction.min_head * gpu.tensor_per_exp

@@ -1,8 +1,8 @@
-"""The parts of an expert layer on a GPU as eager PyTorch runs them, for arrays of sizes at once.
+"""Times of the parts of an expert layer on a GPU in eager PyTorch, for arrays of sizes.
 
-Router, sorting of ids, rows gathered by expert (dispatch), grouped products, rows scaled and added
-up again (combine), and the whole block in both directions. Constants were chosen on 1,070 timings
-of one H200.
+Parts: router, sorting of ids, gathering rows by expert (dispatch), grouped products, scaling and
+summing rows (combine), and the whole block in both directions. The constants were fitted to 1,070
+timings on one H200.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from atoll.cost.gpu_vector import streaming_s
 from atoll.hardware.gpu import Gpu
 
 TILE_ROWS = 128
-"""Of a grouped product: an expert's last tile is computed whole."""
+"""Rows per tile of a grouped product; the last tile of an expert is computed in full."""
 GROUPED_START_S = 11e-6  # the kernel that lists the products
 # Bytes per element of a gathered row and of a token: sources are read again for every expert,
 # partly from L2.
@@ -29,7 +29,7 @@ GATE_BYTES, GATE_BACKWARD_BYTES = 18.5, 44.0
 # Ids up to this many are sorted by one block, others in passes over their digits.
 BLOCK_IDS = 4096
 SORT_S = 38e-6
-# The largest k of a row: a block takes a row, in pieces of so many scores.
+# Top k of a row: one block handles a row, in pieces of this many scores.
 TOP_COLUMNS = 64
 TOP_ROW_S = 3.7e-9
 ROUTER_START_S = 22e-6  # casts, softmax, top k, normalised gates
@@ -41,18 +41,18 @@ class Routed:
 
     tokens: Floats
     rows: Floats
-    """Routed to the experts of the device."""
+    """Rows routed to the experts of the device."""
     hidden: Floats
     ffn: Floats
     experts: Floats
-    """On the device."""
+    """Experts on the device."""
     largest: Floats
-    """Rows of the expert that has most."""
+    """Rows of the expert with the most rows."""
 
     @property
     def tiled_rows(self) -> Floats:
-        """Rows that an expert's products compute on average: uneven experts fill half of their
-        last tile.
+        """Return the mean number of rows computed per expert, including padding: uneven experts
+        fill half of their last tile on average.
         """
         rows_per_expert = self.rows / self.experts
         uneven = self.largest > np.ceil(rows_per_expert)
@@ -61,7 +61,7 @@ class Routed:
 
 
 def expert_times_s(gpu: Gpu, kind: str, sizes: Routed) -> Floats:
-    """Seconds of one of `EXPERT_KINDS`."""
+    """Return the seconds of one of `EXPERT_KINDS`."""
     return EXPERT_KINDS[kind](gpu, sizes)
 
 
@@ -117,7 +117,8 @@ def _forward_s(gpu: Gpu, s: Routed) -> Floats:
 
 
 def _backward_s(gpu: Gpu, s: Routed) -> Floats:
-    """Gradients of gathered rows are added up as results are."""
+    """Return the seconds of the backward pass; gradients of gathered rows are summed like results
+    in the forward pass."""
     gate_s = streaming_s(gpu, GATE_BACKWARD_BYTES * s.rows * s.ffn)
     up_s = _up_dgrad_s(gpu, s) + _up_wgrad_s(gpu, s)
     down_s = _down_dgrad_s(gpu, s) + _down_wgrad_s(gpu, s)
@@ -136,4 +137,4 @@ EXPERT_KINDS: Mapping[str, Callable[[Gpu, Routed], Floats]] = {
     "block_fwd": _forward_s,
     "block_bwd": _backward_s,
 }
-"""By the names of their rows in a table of measured operators."""
+"""Functions by the names of their rows in a table of measured operators."""

@@ -1,9 +1,9 @@
-"""Matrix products on a GPU: tiles dealt to SMs in waves, split-K, HBM, power.
+"""Matrix products on a GPU: waves of tiles on SMs, split-K, HBM, power.
 
-For every tile shape and every split of the reduction, the time is that of the waves of tiles, then
-of the output's write that nothing hides; or that of moving operands and output once through HBM,
-whichever is longer, and of the shorter what the longer does not hide. The library is assumed to
-pick the best. docs/gpu-model.md has the formulas.
+For every tile shape and split of the reduction, the time is the longer of two: the waves of tiles
+plus the exposed write of the output, or moving operands and output once through HBM; plus the share
+of the shorter that does not overlap. The library is assumed to pick the best combination.
+docs/gpu-model.md has the formulas.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Floats = NDArray[np.float64]
 # accumulators fit the registers (CUTLASS's default builder shapes); Ampere's those of CUTLASS 2.
 # Blackwell's have the 128 rows of tensor memory and as many columns as suit, in steps of 16.
 _COMMON = [(256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64)]
-# What cuBLAS 13 takes on an H200 beside those, by the names of its kernels: of rows that are whole
-# blocks of 64 these shapes (each at least 1 % of products), of others any multiple of 8 rows, for
-# which steps of 16 stand.
+# Additional shapes of cuBLAS 13 on an H200, by the names of its kernels. For row counts that are
+# multiples of 64: these shapes (each at least 1 % of products). For others: any multiple of 8 rows,
+# approximated by steps of 16.
 _CUBLAS = [
     *((128, columns) for columns in (96, 112, 144, 168, 176, 192, 320)),
     *((rows, 128) for rows in (80, 160, 192)),
@@ -38,33 +38,33 @@ TILES = {
 }
 _RAGGED_TILES = [(m, n) for n, low, high in _RAGGED for m in range(low, high + 1, 16)]
 RAGGED = {"cublas": np.array(_RAGGED_TILES, dtype=np.float64)}
-"""Shapes that rows which are not whole blocks have as well."""
+"""Additional tile shapes for row counts that are not multiples of the block."""
 BLOCK_ROWS = 64
 SECTOR_ELEMENTS = 16  # 32-byte memory sectors of 16-bit elements
 VECTOR_ELEMENTS = 8  # 16-byte vectors of them, the least that bulk copies move
-SPLITS = np.array([2.0, 3.0, 4.0, 6.0, 8.0, 16.0, 32.0])[:, None]  # of the reduction
-SLICE_BYTES = 128.0  # of the reduction, taken at a time: one swizzled row of shared memory
-SPLIT_WAVES = 2.0  # products of so many waves are not split
-OUTPUT_BYTES = 2.0  # 16-bit results, of narrower products too
+SPLITS = np.array([2.0, 3.0, 4.0, 6.0, 8.0, 16.0, 32.0])[:, None]  # split factors of k
+SLICE_BYTES = 128.0  # bytes of the reduction per step: one swizzled row of shared memory
+SPLIT_WAVES = 2.0  # products with at least this many waves are not split
+OUTPUT_BYTES = 2.0  # 16-bit results, also of products in narrower formats
 PARTIAL_BYTES = 4.0  # fp32 partial sums of a split reduction
 FP4_BITS, HALF_BITS = 4, 16
 CLOCK_OF_POWER = 1 / 3  # power is clock x voltage², and voltage about proportional to the clock
-AT_ONCE = 2048  # products, so that their arrays stay in caches
-L2_BPS = 6e12  # of what L2 holds: casts on H100, L40S and RTX PRO 6000 reach 5 to 6.3 TB/s
-L2_WRITE_BPS = 2.5e12  # of outputs that stay in it, on L40S and RTX PRO 6000
+AT_ONCE = 2048  # products per batch, so that their arrays stay in caches
+L2_BPS = 6e12  # reads from L2: casts on H100, L40S and RTX PRO 6000 reach 5 to 6.3 TB/s
+L2_WRITE_BPS = 2.5e12  # writes of outputs that stay in L2, on L40S and RTX PRO 6000
 
 
 class _Kernels(NamedTuple):
-    """Those of one format on a device."""
+    """Kernels of one number format on a device."""
 
     loop_flops: float
-    width: float  # bytes of an element
-    clock: tuple[float, float, int]  # throttle, when half of it shows, how sharply
+    width: float  # bytes per element
+    clock: tuple[float, float, int]  # throttle, half_s and onset (see `throttled_s`)
     tiles: Floats
     splits: bool
     fill_s: float
     rotating_operands: int | None  # sets of operands
-    cast: float  # bytes an element of the first operand that its cast moved
+    cast: float  # bytes per element of the first operand that its cast moved
     boost: tuple[float, float]  # power of the share of busy SMs, least time at the peak's clock
 
 
@@ -81,21 +81,20 @@ def gemm_times_s(
     rotating_operands: int | None = None,
     cast: float = 0.0,
 ) -> Floats:
-    """Seconds of `batch` products (m x k) by (k x n), for arrays of sizes at once.
+    """Return the seconds of `batch` products (m x k) by (k x n), for arrays of sizes.
 
-    Rows of the operands in memory are k elements long, or `operand_row` (a weight's gradient reads
-    both operands transposed); rows of the output n. `sustained` prices every product at the power
-    limit, as inside a training step; otherwise only
-    long ones are, as when one kernel is timed by itself. `in_turn`: timed again and again, with so
-    many sets of operands; those are in L2 where it holds all of them, and outputs may stay in it.
-    `cast`: so by an inference engine that casts the first operand just before, moving as many bytes
-    an element; it and the output are then the same every time. Either is of an inference engine on
-    its own board where those were timed beside others.
+    Operand rows in memory have k elements, or `operand_row` (a weight gradient reads both operands
+    transposed); output rows have n. `sustained` prices every product at the power limit, as in a
+    training step; otherwise only long ones are, as when one kernel is timed alone.
+    `rotating_operands`: timed repeatedly with this many sets of operands, which are in L2 if it
+    holds all of them; outputs may stay in L2. `cast`: bytes per element moved by an inference
+    engine that casts the first operand just before; operand and output are then the same every
+    time. Both options use the calibration of inference engines if the device has one.
     """
     fit, usual = gpu.calibration, gpu.calibration.format_fit(dtype)
     timed = bool(cast) or (rotating_operands is not None and dtype == gpu.half_dtype)
     engine = fit.engine_fit(dtype) if timed else usual
-    loop_flops = gpu.loop_flops(dtype)  # refuses a format that the device has not
+    loop_flops = gpu.loop_flops(dtype)  # raises if the device does not support the format
     if engine is not usual:
         loop_flops *= engine.matmul / usual.matmul
     throttle = limit_throttle(gpu, dtype) if sustained else engine.throttle
@@ -127,7 +126,7 @@ def gemm_times_s(
 
 
 def _times_s(gpu: Gpu, kernels: _Kernels, every: Floats) -> Floats:
-    """Seconds of all products, without launch."""
+    """Return the seconds of all products, without launch."""
     parts = np.split(every, range(AT_ONCE, every.shape[1], AT_ONCE), axis=1)
     return np.concatenate([_best_times_s(gpu, kernels, *part) for part in parts])
 
@@ -141,7 +140,7 @@ def _best_times_s(
     batch: Floats,
     row: Floats,
 ) -> Floats:
-    """Seconds of every product under its best tile and split, without launch."""
+    """Return the seconds of every product with its best tile and split, without launch."""
     fit = gpu.calibration
     odd = (row % SECTOR_ELEMENTS != 0) | (n % SECTOR_ELEMENTS != 0)
     slowdown = np.where(odd, fit.misaligned, 1.0) * _alignment(fit, row, n)
@@ -150,7 +149,7 @@ def _best_times_s(
     write_s = slowdown * write_s
     move_s = write_s + read_s
     rows, columns = kernels.tiles.T[:, :, None]
-    # Seconds of one tile for each element of its reduction, until operands are delivered.
+    # Seconds of one tile per element of its reduction, including operand delivery.
     delivery = 1 + fit.tile_half * (rows + columns) / (rows * columns)
     element_s = 2 * rows * columns * delivery / (kernels.loop_flops / gpu.sms)
     tiles_all = np.ceil(m / rows) * np.ceil(n / columns) * batch
@@ -183,7 +182,7 @@ def _best_times_s(
 def _moved_s(
     gpu: Gpu, kernels: _Kernels, outputs: Floats, first: Floats, second: Floats
 ) -> tuple[Floats, Floats]:
-    """Seconds of writing the output and of reading both operands, from their elements."""
+    """Return the seconds to write the output and to read both operands, from element counts."""
     fit, l2_bytes = gpu.calibration, gpu.l2_bytes
     bandwidth_Bps = fit.hbm * gpu.hbm_Bps
     written, weights = outputs * OUTPUT_BYTES, second * kernels.width
@@ -197,8 +196,8 @@ def _moved_s(
         return write_s, np.where(
             kernels.rotating_operands * read <= l2_bytes, read / L2_BPS, read_s
         )
-    # What was cast is in L2 where that holds all that the cast moved; the output of the call before
-    # is where a call moves at most half of L2, ever less of it up to the whole.
+    # The cast operand is in L2 if L2 holds all bytes that the cast moved. The previous output is in
+    # L2 if a call moves at most half of L2; its share falls to 0 at the full size of L2.
     cast = kernels.cast * first
     call = cast + weights + written
     kept = written * np.clip(2 - 2 * call / l2_bytes, 0, 1)
@@ -209,9 +208,9 @@ def _moved_s(
 
 
 def limit_throttle(gpu: Gpu, dtype: str) -> float:
-    """Slowdown of products inside a training step, at the power limit: the same of 16 and of 8
-    bits. Those of 4 bits keep the tensor cores less busy, in bits multiplied a second; what they
-    draw falls with that and with the cube of the clock, whose voltage falls with it.
+    """Return the relative slowdown of products at the power limit inside a training step. It is
+    equal for 16 and 8 bits. Products of 4 bits multiply fewer bits per second; power is
+    proportional to that rate and to the cube of the clock.
     """
     usual = gpu.calibration.limit_throttle
     if dtype != "nvfp4":
@@ -221,8 +220,8 @@ def limit_throttle(gpu: Gpu, dtype: str) -> float:
 
 
 def fastest_flops(gpu: Gpu, dtype: str) -> float:
-    """FLOPs a second that no product exceeds at the power limit: full waves of the tile that its
-    operands reach fastest.
+    """Return an upper bound on FLOPs per second at the power limit: full waves of the tile with the
+    fastest operand delivery.
     """
     fit = gpu.calibration
     tiles = TILES[fit.format_fit(dtype).tiles or fit.tiles]
@@ -231,7 +230,7 @@ def fastest_flops(gpu: Gpu, dtype: str) -> float:
 
 
 def _alignment(fit: Calibration, operand_row: Floats, output_row: Floats) -> Floats:
-    """Slowdown of the kernels for rows that do not start at 16-byte addresses."""
+    """Return the slowdown factor for rows that do not start at 16-byte addresses."""
     words = (operand_row % VECTOR_ELEMENTS != 0) | (output_row % VECTOR_ELEMENTS != 0)
     slowdown = np.where(words, fit.word_rows, 1.0)
     slowdown = np.where(operand_row % 2 != 0, fit.odd_rows, slowdown)
@@ -239,8 +238,9 @@ def _alignment(fit: Calibration, operand_row: Floats, output_row: Floats) -> Flo
 
 
 def throttled_s(busy_s: Floats, throttle: Floats | float, half_s: float, onset: int = 1) -> Floats:
-    """Time of a burst of matrix work once the power limit has lowered the clock; `half_s` is how
-    long it takes until half of that shows, 0 where it was low before; `onset` how sharply it does.
+    """Return the time of matrix work under the power limit, with b = busy_s:
+    b * (1 + throttle * b^onset / (b^onset + half_s^onset)). `half_s` is 0 if the clock is already
+    low.
     """
     longer = busy_s**onset
     return np.asarray(busy_s * (1 + throttle * longer / (longer + half_s**onset)))

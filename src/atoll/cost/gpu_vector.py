@@ -1,8 +1,8 @@
 """Streaming operators on a GPU: norms, activations, softmax, losses, embedding, optimizer.
 
-Time is bytes over bandwidth plus an empty kernel's time: the rate grows with the size and levels
-off. Bytes per element are those of eager PyTorch's kernels: stated for additions and products,
-whose passes are known, and calibrated for the others.
+Time is bytes / bandwidth plus the time of an empty kernel, so the rate grows with the size and
+levels off. Bytes per element are those of eager PyTorch's kernels: exact for additions and
+products, whose passes are known, and calibrated for the others.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 from atoll.cost.gpu_gemm import Floats
 from atoll.hardware.gpu import ADAM_BYTES, Gpu
 
-# Bytes per element that must move: reads and writes of 16-bit tensors unless said otherwise.
+# Least bytes moved per element: reads and writes of 16-bit tensors unless noted otherwise.
 LEAST_BYTES: Mapping[str, float] = {
     "add_fwd": 6,
     "add_bwd": 0,  # the gradient is passed on as it is
@@ -45,7 +45,7 @@ NARROW_COLUMNS = 1024  # the longest row that PyTorch's softmax keeps in registe
 
 
 def vector_times_s(gpu: Gpu, function: str, rows: ArrayLike, cols: ArrayLike = 1) -> Floats:
-    """Seconds of a streaming operator over rows x cols elements, for arrays of sizes at once."""
+    """Return the seconds of a streaming operator over rows x cols elements, for arrays of sizes."""
     rows_, cols_ = np.broadcast_arrays(
         np.asarray(rows, dtype=np.float64), np.asarray(cols, dtype=np.float64)
     )
@@ -58,7 +58,7 @@ def vector_times_s(gpu: Gpu, function: str, rows: ArrayLike, cols: ArrayLike = 1
 
 
 def streaming_s(gpu: Gpu, moved_bytes: ArrayLike, kernels: int = 1) -> Floats:
-    """Seconds for so many bytes through HBM by so many kernels."""
+    """Return the seconds to move bytes through HBM with the given number of kernels."""
     fit = gpu.calibration
     moved_s = np.asarray(moved_bytes, dtype=np.float64) / (fit.vector_hbm * gpu.hbm_Bps)
     return np.asarray(moved_s + kernels * fit.vector_kernel_s, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""The cost models by name: our mapper, and those of other packages."""
+"""Cost models by name: Atoll's mapper and external ones."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from atoll.cost import gemm_kernels
 from atoll.executors.threads import over_ranges
 from atoll.hardware.template.cores import CostModel, ProductCosts, ProductShape, TensorConfigs
 
-_FEW = 64  # products that are mapped sooner than threads start
+_FEW = 64  # number of products below which mapping is faster than starting threads
 
 
 def map_products(shapes: Sequence[ProductShape], configs: TensorConfigs) -> ProductCosts:
-    """By our mapper (`cost.gemm`), on all of this machine's cores."""
+    """Return the costs by Atoll's mapper (`cost.gemm`), computed on all CPU cores."""
     arguments = _arguments(shapes, configs)
     time_s, hbm, glb = (np.zeros((len(shapes), len(configs))) for _ in range(3))
     count = len(shapes) * len(configs)
@@ -31,7 +31,7 @@ def map_products(shapes: Sequence[ProductShape], configs: TensorConfigs) -> Prod
 
 
 def product_floors(shapes: Sequence[ProductShape], configs: TensorConfigs) -> ProductCosts:
-    """What no mapping beats: the cores' cycles before tiling, operands and outputs moved once."""
+    """Return lower bounds on the costs: cycles before tiling, operands and outputs moved once."""
     arguments = _arguments(shapes, configs)
     size = (len(shapes), len(configs))
     time_s = np.zeros(size)
@@ -48,7 +48,7 @@ def product_floors(shapes: Sequence[ProductShape], configs: TensorConfigs) -> Pr
 
 
 def _arguments(shapes: Sequence[ProductShape], configs: TensorConfigs) -> tuple[Any, ...]:
-    """The products and the configurations as the kernels take them."""
+    """Return the products and configurations as arguments of the kernels."""
     *sizes, fractions, extra_bytes, on_chip = zip(*shapes, strict=True)
     return (
         np.array(sizes, np.int64).T.copy(),

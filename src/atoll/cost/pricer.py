@@ -1,8 +1,8 @@
-"""What prices operators: one interface for existing hardware and for chips of a template.
+"""Pricer interface for existing hardware and template chips.
 
-A device gives the time of every operator alone and of a layer's passes. On a GPU operators run one
-after another and collectives beside them are priced by the step; on a chip of the template a pass
-is a schedule of its operators, collectives among them, so that a pass takes less than their sum.
+A pricer returns the time of every operator alone and of a layer's passes. On a GPU, operators run
+in sequence and the step adds concurrent collectives. On a template chip, a pass is a schedule of
+its operators, including collectives, so it takes less than their sum.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from atoll.workload.graph.operator import Operator
 
 
 class Cost(NamedTuple):
-    """Time on the device by kind of kernel, and the kernels launched."""
+    """Device time by kind of kernel, and the number of kernels launched."""
 
     matrix_s: float = 0.0
     attention_s: float = 0.0
     vector_s: float = 0.0
     kernels: int = 0
     timed_s: float = 0.0
-    """Of the whole, what was measured at the same sizes."""
+    """Part of the total that was measured at the same sizes."""
     between_s: float = 0.0
-    """Of the whole, what follows from measurements at sizes around it."""
+    """Part of the total that is interpolated between measured sizes."""
 
     def __add__(self, other: Cost) -> Cost:  # type: ignore[override]
         return Cost(
@@ -57,13 +57,13 @@ class Cost(NamedTuple):
 
     @property
     def origins_s(self) -> dict[Origin, float]:
-        """The whole, by how it is known."""
+        """Return the total time by origin: measured, interpolated or modelled."""
         rest_s = max(0.0, self.total_s - self.timed_s - self.between_s)
         return {"measured": self.timed_s, "interpolated": self.between_s, "modelled": rest_s}
 
 
 def total(costs: Iterable[Cost]) -> Cost:
-    """All of them, without a new one for each addition."""
+    """Return the sum of costs, without an intermediate object per addition."""
     matrix_s = attention_s = vector_s = timed_s = between_s = 0.0
     kernels = 0
     for cost in costs:
@@ -78,18 +78,18 @@ def total(costs: Iterable[Cost]) -> Cost:
 
 @dataclass(frozen=True, slots=True)
 class LayerTimes:
-    """One layer on one device for one microbatch."""
+    """Times of one layer on one device for one microbatch."""
 
     operators: Mapping[str, Cost]
-    """Each operator alone, by name."""
+    """Time of each operator alone, by name."""
     forward: Cost
     backward: Cost
-    """The whole backward pass at once."""
+    """Full backward pass."""
     data: Cost
-    """The backward pass without weight gradients, for orders that put these off."""
+    """Backward pass without weight gradients, for schedules that delay them."""
     weight: Cost
-    """Weight gradients by themselves. Run apart the two take as long as together, or longer where
-    they would have shared a device's cores."""
+    """Weight gradients alone. data + weight >= backward; it is longer where the two would have
+    shared the cores of a device."""
 
 
 class Pricer(Protocol):
@@ -97,40 +97,40 @@ class Pricer(Protocol):
 
     @property
     def fusion(self) -> str:
-        """The fusion level of the graphs that it prices (`workload.fuse`)."""
+        """Return the fusion level of the graphs to price (`workload.fuse`)."""
 
     @property
     def schedules_links(self) -> bool:
-        """Whether passes hold tensor parallelism's collectives; otherwise the step adds them."""
+        """Return whether passes include tensor-parallel collectives; if not, the step adds them."""
 
     @property
     def operand_share(self) -> float:
-        """Of the bytes of a block's activations and their gradients, what is kept of them for
-        weight gradients: fewer where these are taken in a narrower format.
+        """Return the share of the bytes of a block's activations and their gradients that is kept
+        for weight gradients; below 1 if these use a narrower format.
         """
 
     def layer(self, layer: Layer, ring: int, samples: int) -> LayerTimes:
-        """A layer of the given fusion. `ring` devices share the sequences of its attention (context
-        parallelism), of which a microbatch has so many `samples`.
+        """Return the times of a layer. `ring` devices share the sequences of its attention (context
+        parallelism); a microbatch has `samples` sequences.
         """
 
     def kept_bytes(self, layer: Layer, dropped: Set[str] = frozenset()) -> float:
-        """Bytes that a layer keeps for its backward pass beyond the graph's tensors, where some of
-        these are dropped.
+        """Return the bytes that a layer keeps for its backward pass beyond the graph's tensors, if
+        the tensors in `dropped` are recomputed.
         """
 
     def least(self, layer: Layer, operators: Iterable[Operator], ring: int) -> Cost:
-        """Of some operators of a layer for one sample, what no microbatch takes less of for each of
-        its samples, launches of kernels apart.
+        """Return a lower bound on the cost of some operators of a layer per sample, valid for every
+        microbatch size, without kernel launches.
         """
 
     def beyond(
         self, layer: Layer, operators: Iterable[Operator], samples: Sequence[int], ep: int
     ) -> NDArray[np.float64]:
-        """What microbatches of so many samples take beyond that, as far as it is known without
-        building them; experts are spread over `ep` devices.
+        """Return lower bounds on the seconds of microbatches beyond samples * `least`, shape
+        (samples,), without building them. Experts are divided over `ep` devices.
         """
 
     @property
     def launch_s(self) -> float:
-        """What any kernel takes however little it does."""
+        """Return the minimum time of any kernel."""

@@ -1,7 +1,7 @@
 """Cost tables: every distinct operator on every distinct core configuration, at once.
 
-Models for several microbatches and tensor widths share most of their operators' signatures, and
-chips share their core configurations; the table holds one cost for each pair of the two.
+Models with several microbatch sizes and tp share most operator signatures, and chips share core
+configurations. The table has one cost per pair of signature and configuration.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class OperatorKey:
-    """What a cost depends on; operators with the same key share one row of the table."""
+    """Properties that determine a cost; operators with equal keys share one row of the table."""
 
     operator: Operator
     bytes: int
@@ -52,7 +52,7 @@ class OperatorKey:
 
 @dataclass(frozen=True, eq=False)
 class PassSet:
-    """Layers' forward and backward graphs, flattened; layer i has passes 2 i and 2 i + 1."""
+    """Flattened forward and backward graphs of layers; layer i has passes 2 i and 2 i + 1."""
 
     layers: tuple[Layer, ...]
     keys: tuple[OperatorKey, ...]
@@ -64,7 +64,8 @@ class PassSet:
 
     @cached_property
     def alike(self) -> NDArray[np.int64]:
-        """Of every layer the first with the same operators in the same graphs: what it costs."""
+        """Return, per layer, the first layer with equal operators and graphs and therefore equal
+        costs, shape (layers,)."""
         ptr, op, pred_ptr, pred_idx = self.arrays
         first_by_content: dict[tuple[bytes, ...], int] = {}
         firsts = []
@@ -76,7 +77,8 @@ class PassSet:
         return np.array(firsts, np.int64)
 
     def subset(self, chosen: NDArray[np.int64]) -> tuple[PassSet, NDArray[np.int64]]:
-        """These layers alone, with their own operators; and where these stand here."""
+        """Return a pass set with only these layers and their operators, and the indices of these
+        operators in this pass set."""
         ptr, op, pred_ptr, pred_idx = self.arrays
         passes = (2 * chosen[:, None] + np.arange(2)).reshape(-1)
         at = _spans(ptr[passes], np.diff(ptr)[passes])
@@ -97,12 +99,12 @@ def _ends(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _spans(first: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """So many numbers from each of these on, one after the other."""
+    """Concatenate the ranges first[i], ..., first[i] + sizes[i] - 1."""
     return np.arange(sizes.sum()) + np.repeat(first - _ends(sizes)[:-1], sizes)
 
 
 def flatten(layers: Iterable[Layer]) -> PassSet:
-    """Number the distinct operators of these layers and lay out their graphs."""
+    """Number the distinct operators of these layers and flatten their graphs."""
     chosen = tuple(layers)
     rows: dict[OperatorKey, int] = {}
     ptr, pred_ptr = [0], [0]
@@ -127,7 +129,7 @@ def flatten(layers: Iterable[Layer]) -> PassSet:
 
 
 def capacities(costs: Costs, chips: NDArray[np.int64]) -> FloatArray:
-    """What each of these chips has of each resource."""
+    """Return the capacity of each resource, shape (chips, resources)."""
     capacity = np.ones((len(chips), table_kernels.RESOURCES + costs.level_Bps.shape[1]))
     capacity[:, table_kernels.R_TENSOR] = costs.tensor_cores[chips]
     capacity[:, table_kernels.R_VECTOR] = costs.vector_cores[chips]
@@ -138,8 +140,8 @@ def capacities(costs: Costs, chips: NDArray[np.int64]) -> FloatArray:
 def pass_problems(
     costs: Costs, passes: Passes, node_pass: NDArray[np.int64], node_chip: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], FloatArray, FloatArray]:
-    """Where the operators of each pair of a pass and a chip begin, and the durations and demands of
-    them all as schedule problems want them.
+    """Return the scheduling problems of pass-chip pairs: the first operator of each pair, shape
+    (pairs + 1,), durations (operators, options) and demands (operators, options, resources).
     """
     ptr = _ends(np.diff(passes.ptr)[node_pass])
     options = costs.tensor_count.shape[1]
@@ -153,13 +155,13 @@ def pass_problems(
 def pass_problem(
     costs: Costs, passes: Passes, number: int, chip: int
 ) -> tuple[FloatArray, FloatArray]:
-    """Durations and demands of one pass on one chip."""
+    """Return the durations and demands of one pass on one chip."""
     _, *problem = pass_problems(costs, passes, np.array([number]), np.array([chip]))
     return problem[0], problem[1]
 
 
 def cost_model(chips: Chips, profile: Profile) -> CostModel:
-    """What prices products on these chips."""
+    """Return the cost model of matrix products on these chips."""
     return profile.cost_model or chips.template.cost_model or MAPPER
 
 
@@ -170,8 +172,8 @@ def build_costs(
     profile: Profile,
     products: Products | None = None,
 ) -> Costs:
-    """Tabulate the operators on the chips' configurations; `products`: in place of their cost
-    model's own."""
+    """Tabulate the costs of operators on the chips' configurations. `products` replaces the product
+    costs of the cost model."""
     tensor_s, hbm_bytes, glb_bytes, level_bytes = _tensor_costs(keys, chips, profile, products)
     return Costs(
         kind=np.array([_KINDS[key.operator.core] for key in keys], np.int64),
@@ -213,8 +215,8 @@ def link_s(operator: Operator, network: Network) -> float:
 def _tensor_costs(
     keys: Sequence[OperatorKey], chips: Chips, profile: Profile, products: Products | None
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    """Seconds, HBM bytes, GLB bytes and bytes of further buffers of the operators' products on each
-    tensor configuration.
+    """Return the seconds, HBM bytes, GLB bytes and bytes of additional buffers of the operators'
+    matrix products, first axes (operators, tensor configurations).
     """
     configs = chips.tensor_configs
     shapes: dict[ProductShape, int] = {}
@@ -233,7 +235,7 @@ def _tensor_costs(
                 key.operator.on_chip,
             )
             rows.append(shapes.setdefault(shape, len(shapes)))
-            extra = 0.0  # rides along once
+            extra = 0.0  # counted only once
         uses.append(rows)
     size = (len(keys), len(configs))
     time_s, hbm, glb = np.zeros(size), np.zeros(size), np.zeros(size)
@@ -266,7 +268,8 @@ def _tensor_costs(
 
 
 def masked_fraction(operator: Operator, product: Matmul, stalls: Stalls) -> float:
-    """Of a product's outputs, those that are computed: of blocks that a mask cuts through, all."""
+    """Return the fraction of a product's outputs that is computed; blocks that are partly masked
+    are computed in full."""
     if not operator.on_chip or product.fraction >= 1.0:
         return product.fraction
     keys = operator.matmuls[0].n
@@ -274,7 +277,7 @@ def masked_fraction(operator: Operator, product: Matmul, stalls: Stalls) -> floa
 
 
 def tail_flops(operator: Operator, stalls: Stalls) -> float:
-    """What one core still computes of masked attention when the others have nothing left."""
+    """Return the FLOPs of masked attention that one core computes after the others are done."""
     scores = operator.matmuls[0]
     if scores.fraction >= 1.0:
         return 0.0
@@ -283,8 +286,9 @@ def tail_flops(operator: Operator, stalls: Stalls) -> float:
 
 
 def drained_bytes(operator: Operator, stalls: Stalls) -> float:
-    """Sums of fused attention that pass the GLB while cores wait: backward, the gradient of queries
-    (4 bytes, written and read again) for every block of keys, whose own gradients stay in the core.
+    """Return the bytes of partial sums of fused attention that pass the GLB while cores wait. In
+    the backward pass, each block of keys writes and reads the gradient of the queries (4 bytes
+    each); the gradients of the keys stay in the core.
     """
     scores = operator.matmuls[0]
     if len(operator.matmuls) == 2 or not stalls.mask_rows:
@@ -294,7 +298,7 @@ def drained_bytes(operator: Operator, stalls: Stalls) -> float:
 
 
 def _epilogue_bytes(key: OperatorKey) -> float:
-    """What an operator moves beside the operands and outputs of its products."""
+    """Return the bytes that an operator moves beyond operands and outputs of its products."""
     if key.operator.on_chip:
         return 0.0
     moved = sum(
@@ -304,13 +308,12 @@ def _epilogue_bytes(key: OperatorKey) -> float:
 
 
 def _attention_bytes(key: OperatorKey, budget_bytes: FloatArray) -> FloatArray:
-    """HBM bytes of fused attention, tiled as in FlashAttention (Dao et al., arXiv:2205.14135).
-
-    A block of one head's queries, or of its keys and values, stays in half of the buffer while the
-    other side streams past it; for each further block the other side passes again.
+    """Return the HBM bytes of fused attention, tiled as in FlashAttention (Dao et al.,
+    arXiv:2205.14135). A block of one head's queries, or of its keys and values, stays in half of
+    the buffer while the other side streams; each additional block streams the other side again.
     """
     scores = key.operator.matmuls[0]
-    # Bytes for each row and element of a head: 2 for an input, 4 for a sum, 8 for one that passes.
+    # Bytes per row and head element: 2 for an input, 4 for a stored sum, 8 for a streamed sum.
     if len(key.operator.matmuls) == 2:
         query_stored, query_passed = 2 + 4, 2 + 8  # q, and sums of the output
         key_stored, key_passed = 2 + 2, 2 + 2  # k and v

@@ -1,7 +1,7 @@
-"""Operator costs looked up for a chip: the rows of its scheduling problems, compiled.
+"""Compiled lookup of operator costs for a chip, which fills the rows of scheduling problems.
 
-The arrays of a cost table travel as one named tuple, `Costs`; passes (one layer's forward or
-backward graph) are ranges of a flat list of operators. See `atoll.cost.table`.
+The arrays of a cost table are passed as one named tuple, `Costs`; passes (forward or backward graph
+of one layer) are ranges of a flat list of operators. See `atoll.cost.table`.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from atoll.base.jit import entry, kernel
 TENSOR, VECTOR, PAIR, LINK, NONE = range(5)
 R_TENSOR, R_VECTOR, R_HBM, R_GLB, R_SLOT, R_LINK = range(6)
 RESOURCES = 6
-"""The bandwidths of further buffers come after these."""
+"""Number of resources before the bandwidths of additional buffers."""
 MAX_PASS = 256
-"""Operators in one pass: the room that kernels have for them."""
+"""Most operators in one pass; the size of the kernels' arrays."""
 
 
 class Costs(NamedTuple):
-    """Costs of distinct operators on distinct configurations, and the chips that point there."""
+    """Costs of distinct operators on distinct configurations, and the chips that refer to them."""
 
     kind: NDArray[np.int64]  # (operators,)
     tensor_s: NDArray[np.float64]  # (operators, tensor configurations)
     hbm_bytes: NDArray[np.float64]  # (operators, tensor configurations)
     glb_bytes: NDArray[np.float64]  # (operators, tensor configurations)
-    level_bytes: NDArray[np.float64]  # (operators, tensor configurations, further buffers)
+    level_bytes: NDArray[np.float64]  # (operators, tensor configurations, additional buffers)
     vector_cycles: NDArray[np.float64]  # (operators, vector configurations)
-    bytes: NDArray[np.float64]  # (operators,): read and written, without tiling
+    bytes: NDArray[np.float64]  # (operators,): bytes read and written, without tiling
     link_s: NDArray[np.float64]  # (operators,)
     tensor_cores: NDArray[np.int64]  # (chips,)
     vector_cores: NDArray[np.int64]
     hbm_Bps: NDArray[np.float64]
     glb_Bps: NDArray[np.float64]
-    level_Bps: NDArray[np.float64]  # (chips, further buffers)
+    level_Bps: NDArray[np.float64]  # (chips, additional buffers)
     clock_Hz: NDArray[np.float64]
     tensor_count: NDArray[np.int64]  # (chips, options)
     tensor_config: NDArray[np.int64]
@@ -53,7 +53,7 @@ class Costs(NamedTuple):
 
 
 class Passes(NamedTuple):
-    """Flat operator graphs: pass p owns operators op[ptr[p]:ptr[p+1]]."""
+    """Flattened operator graphs: pass p has operators op[ptr[p]:ptr[p+1]]."""
 
     ptr: NDArray[np.int64]
     op: NDArray[np.int64]
@@ -63,13 +63,13 @@ class Passes(NamedTuple):
 
 @kernel
 def side_by_side(first_s, second_s, exposed):
-    """The longer, and the part of the shorter that it does not hide."""
+    """Return the time of overlapping work: longer + exposed * shorter."""
     return max(first_s, second_s) + exposed * min(first_s, second_s)
 
 
 @kernel
 def level_s(c, chip, op, kind, option, level):
-    """Seconds that an operator keeps one of the further buffers busy."""
+    """Return the seconds for which an operator occupies one of the additional buffers."""
     if kind != VECTOR:
         moved = c.level_bytes[op, c.tensor_config[chip, option], level]
     else:
@@ -81,9 +81,9 @@ def level_s(c, chip, op, kind, option, level):
 def operator_options(c, chip, op, duration, demand):
     """Fill one operator's options on one chip (a row of the schedule problem).
 
-    While it runs, an operator takes the share of HBM's bandwidth that its bytes need over its
-    duration: the buffer is too small to hold what one operator would fetch ahead of another. It
-    keeps what it takes while it starts and ends.
+    While it runs, an operator uses the share of HBM bandwidth that its bytes need over its
+    duration, because the buffer is too small to prefetch for another operator. It keeps its
+    resources while it starts and ends.
     """
     for o in range(duration.shape[0]):
         duration[o] = np.inf
@@ -95,7 +95,7 @@ def operator_options(c, chip, op, duration, demand):
     clock = c.clock_Hz[chip]
     if kind == LINK:
         duration[0] = c.link_s[op]
-        if c.vector_memory:  # what is sent is read, and what is received is written
+        if c.vector_memory:  # sent bytes are read, received bytes are written
             hbm_s = c.bytes[op] / hbm_Bps
             duration[0] = max(duration[0], hbm_s)
             demand[0, R_HBM] = hbm_s / duration[0]
@@ -105,7 +105,7 @@ def operator_options(c, chip, op, duration, demand):
             demand[0, R_LINK] = 1.0
         return
     if kind == NONE:
-        duration[0] = 1.0 / clock  # free under PHAZE's assumptions: a clock at least
+        duration[0] = 1.0 / clock  # free under PHAZE's assumptions: one clock at least
         if c.vector_memory:
             hbm_s = c.bytes[op] / hbm_Bps
             duration[0] = max(duration[0], hbm_s) + c.start_s
@@ -143,11 +143,11 @@ def operator_options(c, chip, op, duration, demand):
             time = max(time, level_s(c, chip, op, kind, o, level))
         time += c.start_s
         if time >= best:
-            continue  # more cores that do not help are no option
+            continue  # more cores without a gain are no option
         best = time
         duration[o] = time
         if not c.free_spread:
-            # PHAZE: an operator on all cores excludes every other, of both kinds.
+            # PHAZE: an operator on all cores excludes all others, tensor and vector.
             everything = o == 1
             demand[o, R_TENSOR] = c.tensor_cores[chip] if everything else count_t
             demand[o, R_VECTOR] = c.vector_cores[chip] if everything else count_v
@@ -165,8 +165,8 @@ def operator_options(c, chip, op, duration, demand):
 
 @kernel
 def operator_floor(c, chip, op, capacity, duration, demand, work):
-    """An operator's least work on each resource of one chip, in seconds of all of it: fills `work`.
-    Returns the shortest duration. Its options are written to `duration` and `demand`.
+    """Fill `work` with an operator's least work on each resource of a chip, in seconds of the full
+    resource; return the shortest duration. Its options are written to `duration` and `demand`.
     """
     operator_options(c, chip, op, duration, demand)
     fastest = np.inf
@@ -184,8 +184,8 @@ def operator_floor(c, chip, op, capacity, duration, demand, work):
 
 @entry
 def fill_problems(start, stop, c, passes, node_pass, node_chip, ptr, duration, demand):
-    """Durations and demands of passes on chips, of pairs start..stop-1 of both: fills the rows
-    from ptr[pair] on.
+    """Fill durations and demands of pass-chip pairs start..stop-1; the rows of a pair begin at
+    ptr[pair].
     """
     for pair in range(start, stop):
         row = ptr[pair]

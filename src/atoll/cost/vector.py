@@ -1,8 +1,7 @@
-"""Vector operators: cycles by lanes, per function.
+"""Cycles of vector operators, per function.
 
-A vector core applies one operation to each of its lanes in a cycle. Row functions (norms, softmax)
-keep a row on one core; element-wise functions pack elements densely. What does not fill a core's
-lanes is padded.
+A vector core applies one operation per lane and cycle. Row functions (norms, softmax) keep a row on
+one core; element-wise functions pack elements densely. Partly filled lanes are padded.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ ROW_FUNCTIONS = frozenset(
 )  # fmt: skip
 
 # Operations per element. An exponential takes 10, as in PHAZE's vector model (ICML 2024 release);
-# the rest is counted: e.g. layer norm forward = two accumulations and two multiply-adds; GELU in
-# its tanh form = one exponential, a division folded into it, and eight multiply-adds; a cast = the
-# largest of a block (or of a tensor, in the pass before: fp8's second), scaling, rounding.
+# the others are counted: layer norm forward = two accumulations and two multiply-adds; GELU in its
+# tanh form = one exponential, a division folded into it, and eight multiply-adds; a cast = the
+# maximum of a block (or of a tensor, in an earlier pass: the second of fp8), scaling, rounding.
 DEFAULT_OPERATIONS = {
     "layernorm": 4, "layernorm_bwd": 8, "rmsnorm": 3, "rmsnorm_bwd": 6,
     "softmax": 14, "softmax_bwd": 4, "cross_entropy": 14, "cross_entropy_bwd": 3,
@@ -36,13 +35,13 @@ DEFAULT_OPERATIONS = {
     "relu2": 2, "relu2_bwd": 2, "xielu": 14, "xielu_bwd": 18,
 }  # fmt: skip
 
-# Cycles per element of PHAZE's vector estimator; functions it lacks take the default's count.
+# Cycles per element of PHAZE's vector estimator; other functions use the default.
 PHAZE_OPERATIONS = DEFAULT_OPERATIONS | {
     "layernorm": 1, "layernorm_bwd": 1, "rmsnorm": 1, "rmsnorm_bwd": 1,
     "softmax": 11, "softmax_bwd": 2, "gelu": 1, "gelu_bwd": 1, "tanh": 27, "tanh_bwd": 2,
 }  # fmt: skip
 
-# Exponentials on units of their own, one for eight lanes and beside these.
+# Exponentials on separate units, one per eight lanes, concurrent with the lanes.
 _WITH_EXPONENTIAL = (
     "softmax", "cross_entropy", "gelu", "gelu_bwd", "silu", "silu_bwd", "tanh", "exp", "xielu",
     "xielu_bwd",
@@ -71,7 +70,7 @@ def operations_per_element(function: str, operations: str) -> int:
 def vector_cycles(
     work: VectorWork, cores: Counts, lanes: Counts, operations: str = "default"
 ) -> Counts:
-    """Cycles of one pass on `cores` vector cores of `lanes` lanes, or on an array of such pairs."""
+    """Return the cycles of one pass on `cores` vector cores of `lanes` lanes, or on arrays."""
     per_element = operations_per_element(work.function, operations)
     if work.function in ROW_FUNCTIONS:
         return -(-work.rows // cores) * -(-work.cols // lanes) * per_element

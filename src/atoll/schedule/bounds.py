@@ -202,7 +202,7 @@ def _weights(p: Instance, rows: _Rows, dual: Floats, names: tuple[str, ...]) -> 
         price[r] = sum(
             value for name, value in zip(rows.name, dual, strict=True) if name == f"{names[r]} work"
         )
-    through = np.maximum(inflow, outflow)  # they differ by the flow that starts here, and by rounding
+    through = np.maximum(inflow, outflow)  # they differ by flow that starts here and rounding
     flow_s = float((through - inflow).sum())
     total = max(1.0, flow_s + float(price.sum()))
     weight = np.zeros(n)

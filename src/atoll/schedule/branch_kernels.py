@@ -1,20 +1,20 @@
-"""Branch and bound forward in time, with the weights of the feasible-subset bound as compass.
+"""Branch and bound forward in time, guided by the weights of the feasible-subset bound.
 
-A node is a schedule begun: which operators have started, the time `now` of the last start, and
-what runs with which ends. Its children start one more operator in one option, now or when
-something ends: at the earliest such time at which it is ready and fits. That is enough, since
-any later start could be shifted there. A node cannot end before
+A node is a partial schedule: the started operators, the time `now` of the last start, and the
+running operators with their ends. A child starts one more operator in one option, at the earliest
+time (now or when an operator ends) at which it is ready and fits. This is sufficient, because any
+later start could be shifted there. The makespan of a node is at least
 
-    now + weights of what has not started + weight left of what runs,
+    now + weights of operators not started + remaining weights of running operators,
 
-because no set of operators earns more than one second per second; so the bound grows by exactly
-the time that a poor set wastes, and the little waste that an incumbent allows leaves few nodes.
+because no set of operators earns more than one second per second. The bound grows by the time that
+a poor set wastes, and the small waste that an incumbent allows leaves few nodes.
 
-All nodes of a level have started as many operators. One that another one dominates (same started,
-`now` no later, and what still runs then runs there too, no shorter and with no less of anything) is
-dropped: whatever follows it could follow the other. A level keeps at most `width` nodes, the most
-promising; the bounds of the others go into the lower bound that is returned, so the result is a
-proof whatever the width, and the optimum if nothing was left out.
+All nodes of a level have started the same number of operators. A node is dominated, and removed, if
+another has started the same operators, has no later `now`, and everything it still runs also runs
+in the first node, no shorter and with no lower demand. A level keeps the `width` most promising
+nodes; the bounds of the others enter the returned lower bound. The result is therefore a proof for
+any width, and the optimum if no node was left out.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ from atoll.schedule.bound_kernels import (
 )
 
 BINS = 2048
-"""Resolution at which nodes of a level are ranked by their bounds."""
+"""Number of bins by which nodes of a level are ranked by their bounds."""
 
 MOST_RUNNING = 16
-"""Operators that may run at once in a node; nodes with more count as left out."""
+"""Most concurrent operators in a node; nodes with more count as left out."""
 
 
 Numbers = NDArray[np.int32]
-"""Of nodes, operators and options: half as many bytes, of which there are many."""
+"""Indices of nodes, operators and options, as 32-bit integers to save memory."""
 
 
 class Level(NamedTuple):
-    """Nodes that have started equally many operators."""
+    """Nodes that have started the same number of operators."""
 
     started: Bools  # (width, operators)
     now: Floats
-    latest: Floats  # end of the last operator to end, so far
-    running: Ints  # how many operators run
+    latest: Floats  # latest end of any started operator
+    running: Ints  # number of running operators
     operator: Numbers  # (width, most running), by end
     option: Numbers
     end: Floats
 
 
 class Children(NamedTuple):
-    """Candidates for the next level: who starts what, when, and the bound then."""
+    """Candidates for the next level: parent, operator, option, start time and bound."""
 
     parent: Numbers
     operator: Numbers
@@ -68,7 +68,7 @@ class Children(NamedTuple):
 
 
 class VisitedNodes(NamedTuple):
-    """Nodes of a level by what they have started."""
+    """Hash table of the nodes of a level by their started operators."""
 
     code: Ints
     following: Numbers  # next node in the same bucket; -1 after the last
@@ -90,7 +90,7 @@ def expand(
 ) -> tuple[int, float]:  # fmt: skip
     """Append the children of node v whose bound is below `cut`.
 
-    Returns (new number of children, least bound of those that found no room).
+    Return (new number of children, lowest bound of the children that did not fit in the array).
     """
     duration, demand, options, useful = p.duration, p.demand, p.options, p.useful
     pred_ptr, pred_idx = p.pred_ptr, p.pred_idx
@@ -100,7 +100,7 @@ def expand(
     started, running = level.started[v], level.running[v]
     operator, option, end = level.operator[v], level.option[v], level.end[v]
     lost = np.inf
-    waiting = 0.0  # weight, and longest path, of what has not started
+    waiting = 0.0  # total weight, and longest path, of operators not started
     path = 0.0
     for j in range(n):
         if not started[j]:
@@ -178,7 +178,7 @@ def expand(
 
 @kernel
 def start_child(c: int, p: Instance, children: Children, level: Level, m: int, below: Level) -> int:
-    """Write child c as node m of the level below; returns a hash of what has started and runs."""
+    """Write child c as node m of the next level; return a hash of started and running sets."""
     v = children.parent[c]
     j = children.operator[c]
     o = children.option[c]
@@ -207,7 +207,7 @@ def start_child(c: int, p: Instance, children: Children, level: Level, m: int, b
     below.running[m] = size
     below.now[m] = now
     below.latest[m] = max(level.latest[v], end)
-    # Any function of the two sets that does not depend on order will do.
+    # Any function of the two sets that is independent of order works.
     for i in range(level.started.shape[1]):
         if below.started[m, i]:
             code += (i + 1) * 2654435761 + ((i + 3) * (i + 3) * 40503 << 13)
@@ -220,13 +220,14 @@ def dominated(
     m: int, code: int, first: int, visited: VisitedNodes, level: Level, demand: Floats,
     until: Floats, chosen: Ints,
 ) -> bool:  # fmt: skip
-    """Whether one of the nodes from `first` on, in its chain, has started what node m has, and
-    leaves as much room at all times: what it still runs when m goes on, m runs as well, no shorter
-    and with no less of any resource.
+    """Return whether a node in the chain from `first` dominates node m: it has started the same
+    operators, and everything it still runs at m's `now` also runs in m, no shorter and with no
+    lower demand.
 
-    `until` and `chosen` are scratch, zero before and after: when m's operators end, their options.
+    `until` and `chosen` are scratch arrays (ends and options of m's operators), zero before and
+    after the call.
     """
-    # One call for the whole chain, and arrays by name: each call counts references to all of them.
+    # One call per chain, with local array names: each call counts references to all arrays.
     nows, latests, runnings, started = level.now, level.latest, level.running, level.started
     operators, options, ends = level.operator, level.option, level.end
     codes, chain = visited.code, visited.following
@@ -260,11 +261,11 @@ def dominated(
 def branch(
     p: Instance, weight: Floats, cut: float, width: int, start: Floats, option: Ints, halt: Bools
 ) -> tuple[float, float, int]:
-    """Search for the shortest schedule below `cut`.
+    """Search for the shortest schedule below `cut`, and fill `start` and `option` with it.
 
-    `weight` are valid weights of operators for such schedules (`subset_kernels`). Fills start and
-    option if it finds one. Returns (bound on the makespan of every schedule, makespan found or
-    infinity, nodes kept). Another thread may set `halt[0]`: it returns soon, and proves nothing.
+    `weight` has valid operator weights for such schedules (`subset_kernels`). Return (lower bound
+    on the makespan of every schedule, makespan of the new schedule or infinity, nodes kept). If
+    another thread sets `halt[0]`, the search returns soon and proves nothing.
     """
     n = p.duration.shape[0]
     most = min(n, MOST_RUNNING)

@@ -1,4 +1,4 @@
-"""What follows from options and relations that are decided: the propagation of `relations`."""
+"""Compiled propagation of decided options and relations, for `relations`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from atoll.schedule.bound_kernels import Bools, Floats, falling
 
 @kernel
 def follow(before: Bools, never: Bools) -> bool:
-    """Relations that follow from relations, in place; whether there were any.
+    """Add implied relations in place; return whether any were added.
 
-    `before` is transitive. Where j does not end before i starts, it does not end before anything
-    starts that ends before i starts; and nothing that starts after j ends before i starts.
+    `before` is transitive. If j does not end before i starts, then j does not end before the start
+    of any operator that precedes i, and no operator that follows j ends before i starts.
     """
     n = before.shape[0]
     changed = False
@@ -39,7 +39,8 @@ def follow(before: Bools, never: Bools) -> bool:
 
 @kernel
 def around(before: Bools, weight: Floats, fastest: Floats, head: Floats, tail: Floats) -> None:
-    """Seconds before and after each operator: longest paths, or weights that are valid."""
+    """Fill lower bounds on the seconds before and after each operator, from longest paths and valid
+    weights."""
     n = before.shape[0]
     later = np.zeros(n)
     for j in range(n):
@@ -51,7 +52,7 @@ def around(before: Bools, weight: Floats, fastest: Floats, head: Floats, tail: F
             if before[j, i]:
                 tail[j] += weight[i] * (1.0 - 1e-12)
                 later[j] += 1.0
-    order = falling(later, int(np.int64(0)), n)  # what precedes more comes first
+    order = falling(later, int(np.int64(0)), n)  # operators with more successors first
     for at in range(n):
         j = order[at]
         for i in range(n):
@@ -69,9 +70,8 @@ def propagate(
     duration: Floats, together: Bools, weight: Floats, goal: float, alive: Bools, before: Bools,
     never: Bools,
 ) -> bool:  # fmt: skip
-    """Draw all conclusions for schedules shorter than `goal`, in place; False: there are none.
-
-    `together[i, o, j, q]` says that i in option o and j in option q fit the chip at once.
+    """Propagate in place for schedules shorter than `goal`; return False if no such schedule
+    exists. `together[i, o, j, q]` is true if i in option o and j in option q fit at once.
     """
     n, width = duration.shape
     fastest = np.zeros(n)
@@ -99,7 +99,7 @@ def propagate(
             for j in range(n):
                 if i == j or before[i, j] or before[j, i]:
                     continue
-                # Options of two that run side by side for a while must fit together.
+                # Options of two operators that overlap in time must fit together.
                 both = never[i, j] and never[j, i]
                 any_left = False
                 for o in range(width):

@@ -1,15 +1,15 @@
-"""The feasible-subset bound: the linear programme over sets of operators that may run together.
+"""The feasible-subset bound: the linear program over sets of operators that may run together.
 
 A set of (operator, option) pairs is feasible if no two are ordered by precedence and their demands
-fit the chip. Every schedule is, at each instant, in one such set; let x_S be the seconds spent in
-S. Each operator must be done: the sum over S that run j in option o of x_S / duration[j, o] is at
-least 1. The least sum of x_S bounds the makespan from below (Mingozzi et al. 1998, there with one
+fit the chip. At each instant a schedule runs one such set; let x_S be the seconds spent in S. Each
+operator must be completed: the sum of x_S / duration[j, o] over all S that run j in option o is at
+least 1. The minimum of sum x_S is a lower bound on the makespan (Mingozzi et al. 1998, with one
 option per operator). It dominates critical path, work on every resource and every mix of the two;
-what it leaves out is that operators run without interruption, in one option, in an order.
+it ignores that operators run without interruption, in one option, in an order.
 
-Its dual gives each operator a weight, in seconds, such that no feasible set earns more than one
-second per second. *Any* such weights add up to a valid bound, so numerical errors of the simplex
-method cannot make a bound invalid: the weights are scaled by an exact search for the best set.
+The dual gives each operator a weight in seconds such that no feasible set earns more than one
+second per second. The sum of *any* such weights is a valid bound, so numerical errors of the
+simplex method cannot make it invalid: an exact search for the best set scales the weights.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from atoll.schedule.bound_kernels import (
 )
 
 IMPROVING = 1e-8
-"""A set must earn this much more than 1 to count as improving."""
+"""A set must earn at least this much more than 1 to count as improving."""
 
 PATIENCE = 1000
-"""Nodes of the search for sets that start with one operator, before it settles for a bound; ten
-times as many each time that it finds nothing."""
+"""Node limit of the search for sets that start with one operator, after which a bound is used. The
+limit grows tenfold each time that no set is found."""
 
 ROUNDING = 1e-12
-"""Loads are sums of quotients: what fits may seem to miss by this much, never the other way."""
+"""Rounding slack of summed loads: a set that fits may appear to exceed the capacity by this."""
 
 
 @kernel
 def chains(ordered: Bools) -> Ints:
-    """Cover the operators by chains of ordered ones, greedily; returns the chain of each."""
+    """Cover the operators greedily by chains of ordered operators; return the chain of each."""
     n = ordered.shape[0]
     chain = np.zeros(n, np.int64)
     for j in range(n):
@@ -63,12 +63,12 @@ def still_to_earn(
     first: int, size: int, candidates: Ints, chain: Ints, top: Floats, density: Floats,
     free: Floats, chosen: Ints,
 ) -> float:  # fmt: skip
-    """Most that candidates first:size can add: one per chain at its top value and, on each
-    resource, no more than their best value per unit of what is free."""
+    """Return the most that candidates first:size can add: one per chain at its top value and, on
+    each resource, at most the free capacity times their best value per unit."""
     best = 0.0
     for c in range(first, size):
         j = candidates[c]
-        # Candidates come with falling top value: the first of a chain has its largest.
+        # Candidates have descending top values, so the first of a chain has its largest.
         if chosen[chain[j]] == 0:
             chosen[chain[j]] = 1
             best += top[j]
@@ -88,11 +88,11 @@ def price_subsets(
     p: Instance, ordered: Bools, chain: Ints, weight: Floats, patience: int, subsets: Ints,
     subset_size: Ints,
 ) -> tuple[float, int]:  # fmt: skip
-    """Search the feasible sets for those that earn more than 1 under `weight`.
+    """Search for feasible sets that earn more than 1 with the given weights.
 
-    For each operator, the best such set in which it comes first goes to a row of `found` as pairs
-    operator, option (found_size 0: none). Returns (upper bound on the earnings of every set, at
-    least 1, nodes of the search); the bound is exact unless an operator's search passes `patience`.
+    For each operator, the best such set that begins with it is written to a row of `subsets` as
+    pairs operator, option (`subset_size` 0: none). Return (upper bound on the earnings of every
+    set, at least 1; nodes). The bound is exact unless an operator's search exceeds `patience`.
     """
     duration, options, useful, load = p.duration, p.options, p.useful, p.load
     n = duration.shape[0]
@@ -197,10 +197,10 @@ def price_subsets(
 def running_at(
     p: Instance, ordered: Bools, start: Floats, option: Ints, when: float, pairs: Ints
 ) -> int:
-    """The feasible set that a schedule runs at a time; returns its size.
+    """Fill `pairs` with the feasible set that a schedule runs at the time `when`; return its size.
 
-    Operators in an option that is no longer useful are left out, and so is the later one of two
-    that only touch but seem to run together after rounding.
+    Operators in an option that is no longer useful are omitted, and so is the later of two ordered
+    operators that appear to overlap because of rounding.
     """
     size = 0
     for i in range(start.shape[0]):
@@ -225,8 +225,8 @@ def running_at(
 
 @kernel
 def exchange(column: Floats, level: Floats, inverse: Floats) -> int:
-    """One step of the simplex method: bring `column` into the basis; returns the row that leaves
-    (-1: none, which only rounding can cause)."""
+    """Do one simplex step that brings `column` into the basis; return the row that leaves (-1 if
+    none, which only rounding can cause)."""
     n = level.shape[0]
     leave = -1
     ratio = np.inf
@@ -252,15 +252,14 @@ def subset_bound(
     p: Instance, ordered: Bools, start: Floats, option: Ints, cut: float, budget: int,
     weight: Floats, seed: Ints, seconds: Floats, sets: Ints,
 ) -> tuple[float, bool]:  # fmt: skip
-    """Solve the linear programme by column generation (revised simplex method), for schedules
-    shorter than `cut`: options of p that are too slow for that are dropped from it.
+    """Solve the linear program by column generation (revised simplex method), for schedules shorter
+    than `cut`; options of p that are too slow for such schedules are removed.
 
-    `start` and `option` are a feasible schedule, whose sets make a good first pool, and so do those
-    of `seed`, whose rows are pairs operator, option, with -1 after the last. Fills `weight` with
-    valid weights, and `sets` with the sets of the last basis, which run for `seconds` (0: no set).
-    Returns (the sum of the weights, which bounds all schedules shorter than `cut`; whether it is
-    the optimum). Stops early when the bound reaches `cut`, or after `budget` nodes of the search
-    for sets.
+    The first pool has the sets of a feasible schedule (`start`, `option`) and of `seed`, whose rows
+    are pairs operator, option, with -1 after the last. Fill `weight` with valid weights, and `sets`
+    with the sets of the last basis, which run for `seconds` (0: no set). Return (sum of the
+    weights, which bounds all schedules shorter than `cut`; whether it is the optimum). Stop early
+    when the bound reaches `cut` or the search for sets has used `budget` nodes.
     """
     duration, fastest = p.duration, p.fastest
     n = fastest.shape[0]
@@ -288,7 +287,7 @@ def subset_bound(
                 pool[pooled, k] = seed[c, k]
             pool_size[pooled] = size
             pooled += 1
-    # Rows are scaled by the shortest durations: the first basis, every operator alone, is unity.
+    # Rows are scaled by the shortest durations, so the first basis (single operators) is identity.
     inverse = np.zeros((n, n))
     level = np.zeros(n)  # values of the basic variables
     basis = np.zeros(n, np.int64)  # column in the pool; below 0: the surplus of row -1 - basis

@@ -1,1 +1,1 @@
-"""What the job costs on a chip: variants, layouts, bounds, evaluation."""
+"""Cost of a job on a chip: variants, layouts, bounds, evaluation."""

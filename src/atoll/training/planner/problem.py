@@ -40,7 +40,7 @@ class PlanProblem:
         from atoll.store import fingerprint
 
         question_fields = self.question.to_dict()
-        run_fields = LengthQuestion.model_fields  # of the run, not of its steps
+        run_fields = LengthQuestion.model_fields  # run length; steps do not depend on it
         of_software = "stack", "overlap", "optimizer"
         for name in ("time_limit_s", "export", "export_to", "ties", *of_software, *run_fields):
             del question_fields[name]
