@@ -171,9 +171,10 @@ def _operators(by: Estimator, found: Estimate) -> list[str]:
     lines = []
     for layer, n in by.model(layout).layers:
         lines.append(f"    {layer.name} x {n}")
+        costs = operator_costs(layer, by.pricer, layout)
         for direction in ("forward", "backward"):
-            ops = getattr(layer, direction)
-            for op, cost in zip(ops, operator_costs(layer, ops, by.pricer, layout), strict=True):
+            for op in getattr(layer, direction):
+                cost = costs[op.name]
                 lines.append(
                     f"      {direction[0]} {op.name:<44}{op.kind:<18}"
                     f"{cost.matrix_s * 1e6:10.1f}{cost.attention_s * 1e6:10.1f}"

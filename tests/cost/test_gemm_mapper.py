@@ -185,7 +185,7 @@ small_chips = st.builds(
     hbm=st.builds(
         Hbm, capacity_bytes=st.just(1), bandwidth_Bps=st.sampled_from([1e8, 1e9, 8e9, 64e9])
     ),
-    own_core_buffer_bytes=st.sampled_from([0, 0, 256, 4096]),
+    stated_core_buffer_bytes=st.sampled_from([0, 0, 256, 4096]),
     stalls=st.sampled_from([None, Stalls(array=0.5, hbm=0.7, fill_s=2e-8, drained=0.3), LATE]),
 )
 small_products = st.builds(

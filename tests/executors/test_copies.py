@@ -225,7 +225,7 @@ def _state(pid: int) -> str:
 
 def test_a_plan_is_the_same_with_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run("llama2-7b", "h100", 16, batch=64)
-    monkeypatch.setattr(search, "MANY", 0)
+    monkeypatch.setattr(search, "SECOND_PROCESS_MIN_ROWS", 0)
     with_copy = plan(run)
     monkeypatch.setattr(forked_copy, "_forked", lambda work: None)
     alone = plan(run)

@@ -145,7 +145,7 @@ def test_llama3_8b_on_64_h100_is_the_best_of_its_whole_space() -> None:
                 known += zip(time_s[:, at].tolist(), needed[:, at].tolist(), named, strict=True)
     found = plan(run, runners_up=9)
     assert found.certificate.proven
-    assert found.certificate.items == len(known) == 585_520
+    assert found.certificate.items == len(known) == 636_280
     fitting = sorted((k for k in known if k[1] <= run.capacity_bytes), key=lambda k: k[:2])
     # Recomputation by operator that comes to a named policy is that.
     once = {(replace(k[2], recompute="none"), k[:2]): k[0] for k in fitting}

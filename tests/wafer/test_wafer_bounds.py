@@ -155,7 +155,7 @@ def test_seconds_and_bytes_of_layers(shape, microbatch, streaming, most, link, s
     wafer = small_wafer(5, 5, link_Bps=link, memory_bytes=400 * KIB)
     bounds = LayerBounds(planners(wafer, most_codes=1 if most == ALL_CODES else MANY_CODES))
     dies = shape[0] * shape[1]
-    while bounds.sharpen(microbatch, dies, most, np.inf, roomy=False):
+    while bounds.sharpen(microbatch, dies, most, np.inf, fits=False):
         pass
     size = bounds.size_bound(microbatch, dies)
     assert size.level == most and size.priced == (most >= EXACT)
