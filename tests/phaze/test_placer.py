@@ -114,8 +114,7 @@ def test_a_bound_considers_the_best_plan_and_lies_below_it(problem: PlacementPro
     best = PLACER.place(problem, TIMES)
     assume(best is not None)
     assert best is not None
-    assert best.pipeline in PLACER.depths(problem)
-    terms = PLACER.terms(problem, best.pipeline)
+    terms = next(t for t in PLACER.step_terms(problem) if t.stages == best.pipeline)
     mean_s = PASS_S[problem.facts.kind].sum() / best.pipeline
     least_s = terms.loads[best.data - 1] * mean_s + terms.fixed_s[best.data - 1]
     assert least_s <= best.step_time_s * (1 + 1e-12)

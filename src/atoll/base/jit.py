@@ -7,8 +7,9 @@ numba's parallel loops take several times as long to compile.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,13 +32,14 @@ _FLAGS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapp
 
 
 class Entry:
-    """A compiled function that Python calls. Where the cache on disk is damaged or full, it is
-    compiled without.
+    """A compiled function that Python calls. If its files in the cache cannot be read or written,
+    they are removed, and it is compiled without a cache.
     """
 
-    def __init__(self, function: Kernel, **more: Any) -> None:
-        self._compile = partial(_compile, function, **_FLAGS, **more)
-        self._cached = True
+    def __init__(self, function: Kernel, **options: Any) -> None:
+        self._compile = partial(_compile, function, **_FLAGS, **options)
+        self._files = f"{function.__module__.rpartition('.')[2]}.{function.__qualname__}-*.nb*"
+        self._uses_cache = True
         try:
             self.compiled = self._compile(cache=True)
         except RuntimeError:  # no cache folder
@@ -47,9 +49,12 @@ class Entry:
         try:
             return self.compiled(*arguments)
         except Exception:
-            if not self._cached:
+            if not self._uses_cache:
                 raise
-        self._cached = False
+        self._uses_cache = False
+        with suppress(OSError):
+            for file in Path(self.compiled.stats.cache_path or "").glob(self._files):
+                file.unlink()
         self.compiled = self._compile()
         return self.compiled(*arguments)
 
@@ -59,17 +64,7 @@ def _compile(function: Kernel, **options: Any) -> Any:
     return _register(make(**options)(function))
 
 
-def entry(function: Kernel, **more: Any) -> Kernel:
-    """Compile a function that Python calls."""
-    return Entry(function, **more)
-
-
-_QUICK = {"nnan", "nsz"}
-
-
-def quick_entry(function: Kernel) -> Kernel:
-    """Compile an entry whose numbers are never NaN: a minimum is then one instruction."""
-    return entry(function, fastmath=_QUICK)
+entry = Entry
 
 
 def kernel(function: Kernel, **more: Any) -> Kernel:
@@ -79,8 +74,8 @@ def kernel(function: Kernel, **more: Any) -> Kernel:
 
 
 def quick_kernel(function: Kernel) -> Kernel:
-    """Compile a kernel whose numbers are never NaN."""
-    return kernel(function, fastmath=_QUICK)
+    """Compile a kernel whose numbers are never NaN: a minimum is then one instruction."""
+    return kernel(function, fastmath={"nnan", "nsz"})
 
 
 _kernels: set[int] = set()

@@ -81,11 +81,12 @@ def remove_damaged(folder: Path) -> None:
     """
     for file in (*folder.rglob("*.nbi"), *folder.rglob("*.nbc")):
         with suppress(OSError):
-            known = file.with_name(f"{file.name}.sum")
-            content = hashlib.blake2b(file.read_bytes(), digest_size=16).digest()
-            if not known.exists() or known.stat().st_mtime_ns < file.stat().st_mtime_ns:
-                known.write_bytes(content)
-            elif known.read_bytes() != content:
+            checksum_file = file.with_name(f"{file.name}.sum")
+            checksum = hashlib.blake2b(file.read_bytes(), digest_size=16).digest()
+            written_ns = checksum_file.stat().st_mtime_ns if checksum_file.exists() else 0
+            if written_ns < file.stat().st_mtime_ns:
+                checksum_file.write_bytes(checksum)
+            elif checksum_file.read_bytes() != checksum:
                 file.unlink()
 
 

@@ -12,7 +12,7 @@ or in part, and its collective is divided over all of them, so that the links of
 same time (Chan et al., "Collective communication on architectures that support simultaneous
 communication over multiple links", PPoPP 2006).
 
-`terms` states a collective as numbers, which compiled loops take too (`nested_kernels`).
+`terms` states a collective as numbers, from which arrays of layouts are priced.
 """
 
 from __future__ import annotations

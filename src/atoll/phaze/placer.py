@@ -92,20 +92,18 @@ class PhazePlacer:
             },
         )
 
-    def depths(self, problem: PlacementProblem) -> list[int]:
-        """Pipeline depths that fit weights, gradients and the activations of one microbatch, which
-        are resident whether they are recomputed or not."""
+    def step_terms(self, problem: PlacementProblem) -> Iterator[StepTerms]:
+        """Yield those of pipelines that fit weights, gradients and the activations of one
+        microbatch, which are resident whether they are recomputed or not."""
         facts = problem.facts
         resident = self.state_bytes(problem.states) * facts.parameters.sum()
         resident += facts.saved_bytes.sum()
-        most = min(len(facts.kind), problem.devices // problem.tp)
-        return [p for p in range(1, most + 1) if resident / p <= problem.memory_bytes]
-
-    def terms(self, problem: PlacementProblem, stages: int) -> StepTerms:
-        data = np.arange(1, problem.most_replicas(stages) + 1, dtype=np.int64)
-        loads = np.asarray(-(-problem.microbatches // data) + stages - 1, np.float64)
-        fixed_s = _reduction_s(problem, data, 1)  # the first stage has a layer at least
-        return StepTerms(loads, 0.0, np.zeros(len(data)), fixed_s)
+        for stages in range(1, min(len(facts.kind), problem.devices // problem.tp) + 1):
+            if resident / stages <= problem.memory_bytes:
+                data = np.arange(1, problem.most_replicas(stages) + 1, dtype=np.int64)
+                loads = np.asarray(-(-problem.microbatches // data) + stages - 1, np.float64)
+                # The first stage has at least one layer.
+                yield StepTerms(stages, loads, _reduction_s(problem, data, 1))
 
     def state_bytes(self, states: States) -> float:
         return _WEIGHT_BYTES * weight_copies(_optimizer(states))

@@ -57,8 +57,8 @@ class PricedLayouts(Protocol):
 
 class StepFloors(NamedTuple):
     """Terms of lower bounds on step times, each of shape (layouts,). `floor_of` in
-    `explore.pricing.bound_kernels` returns the maximum of loads * (largest stage load) + passes *
-    (full pass) and of the paths below (`training.planner.bounds.family_bounds`), plus `fixed_s`.
+    `explore.pricing.bound_kernels` returns the maximum of loads * (largest stage load)
+    and of the paths below (`training.planner.bounds.family_bounds`), plus `fixed_s`.
     Block counts are multiplied by the shortest block.
     """
 
@@ -66,7 +66,6 @@ class StepFloors(NamedTuple):
     copies: NDArray[np.int64]
     """Copies of the model per pipeline; each stage has a part of every copy."""
     loads: FloatArray
-    passes: FloatArray
     transfer_s: FloatArray
     fixed_s: FloatArray
     through: FloatArray

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
@@ -14,13 +15,11 @@ from atoll.step.states import States
 
 
 class StepTerms(NamedTuple):
-    """Terms of lower bounds on the step time for a number of stages, arrays of shape (replica
-    counts,) ascending: loads * (largest stage load) + passes * (full pass) + fixed_s."""
+    """Terms of lower bounds on the step time, loads * (largest stage load) + fixed_s, of shape
+    (replica counts,), fewest replicas first."""
 
+    stages: int
     loads: FloatArray
-    passes: float
-    transfer_s: FloatArray
-    """Lower bound on the transfers of a full pass."""
     fixed_s: FloatArray
     """Lower bound on gradient reduction and optimizer."""
 
@@ -46,11 +45,9 @@ class Placer(Protocol):
     ) -> Placement:
         """Return the full placement of a division: stages, memory by part, time by cause."""
 
-    def depths(self, problem: PlacementProblem) -> list[int]:
-        """Return the stage counts that may fit; a bound considers only these."""
-
-    def terms(self, problem: PlacementProblem, stages: int) -> StepTerms:
-        """Return the terms of lower bounds on the step time with `stages` stages."""
+    def step_terms(self, problem: PlacementProblem) -> Iterable[StepTerms]:
+        """Return the terms of lower bounds for each number of stages that may fit; none of the
+        planner's layouts, which have their own (`PricedLayouts.floors`)."""
 
     def state_bytes(self, states: States) -> float:
         """Return the bytes per parameter of weight, gradient and optimizer state."""
@@ -80,11 +77,8 @@ class ExactPlacer:
         assert problem.planned is not None
         return problem.planned.describe(problem, times, division)
 
-    def depths(self, problem: PlacementProblem) -> list[int]:
-        return []  # The planner's layouts have separate bounds (`StepFloors`).
-
-    def terms(self, problem: PlacementProblem, stages: int) -> StepTerms:
-        raise NotImplementedError
+    def step_terms(self, problem: PlacementProblem) -> Iterable[StepTerms]:
+        return ()
 
     def state_bytes(self, states: States) -> float:
         return states.bytes_per_parameter

@@ -79,24 +79,11 @@ def balanced_sizes(
         return even
     sizes = [0] * chunks
     for stages, chunk_indices in stage_chunks.items():
-        spread = _spread(counts[stages], len(chunk_indices), head_blocks * (stages == last))
+        end_work = 0.0, head_blocks * (stages == last)
+        spread = filled_sizes(counts[stages], len(chunk_indices), end_work)
         for chunk, size in zip(chunk_indices, spread, strict=True):
             sizes[chunk] = size
     return tuple(sizes)
-
-
-def _spread(blocks: int, chunks: int, head_blocks: float) -> list[int]:
-    """Divide a stage's blocks among its chunks, each to the chunk with the least work (ties: the
-    last); the head counts in the last chunk. All stages wait for the slowest chunk of each round.
-    """
-    sizes = [1] * chunks
-    queue = [(1.0, -i) for i in range(chunks - 1)] + [(1.0 + head_blocks, 1 - chunks)]
-    heapify(queue)
-    for _ in range(blocks - chunks):
-        busy, i = queue[0]
-        sizes[-i] += 1
-        heapreplace(queue, (busy + 1, i))
-    return sizes
 
 
 @lru_cache(maxsize=2)  # for the two calls in `splits`
@@ -168,12 +155,13 @@ def splits(chain: ChainWork, order: str, pp: int, vpp: int) -> tuple[tuple[int, 
 
 
 def filled_sizes(blocks: int, stages: int, end_work: tuple[float, float]) -> tuple[int, ...]:
-    """Return what `lightest_sizes` does for equal blocks: each goes to the stage with the least
-    work, of several to the last.
+    """Return the sizes of `lightest_sizes` for equal blocks: each block goes to the stage (or
+    chunk) with the least work, the last of several.
     """
-    sizes = [1] * stages
-    queue = [(1.0, -stage) for stage in range(1, stages - 1)]
-    queue += [(1.0 + end_work[0], 0), (1.0 + end_work[1], 1 - stages)]
+    sizes, work = [1] * stages, [1.0] * stages
+    work[0] += end_work[0]
+    work[-1] += end_work[1]
+    queue = [(busy, -stage) for stage, busy in enumerate(work)]
     heapify(queue)
     for _ in range(blocks - stages):
         busy, stage = queue[0]

@@ -160,7 +160,7 @@ def floor_of(floors, a, work):
     pass_s = total + transfer_s
     stage_s = max(-(-c * blocks // p) * shortest, -(-c * most // p) * usual)
     load = max(pass_s / p, max(largest, stage_s) / c)
-    step_s = floors.loads[a] * load + floors.passes[a] * pass_s
+    step_s = floors.loads[a] * load
     end = floors.end_blocks[a] * shortest + behind
     step_s = max(step_s, floors.through[a] * pass_s + floors.through_ends[a] * end)
     stage = floors.stage_blocks[a] * shortest + behind

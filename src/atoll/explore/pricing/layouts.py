@@ -113,8 +113,8 @@ def list_layouts(
     for variant, layer_s in zip(variants, least_layer_s, strict=True):
         total_s = float((layer_s[variant.facts.kind]).sum())
         problem = setting.problem(variant, memory_bytes, hbm_Bps)
-        for stages in placer.depths(problem):
-            rows.extend(_rows(stages, placer.terms(problem, stages), total_s / stages))
+        for terms in placer.step_terms(problem):
+            rows.extend(_rows(terms, total_s / terms.stages))
         if problem.planned is not None:
             rows.extend(_undominated_rows(problem.planned.floors(problem)))
         ptr.append(len(rows))
@@ -124,16 +124,14 @@ def list_layouts(
     return Layouts(np.array(ptr, np.int64), floors)
 
 
-def _rows(stages: int, terms: StepTerms, load_s: float) -> list[Row]:
+def _rows(terms: StepTerms, load_s: float) -> list[Row]:
     """Return one row per number of replicas, without those that are dominated on every chip."""
-    # From many replicas to few: loads only grow, so only cheaper transfers and reductions help.
-    loads, transfer_s, fixed_s = (
-        part[::-1] for part in (terms.loads, terms.transfer_s, terms.fixed_s)
-    )
-    rest = (0.0,) * (len(StepFloors._fields) - 6)
+    # From many replicas to few: loads only grow, so only a cheaper reduction helps.
+    loads, fixed_s = terms.loads[::-1], terms.fixed_s[::-1]
+    no_transfer_s, no_paths = 0.0, (0.0,) * (len(StepFloors._fields) - 5)
     return [
-        (stages, 1, float(loads[i]), terms.passes, float(transfer_s[i]), float(fixed_s[i]), *rest)
-        for i in undominated(stages, loads, terms.passes, transfer_s, fixed_s, load_s)
+        (terms.stages, 1, float(loads[i]), no_transfer_s, float(fixed_s[i]), *no_paths)
+        for i in undominated(loads, fixed_s, load_s)
     ]
 
 
@@ -153,29 +151,14 @@ def _undominated_rows(floors: StepFloors) -> list[Row]:
     return kept_rows
 
 
-def undominated(
-    stages: float,
-    loads: FloatArray,
-    passes: float,
-    transfer_s: FloatArray,
-    fixed_s: FloatArray,
-    load_s: float,
-) -> IntArray:
+def undominated(loads: FloatArray, fixed_s: FloatArray, load_s: float) -> list[int]:
     """Return the indices of layouts (by ascending loads) that no earlier one dominates on every
-    chip whose mean stage takes at least `load_s`.
-
-    A step takes loads * (largest load) + passes * (full pass) + fixed_s. The full pass includes
-    `transfer_s`, the largest load at least transfer_s / stages. The largest load of a later layout
-    is therefore shorter by at most the difference of the transfers / stages.
+    chip whose largest load is at least `load_s`: a step takes loads * (largest load) + fixed_s.
     """
-    left = np.arange(len(fixed_s))
+    least_s = np.inf
     kept = []
-    while len(left):
-        first, left = left[0], left[1:]
-        kept.append(int(first))
-        shorter_s = np.maximum(0.0, transfer_s[first] - transfer_s[left]) / stages
-        more = loads[left] - loads[first]
-        dearer_s = more * (load_s + transfer_s[first] / stages) + fixed_s[left] - fixed_s[first]
-        dearer_s += passes * (transfer_s[left] - transfer_s[first])
-        left = left[(more < 0.0) | (dearer_s < loads[left] * shorter_s)]
-    return np.array(kept, np.int64)
+    for i, step_s in enumerate((loads * load_s + fixed_s).tolist()):
+        if step_s < least_s:
+            kept.append(i)
+            least_s = step_s
+    return kept

@@ -77,7 +77,6 @@ def path_floors(sums: Sums, states: StateCosts, costs: Sequence[LayerCost]) -> S
         stages=stages.copy(),
         copies=rows[:, COPIES].copy(),
         loads=m,
-        passes=np.zeros(len(rows)),
         transfer_s=sums.total(sums.arriving_s.sum(axis=1))
         + np.where(rows[:, ZERO] == 3, gathers_s, 0.0)
         + links_s[side],
