@@ -558,11 +558,16 @@ def build(case: Case, device: str) -> torch.nn.Module:
     """Build the model of a case with random weights on the device."""
     import transformers
 
-    given = dict(case.config)
-    kind = given.pop("model_type")
-    if "max_position_embeddings" not in given and kind not in ("gpt2", "t5", "bloom", "falcon"):
-        given["max_position_embeddings"] = max(case.seq, 2048)
-    settings = transformers.AutoConfig.for_model(kind, **given)
+    config_fields = dict(case.config)
+    kind = config_fields.pop("model_type")
+    if "max_position_embeddings" not in config_fields and kind not in (
+        "gpt2",
+        "t5",
+        "bloom",
+        "falcon",
+    ):
+        config_fields["max_position_embeddings"] = max(case.seq, 2048)
+    settings = transformers.AutoConfig.for_model(kind, **config_fields)
     if case.experts:
         settings._experts_implementation = case.experts
     loader = {
@@ -802,25 +807,25 @@ class OperatorCounter(TorchDispatchMode):
             return out
         count = self.counts[self.phase, name]
         count[0] += 1
-        given = [x for x in tree_leaves((args, kwargs or {})) if isinstance(x, torch.Tensor)]
-        made = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
-        count[1] += flop_of(name, given, made)
-        count[2] += sum(map(held_bytes, given))
-        count[3] += sum(map(held_bytes, made))
+        inputs = [x for x in tree_leaves((args, kwargs or {})) if isinstance(x, torch.Tensor)]
+        outputs = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
+        count[1] += flop_of(name, inputs, outputs)
+        count[2] += sum(map(storage_bytes, inputs))
+        count[3] += sum(map(storage_bytes, outputs))
         return out
 
 
-def held_bytes(x: torch.Tensor) -> int:
+def storage_bytes(x: torch.Tensor) -> int:
     """Return the bytes behind a tensor; what is expanded counts once."""
     with contextlib.suppress(Exception):
         return min(x.numel() * x.element_size(), x.untyped_storage().nbytes())
     return x.numel() * x.element_size()
 
 
-def flop_of(name: str, given: list[torch.Tensor], made: list[torch.Tensor]) -> float:
+def flop_of(name: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> float:
     """Return the FLOP of a product or of attention (the full square), zero for the others."""
     if name.startswith(("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_mm")):
-        a, b = given[-2:] if name.startswith(("addmm", "baddbmm")) else given[:2]
+        a, b = inputs[-2:] if name.startswith(("addmm", "baddbmm")) else inputs[:2]
         if name.startswith("_grouped_mm"):
             if a.dim() == 2 and b.dim() == 2:
                 return 2.0 * a.numel() * b.shape[-1]
@@ -828,9 +833,9 @@ def flop_of(name: str, given: list[torch.Tensor], made: list[torch.Tensor]) -> f
         return 2.0 * a.numel() * b.shape[-1]
     if "scaled_dot_product" in name and "for_cpu" not in name:
         if "backward" in name:
-            q, k = given[1], given[2]
+            q, k = inputs[1], inputs[2]
             return 10.0 * q.numel() * k.shape[-2]
-        return 4.0 * given[0].numel() * given[1].shape[-2]
+        return 4.0 * inputs[0].numel() * inputs[1].shape[-2]
     return 0.0
 
 
@@ -951,17 +956,19 @@ def profiled_kernels(run: Prepared) -> dict[str, dict[str, list[float]]]:
         for event in profile.profiler.kineto_results.events()
         if str(event.device_type()).endswith("CUDA")
     ]
-    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(lambda: [0.0, 0]))
+    kernels_by_phase: dict[str, dict[str, list[float]]] = defaultdict(
+        lambda: defaultdict(lambda: [0.0, 0])
+    )
     phase, passed = "", 0
     for _, duration, name in sorted(events):
         if "spin_kernel" in name:
             phase = names[passed] if passed < len(names) else "end"
             passed += 1
         elif not name.startswith(("cuda", "Activity Buffer", "Context Sync")):
-            entry = found[phase][name]
+            entry = kernels_by_phase[phase][name]
             entry[0] += duration / 1e6
             entry[1] += 1
-    return {phase: dict(kernels) for phase, kernels in found.items()}
+    return {phase: dict(kernels) for phase, kernels in kernels_by_phase.items()}
 
 
 def kernel_columns(kernels: dict[str, dict[str, list[float]]]) -> dict[str, Any]:
@@ -1395,14 +1402,18 @@ def versions() -> dict[str, str]:
     """Return the versions of the software."""
     import transformers
 
-    found = {"torch": torch.__version__, "transformers": transformers.__version__, "driver": ""}
+    version_by_package = {
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "driver": "",
+    }
     with contextlib.suppress(Exception):
         import pynvml
 
         pynvml.nvmlInit()
-        found["driver"] = str(pynvml.nvmlSystemGetDriverVersion())
+        version_by_package["driver"] = str(pynvml.nvmlSystemGetDriverVersion())
         pynvml.nvmlShutdown()
-    return found
+    return version_by_package
 
 
 def imports(names: list[str]) -> None:
@@ -1453,9 +1464,9 @@ def record(
             row |= power_columns(samples, value)
         elif name == "kernels":
             entries = {
-                phase: sorted(([round(ms, 4), int(n), k[:400]] for k, (ms, n) in found.items()),
+                phase: sorted(([round(ms, 4), int(n), k[:400]] for k, (ms, n) in kernels.items()),
                               reverse=True)
-                for phase, found in value.items()
+                for phase, kernels in value.items()
             }  # fmt: skip
             append_json(out / "kernels.jsonl", {"id": case.id, "phases": entries})
         elif name == "operators":
@@ -1492,7 +1503,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     context = multiprocessing.get_context(options.start_method)
     preload(context)
-    found = versions()
+    package_versions = versions()
     samples = str(options.out / "samples.txt") if options.tiny else "/dev/shm/atoll_samples.txt"
     stop = context.Event()
     sampler = context.Process(target=sample, args=(samples, stop), daemon=True)
@@ -1501,7 +1512,7 @@ def main() -> None:
     if not options.tiny and not forked_cuda_works(context):
         stop.set()
         sys.exit(3)
-    print(f"ready after {time.monotonic() - begin:.1f} s: {found}", flush=True)
+    print(f"ready after {time.monotonic() - begin:.1f} s: {package_versions}", flush=True)
     if options.chains:
         with (options.out / "chains.csv").open("w", newline="") as file:
             writer = csv.DictWriter(file, CHAIN_FIELDS, restval="")
@@ -1525,7 +1536,10 @@ def main() -> None:
                 print(f"budget spent before case {index}", flush=True)
                 break
             since = time.monotonic()
-            row = record(case, context, options.out, samples, options.limit, options.tiny) | found
+            row = (
+                record(case, context, options.out, samples, options.limit, options.tiny)
+                | package_versions
+            )
             writer.writerow(row)
             file.flush()
             failed += bool(row.get("error"))

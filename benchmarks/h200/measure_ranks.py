@@ -215,10 +215,10 @@ def titan_layouts() -> Iterator[Layout]:
     yield replace(three, tp=2, recompute="selective")
     yield replace(three, compiled=1, fsdp=16)
     yield replace(three, layers=8, fsdp=1, replicate=8, seq=4096)
-    one = Layout("llama3-1b", 16, fsdp=8)
-    yield one
-    yield replace(one, mbs=2, fsdp=64, recompute="full")
-    yield replace(one, replicate=8, fsdp=1, seq=4096)
+    small = Layout("llama3-1b", 16, fsdp=8)
+    yield small
+    yield replace(small, mbs=2, fsdp=64, recompute="full")
+    yield replace(small, replicate=8, fsdp=1, seq=4096)
 
 
 def hugging_layouts() -> Iterator[Layout]:
@@ -267,8 +267,8 @@ def all_layouts() -> list[Layout]:
     places = [
         ((index + 0.5) / len(kind), layout) for kind in kinds for index, layout in enumerate(kind)
     ]
-    found = {layout.id: layout for _, layout in sorted(places, key=lambda place: place[0])}
-    return list(found.values())
+    layout_by_id = {layout.id: layout for _, layout in sorted(places, key=lambda place: place[0])}
+    return list(layout_by_id.values())
 
 
 # --- stand-ins for collectives --------------------------------------------------------------------
@@ -293,20 +293,20 @@ def patch_collectives() -> None:
     from torch.distributed import _functional_collectives as funcol
     from torch.distributed.fsdp._fully_shard import _fsdp_collectives as sharded
 
-    def own_gather(
+    def local_gather(
         self: Any, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any,
         async_op: bool = False,
     ) -> None:  # fmt: skip
         copy_into(output_tensor.view(group.size(), -1), input_tensor.clone().view(-1))
 
-    def own_scatter(
+    def local_scatter(
         self: Any, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any,
         async_op: bool = False,
     ) -> None:  # fmt: skip
         copy_into(output_tensor.view(-1), input_tensor.view(group.size(), -1)[0])
 
-    sharded.DefaultAllGather.__call__ = own_gather
-    sharded.DefaultReduceScatter.__call__ = own_scatter
+    sharded.DefaultAllGather.__call__ = local_gather
+    sharded.DefaultReduceScatter.__call__ = local_scatter
     wrap, gather_one, scatter_one = (
         funcol._maybe_wrap_tensor, funcol.all_gather_tensor, funcol.reduce_scatter_tensor,
     )  # fmt: skip
@@ -439,7 +439,7 @@ def pipeline_schedule(
 
     last = layout.pp_rank == layout.pp - 1
 
-    def ahead() -> tuple[Any, torch.Tensor]:
+    def forward_pass() -> tuple[Any, torch.Tensor]:
         given = inputs()
         return given, forward(given, last)
 
@@ -455,10 +455,10 @@ def pipeline_schedule(
         mark("forward")
         count = layout.microbatches
         warm = min(layout.pp - layout.pp_rank - 1, count)
-        queue = [ahead() for _ in range(warm)]
+        queue = [forward_pass() for _ in range(warm)]
         done = 0
         for _ in range(count - warm):
-            queue.append(ahead())
+            queue.append(forward_pass())
             done += 1
             back(queue.pop(0), done == count)
         while queue:
@@ -503,8 +503,8 @@ def prepare_titan(layout: Layout, device: str, sizes: tuple[int, ...]) -> RankSt
         model: Any = Transformer(arguments)
     torch.set_default_dtype(FP32)
     if layout.pp > 1:
-        each = layout.layers // layout.pp
-        kept = range(layout.pp_rank * each, (layout.pp_rank + 1) * each)
+        layers_per_stage = layout.layers // layout.pp
+        kept = range(layout.pp_rank * layers_per_stage, (layout.pp_rank + 1) * layers_per_stage)
         for name in list(model.layers):
             if int(name) not in kept:
                 del model.layers[name]
@@ -590,13 +590,13 @@ def prepare_hugging(layout: Layout, device: str, config: dict[str, Any]) -> Rank
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     from torch.distributed.tensor.parallel import parallelize_module
 
-    given = dict(config)
-    kind = given.pop("model_type")
-    given["n_layer" if kind == "gpt2" else "num_hidden_layers"] = layout.layers
-    given["tie_word_embeddings"] = False
+    config_fields = dict(config)
+    kind = config_fields.pop("model_type")
+    config_fields["n_layer" if kind == "gpt2" else "num_hidden_layers"] = layout.layers
+    config_fields["tie_word_embeddings"] = False
     if kind != "gpt2":
-        given["max_position_embeddings"] = max(layout.seq, 2048)
-    settings = transformers.AutoConfig.for_model(kind, **given)
+        config_fields["max_position_embeddings"] = max(layout.seq, 2048)
+    settings = transformers.AutoConfig.for_model(kind, **config_fields)
     experts = "num_experts_per_tok" in config
     if experts:
         settings._experts_implementation = "grouped_mm"
@@ -667,15 +667,15 @@ def prepare_hugging(layout: Layout, device: str, config: dict[str, Any]) -> Rank
 def sizes_of(layout: Layout, tiny: bool) -> tuple[Any, dict[str, Any], int]:
     """Return what builds the model, its describing columns and its whole number of layers."""
     if layout.tool == "torchtitan":
-        hidden, heads, kv_heads, ffn, vocab, whole = TITAN[layout.model]
+        hidden, heads, kv_heads, ffn, vocab, model_layers = TITAN[layout.model]
         if tiny:
             hidden, heads, kv_heads, ffn, vocab = 256, 16, 8, 512, 1024
         columns: dict[str, Any] = {
             "family": "llama", "hidden": hidden, "heads": heads, "kv_heads": kv_heads,
             "ffn": ffn, "vocab": vocab,
         }  # fmt: skip
-        return (hidden, heads, kv_heads, ffn, vocab), columns, whole
-    config, whole = HUGGING[layout.model]
+        return (hidden, heads, kv_heads, ffn, vocab), columns, model_layers
+    config, model_layers = HUGGING[layout.model]
     if tiny:
         small = {"hidden_size": 512, "n_embd": 500, "intermediate_size": 256, "vocab_size": 1024,
                  "num_attention_heads": 8, "n_head": 25, "num_key_value_heads": 8, "head_dim": 64,
@@ -694,16 +694,16 @@ def sizes_of(layout: Layout, tiny: bool) -> tuple[Any, dict[str, Any], int]:
         "top_k": first("num_experts_per_tok") or 0, "moe_ffn": first("moe_intermediate_size") or 0,
         "experts_implementation": "grouped_mm" if "num_experts_per_tok" in config else "",
     }  # fmt: skip
-    return config, columns, whole
+    return config, columns, model_layers
 
 
 def layout_columns(layout: Layout, tiny: bool) -> dict[str, Any]:
     """Return the columns that the layout alone decides."""
-    _, columns, whole = sizes_of(layout, tiny)
+    _, columns, model_layers = sizes_of(layout, tiny)
     titan = layout.tool == "torchtitan"
     return {
         "id": layout.id, "half": layout.half, "tool": layout.tool, "mode": layout.mode,
-        "model": layout.model, "layers": layout.layers, "model_layers": whole, **columns,
+        "model": layout.model, "layers": layout.layers, "model_layers": model_layers, **columns,
         "tied_embeddings": 0, "world": layout.world, "rank": rank_of(layout), "tp": layout.tp,
         "fsdp": layout.fsdp, "replicate": layout.replicate, "pp": layout.pp,
         "pp_rank": layout.pp_rank, "microbatches": layout.microbatches,
@@ -827,9 +827,9 @@ def record(
             row |= classes.power_columns(samples, value)
         elif name == "kernels":
             entries = {
-                phase: sorted(([round(ms, 4), int(n), k[:300]] for k, (ms, n) in found.items()),
+                phase: sorted(([round(ms, 4), int(n), k[:300]] for k, (ms, n) in kernels.items()),
                               reverse=True)
-                for phase, found in value.items()
+                for phase, kernels in value.items()
             }  # fmt: skip
             classes.append_json(out / "rank_kernels.jsonl", {"id": layout.id, "phases": entries})
         elif name == "error":
@@ -877,14 +877,14 @@ def main() -> None:
     for name in ("torch.distributed.fsdp", "torch.distributed.tensor.parallel",
                  "torch.testing._internal.distributed.fake_pg"):  # fmt: skip
         importlib.import_module(name)
-    found = classes.versions() | {"torchtitan": titan_version()}
+    package_versions = classes.versions() | {"torchtitan": titan_version()}
     samples = "/dev/shm/atoll_rank_samples.txt"
     stop = context.Event()
     if not options.tiny:
         context.Process(target=classes.sample, args=(samples, stop), daemon=True).start()
     if not options.tiny and not classes.forked_cuda_works(context):
         sys.exit(3)
-    print(f"ready after {time.monotonic() - begin:.1f} s: {found}", flush=True)
+    print(f"ready after {time.monotonic() - begin:.1f} s: {package_versions}", flush=True)
     failed = 0
     with (options.out / "ranks.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, FIELDS, restval="", extrasaction="ignore")
@@ -896,7 +896,10 @@ def main() -> None:
                 print(f"budget spent before layout {index}", flush=True)
                 break
             since = time.monotonic()
-            row = record(layout, context, options.out, samples, options.limit, options.tiny) | found
+            row = (
+                record(layout, context, options.out, samples, options.limit, options.tiny)
+                | package_versions
+            )
             writer.writerow(row)
             file.flush()
             failed += bool(row.get("error"))

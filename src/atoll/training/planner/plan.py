@@ -248,7 +248,7 @@ def plan(
     pieces: PlanPieces | None = None,
     stop: Stop | None = None,
     ties: float = 0.0,
-    last: Callable[[Plan], Plan] = lambda found: found,
+    last: Callable[[Plan], Plan] = lambda plan: plan,
 ) -> Plan:
     """Return a plan with the fastest layout that fits, or the simplest one within the relative
     difference `ties`. `usable` returns why the export target cannot run a layout. `last` transforms
