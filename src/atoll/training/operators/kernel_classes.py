@@ -16,6 +16,8 @@ from atoll.workload.graph.layer import Layer
 KERNEL_CLASSES = ("products", "attention", "softmax/loss", "streaming", "optimizer", "memory")
 """Matrix products; fused attention; softmax and cross entropy; other vector kernels; the update of
 the weights; copies and zeroing by the driver, which are not priced."""
+CAST_SHARE = {"cross_entropy": 6 / 18, "cross_entropy_bwd": 6 / 18}
+"""Share of PyTorch's cross entropy that casts logits to and from fp32: streaming kernels."""
 
 
 def pass_classes_s(
@@ -44,8 +46,11 @@ def _softmax_s(pricer: Pricer, layer: Layer, kept: PolicyCost) -> float:
     """Return the seconds of softmax and cross entropy in a layer; 0 on chips, which fuse them."""
     if not isinstance(pricer, GpuPricer):
         return 0.0
+    passes = pricer.stack.passes
     return sum(
-        pricer.vector(work).vector_s * (1 + kept.share * (op.name in kept.rerun))
+        pricer.vector(work).vector_s
+        * (1 + kept.share * (op.name in kept.rerun))
+        * (1 if work.function in passes else 1 - CAST_SHARE.get(work.function, 0.0))
         for op in (*layer.forward, *layer.backward)
         if op.kind not in ("attention", "attention_bwd") and (is_loss(op) or not pricer.stored)
         for work in pricer.kernel_passes(op)
