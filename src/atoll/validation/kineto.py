@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from atoll.answers.validation import ProfiledStep
 from atoll.base.errors import AtollError
-from atoll.files.jsonfile import parse_object
+from atoll.files.jsonfile import parse_object, read_object
 from atoll.training.operators.kernel_classes import KERNEL_CLASSES
 from atoll.validation.tables import RunRow
 
@@ -209,12 +209,21 @@ def read_kernels(path: Path, step: str) -> list[tuple[float, int, str]]:
     """Return milliseconds, launches and name of every kernel of a step, from a JSON file (also
     packed) with such a list for each step.
     """
-    content = path.read_bytes() if path.exists() else b"{}"
-    text = gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
-    kernels = parse_object(text.decode(), str(path)).get(step)
-    if not isinstance(kernels, list):
-        raise AtollError(f"{path}: no list of the kernels of step {step!r}")
-    return [(float(time_ms), int(count), str(name)) for time_ms, count, name in kernels]
+    try:
+        kernels = read_packed(path)[step]
+        return [(float(time_ms), int(count), str(name)) for time_ms, count, name in kernels]
+    except (KeyError, TypeError, ValueError):
+        raise AtollError(f"{path}: no list of the kernels of step {step!r}") from None
+
+
+def read_packed(path: Path) -> dict[str, Any]:
+    """Read the JSON object in a file, plain or packed (.gz)."""
+    if path.suffix != ".gz":
+        return read_object(path)
+    try:
+        return parse_object(gzip.decompress(path.read_bytes()).decode(), str(path))
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise AtollError(f"{path}: cannot be read ({error})") from None
 
 
 def _kind(name: str, args: Mapping[str, Any]) -> tuple[str, str]:

@@ -5,14 +5,13 @@ Parameters, gradients and moments are 16-bit, unless weights are fp32.
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from atoll.files.jsonfile import parse_object, read_object
+from atoll.files.jsonfile import read_object
 from atoll.hardware.catalog import load_network
 from atoll.hardware.gpu import load_gpu
 from atoll.step.layout import Layout
@@ -20,9 +19,11 @@ from atoll.step.states import STATES
 from atoll.training.run import Run
 from atoll.training.software import flagged, graphed
 from atoll.training.stack import STACKS, with_adapters
+from atoll.validation.kineto import read_packed
 from atoll.validation.row_model import adapters_from_row
 from atoll.validation.tables import RunRow
 from atoll.workload.families.config import config_from_hf
+from atoll.workload.families.config_fields import Fields
 from atoll.workload.families.family import FAMILIES
 from atoll.workload.families.model_config import ModelConfig
 
@@ -128,12 +129,13 @@ def model_from_step(row: RunRow) -> tuple[ModelConfig, int]:
     contents = _configuration(row)
     family, sequence = str(contents.get("model_type")), row.integer("seq", _longest(contents))
     if family in SPEECH_AND_TEXT:
-        sequence = contents.get("max_source_positions", sequence)
+        fields = Fields(contents, row.where)
+        sequence = fields.size("max_source_positions", sequence)
         model = replace(
-            config_from_hf(_as_t5(contents), row.where),
+            config_from_hf(_as_t5(fields), row.where),
             norm="layernorm",
             positions="learned",
-            position_rows=contents.get("max_position_embeddings", sequence),
+            position_rows=fields.size("max_position_embeddings", sequence),
             max_sequence=sequence,
             decoder_sequence=row.integer("seq"),
             attention_bias=True,
@@ -152,7 +154,7 @@ def _configuration(row: RunRow) -> dict[str, Any]:
     packed = table.with_name(f"{table.stem}_configs.json.gz")
     given: dict[str, Any] = {}
     if row.text("config") and not file.exists() and packed.exists():
-        given = parse_object(gzip.decompress(packed.read_bytes()).decode(), str(packed))[file.name]
+        given = read_packed(packed).get(file.name, {})
     elif row.text("config"):
         given = read_object(file)
     family = family or given.get("model_type", "")
@@ -177,25 +179,25 @@ def _configuration(row: RunRow) -> dict[str, Any]:
 
 def _longest(contents: Mapping[str, Any]) -> int:
     """Return the longest sequence of a configuration, for steps that do not state theirs."""
-    names = ("max_position_embeddings", "n_positions")
-    return next((int(contents[name]) for name in names if name in contents), USUAL_POSITIONS)
+    sizes = (contents.get(name) for name in ("max_position_embeddings", "n_positions"))
+    return next((size for size in sizes if isinstance(size, int)), USUAL_POSITIONS)
 
 
 SPEECH_AND_TEXT = ("whisper", "bart")
 
 
-def _as_t5(contents: Mapping[str, Any]) -> dict[str, Any]:
+def _as_t5(fields: Fields) -> dict[str, Any]:
     """Return an encoder and decoder in the words of T5; convolutions before them are left out."""
-    hidden, heads = contents["d_model"], contents["encoder_attention_heads"]
+    hidden, heads = fields.size("d_model"), fields.size("encoder_attention_heads")
     return {
         "model_type": "t5",
         "d_model": hidden,
         "d_kv": hidden // heads,
-        "d_ff": contents["encoder_ffn_dim"],
+        "d_ff": fields.size("encoder_ffn_dim"),
         "num_heads": heads,
-        "num_layers": contents["encoder_layers"],
-        "num_decoder_layers": contents["decoder_layers"],
-        "vocab_size": contents["vocab_size"],
+        "num_layers": fields.size("encoder_layers"),
+        "num_decoder_layers": fields.size("decoder_layers"),
+        "vocab_size": fields.size("vocab_size"),
         "feed_forward_proj": "gelu",
-        "dropout_rate": contents.get("dropout", 0.0),
+        "dropout_rate": fields.probability("dropout", 0.0),
     }
