@@ -22,12 +22,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from atoll.base.errors import AtollError
-from atoll.launch.arguments import Launch, flatten
-from atoll.launch.files.config_files import read_content
-from atoll.launch.files.shell import read_script
-from atoll.launch.megatron import named_arguments, training_commands
-from atoll.launch.read import read_launch
-from atoll.launch.trainer import trainer_commands
+from atoll.tools.arguments import Launch, flatten
+from atoll.tools.files.config_files import read_content
+from atoll.tools.files.shell import read_script
+from atoll.tools.megatron_lm.read import named_arguments, training_commands
+from atoll.tools.read import read_launch
+from atoll.tools.transformers.read import trainer_commands
 from atoll.workload import load_config
 from record import recorded
 

@@ -419,10 +419,11 @@ def plan(
     def prepare(limit: Stop) -> PlanProblem:
         run, target = run_from_question(question), question.export or ""
         if target:
-            from atoll.export import EXPORTERS, refusals
+            from atoll.export import refusals
+            from atoll.tools.registry import find_tool
 
             axes, usable = (
-                axes_from_question(question, EXPORTERS[target].values, run),
+                axes_from_question(question, find_tool(target).axes, run),
                 refusals(target, run),
             )
         else:

@@ -8,8 +8,8 @@ import pytest
 
 import atoll
 from atoll.base.errors import AtollError
-from atoll.launch.arguments import Launch
-from atoll.launch.read import read_launch
+from atoll.tools.arguments import Launch
+from atoll.tools.read import read_launch
 
 COMMON = """
 export FP8=True

@@ -21,13 +21,13 @@ from training_cases import (
 )
 
 from atoll.step.layout import Layout
+from atoll.tools.stack import STACKS
 from atoll.training.batch.estimates import LEAST_CHOICE, LayoutSequence, batch_estimates
 from atoll.training.estimate import Estimate, Estimator
 from atoll.training.operators.layers import recompute_choices
 from atoll.training.planner.space import Axes, block_of, families
 from atoll.training.request import make_run
 from atoll.training.run import Run
-from atoll.training.stack import STACKS
 
 NAMED = ("none", "selective", "alternate", "full")
 CLOSE = 1e-9

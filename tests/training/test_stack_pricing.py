@@ -12,11 +12,11 @@ from atoll.base.errors import AtollError
 from atoll.cost.pricer import Cost
 from atoll.export.messages import step_messages
 from atoll.step.layout import Layout, check_recompute
+from atoll.tools.software import graphed
+from atoll.tools.stack import EAGER, STACKS
 from atoll.training.estimate import Estimator, estimate
 from atoll.training.operators.layers import LayerCost
 from atoll.training.run import Run
-from atoll.training.software import graphed
-from atoll.training.stack import EAGER, STACKS
 from atoll.workload.adapters import Adapters
 
 

@@ -26,10 +26,10 @@ from atoll.answers.validation import FitErrors, RunsFit, SoftwareFit
 from atoll.base.errors import AtollError
 from atoll.files.csvfile import read_csv
 from atoll.step.layout import Layout
+from atoll.tools.stack import CHIP, STACKS
 from atoll.training.estimate import Estimator
 from atoll.training.run import Run
 from atoll.training.site import Attention, FactorInterval, LevelFactors, Overlaps, Site
-from atoll.training.stack import CHIP, STACKS
 from atoll.validation.row_runs import Reader, run_at_site, run_from_row
 from atoll.validation.run_table import RunRow, read_runs
 from atoll.validation.step_rows import is_step_file, read_steps, run_from_step

@@ -12,13 +12,14 @@ from atoll.answers.answer import AnsweredResult, build_from
 from atoll.answers.validation import BetterLayout, CheckAnswer, CheckedArguments, MeasuredRun
 from atoll.base.errors import AtollError, InfeasibleError
 from atoll.base.stopping import Stop, StoppedError
-from atoll.export import EXPORTERS, refusals
-from atoll.launch.arguments import Launch
+from atoll.export import refusals
 from atoll.launch.ask import check_replicas, launched, question_fields
 from atoll.launch.measured import measured_columns, measured_run
 from atoll.questions import EstimateQuestion
 from atoll.questions.devices import LengthQuestion
 from atoll.questions.verbs import CheckQuestion
+from atoll.tools.arguments import Launch
+from atoll.tools.registry import TOOLS
 from atoll.training.estimate import Estimate, estimate
 from atoll.training.planner.plan import Plan, plan
 from atoll.training.planner.search import UnusableError
@@ -27,7 +28,7 @@ from atoll.training.request import compiles_itself, layout_from_question, run_fr
 from atoll.validation.append_run import append_run
 
 HOUR_S = 3600.0
-FREE_FLAG_SOFTWARE = ("megatron", "nemo")
+FREE_FLAG_SOFTWARE = ("megatron-lm", "nemo")
 ALL_OVERLAPS = ("tp_comm", "grad_reduce", "param_gather", "p2p")
 FUSED_FLAGS = ("te_loss",)
 SLOW_FLAGS = ("no_grad_fusion", "local")
@@ -126,7 +127,7 @@ def _best_layout(
 ) -> tuple[Plan | None, BetterLayout | None, str]:
     """Return the best plan under the same software, what it saves, or why there is none."""
     target, run = launch.software, current.run
-    axes, usable = Axes(**EXPORTERS[target].values), refusals(target, run)
+    axes, usable = Axes(**TOOLS[target].axes), refusals(target, run)
     try:
         best = plan(run, axes, usable=usable, target=target, stop=stop)
     except (UnusableError, InfeasibleError) as error:
@@ -160,7 +161,7 @@ def _best_with_free_flags(
     run = run_from_question(freed_question, launch.model)
     if run.stack == current.run.stack:
         return None
-    axes, usable = Axes(**EXPORTERS[launch.software].values), refusals(launch.software, run)
+    axes, usable = Axes(**TOOLS[launch.software].axes), refusals(launch.software, run)
     try:
         freed = plan(run, axes, usable=usable, target=launch.software, stop=stop)
     except (UnusableError, InfeasibleError, StoppedError):

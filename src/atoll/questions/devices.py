@@ -27,13 +27,11 @@ from atoll.questions.question import (
 )
 from atoll.questions.sweeps import first_swept
 
-StackName = Annotated[
-    str, Named("atoll.training.stack:STACKS", "atoll.training.software:find_stack")
-]
+StackName = Annotated[str, Named("atoll.tools.stack:STACKS", "atoll.tools.software:find_stack")]
 LoraTargets = Annotated[str, Named(loader="atoll.workload.adapters:targets_named")]
 SiteFile = Annotated[str, Named(loader="atoll.training.site:load_site", file=True)]
 PodsFile = Annotated[str, Named(loader="atoll.training.mixed.pods:load_pods", file=True)]
-Exporter = Annotated[str, Named("atoll.export:EXPORTERS")]
+ToolName = Annotated[str, Named("atoll.tools.registry:TOOLS", "atoll.tools.registry:find_tool")]
 
 DEPENDENT_FIELDS: tuple[tuple[str, str | None, tuple[str, ...]], ...] = (
     ("method", "lora", ("lora_rank", "lora_targets")),
@@ -218,7 +216,7 @@ class LayoutQuestion(Question):
 class FilesQuestion(Question):
     """Where answers about devices go."""
 
-    export: Exporter | None = option(
+    export: ToolName | None = option(
         "Write a launch file; a plan then has only layouts that it can run.", OUTPUT, None
     )
     export_to: Path | None = option(

@@ -15,11 +15,12 @@ from atoll.questions.devices import FilesQuestion, LengthQuestion
 from atoll.step.layout import Layout
 from atoll.step.length import MTBF_S, RESTART_S, RunLength
 from atoll.step.states import load_states
+from atoll.tools.registry import find_tool
+from atoll.tools.software import software
+from atoll.tools.stack import CHIP, STACKS, XLA, with_adapters
 from atoll.training.operators.layers import expert_count
 from atoll.training.planner.space import Axes
 from atoll.training.run import Run, TimingSource
-from atoll.training.software import software
-from atoll.training.stack import CHIP, STACKS, XLA, with_adapters
 from atoll.workload.adapters import Adapters, targets_named
 from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.graph.layer import block_names
@@ -141,9 +142,7 @@ def tool_settings(question: RunQuestion) -> dict[str, str]:
     )
     if target is None or compiles_itself(gpu):
         return {}
-    usual = import_named("atoll.export:EXPORTERS")[target].runs_as(
-        question.precision or gpu.half_dtype
-    )
+    usual = find_tool(target).runs_as(question.precision or gpu.half_dtype)
     answered = question.asked()
     if (site := _site(question)) is not None and site.stack:
         answered["stack"] = "the site's"

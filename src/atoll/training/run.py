@@ -11,7 +11,7 @@ from atoll.hardware.device import Device
 from atoll.hardware.gpu import ELEMENT_BYTES, SCALED, Gpu
 from atoll.step.length import RunLength
 from atoll.step.states import States
-from atoll.training.stack import COMPOSED_GELU, Stack
+from atoll.tools.stack import COMPOSED_GELU, Stack
 from atoll.workload.adapters import Adapters
 from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.stored import StoredModel, model_warnings

@@ -16,6 +16,7 @@ from atoll.base.units import counted
 from atoll.driver import Progress
 from atoll.questions import PodsQuestion
 from atoll.step.certificate import Certificate
+from atoll.tools.registry import find_tool
 from atoll.training.mixed.estimate import MixedEstimate, PodEstimator, PodPlacement
 from atoll.training.mixed.pods import Pods, load_pods, make_pods
 from atoll.training.mixed.search import PodSearchResult, TimedPlacement, pod_uses, search
@@ -120,9 +121,7 @@ def plan_pods(
     pods_file = load_pods(str(question.pods))
     run = run_from_question(question)
     pods = make_pods(pods_file, run, question.stack is not None or question.export is not None)
-    usual = (
-        import_named("atoll.export:EXPORTERS")[question.export].values if question.export else {}
-    )
+    usual = find_tool(question.export).axes if question.export else {}
     axes, launched = axes_from_question(question, usual, run), question.export is not None
     pod_plan = plan_mixed(pods, axes, equal=launched, stop=stop, progress=progress)
     if question.export_to is not None:

@@ -37,6 +37,7 @@ from atoll.placement.plan import Placement, PlacementStage
 from atoll.step.layout import Layout
 from atoll.step.orders import SPLIT, arrivals
 from atoll.step.stages import stage_shares
+from atoll.tools.stack import CHIP
 from atoll.training.batch.cost_arrays import StateCosts, StateMemory
 from atoll.training.batch.estimates import LayoutSequence, make_tables
 from atoll.training.batch.sums import Sums
@@ -56,7 +57,6 @@ from atoll.training.operators.tables import (
 )
 from atoll.training.request import stand_in
 from atoll.training.run import Run
-from atoll.training.stack import CHIP
 from atoll.training.step import Stepper
 from atoll.workload.graph.layer import Layer, Model
 from atoll.workload.graph.operator import Operator
