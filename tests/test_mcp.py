@@ -43,7 +43,7 @@ def test_answers_are_those_of_python_and_a_launch_file_comes_as_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    found, files = run_tool("estimate", {**ASKED, "export": "megatron"})
+    found, files = run_tool("estimate", {**ASKED, "tool": "megatron-lm"})
     alone = atoll.estimate(**ASKED)  # type: ignore[arg-type]
     assert found["question"].pop("export") == "megatron"
     assert found == alone.to_dict()

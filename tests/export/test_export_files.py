@@ -48,7 +48,6 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         ),
         ({"stages": (10, 10)}, "must be 4 positive numbers"),
         ({"stages": (32, 0, 0, 0)}, "must be 4 positive numbers"),
-        ({"devices_per_node": 3}, "do not fill nodes of 3"),
         ({"devices_per_node": 0}, "devices per node is 0"),
         ({"global_batch": 7}, "global batch 7 is not a multiple"),
         ({"sequence": 0}, "sequence is 0"),

@@ -102,13 +102,17 @@ def launch_files(run: Run, layout: Layout) -> tuple[LaunchFile, ...]:
     return tuple(files)
 
 
-def refusals(target: str, run: Run) -> Callable[[Layout], str | None]:
-    """Return a function that says why the target cannot run a layout, None if it can."""
-    find_tool(target)  # refuse an unknown target at once
+def refusals(run: Run) -> Callable[[Layout], str | None] | None:
+    """Return a function that says why the run's tool cannot run a layout, None if it can. None for
+    tools whose files are not written.
+    """
+    tool = run.tool
+    if tool.write is None:
+        return None
 
     def refusal(layout: Layout) -> str | None:
         try:
-            export_run(target, run, layout)
+            export_run(tool.name, run, layout)
         except AtollError as error:
             return str(error)
         return None

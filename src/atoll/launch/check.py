@@ -19,7 +19,6 @@ from atoll.questions import EstimateQuestion
 from atoll.questions.devices import LengthQuestion
 from atoll.questions.verbs import CheckQuestion
 from atoll.tools.arguments import Launch
-from atoll.tools.registry import TOOLS
 from atoll.training.estimate import Estimate, estimate
 from atoll.training.planner.plan import Plan, plan
 from atoll.training.planner.search import UnusableError
@@ -126,10 +125,10 @@ def _best_layout(
     question: CheckQuestion, launch: Launch, current: Estimate, stop: Stop
 ) -> tuple[Plan | None, BetterLayout | None, str]:
     """Return the best plan under the same software, what it saves, or why there is none."""
-    target, run = launch.software, current.run
-    axes, usable = Axes(**TOOLS[target].axes), refusals(target, run)
+    run = current.run
+    axes, usable = Axes(**run.tool.axes), refusals(run)
     try:
-        best = plan(run, axes, usable=usable, target=target, stop=stop)
+        best = plan(run, axes, usable=usable, stop=stop)
     except (UnusableError, InfeasibleError) as error:
         return None, None, str(error)
     except StoppedError:
@@ -161,9 +160,9 @@ def _best_with_free_flags(
     run = run_from_question(freed_question, launch.model)
     if run.stack == current.run.stack:
         return None
-    axes, usable = Axes(**TOOLS[launch.software].axes), refusals(launch.software, run)
+    axes, usable = Axes(**run.tool.axes), refusals(run)
     try:
-        freed = plan(run, axes, usable=usable, target=launch.software, stop=stop)
+        freed = plan(run, axes, usable=usable, stop=stop)
     except (UnusableError, InfeasibleError, StoppedError):
         return None
     times_s = [e.step.time_s for e in (current, *([best.best] if best else [])) if e.fits]

@@ -30,7 +30,7 @@ def print_estimate(result: Estimate) -> None:
     run, step, worst = result.run, result.step, result.worst
     run_length = result.whole_run  # may be refused
     console.print(
-        f"{run.model.name} on {run.devices} {run.gpu.name} ({run.network.name}, {run.stack.name}): "
+        f"{run.model.name} on {run.devices} {run.gpu.name} ({run.network.name}, {run.software}): "
         f"{result.layout}"
     )
     for note in result.notes:
@@ -73,6 +73,8 @@ def print_plan(result: Plan) -> None:
     print_estimate(result.best)
     for words in filter(None, (result.choice(), result.proof(), result.to_try())):
         console.print(f"\n{words}")
+    if result.unrestricted is not None:
+        console.print(f"\n{result.unrestricted.sentence()}")
     if result.excluded:
         console.print(result.left_out())
     console.print("runners-up:")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from atoll.base.errors import AtollError, check_count
-from atoll.step.layout import Layout, check_layout
+from atoll.step.layout import Layout, check_layout, divisors
 from atoll.step.stages import even_sizes
 from atoll.workload.families.model_config import ModelConfig
 
@@ -81,12 +81,8 @@ def make_plan(
     check_layout(layout, model, layout.devices, global_batch, sequence)
     if precision not in PRECISIONS:
         raise AtollError(f"precision is {precision!r}, but exports know {', '.join(PRECISIONS)}")
-    per_node = min(devices_per_node, layout.devices)
-    if layout.devices % per_node:
-        raise AtollError(
-            f"the layout has {layout.devices} devices, which do not fill nodes of "
-            f"{devices_per_node}; change the layout or the devices per node"
-        )
+    # Launchers start as many processes on every node.
+    per_node = max(size for size in divisors(layout.devices) if size <= devices_per_node)
     chunks = layout.pp * layout.rounds
     return LaunchPlan(
         model=model,

@@ -14,19 +14,25 @@ from atoll.cost.gpu_experts import GATE_BACKWARD_BYTES, GATE_BYTES
 from atoll.tools.stack import NEMO, STACKS, Stack, fused_loss
 
 Patterns = Sequence[tuple[str, str]]
+Frameworks = Sequence[tuple[str, str, str]]
 
-# The first match counts; releases before fused kernels have stacks of their year.
-FRAMEWORKS: Patterns = (
-    (r"zero.?3.*20(19|20|21)", "zero3-2021"),
-    (r"megatron.*20(19|20|21|22)", "megatron-2021"),
-    (r"nemo|megatron.?bridge", "nemo"),
-    (r"maxtext|paxml|\bjax\b|\bxla\b|\btpu|neuron", "xla"),
-    (r"megatron.?deepspeed", "megatron-2021"),
-    (r"megatron|mcore", "megatron"),
-    (r"torchtitan|fsdp|foundry|composer|accelerate|deepspeed|optimum|lightning", "fsdp"),
-    (r"nanotron|intern(evo|lm)|colossal", "modular-lean"),
-    (r"compile|inductor", "compiled"),
-    (r"eager|transformers|hugging|torch", "eager"),
+# Words, stack and tool. The first match counts; releases before fused kernels have stacks of their
+# year.
+FRAMEWORKS: Frameworks = (
+    (r"zero.?3.*20(19|20|21)", "zero3-2021", "deepspeed"),
+    (r"megatron.*20(19|20|21|22)", "megatron-2021", "megatron-lm"),
+    (r"nemo|megatron.?bridge", "nemo", "nemo"),
+    (r"maxtext|paxml|\bjax\b|\bxla\b|\btpu|neuron", "xla", "xla"),
+    (r"megatron.?deepspeed", "megatron-2021", "megatron-lm"),
+    (r"megatron|mcore", "megatron", "megatron-lm"),
+    (r"torchtitan", "fsdp", "torchtitan"),
+    (r"deepspeed", "fsdp", "deepspeed"),
+    (r"accelerate", "fsdp", "transformers"),
+    (r"fsdp|foundry|composer|optimum|lightning", "fsdp", "pytorch"),
+    (r"nanotron|intern(evo|lm)|colossal", "modular-lean", "pytorch"),
+    (r"compile|inductor", "compiled", "pytorch"),
+    (r"transformers|hugging", "eager", "transformers"),
+    (r"eager|torch", "eager", "pytorch"),
 )
 ATTENTION: Patterns = (
     (r"flash.?(attention|attn)?.?v?1\b|triton flash", "flash1"),
@@ -75,7 +81,7 @@ def named(words: str, patterns: Patterns) -> str | None:
 def stack_named(words: str) -> str | None:
     """Return the stack's name for its exact name or a framework ("Megatron-Bridge 26.04")."""
     exact = next((name for name in (words.strip(), words.strip().lower()) if name in STACKS), None)
-    return exact or named(words, FRAMEWORKS)
+    return exact or named(words, [(pattern, stack) for pattern, stack, _ in FRAMEWORKS])
 
 
 def released(stack: Stack, words: str) -> Stack:

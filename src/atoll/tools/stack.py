@@ -199,6 +199,7 @@ def _load_stacks() -> Iterator[Stack]:
         stacks = shipped_table(f"atoll.tools.{folder}", "tool.yaml").get("stacks", {})
         for name, entry in stacks.items():
             entries[name] = entries.get(entry.pop("like", ""), {}) | entry
+            STACK_FOLDERS[name] = folder
     return (_stack(name, entry) for name, entry in entries.items())
 
 
@@ -206,6 +207,8 @@ FOLDERS = (
     "chip", "pytorch", "megatron_lm", "xla", "deepspeed", "nemo", "torchtitan", "transformers",
 )  # fmt: skip
 """One folder per tool; a stack is like one of an earlier folder."""
+STACK_FOLDERS: dict[str, str] = {}
+"""Folder of the tool that has a stack, by the stack's name."""
 KERNELS = shipped_table("atoll.tools", "kernels.yaml")
 STACKS = Registry("stacks", Stack, _load_stacks())
 CHIP, XLA, EAGER, COMPILED, MEGATRON, NEMO, FSDP = (

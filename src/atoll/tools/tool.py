@@ -11,6 +11,8 @@ from atoll.files.yamlfile import shipped_table
 from atoll.tools.launch_plan import LaunchPlan
 
 AxisValues = Mapping[str, tuple[Any, ...]]
+UNRESTRICTED = "none"
+"""Name of the tool that runs every layout."""
 Writer = Callable[[LaunchPlan], LaunchFile]
 
 
@@ -22,7 +24,7 @@ class Tool:
     title: str
     """Name as its authors write it."""
     software: str
-    """Stack that its runs have (`STACKS`)."""
+    """Stack that its runs have (`STACKS`); empty: that of the device."""
     versions: str = ""
     """Releases that its files are written for and checked against."""
     aliases: tuple[str, ...] = ()
@@ -37,14 +39,14 @@ class Tool:
     """Values of a plan's axes that it can run; axes that are not listed are free."""
     precisions: tuple[str, ...] = ("bf16", "fp16")
     methods: tuple[str, ...] = ("pretrain", "sft")
-    write: Writer | None = None
+    write: Writer | None = field(default=None, repr=False)
     """Return the launch file of a run, or raise an AtollError that says why the tool cannot run it.
     None: files of the tool are not written."""
 
     def runs_as(self, precision: str) -> dict[str, str]:
         """Return `stack`, `optimizer` and `overlap` of its runs on GPUs."""
         settings = {
-            "stack": self.software_by_precision.get(precision, self.software),
+            "stack": self.software_by_precision.get(precision, self.software) or None,
             "overlap": self.overlap,
             "optimizer": self.optimizer,
         }

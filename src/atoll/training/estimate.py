@@ -23,6 +23,7 @@ from atoll.step.orders import SPLIT, arrivals
 from atoll.step.parts import Origin
 from atoll.step.replay import PassTime, pipeline_s
 from atoll.step.stages import stage_shares
+from atoll.tools.tool import Tool
 from atoll.training.accuracy import (
     DIGITS,
     FEW_DIGITS,
@@ -80,6 +81,11 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
     def _launch_file(self, target: str) -> LaunchFile:
         file: LaunchFile = import_named("atoll.export:export_run")(target, self.run, self.layout)
         return file
+
+    @property
+    def tool(self) -> Tool:
+        """Tool that runs it."""
+        return self.run.tool
 
     @property
     def worst(self) -> Memory:
@@ -155,7 +161,10 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
         """What to know before the figures are believed."""
         run, order = self.run, self.layout.schedule
         notes = (*beyond_published(run, self.mfu, self.step.time_s), *run.notes)
-        if self.layout.pp > 1 and order not in run.stack.orders:
+        refusal_of = import_named("atoll.export:refusals")(run) if self.launched else None
+        if refusal_of is not None and (refusal := refusal_of(self.layout)):
+            notes = (*notes, f"{refusal}; timed as if {run.tool.name} ran it")
+        elif self.layout.pp > 1 and order not in run.stack.orders:
             notes = (*notes, f"{run.stack.name} does not run {order}; timed as if it did")
         if run.timed is None:
             return notes

@@ -16,7 +16,7 @@ from atoll.base.units import counted
 from atoll.driver import Progress
 from atoll.questions import PodsQuestion
 from atoll.step.certificate import Certificate
-from atoll.tools.registry import find_tool
+from atoll.tools.tool import Tool
 from atoll.training.mixed.estimate import MixedEstimate, PodEstimator, PodPlacement
 from atoll.training.mixed.pods import Pods, load_pods, make_pods
 from atoll.training.mixed.search import PodSearchResult, TimedPlacement, pod_uses, search
@@ -45,6 +45,11 @@ class MixedPlan(Exportable, AnsweredResult[MixedAnswer]):
     unseen: int = 0
     stopped: str = ""
     """Why the search ended before its proof, if it did."""
+
+    @property
+    def tool(self) -> Tool:
+        """Tool that runs the layouts."""
+        return self.pods.runs[0].tool
 
     def _launch_file(self, target: str) -> LaunchFile:
         placed, runs = self.best.placed, [self.pods.runs[i] for i in self.best.placed.pods]
@@ -120,12 +125,12 @@ def plan_pods(
     stop.limit(question.time_limit)
     pods_file = load_pods(str(question.pods))
     run = run_from_question(question)
-    pods = make_pods(pods_file, run, question.stack is not None or question.export is not None)
-    usual = find_tool(question.export).axes if question.export else {}
-    axes, launched = axes_from_question(question, usual, run), question.export is not None
+    asked = question.stack is not None or question.tool is not None
+    pods = make_pods(pods_file, run, asked)
+    axes, launched = axes_from_question(question, run), run.tool.write is not None
     pod_plan = plan_mixed(pods, axes, equal=launched, stop=stop, progress=progress)
-    if question.export_to is not None:
-        pod_plan.export(question.export or "").save(question.export_to)
+    if question.launch_file is not None:
+        pod_plan.export(run.tool.name).save(question.launch_file)
     return pod_plan
 
 

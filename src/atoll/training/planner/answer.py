@@ -31,6 +31,7 @@ from atoll.files.csvfile import write_csv
 from atoll.questions.question import explicit_fields
 from atoll.step.layout import Layout
 from atoll.step.stages import stage_shares
+from atoll.tools.tool import UNRESTRICTED
 from atoll.training.estimate import Estimate, Estimator
 from atoll.training.memory import Memory
 from atoll.training.operators.layers import operator_costs
@@ -55,6 +56,7 @@ def estimate_answer(estimate: Estimate) -> EstimateAnswer:
         devices=run.devices,
         sequence=run.sequence,
         global_batch=run.global_batch,
+        tool=run.tool.name,
         stack=run.stack.name,
         states=run.states.name,
         precision=run.precision,
@@ -138,6 +140,7 @@ def plan_answer(plan: Plan) -> PlanAnswer:
         reasons=plan.reasons,
         stopped=plan.stopped,
         left_out=plan.not_done,
+        unrestricted=plan.unrestricted,
         certificate=LayoutProof.of(
             proof,
             layouts=proof.items,
@@ -150,7 +153,7 @@ def plan_answer(plan: Plan) -> PlanAnswer:
             estimated=proof.evaluated,
             bounded_per_s=plan.space.bounded_per_s,
             excluded=plan.excluded,
-            target=plan.target,
+            target="" if plan.tool.name == UNRESTRICTED else plan.tool.name,
         ),
     )
 
