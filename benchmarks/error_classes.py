@@ -35,13 +35,12 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from atoll.base.errors import AtollError
-from atoll.calibration.many_devices import is_device_table
+from atoll.calibration.many_devices import TIMED
 from atoll.files.csvfile import read_csv
 from atoll.hardware.gpu import written_gpu
 from atoll.training.accuracy import ERRORS, LONG, Kind, run_kind
-from atoll.validation.row_runs import run_from_row
-from atoll.validation.run_table import RunRow, read_runs
-from atoll.validation.step_rows import H200_STEPS_LATER, is_step_file, read_steps, run_from_step
+from atoll.validation.step_rows import H200_STEPS_LATER
+from atoll.validation.tables import RunRow, read_runs
 from atoll.validation.validate import Prediction, layout_group, predict
 from fit_training import is_fitted
 from record import recorded
@@ -142,7 +141,7 @@ def timed_devices(tables: Iterable[Path]) -> set[str]:
     found = {OURS}
     for path in tables:
         header, lines = read_csv(path)
-        if not is_device_table(header):
+        if not set(TIMED) <= set(header):
             raise AtollError(f"{path}: no table of operators")
         for name in {line.cells["device"] for line in lines}:
             found.add(written_gpu(name).name.partition("-")[0])
@@ -150,9 +149,7 @@ def timed_devices(tables: Iterable[Path]) -> set[str]:
 
 
 def predicted(path: Path) -> Sequence[Prediction]:
-    if is_step_file(read_csv(path)[0]):
-        return predict(read_steps(path, OURS), run_from_step)
-    return predict(read_runs(path), run_from_row)
+    return predict(read_runs(path, OURS))
 
 
 def is_step(row: RunRow) -> bool:

@@ -24,7 +24,7 @@ from atoll.step.layout import Layout
 from atoll.training.estimate import Estimator
 from atoll.training.run import Run
 from atoll.validation.row_runs import run_from_row
-from atoll.validation.run_table import RunRow, read_runs
+from atoll.validation.tables import RunRow, read_runs
 from record import recorded
 
 Change = Callable[[Run, float], Run]

@@ -20,7 +20,7 @@ from pathlib import Path
 import yaml
 
 from atoll.training.accuracy import PUBLISHED_MFU
-from atoll.validation.run_table import read_runs
+from atoll.validation.tables import read_runs
 from atoll.validation.validate import Prediction, predict
 from record import recorded
 

@@ -46,7 +46,7 @@ from atoll.hardware.template.stalls import CACHED, NO_STALLS, Stalls
 from atoll.profiles import DEFAULT
 from atoll.training.estimate import Estimator
 from atoll.validation.row_runs import run_from_row
-from atoll.validation.run_table import RunRow, read_runs
+from atoll.validation.tables import RunRow, read_runs
 from atoll.workload.graph.operator import Matmul, Operator, VectorWork
 from atoll.workload.graph.products import (
     attention_fraction,
@@ -304,7 +304,7 @@ def report(name: str, source: str, cases: Sequence[Case]) -> str:
 
 def is_plain(row: RunRow, name: str) -> bool:
     """Whether a row ran on such devices in 16 bit, and says how long a step took."""
-    timed = row.number("measured_iter_time_s") > 0
+    timed = row.number("measured_iter_time_s", 0.0) > 0
     return row.device.lower() == name and row.text("precision") == "bf16" and timed
 
 

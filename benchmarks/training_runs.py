@@ -12,15 +12,15 @@ import sys
 
 from atoll.answers.validation import Errors, GroupErrors, RunsValidation
 from atoll.validation.step_rows import H200_STEPS, H200_STEPS_LATER
-from atoll.validation.validate import validate_runs, validate_steps
+from atoll.validation.validate import validate_runs
 from record import recorded
 
 GROUPS = ("by_grade", "by_device", "by_source", "by_feature")
 
 
 def main() -> None:
-    show("H200 steps that the stack's constants were fitted on", validate_steps(H200_STEPS))
-    show("H200 steps measured later", validate_steps(H200_STEPS_LATER))
+    show("H200 steps that the stack's constants were fitted on", validate_runs(H200_STEPS))
+    show("H200 steps measured later", validate_runs(H200_STEPS_LATER))
     for path in sys.argv[1:]:
         show(path, validate_runs(path))
 

@@ -17,7 +17,7 @@ from atoll.calibration.site_fit import Mixture, SoftwareVariant, _timed, fit_run
 from atoll.training.estimate import estimate
 from atoll.training.site import FactorInterval, LevelFactors, Site, load_site
 from atoll.validation.row_runs import run_at_site, run_from_row
-from atoll.validation.run_table import read_runs
+from atoll.validation.tables import read_runs
 
 MODEL = {
     "model": "Llama-2-13B", "layers": 40, "hidden": 5120, "ffn": 13824, "heads": 40,

@@ -116,7 +116,7 @@ def test_rows_that_cannot_be_read_are_skipped_with_the_reason(tmp_path: Path) ->
         shown = validate_operators(path)
         assert (shown.rows, shown.predicted) == (4, 1)
         assert list(shown.skipped) == [
-            "line 3: us: expected a number, got 'x'",
+            "line 3: us is 'x', expected a number",
             "line 4: expected 5 cells, got 3",
             "line 5: not UTF-8 text",
         ]
@@ -126,16 +126,19 @@ def test_rows_that_cannot_be_read_are_skipped_with_the_reason(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("", "the file is empty"),
+        ("", "the columns kind, us are missing"),
         (HEADER + "\n", "no rows, only a header"),
-        ("kind,m\ngemm,1\n", "bad.csv:1: column 'us' is missing"),
+        ("kind,m\ngemm,1\n", "bad.csv: the columns us are missing"),
         ("kind,us,mm\ngemm,1,1\n", "bad.csv:1: unknown column 'mm'"),
-        ("kind,us,m,n,k\ngemm,1,1,1\n", "bad.csv:2: expected 5 cells, got 4"),
-        ("kind,us,m,n,k\ngemm,-1,1,1,1\n", "bad.csv:2: us: expected a positive number, got '-1'"),
-        ("kind,us,m,n,k\ngemm,nan,1,1,1\n", "bad.csv:2: us: expected a positive number"),
-        ("kind,us,m,n,k\ngemm,,1,1,1\n", "bad.csv:2: us: expected a number, got ''"),
-        ("kind,us,m,n,k\ngemm,1,1,1,\n", "bad.csv:2: k: a gemm needs it, got nothing"),
-        ("kind,us,graphed,m,n,k\ngemm,1,yes,1,1,1\n", "bad.csv:2: graphed: expected 0 or 1"),
+        ("kind,us,m,n,k\ngemm,1,1,1\n", "bad.csv: line 2: expected 5 cells, got 4"),
+        ("kind,us,m,n,k\ngemm,-1,1,1,1\n", "line 2: us is '-1', expected 1e-09 to 1e+12"),
+        ("kind,us,m,n,k\ngemm,nan,1,1,1\n", "line 2: us is empty"),
+        ("kind,us,m,n,k\ngemm,,1,1,1\n", "line 2: us is empty"),
+        ("kind,us,m,n,k\ngemm,1,1,1,\n", "line 2: k is empty, but a gemm needs it"),
+        (
+            "kind,us,graphed,m,n,k\ngemm,1,yes,1,1,1\n",
+            "graphed is 'yes', expected a number",
+        ),
     ],
 )
 def test_a_bad_file_is_refused_in_one_sentence_with_its_line(

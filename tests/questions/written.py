@@ -1,7 +1,7 @@
 """What is written down of questions: tables of the docs, and stubs for editors.
 
-`python tests/questions/written.py` writes both again: tables between `<!-- options: NAME -->` and
-the next empty line, stubs beside the questions.
+`python tests/questions/written.py` writes both again: tables between `<!-- options: NAME -->` or
+`<!-- columns: NAME -->` and the next empty line, stubs beside the questions.
 """
 
 from __future__ import annotations
@@ -36,10 +36,12 @@ from atoll.questions.texts import (
     question_fields,
     spelled,
 )
+from atoll.validation.tables import Column, columns
 
 DOCS = Path(__file__).parents[2] / "docs"
 STUB = Path(questions.__file__).with_name("keywords.pyi")
 _TABLE = re.compile(r"(<!-- options: (\S+) -->\n)(?:.+\n)*")
+_COLUMNS = re.compile(r"(<!-- columns: (.+) -->\n)(?:.+\n)*")
 KEYWORDS: dict[str, tuple[type[Question], ...]] = {
     "BenchFields": (verbs.BenchQuestion,),
     "CalibrateFields": (verbs.CalibrateQuestion,),
@@ -114,8 +116,24 @@ def table(*asked: type[Question]) -> str:
     return "\n".join(rows) + "\n"
 
 
+def columns_table(name: str) -> str:
+    """The columns of tables of measurements, for the docs."""
+    groups: dict[Column, list[str]] = {}
+    for column, declared in columns().items():
+        if declared.table == name:
+            groups.setdefault(declared, []).append(f"`{column}`")
+    rows = ["| column | type | meaning |", "|---|---|---|"]
+    for declared, names in groups.items():
+        limits = f", {declared.low:g} to {declared.high:g}" if declared.type != "text" else ""
+        limits = {"flag": ", 0 or 1"}.get(declared.type, limits)
+        unit = f" {declared.unit}" if declared.unit else ""
+        rows.append(f"| {', '.join(names)} | {declared.type}{limits}{unit} | {declared.means} |")
+    return "\n".join(rows) + "\n"
+
+
 def with_tables(text: str) -> str:
     """A page of the docs with its tables as they should be."""
+    text = _COLUMNS.sub(lambda found: found[1] + columns_table(found[2]), text)
     return _TABLE.sub(lambda found: found[1] + table(*COMMANDS[found[2]]), text)
 
 

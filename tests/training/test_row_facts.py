@@ -14,11 +14,12 @@ from atoll.tools.stack import STACKS
 from atoll.training.estimate import Estimate, Estimator, estimate
 from atoll.training.memory import WORKSPACE_BYTES
 from atoll.validation.row_runs import peak_meaning, predicted_peak_bytes, run_from_row
-from atoll.validation.run_table import RunRow
+from atoll.validation.tables import RunRow
 from atoll.workload.builders.model import build_model
 from atoll.workload.families.model_config import ModelConfig
 
 SMALL = {
+    "id": "any-1", "device": "H100-SXM", "quality": "A",
     "layers": "12", "hidden": "512", "heads": "8", "ffn": "2048", "vocab": "50304", "seq": "1024",
     "devices": "8", "global_batch": "32", "micro_batch": "4", "tp": "1", "pp": "1",
     "zero_stage": "0", "measured_peak_mem_GB": "1",
@@ -26,7 +27,7 @@ SMALL = {
 
 
 def row(**more: str) -> RunRow:
-    return RunRow(2, "any-1", "", "H100-SXM", "A", SMALL | more)
+    return RunRow(2, SMALL | more)
 
 
 def model(**more: str) -> ModelConfig:

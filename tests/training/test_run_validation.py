@@ -20,15 +20,14 @@ from atoll.api import validate
 from atoll.base.errors import AtollError
 from atoll.training.estimate import estimate
 from atoll.validation.row_runs import run_from_row
-from atoll.validation.run_table import RunRow, read_runs
-from atoll.validation.step_rows import H200_STEPS, H200_STEPS_LATER, read_steps, run_from_step
+from atoll.validation.step_rows import H200_STEPS, H200_STEPS_LATER
+from atoll.validation.tables import RunRow, read_runs
 from atoll.validation.validate import (
     FIELDS,
     Prediction,
     predict,
     regret,
     validate_runs,
-    validate_steps,
     write_predictions,
 )
 from atoll.workload.adapters import Adapters
@@ -71,14 +70,14 @@ def write(path: Path, rows: Iterable[dict[str, str]]) -> Path:
 
 
 def predicted_s(**changes: str) -> float:
-    row = RunRow(2, "own-1", "", "A100-SXM", "A", ROW | changes)
+    row = RunRow(2, ROW | changes)
     return estimate(*run_from_row(row)).step.time_s
 
 
 @pytest.mark.parametrize("file", [H200_STEPS, H200_STEPS_LATER], ids=["fitted", "later"])
 def test_h200_steps_are_within_the_bars(file: Traversable) -> None:
     """Mean error of eager steps at most 7 %, the worst 20 %; of peak memory 5 %."""
-    predictions = predict(read_steps(file, "h200"), run_from_step)
+    predictions = predict(read_runs(file))
     assert all(p.estimate is not None for p in predictions)
     eager = [abs(p.time_error or 0.0) for p in predictions if not p.row.integer("compiled", 0)]
     memory = [abs(p.memory_error) for p in predictions if p.memory_error is not None]
@@ -91,7 +90,7 @@ def test_h200_steps_are_within_the_bars(file: Traversable) -> None:
 
 def test_steps_of_adapters_experts_and_new_families_are_within_the_bars() -> None:
     """Mean error at most 8 %, of peak memory 5 %; of adapters on frozen weights 4 and 1 %."""
-    predictions = predict(read_steps(METHODS, "h200"), run_from_step)
+    predictions = predict(read_runs(METHODS))
     for rows, time, memory in ((predictions, 0.08, 0.05), (predictions[:5], 0.04, 0.01)):
         assert mean_error(p.time_error for p in rows) <= time
         assert mean_error(p.memory_error for p in rows) <= memory
@@ -105,7 +104,7 @@ def mean_error(found: Iterable[float | None]) -> float:
 def test_adapters_in_a_table_train_them_alone() -> None:
     """Frozen weights in fp8 alone, a third of the products gone."""
     told = {"device": "H100-SXM", "framework": "NeMo", "precision": "fp8", "recompute": "none"}
-    row = RunRow(2, "own-1", "", "H100-SXM", "A", ROW | told | {"mlp_gated": "1"})
+    row = RunRow(2, ROW | told | {"mlp_gated": "1"})
     tuned = replace(row, values={**row.values, "method": "lora", "lora_targets": "attention qkv"})
     whole, frozen = (estimate(*run_from_row(one)) for one in (row, tuned))
     assert frozen.run.adapters == Adapters(16, ("q", "k", "v"))
@@ -115,7 +114,7 @@ def test_adapters_in_a_table_train_them_alone() -> None:
 
 
 def test_steps_report_the_promised_keys() -> None:
-    shown = validate_steps(H200_STEPS_LATER)
+    shown = validate_runs(H200_STEPS_LATER)
     assert shown.rows == shown.predicted == 26
     for name in ("step_time", "memory"):
         assert {"mean_ape", "median_ape", "p90_ape"} <= shown.to_dict()[name].keys()
@@ -176,7 +175,7 @@ def test_a_table_of_runs_is_predicted_row_by_row(tmp_path: Path) -> None:
 
 
 def test_peaks_are_compared_in_bytes(tmp_path: Path) -> None:
-    row = RunRow(2, "own-1", "", "A100-SXM", "A", ROW)
+    row = RunRow(2, ROW)
     peak = estimate(*run_from_row(row)).worst.allocated
     file = write(tmp_path / "runs.csv", [{"measured_peak_mem_GB": repr(peak / 1e9 / 1.25)}])
     shown = validate_runs(file)
@@ -244,16 +243,14 @@ def test_files_that_are_not_there_or_not_text(tmp_path: Path) -> None:
         validate(tmp_path / "none.csv")
     with pytest.raises(AtollError, match="no such file"):
         read_runs(tmp_path / "none.csv")
-    with pytest.raises(AtollError, match="no such file"):
-        read_steps(tmp_path / "none.csv", "h200")
     binary = tmp_path / "image.csv"
     binary.write_bytes(b"\x89PNG\xff\xfe")
     with pytest.raises(AtollError, match="cannot be read as CSV"):
         validate(binary)
     short = tmp_path / "steps.csv"
     short.write_text("family,layers\n", encoding="utf-8")
-    with pytest.raises(AtollError, match="the columns hidden, heads"):
-        read_steps(short, "h200")
+    with pytest.raises(AtollError, match="the columns id, hidden, seq"):
+        read_runs(short)
 
 
 def test_what_is_expected_must_make_sense(tmp_path: Path) -> None:
@@ -282,7 +279,7 @@ NUMERIC = [name for name in ROW if name not in ("id", "source", "model", "device
 )
 def test_no_cell_brings_it_down(name: str, text: str) -> None:
     """Whatever a cell holds, the row is predicted or skipped with a reason."""
-    row = RunRow(2, "own-1", "", "A100-SXM", "A", ROW | {name: text})
+    row = RunRow(2, ROW | {name: text})
     (prediction,) = predict([row])
     if prediction.estimate is None:
         assert prediction.reason
@@ -328,7 +325,7 @@ def test_a_row_without_a_batch_that_is_timed_by_tokens_is_one_line_with_its_reas
         "line 6 (own-5): a peak memory of 1e+27 was never measured",
         "line 7 (own-6): a step time of 8.192e+303 was never measured",
     ]
-    assert [line["measured_s"] for line in lines][:5] == ["10.0", "", "", "20.0", "20.0"]
+    assert [line["measured_s"] for line in lines][:5] == ["10", "", "", "20", "20"]
 
 
 def test_a_table_is_written_whole_or_not_at_all(

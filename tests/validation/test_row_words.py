@@ -17,7 +17,7 @@ from atoll.tools.stack import FSDP, MEGATRON, NEMO, STACKS
 from atoll.training.estimate import Estimate, estimate
 from atoll.validation.row_runs import run_from_row, unread_words
 from atoll.validation.row_settings import port_Bps
-from atoll.validation.run_table import RunRow
+from atoll.validation.tables import RunRow
 from atoll.validation.validate import validate_runs
 
 LLAMA = {
@@ -28,7 +28,7 @@ LLAMA = {
 
 
 def row(device: str = "H100-SXM", name: str = "any", **more: str) -> RunRow:
-    return RunRow(2, name, "", device, "A", LLAMA | more)
+    return RunRow(2, LLAMA | {"id": name, "device": device} | more)
 
 
 def found(device: str = "H100-SXM", **more: str) -> Estimate:

@@ -1,34 +1,33 @@
 """Sustained loads of a device with their power: predicted times, watts and joules.
 
-More columns than operators have (`rows`): power_W, joules; data (operands: normal, small,
-half-zeros, zeros), bytes, model, mbs, seq, recompute. Loads last seconds: attention and steps are
+Loads last seconds: attention and steps are
 priced at the power limit, products by their length; power_limit_W is a cap below the rating.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from atoll.answers.validation import Errors, OperatorsValidation, WorstOperator
 from atoll.base.errors import AtollError
-from atoll.calibration.validate import WORST
+from atoll.calibration.validate import report_operators
 from atoll.cost.gpu_attention import Heads, attention_times_s
 from atoll.cost.gpu_gemm import fastest_flops, gemm_times_s
 from atoll.cost.gpu_vector import LEAST_BYTES, streaming_s, vector_times_s
-from atoll.files.csvfile import CsvLine, read_csv, write_csv
 from atoll.hardware.gpu import Gpu, load_gpu
 from atoll.hardware.physical.device_power import H200_FIT, Rates, device_W
 from atoll.training.estimate import Estimator
 from atoll.validation.errors import error_summary
-from atoll.validation.run_table import RunRow
-from atoll.validation.step_rows import H200_STEPS, H200_STEPS_LATER, read_steps, run_from_step
+from atoll.validation.row_runs import run_from_row
+from atoll.validation.step_rows import H200_STEPS, H200_STEPS_LATER
+from atoll.validation.tables import Row, RunRow, read_each, read_rows, read_runs, write_records
 
-COLUMNS = ("kind", "us", "power_W", "joules")
+LOADS = ("kind", "us", "power_W", "joules")
 COPY_BYTES = 6.5
 """Bytes per 16-bit element of a copy by the driver, at 0.56 of an H200's bandwidth."""
 OPERATIONS = {
@@ -63,10 +62,6 @@ class SustainedLoad:
         return predicted / measured - 1 if measured and predicted else None
 
 
-def is_energy_file(header: list[str]) -> bool:
-    return all(name in header for name in COLUMNS)
-
-
 def validate_energies(
     path: str | Path, gpu: Gpu | str = "h200", *, out: str | Path | None = None
 ) -> OperatorsValidation:
@@ -74,82 +69,60 @@ def validate_energies(
     device = load_gpu(gpu) if isinstance(gpu, str) else gpu
     if device.power_W is None:
         raise AtollError(f"device {device.name} has no power; its file must state one")
-    _, lines = read_csv(path)
-    loads, skipped = [], dict[str, int]()
-    for line in lines:
-        try:
-            loads.append(_load(device, line))
-        except (ValueError, AtollError) as error:
-            reason = f"line {line.number}: {error}"
-            skipped[reason] = skipped.get(reason, 0) + 1
-    if out is not None:
-        _write(out, loads)
-    timed = [load for load in loads if load.error("time_s") is not None]
-    worst = sorted(timed, key=lambda load: -abs(load.error("time_s") or 0.0))[:WORST]
+    loads, skipped = read_each(read_rows(path, LOADS, Row), partial(_load, device))
+    write_records(out, _HEADER, list(map(_line, loads)))
 
-    def errors_of(figure: str, chosen: Sequence[SustainedLoad] = loads) -> Errors:
-        return error_summary(
-            np.array([e for load in chosen if (e := load.error(figure)) is not None])
+    def errors_of(figure: str) -> Errors:
+        return error_summary([e for load in loads if (e := load.error(figure)) is not None])
+
+    timed = [load for load in loads if load.measured.time_s is not None]
+    judged = [
+        WorstOperator(
+            line=load.line,
+            operator=load.words,
+            measured_s=load.measured.time_s or 0.0,
+            predicted_s=load.predicted.time_s or 0.0,
+            error=load.error("time_s") or 0.0,
         )
-
-    return OperatorsValidation(
-        device=device.name,
-        rows=len(lines),
-        predicted=len(loads),
-        skipped=skipped,
-        step_time=errors_of("time_s"),
-        power=errors_of("power_W"),
-        energy=errors_of("energy_J"),
-        by_kind={
-            kind: errors_of("time_s", [load for load in timed if load.kind == kind])
-            for kind in dict.fromkeys(load.kind for load in timed)
-        },
-        worst=tuple(
-            WorstOperator(
-                line=load.line,
-                operator=load.words,
-                measured_s=load.measured.time_s or 0.0,
-                predicted_s=load.predicted.time_s or 0.0,
-                error=load.error("time_s") or 0.0,
-            )
-            for load in worst
-        ),
-    )
+        for load in timed
+    ]
+    kinds = [load.kind for load in timed]
+    report = report_operators(device.name, judged, skipped, kinds, tuple(dict.fromkeys(kinds)))
+    power, energy = errors_of("power_W"), errors_of("energy_J")
+    rows = len(loads) + sum(skipped.values())
+    return replace(report, rows=rows, predicted=len(loads), power=power, energy=energy)
 
 
-def _load(gpu: Gpu, line: CsvLine) -> SustainedLoad:
-    if line.trouble:
-        raise ValueError(line.trouble)
-    cells = line.cells
-    kind, rated_W = cells["kind"], gpu.power_W or 0.0
-    if cells.get("power_limit_W") and (cap := _number(cells, "power_limit_W")) < rated_W:
-        gpu = gpu.capped(cap)
-    words = " ".join([kind, *(f"{name}={cells[name]}" for name in _SHOWN if cells.get(name))])
-    power_W = _number(cells, "power_W")
+def _load(gpu: Gpu, row: Row) -> SustainedLoad:
+    kind, rated_W = row.text("kind"), gpu.power_W or 0.0
+    if (cap_W := row.number("power_limit_W", rated_W)) < rated_W:
+        gpu = gpu.capped(cap_W)
+    words = " ".join([kind, *(f"{name}={row.text(name)}" for name in _SHOWN if row.text(name))])
+    power_W = row.number("power_W")
     if kind == "idle":
         predicted = LoadFigures(None, H200_FIT.idle * rated_W, None)
-        return SustainedLoad(line.number, words, kind, LoadFigures(None, power_W, None), predicted)
-    seconds = _number(cells, "us") * 1e-6
-    joules = _number(cells, "joules") or seconds * power_W
+        return SustainedLoad(row.line, words, kind, LoadFigures(None, power_W, None), predicted)
+    seconds = row.number("us") * 1e-6
+    joules = row.number("joules", 0.0) or seconds * power_W
     if kind == "step":
-        predicted_s, predicted_W = _step(gpu, cells, line)
+        predicted_s, predicted_W = _step(gpu, row)
     else:
-        predicted_s, rates = _operator(gpu, kind, cells)
+        predicted_s, rates = _operator(gpu, kind, row)
         predicted_W = device_W(rated_W, rates, cap_W=gpu.cap_W)
     predicted = LoadFigures(predicted_s, predicted_W, predicted_s * predicted_W)
     measured = LoadFigures(seconds, power_W, joules)
-    return SustainedLoad(line.number, words, kind, measured, predicted)
+    return SustainedLoad(row.line, words, kind, measured, predicted)
 
 
 _SHOWN = ("m", "n", "k", "b", "h", "s", "d", "causal", "dtype", "data", "model", "mbs", "seq")
 
 
-def _operator(gpu: Gpu, kind: str, cells: Mapping[str, str]) -> tuple[float, Rates]:
+def _operator(gpu: Gpu, kind: str, row: Row) -> tuple[float, Rates]:
     """Return seconds of an operator, and its rates as shares of the device's peaks."""
-    data = cells.get("data") or "normal"
+    data = row.text("data", "normal")
     if kind == "gemm":
-        m, n, k = (_number(cells, name) for name in ("m", "n", "k"))
-        dtype = cells.get("dtype") or "bf16"
+        m, n, k = (row.number(name) for name in ("m", "n", "k"))
+        dtype = row.text("dtype", "bf16")
         if dtype == "tf32":  # like 16-bit operands of twice the depth
             dtype, k = "bf16", 2 * k
         if dtype not in ("bf16", "fp16", "fp8"):
@@ -160,11 +133,9 @@ def _operator(gpu: Gpu, kind: str, cells: Mapping[str, str]) -> tuple[float, Rat
         peak = gpu.peak_flops(dtype)
         return time_s, _rates(gpu, 2 * m * n * k / time_s / peak, moved / time_s, data=data)
     if kind.startswith("attention"):
-        backward, hk = kind.endswith("bwd"), cells.get("hk") or cells["h"]
-        sizes = [
-            _number({**cells, "hk": hk}, name) for name in ("b", "h", "hk", "s", "d", "causal")
-        ]
-        b, h, _, s, d, causal = sizes
+        backward = kind.endswith("bwd")
+        b, h, s, d, causal = (row.number(name) for name in ("b", "h", "s", "d", "causal"))
+        sizes = b, h, row.number("hk", h), s, d, causal
         dtype = gpu.half_dtype
         heads = Heads(*(np.array([size]) for size in sizes))
         time_s = float(
@@ -178,7 +149,7 @@ def _operator(gpu: Gpu, kind: str, cells: Mapping[str, str]) -> tuple[float, Rat
     first = kind.split("_")[0]
     if first not in OPERATIONS:
         raise ValueError(f"kind {kind!r} is not modelled")
-    rows, columns = _number(cells, "m"), _number(cells, "n") if cells.get("n") else 1.0
+    rows, columns = row.number("m"), row.number("n", 1.0)
     elements = rows * columns
     if kind == "copy":
         time_s, moved = float(streaming_s(gpu, elements * COPY_BYTES)), 4 * elements
@@ -208,22 +179,18 @@ def _vector(gpu: Gpu, per_second: float) -> float:
     return per_second / (gpu.peak_flops(gpu.half_dtype) * VECTOR_PER_FLOP)
 
 
-def _step(gpu: Gpu, cells: Mapping[str, str], line: CsvLine) -> tuple[float, float]:
+def _step(gpu: Gpu, row: Row) -> tuple[float, float]:
     """Return time and power of a step: products at their limited rate, then DRAM's peak."""
     tables = (H200_STEPS_LATER, H200_STEPS)
-    models = {row.text("model"): row for path in tables for row in read_steps(path, gpu.name)}
-    name = cells.get("model", "")
+    models = {step.text("model"): step for path in tables for step in read_runs(path, gpu.name)}
+    name, batch = row.text("model"), row.text("mbs")
     if name not in models:
         raise ValueError(f"model {name!r} is not in our tables of steps")
-    table_row = models[name]
-    recompute = "full" if float(cells.get("recompute") or 0) else "none"
-    sizes = {"seq": str(round(_number(cells, "seq"))), "compiled": "0", "recompute": recompute}
-    batch = str(round(_number(cells, "mbs")))
+    sizes = {"seq": row.text("seq"), "compiled": "0", "recompute": row.text("recompute")}
     batches = dict.fromkeys(("mbs", "micro_batch", "global_batch"), batch)
-    values = {**table_row.values, **sizes, **batches}
-    run, layout = run_from_step(RunRow(line.number, name, table_row.source, gpu.name, "A", values))
+    run, layout = run_from_row(RunRow(row.line, {**models[name].values, **sizes, **batches}))
     time_s = Estimator(run).estimate(layout).step.time_s
-    products_s = min(_number(cells, "flops") / fastest_flops(gpu, gpu.half_dtype), time_s)
+    products_s = min(row.number("flops") / fastest_flops(gpu, gpu.half_dtype), time_s)
     busy, streams = (
         device_W(gpu.power_W or 0.0, rates, cap_W=gpu.cap_W)
         for rates in (Rates(products=1.0), Rates(dram=1.0))
@@ -231,34 +198,18 @@ def _step(gpu: Gpu, cells: Mapping[str, str], line: CsvLine) -> tuple[float, flo
     return time_s, (products_s * busy + (time_s - products_s) * streams) / time_s
 
 
-def _number(cells: Mapping[str, str], name: str) -> float:
-    text = cells.get(name, "")
-    try:
-        value = float(text)
-    except ValueError:
-        raise ValueError(f"{name}: expected a number, got {text[:40]!r}") from None
-    if not 0 <= value < float("inf"):
-        raise ValueError(f"{name}: expected a number of 0 or more, got {text[:40]!r}")
-    return value
-
-
-_FIGURES: tuple[tuple[str, Callable[[SustainedLoad], tuple[float | None, ...]]], ...] = (
-    ("measured", lambda load: load.measured),
-    ("predicted", lambda load: load.predicted),
-    ("error", lambda load: tuple(map(load.error, LoadFigures._fields))),
+_UNITS = {"time_s": "s", "power_W": "W", "energy_J": "J"}
+_HEADER = (
+    *("line", "operator"),
+    *(f"{what}_{unit}" for what in ("measured", "predicted", "error") for unit in _UNITS.values()),
 )
 
 
-def _write(path: str | Path, loads: Sequence[SustainedLoad]) -> None:
-    """Write a line per load."""
-    units = ("s", "W", "J")
-    header = ("line", "operator", *(f"{name}_{unit}" for name, _ in _FIGURES for unit in units))
-    rows = [
-        (load.line, load.words, *(_shown(v) for _, read in _FIGURES for v in read(load)))
-        for load in loads
-    ]
-    write_csv(path, header, rows)
-
-
-def _shown(value: float | None) -> str:
-    return "" if value is None else f"{value:.6g}"
+def _line(load: SustainedLoad) -> dict[str, Any]:
+    """Return the columns of a load in the written table."""
+    line: dict[str, Any] = {"line": load.line, "operator": load.words}
+    for figure, unit in _UNITS.items():
+        line[f"measured_{unit}"] = getattr(load.measured, figure)
+        line[f"predicted_{unit}"] = getattr(load.predicted, figure)
+        line[f"error_{unit}"] = load.error(figure)
+    return line

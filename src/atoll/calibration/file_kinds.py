@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from atoll.answers.validation import CalibrationAnswer, SiteCalibration, Validation
 from atoll.base.errors import AtollError
-from atoll.calibration.energies import is_energy_file, validate_energies
+from atoll.calibration.energies import LOADS, validate_energies
 from atoll.calibration.fit import calibrate
-from atoll.calibration.many_devices import is_device_table, validate_devices
+from atoll.calibration.many_devices import TIMED, validate_devices
 from atoll.calibration.operator_rows import H200_OPERATORS
 from atoll.calibration.site import calibrate_site
 from atoll.calibration.validate import validate_operators
@@ -16,10 +18,17 @@ from atoll.files.csvfile import read_csv
 from atoll.questions.verbs import CalibrateQuestion, ValidateQuestion
 from atoll.training.site import load_site
 from atoll.validation.chips import validate_chips
-from atoll.validation.figures import find_reader, validate_figures
-from atoll.validation.nodes import is_node_file, validate_nodes
-from atoll.validation.step_rows import H200_STEPS, H200_STEPS_LATER, is_step_file
-from atoll.validation.validate import validate_runs, validate_steps
+from atoll.validation.figures import (
+    NODES,
+    POWERS,
+    PROCESSES,
+    find_reader,
+    validate_figures,
+    validate_nodes,
+)
+from atoll.validation.step_rows import H200_STEPS, H200_STEPS_LATER
+from atoll.validation.tables import is_step_table
+from atoll.validation.validate import validate_runs
 
 
 def calibrate_file(question: CalibrateQuestion) -> CalibrationAnswer | SiteCalibration:
@@ -48,31 +57,36 @@ def validate_file(question: ValidateQuestion) -> Validation:
         return validate_chips(question.chips, out)
     site = None if question.site is None else load_site(question.site)
     header = [] if data is None else read_csv(data)[0]
-    operators, several = data is None or _timed_operators(header), is_device_table(header)
-    if expect is not None and (operators or several or is_step_file(header)):
+    validate = (
+        None
+        if data is None
+        else next((validate for columns, validate in TABLES if set(columns) <= set(header)), None)
+    )
+    if expect is not None and (data is None or validate or is_step_table(header)):
         raise AtollError(
             f"expect is {expect!r}, but is for files of training runs (--data FILE) only"
         )
     if data is None:
         steps = {
-            "fitted": validate_steps(H200_STEPS, gpu),
-            "later": validate_steps(H200_STEPS_LATER, gpu),
+            "fitted": validate_runs(H200_STEPS, gpu),
+            "later": validate_runs(H200_STEPS_LATER, gpu),
         }
         return replace(validate_operators(gpu=gpu, held_out=True, out=out), steps=steps)
-    if is_node_file(header):
-        return validate_nodes(data, out)
-    if find_reader(header) is not None:
-        return validate_figures(data, out)
-    if is_energy_file(header):
-        return validate_energies(data, gpu, out=out)
-    if operators:
-        return validate_operators(data, gpu=gpu, out=out)
-    if several:
-        return validate_devices(data, out=out)
-    if is_step_file(header):
-        return validate_steps(data, gpu, out=out, site=site)
-    return validate_runs(data, expect=expect, out=out, site=site)
+    if validate is not None:
+        return validate(data, gpu, out)
+    return validate_runs(data, gpu, expect=expect, out=out, site=site)
 
 
 def _timed_operators(header: list[str]) -> bool:
-    return "kind" in header and "us" in header
+    return {"kind", "us"} <= set(header)
+
+
+TABLES: tuple[tuple[tuple[str, ...], Callable[[Path, str, Path | None], Validation]], ...] = (
+    (NODES, lambda data, _, out: validate_nodes(data, out)),
+    (POWERS, lambda data, _, out: validate_figures(data, out)),
+    (PROCESSES, lambda data, _, out: validate_figures(data, out)),
+    (LOADS, lambda data, gpu, out: validate_energies(data, gpu, out=out)),
+    (("kind", "us"), lambda data, gpu, out: validate_operators(data, gpu, out=out)),
+    (TIMED, lambda data, _, out: validate_devices(data, out=out)),
+)
+"""Tables by their columns, before those of steps and runs."""

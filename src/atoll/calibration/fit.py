@@ -124,7 +124,7 @@ def calibrate(
         device=device.name,
         rows=len(rows),
         fitted=sum(fitted_half),
-        skipped=tuple(f"line {row.line}: {row.trouble}" for row in rows if row.trouble),
+        skipped=tuple(row.trouble for row in rows if row.trouble),
         kept=tuple(kept),
         parameters=parameters(fit),
         held_out=validate_operators(csv, fitted, held_out=True, salt=salt),

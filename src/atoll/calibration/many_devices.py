@@ -1,17 +1,9 @@
-"""Validation on operators and collectives timed on several devices.
-
-Columns: device, op, precision, us, and sizes by kind: m, n, k, batch of products; batch,
-heads, kv_heads, seq, head_dim, causal of attention; experts, topk, hidden, expert_ffn, ep, tp and m
-(tokens of the expert group) of expert layers; ranks and bytes of collectives (gathered bytes for a
-gather, a rank's input for others). `quant_us` is the time of a cast before a product;
-`distribution` the load of experts: balanced, or by a power law (power_law_1.2), with the busiest
-rank timed.
-"""
+"""Validation on operators and collectives timed on several devices."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -19,19 +11,19 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.answers.validation import Errors, OperatorsValidation, WorstOperator
+from atoll.answers.validation import OperatorsValidation, WorstOperator
 from atoll.base.errors import AtollError
-from atoll.calibration.validate import WORST
+from atoll.calibration.validate import report_operators
 from atoll.cost.gpu_attention import Heads, attention_times_s
 from atoll.cost.gpu_gemm import L2_BPS, Floats, gemm_times_s
 from atoll.cost.gpu_vector import streaming_s
 from atoll.fabric.nested import PASSES, all_to_all_s, collective_s
-from atoll.files.csvfile import CsvLine, read_csv, write_csv
 from atoll.hardware.catalog import load_network
 from atoll.hardware.gpu import Gpu, written_gpu
-from atoll.validation.errors import error_summary
+from atoll.validation.errors import errors_by
+from atoll.validation.tables import Row, read_each, read_rows, write_records
 
-COLUMNS = ("device", "op", "precision", "us")
+TIMED = ("device", "op", "precision", "us")
 PRODUCT_SIZES = ("m", "n", "k", "batch")
 ATTENTION_SIZES = ("batch", "heads", "kv_heads", "seq", "head_dim", "causal")
 EXPERT_SIZES = ("m", "experts", "topk", "hidden", "expert_ffn", "ep", "tp")
@@ -78,6 +70,7 @@ SAME_OPERAND = "torch_flow"
 POWER_LAW = "power_law_"
 LARGEST_LOAD = 0.8  # highest share of tokens of an expert under a power law; the least is 1 token
 DRAWS = 200  # of loads, to average the busiest rank's
+SHORT_S = 20e-6
 LATENT_VALUE = 128
 """Columns of a value head of latent attention; `head_dim` is that of keys."""
 LATENT_KEY, CUT_KERNEL = 192, "fa3"
@@ -100,101 +93,70 @@ class TimedOperator:
     """Kernel that ran it, if the table names it."""
 
 
-def is_device_table(header: Sequence[str]) -> bool:
-    """Return whether a CSV's columns are those of operators on several devices."""
-    return all(name in header for name in COLUMNS)
-
-
-def read_timed(path: str | Path) -> tuple[list[TimedOperator], Counter[str]]:
-    """Return the readable rows, and the number of skipped rows by reason."""
-    rows: list[TimedOperator] = []
-    skipped: Counter[str] = Counter()
-    for line in read_csv(path)[1]:
-        try:
-            rows.append(_row(line))
-        except ValueError as error:
-            skipped[str(error)] += 1
-    return rows, skipped
-
-
 def validate_devices(path: str | Path, *, out: str | Path | None = None) -> OperatorsValidation:
     """Validate a file, by device, operator and format."""
-    timed, skipped = read_timed(path)
-    count = len(timed) + sum(skipped.values())
+    timed, skipped = read_each(read_rows(path, TIMED, Row), _read)
     kinds: defaultdict[tuple[str, str, str], list[TimedOperator]] = defaultdict(list)
     for row in timed:
         kinds[row.device, row.op, row.precision].append(row)
     rows: list[TimedOperator] = []
-    predicted_times: list[Floats] = []
+    judged: list[WorstOperator] = []
     for (device, _, _), members in kinds.items():
         try:
-            predicted_times.append(predicted_s(written_gpu(device), members))
-            rows += members
+            times_s = predicted_s(written_gpu(device), members)
         except AtollError as error:
-            skipped[str(error)] += len(members)
-    times_s = np.concatenate(predicted_times) if predicted_times else np.empty(0)
-    errors = times_s / np.array([row.measured_s for row in rows]) - 1
-
-    def errors_by(key: Callable[[TimedOperator], str]) -> dict[str, Errors]:
-        names = np.array([key(row) for row in rows])
-        return {name: error_summary(errors[names == name]) for name in sorted(set(names.tolist()))}
-
-    operators = [
-        WorstOperator(
-            line=row.line,
-            operator=f"{row.op} {row.precision} {' '.join(f'{size:g}' for size in row.sizes)}",
-            device=row.device,
-            measured_s=row.measured_s,
-            predicted_s=float(predicted),
-            error=float(error),
-        )
-        for row, predicted, error in zip(rows, times_s, errors, strict=True)
+            skipped[str(error)] = skipped.get(str(error), 0) + len(members)
+            continue
+        rows += members
+        judged += [
+            WorstOperator(
+                line=row.line,
+                operator=f"{row.op} {row.precision} {' '.join(f'{size:g}' for size in row.sizes)}",
+                device=row.device,
+                measured_s=row.measured_s,
+                predicted_s=float(time_s),
+                error=float(time_s) / row.measured_s - 1,
+            )
+            for row, time_s in zip(members, times_s, strict=True)
+        ]
+    header = ("line", "device", "operator", "measured_s", "predicted_s", "error")
+    write_records(out, header, judged)
+    errors = np.array([row.error for row in judged])
+    names = [f"{row.device} {row.op} {row.precision}" for row in rows]
+    long_names = [
+        name if row.measured_s > SHORT_S else "shorter"
+        for name, row in zip(names, rows, strict=True)
     ]
-    if out is not None:
-        header = ("line", "device", "operator", "measured_s", "predicted_s", "error")
-        write_csv(out, header, [[getattr(row, name) for name in header] for row in operators])
-    return OperatorsValidation(
-        device="several devices",
-        rows=count,
-        predicted=len(rows),
-        skipped=dict(skipped.most_common()),
-        step_time=error_summary(errors),
-        by_kind=errors_by(lambda row: f"{row.op} {row.precision}"),
+    return report_operators(
+        "several devices",
+        judged,
+        skipped,
+        [f"{row.op} {row.precision}" for row in rows],
         groups={
-            "device": errors_by(lambda row: row.device),
-            "precision": errors_by(lambda row: row.precision),
-            "device, operator, precision": errors_by(lambda r: f"{r.device} {r.op} {r.precision}"),
-            "the same above 20 us": errors_by(
-                lambda r: f"{r.device} {r.op} {r.precision}" if r.measured_s > 20e-6 else "shorter"
-            ),
+            "device": errors_by(errors, [row.device for row in rows]),
+            "precision": errors_by(errors, [row.precision for row in rows]),
+            "device, operator, precision": errors_by(errors, names),
+            "the same above 20 us": errors_by(errors, long_names),
         },
-        worst=tuple(sorted(operators, key=lambda row: -abs(row.error))[:WORST]),
     )
 
 
-def _row(line: CsvLine) -> TimedOperator:
-    cells = line.cells
-    if line.trouble:
-        raise ValueError(f"line {line.number}: {line.trouble}")
-    op, precision = cells["op"], cells["precision"]
+def _read(row: Row) -> TimedOperator:
+    op, precision, loads = row.text("op"), row.text("precision"), row.text("distribution")
     if op not in SIZES:
-        raise ValueError(f"op {op!r} is not modelled")
+        raise AtollError(f"op {op!r} is not modelled")
     if precision not in OP_FORMATS.get(op, (precision,)):
-        raise ValueError(f"{op} in {precision!r} is not modelled")
-    loads = cells.get("distribution") or "balanced"
-    if op == "moe" and loads != "balanced" and not loads.startswith(POWER_LAW):
-        raise ValueError(f"experts loaded as {loads!r} are not modelled")
-    try:
-        sizes = tuple(float(cells.get(name) or 1) for name in SIZES[op])
-        if op == "moe":
-            sizes += (float(loads.removeprefix(POWER_LAW)) if loads != "balanced" else 0.0,)
-        time_us = float(cells["us"]) - float(cells.get("quant_us") or 0)
-    except ValueError:
-        raise ValueError(f"line {line.number}: a size or time is no number") from None
-    if not (0 < time_us < 1e15 and all(0 <= size < 1e15 for size in sizes)):
-        raise ValueError(f"line {line.number}: sizes and times must be positive, below 1e15")
-    kernel = cells.get("kernel") or ""
-    return TimedOperator(line.number, cells["device"], op, precision, sizes, time_us * 1e-6, kernel)
+        raise AtollError(f"{op} in {precision!r} is not modelled")
+    sizes = tuple(row.number(name, 1.0) for name in SIZES[op])
+    if op == "moe":
+        if loads not in ("", "balanced") and not loads.startswith(POWER_LAW):
+            raise AtollError(f"experts loaded as {loads!r} are not modelled")
+        sizes += (float(loads.removeprefix(POWER_LAW)) if POWER_LAW in loads else 0.0,)
+    time_us = row.number("us") - row.number("quant_us", 0.0)
+    if time_us <= 0:
+        raise AtollError(f"{row.where}: quant_us is not below us")
+    kernel = row.text("kernel")
+    return TimedOperator(row.line, row.text("device"), op, precision, sizes, time_us * 1e-6, kernel)
 
 
 def predicted_s(gpu: Gpu, rows: Sequence[TimedOperator]) -> Floats:

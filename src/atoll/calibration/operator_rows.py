@@ -1,17 +1,10 @@
-"""Measured operators: the CSV file, its rows, and the half of them used by a fit.
-
-Columns: kind, us (median kernel time in microseconds), graphed (1: replayed in a CUDA graph, 0:
-launched by the host), then sizes, empty if not of the kind: m, n, k, batch for products; b, h,
-hk, s, d, causal for attention; m (rows), n (columns), v (vocabulary) for streaming operators;
-local_experts, assignments (rows), hidden, ffn (of gated experts), tokens and largest_expert (its
-rows; evenly spread if absent) for parts of an expert layer.
-"""
+"""Measured operators: the CSV file, its rows, and the half of them used by a fit."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -20,8 +13,9 @@ from pathlib import Path
 from atoll.base.errors import AtollError
 from atoll.cost.gpu_experts import EXPERT_KINDS
 from atoll.cost.gpu_vector import LEAST_BYTES
-from atoll.files.csvfile import CsvLine, read_csv
-from atoll.files.yamlfile import MOST, suggestion
+from atoll.files.csvfile import read_csv
+from atoll.files.yamlfile import suggestion
+from atoll.validation.tables import Row, columns, read_rows
 
 EXPERT_SIZES = ("tokens", "assignments", "hidden", "ffn", "local_experts", "largest_expert")
 SIZES = ("m", "n", "k", "batch", "b", "h", "hk", "s", "d", "causal", "v", *EXPERT_SIZES)
@@ -63,56 +57,42 @@ class OperatorRow:
 
 def read_operators(path: str | Path | Traversable) -> tuple[OperatorRow, ...]:
     """Read the file's rows; unreadable ones have the reason and are ignored elsewhere."""
-    header, lines = read_csv(path)
-    if not header:
-        raise AtollError(f"{path}: the file is empty, expected the columns {', '.join(COLUMNS)}")
-    for name in ("kind", "us"):
-        if name not in header:
-            raise AtollError(f"{path}:1: column {name!r} is missing{suggestion(name, header)}")
-    for name in header:
+    for name in read_csv(path)[0]:
         near = suggestion(name, COLUMNS)
-        if name not in COLUMNS and "did you mean" in near:  # other columns are ignored
+        if name not in columns() and "did you mean" in near:  # other columns are ignored
             raise AtollError(f"{path}:1: unknown column {name!r}{near}")
-    if not lines:
-        raise AtollError(f"{path}: the file has no rows, only a header")
-    rows = tuple(map(_row, lines))
+    rows = tuple(map(_row, read_rows(path, ("kind", "us"), Row)))
     if all(row.trouble for row in rows):
-        raise AtollError(f"{path}:{rows[0].line}: {rows[0].trouble}")
+        reason = rows[0].trouble if rows else "the file has no rows, only a header"
+        raise AtollError(f"{path}: {reason}")
     return rows
 
 
-def _row(line: CsvLine) -> OperatorRow:
+def _row(row: Row) -> OperatorRow:
     try:
-        return _read(line)
-    except ValueError as error:
-        return OperatorRow(line.number, line.cells.get("kind", ""), 1.0, True, (), str(error))
+        row.check()
+        return _read(row)
+    except AtollError as error:
+        return OperatorRow(row.line, row.text("kind"), 1.0, True, (), str(error))
 
 
-def _read(line: CsvLine) -> OperatorRow:
-    cells = line.cells
-    if line.trouble:
-        raise ValueError(line.trouble)
-    kind = KIND_ALIASES.get(cells["kind"], cells["kind"])
-    dtype = cells.get("dtype") or "bf16"
+def _read(row: Row) -> OperatorRow:
+    kind, dtype = row.text("kind"), row.text("dtype", "bf16")
+    kind = KIND_ALIASES.get(kind, kind)
     if kind == "gemm" and dtype == "fp8":
         kind = "gemm_fp8"
     elif kind in PRODUCTS and dtype not in ("bf16", "fp16"):
-        raise ValueError(f"dtype: products in {dtype} are not modelled")
-    if not kind:
-        raise ValueError("kind: expected an operator such as gemm, got nothing")
-    graphed = cells.get("graphed") or "1"
-    if graphed not in ("0", "1"):
-        raise ValueError(f"graphed: expected 0 or 1, got {graphed!r}")
-    microseconds = _number(cells, "us")
-    sizes = {name: _number(cells, name) for name in SIZES if cells.get(name)}
+        raise AtollError(f"{row.where}: products in {dtype} are not modelled")
+    sizes = {name: row.number(name) for name in SIZES if row.text(name)}
     if kind in EXPERTS and sizes.get("local_experts"):
         sizes.setdefault("largest_expert", sizes.get("assignments", 1) / sizes["local_experts"])
     elif kind in ATTENTION and "h" in sizes:
         sizes.setdefault("hk", sizes["h"])
     for name in needed_sizes(kind):
         if name not in sizes:
-            raise ValueError(f"{name}: a {kind} needs it, got nothing")
-    return OperatorRow(line.number, kind, microseconds * 1e-6, graphed == "1", tuple(sizes.items()))
+            raise AtollError(f"{row.where}: {name} is empty, but a {kind} needs it")
+    graphed = bool(row.integer("graphed", 1))
+    return OperatorRow(row.line, kind, row.number("us") * 1e-6, graphed, tuple(sizes.items()))
 
 
 def needed_sizes(kind: str) -> tuple[str, ...]:
@@ -123,21 +103,6 @@ def needed_sizes(kind: str) -> tuple[str, ...]:
     if kind in EXPERTS:
         return EXPERT_SIZES[1:] if kind.startswith("grouped") else EXPERT_SIZES
     return ("m",) if kind in VECTORS else ()
-
-
-def _number(cells: Mapping[str, str], name: str) -> float:
-    text = cells[name]
-    try:
-        value = float(text)
-    except ValueError:
-        raise ValueError(f"{name}: expected a number, got {text[:40]!r}") from None
-    if name == "causal":
-        if value not in (0.0, 1.0):
-            raise ValueError(f"causal: expected 0 or 1, got {text[:40]!r}")
-    elif not 1 / MOST <= value <= MOST:
-        words = "a positive number" if not value > 0 else f"a number from 1e-9 to {MOST}"
-        raise ValueError(f"{name}: expected {words}, got {text[:40]!r}")
-    return value
 
 
 def fitted_rows(rows: Sequence[OperatorRow], salt: str = "") -> tuple[bool, ...]:

@@ -10,9 +10,10 @@ differs, all parameters differ) are averaged by evidence, so that contradictory 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, get_args
@@ -24,15 +25,13 @@ from scipy.special import stdtrit
 from atoll.answers.answer import build_from
 from atoll.answers.validation import FitErrors, RunsFit, SoftwareFit
 from atoll.base.errors import AtollError
-from atoll.files.csvfile import read_csv
 from atoll.step.layout import Layout
 from atoll.tools.stack import CHIP, STACKS
 from atoll.training.estimate import Estimator
 from atoll.training.run import Run
 from atoll.training.site import Attention, FactorInterval, LevelFactors, Overlaps, Site
-from atoll.validation.row_runs import Reader, run_at_site, run_from_row
-from atoll.validation.run_table import RunRow, read_runs
-from atoll.validation.step_rows import is_step_file, read_steps, run_from_step
+from atoll.validation.row_runs import run_at_site
+from atoll.validation.tables import RunRow, read_each, read_runs
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -66,11 +65,10 @@ KERNELS: tuple[Attention | None, ...] = (None, *get_args(Attention))
 
 @dataclass(frozen=True, slots=True)
 class TimedRun:
-    """A row, its run, and the logarithm of its measured time."""
+    """A run, the same at a site, and the logarithm of its measured time."""
 
-    row: RunRow
-    reader: Reader
     run: Run
+    at: Callable[[Site], tuple[Run, Layout]]
     log_s: float
 
 
@@ -79,7 +77,7 @@ class SoftwareVariant:
 
     def __init__(self, timed: Sequence[TimedRun], site: Site) -> None:
         self.stack, self.attention = site.stack, site.attention
-        read = [run_at_site(t.row, site, t.reader) for t in timed]
+        read = [t.at(site) for t in timed]
         self.runs = [run for run, _ in read]
         self.layouts = [layout for _, layout in read]
         self.measured = np.array([t.log_s for t in timed])
@@ -330,8 +328,7 @@ def fit_runs(
 
 def fit_single_run(run: Run, layout: Layout, time_s: float, name: str) -> Site:
     """Fit a site to the step time of a single run, with its stated software."""
-    row = RunRow(line=1, id=name, source=name, device=run.gpu.name, quality="", values={})
-    timed = TimedRun(row, lambda _: (run, layout), run, float(np.log(time_s)))
+    timed = TimedRun(run, lambda site: (run.at(site), layout), float(np.log(time_s)))
     fit = fit_variant(SoftwareVariant([timed], Site(name="catalogue")))
     source = f"one run ({name}) on {run.devices} {run.gpu.name}"
     return site_at(fit.point, fit.sd, name=Path(name).stem, source=source, runs=1)
@@ -350,20 +347,16 @@ def _reach(residuals: Floats) -> float:
 
 def _timed(path: str | Path, base: Site, device: str) -> tuple[list[TimedRun], list[str]]:
     """Return the readable rows with a time, and the errors of the others."""
-    timed, skipped = [], []
-    steps = is_step_file(read_csv(path)[0])
-    reader = run_from_step if steps else run_from_row
-    for row in read_steps(path, device) if steps else read_runs(path):
-        try:
-            row.check()
-            time_s = row.time_s
-            if time_s is None:
-                raise AtollError(f"line {row.line} ({row.id}): no step time and no tokens/s")
-            run, layout = run_at_site(row, base, reader)
-            Estimator(run).estimate(layout)
-            timed.append(TimedRun(row, reader, run, float(np.log(time_s))))
-        except AtollError as error:
-            skipped.append(str(error))
+
+    def read(row: RunRow) -> TimedRun:
+        if row.time_s is None:
+            raise AtollError(f"{row.where}: no step time and no tokens/s")
+        run, layout = run_at_site(row, base)
+        Estimator(run).estimate(layout)
+        return TimedRun(run, partial(run_at_site, row), float(np.log(row.time_s)))
+
+    timed, reasons = read_each(read_runs(path, device), read)
+    skipped = list(reasons)
     if not timed:
         why = skipped[0] if skipped else "it has no rows"
         raise AtollError(f"{path}: no run can be fitted ({why})")

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,10 +27,10 @@ from atoll.cost.gpu_attention import Heads, attention_times_s
 from atoll.cost.gpu_experts import Routed, expert_times_s
 from atoll.cost.gpu_gemm import Floats, gemm_times_s
 from atoll.cost.gpu_vector import KERNELS, vector_times_s
-from atoll.files.csvfile import write_csv
 from atoll.files.yamlfile import suggestion
 from atoll.hardware.gpu import Gpu, load_gpu
-from atoll.validation.errors import error_summary
+from atoll.validation.errors import error_summary, errors_by
+from atoll.validation.tables import write_records
 
 REPLAY_S = 1.2e-6
 """Time added by replaying a graph with one product: the difference to NVIDIA's timings of the same
@@ -82,7 +83,7 @@ def _kernel_s(gpu: Gpu, kind: str, table: Columns) -> Floats:
 
 def skip_reason(gpu: Gpu, row: OperatorRow) -> str | None:
     if row.trouble:
-        return f"line {row.line}: {row.trouble}"
+        return row.trouble
     if row.kind not in KINDS:
         return f"kind {row.kind!r} is not modelled{suggestion(row.kind, KINDS)}"
     if row.kind == "gemm_fp8" and gpu.fp8_flops is None:
@@ -111,49 +112,50 @@ def validate_operators(
         rows = tuple(row for row, fit in pairs if not (fit or row.trouble))
     reasons = [skip_reason(device, row) for row in rows]
     usable = [row for row, reason in zip(rows, reasons, strict=True) if reason is None]
-    measured_s = np.array([row.measured_s for row in usable])
-    predicted_s = predict_s(device, usable)
-    errors = predicted_s / measured_s - 1
+    judged = [
+        WorstOperator(
+            line=row.line,
+            operator=row.describe(),
+            measured_s=row.measured_s,
+            predicted_s=float(time_s),
+            error=float(time_s) / row.measured_s - 1,
+        )
+        for row, time_s in zip(usable, predict_s(device, usable), strict=True)
+    ]
+    write_records(out, ("line", "operator", "measured_s", "predicted_s", "error"), judged)
 
     def errors_of(choose: Callable[[OperatorRow], bool]) -> Errors:
-        return error_summary(errors[[choose(row) for row in usable]] if usable else errors)
+        pairs = zip(judged, usable, strict=True)
+        return error_summary([result.error for result, row in pairs if choose(row)])
 
-    if out is not None:
-        _write(out, usable, measured_s, predicted_s)
-    worst = np.argsort(-np.abs(errors), kind="stable")[:WORST]
-    return OperatorsValidation(
-        device=device.name,
-        rows=len(rows),
-        predicted=len(usable),
-        skipped=dict(Counter(reason for reason in reasons if reason is not None)),
-        step_time=error_summary(errors),
-        by_kind={
-            kind: errors_of(lambda row, kind=kind: row.kind == kind)  # type: ignore[misc]
-            for kind in KINDS
-            if any(row.kind == kind for row in usable)
-        },
+    return report_operators(
+        device.name,
+        judged,
+        Counter(reason for reason in reasons if reason is not None),
+        [row.kind for row in usable],
+        KINDS,
         long=errors_of(lambda row: row.kind == "gemm" and row.measured_s >= LONG_PRODUCT_S),
         attention=errors_of(lambda row: row.kind in ATTENTION),
-        worst=tuple(
-            WorstOperator(
-                line=usable[i].line,
-                operator=usable[i].describe(),
-                measured_s=float(measured_s[i]),
-                predicted_s=float(predicted_s[i]),
-                error=float(errors[i]),
-            )
-            for i in worst
-        ),
-        steps={},
     )
 
 
-def _write(
-    path: str | Path, rows: Sequence[OperatorRow], measured_s: Floats, predicted_s: Floats
-) -> None:
-    """Write a line per row with prediction and error."""
-    lines = [
-        (row.line, row.describe(), f"{m:.6g}", f"{p:.6g}", f"{p / m - 1:.4f}")
-        for row, m, p in zip(rows, measured_s, predicted_s, strict=True)
-    ]
-    write_csv(path, ("line", "operator", "measured_s", "predicted_s", "error"), lines)
+def report_operators(
+    device: str,
+    judged: Sequence[WorstOperator],
+    skipped: Mapping[str, int],
+    kinds: Sequence[str],
+    order: Sequence[str] = (),
+    **figures: Any,
+) -> OperatorsValidation:
+    """Summarise the errors of operators, overall and by kind; the kinds are shown in an order."""
+    errors = np.array([row.error for row in judged])
+    return OperatorsValidation(
+        device=device,
+        rows=len(judged) + sum(skipped.values()),
+        predicted=len(judged),
+        skipped=dict(skipped),
+        step_time=error_summary(errors),
+        by_kind=errors_by(errors, kinds, order),
+        worst=tuple(sorted(judged, key=lambda row: -abs(row.error))[:WORST]),
+        **figures,
+    )

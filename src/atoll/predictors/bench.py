@@ -10,15 +10,14 @@ from pathlib import Path
 
 from atoll.answers.validation import BenchAnswer, BenchFile, BenchScore, Errors, PredictorBench
 from atoll.base.errors import AtollError
-from atoll.files.csvfile import read_csv, write_csv
+from atoll.files.csvfile import write_csv
 from atoll.predictors.predictor import Asked, Predicted, Predictor
 from atoll.predictors.registry import PREDICTORS
 from atoll.predictors.rules import parameter_counts
 from atoll.questions.verbs import BenchQuestion
 from atoll.validation.errors import error_summary
 from atoll.validation.row_runs import peak_meaning, run_from_row
-from atoll.validation.run_table import RunRow, read_runs
-from atoll.validation.step_rows import is_step_file, read_steps, run_from_step
+from atoll.validation.tables import RunRow, read_runs
 from atoll.validation.validate import RankedLayout, layout_group, regret
 
 SIZES = ((3e9, "below 3B"), (20e9, "3B to 20B"), (65e9, "20B to 65B"), (float("inf"), "65B and up"))
@@ -109,14 +108,12 @@ def _rows(
     unread: Counter[str] = Counter()
     files = []
     for path, ran in [*((f, True) for f in question.files), *((f, False) for f in question.oom)]:
-        steps = is_step_file(read_csv(path)[0])
-        reader = run_from_step if steps else run_from_row
-        run_rows = read_steps(path, question.device) if steps else read_runs(path)
+        run_rows = read_runs(path, question.device)
         files.append(BenchFile(file=str(path), rows=len(run_rows), ran=ran))
         for row in run_rows:
             try:
                 row.check()
-                job = Asked(*reader(row), peak_meaning(row))
+                job = Asked(*run_from_row(row), peak_meaning(row))
                 size = parameter_counts(job.run.model).all
             except AtollError as error:
                 unread[str(error)] += 1

@@ -13,7 +13,7 @@ from atoll.training.estimate import Estimate, estimate
 from atoll.training.run import Run
 from atoll.validation.row_model import ACTIVATIONS, NORMS, POSITIONS
 from atoll.validation.row_runs import run_from_row
-from atoll.validation.run_table import REQUIRED, RunRow
+from atoll.validation.tables import RUN_COLUMNS, RunRow
 from atoll.workload.adapters import TARGETS
 from atoll.workload.families.model_config import ModelConfig
 
@@ -28,7 +28,7 @@ def append_run(path: Path, name: str, priced: Estimate, measured: dict[str, Any]
     _check(row, priced)
 
     def aligned(header: Sequence[str]) -> Mapping[str, str]:
-        missing = [column for column in REQUIRED if column not in header]
+        missing = [column for column in RUN_COLUMNS if column not in header]
         if missing:
             raise AtollError(
                 f"{path}: not a table of runs (no column {', '.join(missing)}), and left as it "
@@ -53,7 +53,7 @@ def append_run(path: Path, name: str, priced: Estimate, measured: dict[str, Any]
 def _check(row: Mapping[str, str], priced: Estimate) -> None:
     """Refuse a run that a row cannot describe: its estimate must be the same when read back."""
     try:
-        reread = estimate(*run_from_row(RunRow(1, row["id"], "", row["device"], "", row)))
+        reread = estimate(*run_from_row(RunRow(1, row)))
     except AtollError as error:
         raise AtollError(f"the run cannot be written as a row ({error})") from None
     figures = (reread.step.time_s, priced.step.time_s), (reread.worst.needed, priced.worst.needed)

@@ -1,18 +1,15 @@
 """Table of published chips: each row as a chip of the physical model.
 
-Columns (others are ignored): chip, vendor, year, process_nm, dies, tdp_W, clock_GHz,
-matrix_units, vector_units, bf16_TFLOPs, fp8_TFLOPs, fp4_TFLOPs, onchip_sram_MiB, l2_MiB, hbm_gen,
-hbm_stacks, hbm_TBps, link_GBps_total, packaging, silicon_mm2, die_q, tdp_q. Units are words such as
-"432 TC x 256 FMA/clk (8x4x8)", "108 SM (128 on die) x 64 fp32 + 32 fp64" or "160 SM x 128 fp32 =
-20,480": a count, then the size of each unit, as a product of numbers. Peak rates over the clock
-give the number of multiply-adds; words give their grouping. Missing cells have the defaults
-`_USUAL_*`. A row with numbers that no chip can have is refused, with the cells to look at.
+Units are words such as "432 TC x 256 FMA/clk (8x4x8)", "108 SM (128 on die) x 64 fp32 + 32 fp64" or
+"160 SM x 128 fp32 = 20,480": a count, then the size of each unit, as a product of numbers. Peak
+rates over the clock give the number of multiply-adds; words give their grouping. Missing cells have
+the defaults `_USUAL_*`. A row with numbers that no chip can have is refused, with the cells to look
+at.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources.abc import Traversable
 from math import prod
@@ -22,16 +19,16 @@ import numpy as np
 
 from atoll.base.errors import AtollError
 from atoll.base.units import counted
-from atoll.files.csvfile import read_csv
 from atoll.hardware.accelerator import MIB
 from atoll.hardware.physical.area import area_parts_mm2, total
 from atoll.hardware.physical.memories import parse_dram
 from atoll.hardware.physical.nodes import RETICLE_MM2
 from atoll.hardware.physical.physical_chip import USUAL_YEAR, PhysicalChip, columns
 from atoll.hardware.physical.power import power_parts_W
+from atoll.validation.tables import Row, read_each, read_rows
 
 REQUIRED_COLUMNS = ("chip", "vendor", "process_nm", "bf16_TFLOPs", "silicon_mm2", "tdp_W")
-_USUAL_CLOCK_HZ = 1.2e9
+_USUAL_CLOCK_GHZ = 1.2
 _USUAL_LANES_PER_CELL = 1 / 32  # TPU v4 has 1/32, Ascend 910 1/64, D1 1/16
 _USUAL_BYTES_PER_CELL = 1024.0  # A100 has 830, TPU v4 1,360, Ascend 910 510
 _INT8_PER_BF16 = 4.0  # for chips without bf16, in the default number of lanes
@@ -41,7 +38,6 @@ _ROUNDING = 0.01
 _LIMIT = 1e9
 """Limit of numbers in a table: with it all derived quantities are finite."""
 
-_CLOCKS_GHZ = 0.01, 10.0
 _MOST_CHANNELS = 64
 """Channels of 64 bits: 4,096 data pins. Memory of a host or a pool does not count."""
 _WAFER_MM2 = np.pi / 4 * 300.0**2
@@ -92,44 +88,28 @@ class ChipRow:
 
 def read_chips(path: str | Path | Traversable) -> tuple[list[ChipRow], dict[str, int]]:
     """Read the chips of a table; return them and the number of skipped rows by reason."""
-    header, lines = read_csv(path)
-    for name in REQUIRED_COLUMNS:
-        if name not in header:
-            raise AtollError(f"{path}:1: column {name!r} is missing; a table of chips needs it")
-    rows, skipped = [], dict[str, int]()
-    for line in lines:
-        try:
-            if line.trouble:
-                raise ValueError(line.trouble)
-            rows.append(_row(line.number, line.cells))
-        except ValueError as error:
-            reason = f"line {line.number}: {error}"
-            skipped[reason] = skipped.get(reason, 0) + 1
+    rows, skipped = read_each(read_rows(path, REQUIRED_COLUMNS, Row), _read)
     if not rows:
         raise AtollError(f"{path}: no chip could be read" + "".join(f"; {r}" for r in skipped))
     return rows, skipped
 
 
-def _row(line: int, cells: Mapping[str, str]) -> ChipRow:
-    node = _number(cells, "process_nm")
-    if not node:
-        raise ValueError("process_nm: a chip needs it, got nothing")
-    chip, constructed = _chip(cells, node)
+def _read(row: Row) -> ChipRow:
+    chip, constructed = _chip(row)
     _check_limits(chip)
-    bf16_tflops, fp8_tflops = (_number(cells, name) for name in ("bf16_TFLOPs", "fp8_TFLOPs"))
-    peaks = [value * _TERA for value in (bf16_tflops, fp8_tflops) if value]
+    peaks = [p * _TERA for name in ("bf16", "fp8") if (p := row.number(f"{name}_TFLOPs", 0.0))]
     # words may count cells of either precision: "4 x 320x320 int8 (fp16 at 1/4)"
     peak = min(peaks, key=lambda flops: abs(flops - (constructed or peaks[0])), default=None)
-    silicon, tdp = (_number(cells, name) or None for name in ("silicon_mm2", "tdp_W"))
+    silicon, tdp = (row.number(name, 0.0) or None for name in ("silicon_mm2", "tdp_W"))
     return ChipRow(
-        line=line,
-        name=cells["chip"],
-        family=cells["vendor"] or cells["chip"],
+        line=row.line,
+        name=row.text("chip"),
+        family=row.text("vendor") or row.text("chip"),
         chip=chip,
         silicon_mm2=silicon,
         tdp_W=tdp,
-        area_counts=silicon is not None and _has_grade(cells.get("die_q", ""), "published"),
-        power_counts=tdp is not None and _has_grade(cells.get("tdp_q", ""), "published", "vendor"),
+        area_counts=silicon is not None and _has_grade(row.text("die_q"), "published"),
+        power_counts=tdp is not None and _has_grade(row.text("tdp_q"), "published", "vendor"),
         peak_flops=peak,
         constructed_flops=constructed,
     )
@@ -141,11 +121,11 @@ def _has_grade(words: str, *grades: str) -> bool:
     return not words or any(grade in grade_text for grade in grades)
 
 
-def _chip(cells: Mapping[str, str], node: float) -> tuple[PhysicalChip, float | None]:
-    matrix, vector = cells.get("matrix_units", ""), cells.get("vector_units", "")
-    clock = _clock_Hz(cells)
+def _chip(row: Row) -> tuple[PhysicalChip, float | None]:
+    matrix, vector = row.text("matrix_units"), row.text("vector_units")
+    clock = row.number("clock_GHz", _USUAL_CLOCK_GHZ) * _GIGA
     per_clock = {
-        name: (_number(cells, f"{name}_TFLOPs") or 0.0) * _TERA / 2 / clock
+        name: row.number(f"{name}_TFLOPs", 0.0) * _TERA / 2 / clock
         for name in ("bf16", "fp8", "fp4")
     }
     matrix_cells = per_clock["bf16"] or per_clock["fp8"] / _INT8_PER_BF16
@@ -159,24 +139,24 @@ def _chip(cells: Mapping[str, str], node: float) -> tuple[PhysicalChip, float | 
         unit, constructed = 2.0, None if lanes is None else 2 * lanes
     if vector.lower().startswith("same"):
         lanes = 0.0
-    cache = (_number(cells, "l2_MiB") or 0.0) * MIB
-    sram = (_number(cells, "onchip_sram_MiB") or 0.0) * MIB
-    dram = parse_dram(cells.get("hbm_gen", ""))
-    dram_Bps = (_number(cells, "hbm_TBps") or 0.0) * _TERA if dram else 0.0
+    cache = row.number("l2_MiB", 0.0) * MIB
+    sram = row.number("onchip_sram_MiB", 0.0) * MIB
+    dram = parse_dram(row.text("hbm_gen"))
+    dram_Bps = row.number("hbm_TBps", 0.0) * _TERA if dram else 0.0
     units = 0.0 if dram is None else dram_Bps / dram.bandwidth_Bps
     stacked = dram is not None and dram.stacked
     if units > _MOST_CHANNELS and not stacked:
         raise ValueError(
-            f"hbm_TBps: {dram_Bps / _TERA:g} TB/s of {cells['hbm_gen']} are {units:,.0f} channels "
-            f"of 64 bits, and no package has more than {_MOST_CHANNELS}; state what the chip's own "
-            "interface has"
+            f"hbm_TBps: {dram_Bps / _TERA:g} TB/s of {row.text('hbm_gen')} are {units:,.0f} "
+            f"channels of 64 bits, and no package has more than {_MOST_CHANNELS}; state what the "
+            "chip's own interface has"
         )
-    words = cells.get("hbm_stacks", "").strip()
+    words = row.text("hbm_stacks")
     stack_count = (_factors(words) or [0.0])[0] if words != "0" else 0.0
-    package = cells.get("packaging", "").lower()
+    package = row.text("packaging").lower()
     on_wafer = "sow" in package or "wafer" in package
     chip = PhysicalChip(
-        process_nm=node,
+        process_nm=row.number("process_nm"),
         clock_Hz=clock,
         bf16_cells=per_clock["bf16"],
         fp8_cells=per_clock["fp8"],
@@ -194,10 +174,10 @@ def _chip(cells: Mapping[str, str], node: float) -> tuple[PhysicalChip, float | 
         channels=0.0 if stacked else units,
         dram_Bps=dram_Bps,
         dram_energy=dram.energy if dram else 1.0,
-        link_Bps=(_number(cells, "link_GBps_total") or 0.0) * _GIGA,
+        link_Bps=row.number("link_GBps_total", 0.0) * _GIGA,
         on_wafer=on_wafer,
-        dies=1.0 if on_wafer else _dies(cells.get("dies", "")),
-        year=_year(cells),
+        dies=1.0 if on_wafer else _dies(row.text("dies")),
+        year=row.number("year", USUAL_YEAR),
     )
     return chip, constructed and 2 * constructed * clock
 
@@ -281,14 +261,6 @@ def _count(text: str) -> float:
     return value
 
 
-def _clock_Hz(cells: Mapping[str, str]) -> float:
-    clock_GHz = _number(cells, "clock_GHz") or _USUAL_CLOCK_HZ / _GIGA
-    low, high = _CLOCKS_GHZ
-    if not low <= clock_GHz <= high:
-        raise ValueError(f"clock_GHz: expected {low:g} to {high:g} GHz, got {clock_GHz:g}")
-    return clock_GHz * _GIGA
-
-
 def _check_limits(chip: PhysicalChip) -> None:
     """Refuse a chip larger than its dies can be, or with a power that cannot be cooled."""
     column = columns([chip])
@@ -308,23 +280,3 @@ def _check_limits(chip: PhysicalChip) -> None:
             f"{power_W / area_mm2:,.0f} W/mm2 would be predicted, and no chip is cooled above "
             f"{_MOST_W_PER_MM2:g}; most are {part}: look at {_SOURCE_COLUMNS[part]}"
         )
-
-
-def _year(cells: Mapping[str, str]) -> float:
-    year = _number(cells, "year") or USUAL_YEAR
-    if not 1970 <= year <= 2100:
-        raise ValueError(f"year: expected one from 1970 to 2100, got {year:g}")
-    return year
-
-
-def _number(cells: Mapping[str, str], name: str) -> float | None:
-    text = cells.get(name, "")
-    if not text:
-        return None
-    try:
-        value = float(text)
-    except ValueError:
-        raise ValueError(f"{name}: expected a number, got {text[:40]!r}") from None
-    if not 0 <= value < _LIMIT:
-        raise ValueError(f"{name}: expected a number from 0 up to {_LIMIT:.0e}, got {text[:40]!r}")
-    return value

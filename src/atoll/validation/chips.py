@@ -24,7 +24,6 @@ from atoll.answers.validation import (
     Errors,
     PhysicalConstant,
 )
-from atoll.files.csvfile import write_csv
 from atoll.hardware.physical.area import area_mm2, area_parts_mm2
 from atoll.hardware.physical.constants import (
     FITTED_AREA,
@@ -37,6 +36,7 @@ from atoll.hardware.physical.physical_chip import columns
 from atoll.hardware.physical.power import module_W, power_parts_W, rating_W
 from atoll.validation.chip_rows import ChipRow, read_chips
 from atoll.validation.errors import error_summary
+from atoll.validation.tables import write_records
 
 Floats = NDArray[np.float64]
 Model = Callable[[dict[str, Floats], Physics], Floats]
@@ -94,8 +94,8 @@ def validate_chips(path: str | Path, out: str | Path | None = None) -> ChipsVali
     }
     fitted = fit_physics(rows)
     lines = tuple(_line(row, left_out[row.family], fitted) for row in rows)
-    if out is not None:
-        _write(lines, out)
+    records = list(map(_flat, lines))
+    write_records(out, tuple(records[0]), records)
     return ChipsValidation(
         rows=len(rows) + sum(skipped.values()),
         predicted=len(rows),
@@ -158,39 +158,16 @@ def _errors(lines: Sequence[ChipLine], quantity: str, physics: str) -> Errors:
     return error_summary([error for error in errors if error is not None])
 
 
-def _write(lines: Sequence[ChipLine], path: str | Path) -> None:
-    """Write a line per chip: published figures, predictions without its family, parts."""
-    area, power = (tuple(getattr(lines[0], name)) for name in ("area_parts_mm2", "power_parts_W"))
-    figures = ("published", "counts", "left_out", "error", "fitted", "shipped")
-    header = (
-        "chip", "family",
-        *(f"{what}_{name}" for what in ("area_mm2", "power_W") for name in figures),
-        *(f"{name}_mm2" for name in area), *(f"{name}_W" for name in power), "module_W",
-        "peak_flops", "constructed_flops",
-    )  # fmt: skip
-    write_csv(
-        path,
-        header,
-        [
-            (
-                line.chip, line.family, *_figures(line.area_mm2), *_figures(line.power_W),
-                *(f"{v:.5g}" for v in line.area_parts_mm2.values()),
-                *(f"{v:.5g}" for v in line.power_parts_W.values()),
-                *("" if v is None else f"{v:.6g}"
-                  for v in (line.module_W, line.peak_flops, line.constructed_flops)),
-            )
-            for line in lines
-        ],
-    )  # fmt: skip
+_FIGURES = ("published", "counts", "left_out", "fitted", "shipped")
 
 
-def _figures(prediction: ChipFigure) -> tuple[object, ...]:
-    error = prediction.error(prediction.left_out)
-    return (
-        "" if prediction.published is None else prediction.published,
-        int(prediction.counts),
-        f"{prediction.left_out:.6g}",
-        "" if error is None else f"{error:.4f}",
-        f"{prediction.fitted:.6g}",
-        f"{prediction.shipped:.6g}",
-    )
+def _flat(line: ChipLine) -> dict[str, object]:
+    """Return the written columns of a chip: figures of area and power, and parts of both."""
+    flat: dict[str, object] = {"chip": line.chip, "family": line.family}
+    for what, figure in (("area_mm2", line.area_mm2), ("power_W", line.power_W)):
+        flat |= {f"{what}_{name}": getattr(figure, name) for name in _FIGURES}
+        flat[f"{what}_error"] = figure.error(figure.left_out)
+    flat |= {f"{name}_mm2": value for name, value in line.area_parts_mm2.items()}
+    flat |= {f"{name}_W": value for name, value in line.power_parts_W.items()}
+    names = ("module_W", "peak_flops", "constructed_flops")
+    return flat | {name: getattr(line, name) for name in names}

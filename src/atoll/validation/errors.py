@@ -1,4 +1,4 @@
-"""Summary of relative errors."""
+"""Summaries of relative errors."""
 
 from __future__ import annotations
 
@@ -22,3 +22,15 @@ def error_summary(errors: NDArray[np.float64] | Sequence[float]) -> Errors:
         p90_ape=float(np.quantile(sizes, 0.9)),
         bias=float(np.mean(errors)),
     )
+
+
+def errors_by(
+    errors: NDArray[np.float64], names: Sequence[str], order: Sequence[str] = ()
+) -> dict[str, Errors]:
+    """Return the errors by name, in an order or sorted."""
+    table = np.array(names)
+    return {
+        name: error_summary(errors[table == name])
+        for name in order or sorted(set(names))
+        if name in names
+    }

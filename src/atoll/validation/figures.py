@@ -1,26 +1,33 @@
 """Measured or published figures, compared with the models of power and process nodes.
 
-Two kinds of tables, distinguished by their columns:
+Three kinds of tables, distinguished by their columns:
 
-    measured powers   device, scope, workload, avg_power_W, idle_W, clock_MHz; power_limit_W,
-                      measured, note. Nodes in training, devices in large products or bound by
-                      memory, and idle ones are predicted.
-    process nodes     node_nm, category, item, value, unit: densities, cells, energies, voltages,
-                      prices and defects of `hardware.physical.nodes`.
+    nodes in training  mean power of one node, compared with `device_power.node_W`.
+    measured powers    nodes in training, devices in large products or bound by memory, idle ones.
+    process nodes      densities, cells, energies, voltages, prices and defects of
+                       `hardware.physical.nodes`.
 
-Cells are numbers, ranges ("403-410" counts as its middle) or shares of a rating ("20% TDP").
+Cells of the last two are numbers, ranges ("403-410" counts as its middle) or shares of a rating
+("20% TDP").
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from atoll.answers.validation import FigureLine, FiguresValidation
+import numpy as np
+
+from atoll.answers.validation import (
+    FigureLine,
+    FiguresValidation,
+    NodeLine,
+    NodesValidation,
+)
 from atoll.base.errors import AtollError
-from atoll.files.csvfile import read_csv, write_csv
+from atoll.files.csvfile import read_csv
 from atoll.hardware.gpu import Gpu, written_gpu
 from atoll.hardware.physical.constants import PUBLISHED
 from atoll.hardware.physical.device_power import (
@@ -32,11 +39,15 @@ from atoll.hardware.physical.device_power import (
     node_W,
 )
 from atoll.hardware.physical.nodes import LARGEST_NM, RETICLE_MM2, SMALLEST_NM, ProcessNodes, nodes
-from atoll.validation.errors import error_summary
-from atoll.validation.nodes import FIXED_BATCH, LIQUID
+from atoll.validation.errors import error_summary, errors_by
+from atoll.validation.tables import Row, read_each, read_rows, write_records
 
 POWERS = ("device", "scope", "workload", "avg_power_W", "idle_W", "clock_MHz")
 PROCESSES = ("node_nm", "category", "item", "value", "unit")
+NODES = ("device", "devices", "workload", "measured_W", "scope")
+PER_NODE = 8
+FIXED_BATCH = re.compile(r"\b(lora|sft|fine-?tun\w*)\b", re.IGNORECASE)
+LIQUID = re.compile(r"immersion|liquid|water|no fans", re.IGNORECASE)
 _AMOUNT = re.compile(r"~?(\d[\d,.]*)(?:\s*-\s*(\d[\d,.]*))?")
 _PRODUCT = re.compile(r"^[\d.,x ]+= *")
 _SHARE = re.compile(r"(\d[\d.]*)% TDP")
@@ -55,48 +66,35 @@ class Figure(NamedTuple):
     predicted: float
 
 
-Reader = Callable[[Mapping[str, str]], Iterator[Figure]]
+Reader = Callable[[Row], Iterator[Figure]]
 
 
 def validate_figures(path: str | Path, out: str | Path | None = None) -> FiguresValidation:
     """Compare every figure of a table that the models predict."""
-    header, rows = read_csv(path)
-    read = find_reader(header)
+    read = find_reader(read_csv(path)[0])
     if read is None:
         needed = " or ".join(", ".join(names) for names in (POWERS, PROCESSES))
         raise AtollError(f"{path}: a table of figures needs the columns {needed}")
-    lines: list[FigureLine] = []
-    skipped: dict[str, int] = {}
-    predicted = 0
-    for row in rows:
-        try:
-            if row.trouble:
-                raise ValueError(f"line {row.number}: {row.trouble}")
-            figures = list(read(row.cells))
-            name = row.cells.get("id") or row.cells.get("item") or f"line {row.number}"
-            node = row.cells.get("node_nm")
-            name = f"{node} nm, {name}" if node else name
-            lines += [FigureLine(name, *f, error=f.predicted / f.reference - 1) for f in figures]
-            predicted += 1
-        except (ValueError, AtollError) as error:
-            skipped[str(error)] = skipped.get(str(error), 0) + 1
-    if out is not None:
-        columns = ("id", "group", "unit", "reference", "predicted", "error")
-        write_csv(path=out, header=columns, rows=[
-            (f.id, f.group, f.unit, f.reference, f"{f.predicted:.6g}", f"{f.error:.4f}")
-            for f in lines
-        ])  # fmt: skip
-    groups = dict.fromkeys(line.group for line in lines)
+    rows = read_rows(path, (), Row)
+    figures, skipped = read_each(rows, lambda row: list(_lines(row, read)))
+    lines = [line for row in figures for line in row]
+    write_records(out, ("id", "group", "unit", "reference", "predicted", "error"), lines)
+    errors = np.array([line.error for line in lines])
+    names = [line.group for line in lines]
     return FiguresValidation(
         rows=len(rows),
-        predicted=predicted,
+        predicted=len(figures),
         skipped=skipped,
-        groups={
-            group: error_summary([line.error for line in lines if line.group == group])
-            for group in groups
-        },
+        groups=errors_by(errors, names, tuple(dict.fromkeys(names))),
         figures=tuple(lines),
     )
+
+
+def _lines(row: Row, read: Reader) -> Iterator[FigureLine]:
+    name, node_nm = row.id or row.text("item", f"line {row.line}"), row.text("node_nm")
+    name = f"{node_nm} nm, {name}" if node_nm else name
+    for figure in read(row):
+        yield FigureLine(name, *figure, error=figure.predicted / figure.reference - 1)
 
 
 def find_reader(header: list[str]) -> Reader | None:
@@ -114,53 +112,57 @@ def _amount(text: str) -> float:
     except ValueError:
         ends = []
     if not ends or min(ends) <= 0:
-        raise ValueError(f"expected a number or a range, got {text[:40]!r}")
+        raise AtollError(f"expected a number or a range, got {text[:40]!r}")
     return sum(ends) / len(ends)
 
 
 # --- Measured powers ------------------------------------------------------------------------------
 
 
-def _powers(cells: Mapping[str, str]) -> Iterator[Figure]:
+def _powers(row: Row) -> Iterator[Figure]:
     """Return the figures of a row; refuse a row without any that is predicted."""
-    measured = cells.get("measured", "")
-    if measured.startswith("no") or "TDP as power" in cells["scope"]:
-        raise ValueError("power is not measured, but the rating")
-    if cells["scope"].startswith("node"):
-        return iter([_node(cells)])
-    figures = list(_device(cells))
+    measured = row.text("measured")
+    if measured.startswith("no") or "TDP as power" in row.text("scope"):
+        raise AtollError("power is not measured, but the rating")
+    if row.text("scope").startswith("node"):
+        return iter([_node(row)])
+    figures = list(_device(row))
     if not figures:
-        raise ValueError("neither idle, nor products or a memory-bound load with power or clock")
+        raise AtollError("neither idle, nor products or a memory-bound load with power or clock")
     return iter(figures)
 
 
-def _node(cells: Mapping[str, str]) -> Figure:
-    if not cells["avg_power_W"]:
-        raise ValueError("node without a mean power")
-    match = _NODES.fullmatch(cells["device"])
+def _node(row: Row) -> Figure:
+    if not row.text("avg_power_W"):
+        raise AtollError("node without a mean power")
+    match = _NODES.fullmatch(row.text("device"))
     if match is None:
-        raise ValueError(
-            f"device: expected such as '8x H100 SXM node', got {cells['device'][:40]!r}"
+        raise AtollError(
+            f"device: expected such as '8x H100 SXM node', got {row.text('device')[:40]!r}"
         )
-    per_node = int(match[2])
-    load = NodeLoad(
-        devices=int(match[1] or 1) * per_node,
+    per_node, cooling = int(match[2]), row.text("scope") + row.text("note")
+    load = _load(row, written_gpu(match[3]), int(match[1] or 1) * per_node, per_node, cooling)
+    return Figure("mean power of a node", "W", _amount(row.text("avg_power_W")), node_W(load))
+
+
+def _load(row: Row, gpu: Gpu, devices: int, per_node: int, cooling: str) -> NodeLoad:
+    return NodeLoad(
+        devices=devices,
         per_node=per_node,
-        limit_W=_rated_W(written_gpu(match[3])),
-        fixed_batch=bool(FIXED_BATCH.search(cells["workload"])),
-        at_wall="AC" in cells["scope"],
-        in_liquid=bool(LIQUID.search(cells["scope"] + cells.get("note", ""))),
+        limit_W=_rated_W(gpu),
+        fixed_batch=bool(FIXED_BATCH.search(row.text("workload"))),
+        at_wall="AC" in row.text("scope"),
+        in_liquid=bool(LIQUID.search(cooling)),
     )
-    return Figure("mean power of a node", "W", _amount(cells["avg_power_W"]), node_W(load))
 
 
-def _device(cells: Mapping[str, str]) -> Iterator[Figure]:
-    products = bool(_PRODUCTS.search(cells["workload"]))
-    streams = bool(_MEMORY_BOUND.search(cells["workload"]))
-    idle, busy = cells["idle_W"], products or streams
+def _device(row: Row) -> Iterator[Figure]:
+    products = bool(_PRODUCTS.search(row.text("workload")))
+    streams = bool(_MEMORY_BOUND.search(row.text("workload")))
+    idle, busy = row.text("idle_W"), products or streams
     if not idle and not busy:
         return
-    gpu = written_gpu(cells["device"])
+    gpu = written_gpu(row.text("device"))
     rated_W = _rated_W(gpu)
     if idle:
         share = _SHARE.fullmatch(idle)
@@ -168,22 +170,57 @@ def _device(cells: Mapping[str, str]) -> Iterator[Figure]:
         yield Figure("idle power of a device", "W", reference_W, H200_FIT.idle * rated_W)
     if not busy:
         return
-    limit = cells.get("power_limit_W", "")
+    limit = row.text("power_limit_W")
     cap_W = min(_amount(limit), rated_W) if limit else rated_W
     rates = Rates(products=float(products), dram=float(streams and not products))
-    if cells["avg_power_W"]:
-        power_W, reference_W = device_W(rated_W, rates, cap_W=cap_W), _amount(cells["avg_power_W"])
+    if row.text("avg_power_W"):
+        power_W, reference_W = (
+            device_W(rated_W, rates, cap_W=cap_W),
+            _amount(row.text("avg_power_W")),
+        )
         yield Figure("power of a device under load", "W", reference_W, power_W)
-    if cells["clock_MHz"]:
+    if row.text("clock_MHz"):
         slowdown = Capped(cap_W / rated_W).slowdown(gpu.calibration.limit_throttle)
         clock_MHz = gpu.clock_Hz / _MEGA / (1 + slowdown if products else 1)
-        yield Figure("clock under a limit", "MHz", _amount(cells["clock_MHz"]), clock_MHz)
+        yield Figure("clock under a limit", "MHz", _amount(row.text("clock_MHz")), clock_MHz)
 
 
 def _rated_W(gpu: Gpu) -> float:
     if gpu.power_W is None:
-        raise ValueError(f"device {gpu.name} has no rated power")
+        raise AtollError(f"device {gpu.name} has no rated power")
     return gpu.power_W
+
+
+# --- Nodes in training ----------------------------------------------------------------------------
+
+
+def validate_nodes(path: str | Path, out: str | Path | None = None) -> NodesValidation:
+    """Compare the node powers of a file; nodes have eight devices, or all if there are fewer."""
+    nodes, skipped = read_each(read_rows(path, NODES, Row), _node_line)
+    header = ("id", "device", "devices", "workload", "measured_W", "predicted_W", "error")
+    write_records(out, header, nodes)
+    return NodesValidation(
+        rows=len(nodes) + sum(skipped.values()),
+        predicted=len(nodes),
+        skipped=skipped,
+        power=error_summary([node.error for node in nodes]),
+        nodes=tuple(nodes),
+    )
+
+
+def _node_line(row: Row) -> NodeLine:
+    gpu, devices = written_gpu(row.text("device")), row.integer("devices")
+    measured_W = row.number("measured_W")
+    predicted_W = node_W(_load(row, gpu, devices, min(devices, PER_NODE), row.text("notes")))
+    return NodeLine(
+        id=row.id or row.where,
+        device=gpu.name,
+        devices=devices,
+        workload=row.text("workload"),
+        measured_W=measured_W,
+        predicted_W=predicted_W,
+        error=predicted_W / measured_W - 1,
+    )
 
 
 # --- Process nodes --------------------------------------------------------------------------------
@@ -204,16 +241,16 @@ _NODE_INDEPENDENT = {
 """Quantities that do not depend on the node."""
 
 
-def _process(cells: Mapping[str, str]) -> Iterator[Figure]:
-    category, unit = kind = cells["category"], cells["unit"]
+def _process(row: Row) -> Iterator[Figure]:
+    category, unit = kind = row.text("category"), row.text("unit")
     if kind not in _NODE_QUANTITIES and kind not in _NODE_INDEPENDENT:
-        raise ValueError(f"{category} in {unit}: not compared with the physical model")
-    reference = _amount(cells["value"])
-    node_nm = _amount(cells["node_nm"]) if cells["node_nm"] else 0.0
+        raise AtollError(f"{category} in {unit}: not compared with the physical model")
+    reference = _amount(row.text("value"))
+    node_nm = _amount(row.text("node_nm")) if row.text("node_nm") else 0.0
     if kind in _NODE_INDEPENDENT:
         predicted = _NODE_INDEPENDENT[kind]
     else:
         if not SMALLEST_NM <= node_nm <= LARGEST_NM:
-            raise ValueError(f"node_nm: the model has {SMALLEST_NM:g} to {LARGEST_NM:g} nm")
+            raise AtollError(f"node_nm: the model has {SMALLEST_NM:g} to {LARGEST_NM:g} nm")
         predicted = float(str(_NODE_QUANTITIES[kind](nodes(node_nm))))
     yield Figure(f"{category.replace('_', ' ')} ({unit})", unit, reference, predicted)

@@ -11,9 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from atoll.base.errors import AtollError
-from atoll.validation.run_table import RunRow
+from atoll.validation.tables import RunRow
 from atoll.workload.adapters import LORA_RANK, Adapters, targets_named
-from atoll.workload.families.config_fields import MOST_LAYERS
 from atoll.workload.families.layer_kinds import DENSE, EXPERTS, FULL, LINEAR, with_kinds
 from atoll.workload.families.model_config import ModelConfig, StateSpace
 from atoll.workload.load import load_config
@@ -48,11 +47,11 @@ def row_family(row: RunRow) -> str:
 def model_from_row(row: RunRow, dropout: float) -> ModelConfig:
     """Return a transformer of the row's shape; `dropout` is the default."""
     family = row_family(row)
-    hidden, sequence = row.count("hidden"), row.count("seq")
-    heads = row.count("heads", max(1, hidden // 128))
+    hidden, sequence = row.integer("hidden"), row.integer("seq")
+    heads = row.integer("heads", max(1, hidden // 128))
     width = row.integer("kv_channels", row.integer("head_dim", 256 if family == "maxtext" else 0))
     if not width and hidden % heads:
-        raise AtollError(f"line {row.line} ({row.id}): heads {heads} do not divide hidden {hidden}")
+        raise AtollError(f"{row.where}: heads {heads} do not divide hidden {hidden}")
     gated = bool(row.integer("mlp_gated", 0))
     plain = family == "mpt"
     biased = bool(row.integer("bias_linear", int(not gated and not plain)))
@@ -62,12 +61,12 @@ def model_from_row(row: RunRow, dropout: float) -> ModelConfig:
         name=row.text("model", row.id),
         family="llama" if gated else "gpt",
         hidden=hidden,
-        layers=row.count("layers", most=MOST_LAYERS),
+        layers=row.integer("layers"),
         heads=heads,
-        kv_heads=row.count("kv_heads", heads),
+        kv_heads=row.integer("kv_heads", heads),
         head_dim=width or hidden // heads,
-        ffn=row.count("ffn", 4 * hidden),
-        vocab=row.count("vocab", 51200),
+        ffn=row.integer("ffn", 4 * hidden),
+        vocab=row.integer("vocab", 51200),
         max_sequence=sequence,
         position_rows=sequence,
         gated=gated,
@@ -109,7 +108,7 @@ def _word(row: RunRow, column: str, meanings: dict[str, str], default: str) -> s
     """Translate a column's word to a configuration's."""
     word = row.text(column).lower()
     if word and word not in meanings:
-        raise AtollError(f"line {row.line} ({row.id}): {column} {word!r} is not modelled")
+        raise AtollError(f"{row.where}: {column} {word!r} is not modelled")
     return meanings[word] if word else default
 
 
@@ -132,7 +131,7 @@ def _experts(row: RunRow, config: ModelConfig) -> ModelConfig:
     return replace(
         config,
         experts=experts,
-        experts_per_token=row.count("top_k", 1),
+        experts_per_token=row.integer("top_k", 1),
         ffn=expert_ffn or config.ffn,
         shared_ffn=shared,
         dense_layers=tuple(range(dense)),
@@ -189,7 +188,7 @@ def _architecture(row: RunRow, config: ModelConfig) -> ModelConfig:
     if arch == "bert":
         return replace(config, causal=False, mlm_head=True, token_types=2)
     if arch == "t5":
-        decoder = row.count("decoder_layers", config.layers)
+        decoder = row.integer("decoder_layers", config.layers)
         return replace(
             config,
             layers=config.layers + decoder,
@@ -200,7 +199,7 @@ def _architecture(row: RunRow, config: ModelConfig) -> ModelConfig:
     if not pattern:
         return config
     if set(pattern) - set(LETTERS):
-        raise AtollError(f"line {row.line} ({row.id}): hybrid_pattern must say M, *, - or E")
+        raise AtollError(f"{row.where}: hybrid_pattern must say M, *, - or E")
     words = tuple(LETTERS[letter] for letter in pattern)
     sizes = {**MAMBA, **_mamba_sizes(row)}
     scan = StateSpace(
@@ -215,7 +214,7 @@ def _architecture(row: RunRow, config: ModelConfig) -> ModelConfig:
     config = replace(config, layers=len(words), one_branch=True, scan=scan)
     dense = tuple(i for i, word in enumerate(words) if word == DENSE)
     if config.experts:
-        config = replace(config, dense_layers=dense, dense_ffn=row.count("ffn") if dense else 0)
+        config = replace(config, dense_layers=dense, dense_ffn=row.integer("ffn") if dense else 0)
     return with_kinds(config, words, "mamba2")
 
 
@@ -225,6 +224,6 @@ def _mamba_sizes(row: RunRow) -> dict[str, int]:
     for pair in filter(None, row.text("mamba").split(";")):
         name, _, value = pair.partition("=")
         if not value.isdigit() or int(value) < 1:
-            raise AtollError(f"line {row.line} ({row.id}): mamba says {pair!r}, expected a size")
+            raise AtollError(f"{row.where}: mamba says {pair!r}, expected a size")
         sizes[name.strip().removeprefix("mamba-")] = int(value)
     return sizes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from atoll.base.errors import AtollError
@@ -17,14 +17,14 @@ from atoll.training.run import Run
 from atoll.training.site import Site
 from atoll.validation.row_model import adapters_from_row, model_from_row
 from atoll.validation.row_settings import PARTIAL_BLOCKS, RowSettings, read_settings
-from atoll.validation.run_table import RunRow
-from atoll.workload.families.config_fields import MOST_LAYERS
-
-Reader = Callable[[RunRow], tuple[Run, Layout]]
+from atoll.validation.step_rows import run_from_step
+from atoll.validation.tables import RunRow
 
 
 def run_from_row(row: RunRow) -> tuple[Run, Layout]:
     """Return a row's run and layout; refuse what cannot be expressed."""
+    if row.is_step:
+        return run_from_step(row)
     gpu = row_gpu(row)
     zero = row_zero(row)
     settings = read_settings(row, gpu, zero)
@@ -32,11 +32,11 @@ def run_from_row(row: RunRow) -> tuple[Run, Layout]:
     if precision not in PRECISIONS:
         raise AtollError(f"precision {precision} is not modelled")
     half = gpu.half_dtype if precision in ("bf16", "fp16") else precision
-    devices = row.count("devices")
-    tp, cp = row.count("tp", 1), row.count("cp", 1)
-    pp = row.count("pp", 1) + row.integer("encoder_pp", 0)  # stages of a separate encoder
-    ep, vpp = row.count("ep", 1), row.count("vpp", 1)
-    dp = row.count("dp", max(1, devices // (tp * pp * cp)))
+    devices = row.integer("devices")
+    tp, cp = row.integer("tp", 1), row.integer("cp", 1)
+    pp = row.integer("pp", 1) + row.integer("encoder_pp", 0)  # stages of a separate encoder
+    ep, vpp = row.integer("ep", 1), row.integer("vpp", 1)
+    dp = row.integer("dp", max(1, devices // (tp * pp * cp)))
     layout = Layout(
         dp=dp,
         tp=tp,
@@ -61,8 +61,8 @@ def run_from_row(row: RunRow) -> tuple[Run, Layout]:
         gpu=gpu,
         network=settings.network,
         devices=devices,
-        sequence=row.count("seq"),
-        global_batch=row.count("global_batch"),
+        sequence=row.integer("seq"),
+        global_batch=row.integer("global_batch"),
         stack=with_adapters(settings.stack) if adapters else settings.stack,
         states=settings.states,
         precision=half,
@@ -73,18 +73,20 @@ def run_from_row(row: RunRow) -> tuple[Run, Layout]:
     return run, layout
 
 
-def run_at_site(row: RunRow, site: Site, reader: Reader = run_from_row) -> tuple[Run, Layout]:
+def run_at_site(row: RunRow, site: Site) -> tuple[Run, Layout]:
     """Return a row's run at a site, with the site's software if the row states none."""
     software = {"framework": site.stack}
     if site.attention != "unfused" or not row.text("flash_attention"):
         software["attention_kernel"] = site.attention
     added = {name: word for name, word in software.items() if word and not row.text(name)}
-    run, layout = reader(replace(row, values={**row.values, **added}))
+    run, layout = run_from_row(replace(row, values={**row.values, **added}))
     return run.at(site), layout
 
 
 def peak_meaning(row: RunRow) -> tuple[str, str]:
     """Return what a row's peak counts (`RowSettings.peak`), and the rank: first, last or any."""
+    if row.is_step:
+        return "allocated", ""
     return read_settings(row, row_gpu(row), row_zero(row)).peak, row.text("memory_rank")
 
 
@@ -118,7 +120,7 @@ def _blocks(row: RunRow, pp: int, vpp: int) -> tuple[int, ...]:
         return tuple(part.count("t") for part in pipeline_layout.split("|"))
     if "|" in pattern:
         return tuple(len(part) for part in pattern.split("|"))
-    layers, chunks = row.count("layers", most=MOST_LAYERS), pp * vpp
+    layers, chunks = row.integer("layers"), pp * vpp
     first, last = (row.integer(f"decoder_{end}_pp_layers", 0) for end in ("first", "last"))
     if (first or last) and pp > 1:
         middle_stages = pp - (first > 0) - (last > 0)
@@ -141,14 +143,14 @@ def _replicas(network: Network, devices: int, inner: int, zero: int) -> int:
 
 def _microbatch(row: RunRow, stack: Stack, dp: int, pp: int) -> int:
     """Return the microbatch; XLA runs a device's batch at once, unless it has a pipeline."""
-    stated = row.count("micro_batch", 1)
-    per_replica, remainder = divmod(row.count("global_batch"), dp)
+    stated = row.integer("micro_batch", 1)
+    per_replica, remainder = divmod(row.integer("global_batch"), dp)
     return per_replica if stack.name == "xla" and pp == 1 and not remainder else stated
 
 
 def unread_words(row: RunRow) -> tuple[str, ...]:
     """Return the unknown words of a row, which are ignored."""
-    return read_settings(row, row_gpu(row), row_zero(row)).unread
+    return () if row.is_step else read_settings(row, row_gpu(row), row_zero(row)).unread
 
 
 def row_zero(row: RunRow) -> int:
@@ -175,6 +177,6 @@ def _recompute(row: RunRow, settings: RowSettings, zero: int) -> str:
 
 def row_gpu(row: RunRow) -> Gpu:
     """Return the catalogue's device by name and, if stated, memory."""
-    memory_GB = row.number("device_mem_GB")
+    memory_GB = row.number("device_mem_GB", math.nan)
     memory_text = "" if math.isnan(memory_GB) else f" {memory_GB:.0f}GB"
     return written_gpu(row.device, memory_text)

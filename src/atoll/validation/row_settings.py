@@ -28,7 +28,7 @@ from atoll.tools.software import (
 )
 from atoll.tools.stack import STACKS, Stack
 from atoll.validation.row_model import row_family
-from atoll.validation.run_table import RunRow
+from atoll.validation.tables import RunRow
 
 PARTIAL_BLOCKS = re.compile(r"block (\d+) layers")
 PEAKS = ("allocated", "reserved", "device")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -13,22 +14,19 @@ import numpy as np
 
 from atoll.answers.validation import Errors, GroupErrors, Regret, RunsValidation, WorstRun
 from atoll.base.errors import AtollError
-from atoll.files.csvfile import write_csv
 from atoll.step.layout import Layout
 from atoll.training.estimate import Estimate, Estimator
 from atoll.training.run import Run
 from atoll.training.site import Site
 from atoll.validation.errors import error_summary
 from atoll.validation.row_runs import (
-    Reader,
     peak_meaning,
     predicted_peak_bytes,
     run_at_site,
     run_from_row,
     unread_words,
 )
-from atoll.validation.run_table import RunRow, read_runs
-from atoll.validation.step_rows import read_steps, run_from_step
+from atoll.validation.tables import RunRow, read_runs, write_records
 
 WORST_COUNT = 10
 Interval = tuple[float, float]
@@ -95,15 +93,13 @@ def predicted_run(row: RunRow, estimate: Estimate) -> PredictedRun:
     )
 
 
-def predict(
-    rows: Iterable[RunRow], reader: Reader = run_from_row, site: Site | None = None
-) -> tuple[Prediction, ...]:
+def predict(rows: Iterable[RunRow], site: Site | None = None) -> tuple[Prediction, ...]:
     """Predict every row, at a site if given; an unreadable row gets the reason."""
     predictions = []
     for row in rows:
         try:
             row.check()
-            run, layout = run_at_site(row, site, reader) if site else reader(row)
+            run, layout = run_at_site(row, site) if site else run_from_row(row)
             estimate = Estimator(run).estimate(layout)
             predictions.append(Prediction(row, predicted_run(row, estimate), estimate=estimate))
         except AtollError as error:
@@ -112,27 +108,20 @@ def predict(
 
 
 def validate_runs(
-    path: str | Path,
+    path: str | Path | Traversable,
+    device: str = "h200",
     *,
     expect: str | None = None,
     out: str | Path | None = None,
     site: Site | None = None,
 ) -> RunsValidation:
-    """Validate a file of measured runs; with `expect="oom"`, count how many do not fit."""
+    """Validate a file of measured runs, or of steps of one device.
+
+    With `expect="oom"`, count the runs that do not fit.
+    """
     if expect not in (None, "oom"):
         raise AtollError(f"expect is {expect!r}, but must be oom")
-    return report(predict(read_runs(path), site=site), expect, out)
-
-
-def validate_steps(
-    path: str | Path | Traversable,
-    device: str = "h200",
-    *,
-    out: str | Path | None = None,
-    site: Site | None = None,
-) -> RunsValidation:
-    """Validate a file of measured steps on one device."""
-    return report(predict(read_steps(path, device), run_from_step, site), None, out)
+    return report(predict(read_runs(path, device), site), expect, out)
 
 
 def report(
@@ -336,41 +325,41 @@ FIELDS = (
 
 def write_predictions(predictions: Sequence[Prediction], path: str | Path) -> None:
     """Write a line per row with prediction and error, or the reason why there is none."""
-    write_csv(path, FIELDS, [_line(p) for p in predictions])
+    write_records(path, FIELDS, list(map(_line, predictions)))
 
 
-def _line(p: Prediction) -> list[Any]:
+def _line(p: Prediction) -> dict[str, Any]:
+    measured = {
+        "id": p.row.id,
+        "device": p.row.device,
+        "devices": p.row.text("devices"),
+        "measured_s": _readable(p.row, "time_s"),
+        "measured_peak_bytes": _readable(p.row, "peak_bytes"),
+        "reason": p.reason,
+    }
     predicted = p.predicted
     if predicted is None:
-        measured_s, peak = _readable(p.row, "time_s"), _readable(p.row, "peak_bytes")
-        devices = p.row.text("devices")
-        return [
-            p.row.id, p.row.device, devices, "", measured_s, "", "", peak, "", "", "", "", p.reason,
-            "", "", "", "",
-        ]  # fmt: skip
-    times, peaks = predicted.time_interval or (), predicted.memory_interval or ()
-    return [
-        p.row.id,
-        p.row.device,
-        p.row.integer("devices"),
-        predicted.layout,
-        p.row.time_s or "",
-        f"{predicted.time_s:.6g}",
-        "" if p.time_error is None else f"{p.time_error:.4f}",
-        p.row.peak_bytes or "",
-        f"{predicted.peak_bytes:.6g}",
-        "" if p.memory_error is None else f"{p.memory_error:.4f}",
-        " ".join(f"{bytes_:.4g}" for bytes_ in predicted.stage_bytes),
-        int(predicted.fits),
-        p.reason,
-        *([f"{predicted.time_s * ratio:.6g}" for ratio in times] or ["", ""]),
-        *([f"{predicted.peak_bytes * ratio:.6g}" for ratio in peaks] or ["", ""]),
-    ]
+        return measured
+    low_s, high_s = predicted.time_interval or (math.nan, math.nan)
+    low, high = predicted.memory_interval or (math.nan, math.nan)
+    return measured | {
+        "layout": predicted.layout,
+        "predicted_s": predicted.time_s,
+        "time_error": p.time_error,
+        "predicted_peak_bytes": predicted.peak_bytes,
+        "memory_error": p.memory_error,
+        "stage_bytes": " ".join(f"{bytes_:.4g}" for bytes_ in predicted.stage_bytes),
+        "fits": predicted.fits,
+        "low_s": predicted.time_s * low_s,
+        "high_s": predicted.time_s * high_s,
+        "low_peak_bytes": predicted.peak_bytes * low,
+        "high_peak_bytes": predicted.peak_bytes * high,
+    }
 
 
 def _readable(row: RunRow, name: str) -> Any:
-    """Return a measurement of a skipped row, "" if it cannot be read."""
+    """Return a measurement, None if it cannot be read."""
     try:
-        return getattr(row, name) or ""
+        return getattr(row, name)
     except AtollError:
-        return ""
+        return None

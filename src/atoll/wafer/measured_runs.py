@@ -24,7 +24,7 @@ from atoll.step.layout import Layout
 from atoll.training.estimate import Estimate, Estimator
 from atoll.training.run import Run
 from atoll.validation.row_runs import run_from_row
-from atoll.validation.run_table import RunRow, read_runs
+from atoll.validation.tables import RunRow, read_runs
 from atoll.validation.validate import PredictedRun, Prediction, predicted_run, report
 from atoll.wafer.evaluate import MappingCost
 from atoll.wafer.search import QUICK_CODES
@@ -54,7 +54,7 @@ def judge_meshes(question: ValidateQuestion) -> RunsValidation:
 
 def read_mesh_runs(path: str | Path) -> tuple[RunRow, ...]:
     """Read the TPU and wafer rows of a file."""
-    devices = [(row, row.device) for row in read_runs(path, REQUIRED)]
+    devices = [(row, row.device) for row in read_runs(path, required=REQUIRED)]
     mesh_rows = tuple(r for r, d in devices if d.lower().startswith("tpu") or WAFER.search(d))
     if not mesh_rows:
         raise AtollError(f"{path}: no row is of a TPU or of a wafer; use --data for other devices")
@@ -82,7 +82,7 @@ def _on_torus(row: RunRow) -> Estimate:
     if row.text("tp"):
         run, layout = _sliced(*run_from_row(row), row)
         return Estimator(run).estimate(layout)
-    devices, batch = row.count("devices"), row.count("global_batch")
+    devices, batch = row.integer("devices"), row.integer("global_batch")
     replicas = gcd(devices, batch)
     layout_values = {
         "tp": "1",
@@ -124,8 +124,8 @@ def _shaped(network: Network, axes: tuple[int, ...]) -> Network:
 
 
 def _on_wafer(row: RunRow, wafer: Wafer) -> PredictedRun:
-    wafers, batch = row.count("devices"), row.count("global_batch")
-    cost = fastest_streamed(wafer, _model(row), -(-batch // wafers), row.count("seq"))
+    wafers, batch = row.integer("devices"), row.integer("global_batch")
+    cost = fastest_streamed(wafer, _model(row), -(-batch // wafers), row.integer("seq"))
     return PredictedRun(
         time_s=cost.step_s,
         peak_bytes=cost.memory_bytes,
@@ -154,22 +154,22 @@ def _model(row: RunRow) -> ModelConfig:
     form = next((zoo for family, zoo in ZOO_MODELS.items() if family in name.lower()), None)
     if form is None:
         raise AtollError(
-            f"line {row.line} ({row.id}): model {name!r} is of no family that was measured on "
+            f"{row.where}: model {name!r} is of no family that was measured on "
             f"wafers: {', '.join(ZOO_MODELS)}"
         )
-    hidden, sequence = row.count("hidden"), row.count("seq")
-    heads = row.count("heads")
+    hidden, sequence = row.integer("hidden"), row.integer("seq")
+    heads = row.integer("heads")
     classifies = row.text("method").startswith("fine-tune")
     config = replace(
         load_config(form),
         name=name,
         hidden=hidden,
-        layers=row.count("layers"),
+        layers=row.integer("layers"),
         heads=heads,
-        kv_heads=row.count("kv_heads", heads),
-        head_dim=row.count("head_dim", hidden // heads),
-        ffn=row.count("ffn", 4 * hidden),
-        vocab=CLASSIFIER_COLUMNS if classifies else row.count("vocab", 50257),
+        kv_heads=row.integer("kv_heads", heads),
+        head_dim=row.integer("head_dim", hidden // heads),
+        ffn=row.integer("ffn", 4 * hidden),
+        vocab=CLASSIFIER_COLUMNS if classifies else row.integer("vocab", 50257),
         max_sequence=sequence,
         position_rows=sequence,
         dropout=0.0,
