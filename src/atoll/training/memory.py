@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from atoll.hardware.gpu import SCALED
 from atoll.step.bubbles import chunk_weights, peak_activation_bytes
 from atoll.step.layout import Layout
 from atoll.step.parts import MEMORY_PARTS
 from atoll.training.operators.layers import LayerCost, Share
+from atoll.training.operators.tables import Floats
 from atoll.training.run import Run
 from atoll.training.step import resident_parameters
 
@@ -54,6 +59,46 @@ class Memory:
 
     def parts(self) -> dict[str, float]:
         return {name: getattr(self, name) for name in PARTS}
+
+
+class PeakParts(NamedTuple):
+    """Bytes of a device that change in the course of a step."""
+
+    gradients: Floats
+    activations: Floats
+    logits: Floats
+    transient: Floats
+
+
+def peak_parts(
+    run: Run,
+    parts: PeakParts,
+    shared_parameters: Floats,
+    undivided: NDArray[np.bool_],
+    accumulates: NDArray[np.bool_],
+) -> PeakParts:
+    """Return the parts at the peak of a step, from the largest bytes of each; `undivided`: every
+    rank has all gradients (ZeRO 0 and 1), `accumulates`: there are several microbatches.
+
+    The loss ends before the first block's temporaries are allocated. With late gradients, these are
+    allocated layer by layer as activations are freed, so the peak is at either end; with
+    accumulation they exist from the second microbatch on. A tied embedding's two gradients are
+    summed into a third tensor.
+    """
+    gradients, activations, logits, transient = parts
+    beyond_loss = np.maximum(transient, logits) - logits
+    if not run.stack.late_gradients:
+        return PeakParts(gradients, activations, logits, beyond_loss)
+    tied = 0 if run.adapters else shared_parameters
+    early = np.where(accumulates, gradients, 0.0)
+    summed = np.maximum(transient, 2 * run.states.gradient * tied)
+    at_end = undivided & (gradients + summed > early + activations + logits)
+    return PeakParts(
+        np.where(undivided & ~at_end, early, gradients),
+        np.where(at_end, 0.0, activations),
+        np.where(at_end, 0.0, logits),
+        np.where(at_end, summed, np.where(undivided, 0.0, beyond_loss)),
+    )
 
 
 def losses_in_flight(layout: Layout, microbatches: int) -> int:

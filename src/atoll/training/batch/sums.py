@@ -19,11 +19,11 @@ from atoll.step.replay import pipeline_s
 from atoll.training.batch.cost_arrays import (
     Paces,
     StagePasses,
-    StageStateCosts,
     StateCosts,
     StateMemory,
 )
 from atoll.training.batch.path_bounds import Triple, path_s
+from atoll.training.memory import PeakParts, peak_parts
 from atoll.training.operators.tables import (
     COPIES,
     DIVISION,
@@ -192,17 +192,17 @@ class Sums:
     def states(self) -> StateCosts:
         return self.combine_stages(self.stage_state_costs())
 
-    def combine_stages(self, costs: StageStateCosts) -> StateCosts:
+    def combine_stages(self, costs: StateCosts) -> StateCosts:
         """Combine the costs of all stages after the passes of a step."""
         rows, most = self.rows, self.max_over_stages
-        return StateCosts(
-            self.m[:, 0] * most(costs.accumulate_s) + most(costs.update_s),
-            np.where(rows[:, ZERO] < 3, most(costs.last_s), 0.0),
-            np.where(rows[:, ZERO] == 2, most(costs.before_s), 0.0),
-            *costs[4:],
+        return costs._replace(
+            accumulate_s=self.m[:, 0] * most(costs.accumulate_s),
+            update_s=most(costs.update_s),
+            last_s=np.where(rows[:, ZERO] < 3, most(costs.last_s), 0.0),
+            before_s=np.where(rows[:, ZERO] == 2, most(costs.before_s), 0.0),
         )
 
-    def stage_state_costs(self) -> StageStateCosts:
+    def stage_state_costs(self) -> StateCosts:
         t, rows = self.tables, self.rows
         stage_rows = rows[self.row]
         copies, zero = stage_rows[:, COPIES], stage_rows[:, ZERO]
@@ -219,21 +219,20 @@ class Sums:
                 [all_parameters, *[(dense, expert)] * 4]
             )
         )
-        buffer = ContentColumn.BUFFER_BYTES + zero
-        fixed = weights + optimizer + contents[np.arange(len(contents)), buffer]
-        fixed += np.where(zero < 3, copied, 0.0)
+        weights += np.where(zero < 3, copied, 0.0)
+        buffers = contents[np.arange(len(contents)), ContentColumn.BUFFER_BYTES + zero]
         sent = self.stack.sends_held * contents[:, ContentColumn.BOUNDARY_BYTES]
-        fixed += np.where(t.arrivals[self.stage, 0] > 0, sent, 0.0)
+        buffers += np.where(t.arrivals[self.stage, 0] > 0, sent, 0.0)
         # Many stages have the same parameters and groups.
         pairs, pair = _distinct(stage_rows[:, GROUP], self.mix)
         shared_s = self.shared_s(pairs[0], *sums[pairs[1], :2].T)
         gather_s, reduce_s = (wire_s[pair] for wire_s in shared_s)
-        return StageStateCosts(
+        return StateCosts(
             accumulate_s,
             update_s,
             reduce_s + gather_s,
             reduce_s + self.stack.regathers * gather_s,
-            fixed,
+            np.stack([weights, optimizer, buffers], axis=1),
             gradients,
             waiting / copies,
             weight_s / copies,
@@ -336,7 +335,14 @@ class Sums:
         return layers_s
 
     def memory(self, states: StateCosts) -> Floats:
-        """Return the bytes needed per stage (`memory.stage_memory`)."""
+        """Return the bytes needed per stage and choice."""
+        changing = sum(self.peak_parts(states), np.zeros(()))
+        allocated = states.fixed.sum(axis=1)[:, None] + changing
+        needed = allocated * (1 + self.stack.fragmentation) + self.stack.context_bytes
+        return np.asarray(needed)
+
+    def peak_parts(self, states: StateCosts) -> PeakParts:
+        """Return the bytes at the peak of each stage (stages, choices), without fixed ones."""
         t, rows = self.tables, self.rows[self.row]
         content = t.content[self.mix]
         kept = (t.weighed @ t.kept)[self.stage]
@@ -346,19 +352,11 @@ class Sums:
             delayed_bytes = (states.waiting * delayed)[:, None]
             activations = np.maximum(activations, kept * in_flight[:, None] + delayed_bytes)
         logits, transient = t.logits[rows[:, LOSS], content][:, None], t.transient[content]
-        gradients = states.gradients[:, None]
-        peak = gradients + activations + np.maximum(transient, logits)
-        if self.stack.late_gradients:
-            early = np.where(rows[:, MICROBATCHES, None] > 1, gradients, 0.0)
-            shared = t.contents[content, ContentColumn.SHARED_PARAMETERS, None]
-            tied = 0 if self.run.adapters else shared
-            summed = 2 * self.run.states.gradient * tied
-            late_peak = np.maximum(
-                early + activations + logits, gradients + np.maximum(transient, summed)
-            )
-            peak = np.where(rows[:, ZERO, None] < 2, late_peak, peak)
-        needed = (states.fixed[:, None] + peak) * (1 + self.stack.fragmentation)
-        return np.asarray(needed + self.stack.context_bytes)
+        parts = PeakParts(states.gradients[:, None], activations, logits, transient)
+        shared = t.contents[content, ContentColumn.SHARED_PARAMETERS, None]
+        return peak_parts(
+            self.run, parts, shared, rows[:, ZERO, None] < 2, rows[:, MICROBATCHES, None] > 1
+        )
 
     def step_s(self, states: StateCosts, passes: StagePasses, wanted: NDArray[np.bool_]) -> Floats:
         """Return (rows, choices): the step with passes, exposed gradient collectives and optimizer;

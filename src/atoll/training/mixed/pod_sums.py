@@ -17,7 +17,6 @@ from atoll.step.orders import arrivals, chunks_per_stage, route
 from atoll.training.batch.cost_arrays import (
     Paces,
     StagePasses,
-    StageStateCosts,
     StateCosts,
     StateMemory,
 )
@@ -66,9 +65,9 @@ class PodSums(Sums):
             values[in_pod] = pod_value[in_pod]
         return values
 
-    def stage_state_costs(self) -> StageStateCosts:
+    def stage_state_costs(self) -> StateCosts:
         pod_costs = [part.stage_state_costs() for part in self.parts]
-        return StageStateCosts(*(self._by_pod(columns) for columns in zip(*pod_costs, strict=True)))
+        return StateCosts(*(self._by_pod(columns) for columns in zip(*pod_costs, strict=True)))
 
     def memory(self, states: StateCosts) -> Floats:
         capacity_bytes = self.run.capacity_bytes
@@ -97,7 +96,7 @@ class PodSums(Sums):
 class SumsBeforeUpdate(Sums):
     """Sums of a step without its update, which starts when all replicas have the gradients."""
 
-    def combine_stages(self, costs: StageStateCosts) -> StateCosts:
+    def combine_stages(self, costs: StateCosts) -> StateCosts:
         self.update_s = self.max_over_stages(costs.update_s) * self.run.slack
         return super().combine_stages(costs._replace(update_s=np.zeros_like(costs.update_s)))
 

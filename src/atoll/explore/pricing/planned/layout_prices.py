@@ -209,7 +209,8 @@ class PlannedLayouts:
         at, all_states = self.first[rows][sums.row] + sums.stage_position, self.states
         weight_s = (sums.tables.counts @ sums.tables.kinds[:, KindColumn.WEIGHT_S])[sums.mix]
         states = StateCosts(
-            all_states.optimizer_s[rows] / problem.hbm_Bps,
+            all_states.accumulate_s[rows] / problem.hbm_Bps,
+            all_states.update_s[rows] / problem.hbm_Bps,
             all_states.last_s[rows],
             all_states.before_s[rows],
             all_states.fixed[at],
