@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -248,24 +247,14 @@ def plan(
     pieces: PlanPieces | None = None,
     stop: Stop | None = None,
     ties: float = 0.0,
-    last: Callable[[Plan], Plan] = lambda plan: plan,
 ) -> Plan:
     """Return a plan with the fastest layout that fits, or the simplest one within the relative
-    difference `ties`. `usable` returns why the export target cannot run a layout. `last` transforms
-    the plan while the space is still open for searches.
+    difference `ties`. `usable` returns why the export target cannot run a layout.
     """
-    axes, stop = axes or Axes(), stop or Stop()
-    space = LayoutSpace(run, axes, refusal_of=usable, progress=progress, pieces=pieces, stop=stop)
-    try:
-        return last(_planned(space, runners_up, target, ties))
-    finally:
-        space.close()
-
-
-def _planned(space: LayoutSpace, runners_up: int, target: str, ties: float) -> Plan:
     from atoll.training.planner.ties import simplest
 
-    run, axes = space.run, space.axes
+    axes, stop = axes or Axes(), stop or Stop()
+    space = LayoutSpace(run, axes, refusal_of=usable, progress=progress, pieces=pieces, stop=stop)
     fastest_layouts = space.search(runners_up + 1)
     if not fastest_layouts.best:
         if fastest_layouts.refused:
