@@ -25,7 +25,9 @@ def test_a_tool_asks_what_its_command_asks_without_what_writes(name: str) -> Non
     asked, schema = COMMANDS[name][0], offered(name)
     assert schema["type"] == "object"
     assert schema["properties"].keys() == asked.model_fields.keys() - hidden(asked)
-    writing = ("out", "launch_file", "append", "messages", "chakra", "parquet", "workers", "cluster")
+    writing = (
+        "out", "launch_file", "append", "messages", "chakra", "parquet", "workers", "cluster",
+    )  # fmt: skip
     assert not schema["properties"].keys() & set(writing)
     assert set(schema.get("required", ())) <= schema["properties"].keys()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -20,7 +19,7 @@ from atoll.answers.plan import UnrestrictedLayout
 from atoll.base.errors import AtollError, InfeasibleError
 from atoll.base.notebook import answer_html
 from atoll.base.registry import import_named
-from atoll.base.stopping import Stop
+from atoll.base.stopping import Stop, StoppedError
 from atoll.base.units import counted, format_bytes
 from atoll.driver import Progress
 from atoll.step.certificate import Certificate
@@ -227,23 +226,23 @@ class Plan(Exportable, DrawableResult["PlanAnswer"]):
     @cached_property
     def unrestricted(self) -> UnrestrictedLayout | None:
         """Return the fastest layout of a runtime that runs every layout, with what it saves; None
-        if the tool runs one as fast.
+        if the tool runs one as fast, or if there was no time to look.
         """
         tool = self.tool
-        if tool.name == UNRESTRICTED:
+        if tool.name == UNRESTRICTED or self.stopped:
             return None
         chosen = {
             axis.name: values
             for axis in fields(self.axes)
             if (values := getattr(self.axes, axis.name)) != tool.axes.get(axis.name)
         }
-        space = LayoutSpace(self.run, Axes(**chosen), stop=self.space.stop)
         try:
-            fastest = space.search(1).best
-        finally:
-            space.close()
-        mine_s = self.fastest.step.time_s
-        if not fastest or fastest[0].step.time_s >= mine_s * (1 - LEAST_GAIN):
+            space = LayoutSpace(self.run, Axes(**chosen), stop=self.space.stop)
+        except StoppedError:
+            return None
+        search = space.search(1)
+        fastest, mine_s = search.best, self.fastest.step.time_s
+        if search.stopped or not fastest or fastest[0].step.time_s >= mine_s * (1 - LEAST_GAIN):
             return None
         layout = fastest[0].layout
         return UnrestrictedLayout(
@@ -301,24 +300,14 @@ def plan(
     pieces: PlanPieces | None = None,
     stop: Stop | None = None,
     ties: float = 0.0,
-    last: Callable[[Plan], Plan] = lambda plan: plan,
 ) -> Plan:
     """Return a plan with the fastest layout that fits, or the simplest one within the relative
-    difference `ties`. `usable` returns why the run's tool cannot run a layout. `last` transforms
-    the plan while the space is still open for searches.
+    difference `ties`. `usable` returns why the run's tool cannot run a layout.
     """
-    axes, stop = axes or Axes(), stop or Stop()
-    space = LayoutSpace(run, axes, refusal_of=usable, progress=progress, pieces=pieces, stop=stop)
-    try:
-        return last(_planned(space, runners_up, ties))
-    finally:
-        space.close()
-
-
-def _planned(space: LayoutSpace, runners_up: int, ties: float) -> Plan:
     from atoll.training.planner.ties import simplest
 
-    run, axes = space.run, space.axes
+    axes, stop = axes or Axes(), stop or Stop()
+    space = LayoutSpace(run, axes, refusal_of=usable, progress=progress, pieces=pieces, stop=stop)
     fastest_layouts = space.search(runners_up + 1)
     if not fastest_layouts.best:
         if fastest_layouts.refused:

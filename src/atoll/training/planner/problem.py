@@ -66,12 +66,6 @@ class PlanProblem:
             pieces.ask = shared.ask
             pieces.announce = None if runtime.executor.in_process else shared.prefetch
 
-        def last(solved_plan: Plan) -> Plan:
-            solved_plan = replace(solved_plan, best=replace(solved_plan.best, launched=True))
-            if self.explained:
-                _ = solved_plan.reasons, solved_plan.unrestricted
-            return solved_plan
-
         solved_plan = plan(
             self.run,
             self.axes,
@@ -80,8 +74,10 @@ class PlanProblem:
             pieces=pieces,
             stop=runtime.stop,
             ties=self.ties,
-            last=last,
         )
+        solved_plan = replace(solved_plan, best=replace(solved_plan.best, launched=True))
+        if self.explained:
+            _ = solved_plan.reasons, solved_plan.unrestricted
         # Later calls use neither workers nor a limit.
         pieces.ask, pieces.announce, solved_plan.space.stop = pieces.make, None, Stop()
         return solved_plan
