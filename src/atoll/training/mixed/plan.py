@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import inf
 
-from atoll.answers.answer import AnsweredResult, build_answer
+from atoll.answers.answer import AnsweredResult, build_answer, build_from
 from atoll.answers.certificate import Proof
 from atoll.answers.design import MixedAnswer, MixedStage, PodAlone, PodAnswer
 from atoll.answers.layout import Exportable, LaunchFile
@@ -244,17 +244,17 @@ def _excluded(pods: Pods, axes: Axes, equal: bool) -> tuple[str, ...]:
 
 @build_answer.register
 def mixed_answer(pod_plan: MixedPlan) -> MixedAnswer:
-    best, run = pod_plan.best, pod_plan.pods.runs[0]
+    best, pods, run = pod_plan.best, pod_plan.pods, pod_plan.pods.runs[0]
     placed = best.placed
     shares = dict(zip(placed.pods, placed.microbatches, strict=False))
-    return MixedAnswer(
-        notes=pod_plan.notes,
+    return build_from(
+        MixedAnswer,
+        pod_plan,
+        pods,
+        placed,
+        run,
         model=run.model.name,
-        sequence=run.sequence,
-        global_batch=run.global_batch,
         stack=run.stack.name,
-        precision=run.precision,
-        given=pod_plan.pods.given,
         pods=tuple(
             PodAnswer(
                 device=pod_run.gpu.name,
@@ -264,11 +264,9 @@ def mixed_answer(pod_plan: MixedPlan) -> MixedAnswer:
                 microbatch=shares.get(pod, placed.layout.microbatch),
                 blocks=tuple(stage.blocks for stage in best.stages if stage.pod == pod),
             )
-            for pod, pod_run in enumerate(pod_plan.pods.runs)
+            for pod, pod_run in enumerate(pods.runs)
         ),
-        by=placed.by,
         order=placed.pods,
-        layout=placed.layout,
         layout_words=str(placed),
         step_time_s=best.time_s,
         tokens_per_s=run.tokens / best.time_s,
@@ -277,14 +275,12 @@ def mixed_answer(pod_plan: MixedPlan) -> MixedAnswer:
         crossing=best.crossing(),
         bottleneck=best.bottleneck(),
         stages=tuple(
-            MixedStage(
-                pod=stage.pod,
-                stage=stage.stage,
-                blocks=stage.blocks,
+            build_from(
+                MixedStage,
+                stage,
                 microbatch_s=stage.time.total_s,
-                recompute=stage.recompute,
                 needed_bytes=stage.memory.needed,
-                capacity_bytes=pod_plan.pods.runs[stage.pod].gpu.hbm_bytes,
+                capacity_bytes=pods.runs[stage.pod].gpu.hbm_bytes,
                 memory_bytes=stage.memory.parts(),
             )
             for stage in best.stages
@@ -293,8 +289,5 @@ def mixed_answer(pod_plan: MixedPlan) -> MixedAnswer:
             (str(estimate.placed), estimate.placed.by, estimate.time_s / best.time_s - 1)
             for estimate in pod_plan.runners_up
         ),
-        alone=pod_plan.alone,
-        stopped=pod_plan.stopped,
-        excluded=pod_plan.excluded,
         certificate=Proof.of(pod_plan.certificate),
     )
