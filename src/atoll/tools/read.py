@@ -68,12 +68,20 @@ def _script(
     vocab: int | None,
 ) -> Launch:
     script, file = read_script(path, environment), str(path)
-    if training_commands(script):
-        return read_megatron(file, script, vocab)
-    if trainer_commands(script):
-        return read_trainer_script(file, script, model)
-    if is_mlperf(script):
-        return read_mlperf(file, script, model)
+    try:
+        if training_commands(script):
+            return read_megatron(file, script, vocab)
+        if trainer_commands(script):
+            return read_trainer_script(file, script, model)
+        if is_mlperf(script):
+            return read_mlperf(file, script, model)
+    except AtollError as error:
+        if not script.missing:
+            raise
+        raise AtollError(
+            f"{path}: sources {', '.join(script.missing)}, not found beside it; put it there "
+            f"(without it: {str(error).removeprefix(f'{path}: ')})"
+        ) from None
     raise AtollError(
         f"{path}: starts no training program that is known: Megatron-LM's (pretrain_gpt.py with "
         "--num-layers and the like), a Trainer of Hugging Face (--per_device_train_batch_size), or "

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from atoll.base.errors import AtollError
+from atoll.step.layout import HOST
 from atoll.tools.arguments import Launch, LaunchArguments, load_names
 from atoll.tools.files.shell import Script
 from atoll.tools.files.shell_tokens import UNKNOWN
@@ -24,6 +25,7 @@ MODELS = {"405b": "llama3-405b", "8b": "llama3-8b", "70b": "llama2-70b"}
 ADAPTED = "llama2-70b"
 SEQUENCE = 8192
 RANK, TARGETS = 16, "attention"  # of the benchmark's adapters: linear_qkv and linear_proj
+HOSTED_LAYERS = 20  # where CPU_OFFLOADING says no number
 OFF = ("0", "false", "null", "none", "")
 
 
@@ -36,15 +38,18 @@ def is_mlperf(script: Script) -> bool:
 
 def read_mlperf(file: str, script: Script, model: ModelConfig | None) -> Launch:
     """Read a configuration; the model follows from its size, or from the LoRA benchmark."""
+    if script.missing:  # the precision and much of the layout stand in common files
+        raise AtollError("the configuration is not complete")
     exported = {NAMES.renamed.get(name, name): name for name in script.exported}
     values: dict[str, Any] = {new: script.exported[old] for new, old in exported.items()}
     chosen = {n: v for n, v in values.items() if v.lower() not in ("null", "none")}
     args = LaunchArguments(file, chosen, UNKNOWN)
     adapters = any(name.startswith(("LORA_", "NEMO_LORA_")) for name in values)
-    args.refuse_offload("CPU_OFFLOADING")
-    args.has("CPU_OFFLOADING_NUM_LAYERS")  # offloading is off
     described = model or _model(args, adapters)
     fields = layout_fields(args, described.layers)
+    hosted_layers = args.count("CPU_OFFLOADING_NUM_LAYERS") or HOSTED_LAYERS
+    if args.has("CPU_OFFLOADING"):  # of activations; weights stay on the device
+        fields["recompute"] = f"{HOST}@{hosted_layers}"
     tp = fields["tp"]
     if "sequence_parallel" not in args.values:
         fields["sp"] = tp > 1 and not adapters
@@ -60,11 +65,12 @@ def read_mlperf(file: str, script: Script, model: ModelConfig | None) -> Launch:
         "sequence": args.count("MAX_SEQLEN") or SEQUENCE,
         "optimizer": "mixed16",
         **(precision := _precision(args)),
-        **_software(args, not adapters, _wide(args, precision["precision"])),
+        # With adapters the recipe builds the frozen weights in 8 bits, whatever the file gathers.
+        **_software(args, not adapters, not adapters and _wide(args, precision["precision"])),
     }
     if adapters:
         fields |= {"method": "lora", "lora_rank": RANK, "lora_targets": TARGETS}
-        args.has("PRE_QUANTIZED_MODEL")  # frozen weights in few bits alone, as NeMo's are priced
+        args.has("PRE_QUANTIZED_MODEL")  # frozen weights in 4 bits only, as NeMo's are priced
     healed = args.count("HEALING_ITER")
     notes = (
         (f"after {healed} steps it goes on in 8 bits; a step before is priced",) if healed else ()
@@ -75,7 +81,7 @@ def read_mlperf(file: str, script: Script, model: ModelConfig | None) -> Launch:
     nulls = {name: "" for name in values if name not in args.values}  # null means not set
     duplicates = {n: v for n, v in script.exported.items() if n not in exported.values()}
     file_account = account.renamed(exported, {**nulls, **duplicates})
-    return Launch(file, "nemo", described, fields, steps, file_account, (*script.notes, *notes))
+    return Launch(file, "nemo", described, fields, steps, file_account, notes)
 
 
 def _model(args: LaunchArguments, adapters: bool) -> ModelConfig:
