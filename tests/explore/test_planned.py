@@ -92,7 +92,7 @@ def compare_with_planner(one: Node, model: str) -> None:
     )
     planner, time_s = Estimator(run), steps(one, one.times)
     for layout, step_s in zip(one.others.layouts, time_s, strict=True):
-        found = planner._estimate(layout, ("none",) * layout.pp)
+        found = planner.estimate(replace(layout, recompute="none"))
         assert found.step.time_s == pytest.approx(step_s, rel=REL), layout
         division = Division(
             step_s, layout.pp, layout.dp, (), layout=layout, choices=(0,) * layout.pp

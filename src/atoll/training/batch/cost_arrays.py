@@ -56,10 +56,12 @@ class Paces(NamedTuple):
     host_f: Floats
     host_b: Floats
     host_w: Floats
-    """Host time, if weight passes are separate (`step.StageTime.paces`); otherwise empty."""
+    """Host time, if weight passes are separate; otherwise empty."""
     device_f: Floats
     device_b: Floats
     """Without host time."""
+    host_s: Floats
+    """Host time of all passes that the device does not hide."""
 
     @property
     def counted(self) -> Triple:

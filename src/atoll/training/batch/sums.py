@@ -1,8 +1,7 @@
 """Step time and memory of many layouts from the tables of `batch`: sums and maxima over stages.
 
-The rules are those of `estimate`, `memory.stage_memory` and `step.replay`; a test compares them on
-random layouts. Arrays run over the stages of all rows, row by row, and over choices of
-recomputation.
+Arrays run over the stages of all rows, row by row, and over choices of recomputation. A test
+compares them with a sum layer by layer on random layouts.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.fabric.nested import TREE_SHARE
+from atoll.fabric.nested import sized_s
 from atoll.step.layout import ZERO_STAGES
 from atoll.step.orders import ORDERS
 from atoll.step.replay import pipeline_s
@@ -46,13 +45,8 @@ from atoll.training.operators.tables import (
 SAME = 1e-12  # relative difference of a stage's time below which choices count as equal
 DENSE, EXPERT = 0, 1  # last axis of `LayoutTables.parameters`
 _DENSE_COLUMNS = KindColumn.DENSE, KindColumn.ALL_DENSE
-_PARAMETER_COLUMNS = (
-    *(KindColumn.DENSE, KindColumn.EXPERT, KindColumn.ALL_DENSE, KindColumn.ALL_EXPERT),
-)
-_SUMMED_PASSES = [
-    *(PassColumn.FORWARD_S, PassColumn.BACKWARD_S),
-    *(PassColumn.HOST_S, PassColumn.HOST_WAIT_S, PassColumn.HOST_FORWARD_S),
-]
+_PARAMETERS = slice(KindColumn.DENSE, KindColumn.ALL_EXPERT + 1)
+_SUMMED_PASSES = slice(PassColumn.FORWARD_S, PassColumn.HOST_FORWARD_S + 1)
 SLACK = 1e-8  # relative excess of memory that may be rounding
 
 
@@ -68,6 +62,8 @@ class Sums:
         self.row = np.repeat(np.arange(len(rows)), sizes)
         self.stage_position = np.arange(len(self.row)) - self.starts[self.row]
         """Row of each stage, and its position there."""
+        self.pod = np.zeros_like(self.row)
+        """Number of each stage's devices in `pods`."""
         self.stage = tables.starts[rows[self.row, PIPE]] + self.stage_position
         self.mix = tables.mix[self.stage]
         self.launches = bool(tables.passes[..., PassColumn.HOST_S].any())
@@ -82,6 +78,11 @@ class Sums:
         self.chunk_stage, self.chunk_mix = self._chunks()
         """Stage and mix of each chunk, in pipelines with several chunks per stage."""
         self.chunk_starts = np.searchsorted(self.row[self.chunk_stage], np.arange(len(rows)))
+
+    @property
+    def pods(self) -> Sequence[Sums]:
+        """Sums of the same rows, one for each kind of device."""
+        return (self,)
 
     def _chunks(self) -> tuple[Ints, Ints]:
         t, pipe = self.tables, self.rows[self.row, PIPE]
@@ -193,7 +194,12 @@ class Sums:
         return self.combine_stages(self.stage_state_costs())
 
     def combine_stages(self, costs: StateCosts) -> StateCosts:
-        """Combine the costs of all stages after the passes of a step."""
+        """Combine the costs of all stages after the passes of a step. Gradients are summed after
+        the last backward pass, under ZeRO 3 layer by layer in each pass. Divided gradients (ZeRO 2)
+        are reduced in every backward pass by DeepSpeed (deepspeedai/DeepSpeed#2252),
+        Megatron-FSDP's "optim_grads" and FSDP (its no_sync keeps full gradients instead: ZeRO 1;
+        pytorch/pytorch#126166).
+        """
         rows, most = self.rows, self.max_over_stages
         return costs._replace(
             accumulate_s=self.m[:, 0] * most(costs.accumulate_s),
@@ -210,7 +216,7 @@ class Sums:
         sums = t.counts @ t.kinds
         for column in _DENSE_COLUMNS[self.run.adapters is not None :]:
             sums[:, column] -= contents[:, ContentColumn.SHARED_PARAMETERS]
-        dense, expert, waiting, copied, weight_s, launch_s, *all_parameters = sums[self.mix].T
+        dense, expert, *all_parameters, waiting, copied, weight_s, launch_s = sums[self.mix].T
         contents = contents[self.mix]
         per_parameter = t.parameters[stage_rows[:, DIVISION]]
         weights, gradients, optimizer, accumulate_s, update_s = (
@@ -244,20 +250,13 @@ class Sums:
         t = self.tables
         wires_s = np.zeros((2, len(group)))
         begin, end = t.spans[group].T
-        logs = np.log(t.durations_s)
         for i in range(int((end - begin).max(initial=0))):
             rows = np.flatnonzero(begin + i < end)
             collective = begin[rows] + i
             gathers, per_dense, per_expert, fixed_s, tree_s = t.collective[collective].T
             bytes_ = per_dense * dense[rows] + per_expert * expert[rows]
-            longest_s = np.zeros(len(rows))
-            for level, (log_durations, shares) in enumerate(zip(logs, t.shares, strict=True)):
-                full_s = t.s_per_byte[collective, level] * bytes_
-                message_s = np.maximum(full_s, 1e-300) / t.steps[collective, level]
-                share = np.interp(np.log(message_s), log_durations, shares)
-                longest_s = np.maximum(longest_s, full_s / share)
-            ring_or_tree_s = np.minimum(fixed_s + longest_s, tree_s + longest_s / TREE_SHARE)
-            wire_s = np.where(bytes_ > 0, ring_or_tree_s, 0.0)
+            terms = fixed_s, t.s_per_byte[collective].T, t.steps[collective].T, tree_s
+            wire_s = sized_s(terms, bytes_, t.durations_s, t.shares)
             wires_s[np.where(gathers > 0, 0, 1), rows] += wire_s
         return wires_s[0], wires_s[1]
 
@@ -269,10 +268,11 @@ class Sums:
         gathered = np.where(rows[:, ZERO] == 3, rows[:, GROUP], -1)
         variants, variant = _distinct(rows[:, SIDE], gathered + 1)
         pairs, pair = _distinct(variant[self.row], self.mix)
-        layers_s = self.layers(variants[0], variants[1] - 1)
+        layer_passes = t.passes[variants[0]]
+        layers_s = layer_passes[..., _SUMMED_PASSES].copy()
+        layers_s[..., :2] += self.exposed_gathers_s(layer_passes, variants[1] - 1)
         parts = np.einsum("pk,pkcx->xpc", t.counts[pairs[1]], layers_s[pairs[0]])
         forward, backward, host, waiting, launch_f = parts[:, pair] / stage_rows[:, COPIES, None]
-        total_s = np.maximum(forward + backward, host) + waiting
         stages = self._paces(
             (forward, backward, host, waiting, launch_f),
             stage_rows[:, SPLIT, None] > 0,
@@ -285,7 +285,8 @@ class Sums:
         weights = slice(KindColumn.WEIGHT_S, KindColumn.LAUNCH_S + 1)
         weight_s, launch_s = (t.chunk_counts @ t.kinds[:, weights])[self.chunk_mix].T
         chunks = self._paces(parts[:, pair], rows[row, SPLIT, None] > 0, weight_s, launch_s)
-        return StagePasses(stages, chunks, total_s, total_s - forward, memory.bytes)
+        after_forward_s = backward + stages.host_s
+        return StagePasses(stages, chunks, forward + after_forward_s, after_forward_s, memory.bytes)
 
     def _paces(
         self,
@@ -294,7 +295,11 @@ class Sums:
         weight_s: Floats,
         launch_s: Floats,
     ) -> Paces:
-        """Return `step.StageTime.paces` of stages or of chunks."""
+        """Return the passes of stages or of chunks that a pipeline replays. With separate weight
+        passes, once with device and once with host times, of which the slower pipeline counts:
+        combined, slower weight gradients on the device could shorten the step. Otherwise exposed
+        host time is added to forward and backward passes in equal parts.
+        """
         forward, backward, host_s, waiting, launch_f = parts
         unhidden = np.maximum(0.0, host_s - (forward + backward)) + waiting
         device_b = backward - weight_s[:, None]
@@ -306,22 +311,20 @@ class Sums:
         host_b = host_s - launch_f - host_w + waiting / 2
         if not self.hosts_apart.any():
             host_f, host_b, host_w = forward[:0], forward[:0], forward[:0]
-        return Paces(
-            forward + more, device_b + more, weight, host_f, host_b, host_w, forward, device_b
-        )
+        counted = forward + more, device_b + more, weight
+        return Paces(*counted, host_f, host_b, host_w, forward, device_b, unhidden)
 
-    def layers(self, side: Ints, group: Ints) -> Floats:
-        """Return (variants, kinds, choices, 5): seconds per kind of layer, with exposed gathers
-        where there is a group.
+    def exposed_gathers_s(self, passes: Floats, group: Ints) -> Floats:
+        """Return (variants, kinds, choices, 2): exposed seconds of gathers of divided weights in
+        forward passes and, with scatters of gradients, in backward passes; 0 without a group (-1).
         """
         t = self.tables
-        passes = t.passes[side]
-        layers_s: Floats = passes[..., _SUMMED_PASSES]
+        exposed_s = np.zeros((*passes.shape[:-1], 2))
         gathering = np.flatnonzero(group >= 0)
         shape = gathering.size, len(t.kinds)
         groups = np.repeat(group[gathering], len(t.kinds))
         dense, expert, *all_parameters = (
-            np.broadcast_to(t.kinds[:, column], shape).reshape(-1) for column in _PARAMETER_COLUMNS
+            np.broadcast_to(column, shape).reshape(-1) for column in t.kinds[:, _PARAMETERS].T
         )
         wires_s = self.shared_s(groups, dense, expert)
         if self.run.adapters:  # frozen weights are gathered, and have no gradients
@@ -331,8 +334,8 @@ class Sums:
         hides = PassColumn.HIDES_FORWARD_S, PassColumn.HIDES_BACKWARD_S
         for at, wire_s in enumerate((gather_s, gather_s + reduce_s)):
             hides_s = passes[gathering, :, :, hides[at]]
-            layers_s[gathering, :, :, at] += wire_s - np.minimum(hidden * wire_s, hides_s)
-        return layers_s
+            exposed_s[gathering, :, :, at] = wire_s - np.minimum(hidden * wire_s, hides_s)
+        return exposed_s
 
     def memory(self, states: StateCosts) -> Floats:
         """Return the bytes needed per stage and choice."""
@@ -362,12 +365,21 @@ class Sums:
         """Return (rows, choices): the step with passes, exposed gradient collectives and optimizer;
         infinite where it is not `wanted`.
         """
+        reduced_s = self.with_gradients_s(states, passes, *self.paces_s(passes, wanted))
+        return self.with_update_s(states, reduced_s)
+
+    def paces_s(
+        self, passes: StagePasses, wanted: NDArray[np.bool_], message_s: Floats | None = None
+    ) -> tuple[Floats, Floats]:
+        """Return (rows, choices): seconds of all microbatches with device times and, where hosts
+        have a pace of their own, with host times; messages take `message_s` or as in the tables.
+        """
         stages, chunks, apart = passes.stages, passes.chunks, self.hosts_apart
-        passes_s = self.replayed_s(stages.counted, chunks.counted, wanted)
-        host_s = passes_s
-        if apart.any():
-            host_s = self.replayed_s(stages.host, chunks.host, wanted & apart)
-        return self.with_gradients_s(states, passes, passes_s, host_s)
+        messages_s = self.message_s if message_s is None else message_s
+        device_s = self.replayed_s(stages.counted, chunks.counted, wanted, messages_s)
+        if not apart.any():
+            return device_s, device_s
+        return device_s, self.replayed_s(stages.host, chunks.host, wanted & apart, messages_s)
 
     def bound_s(self, states: StateCosts, passes: StagePasses, *, least: bool = False) -> Floats:
         """Return a lower bound on the step; with `least` for all choices whose layers take at least
@@ -384,7 +396,8 @@ class Sums:
             if not least:
                 host_s = np.maximum(host_s, path_s(self, stages.host, chunks.host))
         if not least:
-            return self.with_gradients_s(states, passes, passes_s, host_s)
+            reduced_s = self.with_gradients_s(states, passes, passes_s, host_s)
+            return self.with_update_s(states, reduced_s)
         passes_s = np.where(self.hosts_apart, np.maximum(passes_s, host_s), passes_s)
         hidden = self.hidden
         last_s, before_s = states.last_s[:, None], states.before_s[:, None]
@@ -402,7 +415,7 @@ class Sums:
     def with_gradients_s(
         self, states: StateCosts, passes: StagePasses, passes_s: Floats, host_s: Floats
     ) -> Floats:
-        """Add gradient collectives and update to all passes, for device and host times."""
+        """Add exposed gradient collectives to all passes, for device and host times."""
         hidden = self.hidden
         last_s, before_s = states.last_s[:, None], states.before_s[:, None]
 
@@ -418,7 +431,7 @@ class Sums:
             device_s = reduced_s(passes_s, self.behind_s(*stages.counted))
             host_s = reduced_s(host_s, self.behind_s(*stages.host))
             reduced = np.where(apart, np.maximum(device_s, host_s), reduced)
-        return self.with_update_s(states, reduced)
+        return reduced
 
     def with_update_s(self, states: StateCosts, passes_s: Floats) -> Floats:
         """Add accumulation, update and the fixed time of a step."""
@@ -447,9 +460,10 @@ class Sums:
         stages: Triple,
         chunks: Triple,
         wanted: NDArray[np.bool_],
+        messages_s: Floats,
     ) -> Floats:
         """Return (rows, choices): seconds of all microbatches (`step.replay.pipeline_s`) for these
-        times of stages and chunks; infinite where it is not `wanted`.
+        times of stages, chunks and messages; infinite where it is not `wanted`.
         """
         replayed_s = self.m * self.total(sum(stages, np.zeros(())))
         replayed_s[~wanted] = np.inf
@@ -467,7 +481,7 @@ class Sums:
             paces, starts = (chunks, self.chunk_starts) if c > 1 else (stages, self.starts)
             at = starts[alike[row], None] + np.arange(p * c), choice[:, None]
             passes_s = np.stack([pass_s[at] for pass_s in paces], axis=-1).reshape(-1, p, c, 3)
-            message_s = self.message_s[self.starts[alike[row], None] + np.arange(p)]
+            message_s = messages_s[self.starts[alike[row], None] + np.arange(p)]
             messages = shown * message_s, (1.0 - shown) * message_s
             replayed_s[alike[row], choice] = pipeline_s(ORDERS[name], passes_s, m, *messages)
         return replayed_s
