@@ -29,6 +29,7 @@ from atoll.training.accuracy import (
     accuracy,
     beyond_published,
 )
+from atoll.training.batch.choices import figures
 from atoll.training.batch.estimates import LayoutSequence, make_tables
 from atoll.training.batch.row import layout_row
 from atoll.training.batch.sums import Sums
@@ -312,7 +313,7 @@ class Estimator(LayerPrices):
         choices = recompute_choices(self.costs(layout), layout.recompute)
         tables = make_tables(self, LayoutSequence([layout]), choices)
         sums, optimal = Sums(tables, tables.rows), layout.recompute == "optimal"
-        picks = sums.figures()[2] if optimal else np.zeros(layout.pp, dtype=np.int64)
+        picks = figures(sums)[2] if optimal else np.zeros(layout.pp, dtype=np.int64)
         policies = tuple(choices[pick] for pick in picks)
         rerun = _rerun(self.shares(layout)[1], policies) if optimal else ()
         return Estimate(run, layout, *layout_row(sums, picks), policies, rerun)

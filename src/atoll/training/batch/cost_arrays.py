@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from atoll.training.batch.path_bounds import Triple
 from atoll.training.operators.tables import Floats
+
+Triple = tuple[Floats, Floats, Floats]
+"""(places, choices): seconds of forward passes, backward passes and weight passes."""
 
 
 class StateCosts(NamedTuple):

@@ -20,6 +20,7 @@ from atoll.step.bubbles import bubble_terms, chunk_weights, peaks
 from atoll.step.layout import ZERO_STAGES, Layout
 from atoll.step.orders import ORDERS, SPLIT, TWO_CHUNKS, arrivals, model_copies
 from atoll.step.stages import stage_counts
+from atoll.training.batch.choices import figures
 from atoll.training.batch.sums import Sums
 from atoll.training.memory import (
     buffers_bytes,
@@ -116,25 +117,25 @@ def batch_estimates(
     priced: LayerPrices,
     layouts: LayoutSource,
     choices: Sequence[str],
-    figures: Callable[[Sums], tuple[Floats, Floats, Ints]] = Sums.figures,
+    numbers: Callable[[Sums], tuple[Floats, Floats, Ints]] = figures,
 ) -> tuple[Floats, Floats]:
     """Return (layouts, choices + 1): seconds per step and bytes of the fullest device, per choice
     of recomputation and, last, for the best choice of each stage.
     """
     tables = make_tables(priced, layouts, choices)
-    return in_parts(tables, partial(Sums, tables), figures)
+    return in_parts(tables, partial(Sums, tables), numbers)
 
 
 def in_parts(
     tables: LayoutTables,
     make_sums: Callable[[Ints], Sums],
-    figures: Callable[[Sums], tuple[Floats, Floats, Ints]] = Sums.figures,
+    numbers: Callable[[Sums], tuple[Floats, Floats, Ints]] = figures,
 ) -> tuple[Floats, Floats]:
     """Return the same from sums over batches of rows."""
     stages = np.cumsum(tables.rows[:, STAGES])
     most = max(1, AT_ONCE // tables.bounds.size)
     cuts = np.searchsorted(stages, np.arange(0, stages[-1], most))
-    parts = [figures(make_sums(rows)) for rows in np.split(tables.rows, cuts[1:]) if len(rows)]
+    parts = [numbers(make_sums(rows)) for rows in np.split(tables.rows, cuts[1:]) if len(rows)]
     step_s, needed_bytes, _ = zip(*parts, strict=True)
     return np.concatenate(step_s), np.concatenate(needed_bytes)
 
@@ -331,10 +332,6 @@ def per_parameter(priced: LayerPrices, layout: Layout, accumulates: bool) -> Flo
     return priced.once(("parameter", *ranks, zero, layout.hsdp, copies, accumulates), compute)
 
 
-def _divided(priced: LayerPrices, layouts: LayoutSource, at: int, accumulates: bool) -> Floats:
-    return per_parameter(priced, layouts.layout(at), accumulates)
-
-
 def shared_terms(run: Run, layout: Layout) -> tuple[Floats, Floats, Floats]:
     """Return the collectives of weights and gradients: `Tables.collective` (collectives, 5),
     `Tables.s_per_byte` and `Tables.steps` (collectives, levels).
@@ -390,6 +387,10 @@ def _collectives(
         "durations_s": durations_s,
         "shares": shares,
     }
+
+
+def _divided(priced: LayerPrices, layouts: LayoutSource, at: int, accumulates: bool) -> Floats:
+    return per_parameter(priced, layouts.layout(at), accumulates)
 
 
 def _shared_terms(run: Run, layouts: LayoutSource, at: int) -> tuple[Floats, Floats, Floats]:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.fabric.nested import sized_s
+from atoll.step.bubbles import bytes_at_peak
 from atoll.step.layout import ZERO_STAGES
 from atoll.step.orders import ORDERS
 from atoll.step.replay import pipeline_s
@@ -20,8 +21,8 @@ from atoll.training.batch.cost_arrays import (
     StagePasses,
     StateCosts,
     StateMemory,
+    Triple,
 )
-from atoll.training.batch.path_bounds import Triple, path_s
 from atoll.training.memory import PeakParts, peak_parts
 from atoll.training.operators.tables import (
     COPIES,
@@ -42,12 +43,10 @@ from atoll.training.operators.tables import (
     PassColumn,
 )
 
-SAME = 1e-12  # relative difference of a stage's time below which choices count as equal
 DENSE, EXPERT = 0, 1  # last axis of `LayoutTables.parameters`
 _DENSE_COLUMNS = KindColumn.DENSE, KindColumn.ALL_DENSE
 _PARAMETERS = slice(KindColumn.DENSE, KindColumn.ALL_EXPERT + 1)
 _SUMMED_PASSES = slice(PassColumn.FORWARD_S, PassColumn.HOST_FORWARD_S + 1)
-SLACK = 1e-8  # relative excess of memory that may be rounding
 
 
 class Sums:
@@ -99,80 +98,13 @@ class Sums:
         states = self.states()
         return StateMemory(states, self.memory(states))
 
-    def figures(
-        self, memory: StateMemory | None = None, limit_s: float | None = None, named: int = 0
-    ) -> tuple[Floats, Floats, Ints]:
-        """Return seconds and bytes per row and choice, and the choice of each stage.
-
-        The last column is for the fastest choice of each stage that fits, or one choice for all
-        stages if that is faster. With a limit, seconds are infinite where it does not fit, and may
-        be minus a lower bound where they reach the limit or, after the first `named` choices, the
-        last column.
-        """
-        memory = memory or self.state_memory()
-        states, passes = memory.states, self.passes(memory)
-        picks = self.fastest(passes)
-        mixed = self.picked(passes, picks)
-        needed = np.append(
-            self.max_over_stages(passes.bytes), self.max_over_stages(mixed.bytes), axis=1
-        )
-        capacity = self.run.capacity_bytes
-        bound_s = np.zeros_like(needed)
-        wanted = np.ones_like(needed, dtype=np.bool_)
-        if limit_s is not None:
-            fits = needed <= capacity * (1 + SLACK)
-            both = [self.bound_s(states, choice_passes) for choice_passes in (passes, mixed)]
-            bound_s = np.where(fits, np.concatenate(both, axis=1), np.inf) * (1 - SLACK)
-            wanted = fits & (bound_s < limit_s)
-        mixed_s = self.step_s(states, mixed, wanted[:, -1:])
-        if limit_s is not None:
-            wanted[:, named:-1] &= bound_s[:, named:-1] < mixed_s
-        time_s = np.append(self.step_s(states, passes, wanted[:, :-1]), mixed_s, axis=1)
-        fitting_s = np.where(needed[:, :-1] <= capacity, time_s[:, :-1], np.inf)
-        fastest = fitting_s.argmin(axis=1)
-        better = np.flatnonzero(fitting_s[np.arange(len(fastest)), fastest] < time_s[:, -1])
-        time_s[better, -1] = time_s[better, fastest[better]]
-        needed[better, -1] = needed[better, fastest[better]]
-        stages = np.isin(self.row, better)
-        picks[stages] = fastest[self.row[stages]]
-        if limit_s is not None:
-            left_s = np.where(wanted, np.inf, bound_s)
-            left_s[:, -1] = left_s.min(axis=1)
-            time_s = np.where((left_s < time_s) & np.isfinite(left_s), -left_s, time_s)
-        return time_s, needed, picks
-
-    def bounds(self) -> tuple[Floats, Floats, Ints]:
-        """Return the same with lower bounds on the seconds of pipelines and of choices that are
-        bounds themselves, and without choices by stage.
-        """
-        memory = self.state_memory()
-        passes, time_s = (
-            self.passes(memory),
-            np.zeros((len(self.rows), self.tables.bounds.size + 1)),
-        )
-        for least in (True, False):
-            columns = np.flatnonzero(self.tables.bounds == least)
-            chosen = _map_arrays(passes, _columns, columns, columns)
-            time_s[:, columns] = self.bound_s(memory.states, chosen, least=least)
-        needed = np.zeros_like(time_s)
-        needed[:, :-1] = self.max_over_stages(passes.bytes)
-        return time_s, needed, np.zeros(0, dtype=np.int64)
-
-    def best(self, limit_s: float, memory: StateMemory | None = None) -> tuple[Floats, Ints]:
-        """Return the seconds of each row with the best choices of its stages (infinite if none fits
-        or is below the limit), and these choices.
-        """
-        time_s, needed, picks = self.figures(memory, limit_s)
-        fits = (needed[:, -1] <= self.run.capacity_bytes) & (time_s[:, -1] >= 0)
-        return np.where(fits, time_s[:, -1], np.inf), picks
-
     def picked(self, passes: StagePasses, picks: Ints) -> StagePasses:
         """Select one choice per stage."""
 
         def select(values: Floats, picks: Ints) -> Floats:
             return np.take_along_axis(values, picks[: len(values), None], axis=1)
 
-        return _map_arrays(passes, select, picks, picks[self.chunk_stage])
+        return map_arrays(passes, select, picks, picks[self.chunk_stage])
 
     def max_over_stages(self, values: Floats) -> Floats:
         """Return the maximum over the stages of each row."""
@@ -180,15 +112,6 @@ class Sums:
 
     def total(self, values: Floats) -> Floats:
         return np.add.reduceat(values, self.starts, axis=0)
-
-    def fastest(self, passes: StagePasses) -> Ints:
-        """Return per stage the fastest choice that fits (ties: the first), or the one that needs
-        least memory.
-        """
-        fits = passes.bytes <= self.run.capacity_bytes
-        fitting_s = np.where(fits, passes.total_s, np.inf)
-        first = (fitting_s <= fitting_s.min(axis=1, keepdims=True) * (1 + SAME)).argmax(axis=1)
-        return np.asarray(np.where(fits.any(axis=1), first, passes.bytes.argmin(axis=1)))
 
     def states(self) -> StateCosts:
         return self.combine_stages(self.stage_state_costs())
@@ -349,11 +272,8 @@ class Sums:
         t, rows = self.tables, self.rows[self.row]
         content = t.content[self.mix]
         kept = (t.weighed @ t.kept)[self.stage]
-        peaks = t.peaks[self.stage]
-        activations = np.zeros_like(kept)
-        for in_flight, delayed in peaks.transpose(1, 2, 0):
-            delayed_bytes = (states.waiting * delayed)[:, None]
-            activations = np.maximum(activations, kept * in_flight[:, None] + delayed_bytes)
+        peaks = t.peaks[self.stage].transpose(1, 2, 0)[..., None]
+        activations = bytes_at_peak(peaks, kept, states.waiting[:, None])
         logits, transient = t.logits[rows[:, LOSS], content][:, None], t.transient[content]
         parts = PeakParts(states.gradients[:, None], activations, logits, transient)
         shared = t.contents[content, ContentColumn.SHARED_PARAMETERS, None]
@@ -380,29 +300,6 @@ class Sums:
         if not apart.any():
             return device_s, device_s
         return device_s, self.replayed_s(stages.host, chunks.host, wanted & apart, messages_s)
-
-    def bound_s(self, states: StateCosts, passes: StagePasses, *, least: bool = False) -> Floats:
-        """Return a lower bound on the step; with `least` for all choices whose layers take at least
-        as long, even if one waits less for its host in forward passes.
-        """
-        stages, chunks = passes.stages, passes.chunks
-        shown_s = (1.0 - self.stack.overlap.pipeline) * self.arriving_s.sum(axis=1)
-        busy_s = self.m * self.max_over_stages(sum(stages.counted, shown_s[:, None]))
-        counted = (stages.device, chunks.device) if least else (stages.counted, chunks.counted)
-        passes_s = np.maximum(busy_s, path_s(self, *counted))
-        host_s = passes_s
-        if self.hosts_apart.any():
-            host_s = self.m * self.max_over_stages(sum(stages.host, np.zeros(())))
-            if not least:
-                host_s = np.maximum(host_s, path_s(self, stages.host, chunks.host))
-        if not least:
-            reduced_s = self.with_gradients_s(states, passes, passes_s, host_s)
-            return self.with_update_s(states, reduced_s)
-        passes_s = np.where(self.hosts_apart, np.maximum(passes_s, host_s), passes_s)
-        hidden = self.hidden
-        last_s, before_s = states.last_s[:, None], states.before_s[:, None]
-        passes_s = passes_s + (1 - hidden) * (last_s + (self.m - 1) * before_s)
-        return self.with_update_s(states, passes_s)
 
     @property
     def hidden(self) -> Floats:
@@ -487,7 +384,7 @@ class Sums:
         return replayed_s
 
 
-def _map_arrays(
+def map_arrays(
     passes: StagePasses,
     change: Callable[[Floats, Ints], Floats],
     stage_index: Ints,
@@ -497,10 +394,6 @@ def _map_arrays(
     stages = Paces(*(change(times_s, stage_index) for times_s in passes.stages))
     chunks = Paces(*(change(times_s, chunk_index) for times_s in passes.chunks))
     return StagePasses(stages, chunks, *(change(values, stage_index) for values in passes[2:]))
-
-
-def _columns(values: Floats, columns: Ints) -> Floats:
-    return values[:, columns]
 
 
 def _distinct(first: Ints, second: Ints) -> tuple[Ints, Ints]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from atoll.step.layout import Layout
 from atoll.step.orders import arrivals, chunks_per_stage, route
+from atoll.training.batch.choices import figures
 from atoll.training.batch.cost_arrays import (
     Paces,
     StagePasses,
@@ -83,19 +84,12 @@ class PodSums(Sums):
     def passes(self, memory: StateMemory) -> StagePasses:
         pod_passes = [part.passes(memory) for part in self._pods]
         pods = self.pod[self.chunk_stage]
-        stages = (
-            self._by_pod(columns)
-            for columns in zip(*(passes.stages for passes in pod_passes), strict=True)
+        stages, chunks, *totals = zip(*pod_passes, strict=True)
+        return StagePasses(
+            Paces(*(self._by_pod(columns) for columns in zip(*stages, strict=True))),
+            Paces(*(self._by_pod(columns, pods) for columns in zip(*chunks, strict=True))),
+            *map(self._by_pod, totals),
         )
-        chunks = (
-            self._by_pod(columns, pods)
-            for columns in zip(*(passes.chunks for passes in pod_passes), strict=True)
-        )
-        totals = (
-            self._by_pod(columns)
-            for columns in zip(*(passes[2:] for passes in pod_passes), strict=True)
-        )
-        return StagePasses(Paces(*stages), Paces(*chunks), *totals)
 
 
 class SumsBeforeUpdate(Sums):
@@ -124,7 +118,7 @@ def replica_estimates(
             pod_prices, LayoutSequence(pod_layouts), choices, layouts[0].dp * size * microbatches
         )
         sums = SumsBeforeUpdate(tables, tables.rows)
-        step_s, bytes_, _ = sums.figures()
+        step_s, bytes_, _ = figures(sums)
         steps_s.append(step_s)
         updates_s.append(sums.update_s)
         filled.append(bytes_ / pod_prices.run.capacity_bytes)
@@ -159,7 +153,7 @@ def joined_row(
     make_sums = _sums(priced, [layout], choices, sizes, link_s)
     (tables, *_), *_ = make_sums.args
     sums = make_sums(tables.rows)
-    picks = sums.figures()[2]
+    picks = figures(sums)[2]
     return layout_row(sums, picks), tuple(choices[choice] for choice in picks)
 
 

@@ -37,6 +37,7 @@ from atoll.placement.plan import Placement, PlacementStage
 from atoll.step.layout import Layout
 from atoll.step.orders import SPLIT, arrivals
 from atoll.step.stages import stage_shares
+from atoll.training.batch.choices import best_choices
 from atoll.training.batch.cost_arrays import StateCosts, StateMemory
 from atoll.training.batch.estimates import LayoutSequence, make_tables
 from atoll.training.batch.row import LayoutRow, layout_row
@@ -177,7 +178,7 @@ class PlannedLayouts:
             rows = order[first : first + AT_ONCE]
             sums = Sums(tables, tables.rows[rows])
             stage_bytes = self._stage_bytes(sums, rows, problem)
-            step_s, choices_taken = sums.best(best_s, stage_bytes)
+            step_s, choices_taken = best_choices(sums, best_s, stage_bytes)
             least = int(step_s.argmin())
             if step_s[least] < best_s:
                 best_s, best = float(step_s[least]), int(rows[least])
