@@ -11,7 +11,6 @@ differs, all parameters differ) are averaged by evidence, so that contradictory 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -98,9 +97,7 @@ class SoftwareVariant:
         site = site_at(point)
         times_s = []
         for estimator, run, layout in zip(self._estimators, self.runs, self.layouts, strict=True):
-            site_estimator = copy(estimator)  # layer costs do not change
-            site_estimator.run = run.at(site)
-            times_s.append(site_estimator.step(layout).time_s)
+            times_s.append(estimator.at(run.at(site)).estimate(layout).step.time_s)
         return np.log(times_s)
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from atoll.training.batch.path_bounds import Triple
 from atoll.training.operators.tables import Floats
+
+Triple = tuple[Floats, Floats, Floats]
+"""(places, choices): seconds of forward passes, backward passes and weight passes."""
 
 
 class StateCosts(NamedTuple):
@@ -56,10 +58,12 @@ class Paces(NamedTuple):
     host_f: Floats
     host_b: Floats
     host_w: Floats
-    """Host time, if weight passes are separate (`step.StageTime.paces`); otherwise empty."""
+    """Host time, if weight passes are separate; otherwise empty."""
     device_f: Floats
     device_b: Floats
     """Without host time."""
+    host_s: Floats
+    """Host time of all passes that the device does not hide."""
 
     @property
     def counted(self) -> Triple:
