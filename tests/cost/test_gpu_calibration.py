@@ -107,6 +107,28 @@ def test_unknown_kinds_and_missing_units_are_skipped_with_the_reason(tmp_path: P
     }
 
 
+def test_chains_windows_and_updates_are_priced_as_steps_price_them(tmp_path: Path) -> None:
+    path = tmp_path / "ops.csv"
+    path.write_text(
+        "kind,b,h,hk,s,d,causal,w,keys,t,v,e,hidden,rows,n,us\n"
+        "sdpa_gqa_fwd,1,32,8,8192,128,1,,,,,,,,,900\n"
+        "window_flex_fwd,1,32,8,8192,128,,1024,,,,,,,,900\n"
+        "decode_attention,1,32,8,1,128,,,4096,,,,,,,10\n"
+        "rmsnorm_eager_fwd,,2048,,,,,,,16384,,,,,,431\n"
+        "rmsnorm_compiled_fwd,,2048,,,,,,,16384,,,,,,42\n"
+        "xent_eager_fwd,,,,,,,,,8192,32000,,,,,1700\n"
+        "grouped_fwd,,,,,,,,,,,64,2048,49152,2816,761\n"
+        "adamw_bf16_fused,,,,,,,,,,,,,,1000000000,5149\n"
+    )
+    shown = validate_operators(path)
+    assert (shown.rows, shown.predicted) == (8, 8)
+    seconds = {row.line: row.predicted_s for row in shown.worst}
+    pairs = 1024 * (2 * 8192 - 1024) / 8192**2  # of a window among those of a causal mask
+    assert seconds[3] == pytest.approx(pairs * seconds[2])
+    assert seconds[4] < 1e-4 < seconds[2]
+    assert 6 < seconds[5] / seconds[6] < 10  # 38 bytes an element in eager PyTorch, 4 compiled
+
+
 def test_rows_that_cannot_be_read_are_skipped_with_the_reason(tmp_path: Path) -> None:
     """Also in a packed file, and where bytes are no text."""
     text = b"kind,us,m,n,k\ngemm,100,512,512,512\ngemm,x,1,1,1\ngemm,1,1\n\xff,1,1,1,1\n"

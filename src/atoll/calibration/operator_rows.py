@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -19,13 +19,40 @@ from atoll.validation.tables import Row, columns, read_rows
 
 EXPERT_SIZES = ("tokens", "assignments", "hidden", "ffn", "local_experts", "largest_expert")
 SIZES = ("m", "n", "k", "batch", "b", "h", "hk", "s", "d", "causal", "v", *EXPERT_SIZES)
+MORE_SIZES = ("w", "keys", "t", "f", "e", "rows")
 COLUMNS = ("kind", "us", "graphed", *SIZES)
 PRODUCTS = ("gemm", "bmm", "gemm_fp8")
 ATTENTION = ("sdpa_fwd", "sdpa_bwd")
 VECTORS = tuple(name for name in LEAST_BYTES if name != "softmax_fwd_wide")
 EXPERTS = tuple(EXPERT_KINDS)
+MORE_ATTENTION = ("sdpa_gqa", "window_flex", "window_sdpa_mask")
 KIND_ALIASES = {"attention_fwd": "sdpa_fwd", "attention_bwd": "sdpa_bwd"}
-KINDS = (*PRODUCTS, *ATTENTION, *VECTORS, *EXPERTS)
+# Kinds that are priced like those of the calibration, and not fitted.
+PRICED_AS = {
+    **{f"{kind}_{pass_}": f"sdpa_{pass_}" for kind in MORE_ATTENTION for pass_ in ("fwd", "bwd")},
+    "decode_attention": "sdpa_fwd",
+    "grouped_fwd": "grouped_up_fwd",
+    "grouped_wgrad": "grouped_up_wgrad",
+}
+CHAINS = {
+    "xent": ("cross_entropy",), "rmsnorm": ("rmsnorm",), "rope": ("rotary",),
+    "swiglu": ("silu", "mul"),
+}  # fmt: skip
+"""Functions of a chain of vector kernels, which software runs eager, compiled or by torch."""
+CHAIN_KINDS = tuple(
+    f"{chain}_{software}_{direction}"
+    for chain in CHAINS
+    for software in ("eager", "compiled", "native")
+    for direction in ("fwd", "bwd")
+)
+UPDATES = {
+    "adamw_bf16_fused": "bf16",
+    "adamw_bf16_foreach": "bf16",
+    "adamw_fp32_fused": "fp32",
+    "sgd_bf16_fused": "sgd",
+}
+"""States that an optimizer's step updates."""
+KINDS = (*PRODUCTS, *ATTENTION, *VECTORS, *EXPERTS, *PRICED_AS, *CHAIN_KINDS, *UPDATES)
 
 H200_OPERATORS = files("atoll") / "data" / "h200_ops.csv"
 
@@ -83,11 +110,15 @@ def _read(row: Row) -> OperatorRow:
         kind = "gemm_fp8"
     elif kind in PRODUCTS and dtype not in ("bf16", "fp16"):
         raise AtollError(f"{row.where}: products in {dtype} are not modelled")
-    sizes = {name: row.number(name) for name in SIZES if row.text(name)}
-    if kind in EXPERTS and sizes.get("local_experts"):
+    sizes = {name: row.number(name) for name in (*SIZES, *MORE_SIZES) if row.text(name)}
+    sizes |= _chain_sizes(kind.partition("_")[0], sizes)
+    priced_as = PRICED_AS.get(kind, kind)
+    if priced_as in EXPERTS and sizes.get("local_experts"):
         sizes.setdefault("largest_expert", sizes.get("assignments", 1) / sizes["local_experts"])
-    elif kind in ATTENTION and "h" in sizes:
+    elif priced_as in ATTENTION and "h" in sizes:
         sizes.setdefault("hk", sizes["h"])
+        if kind != priced_as:  # a window looks back
+            sizes.setdefault("causal", float("w" in sizes))
     for name in needed_sizes(kind):
         if name not in sizes:
             raise AtollError(f"{row.where}: {name} is empty, but a {kind} needs it")
@@ -95,7 +126,23 @@ def _read(row: Row) -> OperatorRow:
     return OperatorRow(row.line, kind, row.number("us") * 1e-6, graphed, tuple(sizes.items()))
 
 
+def _chain_sizes(first: str, sizes: Mapping[str, float]) -> dict[str, float]:
+    """Return rows and columns of chains and updates, and the sizes of grouped products."""
+    if first == "grouped" and "e" in sizes:
+        ffn = sizes["n"] / 2  # gate and up are one product
+        return {"assignments": sizes["rows"], "local_experts": sizes["e"], "ffn": ffn}
+    if first in ("adamw", "sgd") and "n" in sizes and "m" not in sizes:
+        return {"m": sizes["n"], "n": 1.0}
+    if "t" not in sizes:
+        return {}
+    heads = sizes.get("h", 1.0)
+    wide = (heads + sizes.get("hk", 0.0)) * sizes.get("d", 1.0)
+    columns = {"xent": sizes.get("v", 1.0), "swiglu": sizes.get("f", 1.0), "rope": wide}
+    return {"m": sizes["t"], "n": columns.get(first, heads)}
+
+
 def needed_sizes(kind: str) -> tuple[str, ...]:
+    kind = PRICED_AS.get(kind, kind)
     if kind in PRODUCTS:
         return ("m", "n", "k")
     if kind in ATTENTION:

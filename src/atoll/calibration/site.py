@@ -11,12 +11,12 @@ from scipy.special import stdtrit
 
 from atoll.answers.answer import build_from
 from atoll.answers.validation import NcclTestFigures, ProfiledStep, RunsFit, SiteCalibration
-from atoll.calibration.kineto import read_trace
 from atoll.calibration.nccl import CollectiveLog, Spread, read_log
 from atoll.calibration.site_fit import NOISE, fit_runs
 from atoll.hardware.catalog import load_network
 from atoll.hardware.device import load_device
 from atoll.training.site import LEAST, FactorInterval, LevelFactors, Overlaps, ShareInterval, Site
+from atoll.validation.kineto import read_trace
 
 PROFILING = 2.2
 """Host time of a profiled step over that of a plain one: 27.3 ms for 742 launches of an eager model

@@ -13,12 +13,16 @@ import numpy as np
 from atoll.answers.validation import Errors, OperatorsValidation, WorstOperator
 from atoll.calibration.operator_rows import (
     ATTENTION,
+    CHAIN_KINDS,
+    CHAINS,
     EXPERT_SIZES,
     EXPERTS,
     H200_OPERATORS,
     KINDS,
+    PRICED_AS,
     PRODUCTS,
     SIZES,
+    UPDATES,
     OperatorRow,
     fitted_rows,
     read_operators,
@@ -26,9 +30,11 @@ from atoll.calibration.operator_rows import (
 from atoll.cost.gpu_attention import Heads, attention_times_s
 from atoll.cost.gpu_experts import Routed, expert_times_s
 from atoll.cost.gpu_gemm import Floats, gemm_times_s
-from atoll.cost.gpu_vector import KERNELS, vector_times_s
+from atoll.cost.gpu_vector import KERNELS, streaming_s, vector_times_s
 from atoll.files.yamlfile import suggestion
 from atoll.hardware.gpu import Gpu, load_gpu
+from atoll.step.states import STATES
+from atoll.tools.stack import STACKS
 from atoll.validation.errors import error_summary, errors_by
 from atoll.validation.tables import write_records
 
@@ -55,6 +61,7 @@ def columns(rows: Sequence[OperatorRow]) -> Columns:
     """Return sizes and times of rows of one kind as arrays; missing sizes are 1."""
     sizes = [dict(row.sizes) for row in rows]
     table = {name: np.array([size.get(name, 1.0) for size in sizes]) for name in SIZES}
+    table |= {name: np.array([size.get(name, 0.0) for size in sizes]) for name in ("w", "keys")}
     table["measured_s"] = np.array([row.measured_s for row in rows])
     table["graphed"] = np.array([float(row.graphed) for row in rows])
     return table
@@ -68,24 +75,50 @@ def predict_kind_s(gpu: Gpu, kind: str, table: Columns) -> Floats:
 
 
 def _kernel_s(gpu: Gpu, kind: str, table: Columns) -> Floats:
+    kind = PRICED_AS.get(kind, kind)
     if kind in PRODUCTS:
         m, n, k, batch = (table[name] for name in ("m", "n", "k", "batch"))
         dtype = "fp8" if kind == "gemm_fp8" else gpu.half_dtype
         return gemm_times_s(gpu, m, n, k, batch, dtype) + REPLAY_S
     if kind in ATTENTION:
-        sizes = (table[name] for name in ("b", "h", "hk", "s", "d", "causal"))
-        backward = kind == "sdpa_bwd"
-        return attention_times_s(gpu, Heads(*sizes), backward=backward, dtype=gpu.half_dtype)
+        b, h, hk, s, d, causal = (table[name] for name in ("b", "h", "hk", "s", "d", "causal"))
+        heads = Heads(b, h, hk, s, d, causal, np.where(table["keys"] > 0, table["keys"], s))
+        backward, dtype = kind == "sdpa_bwd", gpu.half_dtype
+        window = np.where(table["w"] > 0, np.minimum(table["w"], s), s)
+        share = window * (2 * s - window) / s**2  # of the pairs under a causal mask
+        return share * attention_times_s(gpu, heads, backward=backward, dtype=dtype)
     if kind in EXPERTS:
         return expert_times_s(gpu, kind, Routed(*(table[name] for name in EXPERT_SIZES)))
+    if kind in UPDATES:
+        states = STATES[UPDATES[kind]]
+        traffic = gpu.half_optimizer_traffic if states.name == "bf16" else gpu.optimizer_traffic
+        return table["m"] * states.update * traffic / gpu.stream_Bps
+    if kind in CHAIN_KINDS:
+        return _chain_s(gpu, kind, table["m"], table["n"])
     return vector_times_s(gpu, kind, table["m"], table["n"])
+
+
+def _chain_s(gpu: Gpu, kind: str, rows: Floats, width: Floats) -> Floats:
+    """Return the time of a chain in the passes of its software, else in the calibrated kernels."""
+    chain, software, direction = kind.split("_")
+    passes = STACKS[software].passes if software in STACKS else {}
+    time_s = np.zeros_like(rows)
+    for function in CHAINS[chain]:
+        moved = passes.get(function if direction == "fwd" else f"{function}_bwd")
+        if moved is not None:
+            time_s = time_s + streaming_s(gpu, rows * width * moved.bytes, moved.kernels)
+        else:
+            name = {"cross_entropy": "xent"}.get(function, function)
+            time_s = time_s + vector_times_s(gpu, f"{name}_{direction}", rows, width)
+    return time_s
 
 
 def skip_reason(gpu: Gpu, row: OperatorRow) -> str | None:
     if row.trouble:
         return row.trouble
     if row.kind not in KINDS:
-        return f"kind {row.kind!r} is not modelled{suggestion(row.kind, KINDS)}"
+        near = suggestion(row.kind, KINDS)
+        return f"kind {row.kind!r} is not modelled" + (near if "did you mean" in near else "")
     if row.kind == "gemm_fp8" and gpu.fp8_flops is None:
         return f"device {gpu.name} has no fp8 matrix units"
     return None

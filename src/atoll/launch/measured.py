@@ -10,14 +10,11 @@ import numpy as np
 
 from atoll.answers.validation import MeasuredPart, MeasuredRun, ProfiledStep
 from atoll.base.errors import AtollError
-from atoll.calibration.kineto import read_trace
 from atoll.calibration.site_fit import fit_single_run
 from atoll.tools.files.logs import Log, read_run_log, steady_times
 from atoll.training.estimate import Estimate
 from atoll.training.memory import Memory
-
-KINDS = {"matrix": "products", "attention": "attention", "vector": "streaming"}
-"""Kind of a profile's kernels, by unit of an operator."""
+from atoll.validation.kineto import read_trace
 
 
 def measured_run(
@@ -89,14 +86,9 @@ def _parts(estimate: Estimate, profile: Sequence[ProfiledStep]) -> tuple[Measure
     """Return mean seconds per step of kernels, exposed communication and waiting for the host."""
     if not profile:
         return ()
-    answer, predicted = estimate.answer, dict.fromkeys(KINDS.values(), 0.0)
-    if estimate.layout.pp > 1:
-        predicted = {}  # the profile is of one stage, operators are of all
-    else:
-        for layer in answer.operators:
-            for _, unit, _, time_s in layer.operators:
-                predicted[KINDS[unit]] += layer.repeat * answer.pipeline.microbatches * time_s
-    breakdown = answer.breakdown_s
+    # the profile may be of another stage than the slowest
+    predicted = dict(estimate.kernel_classes_s) if estimate.layout.pp == 1 else {}
+    breakdown = estimate.step.breakdown()
     compute = {"compute", "recompute", "optimizer", "host", "gradient_accumulation"}
     idle = {"pipeline_bubble"}
     predicted |= {

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from atoll.base.errors import AtollError
 from atoll.base.units import format_bytes, format_seconds
-from atoll.printing.console import Output, print_error_table, print_skipped
+from atoll.printing.console import Output, plain_table, print_error_table, print_skipped
 
 if TYPE_CHECKING:
     from atoll.answers.layout import LaunchFile
@@ -159,10 +159,10 @@ def print_runs(shown: RunsValidation) -> None:
     console = Output()
     console.print(f"{shown.predicted} of {shown.rows} rows predicted")
     print_skipped(console, shown.skipped)
-    predicted = max(1, shown.predicted)
     if shown.rejected is not None:
-        share = shown.rejected / predicted
+        share = shown.rejected_share or 0.0
         console.print(f"rejected as out of memory: {shown.rejected} ({share:.1%})")
+    if shown.accepted is None:
         return
     groups = {"all": shown.step_time}
     for kind in ("source", "device", "grade", "feature"):
@@ -170,14 +170,19 @@ def print_runs(shown: RunsValidation) -> None:
             groups[f"{kind} {name}"] = errors.step_time
     groups["peak memory"] = shown.memory
     print_error_table(console, "step time", groups)
+    if shown.kernel_classes:
+        table = plain_table("kernel class", "rows", "mean", "bias", left="kernel class")
+        for name, errors in shown.kernel_classes.items():
+            table.add_row(name, str(errors.rows), f"{errors.mean_ape:.1%}", f"{errors.bias:+.1%}")
+        console.print(table)
     for what, overall in (("step times", shown.step_time), ("peaks", shown.memory)):
         if overall.coverage is not None:
             console.print(
                 f"{what} inside of their 90 % intervals: {overall.coverage:.1%} (half-width "
                 f"{overall.half_width:.1%} on average)"
             )
-    accepted = shown.accepted or 0
-    console.print(f"accepted as fitting memory: {accepted} ({accepted / predicted:.1%})")
+    share = shown.accepted_share or 0.0
+    console.print(f"accepted as fitting memory: {shown.accepted} ({share:.1%})")
     regret = shown.regret
     if regret.groups:
         console.print(

@@ -35,6 +35,7 @@ from atoll.training.batch.estimates import LayoutSequence, make_tables
 from atoll.training.batch.row import layout_row
 from atoll.training.batch.sums import Sums
 from atoll.training.memory import Memory, stage_parameters
+from atoll.training.operators.kernel_classes import pass_classes_s
 from atoll.training.operators.layer_prices import LayerPrices
 from atoll.training.operators.layers import LayerCost, Share, recompute_choices
 from atoll.training.run import Run
@@ -157,6 +158,18 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
         costs = Estimator(self.run).costs(self.layout)
         operators = total((c.forward + c.backward).times(c.repeat) for c in costs)
         return {name: part_s / operators.total_s for name, part_s in operators.origins_s.items()}
+
+    @cached_property
+    def kernel_classes_s(self) -> dict[str, float]:
+        """Seconds of kernels per step by class (`KERNEL_CLASSES`), on the slowest stage."""
+        estimator, step = Estimator(self.run), self.step
+        stepper, shares = estimator.shares(self.layout)
+        slowest = max(range(self.layout.pp), key=lambda stage: self.stages[stage].total_s)
+        chunks, policy = shares[slowest], self.policies[slowest]
+        passes_s = pass_classes_s(estimator, self.layout, chunks, policy)
+        times_s = {name: stepper.microbatches * pass_s for name, pass_s in passes_s.items()}
+        times_s["streaming"] += step.accumulate_s
+        return times_s | {"optimizer": step.optimizer_s}
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from atoll.training.run import Run
 from atoll.training.site import Site
 from atoll.validation.row_model import adapters_from_row, model_from_row
 from atoll.validation.row_settings import PARTIAL_BLOCKS, RowSettings, read_settings
-from atoll.validation.step_rows import run_from_step
+from atoll.validation.step_rows import run_from_step, unpriced_words
 from atoll.validation.tables import RunRow
 
 
@@ -150,7 +150,9 @@ def _microbatch(row: RunRow, stack: Stack, dp: int, pp: int) -> int:
 
 def unread_words(row: RunRow) -> tuple[str, ...]:
     """Return the unknown words of a row, which are ignored."""
-    return () if row.is_step else read_settings(row, row_gpu(row), row_zero(row)).unread
+    if row.is_step:
+        return unpriced_words(row)
+    return read_settings(row, row_gpu(row), row_zero(row)).unread
 
 
 def row_zero(row: RunRow) -> int:

@@ -1,19 +1,23 @@
 """Steps of Hugging Face models on one device, as runs: rows of tables with a column `step_ms`.
 
-Parameters, gradients and moments are 16-bit.
+Parameters, gradients and moments are 16-bit, unless weights are fp32.
 """
 
 from __future__ import annotations
 
+import gzip
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
+from atoll.files.jsonfile import parse_object, read_object
 from atoll.hardware.catalog import load_network
 from atoll.hardware.gpu import load_gpu
 from atoll.step.layout import Layout
 from atoll.step.states import STATES
-from atoll.tools.software import flagged
+from atoll.tools.software import flagged, graphed
 from atoll.tools.stack import STACKS, with_adapters
 from atoll.training.run import Run
 from atoll.validation.row_model import adapters_from_row
@@ -60,6 +64,26 @@ POSITIONS, USUAL_POSITIONS = {"bert": 512}, 1024
 """Least rows of the table of positions, by family."""
 
 
+ATTENTION = {"eager": "unfused", "FLASH_ATTENTION": "flash2"}
+"""Attention kernels by Hugging Face's attention or torch's SDPA back end; others are `flash`."""
+ASSUMED = {
+    "optimizer": ("fused", "fp32amp"),
+    "attn": ("sdpa", "eager"),
+    "backend": ("CUDNN_ATTENTION", "FLASH_ATTENTION"),
+    "packed": ("0",),
+    "mask": (),
+    "clip": ("0",),
+    "loss_kind": ("model",),
+    "liger": ("0",),
+    "weights": ("bf16", "fp32"),
+    "adapter_dtype": ("bf16",),
+    "peft": ("0",),
+    "compile_mode": ("model", "block"),
+    "precision": ("bf16", "amp"),
+}
+"""Software choices of a step that the estimate assumes or takes; others are reported as unread."""
+
+
 def run_from_step(row: RunRow) -> tuple[Run, Layout]:
     """Return the run and layout of a measured step."""
     gpu = load_gpu(row.device)
@@ -67,41 +91,111 @@ def run_from_step(row: RunRow) -> tuple[Run, Layout]:
     adapters = adapters_from_row(row)
     if row.text("experts_implementation") == "grouped_mm":
         stack = flagged(stack, "grouped_mm")
+    if row.integer("graph", 0):
+        stack = graphed(stack, "full_iteration")
+    model, sequence = model_from_step(row)
+    fp32 = "fp32" in (row.text("weights"), row.text("optimizer").removesuffix("amp"))
     run = Run(
-        model=model_from_step(row),
+        model=model,
         gpu=gpu,
         network=load_network(gpu.network),
         devices=1,
-        sequence=row.integer("seq"),
+        sequence=sequence,
         global_batch=row.integer("global_batch"),
         stack=with_adapters(stack) if adapters else stack,
-        states=STATES["bf16"],
+        states=STATES["fp32" if fp32 and not adapters else "bf16"],
+        precision="fp8" if row.integer("fp8", 0) else gpu.half_dtype,
+        attention=ATTENTION.get(row.text("backend"), ATTENTION.get(row.text("attn"), "flash")),
         adapters=adapters,
         fine_tuned=adapters is not None,
     )
     words = {"": "none", "0": "none", "1": "full"}
     recompute = row.text("recompute").removesuffix(".0")
     recompute = words.get(recompute, recompute)
-    return run, Layout(microbatch=row.integer("micro_batch"), zero=0, recompute=recompute)
+    return run, Layout(microbatch=row.integer("micro_batch", 1), zero=0, recompute=recompute)
 
 
-def model_from_step(row: RunRow) -> ModelConfig:
-    """Return the Hugging Face model of a row's family and sizes."""
-    family = row.text("family")
-    sizes: dict[str, Any] = {
-        key: row.integer(name) for name, key in SIZES.items() if row.text(name)
-    }
-    if row.integer("experts", 0):
-        sizes |= {key: size for name, key in MIXTURE.items() if (size := row.integer(name, 0))}
-    sizes["max_position_embeddings"] = max(
-        row.integer("seq"), POSITIONS.get(family, USUAL_POSITIONS)
+def unpriced_words(row: RunRow) -> tuple[str, ...]:
+    """Return the software choices of a step that the estimate does not take."""
+    stated = {name: row.text(name).removesuffix(".0") for name in ASSUMED}
+    return tuple(
+        f"{name} {word!r}" for name, word in stated.items() if word and word not in ASSUMED[name]
     )
+
+
+def model_from_step(row: RunRow) -> tuple[ModelConfig, int]:
+    """Return the Hugging Face model of a row, and the tokens of a sequence (of its encoder)."""
+    contents = _configuration(row)
+    family, sequence = str(contents.get("model_type")), row.integer("seq", _longest(contents))
+    if family in SPEECH_AND_TEXT:
+        sequence = contents.get("max_source_positions", sequence)
+        model = replace(
+            config_from_hf(_as_t5(contents), row.where),
+            norm="layernorm",
+            positions="learned",
+            position_rows=contents.get("max_position_embeddings", sequence),
+            max_sequence=sequence,
+            decoder_sequence=row.integer("seq"),
+            attention_bias=True,
+            output_bias=True,
+            mlp_bias=True,
+        )
+    else:
+        model = config_from_hf(contents, row.where)
+    return replace(model, name=row.text("model", family)), sequence
+
+
+def _configuration(row: RunRow) -> dict[str, Any]:
+    """Return the fields of the model's configuration, from its file or from the row's sizes."""
+    family, table = row.text("family"), Path(row.source)
+    file = table.parent / row.text("config")
+    packed = table.with_name(f"{table.stem}_configs.json.gz")
+    given: dict[str, Any] = {}
+    if row.text("config") and not file.exists() and packed.exists():
+        given = parse_object(gzip.decompress(packed.read_bytes()).decode(), str(packed))[file.name]
+    elif row.text("config"):
+        given = read_object(file)
+    family = family or given.get("model_type", "")
+    longest = max(row.integer("seq", 1), POSITIONS.get(family, USUAL_POSITIONS))
+    sizes: dict[str, Any] = {"max_position_embeddings": longest}
+    dropouts: Mapping[str, float] = {}
+    if not given:
+        dropouts = dict.fromkeys(DROPOUTS.get(family, ()), row.number("dropout", 0.0))
+        sizes |= {key: row.integer(name) for name, key in SIZES.items() if row.text(name)}
+        sizes["tie_word_embeddings"] = bool(row.integer("tied_embeddings", 0))
+        if row.integer("experts", 0):
+            sizes |= {key: size for name, key in MIXTURE.items() if (size := row.integer(name, 0))}
     spelling = FAMILIES[family].spelling if family in FAMILIES else {}
-    contents = {
+    return {
         "model_type": family,
-        "tie_word_embeddings": bool(row.integer("tied_embeddings", 0)),
         **{spelling.get(name, (name,))[0]: size for name, size in sizes.items()},
-        **dict.fromkeys(DROPOUTS.get(family, ()), row.number("dropout", 0.0)),
+        **dropouts,
         **LATENT.get(family, {}),
+        **given,
     }
-    return replace(config_from_hf(contents, row.where), name=row.text("model", family))
+
+
+def _longest(contents: Mapping[str, Any]) -> int:
+    """Return the longest sequence of a configuration, for steps that do not state theirs."""
+    names = ("max_position_embeddings", "n_positions")
+    return next((int(contents[name]) for name in names if name in contents), USUAL_POSITIONS)
+
+
+SPEECH_AND_TEXT = ("whisper", "bart")
+
+
+def _as_t5(contents: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an encoder and decoder in the words of T5; convolutions before them are left out."""
+    hidden, heads = contents["d_model"], contents["encoder_attention_heads"]
+    return {
+        "model_type": "t5",
+        "d_model": hidden,
+        "d_kv": hidden // heads,
+        "d_ff": contents["encoder_ffn_dim"],
+        "num_heads": heads,
+        "num_layers": contents["encoder_layers"],
+        "num_decoder_layers": contents["decoder_layers"],
+        "vocab_size": contents["vocab_size"],
+        "feed_forward_proj": "gelu",
+        "dropout_rate": contents.get("dropout", 0.0),
+    }

@@ -189,10 +189,11 @@ def _with_run(row: RunRow, path: str, device: str) -> RunRow:
     cells = {"id": row.id or "-".join(sizes), "source": path, "device": device, "devices": "1"}
     row = replace(row, values={**row.values, **cells, "quality": "A"})
     try:
-        batch = str(row.integer("mbs") * row.integer("accum", 1))
+        least = 1 if row.ran_out_of_memory else None  # such rows may state nothing but their model
+        batch = str(row.integer("mbs", least) * row.integer("accum", 1))
     except AtollError as error:
         return replace(row, trouble=row.trouble or str(error))
-    values = {**row.values, "micro_batch": row.text("mbs"), "global_batch": batch}
+    values = {**row.values, "micro_batch": row.text("mbs", "1"), "global_batch": batch}
     return replace(row, values=values)
 
 

@@ -6,6 +6,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,9 +17,11 @@ from atoll.answers.validation import Errors, GroupErrors, Regret, RunsValidation
 from atoll.base.errors import AtollError
 from atoll.step.layout import Layout
 from atoll.training.estimate import Estimate, Estimator
+from atoll.training.operators.kernel_classes import KERNEL_CLASSES
 from atoll.training.run import Run
 from atoll.training.site import Site
 from atoll.validation.errors import error_summary
+from atoll.validation.kineto import profiled_classes_s
 from atoll.validation.row_runs import (
     peak_meaning,
     predicted_peak_bytes,
@@ -29,6 +32,7 @@ from atoll.validation.row_runs import (
 from atoll.validation.tables import RunRow, read_runs, write_records
 
 WORST_COUNT = 10
+TOTAL = "all kernels"
 Interval = tuple[float, float]
 
 
@@ -69,6 +73,16 @@ class Prediction:
             return None
         return self.predicted.time_s / self.row.time_s - 1
 
+    @cached_property
+    def kernel_classes_s(self) -> dict[str, tuple[float, float]]:
+        """Measured and predicted seconds of kernels by class, if the row has a profile."""
+        measured_s = profiled_classes_s(self.row) if self.estimate else {}
+        if not measured_s or self.estimate is None:
+            return {}
+        predicted_s = self.estimate.kernel_classes_s
+        pairs = {n: (measured_s.get(n, 0.0), time_s) for n, time_s in predicted_s.items()}
+        return pairs | {TOTAL: (sum(m for m, _ in pairs.values()), sum(predicted_s.values()))}
+
     @property
     def memory_error(self) -> float | None:
         if self.predicted is None or self.row.peak_bytes is None:
@@ -101,7 +115,9 @@ def predict(rows: Iterable[RunRow], site: Site | None = None) -> tuple[Predictio
             row.check()
             run, layout = run_at_site(row, site) if site else run_from_row(row)
             estimate = Estimator(run).estimate(layout)
-            predictions.append(Prediction(row, predicted_run(row, estimate), estimate=estimate))
+            prediction = Prediction(row, predicted_run(row, estimate), estimate=estimate)
+            _ = prediction.kernel_classes_s  # a profile that cannot be read skips the row
+            predictions.append(prediction)
         except AtollError as error:
             predictions.append(Prediction(row, None, str(error)))
     return tuple(predictions)
@@ -137,22 +153,23 @@ def summary(predictions: Sequence[Prediction], *, expect: str | None = None) -> 
     predicted = [p for p in predictions if p.predicted is not None]
     skipped = Counter(p.reason for p in predictions if p.predicted is None)
     step_time, peaks = _time_errors(predicted), _memory_errors(predicted)
-    fitting = sum(map(_fits, predicted))
     expects_oom = expect == "oom"
-    judged = () if expects_oom else predicted
-    count = len(predicted) - fitting if expects_oom else fitting
-    share = count / len(predicted) if predicted else None
+    failed = [p for p in predicted if expects_oom or p.row.ran_out_of_memory]
+    judged = [p for p in predicted if not (expects_oom or p.row.ran_out_of_memory)]
+    rejected = len(failed) - sum(map(_fits, failed)) if failed or expects_oom else None
+    accepted = None if expects_oom else sum(map(_fits, judged))
     return RunsValidation(
         rows=len(predictions),
         predicted=len(predicted),
         skipped=dict(skipped.most_common()),
         step_time=step_time,
         memory=peaks,
+        kernel_classes=class_errors(predicted),
         coverage=step_time.coverage,
-        rejected=count if expects_oom else None,
-        rejected_share=share if expects_oom else None,
-        accepted=None if expects_oom else count,
-        accepted_share=None if expects_oom else share,
+        rejected=rejected,
+        rejected_share=rejected / len(failed) if failed and rejected is not None else None,
+        accepted=accepted,
+        accepted_share=accepted / len(judged) if judged and accepted is not None else None,
         groups={kind: grouped(predicted, key) for kind, key in GROUPS.items()},
         unread=dict(
             Counter(w for p in predicted if p.estimate for w in unread_words(p.row)).most_common()
@@ -164,6 +181,16 @@ def summary(predictions: Sequence[Prediction], *, expect: str | None = None) -> 
         by_feature=_features(judged),
         worst=tuple(map(_worst, _largest(judged))),
     )
+
+
+def class_errors(predictions: Sequence[Prediction]) -> dict[str, Errors]:
+    """Return the errors of profiled kernels by class, and of their total."""
+    errors = defaultdict[str, list[float]](list)
+    for p in predictions:
+        for name, (measured_s, predicted_s) in p.kernel_classes_s.items():
+            if measured_s > 0:
+                errors[name].append(predicted_s / measured_s - 1)
+    return {name: error_summary(errors[name]) for name in (*KERNEL_CLASSES, TOTAL) if errors[name]}
 
 
 GROUPS: dict[str, Callable[[Prediction], str]] = {

@@ -130,7 +130,7 @@ class GpuPricer:
         self._products_s: dict[Size, float] = {}
         self._origins: dict[Size, int] = {}
         self.attention_s = cache(self._attention_s)
-        self._vector = cache(self._vector_cost)
+        self.vector = cache(self._vector_cost)
         self._beyond = cache(self._beyond_s)
 
     def layer(self, layer: Layer, ring: int, samples: int) -> LayerTimes:
@@ -190,7 +190,7 @@ class GpuPricer:
             matrix += sum(product.flops * product.fraction for product in op.matmuls)
             if not self.stored:
                 weights = largest_weight(layer, op)
-                works = [w for w in self._kernel_passes(op) if w.elements > weights]
+                works = [w for w in self.kernel_passes(op) if w.elements > weights]
                 moved += sum(w.elements * self._passes(w).bytes for w in works)
         return Cost(
             matrix / self._fastest_flops,
@@ -268,8 +268,8 @@ class GpuPricer:
             return Cost(vector_s=moved, kernels=4)
         for product in op.matmuls:
             total += self._products(layer, op, product)
-        for work in self._kernel_passes(op):
-            total += self._vector(work)
+        for work in self.kernel_passes(op):
+            total += self.vector(work)
         if op.kind == "linear_dgrad" and self.transposes_weights:
             weights = sum(p.batch * p.n * p.k for p in op.matmuls)
             transposed_s = float(streaming_s(self.gpu, TRANSPOSED_BYTES * weights))
@@ -299,7 +299,7 @@ class GpuPricer:
             total += Cost(vector_s=moved_s, kernels=steps.kernels)
         return total
 
-    def _kernel_passes(self, op: Operator) -> list[VectorWork]:
+    def kernel_passes(self, op: Operator) -> list[VectorWork]:
         """Return the passes that are separate kernels."""
         if op.kind in _FUSED:
             return []

@@ -24,6 +24,9 @@ from numpy.typing import NDArray
 
 from atoll.answers.validation import ProfiledStep
 from atoll.base.errors import AtollError
+from atoll.files.jsonfile import parse_object
+from atoll.training.operators.kernel_classes import KERNEL_CLASSES
+from atoll.validation.tables import RunRow
 
 CHUNK = 2**20
 MOST_CHARACTERS = 2**36
@@ -40,15 +43,17 @@ STEP = re.compile(r"ProfilerStep#\d+")
 OPTIMIZER = "Optimizer.step#"
 
 KINDS = {
-    "streaming": r"^triton_(poi|red|per)_",  # before the names of the operators it fuses
+    "memory": r"memcpy|memset",
     "communication": r"nccl|rccl|oneccl|deep_?ep|nvshmem",
+    "softmax/loss": r"softmax|nll_?loss|cross_?entropy",
+    "streaming": r"^triton_(?!tem)",  # before the names of the operators it fuses
     "attention": r"flash|fmha|sdpa|attention|attn",
     "products": r"gemm|nvjet|cutlass|cublas|xmma|wgmma|matmul|cijk_|_mm_|gemv",
     "optimizer": r"multi_tensor_apply|adam|lamb(?!da)|sgd",
-    "copies": r"^memcpy|^memset",
 }
+"""Classes of kernels (`operators.kernel_classes`) and communication; the first match counts."""
 DEFAULT_KIND = "streaming"
-"""Norms, activations, softmax, casts: kernels that move tensors once."""
+"""Norms, activations, casts: kernels that move tensors once."""
 OVERLAPS = {
     "tensor_products": r"tensor|\btp\b|_tp",
     "pipeline": r"pipeline|\bpp\b|_pp|sendrecv",
@@ -177,9 +182,44 @@ def _number(value: Any) -> float | None:
     return number if abs(number) < LARGEST else None
 
 
+def kernel_class(name: str) -> str:
+    """Return the class of a kernel by its name."""
+    return next((kind for kind, words in _KINDS.items() if words.search(name)), DEFAULT_KIND)
+
+
+def profiled_classes_s(row: RunRow) -> dict[str, float]:
+    """Return the measured seconds of kernels by class: from a row's columns, a trace of the
+    profiler, or a list of kernels by name; nothing if the row has none of them.
+    """
+    folder = Path(row.source).parent
+    if row.text("trace"):
+        steps = read_trace(folder / row.text("trace"))
+        kinds = dict.fromkeys(kind for step in steps for kind in step.kinds)
+        return {kind: float(np.mean([s.kinds.get(kind, 0.0) for s in steps])) for kind in kinds}
+    times_s: dict[str, float] = defaultdict(float)
+    if row.text("kernel_list"):
+        for time_ms, _, name in read_kernels(folder / row.text("kernel_list"), row.id):
+            times_s[kernel_class(name)] += time_ms / 1e3
+        return times_s
+    columns = {name: f"k_{name}_ms" for name in KERNEL_CLASSES}
+    return {n: row.number(k) / 1e3 for n, k in columns.items() if row.text(k)}
+
+
+def read_kernels(path: Path, step: str) -> list[tuple[float, int, str]]:
+    """Return milliseconds, launches and name of every kernel of a step, from a JSON file (also
+    packed) with such a list for each step.
+    """
+    content = path.read_bytes() if path.exists() else b"{}"
+    text = gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
+    kernels = parse_object(text.decode(), str(path)).get(step)
+    if not isinstance(kernels, list):
+        raise AtollError(f"{path}: no list of the kernels of step {step!r}")
+    return [(float(time_ms), int(count), str(name)) for time_ms, count, name in kernels]
+
+
 def _kind(name: str, args: Mapping[str, Any]) -> tuple[str, str]:
     """Return the kind of a kernel and, for communication, the overlap of a stack it belongs to."""
-    kind = next((kind for kind, words in _KINDS.items() if words.search(name)), DEFAULT_KIND)
+    kind = kernel_class(name)
     if kind != "communication":
         return kind, ""
     text = f"{args.get('Process Group Description', '')} {args.get('Collective name', '')} {name}"
