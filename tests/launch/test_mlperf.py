@@ -89,8 +89,8 @@ def test_switches_that_are_not_modelled_are_listed_where_they_are_on(
     name: str, tmp_path: Path
 ) -> None:
     on, off = (read(tmp_path, f"{LARGE}export {name}={value}\n").arguments for value in (1, 0))
-    assert list(on.not_understood) == [name]
-    assert not off.not_understood and name in off.without_effect
+    assert list(on.not_modelled) == [name]
+    assert not off.not_modelled and name in off.without_effect
 
 
 LORA = """

@@ -238,13 +238,15 @@ def print_checked(result: Checked) -> None:
     """The verdict on a launch file."""
     console = Output()
     arguments, better = result.launch.arguments, result.better
-    total = len(arguments.used) + len(arguments.without_effect) + len(arguments.not_understood)
+    total = sum(map(len, arguments.parts))
     console.print(
         f"{result.launch.file}: {result.launch.software}, {total} arguments, {len(arguments.used)} "
         f"used, {len(arguments.without_effect)} without effect on time or memory"
     )
-    for name, value in arguments.not_understood.items():
-        console.print(f"not understood: {f'{name} {value}'.strip()}")
+    for words in arguments.not_priced:
+        console.print(f"not priced: {words}")
+    if arguments.not_priced:
+        console.print("The interval is wider for what is not priced, and no layout is proven best.")
     print_estimate(result.estimate)
     if result.measured is not None:
         _print_measured(console, result.measured)

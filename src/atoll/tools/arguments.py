@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import translate
 from functools import lru_cache
 from importlib.resources import files
@@ -16,10 +16,8 @@ from atoll.base.errors import AtollError
 from atoll.files.yamlfile import FileModel, read_shipped
 from atoll.workload.families.model_config import ModelConfig
 
-_SWITCH_VALUES = {"true": True, "false": False, "yes": True, "no": False, "on": True, "off": False,
-          "1": True, "0": False, "": False}  # fmt: skip
-
-
+OFF = ("0", "false", "no", "off", "none", "null", "")
+"""Values of a switch that is off."""
 LARGEST_NUMBER = 1e18
 """No number of a launch file is larger."""
 
@@ -38,9 +36,11 @@ class ArgumentNames(FileModel):
     trains_else: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     no_training: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     not_trained: tuple[str, ...] = ()
+    refused: dict[str, str] = Field(default_factory=dict)
+    """Sections under which a step is not the one that is modelled, and why."""
     not_modelled: dict[str, str] = Field(default_factory=dict)
+    """Names that change time or memory in a way that is not priced, and what they do."""
     plain: tuple[str, ...] = ()
-    switches: tuple[str, ...] = ()
     about_switches: dict[str, tuple[str, ...]] = Field(default_factory=dict)
 
 
@@ -59,13 +59,40 @@ class ArgumentAccount:
     without_effect: Mapping[str, str]
     """Arguments that change neither time nor memory of a step, or that tune libraries to the rates
     the model assumes (`ArgumentNames.tuning`)."""
+    not_modelled: Mapping[str, str]
+    """Arguments that change time or memory in a way that is not priced, and what they do."""
     not_understood: Mapping[str, str]
-    """Arguments that are unknown, or whose effect is not modelled."""
+    """Unknown arguments."""
+
+    @property
+    def parts(self) -> tuple[Mapping[str, str], ...]:
+        return self.used, self.without_effect, self.not_modelled, self.not_understood
+
+    @property
+    def not_priced(self) -> tuple[str, ...]:
+        """Arguments that an estimate leaves out, by effect, then unknown ones."""
+        effects: dict[str, list[str]] = {}
+        for name, effect in self.not_modelled.items():
+            effects.setdefault(effect, []).append(name)
+        unknown = (f"{name} {value}".strip() for name, value in self.not_understood.items())
+        return (
+            *(f"{', '.join(names)}: {effect}" for effect, names in effects.items()),
+            *(f"{text}: unknown" for text in unknown),
+        )
 
     def renamed(self, names: Mapping[str, str], ignored: Mapping[str, str]) -> ArgumentAccount:
         """Return the account under the file's names, with more arguments without effect."""
-        parts = self.used, {**self.without_effect, **ignored}, self.not_understood
-        return ArgumentAccount(*({names.get(n, n): v for n, v in part.items()} for part in parts))
+        account = replace(self, without_effect={**self.without_effect, **ignored})
+        return ArgumentAccount(
+            *({names.get(n, n): v for n, v in part.items()} for part in account.parts)
+        )
+
+    def joined(self, other: ArgumentAccount, prefix: str) -> ArgumentAccount:
+        """Return the account with the arguments of another file, under prefixed names."""
+        pairs = zip(self.parts, other.parts, strict=True)
+        return ArgumentAccount(
+            *({**mine, **{f"{prefix}{n}": v for n, v in theirs.items()}} for mine, theirs in pairs)
+        )
 
 
 @dataclass(frozen=True)
@@ -98,6 +125,7 @@ class LaunchArguments:
     """Variables that the file uses without setting them."""
     used: dict[str, str] = field(default_factory=dict)
     ignored: dict[str, str] = field(default_factory=dict)
+    not_modelled: dict[str, str] = field(default_factory=dict)
 
     def has(self, *names: str) -> bool:
         """Return whether at least one of these switches is on."""
@@ -116,9 +144,12 @@ class LaunchArguments:
         if name not in self.values:
             return False
         self._use(name)
-        value = self.values[name]
+        return self._is_on(self.values[name])
+
+    @staticmethod
+    def _is_on(value: Any) -> bool:
         if isinstance(value, str):
-            value = _SWITCH_VALUES.get(value.lower(), True)
+            value = value.lower() not in OFF
         return value is None or bool(value)
 
     def text(self, *names: str) -> str | None:
@@ -179,13 +210,27 @@ class LaunchArguments:
     def ignore(self, patterns: Iterable[str]) -> None:
         """Mark unused arguments that match as without effect on time and memory of a step."""
         ignorable = re.compile("|".join(translate(pattern) for pattern in patterns))
-        for name in self.values:
-            if name not in self.used and ignorable.match(name):
+        for name in self._unused():
+            if ignorable.match(name):
                 self.ignored[name] = self._written(name)
 
+    def doubt(self, effects: Mapping[str, str]) -> None:
+        """Mark unused arguments that match as not modelled, or as without effect where off."""
+        for pattern, effect in effects.items():
+            matching = re.compile(translate(pattern))
+            for name in filter(matching.match, self._unused()):
+                if self._is_on(self.values[name]):
+                    self.not_modelled[name] = effect
+                else:
+                    self.ignored[name] = self._written(name)
+
+    def _unused(self) -> list[str]:
+        listed = (self.used, self.ignored, self.not_modelled)
+        return [name for name in self.values if not any(name in part for part in listed)]
+
     def account(self) -> ArgumentAccount:
-        unused = [n for n in self.values if n not in self.used and n not in self.ignored]
-        return ArgumentAccount(self.used, self.ignored, {n: self._written(n) for n in unused})
+        unknown = {name: self._written(name) for name in self._unused()}
+        return ArgumentAccount(self.used, self.ignored, self.not_modelled, unknown)
 
 
 def flatten(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -28,6 +29,8 @@ from atoll.tools.transformers.read import (
 )
 from atoll.workload.families.model_config import ModelConfig
 
+WIDTHS = re.compile(r"parallel|shard|(^|[._-])[tpdce]p([._-]|$)", re.IGNORECASE)
+"""Names of arguments that say how many devices share something."""
 KINDS = (
     (is_torchtitan, read_torchtitan),
     (is_deepspeed, read_deepspeed),
@@ -42,6 +45,24 @@ def read_launch(
     vocab: int | None = None,
 ) -> Launch:
     """Read a launch file; `model` if it has none, `environment` sets a script's variables."""
+    launch = _read(path, model, environment, vocab)
+    account = launch.arguments
+    widths = {n: v for n, v in account.not_understood.items() if WIDTHS.search(n) and v.isdigit()}
+    if not account.used:
+        raise AtollError(f"{path}: none of its arguments is understood as {launch.software}'s")
+    if unread := next((f"{n} {v}" for n, v in widths.items() if int(v) > 1), ""):
+        raise AtollError(
+            f"{path}: {unread} is unknown, so its layout is too; give the layout to atoll estimate"
+        )
+    return launch
+
+
+def _read(
+    path: Path,
+    model: ModelConfig | None,
+    environment: Mapping[str, str] | None,
+    vocab: int | None,
+) -> Launch:
     if path.suffix not in (".toml", ".json", ".yaml", ".yml"):
         return _script(path, model, environment, vocab)
     content = read_content(path)

@@ -35,7 +35,7 @@ def read_deepspeed(file: str, content: Mapping[str, Any], model: ModelConfig | N
     disabled = [name.removesuffix("enabled") for name, value in chosen.items()
            if name.endswith(".enabled") and value is False]  # fmt: skip
     args = LaunchArguments(file, chosen)
-    for name, what in NAMES.not_modelled.items():
+    for name, what in NAMES.refused.items():
         parts = [n for n in chosen if n.startswith(f"{name}.") and n.endswith(".enabled")]
         if name in content and (not parts or any(chosen[part] is True for part in parts)):
             raise AtollError(f"{file}: {what} ({name}), which is not modelled")
@@ -80,6 +80,7 @@ def read_deepspeed(file: str, content: Mapping[str, Any], model: ModelConfig | N
     if batch:
         fields["batch"] = batch
     args.ignore((*NAMES.without_effect, *usual, *(f"{section}*" for section in disabled)))
+    args.doubt(NAMES.not_modelled)
     account = args.account()
     left_open = {name: "auto" for name in values if name not in chosen}
     account = replace(account, without_effect={**account.without_effect, **left_open})

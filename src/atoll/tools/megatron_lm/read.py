@@ -130,6 +130,7 @@ def build_launch(args: LaunchArguments, world: int | None) -> Launch:
         fields["batch"] = batch
     steps = args.count("train_iters")
     args.ignore((*NAMES.without_effect, *NAMES.as_priced))
+    args.doubt(NAMES.not_modelled)
     return Launch(args.file, "megatron-lm", model, fields, steps, args.account())
 
 

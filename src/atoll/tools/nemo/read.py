@@ -57,6 +57,7 @@ def read_nemo(
     unused = () if "fsdp" in values else ("fsdp_*",)
     ignorable = (*MEGATRON.without_effect, *MEGATRON.as_priced, *NAMES.without_effect)
     args.ignore((*ignorable, *NAMES.sections, *unused))
+    args.doubt(NAMES.not_modelled | MEGATRON.not_modelled)
     step_count = int(steps) if steps and steps > 0 else None
     account = args.account().renamed(file_names, without_effect)
     return Launch(file, "nemo", described, fields, step_count, account)

@@ -13,7 +13,7 @@ from typing import Any
 
 from atoll.base.errors import AtollError
 from atoll.step.layout import HOST
-from atoll.tools.arguments import Launch, LaunchArguments, load_names
+from atoll.tools.arguments import OFF, Launch, LaunchArguments, load_names
 from atoll.tools.files.shell import Script
 from atoll.tools.files.shell_tokens import UNKNOWN
 from atoll.tools.megatron_lm.read import layout_fields
@@ -26,7 +26,6 @@ ADAPTED = "llama2-70b"
 SEQUENCE = 8192
 RANK, TARGETS = 16, "attention"  # of the benchmark's adapters: linear_qkv and linear_proj
 HOSTED_LAYERS = 20  # where CPU_OFFLOADING says no number
-OFF = ("0", "false", "null", "none", "")
 
 
 def is_mlperf(script: Script) -> bool:
@@ -76,7 +75,8 @@ def read_mlperf(file: str, script: Script, model: ModelConfig | None) -> Launch:
         (f"after {healed} steps it goes on in 8 bits; a step before is priced",) if healed else ()
     )
     steps = args.count("MAX_STEPS")
-    args.ignore((*NAMES.without_effect, *NAMES.tuning, *_switched_off(args.values)))
+    args.ignore((*NAMES.without_effect, *NAMES.tuning, *_qualifying(args.values)))
+    args.doubt(NAMES.not_modelled)
     account = args.account()
     nulls = {name: "" for name in values if name not in args.values}  # null means not set
     duplicates = {n: v for n, v in script.exported.items() if n not in exported.values()}
@@ -148,14 +148,10 @@ def _software(args: LaunchArguments, overlapped: bool, wide: bool) -> dict[str, 
     }
 
 
-def _switched_off(values: Mapping[str, Any]) -> list[str]:
-    """Return the switches that are off, with the variables that qualify them."""
-    on = {name for name in NAMES.switches if str(values.get(name, "")).lower() not in OFF}
-    if "USE_SHARP" in on:
-        on.add("SHARP")
+def _qualifying(values: Mapping[str, Any]) -> list[str]:
+    """Return variables about switches that are off, or that leave products as they are priced."""
+    off = [switch for switch in NAMES.about_switches if str(values.get(switch, "")).lower() in OFF]
     if values.get("NVTE_DPA_FP8_RECIPE") == "F16":  # attention stays in 16 bits
-        on.discard("FP8_DPA")
-    plain = [name for name in NAMES.plain if values.get(name) == "1"]
-    about = (names for switch, names in NAMES.about_switches.items() if switch not in on)
-    more = [name for names in about for name in names]
-    return [*(name for name in NAMES.switches if name not in on), *plain, *more]
+        off.append("FP8_DPA")
+    more = [name for switch in off for name in (switch, *NAMES.about_switches[switch])]
+    return [*more, *(name for name in NAMES.plain if values.get(name) == "1")]

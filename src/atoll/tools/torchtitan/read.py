@@ -73,6 +73,7 @@ def read_torchtitan(file: str, content: Mapping[str, Any], model: ModelConfig | 
         args.text("optimizer.name")  # other optimizers have other states
     steps = args.count("training.steps")
     args.ignore((*NAMES.without_effect, *(n for n, value in args.values.items() if value == [])))
+    args.doubt(NAMES.not_modelled)
     fields["local_batch"] = local_batch
     return Launch(file, "torchtitan", described, fields, steps, args.account())
 

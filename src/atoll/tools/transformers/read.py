@@ -13,13 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.base.errors import AtollError
-from atoll.tools.arguments import (
-    ArgumentAccount,
-    Launch,
-    LaunchArguments,
-    flatten,
-    load_names,
-)
+from atoll.tools.arguments import Launch, LaunchArguments, flatten, load_names
 from atoll.tools.deepspeed.read import read_deepspeed
 from atoll.tools.files.config_files import read_content
 from atoll.tools.files.shell import Command, Script
@@ -36,6 +30,8 @@ ZERO_STAGES = {
 }  # fmt: skip
 """FSDP's strategies, by name and by number, as stages of ZeRO."""
 HYBRID = ("hybrid_shard", "4", "hybrid_shard_zero2", "5")
+SEQUENCE_WIDTHS = ("parallelism_config.parallelism_config_cp_size",
+                   "parallelism_config.parallelism_config_sp_size")  # fmt: skip
 LENGTHS = ("max_seq_length", "max_seq_len", "max_length", "model_max_length", "block_size",
            "cutoff_len", "sequence_len")  # fmt: skip
 ATTENTION = {"flash_attention_2": "flash2", "fa2": "flash2", "disabled": "unfused",
@@ -126,16 +122,10 @@ def _launch(file: str, values: Mapping[str, Any], model: ModelConfig | None) -> 
         fields["dropout"] = dropout
     steps = args.number("max_steps")
     args.ignore(NAMES.without_effect)
+    args.doubt(NAMES.not_modelled)
     account = args.account()
     if deepspeed:
-        account = ArgumentAccount(*(
-            {**mine, **{f"deepspeed:{name}": value for name, value in theirs.items()}}
-            for mine, theirs in (
-                (account.used, deepspeed.arguments.used),
-                (account.without_effect, deepspeed.arguments.without_effect),
-                (account.not_understood, deepspeed.arguments.not_understood),
-            )
-        ))  # fmt: skip
+        account = account.joined(deepspeed.arguments, "deepspeed:")
     # The Trainer accepts DeepSpeed's JSON: better layouts are exported as such a file.
     return Launch(
         file, "deepspeed", model, fields, int(steps) if steps and steps > 0 else None, account
@@ -204,7 +194,7 @@ def _sharding(args: LaunchArguments) -> dict[str, Any]:
     return {
         "tp": args.count("parallelism_config.parallelism_config_tp_size") or 1,
         "pp": 1,
-        "cp": args.count("parallelism_config.parallelism_config_cp_size") or 1,
+        "cp": args.count(*SEQUENCE_WIDTHS) or 1,
         "ep": 1,
         "sp": False,
         "zero": zero,
@@ -267,7 +257,10 @@ def _software(args: LaunchArguments, sharded: bool) -> dict[str, Any]:
     optimizer = str(args.values.get("optim", "adamw_torch"))
     if optimizer in ADAM:
         args.text("optim")
-    flags = {"te_loss": args.has("use_liger_kernel", "use_liger")}
+    flags = {
+        "te_loss": args.has("use_liger_kernel", "use_liger", "enable_liger_kernel"),
+        "cp_a2a": SEQUENCE_WIDTHS[1] in args.values,  # Ulysses exchanges heads
+    }
     return {
         "stack": "compiled" if compiled else "fsdp" if sharded else "eager",
         "attention": ATTENTION.get(kernel, "flash"),
