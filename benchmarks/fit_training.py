@@ -5,7 +5,7 @@
 Rows are dealt to two halves by a hash of their id. Each parameter has a physical meaning (see
 docs/training.md); the fit lowers the mean error of one half, one parameter after the other, and the
 errors of both halves are printed before and after. Nothing is written: constants live in
-`atoll/training/stacks.yaml` and in the device's file.
+`tool.yaml` of each tool in `atoll/tools/` and in the device's file.
 """
 
 from __future__ import annotations

@@ -22,12 +22,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from atoll.base.errors import AtollError
-from atoll.launch.arguments import Launch, flatten
-from atoll.launch.files.config_files import read_content
-from atoll.launch.files.shell import read_script
-from atoll.launch.megatron import named_arguments, training_commands
-from atoll.launch.read import read_launch
-from atoll.launch.trainer import trainer_commands
+from atoll.tools.arguments import Launch, flatten
+from atoll.tools.files.config_files import read_content
+from atoll.tools.files.shell import read_script
+from atoll.tools.megatron_lm.read import named_arguments, training_commands
+from atoll.tools.read import read_launch
+from atoll.tools.transformers.read import trainer_commands
 from atoll.workload import load_config
 from record import recorded
 
@@ -62,7 +62,7 @@ class Found:
             return 0, 0
         said = self.launch.arguments
         known = len(said.used) + len(said.without_effect)
-        return known, known + len(said.not_understood)
+        return known, sum(map(len, said.parts))
 
 
 def main() -> None:
@@ -123,7 +123,7 @@ def read_all(folder: Path) -> Iterator[Found]:
 def dropped(path: Path, launch: Launch) -> list[str]:
     """Values of a file that stand nowhere in the account of it: there should be none."""
     said = launch.arguments
-    known = {*said.used, *said.without_effect, *said.not_understood}
+    known = {name for part in said.parts for name in part}
     if path.suffix in (".sh", ".slurm"):
         script = read_script(path)
         commands = training_commands(script) or trainer_commands(script)
@@ -160,10 +160,8 @@ def report(place: str, found: list[Found], quiet: bool) -> list[Found]:
             print(f"  refused  {one.name}: {one.refused.partition(': ')[2] or one.refused}")
             continue
         known, all_ = one.counts
-        left = ", ".join(one.launch.arguments.not_understood)
-        print(
-            f"  {known:3d} of {all_:3d}  {one.name}" + (f": not understood: {left}" if left else "")
-        )
+        left = "; ".join(one.launch.arguments.not_priced)
+        print(f"  {known:3d} of {all_:3d}  {one.name}" + (f": not priced: {left}" if left else ""))
     return found
 
 
@@ -178,11 +176,10 @@ def report_all(found: list[Found]) -> None:
     print(f"\nIn all: {share(found)}")
     lost = Counter(name for one in found for name in one.lost)
     print(f"Silently dropped: {', '.join(f'{n} {c}' for n, c in lost.most_common()) or 'none'}")
-    left = Counter(
-        name for one in found if one.launch for name in one.launch.arguments.not_understood
-    )
-    if left:
-        print("Not understood, with the number of files:")
+    accounts = [one.launch.arguments for one in found if one.launch]
+    for title, index in (("Not modelled", 2), ("Unknown", 3)):
+        left = Counter(name for account in accounts for name in account.parts[index])
+        print(f"{title}, with the number of files:")
         print("  " + ", ".join(f"{name} {count}" for name, count in left.most_common()))
 
 

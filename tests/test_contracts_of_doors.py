@@ -10,26 +10,27 @@ import pytest
 from atoll.answers import LaunchFile
 from atoll.cost.model import MAPPER
 from atoll.explore.proof.objective import AIMS, Aim
-from atoll.export import EXPORTERS, Exporter
 from atoll.hardware.silicon.systolic import SYSTOLIC
 from atoll.hardware.template.cores import CostModel, ProductCosts
 from atoll.testing import (
     check_chip_template,
     check_cost_model,
-    check_exporter,
     check_objective,
     check_stack,
+    check_tool,
 )
-from atoll.training.stack import STACKS
+from atoll.tools.registry import TOOLS
+from atoll.tools.stack import STACKS
+from atoll.tools.tool import Tool
 
 
 def test_our_mapper_keeps_the_contract() -> None:
     check_cost_model(MAPPER)
 
 
-@pytest.mark.parametrize("name", EXPORTERS)
-def test_our_exporters_keep_it(name: str) -> None:
-    check_exporter(EXPORTERS[name])
+@pytest.mark.parametrize("name", [tool.name for tool in TOOLS.values() if tool.write])
+def test_our_tools_keep_it(name: str) -> None:
+    check_tool(TOOLS[name])
 
 
 @pytest.mark.parametrize("name", STACKS)
@@ -73,10 +74,11 @@ def test_an_objective_that_punishes_speed_is_found_out() -> None:
         check_objective(spread)
 
 
-def test_an_exporter_with_another_name_and_a_stack_with_too_much_overlap_are_found_out() -> None:
-    other = Exporter("mine", lambda plan: LaunchFile(target="theirs", file="run.sh", text="run"))
+def test_a_tool_with_another_name_and_a_stack_with_too_much_overlap_are_found_out() -> None:
+    file = LaunchFile(target="theirs", file="run.sh", text="run")
+    other = Tool("mine", "Mine", "megatron", write=lambda plan: file)
     with pytest.raises(AssertionError, match="a file for 'theirs'"):
-        check_exporter(other)
+        check_tool(other)
     ours = STACKS["megatron"]
     with pytest.raises(AssertionError, match=r"overlap\.gradient"):
         check_stack(replace(ours, name="x", overlap=replace(ours.overlap, gradient=1.5)))

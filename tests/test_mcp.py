@@ -25,7 +25,9 @@ def test_a_tool_asks_what_its_command_asks_without_what_writes(name: str) -> Non
     asked, schema = COMMANDS[name][0], offered(name)
     assert schema["type"] == "object"
     assert schema["properties"].keys() == asked.model_fields.keys() - hidden(asked)
-    writing = ("out", "export_to", "append", "messages", "chakra", "parquet", "workers", "cluster")
+    writing = (
+        "out", "launch_file", "append", "messages", "chakra", "parquet", "workers", "cluster",
+    )  # fmt: skip
     assert not schema["properties"].keys() & set(writing)
     assert set(schema.get("required", ())) <= schema["properties"].keys()
 
@@ -43,9 +45,9 @@ def test_answers_are_those_of_python_and_a_launch_file_comes_as_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    found, files = run_tool("estimate", {**ASKED, "export": "megatron"})
+    found, files = run_tool("estimate", {**ASKED, "tool": "megatron-lm"})
     alone = atoll.estimate(**ASKED)  # type: ignore[arg-type]
-    assert found["question"].pop("export") == "megatron"
+    assert found["question"].pop("tool") == "megatron-lm"
     assert found == alone.to_dict()
     assert files == [alone.export("megatron").text]
     assert run_tool("models", {"name": "gpt2-xl"})[0]["parameters"] == 1557611200

@@ -19,11 +19,12 @@ from atoll.base.errors import AtollError
 from atoll.explore.proof.objective import AIMS, Aim
 from atoll.explore.run import run_search
 from atoll.explore.strategies import STRATEGIES, Strategy
-from atoll.export import EXPORTERS, Exporter
 from atoll.profiles import DEFAULT, PROFILES
 from atoll.questions import PlanQuestion, SearchQuestion
 from atoll.questions.texts import help_words, schema
-from atoll.training.stack import STACKS
+from atoll.tools.registry import TOOLS
+from atoll.tools.stack import STACKS
+from atoll.tools.tool import Tool
 from atoll.workload import load_model
 
 Install = Callable[[str, str, str], None]
@@ -61,7 +62,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
 def test_an_installed_stack_is_listed_and_used(install: Install) -> None:
     install(
         "quick_stack",
-        "from dataclasses import replace\nfrom atoll.training.stack import MEGATRON\n"
+        "from dataclasses import replace\nfrom atoll.tools.stack import MEGATRON\n"
         "QUICK = replace(MEGATRON, name='quick', step_s=0.0)\n",
         "[atoll.stacks]\nquick = quick_stack:QUICK\n",
     )
@@ -103,7 +104,7 @@ def test_a_broken_plug_in_is_one_sentence_and_stops_nothing_else(install: Instal
     ("module", "points", "words"),
     [
         ("X = 3\n", "odd = odd:X", "odd:X is a int, but should be an object of atoll's Stack"),
-        ("from atoll.training.stack import NEMO as X\n", "odd = odd:X", "calls itself nemo"),
+        ("from atoll.tools.stack import NEMO as X\n", "odd = odd:X", "calls itself nemo"),
         ("X = 3\n", "nemo = odd:X", "stack 'nemo' is offered by atoll and by odd; uninstall one"),
     ],
 )
@@ -118,9 +119,9 @@ def test_what_does_not_go_through_the_door(
 
 def test_two_packages_with_one_name_are_refused(install: Install) -> None:
     for package in ("first", "second"):
-        install(package, "", f"[atoll.exporters]\nslurm = {package}:X\n")
+        install(package, "", f"[atoll.tools]\nslurm = {package}:X\n")
     with pytest.raises(AtollError, match=r"'slurm' is offered by .* and by .*; uninstall one"):
-        EXPORTERS["slurm"]
+        TOOLS["slurm"]
 
 
 def test_near_names_are_suggested() -> None:
@@ -140,14 +141,15 @@ def test_objects_are_taken_for_their_names() -> None:
         PlanQuestion.of(**RUN, stack=3)
 
 
-def test_a_plan_holds_only_layouts_that_a_given_exporter_takes() -> None:
+def test_a_plan_holds_only_layouts_that_a_given_tool_runs() -> None:
     def write(plan: object) -> LaunchFile:
         layout = plan.layout  # type: ignore[attr-defined]
         if layout.pp > 1:
             raise AtollError("pipelines are not for this tool")
         return LaunchFile(target="plain", file="run.sh", text=f"run --tp {layout.tp}\n")
 
-    found = atoll.plan(**RUN, export=Exporter("plain", write, {"vpp": (1,)}), pp=(1, 2), tp=(1, 2))
+    plain = Tool("plain", "Plain", "megatron", axes={"vpp": (1,)}, write=write)
+    found = atoll.plan(**RUN, export=plain, pp=(1, 2), tp=(1, 2))
     assert found.best.layout.pp == 1
 
 

@@ -417,16 +417,9 @@ def plan(
     means = ExecutionOptions(question.out, question.workers, question.cluster)
 
     def prepare(limit: Stop) -> PlanProblem:
-        run, target = run_from_question(question), question.export or ""
-        if target:
-            from atoll.export import EXPORTERS, refusals
-
-            axes, usable = (
-                axes_from_question(question, EXPORTERS[target].values, run),
-                refusals(target, run),
-            )
-        else:
-            axes, usable = axes_from_question(question, {}, run), None
+        run = run_from_question(question)
+        axes = axes_from_question(question, run)
+        usable = import_named("atoll.export:refusals")(run)
         now = (
             stop is not None or means != ExecutionOptions()
         )  # else reasons are computed on request
@@ -494,8 +487,6 @@ def _check_files(
         from atoll.files.atomic_file import check_folder
 
         check_folder(question.out)
-    if isinstance(question, questions.FilesQuestion) and question.export_to and not question.export:
-        raise AtollError("export_to: a launch file is to be written, but export does not say whose")
     if question.trace is not None:
         from atoll.report.trace import check_trace_path
 
@@ -503,8 +494,8 @@ def _check_files(
 
 
 def _written(result: E, question: PlanQuestion | EstimateQuestion) -> E:
-    if question.export_to is not None:
-        result.export(question.export or "").save(question.export_to)
+    if question.launch_file is not None:
+        result.export(result.tool.name).save(question.launch_file)
     return _traced(result, question.trace)
 
 

@@ -38,10 +38,12 @@ from atoll.step.parts import MEMORY_PARTS, TIME_PARTS
 from atoll.step.replay import PassTime, replay
 from atoll.step.stages import even_sizes
 from atoll.step.states import STATES, load_states
+from atoll.training.batch.estimates import LayoutSequence, make_tables
+from atoll.training.batch.sums import Sums
 from atoll.training.estimate import Estimator
 from atoll.training.replay import replay_estimate
 from atoll.training.request import make_layout, make_run
-from atoll.training.step import PassSeconds, StageTime, Stepper, accumulation_s
+from atoll.training.step import accumulation_s
 from atoll.wafer.api import estimate_wafer, search_wafer
 from atoll.wafer.encoding.block import make_block
 from atoll.wafer.evaluate import delayed_bytes
@@ -127,11 +129,9 @@ def placement_of(order: str, stages: int, microbatches: int, send_s: float = 0.0
 @pytest.mark.parametrize("order", ["1f1b", "zb-h1"])
 @pytest.mark.parametrize(("stages", "microbatches"), [(8, 16), (4, 2), (4, 12)])
 def test_a_pipeline_takes_the_same_step_everywhere(order, stages, microbatches):
-    time = StageTime(
-        PassSeconds(compute_s=1.0), PassSeconds(compute_s=2.0), PassSeconds(), weight_s=1.0
-    )
-    by_formula = step_s(order, [time.paces(order)[0]] * stages, microbatches)
-    by_events = replay(order, [[PassTime(1.0, 1.0, 1.0)]] * stages, microbatches).time_s
+    stage = PassTime(1.0, 1.0, 1.0)
+    by_formula = step_s(order, [stage] * stages, microbatches)
+    by_events = replay(order, [[stage]] * stages, microbatches).time_s
     assert by_formula == pytest.approx(by_events, rel=REL)
     searched = replay_placement(placement_of(order, stages, microbatches))
     assert searched.step_time_s == pytest.approx(by_events, rel=REL)
@@ -164,9 +164,13 @@ def test_gradients_are_summed_in_the_same_time_everywhere(name, replicas, tensor
     optimizer = load_states(DEFAULT.optimizer)
     sent = optimizer.reduced * parameters
     reduced_s = collective_s(network, "all_reduce", sent, replicas, stride=tensor)
-    run = make_run("gpt2-xl", "h100", 96, batch=96)
+    run = make_run("llama3-8b", "h100", 96, batch=96)
     run = replace(run, network=network, states=optimizer)
-    planned, _ = Stepper(run, Layout(dp=replicas, tp=tensor, zero=0)).gradient_s(parameters, 0.0)
+    layout = Layout(dp=replicas, tp=tensor, zero=0)
+    tables = make_tables(Estimator(run), LayoutSequence([layout]), ["none"])
+    sums = Sums(tables, tables.rows)
+    group, none = np.zeros(1, dtype=np.int64), np.zeros(1)
+    _, (planned,) = sums.shared_s(group, np.array([parameters]), none)
     assert reduced_s == pytest.approx(planned, rel=REL)
     operator = Operator("sum", "all_reduce", (), (), collective=TensorCollective(
         CollectiveKind.ALL_REDUCE, int(parameters), tensor))  # fmt: skip

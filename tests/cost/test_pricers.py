@@ -13,8 +13,8 @@ from atoll.hardware.gpu import load_gpu
 from atoll.hardware.wafer_files import load_wafer
 from atoll.profiles import DEFAULT
 from atoll.schedule.chip import ChipPricer
+from atoll.tools.stack import STACKS
 from atoll.training.operators.gpu_pricer import GpuPricer
-from atoll.training.stack import STACKS
 from atoll.wafer.costs.die_pricer import DiePricer
 from atoll.wafer.costs.tables import BlockTables, CostSetting
 from atoll.wafer.encoding.block import make_block

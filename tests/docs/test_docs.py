@@ -12,7 +12,7 @@ import pytest
 
 from atoll.questions import COMMANDS
 from atoll.questions.texts import option_fields, spelled
-from atoll.training.stack import CHIP, STACKS
+from atoll.tools.stack import CHIP, STACKS
 from docs.written import PAGES, ROOT, blocks, without_wall_times, workplace
 
 _FENCED = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)

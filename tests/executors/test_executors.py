@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from atoll.base.errors import AtollError
-from atoll.executors import Crew, Executor, InProcess, TaskCall, choose_executor
+from atoll.executors import Crew, Executor, InProcess, PieceRunner, TaskCall, choose_executor
 from atoll.executors.growing import Growing
 from atoll.executors.processes import LocalProcesses, _pass_on
 from atoll.executors.threads import set_threads, threads
@@ -106,6 +106,22 @@ def test_tasks_get_the_context_and_give_their_results(executor: Executor) -> Non
         i: 10 * i for i in range(20)
     }
     assert crew.result(TaskCall(scaled, (7,))) == 70
+
+
+class Records(dict[str, object]):
+    """Notes by their names."""
+
+    note, put_note = dict.get, dict.__setitem__
+
+
+def test_pieces_are_computed_once_recorded_and_taken_from_the_record(executor: Executor) -> None:
+    records = Records({"2": {"value": 22}})
+    pieces = PieceRunner(scaled, 10, records, executor)
+    pieces.prefetch([(0,), (1,), (2,), (3,)])
+    assert [pieces.ask(number) for number in range(4)] == [0, 10, 22, 30]
+    assert list(records) == ["2", "0", "1", "3"]
+    assert pieces.ask(5, keep=False) == 50
+    assert "5" not in records
 
 
 def test_an_error_of_a_task_arrives_as_it_is(executor: Executor) -> None:

@@ -28,6 +28,7 @@ from atoll.schedule.chip import EFFORT
 from atoll.step.layout import ZERO_STAGES
 from atoll.step.orders import ORDERS
 from atoll.step.states import load_states
+from atoll.training.batch.choices import best_choices
 from atoll.training.batch.sums import Sums
 from atoll.training.estimate import Estimator
 from atoll.training.request import make_run
@@ -73,7 +74,7 @@ def steps(one: Node, times: VariantTimes, memory_bytes: float = 1e15) -> np.ndar
     """Seconds of every layout with the best recomputation of its stages that fits."""
     problem = replace(one.problem, memory_bytes=memory_bytes)
     tables = one.others.timed(problem, times, one.others.chosen(times))
-    return Sums(tables, tables.rows).best(np.inf)[0]
+    return best_choices(Sums(tables, tables.rows), np.inf)[0]
 
 
 def small_model(folder: Path, name: str, **changes: object) -> str:
@@ -92,7 +93,7 @@ def compare_with_planner(one: Node, model: str) -> None:
     )
     planner, time_s = Estimator(run), steps(one, one.times)
     for layout, step_s in zip(one.others.layouts, time_s, strict=True):
-        found = planner._estimate(layout, ("none",) * layout.pp)
+        found = planner.estimate(replace(layout, recompute="none"))
         assert found.step.time_s == pytest.approx(step_s, rel=REL), layout
         division = Division(
             step_s, layout.pp, layout.dp, (), layout=layout, choices=(0,) * layout.pp

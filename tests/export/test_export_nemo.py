@@ -15,9 +15,8 @@ import yaml
 from export_cases import DENSE, EXPERTS, LONG, SHARDED, UNEVEN, Case
 
 from atoll.base.errors import AtollError
-from atoll.export.nemo import PRECISION
-from atoll.export.plan import TOOL_TABLES
 from atoll.step.layout import Layout
+from atoll.tools.nemo.write import PRECISION, RECIPES
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the tools' own
 
@@ -145,7 +144,7 @@ def test_every_value_is_a_field_of_the_bridge(case: Case, bridge: Path) -> None:
 
 def test_recipes_and_precisions_exist(bridge: Path) -> None:
     recipes = "\n".join(p.read_text() for p in (bridge / "recipes").rglob("*.py"))
-    for recipe in TOOL_TABLES["recipes"].values():
+    for recipe in RECIPES.values():
         assert f"def {recipe}(" in recipes
     mixed = (bridge / "training" / "mixed_precision.py").read_text()
     for name in PRECISION.values():

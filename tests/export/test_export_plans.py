@@ -8,11 +8,12 @@ import pytest
 
 import atoll
 from atoll.base.errors import AtollError
-from atoll.export import EXPORTERS, export_run
+from atoll.export import export_run
+from atoll.tools.registry import TOOLS
 from atoll.training.planner.search import UnusableError
 
 
-@pytest.mark.parametrize("target", EXPORTERS)
+@pytest.mark.parametrize("target", [tool.name for tool in TOOLS.values() if tool.write])
 @pytest.mark.parametrize("stack", ["megatron", "fsdp"])
 def test_a_plan_for_a_tool_has_layouts_that_it_can_run(target: str, stack: str) -> None:
     job = {"batch": 32, "sequence": 2048, "microbatch": [1, 2], "stack": stack,

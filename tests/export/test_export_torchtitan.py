@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from atoll.base.errors import AtollError
-from atoll.export.torchtitan_models import FLAVORS, Flavor, model_arguments
 from atoll.step.layout import Layout
 from atoll.step.orders import passes
+from atoll.tools.torchtitan.flavors import FLAVORS, Flavor, model_arguments
 from atoll.workload.builders.model import build_model
 from atoll.workload.load import load_config
 

@@ -8,6 +8,7 @@ import pytest
 
 import atoll
 from atoll.base.errors import AtollError
+from atoll.printing.training import print_checked
 from atoll.training.estimate import Estimate
 
 SCRIPT = """#!/bin/bash
@@ -155,12 +156,36 @@ def test_a_job_file_may_name_a_launch_file_beside_it(script: Path) -> None:
         atoll.estimate("gpt2-xl", "h100", 8, vocab=9)
 
 
-def test_what_is_not_understood_is_listed_or_refused(script: Path) -> None:
-    given = {"device": "h100", "set": ["GPUS=8", "MORE=--new-kernel 3"]}
-    checked = atoll.check(script, **given)  # type: ignore[arg-type]
-    assert checked.launch.arguments.not_understood == {"new_kernel": "3"}
-    with pytest.raises(AtollError, match="not understood: new_kernel"):
-        atoll.check(script, strict=True, **given)  # type: ignore[arg-type]
+def relative_width(checked: atoll.Checked) -> float:
+    times_s = checked.estimate.interval.step_time_s
+    return times_s.high / times_s.low
+
+
+def test_arguments_that_are_not_priced_widen_the_interval_and_withhold_the_proof(
+    script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = {"device": "h100"}
+    arguments = ("--log-interval 1", "--optimizer muon", "--muon-momentum 0.9", "--new-kernel 3")
+    plain, muon, scaled, unknown = (
+        atoll.check(script, set=["GPUS=8", f"MORE={' '.join(arguments[:n])}"], **given)  # type: ignore[arg-type]
+        for n in range(1, 5)
+    )
+    assert plain.answer.not_priced == () and "proven" in plain.better.proof  # type: ignore[union-attr]
+    assert list(muon.launch.arguments.not_modelled) == ["optimizer"]
+    assert unknown.launch.arguments.not_understood == {"new_kernel": "3"}
+    assert relative_width(plain) < relative_width(muon) == relative_width(scaled)
+    assert relative_width(unknown) > 1.4 * relative_width(muon)
+    assert unknown.estimate.step.time_s == plain.estimate.step.time_s
+    for checked in (muon, unknown):
+        assert checked.better is not None and "proven optimal" not in checked.better.proof
+        assert checked.better.proof.startswith("not proven")
+    keys = list(unknown.to_dict())
+    assert keys.index("not_priced") < keys.index("estimate")
+    print_checked(unknown)
+    printed = capsys.readouterr().out
+    assert printed.partition("given:")[0].count("not priced:") == 2, "before any figure"
+    with pytest.raises(AtollError, match="not priced: new_kernel 3: unknown"):
+        atoll.check(script, strict=True, set=["GPUS=8", "MORE=--new-kernel 3"], **given)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

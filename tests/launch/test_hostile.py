@@ -9,7 +9,7 @@ import pytest
 
 from atoll.base.errors import AtollError
 from atoll.cli import main
-from atoll.launch.read import read_launch
+from atoll.tools.read import read_launch
 from atoll.workload import load_config
 
 RUN = (

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import atoll
 from atoll.base.errors import AtollError
-from atoll.launch.files.logs import read_run_log, steady_times
+from atoll.tools.files.logs import read_run_log, steady_times
 from atoll.validation.append_run import append_run
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "check"

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from atoll.base.errors import AtollError
-from atoll.launch.arguments import Launch, flatten
-from atoll.launch.read import read_launch
+from atoll.tools.arguments import Launch, flatten
+from atoll.tools.read import read_launch
 from atoll.workload import load_config
 
 NEMO = """
@@ -97,7 +97,7 @@ def test_megatrons_own_tests_say_arguments_as_yaml(tmp_path: Path) -> None:
             "tensor-model-parallel-size": 2, "sequence-parallel": "false", "lr": 1e-4}  # fmt: skip
     text = "ENV_VARS: {NCCL_ALGO: Ring}\nMODEL_ARGS:\n"
     launch = read(tmp_path, text + "".join(f"  --{n}: {v}\n" for n, v in args.items()))
-    assert (launch.software, launch.model.layers, launch.fields["tp"]) == ("megatron", 12, 2)
+    assert (launch.software, launch.model.layers, launch.fields["tp"]) == ("megatron-lm", 12, 2)
     assert launch.fields["sp"] is False and "sequence_parallel" in launch.arguments.without_effect
 
 

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 import atoll
 from atoll.base.errors import AtollError
-from atoll.launch.read import read_launch
 from atoll.step.layout import Layout
 from atoll.step.stages import even_sizes
+from atoll.tools.read import read_launch
 from atoll.training.estimate import Estimator
 from atoll.workload import load_config
 from export.export_cases import DENSE, EXPERTS, LONG, SHARDED, UNEVEN, Case
+from oracles.step_by_layer import gradient_s
 
 AXES = ("tp", "pp", "cp", "ep", "microbatch", "hsdp")
 SHAPE = ("hidden", "layers", "heads", "kv_heads", "head_dim", "ffn", "gated", "norm", "experts",
@@ -28,7 +29,7 @@ SHAPE = ("hidden", "layers", "heads", "kv_heads", "head_dim", "ffn", "gated", "n
 def check(case: Case, target: str, folder: Path) -> None:
     config = load_config(case.model)
     path = case.export(target).save(folder)
-    launch = read_launch(path, None if target in ("megatron", "torchtitan") else config)
+    launch = read_launch(path, None if target in ("megatron-lm", "torchtitan") else config)
     assert launch.software == target
     assert launch.arguments.not_understood == {}, "what we write we understand"
     for field in SHAPE:
@@ -37,7 +38,7 @@ def check(case: Case, target: str, folder: Path) -> None:
         assert launch.fields.get(axis, 1) == getattr(case.layout, axis), axis
     assert launch.fields["batch"] == case.global_batch
     assert launch.fields["recompute"] == case.layout.recompute
-    if target == "megatron":
+    if target == "megatron-lm":
         assert launch.fields["sequence"] == case.sequence
         assert launch.fields["devices"] == case.layout.devices
         assert launch.fields["zero"] == case.layout.zero
@@ -47,7 +48,7 @@ def check(case: Case, target: str, folder: Path) -> None:
         assert launch.fields["sp"] == (case.layout.sp and case.layout.tp > 1)
 
 
-@pytest.mark.parametrize("target", ["megatron", "torchtitan", "nemo", "deepspeed"])
+@pytest.mark.parametrize("target", ["megatron-lm", "torchtitan", "nemo", "deepspeed"])
 @pytest.mark.parametrize("case", [DENSE, UNEVEN, SHARDED, LONG, EXPERTS], ids=lambda c: c.model)
 def test_a_written_file_is_read_back(case: Case, target: str, tmp_path: Path) -> None:
     try:
@@ -57,7 +58,7 @@ def test_a_written_file_is_read_back(case: Case, target: str, tmp_path: Path) ->
     check(case, target, tmp_path)
 
 
-@pytest.mark.parametrize("target", ["megatron", "torchtitan", "nemo", "deepspeed"])
+@pytest.mark.parametrize("target", ["megatron-lm", "torchtitan", "nemo", "deepspeed"])
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
 def test_a_plan_takes_what_the_check_of_its_file_says(
     target: str, precision: str, tmp_path: Path
@@ -91,7 +92,7 @@ def test_a_divided_plan_takes_what_the_check_of_its_file_says(
 ) -> None:
     job = {"model": model, "device": "h100", "devices": 16}
     plan = atoll.plan(**job, batch=32, sequence=8192, export=target, **kept)
-    named = {} if target == "megatron" else {"model": model}
+    named = {} if target == "megatron-lm" else {"model": model}
     path = plan.export(target).save(tmp_path)
     checked = atoll.check(path, device="h100", devices=16, sequence=8192, **named)
     assert checked.estimate.layout == plan.best.layout
@@ -112,7 +113,7 @@ def test_an_estimated_layout_takes_what_the_check_of_its_file_says(
 ) -> None:
     found = atoll.estimate(**asked, device="h100", devices=8, batch=16, export=target)
     path = found.export(target).save(tmp_path)
-    named = {} if target == "megatron" else {"model": asked["model"]}
+    named = {} if target == "megatron-lm" else {"model": asked["model"]}
     checked = atoll.check(path, device="h100", devices=8, time_limit=1e-6, **named).estimate
     assert checked.layout == found.layout and checked.memory == found.memory
     assert checked.step.time_s == pytest.approx(found.step.time_s, rel=1e-12)
@@ -153,10 +154,10 @@ def test_drawn_layouts_are_read_back_from_megatron(
         case.export("megatron")
     except AtollError:
         return
-    check(case, "megatron", tmp_path_factory.mktemp("launch"))
+    check(case, "megatron-lm", tmp_path_factory.mktemp("launch"))
 
 
-@pytest.mark.parametrize("target", ["megatron", "torchtitan", "deepspeed", "nemo"])
+@pytest.mark.parametrize("target", ["megatron-lm", "torchtitan", "deepspeed", "nemo"])
 @pytest.mark.parametrize("device", ["tpu-v5p", "physical-tpuv4", "trainium2"])
 def test_a_file_is_checked_as_it_was_planned_whatever_runs_on_the_device(
     tmp_path: Path, device: str, target: str
@@ -190,7 +191,7 @@ def test_deepspeed_without_zero_and_in_pipelines_sums_gradients_when_all_are_the
     assert checked.estimate.step.time_s == pytest.approx(step.time_s, rel=1e-9)
     stepper, shares = Estimator(made.run).shares(made.layout)
     wires_s = [
-        stepper.gradient_s(*Estimator(made.run).trained(made.layout, share))[0] for share in shares
+        gradient_s(stepper, *Estimator(made.run).trained(made.layout, share))[0] for share in shares
     ]
     hides = zero == 1 and pp == 1
     assert step.gradient_s == pytest.approx(0.0 if hides else max(wires_s), abs=1e-3 * max(wires_s))

@@ -10,8 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from atoll.base.errors import AtollError
-from atoll.launch.files.shell import follow_script, read_script
-from atoll.launch.files.shell_tokens import UNKNOWN
+from atoll.tools.files.shell import follow_script, read_script
+from atoll.tools.files.shell_tokens import UNKNOWN
 
 
 def words(text: str, **environment: str) -> tuple[str, ...]:

@@ -9,8 +9,8 @@ import pytest
 
 import atoll
 from atoll.base.errors import AtollError
-from atoll.launch.arguments import Launch
-from atoll.launch.read import read_launch
+from atoll.tools.arguments import Launch
+from atoll.tools.read import read_launch
 from atoll.workload import load_config
 
 TRAINER = """

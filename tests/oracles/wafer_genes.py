@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from atoll.fabric.mesh import ALGORITHMS
 from atoll.wafer.encoding.block_mapping import HOMES, KEEP, BlockMapping
-from atoll.wafer.exact.paths import BlockPath
+from atoll.wafer.exact.paths import FATE_ORDER, PathChoices
 from atoll.wafer.exact.shared_states import SharedStates
 
 from .wafer_batch import Batch, Genes
@@ -17,23 +17,23 @@ from .wafer_batch import Batch, Genes
 IntArray = NDArray[np.int64]
 
 
-def way(states: SharedStates, genes: BlockMapping) -> BlockPath:
-    """The mapping as a way through the tables of shared codes."""
-    setting, units = states.tables.setting, states._units
+def path_of(states: SharedStates, genes: BlockMapping) -> PathChoices:
+    """The mapping as a path through the tables of shared codes."""
+    setting = states.tables.setting
     ways = genes.collectives or ((setting.streaming, setting.algorithm),) * len(genes.codes)
-    index = [
-        nodes.entry(code, streams)
-        for nodes, code, (streams, _) in zip(units, genes.codes, ways, strict=True)
-    ]
-    paths: list[list[int]] = []
-    for chain in states.tables.nodes:
-        paths.append(index[: len(chain)])
-        index = index[len(chain) :]
-    homes = [
-        states.rules.homes.index(home) if nodes.parameters.any() else 0
-        for nodes, home in zip(units, genes.homes, strict=True)
-    ]
-    return BlockPath(paths, homes, list(genes.keep))
+    operators, fates = iter(zip(genes.codes, genes.homes, ways, strict=True)), iter(genes.keep)
+    stream = states.tables.stream.index[genes.stream]
+    choices = []
+    for chain, steps in enumerate(states.chains):
+        for step, nodes in zip(steps, states.tables.chain_nodes(chain)[1:], strict=True):
+            state, option = stream, 0
+            if nodes.unit is not None:
+                code, home, (streams, _) = next(operators)
+                state = nodes.entry(code, streams)
+                option = states.rules.homes.index(home) if nodes.unit.parameters else 0
+            fate = FATE_ORDER.index(next(fates)) if step.droppable else 0
+            choices.append((state, option, fate))
+    return np.array(choices)
 
 
 def decode(batch: Batch, genes: Genes, row: int) -> BlockMapping:

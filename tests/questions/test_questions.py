@@ -378,7 +378,6 @@ def test_allowed_values_are_those_of_the_registry() -> None:
         ({"lora_targets": "all", "method": "sft"}, "--method lora"),
         ({"price": "2.5/h"}, "--tokens"),
         ({"restart": "5 min"}, "--tokens"),
-        ({"export_to": "train.sh"}, "--export"),
     ],
 )
 def test_what_would_be_passed_over_is_refused(said: dict[str, Any], without: str) -> None:

@@ -11,9 +11,9 @@ torch = pytest.importorskip("torch")
 
 import atoll  # noqa: E402
 from atoll.hardware.gpu import load_gpu  # noqa: E402
+from atoll.tools.stack import STACKS  # noqa: E402
 from atoll.training.operators.gpu_pricer import GpuPricer  # noqa: E402
 from atoll.training.operators.layers import layer_costs  # noqa: E402
-from atoll.training.stack import STACKS  # noqa: E402
 from atoll.workload import Layer, StoredModel, prepare, widths  # noqa: E402
 
 from . import modules as m  # noqa: E402

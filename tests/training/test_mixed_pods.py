@@ -315,7 +315,7 @@ def test_launch_files_have_uneven_stages_or_are_refused(tmp_path: Path) -> None:
     made = stages.export("megatron")
     assert "--pipeline-model-parallel-layout" in made.text
     assert any("in this order" in note for note in made.notes)
-    shares = asked(tmp_path, pp=[1], batch=64)
+    shares = asked(tmp_path, pp=[1], batch=64, tool="none")
     assert len(set(shares.best.placed.microbatches)) == 2
     with pytest.raises(AtollError, match="one size for all ranks"):
         shares.export("megatron")

@@ -27,6 +27,7 @@ from atoll.base.errors import AtollError, InfeasibleError
 from atoll.hardware.device import load_device
 from atoll.step.layout import RECOMPUTE, Layout
 from atoll.step.orders import ORDERS
+from atoll.tools.stack import STACKS
 from atoll.training.batch.estimates import LayoutSequence, batch_estimates
 from atoll.training.estimate import Estimate, Estimator, estimate
 from atoll.training.operators.layers import recompute_choices
@@ -37,7 +38,6 @@ from atoll.training.planner.space import Axes, LayoutColumns, block_of, families
 from atoll.training.replay import replay_estimate
 from atoll.training.request import make_run
 from atoll.training.run import Run
-from atoll.training.stack import STACKS
 
 SMALL = Axes(
     cp=(1, 2),

@@ -13,10 +13,10 @@ from atoll.base.errors import AtollError
 from atoll.step.layout import RECOMPUTE, Layout
 from atoll.step.orders import ORDERS
 from atoll.step.stages import splits
+from atoll.tools.stack import STACKS
 from atoll.training.operators.layer_prices import chain_work
 from atoll.training.planner.space import Axes
 from atoll.training.run import Run
-from atoll.training.stack import STACKS
 
 AXES = Axes(
     tp=(1, 2, 3, 4),

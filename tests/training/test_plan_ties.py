@@ -65,7 +65,7 @@ def test_the_simplest_of_all_that_take_as_long_is_named(ties: float, share: floa
 
 
 def test_the_proof_is_of_the_fastest_and_the_answer_says_so() -> None:
-    found = atoll.plan("llama3-8b", "h100", 64, batch=256, cp=[1], tp=[1], pp=[1])
+    found = atoll.plan("llama3-8b", "h100", 64, batch=256, cp=[1], tp=[1], pp=[1], tool="none")
     told = found.answer
     assert found.best.layout != found.fastest.layout
     assert found.fastest.step.time_s < found.best.step.time_s < 1.01 * found.fastest.step.time_s
@@ -84,7 +84,9 @@ def test_the_proof_is_of_the_fastest_and_the_answer_says_so() -> None:
     assert "the fastest is proven" in " ".join(str(why).split())
     mine_s, theirs_s = why.runners_up[0].part_s
     assert theirs_s < mine_s, "what makes the faster one faster"
-    alone = atoll.plan("llama3-8b", "h100", 64, batch=256, cp=[1], tp=[1], pp=[1], ties=0)
+    alone = atoll.plan(
+        "llama3-8b", "h100", 64, batch=256, cp=[1], tp=[1], pp=[1], ties=0, tool="none"
+    )
     assert alone.best.layout == alone.fastest.layout == found.fastest.layout
     assert alone.choice() == "" == alone.answer.choice
 

@@ -9,10 +9,10 @@ from training_cases import dense, small_run
 
 from atoll.base.errors import AtollError
 from atoll.step.layout import Layout, check_layout
+from atoll.tools.software import flagged
+from atoll.tools.stack import STACKS
 from atoll.training.estimate import Estimate, Estimator, estimate
 from atoll.training.memory import WORKSPACE_BYTES
-from atoll.training.software import flagged
-from atoll.training.stack import STACKS
 from atoll.validation.row_runs import peak_meaning, predicted_peak_bytes, run_from_row
 from atoll.validation.tables import RunRow
 from atoll.workload.builders.model import build_model

@@ -12,6 +12,7 @@ from atoll.fabric.network import FabricLevel, Network
 from atoll.step.layout import Layout
 from atoll.training.estimate import Estimator, estimate
 from atoll.training.step import Stepper
+from oracles.step_by_layer import gradient_s, shared_s
 
 PARAMETERS = 1e9
 RATE_Bps = 10 * GB
@@ -20,7 +21,7 @@ RATE_Bps = 10 * GB
 def seconds(layout: Layout, expert: float = 0.0) -> float:
     """Gradients and weights of so many parameters, on one level without latency."""
     run = small_run(mixture(), devices=layout.devices, network=flat(RATE_Bps))
-    return Stepper(run, layout).gradient_s(PARAMETERS, expert)[0]
+    return gradient_s(Stepper(run, layout), PARAMETERS, expert)[0]
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 4, 8, 16])
@@ -56,9 +57,9 @@ def test_replicas_keep_gathers_inside_a_node() -> None:
         "slow", (FabricLevel("node", 8, 400 * GB, 0.0), FabricLevel("pod", 64, 1 * GB, 0.0))
     )
     run = small_run(grouped(), devices=32, global_batch=32, network=slow)
-    block = next(c for c in Estimator(run).costs(Layout(dp=32)) if c.is_block)
     whole, inside = (
-        Stepper(run, Layout(dp=32, zero=3, hsdp=replicas)).sharded_s(block) for replicas in (1, 4)
+        shared_s(Stepper(run, Layout(dp=32, zero=3, hsdp=replicas)), PARAMETERS, 0.0)
+        for replicas in (1, 4)
     )
     assert inside[0] < 0.05 * whole[0]
     assert inside[1] > whole[1]

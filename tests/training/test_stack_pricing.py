@@ -12,11 +12,11 @@ from atoll.base.errors import AtollError
 from atoll.cost.pricer import Cost
 from atoll.export.messages import step_messages
 from atoll.step.layout import Layout, check_recompute
+from atoll.tools.software import graphed
+from atoll.tools.stack import EAGER, STACKS
 from atoll.training.estimate import Estimator, estimate
 from atoll.training.operators.layers import LayerCost
 from atoll.training.run import Run
-from atoll.training.software import graphed
-from atoll.training.stack import EAGER, STACKS
 from atoll.workload.adapters import Adapters
 
 
@@ -121,7 +121,9 @@ def test_what_some_blocks_send_again_the_others_do_not(imbalance: float) -> None
         at = [x[part] for x in parts]
         assert at[0] < at[2], part
         assert at[1] == pytest.approx(at[0] + (at[2] - at[0]) / 4), part
-    launches = [e.stages[0].host.overlapped_s for e in (none, some, full)]
+    stepper, ((chunk,),) = Estimator(run).shares(some.layout)
+    block = next(cost for cost, _ in chunk if cost.is_block)
+    launches = [stepper.host(block, e.layout.recompute).overlapped_s for e in (none, some, full)]
     assert launches[1] == pytest.approx(launches[0] + (launches[2] - launches[0]) / 4)
     sent = [sum(x.bytes * x.count for x in step_messages(e)) for e in (none, some, full)]
     assert sent[1] == pytest.approx(sent[0] + (sent[2] - sent[0]) / 4)

@@ -28,13 +28,13 @@ from atoll.fabric.network import Network
 from atoll.step.layout import Layout
 from atoll.step.stages import even_sizes, stage_counts
 from atoll.step.states import STATES
+from atoll.tools.software import software
+from atoll.tools.stack import STACKS
 from atoll.training.estimate import Estimate, Estimator, estimate
 from atoll.training.operators.layers import HALF
 from atoll.training.planner.space import block_of, families
 from atoll.training.request import make_layout, make_run
 from atoll.training.run import Run
-from atoll.training.software import software
-from atoll.training.stack import STACKS
 from atoll.workload.families.model_config import ModelConfig
 
 CLOSE = 1e-9

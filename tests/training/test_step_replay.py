@@ -11,10 +11,10 @@ from atoll.step.bubbles import in_flight_per_chunk, peak_activation_bytes
 from atoll.step.layout import Layout
 from atoll.step.orders import ORDERS, chunks_per_stage, model_copies, route
 from atoll.step.replay import PassTime, replay
+from atoll.tools.stack import MEGATRON
 from atoll.training.estimate import Estimator
 from atoll.training.memory import losses_in_flight
 from atoll.training.replay import replay_estimate
-from atoll.training.stack import MEGATRON
 
 F, B, W = 1.0, 1.25, 0.75
 

@@ -16,10 +16,10 @@ from atoll.hardware.device import TemplateChip
 from atoll.hardware.gpu import Gpu, load_gpu
 from atoll.step.layout import Layout, check_layout
 from atoll.step.states import STATES
+from atoll.tools.stack import STACKS
 from atoll.training.estimate import Estimate, Estimator
 from atoll.training.planner.space import Axes, block_of, families
 from atoll.training.run import Run
-from atoll.training.stack import STACKS
 from atoll.workload.adapters import Adapters
 from atoll.workload.families.model_config import ModelConfig
 

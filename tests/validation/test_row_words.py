@@ -12,9 +12,9 @@ import pytest
 from atoll.base.errors import AtollError
 from atoll.hardware.gpu import load_gpu
 from atoll.step.layout import Layout, check_recompute
+from atoll.tools.software import find_stack, graphed, overlapping, stack_named
+from atoll.tools.stack import FSDP, MEGATRON, NEMO, STACKS
 from atoll.training.estimate import Estimate, estimate
-from atoll.training.software import find_stack, graphed, overlapping, stack_named
-from atoll.training.stack import FSDP, MEGATRON, NEMO, STACKS
 from atoll.validation.row_runs import run_from_row, unread_words
 from atoll.validation.row_settings import port_Bps
 from atoll.validation.tables import RunRow

@@ -26,13 +26,13 @@ from atoll.wafer.encoding.block_mapping import (
 from atoll.wafer.encoding.codes import legal_codes
 from atoll.wafer.exact.block_solver import BlockSolver
 from atoll.wafer.exact.limited_search import MemoryLimits
-from atoll.wafer.exact.pass_states import PassStates
 from atoll.wafer.exact.paths import MemoryPrice
 from atoll.wafer.exact.shared_states import DecoupledBound, weight_gradient_costs
 from oracles import wafer_brute as brute
 from oracles.wafer_batch import Batch
 from oracles.wafer_batch_kernels import AWAY, KEPT, REBUILT, STATE, TIME
-from oracles.wafer_genes import decode, sample, way
+from oracles.wafer_genes import decode, path_of, sample
+from oracles.wafer_pass_states import AllPassStates
 
 from .wafer_cases import small_block, small_wafer, sub_block
 
@@ -51,7 +51,7 @@ def make(shape, link=2e10, *, streaming=True, microbatch=1, chains=(0, 1), only=
 def exact_passes(tables: BlockTables, homes) -> BlockSolver:
     """The exact part over every code of every pass."""
     found = BlockSolver(tables, homes)
-    found.states = PassStates(tables, found.states.rules)
+    found.states = AllPassStates(tables, found.states.rules)
     found.paths = replace(found.paths, chains=found.states.chains)
     return found
 
@@ -336,7 +336,7 @@ def test_the_batched_evaluator_and_the_exact_parts_tables_agree():
     for row in range(len(genes)):
         one = decode(batch, genes, row)
         stream = tables.stream.index[one.stream]
-        one = exact.paths.path_cost(stream, way(exact.states, one))
+        one = exact.paths.path_cost(stream, path_of(exact.states, one))
         assert cost[row, [TIME, STATE, KEPT, REBUILT, AWAY]] == pytest.approx(
             [one.time_s, one.state_bytes, one.kept_bytes, one.rebuilt_bytes, one.away_bytes],
             rel=1e-12,

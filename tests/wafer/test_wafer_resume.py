@@ -6,7 +6,6 @@ import json
 import os
 import random
 import signal
-import sys
 import time
 
 import pytest
@@ -16,7 +15,6 @@ import atoll
 from atoll.base.errors import AtollError
 from atoll.base.stopping import Stop
 from atoll.cli import app
-from atoll.executors import forked_copy
 from atoll.questions import WaferQuestion
 from atoll.store import RunReader
 from atoll.wafer.run import run_wafer_search
@@ -111,26 +109,6 @@ def test_workers_change_nothing(tmp_path, space):
     alone = run(job)
     assert answer(run(job, workers=2)) == answer(alone)
     assert len(alone.designs) > 1 or not space
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="copies are forked on Linux alone")
-@pytest.mark.parametrize("space", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_search_without_workers_has_a_copy_that_changes_nothing(tmp_path, monkeypatch, space):
-    """With a folder and without one, for wafers of a space and baselines as well."""
-    job = small_job(tmp_path, samples=0, explain=False)
-    if space:
-        file = small_file(tmp_path)
-        file.write_text(file.read_text() + "space: {tensor_cores: [8, 16]}")
-    made: list[int] = []
-    forked = forked_copy._forked
-    monkeypatch.setattr(forked_copy, "_forked", lambda work: None)
-    alone = answer(run(job))
-    monkeypatch.setattr(forked_copy, "_core_waits", lambda: True)
-    monkeypatch.setattr(forked_copy, "_forked", lambda work: made.append(1) or forked(work))
-    assert answer(run(job)) == alone
-    here = len(made)
-    assert answer(run(job, out=tmp_path / "run")) == alone
-    assert len(made) > here > 0
 
 
 class After(Stop):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
-import sys
 import weakref
 from dataclasses import replace
 from itertools import pairwise, product
@@ -19,7 +17,6 @@ from typer.testing import CliRunner
 
 from atoll.base.errors import AtollError, InfeasibleError
 from atoll.cli import app
-from atoll.executors import forked_copy
 from atoll.fabric.digits import digit_systems
 from atoll.fabric.mesh import snake
 from atoll.hardware.accelerator import MIB
@@ -102,20 +99,6 @@ def test_the_same_job_gives_the_same_answer_twice():
     a, b = (search().run() for _ in range(2))
     assert a.best.mapping == b.best.mapping
     assert a.best.step_s == b.best.step_s
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="copies are forked on Linux alone")
-def test_the_answer_is_the_same_with_and_without_a_second_core(monkeypatch):
-    monkeypatch.setattr(forked_copy, "_core_waits", lambda: True)
-    forked, fork = [], os.fork
-    monkeypatch.setattr(os, "fork", lambda: forked.append(fork()) or forked[-1])
-    with_copy = search(small_wafer(2, 4, memory_bytes=MIB)).run()
-    assert forked
-    for copy in forked:
-        with pytest.raises(ProcessLookupError):  # none is left behind
-            os.kill(copy, 0)
-    monkeypatch.setattr(forked_copy, "_forked", lambda work: None)
-    assert search(small_wafer(2, 4, memory_bytes=MIB)).run() == with_copy
 
 
 def test_progress_shows_the_bound_of_the_certificate_not_that_of_the_next_candidate():

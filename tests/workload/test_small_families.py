@@ -10,8 +10,8 @@ import pytest
 from atoll.base.errors import AtollError
 from atoll.cost.vector import OPERATIONS
 from atoll.hardware.gpu import load_gpu
+from atoll.tools.stack import STACKS
 from atoll.training.operators.gpu_pricer import GpuPricer
-from atoll.training.stack import STACKS
 from atoll.workload import Layer, Model, Role, build_model, config_from_hf, fuse, shard, widths
 from atoll.workload.families.builtin import GROUPS
 from atoll.workload.families.model_config import ModelConfig

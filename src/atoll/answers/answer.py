@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import redirect_stdout
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from functools import cached_property, singledispatch
 from io import StringIO
 from pathlib import Path
@@ -282,10 +282,16 @@ class DrawableResult(Drawable, AnsweredResult[P]):
         return pd.DataFrame([question_values | figures])
 
 
-def build_from(kind: type[T], source: object, /, **given: Any) -> T:
-    """Build `kind` from the attributes of `source` with the same names, and from `given`."""
-    names = [f.name for f in fields(kind) if f.name not in given and hasattr(source, f.name)]  # type: ignore[arg-type]
-    return kind(**{name: getattr(source, name) for name in names}, **given)
+def build_from(kind: type[T], /, *sources: object, **given: Any) -> T:
+    """Build `kind` from `given`, and from the attributes of its fields' names: each of the first
+    source that has it.
+    """
+    for name in (field.name for field in fields(kind) if field.name not in given):  # type: ignore[arg-type]
+        for source in sources:
+            if (value := getattr(source, name, MISSING)) is not MISSING:
+                given[name] = value
+                break
+    return kind(**given)
 
 
 _ADAPTERS: dict[Any, TypeAdapter[Any]] = {}

@@ -39,12 +39,13 @@ class Proof:
     """What is proven, in words."""
 
     @classmethod
-    def of(cls, certificate: Certificate, **more: Any) -> Self:
-        """Convert a certificate, with further fields."""
+    def of(cls, certificate: Certificate, /, *sources: object, **more: Any) -> Self:
+        """Convert a certificate, with further fields and sources of them (`build_from`)."""
         sentence = certificate.sentence()
         return build_from(
             cls,
             certificate,
+            *sources,
             most_better=most_better(certificate.gap),
             pruned=sum(certificate.ruled_out.values()),
             pruned_by=dict(certificate.ruled_out),

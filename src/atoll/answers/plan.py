@@ -29,6 +29,7 @@ from atoll.answers.layout import (
     StepPasses,
 )
 from atoll.base.errors import AtollError
+from atoll.base.units import format_seconds
 from atoll.files.yamlfile import suggestion
 from atoll.step.length import WholeRun
 from atoll.step.parts import Origin
@@ -156,6 +157,8 @@ class RunAnswer(Exportable, DrawnAnswer):
     devices: Annotated[int, Field(gt=0)]
     sequence: Annotated[int, Field(gt=0)]
     global_batch: Annotated[int, Field(gt=0)]
+    tool: str = "none"
+    """Training tool; "none": any runtime."""
     stack: str
     states: str
     precision: str
@@ -232,6 +235,26 @@ class RunnerUp:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UnrestrictedLayout:
+    """The fastest layout of a runtime that runs every layout, which the tool cannot run."""
+
+    layout: str
+    axes: PlannedLayout
+    step_time_s: Positive
+    saved: Amount
+    """Share of the plan's step time."""
+    through: str
+    """What the tool lacks, in words."""
+
+    def sentence(self) -> str:
+        """Return what an unrestricted runtime could gain."""
+        return (
+            f"An unrestricted runtime could reach {format_seconds(self.step_time_s)} "
+            f"(-{self.saved:.1%}) through {self.through}: {self.layout}."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanAnswer(RunAnswer):
     """The fastest layout that fits, with the proof."""
 
@@ -256,6 +279,8 @@ class PlanAnswer(RunAnswer):
     left_out: Mapping[str, str]
     """What was left out for lack of time, and why."""
     certificate: LayoutProof
+    unrestricted: UnrestrictedLayout | None = None
+    """The fastest layout of a runtime that runs every layout; None if it is not faster."""
 
     def explain(self) -> PlanExplanation:
         """Why this layout: where its time goes, and what the others lack.

@@ -284,7 +284,7 @@ Parameter = int | float | str
 
 @dataclass(frozen=True)
 class BetterLayout:
-    """The proven best layout for the same job under the same software."""
+    """The best layout for the same job under the same software."""
 
     layout: str
     step_time_s: float
@@ -306,7 +306,10 @@ class CheckedArguments:
 
     used: Mapping[str, JsonValue]
     without_effect: Mapping[str, JsonValue]
+    not_modelled: Mapping[str, str]
+    """Effect on a step that is not priced."""
     not_understood: Mapping[str, JsonValue]
+    """Unknown arguments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -356,6 +359,9 @@ class CheckAnswer(Answer):
     format: Literal[1] = 1
     file: str
     software: str
+    not_priced: tuple[str, ...]
+    """Arguments that the estimate leaves out, with their effect: its interval is wider for them,
+    and no layout is called proven."""
     question: Mapping[str, JsonValue]
     estimate: EstimateAnswer
     arguments: CheckedArguments

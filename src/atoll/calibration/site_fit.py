@@ -11,7 +11,6 @@ differs, all parameters differ) are averaged by evidence, so that contradictory 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -26,10 +25,10 @@ from atoll.answers.answer import build_from
 from atoll.answers.validation import FitErrors, RunsFit, SoftwareFit
 from atoll.base.errors import AtollError
 from atoll.step.layout import Layout
+from atoll.tools.stack import CHIP, STACKS
 from atoll.training.estimate import Estimator
 from atoll.training.run import Run
 from atoll.training.site import Attention, FactorInterval, LevelFactors, Overlaps, Site
-from atoll.training.stack import CHIP, STACKS
 from atoll.validation.row_runs import run_at_site
 from atoll.validation.tables import RunRow, read_each, read_runs
 
@@ -98,9 +97,7 @@ class SoftwareVariant:
         site = site_at(point)
         times_s = []
         for estimator, run, layout in zip(self._estimators, self.runs, self.layouts, strict=True):
-            site_estimator = copy(estimator)  # layer costs do not change
-            site_estimator.run = run.at(site)
-            times_s.append(site_estimator.step(layout).time_s)
+            times_s.append(estimator.at(run.at(site)).estimate(layout).step.time_s)
         return np.log(times_s)
 
 

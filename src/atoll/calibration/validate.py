@@ -34,7 +34,7 @@ from atoll.cost.gpu_vector import KERNELS, streaming_s, vector_times_s
 from atoll.files.yamlfile import suggestion
 from atoll.hardware.gpu import Gpu, load_gpu
 from atoll.step.states import STATES
-from atoll.training.stack import STACKS
+from atoll.tools.stack import STACKS
 from atoll.validation.errors import error_summary, errors_by
 from atoll.validation.tables import write_records
 

@@ -7,6 +7,8 @@ output files and workers. Answers are those of `--json`.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from inspect import cleandoc
 from typing import Any
@@ -70,8 +72,15 @@ def run_tool(name: str, arguments: dict[str, Any]) -> tuple[dict[str, Any], list
         raise AtollError(f"{', '.join(refused)}: not offered here, where nothing is written")
     question = ask({name: question_kind}, None, arguments)
     result = ANSWERED[name](question)
-    target = getattr(question, "export", None)
-    return result.to_dict(), [] if target is None else [result.export(target).text]
+    return result.to_dict(), list(_launch_texts(result))
+
+
+def _launch_texts(result: Any) -> Iterator[str]:
+    """Yield the launch file of an estimate or a plan, where its tool can run it."""
+    tool = getattr(result, "tool", None)
+    if tool is not None and tool.write is not None:
+        with suppress(AtollError):
+            yield result.export(tool.name).text
 
 
 def build_server() -> Any:

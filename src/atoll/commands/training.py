@@ -10,8 +10,11 @@ from atoll.printing import training as printing_training
 
 if TYPE_CHECKING:
     from atoll.questions import EstimateQuestion, PlanQuestion, WaferQuestion
+    from atoll.training.estimate import Estimate
+    from atoll.training.mixed.plan import MixedPlan
+    from atoll.training.planner.plan import Plan
 
-_LATER: dict[str, Any] = {"export_to": None}
+_LATER: dict[str, Any] = {"launch_file": None}
 """The launch file is written after the answer is printed: its target may refuse the layout."""
 
 
@@ -33,30 +36,28 @@ def estimate(question: EstimateQuestion | WaferQuestion, as_json: bool) -> None:
         answer(result, as_json, print_wafer_estimate)
         return
     answer(result, as_json, printing_training.print_estimate)
-    if isinstance(question, questions.EstimateQuestion) and question.export is not None:
-        printing_training.write_launch_file(result.export(question.export), question.export_to)
+    if isinstance(question, questions.EstimateQuestion):
+        _write_launch_file(question, result)
 
 
 def plan(question: PlanQuestion, as_json: bool, began: float) -> None:
     from atoll.api import plan as run
     from atoll.training.planner.plan import Plan
-    from atoll.training.planner.search import UnusableError
-    from atoll.training.request import tool_settings
 
     if swept(question, as_json):
         return
-    refused = None
     with interruptible(began, "layouts", kernels=False) as (stop, show):
-        try:
-            result = run(job=question.model_copy(update=_LATER), stop=stop, progress=show)
-        except UnusableError as error:  # print the plan without a launch file
-            tool = tool_settings(question)  # the same run for any tool
-            without = question.model_copy(update=_LATER | tool | {"export": None})
-            refused, result = error, run(job=without, stop=stop, progress=show)
+        result = run(job=question.model_copy(update=_LATER), stop=stop, progress=show)
     shown = printing_training
     answer(result, as_json, shown.print_plan if isinstance(result, Plan) else shown.print_mixed)
     leave_if_interrupted(stop, question.out)
-    if refused is not None:
-        raise refused
-    if question.export is not None:
-        printing_training.write_launch_file(result.export(question.export), question.export_to)
+    _write_launch_file(question, result)
+
+
+def _write_launch_file(
+    question: PlanQuestion | EstimateQuestion, result: Estimate | Plan | MixedPlan
+) -> None:
+    """Write the launch file that was asked for."""
+    if question.launch_file is not None or question.export is not None:
+        file = result.export(result.tool.name)
+        printing_training.write_launch_file(file, question.launch_file)

@@ -1,4 +1,4 @@
-"""Pieces of a deterministic search: recorded, in flight in a worker or a copy, or computed here.
+"""Pieces of a deterministic search: recorded, in flight in a worker, or computed here.
 
 A search requests its pieces in the order of one process. Each is a pure task with a unique name and
 plain JSON data as its result, so that results do not depend on restarts or on prefetching.
@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from functools import partial
 from typing import Any, Protocol
 
 from atoll.base.stopping import StopCheck, StoppedError, check_stop, never
 from atoll.executors.base import Executor, InProcess, Task
 from atoll.executors.crew import Crew, TaskCall
-from atoll.executors.forked_copy import Lookahead
 
 LONGEST = 40
 """Characters of a name before its hash."""
@@ -35,15 +33,10 @@ class PieceRunner:
         self, task: Task, context: Any, notes: Notes | None = None,
         executor: Executor | None = None, stop: StopCheck = never,
     ) -> None:  # fmt: skip
-        self._task, self._notes, self._stop = task, notes, stop
+        self._task, self._context, self._notes, self._stop = task, context, notes, stop
         self._crew = Crew(executor or InProcess(), stop)
         self._crew.executor.start(context)
         self._sent: dict[str, TaskCall] = {}
-        self._local = Lookahead(partial(task, context), stop)
-        """Without workers: a copy of this process computes upcoming pieces."""
-
-    def close(self) -> None:
-        self._local.close()
 
     def ask(self, *args: Any, keep: bool = True) -> Any:
         """Return `task(context, *args)`; with `keep` the result is JSON and recorded."""
@@ -56,7 +49,7 @@ class PieceRunner:
         self._crew.executor.consider()
         call = self._sent.pop(name, None)
         if call is None:
-            value = self._local.ask(*args)
+            value = self._task(self._context, *args)
         elif (boxed := self._crew.result(call)) is None:
             raise StoppedError
         else:
@@ -68,7 +61,6 @@ class PieceRunner:
     def prefetch(self, calls: Iterable[tuple[Any, ...]]) -> None:
         """Start pieces that may be requested soon, if workers are idle."""
         if self._crew.executor.in_process:
-            self._local.prefetch(call for call in calls if not self._on_record(_name(call)))
             return
         source = iter(calls)
         while self._crew.in_flight(self._sent.values()) < self._crew.capacity:

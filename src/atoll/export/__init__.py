@@ -1,8 +1,8 @@
-"""Launch files for training tools, from a layout.
+"""Launch files of runs and layouts, written by the training tools' writers.
 
-One module per target. Each either writes the layout as the target's settings, or refuses with one
-sentence; if only a near equivalent exists, a note says what differs. No tool is run: the tests
-hand every file to the tools' parsers.
+Each tool either writes the layout as its settings, or refuses with one sentence; if only a near
+equivalent exists, a note says what differs. No tool is run: the tests hand every file to the tools'
+parsers.
 """
 
 from __future__ import annotations
@@ -12,42 +12,12 @@ from dataclasses import replace
 
 from atoll.answers.layout import LaunchFile
 from atoll.base.errors import AtollError
-from atoll.base.registry import Registry
-from atoll.export.deepspeed import VALUES as DEEPSPEED_VALUES
-from atoll.export.deepspeed import deepspeed
-from atoll.export.deepspeed import runs_as as deepspeed_runs_as
-from atoll.export.megatron import megatron
-from atoll.export.megatron import runs_as as megatron_runs_as
-from atoll.export.megatron_core import VALUES as MEGATRON_VALUES
-from atoll.export.nemo import nemo
-from atoll.export.plan import Exporter, make_plan
-from atoll.export.torchtitan import VALUES as TORCHTITAN_VALUES
-from atoll.export.torchtitan import runs_as as torchtitan_runs_as
-from atoll.export.torchtitan import torchtitan
 from atoll.step.layout import Layout
 from atoll.step.stages import even_sizes
+from atoll.tools.launch_plan import make_plan
+from atoll.tools.registry import TOOLS, find_tool
 from atoll.training.run import Run
 from atoll.workload.families.model_config import ModelConfig
-
-EXPORTERS = Registry(
-    "exporters",
-    Exporter,
-    (
-        Exporter("megatron", megatron, MEGATRON_VALUES, megatron_runs_as),
-        Exporter("torchtitan", torchtitan, TORCHTITAN_VALUES, torchtitan_runs_as),
-        Exporter("deepspeed", deepspeed, DEEPSPEED_VALUES, deepspeed_runs_as),
-        Exporter("nemo", nemo, MEGATRON_VALUES, lambda precision: {"stack": "nemo"}),
-    ),
-)
-
-__all__ = [
-    "EXPORTERS",
-    "Exporter",
-    "export",
-    "export_run",
-    "launch_files",
-    "refusals",
-]
 
 
 def export(
@@ -64,7 +34,9 @@ def export(
     hides_tensor: bool = False,
 ) -> LaunchFile:
     """Write the launch file of `target`. `stages`: blocks per model chunk, in model order."""
-    exporter = EXPORTERS[target]
+    tool = find_tool(target)
+    if tool.write is None:
+        raise AtollError(f"{tool.name}: launch files of {tool.title} are not written")
     plan = make_plan(
         model,
         layout,
@@ -76,7 +48,7 @@ def export(
         exchanges_heads,
         hides_tensor,
     )
-    return exporter.write(plan)
+    return tool.write(plan)
 
 
 def export_run(target: str, run: Run, layout: Layout) -> LaunchFile:
@@ -100,7 +72,7 @@ def export_run(target: str, run: Run, layout: Layout) -> LaunchFile:
 
 def _omission_notes(target: str, run: Run) -> Iterator[str]:
     """Yield notes on settings of the estimate that the file does not contain."""
-    default_states = EXPORTERS[target].runs_as(run.precision).get("optimizer", "mixed")
+    default_states = find_tool(target).runs_as(run.precision).get("optimizer", "mixed")
     if run.states.name != default_states:
         yield (
             f"The estimate has {run.states.name} optimizer states, the file those that its tool "
@@ -122,7 +94,7 @@ def _omission_notes(target: str, run: Run) -> Iterator[str]:
 def launch_files(run: Run, layout: Layout) -> tuple[LaunchFile, ...]:
     """Return the launch file, or the refusal, of every tool."""
     files = []
-    for target in EXPORTERS:
+    for target in (tool.name for tool in TOOLS.values() if tool.write is not None):
         try:
             files.append(export_run(target, run, layout))
         except AtollError as error:
@@ -130,13 +102,17 @@ def launch_files(run: Run, layout: Layout) -> tuple[LaunchFile, ...]:
     return tuple(files)
 
 
-def refusals(target: str, run: Run) -> Callable[[Layout], str | None]:
-    """Return a function that says why the target cannot run a layout, None if it can."""
-    EXPORTERS[target]  # refuse an unknown target at once
+def refusals(run: Run) -> Callable[[Layout], str | None] | None:
+    """Return a function that says why the run's tool cannot run a layout, None if it can. None for
+    tools whose files are not written.
+    """
+    tool = run.tool
+    if tool.write is None:
+        return None
 
     def refusal(layout: Layout) -> str | None:
         try:
-            export_run(target, run, layout)
+            export_run(tool.name, run, layout)
         except AtollError as error:
             return str(error)
         return None

@@ -47,6 +47,10 @@ class Terms(NamedTuple):
     """`fixed_s` of the PAT algorithm; infinite where it does not run."""
 
 
+TermArrays = tuple[NDArray[np.float64], ...]
+"""The fields of `Terms` for many collectives; `s_per_byte` and `steps` have one row per level."""
+
+
 @lru_cache(maxsize=8192)
 def terms(network: Network, kind: str, group: int, stride: int = 1) -> Terms:
     """Return the size-independent terms of a collective over `group` devices, cached."""
@@ -164,14 +168,24 @@ def collective_times_s(
     """`collective_s` over neighbouring devices for an array of positive sizes."""
     if group <= 1:
         return np.zeros(len(bytes_))
-    fixed_s, slopes, steps, tree_s = terms(network, kind, group)
+    return sized_s(terms(network, kind, group), bytes_, *curves(network))
+
+
+def sized_s(
+    terms: Terms | TermArrays,
+    bytes_: NDArray[np.float64],
+    durations_s: NDArray[np.float64],
+    shares: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """Seconds of collectives of these sizes, with one `curves` row per level."""
+    fixed_s, slopes, steps, tree_s = terms
     longest_s = np.zeros(len(bytes_))
-    for slope, n, durations_s, shares in zip(slopes, steps, *curves(network), strict=True):
-        if slope:
-            full_s = slope * bytes_
-            share = np.interp(np.log(full_s / n), np.log(durations_s), shares)
-            longest_s = np.maximum(longest_s, full_s / share)
-    return np.minimum(fixed_s + longest_s, tree_s + longest_s / TREE_SHARE)
+    for slope, n, at_s, level_shares in zip(slopes, steps, durations_s, shares, strict=True):
+        full_s = slope * bytes_
+        share = np.interp(np.log(np.maximum(full_s, 1e-300) / n), np.log(at_s), level_shares)
+        longest_s = np.maximum(longest_s, full_s / share)
+    both_s = np.minimum(fixed_s + longest_s, tree_s + longest_s / TREE_SHARE)
+    return np.where(bytes_ > 0, both_s, 0.0)
 
 
 def _sent_s(level: FabricLevel, full_s: float, steps: float = 0.0) -> float:

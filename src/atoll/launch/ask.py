@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from atoll.base.errors import AtollError
-from atoll.export import EXPORTERS
 from atoll.hardware.device import load_device
-from atoll.launch.arguments import Launch
-from atoll.launch.read import read_launch
 from atoll.questions import LayoutQuestion
 from atoll.questions.question import Question
+from atoll.tools.arguments import Launch
+from atoll.tools.read import read_launch
+from atoll.tools.registry import TOOLS
 from atoll.training.request import compiles_itself
 from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.load import load_model
 
-TOOL_FIELDS = ("stack", "overlap", "flags", "cuda_graphs")
+TOOL_FIELDS = ("tool", "stack", "overlap", "flags", "cuda_graphs")
 """Fields that describe the tool, not the layout."""
 
 
@@ -42,7 +42,8 @@ def completed(question: type[Question], options: Mapping[str, Any]) -> dict[str,
 def question_fields(launch: Launch, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the file's layout as fields of a question; the user's fields win."""
     precision = str(launch.fields.get("precision", "bf16"))
-    fields = {**EXPORTERS[launch.software].runs_as(precision), **launch.fields}
+    tool = TOOLS[launch.software]
+    fields = {"tool": tool.name, **tool.runs_as(precision), **launch.fields}
     if _compiles_itself(options.get("device")):
         fields = {name: value for name, value in launch.fields.items() if name not in TOOL_FIELDS}
     local_batch = fields.pop("local_batch", None)

@@ -5,20 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from difflib import unified_diff
 from functools import cached_property
-from math import inf
+from math import hypot, inf, sqrt
 from pathlib import Path
 
 from atoll.answers.answer import AnsweredResult, build_from
 from atoll.answers.validation import BetterLayout, CheckAnswer, CheckedArguments, MeasuredRun
 from atoll.base.errors import AtollError, InfeasibleError
 from atoll.base.stopping import Stop, StoppedError
-from atoll.export import EXPORTERS, refusals
-from atoll.launch.arguments import Launch
+from atoll.export import refusals
 from atoll.launch.ask import check_replicas, launched, question_fields
 from atoll.launch.measured import measured_columns, measured_run
 from atoll.questions import EstimateQuestion
 from atoll.questions.devices import LengthQuestion
 from atoll.questions.verbs import CheckQuestion
+from atoll.tools.arguments import ArgumentAccount, Launch
+from atoll.training.accuracy import NOT_MODELLED, UNKNOWN_ARGUMENTS
 from atoll.training.estimate import Estimate, estimate
 from atoll.training.planner.plan import Plan, plan
 from atoll.training.planner.search import UnusableError
@@ -27,7 +28,7 @@ from atoll.training.request import compiles_itself, layout_from_question, run_fr
 from atoll.validation.append_run import append_run
 
 HOUR_S = 3600.0
-FREE_FLAG_SOFTWARE = ("megatron", "nemo")
+FREE_FLAG_SOFTWARE = ("megatron-lm", "nemo")
 ALL_OVERLAPS = ("tp_comm", "grad_reduce", "param_gather", "p2p")
 FUSED_FLAGS = ("te_loss",)
 SLOW_FLAGS = ("no_grad_fusion", "local")
@@ -50,7 +51,7 @@ class Checked(AnsweredResult[CheckAnswer]):
     estimate: Estimate
     """Estimate of the file's layout."""
     plan: Plan | None
-    """The proven best plan of the same job under the same software, if there is one."""
+    """The best plan of the same job under the same software, if there is one."""
     better: BetterLayout | None
     """None where no layout of the space is faster, or none fits."""
     why_not: str = ""
@@ -76,6 +77,7 @@ class Checked(AnsweredResult[CheckAnswer]):
         return CheckAnswer(
             file=launch.file,
             software=launch.software,
+            not_priced=launch.arguments.not_priced,
             question=self.question.to_dict(),
             estimate=self.estimate.answer,
             arguments=build_from(CheckedArguments, launch.arguments),
@@ -89,12 +91,13 @@ class Checked(AnsweredResult[CheckAnswer]):
 def check(question: CheckQuestion) -> Checked:
     """Read a launch file, estimate its layout, and search for a better one."""
     launch = launched(question.file, question.asked())
-    not_understood = launch.arguments.not_understood
-    if question.strict and not_understood:
-        raise AtollError(f"{question.file}: not understood: {', '.join(not_understood)}")
+    not_priced = launch.arguments.not_priced
+    if question.strict and not_priced:
+        raise AtollError(f"{question.file}: not priced: {'; '.join(not_priced)}")
     layout_question = _question(question, launch)
     run = run_from_question(layout_question, launch.model)
     current = estimate(run, layout_from_question(run, layout_question))
+    current = replace(current, doubt=_doubt(launch.arguments))
     measured, batch_note = measured_run(current, question.log, question.trace)
     if question.append is not None:
         if measured is None:
@@ -125,17 +128,18 @@ def _best_layout(
     question: CheckQuestion, launch: Launch, current: Estimate, stop: Stop
 ) -> tuple[Plan | None, BetterLayout | None, str]:
     """Return the best plan under the same software, what it saves, or why there is none."""
-    target, run = launch.software, current.run
-    axes, usable = Axes(**EXPORTERS[target].values), refusals(target, run)
+    run = current.run
+    axes, usable = Axes(**run.tool.axes), refusals(run)
     try:
-        best = plan(run, axes, usable=usable, target=target, stop=stop)
+        best = plan(run, axes, usable=usable, stop=stop)
     except (UnusableError, InfeasibleError) as error:
         return None, None, str(error)
     except StoppedError:
         return None, None, "no other layout was priced within the time limit; add --time-limit"
     faster = best.best.step.time_s < current.step.time_s * (1 - question.least)
     if current.fits and not faster:
-        return best, None, f"no layout is more than {question.least:.1%} faster: {best.proof()}"
+        proof = _proof(best, launch.arguments)
+        return best, None, f"no layout is more than {question.least:.1%} faster: {proof}"
     return best, _comparison(question, launch, current, best), ""
 
 
@@ -160,9 +164,9 @@ def _best_with_free_flags(
     run = run_from_question(freed_question, launch.model)
     if run.stack == current.run.stack:
         return None
-    axes, usable = Axes(**EXPORTERS[launch.software].values), refusals(launch.software, run)
+    axes, usable = Axes(**run.tool.axes), refusals(run)
     try:
-        freed = plan(run, axes, usable=usable, target=launch.software, stop=stop)
+        freed = plan(run, axes, usable=usable, stop=stop)
     except (UnusableError, InfeasibleError, StoppedError):
         return None
     times_s = [e.step.time_s for e in (current, *([best.best] if best else [])) if e.fits]
@@ -189,8 +193,23 @@ def _comparison(
         saved_hours=hours,
         saved_usd=None if hours is None or question.price is None else hours * question.price,
         launch_file=_difference(launch.software, current, best.best),
-        proof=best.proof(),
+        proof=_proof(best, launch.arguments),
     )
+
+
+def _doubt(arguments: ArgumentAccount) -> float:
+    """Return the half width of logarithms that arguments which are not priced add to intervals."""
+    effects = len(set(arguments.not_modelled.values()))
+    unknown = UNKNOWN_ARGUMENTS if arguments.not_understood else 0.0
+    return hypot(sqrt(effects) * NOT_MODELLED, unknown)
+
+
+def _proof(best: Plan, arguments: ArgumentAccount) -> str:
+    """Return a plan's proof; nothing is proven of a run with arguments that are not priced."""
+    if not arguments.not_priced:
+        return best.proof()
+    words = best.proof().replace("proven optimal over", "the best of", 1)
+    return f"not proven, as not all arguments are priced: {words}"
 
 
 def _difference(target: str, current: Estimate, better: Estimate) -> str:

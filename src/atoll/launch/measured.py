@@ -11,7 +11,7 @@ import numpy as np
 from atoll.answers.validation import MeasuredPart, MeasuredRun, ProfiledStep
 from atoll.base.errors import AtollError
 from atoll.calibration.site_fit import fit_single_run
-from atoll.launch.files.logs import Log, read_run_log, steady_times
+from atoll.tools.files.logs import Log, read_run_log, steady_times
 from atoll.training.estimate import Estimate
 from atoll.training.memory import Memory
 from atoll.validation.kineto import read_trace

@@ -13,8 +13,6 @@ from atoll.base.arrays import FloatArray
 from atoll.cost.model import COST_MODELS, MAPPER, map_products
 from atoll.explore.proof.objective import AIMS, Aim
 from atoll.explore.strategies import STRATEGIES, Strategy
-from atoll.export import EXPORTERS
-from atoll.export.plan import Exporter, LaunchPlan
 from atoll.hardware.accelerator import GLB_BPC_PER_MIB, MIB
 from atoll.hardware.silicon.systolic import SYSTOLIC, TEMPLATES
 from atoll.hardware.template.cores import (
@@ -29,7 +27,10 @@ from atoll.predictors.predictor import Asked, Predicted, Predictor
 from atoll.predictors.registry import PREDICTORS
 from atoll.profile import Profile
 from atoll.profiles import PROFILES
-from atoll.training.stack import STACKS, Stack
+from atoll.tools.launch_plan import LaunchPlan
+from atoll.tools.registry import TOOLS
+from atoll.tools.stack import STACKS, Stack
+from atoll.tools.tool import Tool
 from atoll.workload.families.family import FAMILIES, Family
 
 Levels, Shape = BufferLevels, ProductShape
@@ -38,7 +39,6 @@ Levels, Shape = BufferLevels, ProductShape
 __all__ = [
     "AIMS",
     "COST_MODELS",
-    "EXPORTERS",
     "FAMILIES",
     "GLB_BPC_PER_MIB",
     "MAPPER",
@@ -49,6 +49,7 @@ __all__ = [
     "STRATEGIES",
     "SYSTOLIC",
     "TEMPLATES",
+    "TOOLS",
     "Aim",
     "Asked",
     "BufferLevels",
@@ -56,7 +57,6 @@ __all__ = [
     "Columns",
     "CostModel",
     "EnergyModel",
-    "Exporter",
     "Family",
     "FloatArray",
     "LaunchFile",
@@ -72,5 +72,6 @@ __all__ = [
     "Stack",
     "Strategy",
     "TensorConfigs",
+    "Tool",
     "map_products",
 ]

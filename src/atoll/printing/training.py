@@ -30,7 +30,7 @@ def print_estimate(result: Estimate) -> None:
     run, step, worst = result.run, result.step, result.worst
     run_length = result.whole_run  # may be refused
     console.print(
-        f"{run.model.name} on {run.devices} {run.gpu.name} ({run.network.name}, {run.stack.name}): "
+        f"{run.model.name} on {run.devices} {run.gpu.name} ({run.network.name}, {run.software}): "
         f"{result.layout}"
     )
     for note in result.notes:
@@ -73,6 +73,8 @@ def print_plan(result: Plan) -> None:
     print_estimate(result.best)
     for words in filter(None, (result.choice(), result.proof(), result.to_try())):
         console.print(f"\n{words}")
+    if result.unrestricted is not None:
+        console.print(f"\n{result.unrestricted.sentence()}")
     if result.excluded:
         console.print(result.left_out())
     console.print("runners-up:")
@@ -236,13 +238,15 @@ def print_checked(result: Checked) -> None:
     """The verdict on a launch file."""
     console = Output()
     arguments, better = result.launch.arguments, result.better
-    total = len(arguments.used) + len(arguments.without_effect) + len(arguments.not_understood)
+    total = sum(map(len, arguments.parts))
     console.print(
         f"{result.launch.file}: {result.launch.software}, {total} arguments, {len(arguments.used)} "
         f"used, {len(arguments.without_effect)} without effect on time or memory"
     )
-    for name, value in arguments.not_understood.items():
-        console.print(f"not understood: {f'{name} {value}'.strip()}")
+    for words in arguments.not_priced:
+        console.print(f"not priced: {words}")
+    if arguments.not_priced:
+        console.print("The interval is wider for what is not priced, and no layout is proven best.")
     print_estimate(result.estimate)
     if result.measured is not None:
         _print_measured(console, result.measured)

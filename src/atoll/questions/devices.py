@@ -27,18 +27,15 @@ from atoll.questions.question import (
 )
 from atoll.questions.sweeps import first_swept
 
-StackName = Annotated[
-    str, Named("atoll.training.stack:STACKS", "atoll.training.software:find_stack")
-]
+StackName = Annotated[str, Named("atoll.tools.stack:STACKS", "atoll.tools.software:find_stack")]
 LoraTargets = Annotated[str, Named(loader="atoll.workload.adapters:targets_named")]
 SiteFile = Annotated[str, Named(loader="atoll.training.site:load_site", file=True)]
 PodsFile = Annotated[str, Named(loader="atoll.training.mixed.pods:load_pods", file=True)]
-Exporter = Annotated[str, Named("atoll.export:EXPORTERS")]
+ToolName = Annotated[str, Named("atoll.tools.registry:TOOLS", "atoll.tools.registry:find_tool")]
 
 DEPENDENT_FIELDS: tuple[tuple[str, str | None, tuple[str, ...]], ...] = (
     ("method", "lora", ("lora_rank", "lora_targets")),
     ("tokens", None, ("price", "mtbf", "checkpoint", "restart")),
-    ("export", None, ("export_to",)),
 )
 """(field, value that it needs (None: any), fields that only then have an effect)."""
 TIES = 0.01
@@ -101,9 +98,15 @@ class RunQuestion(LaunchQuestion, LengthQuestion):
     site: SiteFile | None = option(
         "What `atoll calibrate` found on your machines (YAML).", SYSTEM, None
     )
+    tool: ToolName | None = option(
+        "Training tool, if its release matters with @VERSION. A plan has only layouts that it can "
+        "run; none: any layout.",
+        SYSTEM, None, shown="a usual one for device, model and method",
+    )  # fmt: skip
     stack: StackName | None = option(
-        "Training software: a stack, or words for it (Megatron-Bridge 26.04).", SYSTEM, None,
-        shown="the device's",
+        "Kernels, overlaps and host times of other software than the tool's: a stack, or words for "
+        "it (Megatron-Bridge 26.04). Without --tool the tool that has it.",
+        SYSTEM, None, shown="the tool's",
     )  # fmt: skip
     overlap: str | None = option(
         "What its launch file lets overlap: tp_comm, grad_reduce (zero_grad_reduce: where ZeRO "
@@ -218,15 +221,27 @@ class LayoutQuestion(Question):
 class FilesQuestion(Question):
     """Where answers about devices go."""
 
-    export: Exporter | None = option(
-        "Write a launch file; a plan then has only layouts that it can run.", OUTPUT, None
-    )
-    export_to: Path | None = option(
-        "Where to write it.", OUTPUT, None, shown="its own name", writes=True
-    )
+    launch_file: Path | None = option(
+        "Write the tool's launch file: a file, or a folder (.) for its usual name.", OUTPUT, None,
+        writes=True, old=("export_to",), exclude=True,
+    )  # fmt: skip
+    export: ToolName | None = option(
+        "The same as --tool TOOL --launch-file .; goes with the next release.", OUTPUT, None,
+        exclude=True,
+    )  # fmt: skip
     sweep: f.Sweep = ()
     out: f.Out = None
     trace: f.Trace = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _export_as_tool(cls, fields: Any) -> Any:
+        """Read `export` of earlier releases as the tool; commands also write its launch file."""
+        if not isinstance(fields, dict) or fields.get("export") is None:
+            return fields
+        if fields.get("tool") not in (None, fields["export"]):
+            raise AtollError("export: --tool says the tool already; add --launch-file instead")
+        return fields | {"tool": fields["export"]}
 
     @model_validator(mode="before")
     @classmethod
@@ -295,7 +310,7 @@ class PodsQuestion(PlanQuestion):
         "model", "pods", "batch", "sequence", "stack", "overlap", "cuda_graphs", "flags", "dropout",
         "optimizer", "method", "lora_rank", "lora_targets", "precision", "attention", "imbalance",
         "headroom", "tp", "pp", "cp", "ep", "etp", "vpp", "microbatch", "zero", "hsdp", "recompute",
-        "order", "export", "export_to", "time_limit",
+        "order", "tool", "launch_file", "export", "time_limit",
     )  # fmt: skip
     example = "atoll plan --model llama3-70b --pods pods.yaml --batch 512"
 

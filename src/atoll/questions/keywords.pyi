@@ -7,12 +7,12 @@ from typing import Any, Literal, TypedDict
 
 from atoll.explore.proof.objective import Aim
 from atoll.explore.strategies import Strategy
-from atoll.export.plan import Exporter
 from atoll.hardware.template.cores import CostModel
 from atoll.hardware.template.template import ChipTemplate
 from atoll.predictors.predictor import Predictor
 from atoll.profile import Profile
-from atoll.training.stack import Stack
+from atoll.tools.stack import Stack
+from atoll.tools.tool import Tool
 
 class BenchFields(TypedDict, total=False):
     oom: Sequence[str | Path] | str | Path | None
@@ -64,7 +64,8 @@ class EstimateFields(TypedDict, total=False):
     sequence: int | None
     network: str | None
     site: str | None
-    stack: Literal["chip", "xla", "eager", "compiled", "modular", "modular-norm", "modular-lean", "megatron", "megatron-2021", "zero3-2021", "nemo", "fsdp", "fsdp-2023"] | str | Stack | None
+    tool: Literal["megatron-lm", "torchtitan", "deepspeed", "nemo", "chip", "pytorch", "xla", "transformers", "none"] | str | Tool | None
+    stack: Literal["chip", "eager", "compiled", "modular", "modular-norm", "modular-lean", "fsdp", "fsdp-2023", "megatron", "megatron-2021", "xla", "zero3-2021", "nemo"] | str | Stack | None
     overlap: str | None
     cuda_graphs: str | None
     flags: str | None
@@ -93,8 +94,8 @@ class EstimateFields(TypedDict, total=False):
     recompute: Literal["none", "selective", "alternate", "full", "optimal"] | str | None
     order: Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zb-h2", "zb-v", "dualpipe"] | None
     blocks: Sequence[int] | int | None
-    export: Literal["megatron", "torchtitan", "deepspeed", "nemo"] | str | Exporter | None
-    export_to: str | Path | None
+    launch_file: str | Path | None
+    export: Literal["megatron-lm", "torchtitan", "deepspeed", "nemo", "chip", "pytorch", "xla", "transformers", "none"] | str | Tool | None
     sweep: Sequence[str] | str | None
     out: str | Path | None
     trace: str | Path | None
@@ -140,7 +141,8 @@ class PlanFields(TypedDict, total=False):
     sequence: int | None
     network: str | None
     site: str | None
-    stack: Literal["chip", "xla", "eager", "compiled", "modular", "modular-norm", "modular-lean", "megatron", "megatron-2021", "zero3-2021", "nemo", "fsdp", "fsdp-2023"] | str | Stack | None
+    tool: Literal["megatron-lm", "torchtitan", "deepspeed", "nemo", "chip", "pytorch", "xla", "transformers", "none"] | str | Tool | None
+    stack: Literal["chip", "eager", "compiled", "modular", "modular-norm", "modular-lean", "fsdp", "fsdp-2023", "megatron", "megatron-2021", "xla", "zero3-2021", "nemo"] | str | Stack | None
     overlap: str | None
     cuda_graphs: str | None
     flags: str | None
@@ -155,8 +157,8 @@ class PlanFields(TypedDict, total=False):
     imbalance: float | str | None
     headroom: float | str | None
     power_cap: float | str | None
-    export: Literal["megatron", "torchtitan", "deepspeed", "nemo"] | str | Exporter | None
-    export_to: str | Path | None
+    launch_file: str | Path | None
+    export: Literal["megatron-lm", "torchtitan", "deepspeed", "nemo", "chip", "pytorch", "xla", "transformers", "none"] | str | Tool | None
     sweep: Sequence[str] | str | None
     out: str | Path | None
     trace: str | Path | None
@@ -191,7 +193,8 @@ class RunFields(TypedDict, total=False):
     sequence: int | None
     network: str | None
     site: str | None
-    stack: Literal["chip", "xla", "eager", "compiled", "modular", "modular-norm", "modular-lean", "megatron", "megatron-2021", "zero3-2021", "nemo", "fsdp", "fsdp-2023"] | str | Stack | None
+    tool: Literal["megatron-lm", "torchtitan", "deepspeed", "nemo", "chip", "pytorch", "xla", "transformers", "none"] | str | Tool | None
+    stack: Literal["chip", "eager", "compiled", "modular", "modular-norm", "modular-lean", "fsdp", "fsdp-2023", "megatron", "megatron-2021", "xla", "zero3-2021", "nemo"] | str | Stack | None
     overlap: str | None
     cuda_graphs: str | None
     flags: str | None

@@ -11,7 +11,7 @@ from atoll.base.errors import AtollError
 from atoll.files.yamlfile import suggestion
 from atoll.questions.question import Question, scalars
 
-ONCE = ("out", "trace", "export_to", "messages", "sweep", "layouts")
+ONCE = ("out", "trace", "launch_file", "messages", "sweep", "layouts")
 """Output fields, which cannot be swept."""
 
 

@@ -271,7 +271,7 @@ class CheckQuestion(LaunchQuestion, LengthQuestion):
         "Add the measured run to this table (CSV), for validate and calibrate.", "Measurements",
         None, shown="none", writes=True,
     )  # fmt: skip
-    strict: bool = option("Refuse a file with arguments that are not understood.", OUTPUT, False)
+    strict: bool = option("Refuse a file with arguments that are not priced.", OUTPUT, False)
     least: Annotated[float, Field(ge=0, lt=1)] = option(
         "A layout must save this share of a step to be named.", OUTPUT, 0.01
     )

@@ -19,8 +19,8 @@ Stages within 20 % of each other: at most 9 % below the replay and 18 % above it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -201,7 +201,12 @@ def peak_activation_bytes(
     """Return the bytes of all microbatches at a stage's peak, where each keeps `kept_bytes` until
     its backward pass and then `waiting_bytes` until a delayed weight pass.
     """
+    return bytes_at_peak(peaks(order, stages, stage, microbatches, vpp), kept_bytes, waiting_bytes)
+
+
+def bytes_at_peak(peaks: Iterable[Any], kept_bytes: N, waiting_bytes: N | float) -> N:
+    """Return the same for given `peaks`, as numbers or arrays."""
     peak_bytes = kept_bytes * 0.0
-    for in_flight, delayed in peaks(order, stages, stage, microbatches, vpp):
+    for in_flight, delayed in peaks:
         peak_bytes = np.maximum(peak_bytes, kept_bytes * in_flight + waiting_bytes * delayed)
     return peak_bytes

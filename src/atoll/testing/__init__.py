@@ -11,21 +11,21 @@ Each function takes what a plug-in offers and asserts what Atoll relies on. In a
 
 from atoll.testing.cost_model import check_cost_model, some_configs
 from atoll.testing.doors import (
-    check_exporter,
     check_family,
     check_objective,
     check_predictor,
     check_stack,
+    check_tool,
 )
 from atoll.testing.template import check_chip_template
 
 __all__ = [
     "check_chip_template",
     "check_cost_model",
-    "check_exporter",
     "check_family",
     "check_objective",
     "check_predictor",
     "check_stack",
+    "check_tool",
     "some_configs",
 ]

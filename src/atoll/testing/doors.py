@@ -1,4 +1,4 @@
-"""Contracts of exporters, stacks, predictors, objectives and families."""
+"""Contracts of tools, stacks, predictors, objectives and families."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ import numpy as np
 from atoll.answers.layout import LaunchFile
 from atoll.base.errors import AtollError
 from atoll.explore.proof.objective import Aim
-from atoll.export.plan import Exporter, make_plan
 from atoll.predictors.predictor import Asked, Predictor
 from atoll.step.layout import Layout
 from atoll.step.orders import ORDERS
+from atoll.tools.launch_plan import make_plan
+from atoll.tools.stack import Stack
+from atoll.tools.tool import Tool
 from atoll.training.estimate import Estimator
 from atoll.training.planner.space import Axes
 from atoll.training.request import make_run
-from atoll.training.stack import Stack
 from atoll.workload import build_model
 from atoll.workload.families.config import config_from_hf
 from atoll.workload.families.family import FAMILIES, Family
@@ -32,27 +33,26 @@ LAYOUTS = tuple(
 """Layouts of eight devices that most tools support."""
 
 
-def check_exporter(
-    exporter: Exporter, models: Sequence[str] = ("llama2-7b", "megatron-1.7b")
-) -> None:
+def check_tool(tool: Tool, models: Sequence[str] = ("llama2-7b", "megatron-1.7b")) -> None:
     """Assert that it writes a file for some layout and refuses others with one sentence, that the
-    same run gives the same file, and that `values` name axes of a plan."""
+    same run gives the same file, and that `axes` names axes of a plan."""
+    assert tool.write is not None, "it writes launch files"
     written = 0
     for name, layout in product(models, LAYOUTS):
         config = load_config(name)
         plan = make_plan(config, layout, config.sequence, 16, "bf16", 8, None)
         try:
-            launch_file = exporter.write(plan)
+            launch_file = tool.write(plan)
         except AtollError as error:
             assert str(error).strip(), "a refusal says why"
             continue
         written += 1
         assert isinstance(launch_file, LaunchFile)
-        assert launch_file.target == exporter.name, f"a file for {launch_file.target!r}"
+        assert launch_file.target == tool.name, f"a file for {launch_file.target!r}"
         assert launch_file.text.strip() and launch_file.file and "/" not in launch_file.file
-        assert exporter.write(plan) == launch_file, "another file for the same run"
+        assert tool.write(plan) == launch_file, "another file for the same run"
     assert written, f"no layout of {', '.join(models)} on eight devices is written"
-    unknown = exporter.values.keys() - {axis.name for axis in fields(Axes)}
+    unknown = tool.axes.keys() - {axis.name for axis in fields(Axes)}
     assert not unknown, f"values for unknown axes: {', '.join(sorted(unknown))}"
 
 

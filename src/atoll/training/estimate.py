@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,10 +19,9 @@ from atoll.base.units import format_bytes, format_mfu, format_seconds, ranges
 from atoll.cost.pricer import total
 from atoll.step.layout import HOST, Layout, check_layout
 from atoll.step.length import WholeRun, run_totals
-from atoll.step.orders import SPLIT, arrivals
 from atoll.step.parts import Origin
-from atoll.step.replay import PassTime, pipeline_s
 from atoll.step.stages import stage_shares
+from atoll.tools.tool import Tool
 from atoll.training.accuracy import (
     DIGITS,
     FEW_DIGITS,
@@ -31,14 +30,16 @@ from atoll.training.accuracy import (
     accuracy,
     beyond_published,
 )
-from atoll.training.batch.estimates import stage_choices
-from atoll.training.memory import Memory, stage_memory, stage_parameters
+from atoll.training.batch.choices import figures
+from atoll.training.batch.estimates import LayoutSequence, make_tables
+from atoll.training.batch.row import layout_row
+from atoll.training.batch.sums import Sums
+from atoll.training.memory import Memory, stage_parameters
 from atoll.training.operators.kernel_classes import pass_classes_s
 from atoll.training.operators.layer_prices import LayerPrices
 from atoll.training.operators.layers import LayerCost, Share, recompute_choices
-from atoll.training.operators.tables import Floats
 from atoll.training.run import Run
-from atoll.training.step import StageTime, Stepper, StepTime, accumulation_s, update_s
+from atoll.training.step import StageTime, Stepper, StepTime
 from atoll.workload.flops import model_flops, trained_parameters
 
 if TYPE_CHECKING:
@@ -61,12 +62,16 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
     step: StepTime
     memory: tuple[Memory, ...]
     stages: tuple[StageTime, ...]
+    messages_s: tuple[tuple[float, float], ...]
+    """Seconds of one activation and one gradient into each stage."""
     policies: tuple[str, ...]
     """Recomputation policy per stage: the choices of "optimal", or the layout's policy."""
     rerun: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Under "optimal", the recomputed operators per kind of block."""
     launched: bool = False
     """Whether launch files are requested."""
+    doubt: float = 0.0
+    """Half width, as a logarithm, that arguments which are not priced add to the interval."""
 
     @cached_property
     def launch(self) -> tuple[LaunchFile, ...]:
@@ -83,6 +88,11 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
         return file
 
     @property
+    def tool(self) -> Tool:
+        """Tool that runs it."""
+        return self.run.tool
+
+    @property
     def worst(self) -> Memory:
         """The stage that needs most memory."""
         return max(self.memory, key=lambda m: m.needed)
@@ -90,7 +100,7 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
     @property
     def accuracy(self) -> Accuracy:
         """How far estimates of such runs were off."""
-        return accuracy(self.run, self.layout)
+        return accuracy(self.run, self.layout).widened(self.doubt)
 
     @property
     def expected_error(self) -> ExpectedError:
@@ -168,7 +178,10 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
         """What to know before the figures are believed."""
         run, order = self.run, self.layout.schedule
         notes = (*beyond_published(run, self.mfu, self.step.time_s), *run.notes)
-        if self.layout.pp > 1 and order not in run.stack.orders:
+        refusal_of = import_named("atoll.export:refusals")(run) if self.launched else None
+        if refusal_of is not None and (refusal := refusal_of(self.layout)):
+            notes = (*notes, f"{refusal}; timed as if {run.tool.name} ran it")
+        elif self.layout.pp > 1 and order not in run.stack.orders:
             notes = (*notes, f"{run.stack.name} does not run {order}; timed as if it did")
         if run.timed is None:
             return notes
@@ -319,12 +332,15 @@ class Estimator(LayerPrices):
                 f"cp is {layout.cp}, but only flash attention goes round a ring; use cp 1 or "
                 "attention flash"
             )
-        choices = recompute_choices(self.costs(layout), layout.recompute)
-        if layout.recompute == "optimal":
-            return self._estimate(layout, stage_choices(self, layout, choices))
         if layout.recompute == HOST:
             return self._hosted(layout)
-        return self._estimate(layout)
+        choices = recompute_choices(self.costs(layout), layout.recompute)
+        tables = make_tables(self, LayoutSequence([layout]), choices)
+        sums, optimal = Sums(tables, tables.rows), layout.recompute == "optimal"
+        picks = figures(sums)[2] if optimal else np.zeros(layout.pp, dtype=np.int64)
+        policies = tuple(choices[pick] for pick in picks)
+        rerun = _rerun(self.shares(layout)[1], policies) if optimal else ()
+        return Estimate(run, layout, *layout_row(sums, picks), policies, rerun)
 
     def _hosted(self, layout: Layout) -> Estimate:
         """Move the tensors of the fewest blocks per stage that make it fit to host memory, or of
@@ -333,16 +349,10 @@ class Estimator(LayerPrices):
         blocks = sum(cost.repeat for cost in self.costs(layout) if cost.is_block)
 
         def hosting(count: int) -> Estimate:
-            return self._estimate(replace(layout, recompute=f"{HOST}@{count}" if count else "none"))
+            return self.estimate(replace(layout, recompute=f"{HOST}@{count}" if count else "none"))
 
         most = -(-blocks // layout.pp)
         return hosting(bisect_left(range(most), True, key=lambda count: hosting(count).fits))
-
-    def step(self, layout: Layout) -> StepTime:
-        """Estimate only the step of a layout, to compare sites."""
-        stepper, shares = self.shares(layout)
-        stages = [stepper.stage_time(chunks, layout.recompute) for chunks in shares]
-        return self.combine_stages([stepper] * layout.pp, shares, stages)
 
     def shares(self, layout: Layout) -> tuple[Stepper, Sequence[Sequence[Share]]]:
         """Return the layout's stepper, and the layers of every stage and chunk."""
@@ -350,104 +360,10 @@ class Estimator(LayerPrices):
         shares = stage_shares(costs, layout.schedule, layout.pp, layout.vpp, layout.blocks)
         return Stepper(self.run, layout), shares
 
-    def _estimate(self, layout: Layout, policies: tuple[str, ...] = ()) -> Estimate:
-        """Estimate with one policy per stage, or the layout's for all."""
-        run, policies = self.run, policies or (layout.recompute,) * layout.pp
-        stepper, shares = self.shares(layout)
-        stages = tuple(map(stepper.stage_time, shares, policies))
-        step = self.combine_stages([stepper] * layout.pp, shares, stages)
-        memory = tuple(map(partial(self.peak_memory, stepper), range(layout.pp), shares, policies))
-        rerun = _rerun(shares, policies) if layout.recompute == "optimal" else ()
-        return Estimate(run, layout, step, memory, stages, policies, rerun)
-
-    def peak_memory(
-        self, stepper: Stepper, stage: int, chunks: Sequence[Share], recompute: str
-    ) -> Memory:
-        """Return the peak memory of one stage."""
-        layout = stepper.layout
-        activations, _ = arrivals(layout.schedule, layout.pp, len(chunks))[stage]
-        boundary = boundary_bytes([chunks])
-        return stage_memory(
-            self.run,
-            layout,
-            stage,
-            chunks,
-            stepper.microbatches,
-            recompute,
-            shared_parameters=self.shared(layout, _costs(chunks)),
-            entering_bytes=boundary if activations else 0.0,
-        )
-
     def trained(self, layout: Layout, chunks: Sequence[Share]) -> tuple[float, float]:
         """Return the dense and expert parameters of a stage that are trained."""
         layers = [pair for chunk in chunks for pair in chunk]
         return stage_parameters(self.run, layers, self.shared(layout, _costs(chunks)))[0]
-
-    def combine_stages(
-        self,
-        steppers: Sequence[Stepper],
-        shares: Sequence[Sequence[Share]],
-        stages: Sequence[StageTime],
-        arriving_s: Sequence[tuple[float, float]] = (),
-    ) -> StepTime:
-        """Combine stages, each on the devices of its stepper, into a step. `arriving_s` are seconds
-        of (activations, gradients) into each stage; empty: over the run's network.
-        """
-        run, layout, overlap = self.run, steppers[0].layout, self.run.stack.overlap
-        m = steppers[0].microbatches
-        if not arriving_s:
-            send_s = steppers[0].send_s(boundary_bytes(shares))
-            counts = arrivals(layout.schedule, layout.pp, len(shares[0]))
-            arriving_s = [(n * send_s, k * send_s) for n, k in counts]
-        slowest = max(stages, key=lambda s: s.total_s)
-        parameters = [self.trained(layout, chunks) for chunks in shares]
-        placed = [(stepper.run, *p) for stepper, p in zip(steppers, parameters, strict=True)]
-        accumulate_s = max(accumulation_s(stage_run, layout, m, *p) for stage_run, *p in placed)
-        order, shown = layout.schedule, 1.0 - overlap.pipeline
-        last_s, before_s = max(
-            stepper.gradient_s(*p) for stepper, p in zip(steppers, parameters, strict=True)
-        )
-        hidden = overlap.hidden_gradient(layout.zero, layout.pp)
-
-        def reduced_s(behind_s: float) -> float:
-            return sum(
-                times * (wire_s - hidden * min(wire_s, behind_s))
-                for times, wire_s in ((1, last_s), (m - 1, before_s))
-            )
-
-        paces = list(zip(*(s.paces(order) for s in stages), strict=True))
-        message_s = messages_s(order, len(shares[0]), arriving_s)
-        parts = np.array([shown * message_s, (1.0 - shown) * message_s])
-        pace_times = [
-            (seconds, reduced_s(_behind_s(order, stages, passes)))
-            for seconds, passes in zip(pipelines_s(order, stages, m, *parts), paces, strict=True)
-        ]
-        passes_s = max(passes_s for passes_s, _ in pace_times)
-        gradient_s = max(map(sum, pace_times)) - passes_s
-        alone_s = max(pipelines_s(order, stages, m, *(0.0 * parts)))
-        idle_s = max(0.0, alone_s - m * slowest.total_s)
-        send_total_s = max(0.0, passes_s - m * slowest.total_s - idle_s)
-        optimizer_s = max(update_s(stage_run, layout, *p) for stage_run, *p in placed)
-        parts_s = passes_s + m * accumulate_s + gradient_s + optimizer_s + run.stack.step_s
-        time_s = parts_s * run.slack
-        total = slowest.forward + slowest.backward
-        again = slowest.recompute
-        step = StepTime(
-            time_s=time_s,
-            compute_s=m * total.compute_s,
-            accumulate_s=m * accumulate_s,
-            recompute_s=m * again.compute_s,
-            tensor_s=m * (total.tensor_s + again.tensor_s),
-            context_s=m * (total.context_s + again.context_s),
-            expert_s=m * (total.expert_s + again.expert_s),
-            sharded_s=m * (total.sharded_s + again.sharded_s),
-            bubble_s=idle_s,
-            send_s=send_total_s,
-            gradient_s=gradient_s,
-            optimizer_s=optimizer_s,
-            host_s=m * slowest.host_s + run.stack.step_s + max(0.0, time_s - parts_s),
-        )
-        return step if time_s >= parts_s else step.shrunk(run.slack)
 
 
 def _rerun(
@@ -465,40 +381,6 @@ def _rerun(
         for ops in dict.fromkeys(by_stage.values())
         for stages in ([stage for stage, again in by_stage.items() if again == ops],)
     )
-
-
-def _behind_s(order: str, stages: Sequence[StageTime], passes: Sequence[PassTime]) -> float:
-    """Return the backward pass of the slowest stage, with host time in orders that do not split
-    weight passes.
-    """
-    if order in SPLIT:
-        slowest_pass = max(passes, key=lambda p: p.total_s)
-        return slowest_pass.backward_s + slowest_pass.weight_s
-    slowest = max(stages, key=lambda s: s.total_s)
-    return slowest.total_s - slowest.forward.total_s
-
-
-def messages_s(order: str, chunks: int, arriving_s: Sequence[tuple[float, float]]) -> Floats:
-    """Return (stages, 2): seconds of one activation and one gradient into each stage, from those of
-    all messages per microbatch.
-    """
-    counts = np.array(arrivals(order, len(arriving_s), chunks))
-    return np.asarray(np.array(arriving_s) / np.where(counts > 0, counts, 1.0))
-
-
-def pipelines_s(
-    order: str, stages: Sequence[StageTime], microbatches: int, waits_s: Floats, delays_s: Floats
-) -> list[float]:
-    """Return the seconds of all microbatches with device times and, for separate weight passes,
-    with host times; `waits_s` and `delays_s` as in `step.replay`.
-    """
-    if len(stages) == 1:
-        return [microbatches * pace.total_s for pace in stages[0].paces(order)]
-    chunks = [[chunk.paces(order) for chunk in stage.chunks or (stage,)] for stage in stages]
-    passes_s = np.moveaxis(np.array(chunks), 2, 0)
-    rows = len(passes_s)
-    messages = (np.repeat(message_s[None], rows, axis=0) for message_s in (waits_s, delays_s))
-    return list(map(float, pipeline_s(order, passes_s, microbatches, *messages)))
 
 
 def boundary_bytes(shares: Sequence[Sequence[Share]]) -> float:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from atoll.hardware.gpu import SCALED
-from atoll.step.bubbles import chunk_weights, peak_activation_bytes
 from atoll.step.layout import Layout
 from atoll.step.parts import MEMORY_PARTS
-from atoll.training.operators.layers import LayerCost, Share
+from atoll.training.operators.layers import LayerCost
+from atoll.training.operators.tables import Floats
 from atoll.training.run import Run
 from atoll.training.step import resident_parameters
 
@@ -56,65 +60,49 @@ class Memory:
         return {name: getattr(self, name) for name in PARTS}
 
 
+class PeakParts(NamedTuple):
+    """Bytes of a device that change in the course of a step."""
+
+    gradients: Floats
+    activations: Floats
+    logits: Floats
+    transient: Floats
+
+
+def peak_parts(
+    run: Run,
+    parts: PeakParts,
+    shared_parameters: Floats,
+    undivided: NDArray[np.bool_],
+    accumulates: NDArray[np.bool_],
+) -> PeakParts:
+    """Return the parts at the peak of a step, from the largest bytes of each; `undivided`: every
+    rank has all gradients (ZeRO 0 and 1), `accumulates`: there are several microbatches.
+
+    The loss ends before the first block's temporaries are allocated. With late gradients, these are
+    allocated layer by layer as activations are freed, so the peak is at either end; with
+    accumulation they exist from the second microbatch on. A tied embedding's two gradients are
+    summed into a third tensor.
+    """
+    gradients, activations, logits, transient = parts
+    beyond_loss = np.maximum(transient, logits) - logits
+    if not run.stack.late_gradients:
+        return PeakParts(gradients, activations, logits, beyond_loss)
+    tied = 0 if run.adapters else shared_parameters
+    early = np.where(accumulates, gradients, 0.0)
+    summed = np.maximum(transient, 2 * run.states.gradient * tied)
+    at_end = undivided & (gradients + summed > early + activations + logits)
+    return PeakParts(
+        np.where(undivided & ~at_end, early, gradients),
+        np.where(at_end, 0.0, activations),
+        np.where(at_end, 0.0, logits),
+        np.where(at_end, summed, np.where(undivided, 0.0, beyond_loss)),
+    )
+
+
 def losses_in_flight(layout: Layout, microbatches: int) -> int:
     """Return the microbatches between loss and its backward pass: one, except in GPipe."""
     return microbatches if layout.schedule == "gpipe" else 1
-
-
-def stage_memory(
-    run: Run,
-    layout: Layout,
-    stage: int,
-    chunks: Sequence[Share],
-    microbatches: int,
-    recompute: str,
-    *,
-    shared_parameters: int = 0,
-    entering_bytes: float = 0.0,
-) -> Memory:
-    """Return the peak of one stage with these layers per chunk, which receives `entering_bytes` per
-    microbatch from another stage.
-    """
-    layers = [pair for chunk in chunks for pair in chunk]
-    trained, resident = stage_parameters(run, layers, shared_parameters)
-    states = run.states
-    _, gradients, optimizer = states.parts(sum(trained), layout.divided(*trained), layout.zero)
-    weights, _, _ = states.parts(sum(resident), layout.divided(*resident), layout.zero)
-    pipeline = layout.schedule, layout.pp, stage, microbatches, layout.vpp
-    kept = sum(
-        weight * n * kept_bytes(run, cost, recompute)
-        for weight, chunk in zip(chunk_weights(*pipeline), chunks, strict=True)
-        for cost, n in chunk
-    )
-    waiting_bytes = sum(cost.waiting_bytes * n for cost, n in layers) / layout.copies
-    activations = float(
-        peak_activation_bytes(*pipeline, kept_bytes=kept, waiting_bytes=waiting_bytes)
-    )
-    logits = logits_bytes(run, layout, layers, microbatches)
-    transient = transient_bytes(run, layers, recompute)
-    buffers = buffers_bytes(run, layers, layout.zero)
-    if layout.zero < 3:
-        weights += sum(fp8_bytes(run, cost) * n for cost, n in layers)
-    buffers += run.stack.sends_held * entering_bytes
-    resting = weights + optimizer + workspace_bytes(run)
-    if not run.stack.late_gradients:
-        resting += gradients
-    lost = run.stack.fragmentation, run.stack.context_bytes, resting
-    if run.stack.late_gradients and layout.zero < 2:
-        # Gradients are allocated layer by layer as activations are freed, so the peak is at either
-        # end; with accumulation they exist from the second microbatch on. A tied embedding's two
-        # gradients are summed into a third tensor.
-        early = gradients if microbatches > 1 else 0.0
-        tied = 0 if run.adapters else shared_parameters
-        summed = max(transient, 2 * states.gradient * tied)
-        at_loss = Memory(stage, weights, early, optimizer, activations, logits, 0.0, buffers, *lost)
-        at_end = Memory(stage, weights, gradients, optimizer, 0.0, 0.0, summed, buffers, *lost)
-        return max(at_loss, at_end, key=lambda memory: memory.allocated)
-    # The loss ends before the first block's temporaries are allocated.
-    transient = max(transient, logits) - logits
-    return Memory(
-        stage, weights, gradients, optimizer, activations, logits, transient, buffers, *lost
-    )
 
 
 Parameters = tuple[float, float]

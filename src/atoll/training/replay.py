@@ -9,19 +9,12 @@ import numpy as np
 
 from atoll.answers.layout import PassParts, StepPasses
 from atoll.step.layout import Layout
-from atoll.step.orders import arrivals
 from atoll.step.replay import Replay, pipeline_s, replay
-from atoll.training.estimate import (
-    Estimate,
-    Estimator,
-    boundary_bytes,
-    messages_s,
-    pipelines_s,
-)
-from atoll.training.operators.tables import Floats
+from atoll.training.estimate import Estimate
 from atoll.training.run import Run
 from atoll.training.step import PassSeconds, StageTime, StepTime
 
+PART_NAMES = "compute", "tensor parallel", "context parallel", "expert parallel", "sharded weights"
 MOST_PASSES = 60_000  # of all stages in a timeline; more only repeat the steady state
 
 
@@ -58,12 +51,8 @@ def step_passes(estimate: Estimate) -> StepPasses:
     """Return the passes of an estimate's step; gradients, optimizer and accumulation after the
     pipeline are as estimated.
     """
-    run, layout = estimate.run, estimate.layout
-    stepper, shares = Estimator(run).shares(layout)
-    send_s = stepper.send_s(boundary_bytes(shares))
-    counts = arrivals(layout.schedule, layout.pp, len(shares[0]))
-    arriving_s = [(n * send_s, k * send_s) for n, k in counts]
-    return stage_passes(run, layout, estimate.step, estimate.stages, arriving_s)
+    estimated = estimate.step, estimate.stages, estimate.messages_s
+    return stage_passes(estimate.run, estimate.layout, *estimated)
 
 
 def stage_passes(
@@ -71,25 +60,20 @@ def stage_passes(
     layout: Layout,
     step: StepTime,
     stages: Sequence[StageTime],
-    arriving_s: Sequence[tuple[float, float]],
+    messages_s: Sequence[tuple[float, float]],
 ) -> StepPasses:
-    """Return the same for stages with these seconds of (activations, gradients) into each."""
-    order, total = layout.schedule, layout.microbatches(run.global_batch)
+    """Return the same for these stages and seconds of one (activation, gradient) into each."""
+    total = layout.microbatches(run.global_batch)
     most = max(4 * layout.pp, MOST_PASSES // (3 * layout.pp * layout.rounds))
-    chunks = [stage.chunks or (stage,) for stage in stages]
-    message_s = messages_s(order, len(chunks[0]), arriving_s)
     shown = 1.0 - run.stack.overlap.pipeline
-    waits_s, delays_s = shown * message_s, (1.0 - shown) * message_s
-    paces_s = pipelines_s(order, stages, total, waits_s, delays_s)
-    slower = paces_s.index(max(paces_s))
     return StepPasses(
-        schedule=order,
-        passes=tuple(tuple(chunk.paces(order)[slower] for chunk in row) for row in chunks),
+        schedule=layout.schedule,
+        passes=tuple(stage.passes for stage in stages),
         microbatches=total,
         replayed=total if total <= most else most - most % layout.pp,
-        send_s=float(message_s.max()),
-        waits_s=_pairs(waits_s),
-        delays_s=_pairs(delays_s),
+        send_s=max(max(pair_s) for pair_s in messages_s),
+        waits_s=tuple((shown * a, shown * g) for a, g in messages_s),
+        delays_s=tuple(((1.0 - shown) * a, (1.0 - shown) * g) for a, g in messages_s),
         after=(
             ("gradient accumulation", step.accumulate_s),
             ("gradient reduction", step.gradient_s),
@@ -101,7 +85,7 @@ def stage_passes(
         parts=tuple(
             PassParts(
                 forward=_parts(stage.forward),
-                backward=_parts(stage.backward + stage.recompute),
+                backward=_parts(stage.backward, stage.recompute),
                 host=stage.host_s,
             )
             for stage in stages
@@ -109,19 +93,9 @@ def stage_passes(
     )
 
 
-def _pairs(values: Floats) -> tuple[tuple[float, float], ...]:
-    return tuple((activation, gradient) for activation, gradient in values.tolist())
-
-
-def _parts(spent: PassSeconds) -> dict[str, float]:
-    named = {
-        "compute": spent.compute_s,
-        "tensor parallel": spent.tensor_s,
-        "context parallel": spent.context_s,
-        "expert parallel": spent.expert_s,
-        "sharded weights": spent.sharded_s,
-    }
-    return {name: seconds for name, seconds in named.items() if seconds > 0.0}
+def _parts(*passes: PassSeconds) -> dict[str, float]:
+    parts_s = zip(PART_NAMES, map(sum, zip(*passes, strict=True)), strict=True)
+    return {name: seconds for name, seconds in parts_s if seconds > 0.0}
 
 
 def replay_step(step: StepPasses) -> ReplayedStep:

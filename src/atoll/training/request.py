@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from atoll.base.errors import AtollError
 from atoll.base.registry import import_named
 from atoll.hardware.catalog import load_network
 from atoll.hardware.device import Device, load_device
 from atoll.questions import LayoutQuestion, PlanQuestion, RunQuestion
-from atoll.questions.devices import FilesQuestion, LengthQuestion
+from atoll.questions.devices import LengthQuestion
 from atoll.step.layout import Layout
 from atoll.step.length import MTBF_S, RESTART_S, RunLength
 from atoll.step.states import load_states
+from atoll.tools.registry import find_tool, stack_words, tool_of_stack, usual_tool
+from atoll.tools.software import software
+from atoll.tools.stack import CHIP, STACKS, XLA, with_adapters
+from atoll.tools.tool import Tool
 from atoll.training.operators.layers import expert_count
 from atoll.training.planner.space import Axes
 from atoll.training.run import Run, TimingSource
-from atoll.training.software import software
-from atoll.training.stack import CHIP, STACKS, XLA, with_adapters
 from atoll.workload.adapters import Adapters, targets_named
 from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.graph.layer import block_names
@@ -72,7 +74,9 @@ def run_from_question(question: RunQuestion, model: ModelConfig | None = None) -
     gpu.peak_flops(precision)
     site = _site(question)
     attention = question.attention if "attention" in question.asked() else None
-    usual = tool_settings(question)
+    stored = named_model if isinstance(named_model, StoredModel) else None
+    tool = _tool(question, gpu, site, None if stored else config, precision)
+    usual = {} if compiles_itself(gpu) else _tool_settings(question, tool, site, precision)
     stack = software(
         usual.get("stack") or question.stack or (site and site.stack) or gpu.stack,
         usual.get("overlap", question.overlap),
@@ -100,7 +104,8 @@ def run_from_question(question: RunQuestion, model: ModelConfig | None = None) -
         adapters=adapters,
         timed=_timed(gpu, precision) if question.operators == "measured" else None,
         fine_tuned=question.method != "pretrain",
-        stored=named_model if isinstance(named_model, StoredModel) else None,
+        stored=stored,
+        tool=tool,
         headroom=question.headroom,
         length=_length(question),
         question=question,
@@ -131,21 +136,39 @@ def compiles_itself(device: Device) -> bool:
     return device.stack in (CHIP.name, XLA.name)
 
 
-def tool_settings(question: RunQuestion) -> dict[str, str]:
-    """Return the tool's settings for a question that exports a launch file, for fields that the
-    question leaves open, so that the file matches the answer.
+def _tool(
+    question: RunQuestion,
+    gpu: Device,
+    site: Site | None,
+    model: ModelConfig | None,
+    precision: str,
+) -> Tool:
+    """Return the tool that the question names, or a usual one for device, model and method."""
+    software_words = question.stack or (site and site.stack)
+    if question.tool is not None:
+        return find_tool(question.tool)
+    if software_words and not compiles_itself(gpu):
+        return tool_of_stack(software_words)
+    fields = {axis: getattr(question, field, None) for axis, field in AXES.items()}
+    asked = {
+        axis: value if isinstance(value, tuple) else (value,)
+        for axis, value in fields.items()
+        if value and AXES[axis] in question.asked()
+    }
+    return usual_tool(gpu.stack, model, question.method, precision, asked)
+
+
+def _tool_settings(
+    question: RunQuestion, tool: Tool, site: Site | None, precision: str
+) -> dict[str, str]:
+    """Return the tool's settings for fields that the question leaves open, so that its launch file
+    matches the answer.
     """
-    target, gpu = (
-        question.export if isinstance(question, FilesQuestion) else None,
-        load_device(question.device),
-    )
-    if target is None or compiles_itself(gpu):
-        return {}
-    usual = import_named("atoll.export:EXPORTERS")[target].runs_as(
-        question.precision or gpu.half_dtype
-    )
+    usual = tool.runs_as(precision)
     answered = question.asked()
-    if (site := _site(question)) is not None and site.stack:
+    if question.tool is not None and (words := stack_words(question.tool)):
+        usual["stack"] = words
+    if site is not None and site.stack:
         answered["stack"] = "the site's"
     return {name: value for name, value in usual.items() if answered.get(name) is None}
 
@@ -246,10 +269,8 @@ def _check_orders(run: Run, orders: Iterable[str]) -> None:
             )
 
 
-def axes_from_question(
-    question: PlanQuestion, usual: Mapping[str, tuple[Any, ...]], run: Run
-) -> Axes:
-    """Return the values that a plan tries: `usual` for axes that the question leaves open."""
+def axes_from_question(question: PlanQuestion, run: Run) -> Axes:
+    """Return the values that a plan tries: all that the tool runs where the question says none."""
     _check_orders(run, question.order or ())
     chosen = {axis: values for axis, field in AXES.items() if (values := getattr(question, field))}
-    return Axes(**dict(usual) | chosen)
+    return Axes(**dict(run.tool.axes) | chosen)

@@ -11,7 +11,9 @@ from atoll.hardware.device import Device
 from atoll.hardware.gpu import ELEMENT_BYTES, SCALED, Gpu
 from atoll.step.length import RunLength
 from atoll.step.states import States
-from atoll.training.stack import COMPOSED_GELU, Stack
+from atoll.tools.registry import ANY_LAYOUT
+from atoll.tools.stack import COMPOSED_GELU, Stack
+from atoll.tools.tool import UNRESTRICTED, Tool
 from atoll.workload.adapters import Adapters
 from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.stored import StoredModel, model_warnings
@@ -53,6 +55,8 @@ class Run:
     global_batch: int
     stack: Stack
     states: States
+    tool: Tool = ANY_LAYOUT
+    """The training tool, which limits the layouts of a plan."""
     precision: str = "bf16"
     attention: str = "flash"
     """flash (the fastest today), flash2 or flash1 (of 2023 and 2022), or unfused."""
@@ -108,6 +112,12 @@ class Run:
         return ELEMENT_BYTES[self.precision] if alone else self.states.weight
 
     @property
+    def software(self) -> str:
+        """Tool and, where it is not the tool's own, the stack."""
+        usual = (self.tool.software, *self.tool.software_by_precision.values())
+        return self.tool.name if self.stack.name in usual else self.stack.name
+
+    @property
     def given(self) -> str:
         """Description of the run's assumptions."""
         return self.given_on(self.machine)
@@ -117,7 +127,7 @@ class Run:
         trained = "" if self.adapters is None else f", adapters of rank {self.adapters.rank}"
         return (
             f"{self.model.name}{trained}, {counted(self.global_batch, 'sequence')} of "
-            f"{self.sequence:,} tokens in a step; {machines}; {self.stack.name}, "
+            f"{self.sequence:,} tokens in a step; {machines}; {self.software}, "
             f"{self.states.name} optimizer states, {self.attention} attention"
             f"{'' if self.timed is None else f', operators as timed by {self.timed.source}'}"
             f"{'' if self.site is None else f', as measured at {self.site.name}'}"
@@ -139,8 +149,18 @@ class Run:
     def notes(self) -> tuple[str, ...]:
         """Warnings about the estimate."""
         if self.stored is None:
-            return (*model_warnings(self.model), *self._mixer_notes())
+            return (*self._tool_notes(), *model_warnings(self.model), *self._mixer_notes())
         return (*model_warnings(self.stored), *self._kernel_notes(self.stored))
+
+    def _tool_notes(self) -> tuple[str, ...]:
+        """Return a note if no usual tool runs what is asked."""
+        asked = self.question
+        if asked is None or asked.tool is not None or self.tool.name != UNRESTRICTED:
+            return ()
+        return (
+            "no usual tool for this device, model and method runs what is asked; an unrestricted "
+            "runtime is assumed (--tool names one)",
+        )
 
     def _mixer_notes(self) -> tuple[str, ...]:
         """Return the kernels assumed for mixers other than attention, which software may lack;

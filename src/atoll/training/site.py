@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from atoll.fabric.network import Network
 from atoll.files.atomic_file import atomic_files
 from atoll.files.yamlfile import MOST, FileModel, load_yaml
-from atoll.training.stack import STACKS, Overlap, Stack
+from atoll.tools.stack import STACKS, Overlap, Stack
 
 Attention = Literal["flash", "flash2", "flash1", "unfused"]
 HOST_TIMES = (

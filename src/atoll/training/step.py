@@ -1,21 +1,18 @@
-"""Time of one training step under one layout: computation, exposed communication, host time.
+"""Times of one layer per microbatch under one layout: computation, exposed communication, host.
 
-Forward and backward time of a stage per microbatch are summed over its layers, with exposed
-communication; the pipeline order gives the time of all microbatches; then come gradients,
-optimizer and weights. docs/training.md has the formulas.
+`training.batch` sums them over the layers of a stage; the pipeline order gives the time of all
+microbatches; then come gradients, optimizer and weights. docs/training.md has the formulas.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 from atoll.fabric.nested import all_to_all_s, collective_s, neighbours_s
 from atoll.step.layout import Layout
-from atoll.step.orders import SPLIT
 from atoll.step.replay import PassTime
-from atoll.training.operators.layers import HALF, LayerCost, Share
+from atoll.training.operators.layers import HALF, LayerCost
 from atoll.training.operators.policies import TensorLink
 from atoll.training.run import Run
 
@@ -33,23 +30,9 @@ class PassSeconds(NamedTuple):
     def total_s(self) -> float:
         return self.compute_s + self.tensor_s + self.context_s + self.expert_s + self.sharded_s
 
-    def __add__(self, added: PassSeconds) -> PassSeconds:  # type: ignore[override]
-        return PassSeconds(
-            self.compute_s + added.compute_s,
-            self.tensor_s + added.tensor_s,
-            self.context_s + added.context_s,
-            self.expert_s + added.expert_s,
-            self.sharded_s + added.sharded_s,
-        )
 
-    def times(self, n: float) -> PassSeconds:
-        return PassSeconds(
-            self.compute_s * n,
-            self.tensor_s * n,
-            self.context_s * n,
-            self.expert_s * n,
-            self.sharded_s * n,
-        )
+LayerPasses = tuple[PassSeconds, PassSeconds, PassSeconds]
+"""Forward pass, backward pass and recomputation."""
 
 
 class HostTime(NamedTuple):
@@ -67,9 +50,6 @@ class HostTime(NamedTuple):
         return self.forward_s + self.backward_s + self.weight_s
 
 
-NO_HOST = HostTime()
-
-
 @dataclass(frozen=True, slots=True)
 class StageTime:
     """Times of one stage per microbatch, over all its chunks."""
@@ -79,39 +59,16 @@ class StageTime:
     recompute: PassSeconds
     weight_s: float
     """Weight gradients in the backward pass, which a zero-bubble schedule may delay."""
-    host: HostTime = NO_HOST
-    chunks: tuple[StageTime, ...] = ()
-    """Times of its chunks, if there are several."""
-
-    @property
-    def device_s(self) -> float:
-        return self.forward.total_s + self.backward.total_s + self.recompute.total_s
-
-    @property
-    def host_s(self) -> float:
-        """Host time that is not hidden by the device."""
-        return max(0.0, self.host.overlapped_s - self.device_s) + self.host.waiting_s
+    host_s: float
+    """Host time that is not hidden by the device."""
+    passes: tuple[PassTime, ...]
+    """Passes through each chunk that the pipeline replays: with device times and exposed host time
+    or, if hosts have a slower pace of their own, with host times."""
 
     @property
     def total_s(self) -> float:
-        return self.device_s + self.host_s
-
-    def paces(self, order: str) -> tuple[PassTime, ...]:
-        """Return the passes that a pipeline replays. With separate weight passes, once with device
-        and once with host times, of which the slower pipeline counts: combined, slower weight
-        gradients on the device could shorten the step. Otherwise exposed host time is added to
-        forward and backward passes in equal parts.
-        """
-        forward_s, weight_s, host = self.forward.total_s, self.weight_s, self.host
-        backward_s = self.backward.total_s + self.recompute.total_s - weight_s
-        if order not in SPLIT:
-            more_s = self.host_s / 2
-            return (PassTime(forward_s + more_s, backward_s + more_s, weight_s),)
-        more_s = host.waiting_s / 2
-        return (
-            PassTime(forward_s + more_s, backward_s + more_s, weight_s),
-            PassTime(host.forward_s + more_s, host.backward_s + more_s, host.weight_s),
-        )
+        device_s = self.forward.total_s + self.backward.total_s + self.recompute.total_s
+        return device_s + self.host_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +139,6 @@ class _FixedTimes(NamedTuple):
     ring_back_s: float
     exchange_s: float
     waiting_s: float
-    gather_s: float
-    scatter_s: float
     late_s: float
     """Messages that overlap with the forward pass's computation and outlast it."""
     late_back_s: float
@@ -191,67 +146,28 @@ class _FixedTimes(NamedTuple):
 
 
 class Stepper:
-    """Computes times of stages of one run under one layout."""
+    """Computes times and messages of one run under one layout."""
 
     def __init__(self, run: Run, layout: Layout) -> None:
         self.run = run
         self.layout = layout
         self.microbatches = layout.microbatches(run.global_batch)
-        self._passes: dict[tuple[int, str], tuple[PassSeconds, PassSeconds, PassSeconds]] = {}
         self._links: dict[tuple[TensorLink, ...], float] = {}
         self._fixed: dict[int, tuple[LayerCost, _FixedTimes]] = {}
 
-    def stage_time(self, chunks: Sequence[Share], recompute: str) -> StageTime:
-        """One microbatch through so many chunks under a choice of recomputation; of all that a
-        stage holds, the mean over the directions in which it is passed.
-        """
-        forward, backward, again = PassSeconds(), PassSeconds(), PassSeconds()
-        weight_s, host_s = 0.0, [0.0] * len(HostTime._fields)
-        directions = max(1, len(chunks) // self.layout.rounds)
-        for chunk in chunks:
-            for cost, count in chunk:
-                n = count / directions
-                key = id(cost), recompute
-                if key not in self._passes:
-                    self._passes[key] = self.layer_passes(cost, recompute)
-                f, b, r = self._passes[key]
-                forward += f.times(n)
-                backward += b.times(n)
-                again += r.times(n)
-                weight_s += cost.weight.total_s * n
-                for i, more_s in enumerate(self.host(cost, recompute)):
-                    host_s[i] += more_s * n
-        apart = chunks if len(chunks) > 1 else ()
-        chunk_times = tuple(self.stage_time([chunk], recompute) for chunk in apart)
-        return StageTime(forward, backward, again, weight_s, HostTime(*host_s), chunk_times)
-
-    def layer_passes(
-        self, cost: LayerCost, recompute: str
-    ) -> tuple[PassSeconds, PassSeconds, PassSeconds]:
-        """Return forward pass, backward pass and recomputation of one layer."""
+    def layer_passes(self, cost: LayerCost, recompute: str) -> LayerPasses:
+        """Return the passes of one layer, without gathers of divided weights."""
         fixed, kept = self._fixed_times(cost), cost.kept(recompute if cost.is_block else "none")
         rings, exchanges = kept.share * kept.attention, kept.share * kept.exchange
         shown = kept.share * (1 - self.run.stack.overlap.in_products(self.layout.sp))
-        hides_forward_s, hides_backward_s = self.hides_gathers_s(cost, recompute)
-        visible_f = self.exposed_s(fixed.gather_s, hides_forward_s)
-        visible_b = self.exposed_s(fixed.gather_s + fixed.scatter_s, hides_backward_s)
-        return (
-            fixed.forward._replace(sharded_s=visible_f),
-            PassSeconds(
-                fixed.backward_s,
-                fixed.backward_link_s,
-                fixed.ring_back_s,
-                fixed.exchange_s,
-                visible_b,
-            ),
-            PassSeconds(
-                kept.again.total_s + exchanges * fixed.waiting_s,
-                shown * self._links_s(kept.links),
-                rings * fixed.forward.context_s,
-                exchanges * fixed.exchange_s,
-                0.0,
-            ),
+        back_s = fixed.backward_s, fixed.backward_link_s, fixed.ring_back_s, fixed.exchange_s
+        again = PassSeconds(
+            kept.again.total_s + exchanges * fixed.waiting_s,
+            shown * self._links_s(kept.links),
+            rings * fixed.forward.context_s,
+            exchanges * fixed.exchange_s,
         )
+        return fixed.forward, PassSeconds(*back_s), again
 
     def hides_gathers_s(self, cost: LayerCost, recompute: str) -> tuple[float, float]:
         """Return the time in a layer's forward and backward pass behind which gathers of divided
@@ -294,7 +210,6 @@ class Stepper:
         # Backwards, the gradients of keys and values are sent too.
         ring_back_s = self._context_s(cost, backward.attention_s, tensors=2)
         exchange_s = self._exchange_s(cost) * (1 - overlap.experts)
-        gather_s, scatter_s = self.sharded_s(cost)
         sends_overlap = not run.stack.gives_heads(cost.kv_heads, self.layout.cp)
         return _FixedTimes(
             PassSeconds(forward_s, forward_link_s, ring_s, exchange_s),
@@ -303,8 +218,6 @@ class Stepper:
             ring_back_s,
             exchange_s,
             waiting_s,
-            gather_s,
-            scatter_s,
             late_s=ring_s if sends_overlap else 0.0,
             late_back_s=may_hide_s - hides_s + (ring_back_s if sends_overlap else 0.0),
         )
@@ -355,19 +268,6 @@ class Stepper:
         limit = model.expert_groups
         return 2 * all_to_all_s(self.run.network, bytes_, ep, stride, max(1, chosen), limit)
 
-    def sharded_s(self, cost: LayerCost) -> tuple[float, float]:
-        """Return the gather of a fully sharded layer's weights and the scatter of its gradients."""
-        if self.layout.zero < 3:
-            return 0.0, 0.0
-        _, reduce_s = self._shared_s(cost.parameters, cost.expert_parameters)
-        gather_s, _ = self._shared_s(*resident_parameters(self.run, cost))
-        efficiency = self.run.stack.gather_efficiency
-        return gather_s / efficiency, reduce_s / efficiency
-
-    def exposed_s(self, wire_s: float, compute_s: float) -> float:
-        hidden_s = self.run.stack.overlap.gather * wire_s
-        return wire_s - min(hidden_s, compute_s)
-
     def host(self, cost: LayerCost, recompute: str) -> HostTime:
         """Return the host time of a layer per microbatch."""
         stack = self.run.stack
@@ -403,36 +303,6 @@ class Stepper:
         sent = self.sent_bytes(boundary_bytes)
         stride = layout.tp * layout.cp * layout.dp
         return neighbours_s(self.run.network, sent, layout.pp, stride)
-
-    def gradient_s(self, dense: float, expert: float) -> tuple[float, float]:
-        """Return the time of gradient collectives over data-parallel ranks (and weight gathers
-        under ZeRO) after the last backward pass of a step, and after each earlier one.
-
-        Divided gradients are reduced in every backward pass by DeepSpeed
-        (deepspeedai/DeepSpeed#2252), Megatron-FSDP's "optim_grads" and FSDP (its no_sync keeps full
-        gradients instead: ZeRO 1; pytorch/pytorch#126166).
-        """
-        if self.layout.zero >= 3:  # layer by layer, in each pass
-            return 0.0, 0.0
-        gather_s, reduce_s = self._shared_s(dense, expert)
-        before_s = 0.0
-        if self.layout.zero == 2:
-            before_s = reduce_s + (gather_s if self.run.stack.regathers else 0.0)
-        return reduce_s + gather_s, before_s
-
-    def _shared_s(self, dense: float, expert: float) -> tuple[float, float]:
-        """Return the time of weight gathers and gradient reductions over the sharing ranks."""
-        gather_s = reduce_s = 0.0
-        for collective in self.shared():
-            bytes_ = collective.dense * dense + collective.expert * expert
-            wire_s = collective_s(
-                self.run.network, collective.kind, bytes_, collective.group, collective.stride
-            )
-            if collective.gathers:
-                gather_s += wire_s
-            else:
-                reduce_s += wire_s
-        return gather_s, reduce_s
 
     def shared(self) -> tuple[SharedCollective, ...]:
         """Return the collectives of weights and gradients over the ranks that share them: inside a

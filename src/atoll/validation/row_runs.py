@@ -11,10 +11,10 @@ from atoll.fabric.network import Network
 from atoll.hardware.gpu import PRECISIONS, Gpu, written_gpu
 from atoll.step.layout import FULL_BLOCKS, HOST, Layout
 from atoll.step.orders import ORDERS
+from atoll.tools.stack import Stack, with_adapters
 from atoll.training.memory import Memory
 from atoll.training.run import Run
 from atoll.training.site import Site
-from atoll.training.stack import Stack, with_adapters
 from atoll.validation.row_model import adapters_from_row, model_from_row
 from atoll.validation.row_settings import PARTIAL_BLOCKS, RowSettings, read_settings
 from atoll.validation.step_rows import run_from_step, unpriced_words

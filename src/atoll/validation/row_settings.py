@@ -16,7 +16,7 @@ from atoll.hardware.catalog import entry_names, load_network
 from atoll.hardware.gpu import Gpu
 from atoll.step.layout import HOSTED, MODULES
 from atoll.step.states import ALIASES, STATES, States
-from atoll.training.software import (
+from atoll.tools.software import (
     ATTENTION,
     DEFERRED,
     flagged,
@@ -26,7 +26,7 @@ from atoll.training.software import (
     released,
     stack_named,
 )
-from atoll.training.stack import STACKS, Stack
+from atoll.tools.stack import STACKS, Stack
 from atoll.validation.row_model import row_family
 from atoll.validation.tables import RunRow
 

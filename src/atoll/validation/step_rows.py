@@ -16,9 +16,9 @@ from atoll.hardware.catalog import load_network
 from atoll.hardware.gpu import load_gpu
 from atoll.step.layout import Layout
 from atoll.step.states import STATES
+from atoll.tools.software import flagged, graphed
+from atoll.tools.stack import STACKS, with_adapters
 from atoll.training.run import Run
-from atoll.training.software import flagged, graphed
-from atoll.training.stack import STACKS, with_adapters
 from atoll.validation.kineto import read_packed
 from atoll.validation.row_model import adapters_from_row
 from atoll.validation.tables import RunRow

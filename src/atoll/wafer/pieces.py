@@ -7,8 +7,7 @@ returns the search's objects. Mappings are evaluated again, which is quick.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, astuple, replace
 from typing import Any
 
@@ -16,7 +15,6 @@ from pydantic import JsonValue
 
 from atoll.answers.wafer import ResourceWorth
 from atoll.base.stopping import StopCheck
-from atoll.executors.forked_copy import Lookahead
 from atoll.fabric.mesh import Link, Rectangle
 from atoll.hardware.wafer import Wafer
 from atoll.wafer.anneal import anneal
@@ -39,7 +37,6 @@ class WaferPieces:
         self, wafer: Wafer, model: str, batch: int, sequence: int, options: WaferOptions,
         most_codes: int, stop: StopCheck,
     ) -> None:  # fmt: skip
-        self._stop = stop
         self.wafer, self.options, self._problem = wafer, options, (wafer, model, batch, sequence)
         self.fine = Planner(*self._problem, options, most_codes, stop)
         streamed = rough(options)
@@ -65,25 +62,6 @@ class WaferPieces:
 
     def make(self, kind: str, *args: Any) -> Any:
         return self.kinds[kind](*args)
-
-    @contextmanager
-    def background_process(self) -> Iterator[None]:
-        """Compute prefetched pieces in a copy of this process during a search, unless an executor
-        does so already; pending ones are dropped at the end.
-        """
-        if self.ask != self.make:
-            try:
-                yield
-            finally:
-                self.prefetch(())
-            return
-        outer_calls = self.ask, self.prefetch
-        with closing(Lookahead(self.make, self._stop)) as background:
-            self.ask, self.prefetch = background.ask, background.prefetch
-            try:
-                yield
-            finally:
-                self.ask, self.prefetch = outer_calls
 
     def _evaluated(self, mapping: Any, dead_links: Sequence[Link] = ()) -> MappingCost | None:
         return None if mapping is None else evaluate(self.wafer, from_dict(mapping), dead_links)

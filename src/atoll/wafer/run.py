@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -50,7 +50,7 @@ def run_wafer_search(
             _check_places(job, wafer)
         return WaferProblem(job, wafers, stop)
 
-    means = ExecutionOptions(job.out, job.workers, job.cluster)
+    means = ExecutionOptions(job.out, job.workers, job.cluster, grows=True)
     return drive(prepare, means, stop, job.time_limit, progress, "a mapping was found")
 
 
@@ -83,8 +83,8 @@ class WaferProblem:
         }
 
     def solve(self, runtime: SearchRuntime) -> WaferResult:
-        with closing(runtime.pieces(make_piece, self)) as pieces:
-            return _WaferRun(self, pieces, runtime.stop, runtime.began, runtime.progress).result()
+        pieces = runtime.pieces(make_piece, self)
+        return _WaferRun(self, pieces, runtime.stop, runtime.began, runtime.progress).result()
 
     def files(self, answer: WaferResult) -> dict[str, str]:
         return wafer_files(answer)

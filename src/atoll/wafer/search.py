@@ -142,10 +142,6 @@ class WaferSearch:
         seeded = {seed.mapping.microbatch for seed in seeds if seed.fits}
         self.microbatches = (*self.microbatches, *sorted(seeded - {*self.microbatches}))
         self.bounds.microbatches = self._rough_bounds.microbatches = self.microbatches
-        with self.pieces.background_process():
-            return self._search(seeds)
-
-    def _search(self, seeds: Sequence[MappingCost] = ()) -> SearchOutcome:
         pool = [seed for seed in seeds if seed.fits]
         stopped = False
         try:
@@ -469,7 +465,7 @@ class WaferSearch:
 
     def _search_piece(self) -> Any:
         try:
-            outcome = self._search()
+            outcome = self.run()
         except InfeasibleError as error:
             return str(error)
         mappings = [mapping_record(cost) for cost in (outcome.best, *outcome.runners_up)]

@@ -71,10 +71,10 @@ function told(check) {
   ];
   const freed = check.with_other_flags;
   if (freed) rows.push(["With other flags", freed.layout, "", `${seconds(freed.step_time_s)}, ${saved(freed)} (${freed.flags})`]);
-  const names = (found) => Object.entries(found).map(([name, value]) => (value === "" ? name : `${name} ${value}`)).join(", ");
   const parts = [section("verdict-said", `${check.software}: ${estimate.layout_words ?? estimate.layout}`, check.notes.join(" "), figures(rows))];
   if (better) parts.push(section("difference", "What would change", better.proof, h("pre", {}, better.launch_file)));
   parts.push(section("arguments", "Arguments", `${Object.keys(read.used).length} used, ${Object.keys(read.without_effect).length} without effect on time or memory.`,
-    Object.keys(read.not_understood).length ? h("p", { class: "warn" }, `Not understood: ${names(read.not_understood)}`) : null));
+    check.not_priced.length ? h("p", { class: "warn" },
+      `Not priced: ${check.not_priced.join("; ")}. The interval is wider for it, and no layout is proven best.`) : null));
   return parts;
 }

@@ -4,41 +4,39 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from atoll.training.batch.path_bounds import Triple
 from atoll.training.operators.tables import Floats
+
+Triple = tuple[Floats, Floats, Floats]
+"""(places, choices): seconds of forward passes, backward passes and weight passes."""
 
 
 class StateCosts(NamedTuple):
-    """Costs that do not depend on the recomputation choice. Per row: accumulation and update of a
-    step, and the gradients' collectives after the last backward pass and after each earlier one;
-    per stage: fixed bytes, bytes of gradients, bytes that wait for weight passes, and seconds of
-    weight passes and of their launches.
-    """
-
-    optimizer_s: Floats
-    last_s: Floats
-    before_s: Floats
-    fixed: Floats
-    gradients: Floats
-    waiting: Floats
-    weight_s: Floats
-    launch_s: Floats
-
-
-class StageStateCosts(NamedTuple):
-    """(stages,): seconds of accumulation, of the update, and of the gradients' collectives after
-    the last backward pass and after each earlier one; the other fields as in `States`.
+    """Costs that do not depend on the recomputation choice. The first four are per row, or per
+    stage before `Sums.combine_stages`; the others are per stage.
     """
 
     accumulate_s: Floats
+    """Accumulation of a step's gradients, or per stage of one microbatch's."""
     update_s: Floats
     last_s: Floats
+    """Gradient collectives after the last backward pass."""
     before_s: Floats
+    """Gradient collectives after each earlier one."""
     fixed: Floats
+    """(stages, 3): bytes of weights, of optimizer states and of buffers."""
     gradients: Floats
+    """Bytes of gradients."""
     waiting: Floats
+    """Bytes that wait for weight passes."""
     weight_s: Floats
+    """Weight passes of one microbatch."""
     launch_s: Floats
+    """Launches of these passes."""
+
+    @property
+    def optimizer_s(self) -> Floats:
+        """Accumulation and update of a step."""
+        return self.accumulate_s + self.update_s
 
 
 class StateMemory(NamedTuple):
@@ -60,10 +58,12 @@ class Paces(NamedTuple):
     host_f: Floats
     host_b: Floats
     host_w: Floats
-    """Host time, if weight passes are separate (`step.StageTime.paces`); otherwise empty."""
+    """Host time, if weight passes are separate; otherwise empty."""
     device_f: Floats
     device_b: Floats
     """Without host time."""
+    host_s: Floats
+    """Host time of all passes that the device does not hide."""
 
     @property
     def counted(self) -> Triple:

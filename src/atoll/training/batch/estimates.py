@@ -1,8 +1,8 @@
 """Tables for exact estimates of many layouts of one variant at once.
 
-The rules are those of the readable estimate (`step`, `memory`, `step.replay`), whose functions are
-called here per kind of layer, content of a stage and division of parameters, of which there are
-few; `sums` adds up their results per layout and choice of recomputation.
+The rules of `step` and `memory` are called here per kind of layer, content of a stage and division
+of parameters, of which there are few; `sums` adds up their results per layout and choice of
+recomputation, and `row` gives one layout by part.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from atoll.step.bubbles import bubble_terms, chunk_weights, peaks
 from atoll.step.layout import ZERO_STAGES, Layout
 from atoll.step.orders import ORDERS, SPLIT, TWO_CHUNKS, arrivals, model_copies
 from atoll.step.stages import stage_counts
+from atoll.training.batch.choices import figures
 from atoll.training.batch.sums import Sums
 from atoll.training.memory import (
     buffers_bytes,
@@ -32,7 +33,13 @@ from atoll.training.operators.layer_prices import LayerPrices
 from atoll.training.operators.layers import LayerCost
 from atoll.training.operators.tables import STAGES, Floats, Ints, LayoutTables
 from atoll.training.run import Run
-from atoll.training.step import Stepper, accumulation_s, resident_parameters, update_s
+from atoll.training.step import (
+    LayerPasses,
+    Stepper,
+    accumulation_s,
+    resident_parameters,
+    update_s,
+)
 
 LEAST_CHOICE = "least"
 """A choice that recomputes nothing and keeps no more than "full": a lower bound on every choice, in
@@ -110,36 +117,27 @@ def batch_estimates(
     priced: LayerPrices,
     layouts: LayoutSource,
     choices: Sequence[str],
-    figures: Callable[[Sums], tuple[Floats, Floats, Ints]] = Sums.figures,
+    numbers: Callable[[Sums], tuple[Floats, Floats, Ints]] = figures,
 ) -> tuple[Floats, Floats]:
     """Return (layouts, choices + 1): seconds per step and bytes of the fullest device, per choice
     of recomputation and, last, for the best choice of each stage.
     """
     tables = make_tables(priced, layouts, choices)
-    return in_parts(tables, partial(Sums, tables), figures)
+    return in_parts(tables, partial(Sums, tables), numbers)
 
 
 def in_parts(
     tables: LayoutTables,
     make_sums: Callable[[Ints], Sums],
-    figures: Callable[[Sums], tuple[Floats, Floats, Ints]] = Sums.figures,
+    numbers: Callable[[Sums], tuple[Floats, Floats, Ints]] = figures,
 ) -> tuple[Floats, Floats]:
     """Return the same from sums over batches of rows."""
     stages = np.cumsum(tables.rows[:, STAGES])
     most = max(1, AT_ONCE // tables.bounds.size)
     cuts = np.searchsorted(stages, np.arange(0, stages[-1], most))
-    parts = [figures(make_sums(rows)) for rows in np.split(tables.rows, cuts[1:]) if len(rows)]
+    parts = [numbers(make_sums(rows)) for rows in np.split(tables.rows, cuts[1:]) if len(rows)]
     step_s, needed_bytes, _ = zip(*parts, strict=True)
     return np.concatenate(step_s), np.concatenate(needed_bytes)
-
-
-def stage_choices(priced: LayerPrices, layout: Layout, choices: Sequence[str]) -> tuple[str, ...]:
-    """Return the recomputation choice of each stage: the fastest that fits it, or one for all if
-    that is faster; if none fits, the one that needs least memory.
-    """
-    tables = make_tables(priced, LayoutSequence([layout]), choices)
-    _, _, picks = Sums(tables, tables.rows).figures()
-    return tuple(choices[choice] for choice in picks)
 
 
 def make_tables(
@@ -188,6 +186,13 @@ def make_tables(
     ]
     heads = [any(n and head for n, head in zip(row, headed, strict=True)) for _, row in contents]
     family = first.tp, first.cp, first.ep, first.etp
+    side_passes = [
+        priced.once(
+            ("passes", id(costs), side.experts_outside, side.schedule in SPLIT, *choices),
+            partial(_passes, run, side, costs, choices),
+        )
+        for side in (layouts.layout(i) for i in sides.tolist())
+    ]
     return LayoutTables(
         rows=np.stack([pp, m, copies, zero, split, pipe, division, group, side, loss], 1),
         starts=np.cumsum([0, *pp[pipes]])[:-1],
@@ -219,15 +224,8 @@ def make_tables(
         ),
         **_collectives(priced, costs, layouts, groups.tolist(), columns),
         kinds=np.array([_kind(run, cost) for cost in costs], dtype=np.float64),
-        passes=np.array(
-            [
-                priced.once(
-                    ("passes", id(costs), side.experts_outside, side.schedule in SPLIT, *choices),
-                    partial(_passes, run, side, costs, choices),
-                )
-                for side in (layouts.layout(i) for i in sides.tolist())
-            ]
-        ),
+        passes=np.array([passes for passes, _ in side_passes]),
+        parts=np.array([parts for _, parts in side_passes]),
         kept=np.array([[kept_bytes(run, c, _as_kept(name)) for name in choices] for c in costs]),
         contents=np.array(
             [
@@ -334,10 +332,6 @@ def per_parameter(priced: LayerPrices, layout: Layout, accumulates: bool) -> Flo
     return priced.once(("parameter", *ranks, zero, layout.hsdp, copies, accumulates), compute)
 
 
-def _divided(priced: LayerPrices, layouts: LayoutSource, at: int, accumulates: bool) -> Floats:
-    return per_parameter(priced, layouts.layout(at), accumulates)
-
-
 def shared_terms(run: Run, layout: Layout) -> tuple[Floats, Floats, Floats]:
     """Return the collectives of weights and gradients: `Tables.collective` (collectives, 5),
     `Tables.s_per_byte` and `Tables.steps` (collectives, levels).
@@ -395,6 +389,10 @@ def _collectives(
     }
 
 
+def _divided(priced: LayerPrices, layouts: LayoutSource, at: int, accumulates: bool) -> Floats:
+    return per_parameter(priced, layouts.layout(at), accumulates)
+
+
 def _shared_terms(run: Run, layouts: LayoutSource, at: int) -> tuple[Floats, Floats, Floats]:
     return shared_terms(run, layouts.layout(at))
 
@@ -405,10 +403,9 @@ def _send_s(run: Run, layouts: LayoutSource, at: int, bytes_: float) -> float:
 
 def _kind(run: Run, cost: LayerCost) -> tuple[float, ...]:
     trained = cost.parameters, cost.expert_parameters
-    waiting, copied = cost.waiting_bytes, fp8_bytes(run, cost)
-    weight_s = cost.weight.total_s
     launch_s = Stepper(run, Layout()).host(cost, "none").weight_s
-    return *trained, waiting, copied, weight_s, launch_s, *resident_parameters(run, cost)
+    others = cost.waiting_bytes, fp8_bytes(run, cost), cost.weight.total_s, launch_s
+    return *trained, *resident_parameters(run, cost), *others
 
 
 def _content_row(
@@ -424,25 +421,32 @@ def _content_row(
 
 def _passes(
     run: Run, layout: Layout, costs: Sequence[LayerCost], choices: Sequence[str]
-) -> list[list[tuple[float, ...]]]:
-    """Return `PassColumn` rows by kind of layer and choice, without gathers of divided weights."""
-    stepper = Stepper(run, replace(layout, zero=0, hsdp=1))
-    return [
+) -> tuple[Floats, Floats]:
+    """Return one row of `LayoutTables.passes` and `LayoutTables.parts`, without gathers of divided
+    weights.
+    """
+    stepper = Stepper(run, layout)
+    rows = [
         [_layer_passes(stepper, cost, _as_timed(choice)) for choice in choices]
         if cost.is_block
         else [_layer_passes(stepper, cost, "none")] * len(choices)
         for cost in costs
     ]
+    passes, parts = (np.array([[pair[i] for pair in row] for row in rows]) for i in range(2))
+    return passes, parts
 
 
-def _layer_passes(stepper: Stepper, cost: LayerCost, choice: str) -> tuple[float, ...]:
-    forward, backward, again = stepper.layer_passes(cost, choice)
+def _layer_passes(
+    stepper: Stepper, cost: LayerCost, choice: str
+) -> tuple[tuple[float, ...], LayerPasses]:
+    forward, backward, again = parts = stepper.layer_passes(cost, choice)
     host = stepper.host(cost, choice)
-    return (
+    row = (
         forward.total_s,
         backward.total_s + again.total_s,
-        *stepper.hides_gathers_s(cost, choice),
         host.overlapped_s,
         host.waiting_s,
         host.forward_s,
+        *stepper.hides_gathers_s(cost, choice),
     )
+    return row, parts

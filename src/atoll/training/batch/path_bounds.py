@@ -1,65 +1,57 @@
 """Lower bounds on the replay of many pipelines at once: paths through their passes.
 
 A replay takes as long as the longest path through its passes, where each pass depends on the
-previous one of its stage and on its input. `planner.bounds.floor` lists the paths that are used.
+previous one of its stage and on its input. `planner/bounds/family_bounds.py` lists the paths used.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 
 from atoll.step.orders import ORDERS, TWO_CHUNKS, WEIGHT_DELAY
+from atoll.training.batch.cost_arrays import StagePasses, StateCosts, Triple
+from atoll.training.batch.sums import Sums
 from atoll.training.operators.tables import (
     COPIES,
     MICROBATCHES,
     PIPE,
     STAGES,
     Floats,
-    Ints,
-    LayoutTables,
 )
-from atoll.training.run import Run
 
-Triple = tuple[Floats, Floats, Floats]
-"""(places, choices): seconds of forward passes, backward passes and weight passes."""
 _LATE = np.array([WEIGHT_DELAY.get(order, 0) for order in ORDERS])
 _FIRST = ORDERS.index("1f1b")
 _ZB_V = ORDERS.index("zb-v")  # its model ends on the first stage
 _TWO_CHUNKS = [ORDERS.index(order) for order in TWO_CHUNKS]
 
 
-class Pipelines(Protocol):
-    """The attributes of `sums.Sums` that path bounds use."""
-
-    @property
-    def tables(self) -> LayoutTables: ...
-    @property
-    def run(self) -> Run: ...
-    @property
-    def rows(self) -> Ints: ...
-    @property
-    def row(self) -> Ints: ...
-    @property
-    def stage_position(self) -> Ints: ...
-    @property
-    def starts(self) -> Ints: ...
-    @property
-    def order(self) -> Ints: ...
-    @property
-    def m(self) -> Floats: ...
-    @property
-    def arriving_s(self) -> Floats: ...
-    @property
-    def chunk_stage(self) -> Ints: ...
-    @property
-    def chunk_starts(self) -> Ints: ...
-    def max_over_stages(self, values: Floats) -> Floats: ...
-    def total(self, values: Floats) -> Floats: ...
+def step_bound_s(
+    sums: Sums, states: StateCosts, passes: StagePasses, *, least: bool = False
+) -> Floats:
+    """Return a lower bound on the step; with `least` for all choices whose layers take at least
+    as long, even if one waits less for its host in forward passes.
+    """
+    stages, chunks = passes.stages, passes.chunks
+    shown_s = (1.0 - sums.stack.overlap.pipeline) * sums.arriving_s.sum(axis=1)
+    busy_s = sums.m * sums.max_over_stages(sum(stages.counted, shown_s[:, None]))
+    counted = (stages.device, chunks.device) if least else (stages.counted, chunks.counted)
+    passes_s = np.maximum(busy_s, _path_s(sums, *counted))
+    host_s = passes_s
+    if sums.hosts_apart.any():
+        host_s = sums.m * sums.max_over_stages(sum(stages.host, np.zeros(())))
+        if not least:
+            host_s = np.maximum(host_s, _path_s(sums, stages.host, chunks.host))
+    if not least:
+        reduced_s = sums.with_gradients_s(states, passes, passes_s, host_s)
+        return sums.with_update_s(states, reduced_s)
+    passes_s = np.where(sums.hosts_apart, np.maximum(passes_s, host_s), passes_s)
+    hidden = sums.hidden
+    last_s, before_s = states.last_s[:, None], states.before_s[:, None]
+    passes_s = passes_s + (1 - hidden) * (last_s + (sums.m - 1) * before_s)
+    return sums.with_update_s(states, passes_s)
 
 
-def path_s(sums: Pipelines, stages: Triple, chunks: Triple) -> Floats:
+def _path_s(sums: Sums, stages: Triple, chunks: Triple) -> Floats:
     """Return (rows, choices): lower bounds on the replay, exact for rows with one stage."""
     shown_s = (1.0 - sums.run.stack.overlap.pipeline) * sums.arriving_s
     forward_s, backward_s, w = stages
@@ -94,7 +86,7 @@ def path_s(sums: Pipelines, stages: Triple, chunks: Triple) -> Floats:
     return sums.max_over_stages(bound_s)
 
 
-def _chunked_s(sums: Pipelines, chunks: Triple, busy_s: Floats, both_s: Floats) -> Floats:
+def _chunked_s(sums: Sums, chunks: Triple, busy_s: Floats, both_s: Floats) -> Floats:
     """Return (stages, choices): paths through pipelines with several chunks per stage. Interleaved
     ones pass the first chunks of the stages before; orders of two chunks use the bubble formula
     with the shortest chunks.
@@ -137,7 +129,7 @@ def _chunked_s(sums: Pipelines, chunks: Triple, busy_s: Floats, both_s: Floats) 
     return bound_s
 
 
-def _before(sums: Pipelines, values: Floats) -> Floats:
+def _before(sums: Sums, values: Floats) -> Floats:
     """Return per stage the sum over the stages before it."""
     summed = np.cumsum(values, axis=0) - values
     return np.asarray(summed - summed[sums.starts][sums.row])

@@ -1,8 +1,7 @@
 """Step time and memory of many layouts from the tables of `batch`: sums and maxima over stages.
 
-The rules are those of `estimate`, `memory.stage_memory` and `step.replay`; a test compares them on
-random layouts. Arrays run over the stages of all rows, row by row, and over choices of
-recomputation.
+Arrays run over the stages of all rows, row by row, and over choices of recomputation. A test
+compares them with a sum layer by layer on random layouts.
 """
 
 from __future__ import annotations
@@ -12,18 +11,19 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.fabric.nested import TREE_SHARE
+from atoll.fabric.nested import sized_s
+from atoll.step.bubbles import bytes_at_peak
 from atoll.step.layout import ZERO_STAGES
 from atoll.step.orders import ORDERS
 from atoll.step.replay import pipeline_s
 from atoll.training.batch.cost_arrays import (
     Paces,
     StagePasses,
-    StageStateCosts,
     StateCosts,
     StateMemory,
+    Triple,
 )
-from atoll.training.batch.path_bounds import Triple, path_s
+from atoll.training.memory import PeakParts, peak_parts
 from atoll.training.operators.tables import (
     COPIES,
     DIVISION,
@@ -43,17 +43,10 @@ from atoll.training.operators.tables import (
     PassColumn,
 )
 
-SAME = 1e-12  # relative difference of a stage's time below which choices count as equal
 DENSE, EXPERT = 0, 1  # last axis of `LayoutTables.parameters`
 _DENSE_COLUMNS = KindColumn.DENSE, KindColumn.ALL_DENSE
-_PARAMETER_COLUMNS = (
-    *(KindColumn.DENSE, KindColumn.EXPERT, KindColumn.ALL_DENSE, KindColumn.ALL_EXPERT),
-)
-_SUMMED_PASSES = [
-    *(PassColumn.FORWARD_S, PassColumn.BACKWARD_S),
-    *(PassColumn.HOST_S, PassColumn.HOST_WAIT_S, PassColumn.HOST_FORWARD_S),
-]
-SLACK = 1e-8  # relative excess of memory that may be rounding
+_PARAMETERS = slice(KindColumn.DENSE, KindColumn.ALL_EXPERT + 1)
+_SUMMED_PASSES = slice(PassColumn.FORWARD_S, PassColumn.HOST_FORWARD_S + 1)
 
 
 class Sums:
@@ -68,6 +61,8 @@ class Sums:
         self.row = np.repeat(np.arange(len(rows)), sizes)
         self.stage_position = np.arange(len(self.row)) - self.starts[self.row]
         """Row of each stage, and its position there."""
+        self.pod = np.zeros_like(self.row)
+        """Number of each stage's devices in `pods`."""
         self.stage = tables.starts[rows[self.row, PIPE]] + self.stage_position
         self.mix = tables.mix[self.stage]
         self.launches = bool(tables.passes[..., PassColumn.HOST_S].any())
@@ -82,6 +77,11 @@ class Sums:
         self.chunk_stage, self.chunk_mix = self._chunks()
         """Stage and mix of each chunk, in pipelines with several chunks per stage."""
         self.chunk_starts = np.searchsorted(self.row[self.chunk_stage], np.arange(len(rows)))
+
+    @property
+    def pods(self) -> Sequence[Sums]:
+        """Sums of the same rows, one for each kind of device."""
+        return (self,)
 
     def _chunks(self) -> tuple[Ints, Ints]:
         t, pipe = self.tables, self.rows[self.row, PIPE]
@@ -98,80 +98,13 @@ class Sums:
         states = self.states()
         return StateMemory(states, self.memory(states))
 
-    def figures(
-        self, memory: StateMemory | None = None, limit_s: float | None = None, named: int = 0
-    ) -> tuple[Floats, Floats, Ints]:
-        """Return seconds and bytes per row and choice, and the choice of each stage.
-
-        The last column is for the fastest choice of each stage that fits, or one choice for all
-        stages if that is faster. With a limit, seconds are infinite where it does not fit, and may
-        be minus a lower bound where they reach the limit or, after the first `named` choices, the
-        last column.
-        """
-        memory = memory or self.state_memory()
-        states, passes = memory.states, self.passes(memory)
-        picks = self.fastest(passes)
-        mixed = self.picked(passes, picks)
-        needed = np.append(
-            self.max_over_stages(passes.bytes), self.max_over_stages(mixed.bytes), axis=1
-        )
-        capacity = self.run.capacity_bytes
-        bound_s = np.zeros_like(needed)
-        wanted = np.ones_like(needed, dtype=np.bool_)
-        if limit_s is not None:
-            fits = needed <= capacity * (1 + SLACK)
-            both = [self.bound_s(states, choice_passes) for choice_passes in (passes, mixed)]
-            bound_s = np.where(fits, np.concatenate(both, axis=1), np.inf) * (1 - SLACK)
-            wanted = fits & (bound_s < limit_s)
-        mixed_s = self.step_s(states, mixed, wanted[:, -1:])
-        if limit_s is not None:
-            wanted[:, named:-1] &= bound_s[:, named:-1] < mixed_s
-        time_s = np.append(self.step_s(states, passes, wanted[:, :-1]), mixed_s, axis=1)
-        fitting_s = np.where(needed[:, :-1] <= capacity, time_s[:, :-1], np.inf)
-        fastest = fitting_s.argmin(axis=1)
-        better = np.flatnonzero(fitting_s[np.arange(len(fastest)), fastest] < time_s[:, -1])
-        time_s[better, -1] = time_s[better, fastest[better]]
-        needed[better, -1] = needed[better, fastest[better]]
-        stages = np.isin(self.row, better)
-        picks[stages] = fastest[self.row[stages]]
-        if limit_s is not None:
-            left_s = np.where(wanted, np.inf, bound_s)
-            left_s[:, -1] = left_s.min(axis=1)
-            time_s = np.where((left_s < time_s) & np.isfinite(left_s), -left_s, time_s)
-        return time_s, needed, picks
-
-    def bounds(self) -> tuple[Floats, Floats, Ints]:
-        """Return the same with lower bounds on the seconds of pipelines and of choices that are
-        bounds themselves, and without choices by stage.
-        """
-        memory = self.state_memory()
-        passes, time_s = (
-            self.passes(memory),
-            np.zeros((len(self.rows), self.tables.bounds.size + 1)),
-        )
-        for least in (True, False):
-            columns = np.flatnonzero(self.tables.bounds == least)
-            chosen = _map_arrays(passes, _columns, columns, columns)
-            time_s[:, columns] = self.bound_s(memory.states, chosen, least=least)
-        needed = np.zeros_like(time_s)
-        needed[:, :-1] = self.max_over_stages(passes.bytes)
-        return time_s, needed, np.zeros(0, dtype=np.int64)
-
-    def best(self, limit_s: float, memory: StateMemory | None = None) -> tuple[Floats, Ints]:
-        """Return the seconds of each row with the best choices of its stages (infinite if none fits
-        or is below the limit), and these choices.
-        """
-        time_s, needed, picks = self.figures(memory, limit_s)
-        fits = (needed[:, -1] <= self.run.capacity_bytes) & (time_s[:, -1] >= 0)
-        return np.where(fits, time_s[:, -1], np.inf), picks
-
     def picked(self, passes: StagePasses, picks: Ints) -> StagePasses:
         """Select one choice per stage."""
 
         def select(values: Floats, picks: Ints) -> Floats:
             return np.take_along_axis(values, picks[: len(values), None], axis=1)
 
-        return _map_arrays(passes, select, picks, picks[self.chunk_stage])
+        return map_arrays(passes, select, picks, picks[self.chunk_stage])
 
     def max_over_stages(self, values: Floats) -> Floats:
         """Return the maximum over the stages of each row."""
@@ -180,29 +113,25 @@ class Sums:
     def total(self, values: Floats) -> Floats:
         return np.add.reduceat(values, self.starts, axis=0)
 
-    def fastest(self, passes: StagePasses) -> Ints:
-        """Return per stage the fastest choice that fits (ties: the first), or the one that needs
-        least memory.
-        """
-        fits = passes.bytes <= self.run.capacity_bytes
-        fitting_s = np.where(fits, passes.total_s, np.inf)
-        first = (fitting_s <= fitting_s.min(axis=1, keepdims=True) * (1 + SAME)).argmax(axis=1)
-        return np.asarray(np.where(fits.any(axis=1), first, passes.bytes.argmin(axis=1)))
-
     def states(self) -> StateCosts:
         return self.combine_stages(self.stage_state_costs())
 
-    def combine_stages(self, costs: StageStateCosts) -> StateCosts:
-        """Combine the costs of all stages after the passes of a step."""
+    def combine_stages(self, costs: StateCosts) -> StateCosts:
+        """Combine the costs of all stages after the passes of a step. Gradients are summed after
+        the last backward pass, under ZeRO 3 layer by layer in each pass. Divided gradients (ZeRO 2)
+        are reduced in every backward pass by DeepSpeed (deepspeedai/DeepSpeed#2252),
+        Megatron-FSDP's "optim_grads" and FSDP (its no_sync keeps full gradients instead: ZeRO 1;
+        pytorch/pytorch#126166).
+        """
         rows, most = self.rows, self.max_over_stages
-        return StateCosts(
-            self.m[:, 0] * most(costs.accumulate_s) + most(costs.update_s),
-            np.where(rows[:, ZERO] < 3, most(costs.last_s), 0.0),
-            np.where(rows[:, ZERO] == 2, most(costs.before_s), 0.0),
-            *costs[4:],
+        return costs._replace(
+            accumulate_s=self.m[:, 0] * most(costs.accumulate_s),
+            update_s=most(costs.update_s),
+            last_s=np.where(rows[:, ZERO] < 3, most(costs.last_s), 0.0),
+            before_s=np.where(rows[:, ZERO] == 2, most(costs.before_s), 0.0),
         )
 
-    def stage_state_costs(self) -> StageStateCosts:
+    def stage_state_costs(self) -> StateCosts:
         t, rows = self.tables, self.rows
         stage_rows = rows[self.row]
         copies, zero = stage_rows[:, COPIES], stage_rows[:, ZERO]
@@ -210,7 +139,7 @@ class Sums:
         sums = t.counts @ t.kinds
         for column in _DENSE_COLUMNS[self.run.adapters is not None :]:
             sums[:, column] -= contents[:, ContentColumn.SHARED_PARAMETERS]
-        dense, expert, waiting, copied, weight_s, launch_s, *all_parameters = sums[self.mix].T
+        dense, expert, *all_parameters, waiting, copied, weight_s, launch_s = sums[self.mix].T
         contents = contents[self.mix]
         per_parameter = t.parameters[stage_rows[:, DIVISION]]
         weights, gradients, optimizer, accumulate_s, update_s = (
@@ -219,21 +148,20 @@ class Sums:
                 [all_parameters, *[(dense, expert)] * 4]
             )
         )
-        buffer = ContentColumn.BUFFER_BYTES + zero
-        fixed = weights + optimizer + contents[np.arange(len(contents)), buffer]
-        fixed += np.where(zero < 3, copied, 0.0)
+        weights += np.where(zero < 3, copied, 0.0)
+        buffers = contents[np.arange(len(contents)), ContentColumn.BUFFER_BYTES + zero]
         sent = self.stack.sends_held * contents[:, ContentColumn.BOUNDARY_BYTES]
-        fixed += np.where(t.arrivals[self.stage, 0] > 0, sent, 0.0)
+        buffers += np.where(t.arrivals[self.stage, 0] > 0, sent, 0.0)
         # Many stages have the same parameters and groups.
         pairs, pair = _distinct(stage_rows[:, GROUP], self.mix)
         shared_s = self.shared_s(pairs[0], *sums[pairs[1], :2].T)
         gather_s, reduce_s = (wire_s[pair] for wire_s in shared_s)
-        return StageStateCosts(
+        return StateCosts(
             accumulate_s,
             update_s,
             reduce_s + gather_s,
             reduce_s + self.stack.regathers * gather_s,
-            fixed,
+            np.stack([weights, optimizer, buffers], axis=1),
             gradients,
             waiting / copies,
             weight_s / copies,
@@ -245,20 +173,13 @@ class Sums:
         t = self.tables
         wires_s = np.zeros((2, len(group)))
         begin, end = t.spans[group].T
-        logs = np.log(t.durations_s)
         for i in range(int((end - begin).max(initial=0))):
             rows = np.flatnonzero(begin + i < end)
             collective = begin[rows] + i
             gathers, per_dense, per_expert, fixed_s, tree_s = t.collective[collective].T
             bytes_ = per_dense * dense[rows] + per_expert * expert[rows]
-            longest_s = np.zeros(len(rows))
-            for level, (log_durations, shares) in enumerate(zip(logs, t.shares, strict=True)):
-                full_s = t.s_per_byte[collective, level] * bytes_
-                message_s = np.maximum(full_s, 1e-300) / t.steps[collective, level]
-                share = np.interp(np.log(message_s), log_durations, shares)
-                longest_s = np.maximum(longest_s, full_s / share)
-            ring_or_tree_s = np.minimum(fixed_s + longest_s, tree_s + longest_s / TREE_SHARE)
-            wire_s = np.where(bytes_ > 0, ring_or_tree_s, 0.0)
+            terms = fixed_s, t.s_per_byte[collective].T, t.steps[collective].T, tree_s
+            wire_s = sized_s(terms, bytes_, t.durations_s, t.shares)
             wires_s[np.where(gathers > 0, 0, 1), rows] += wire_s
         return wires_s[0], wires_s[1]
 
@@ -270,10 +191,11 @@ class Sums:
         gathered = np.where(rows[:, ZERO] == 3, rows[:, GROUP], -1)
         variants, variant = _distinct(rows[:, SIDE], gathered + 1)
         pairs, pair = _distinct(variant[self.row], self.mix)
-        layers_s = self.layers(variants[0], variants[1] - 1)
+        layer_passes = t.passes[variants[0]]
+        layers_s = layer_passes[..., _SUMMED_PASSES].copy()
+        layers_s[..., :2] += self.exposed_gathers_s(layer_passes, variants[1] - 1)
         parts = np.einsum("pk,pkcx->xpc", t.counts[pairs[1]], layers_s[pairs[0]])
         forward, backward, host, waiting, launch_f = parts[:, pair] / stage_rows[:, COPIES, None]
-        total_s = np.maximum(forward + backward, host) + waiting
         stages = self._paces(
             (forward, backward, host, waiting, launch_f),
             stage_rows[:, SPLIT, None] > 0,
@@ -286,7 +208,8 @@ class Sums:
         weights = slice(KindColumn.WEIGHT_S, KindColumn.LAUNCH_S + 1)
         weight_s, launch_s = (t.chunk_counts @ t.kinds[:, weights])[self.chunk_mix].T
         chunks = self._paces(parts[:, pair], rows[row, SPLIT, None] > 0, weight_s, launch_s)
-        return StagePasses(stages, chunks, total_s, total_s - forward, memory.bytes)
+        after_forward_s = backward + stages.host_s
+        return StagePasses(stages, chunks, forward + after_forward_s, after_forward_s, memory.bytes)
 
     def _paces(
         self,
@@ -295,7 +218,11 @@ class Sums:
         weight_s: Floats,
         launch_s: Floats,
     ) -> Paces:
-        """Return `step.StageTime.paces` of stages or of chunks."""
+        """Return the passes of stages or of chunks that a pipeline replays. With separate weight
+        passes, once with device and once with host times, of which the slower pipeline counts:
+        combined, slower weight gradients on the device could shorten the step. Otherwise exposed
+        host time is added to forward and backward passes in equal parts.
+        """
         forward, backward, host_s, waiting, launch_f = parts
         unhidden = np.maximum(0.0, host_s - (forward + backward)) + waiting
         device_b = backward - weight_s[:, None]
@@ -307,22 +234,20 @@ class Sums:
         host_b = host_s - launch_f - host_w + waiting / 2
         if not self.hosts_apart.any():
             host_f, host_b, host_w = forward[:0], forward[:0], forward[:0]
-        return Paces(
-            forward + more, device_b + more, weight, host_f, host_b, host_w, forward, device_b
-        )
+        counted = forward + more, device_b + more, weight
+        return Paces(*counted, host_f, host_b, host_w, forward, device_b, unhidden)
 
-    def layers(self, side: Ints, group: Ints) -> Floats:
-        """Return (variants, kinds, choices, 5): seconds per kind of layer, with exposed gathers
-        where there is a group.
+    def exposed_gathers_s(self, passes: Floats, group: Ints) -> Floats:
+        """Return (variants, kinds, choices, 2): exposed seconds of gathers of divided weights in
+        forward passes and, with scatters of gradients, in backward passes; 0 without a group (-1).
         """
         t = self.tables
-        passes = t.passes[side]
-        layers_s: Floats = passes[..., _SUMMED_PASSES]
+        exposed_s = np.zeros((*passes.shape[:-1], 2))
         gathering = np.flatnonzero(group >= 0)
         shape = gathering.size, len(t.kinds)
         groups = np.repeat(group[gathering], len(t.kinds))
         dense, expert, *all_parameters = (
-            np.broadcast_to(t.kinds[:, column], shape).reshape(-1) for column in _PARAMETER_COLUMNS
+            np.broadcast_to(column, shape).reshape(-1) for column in t.kinds[:, _PARAMETERS].T
         )
         wires_s = self.shared_s(groups, dense, expert)
         if self.run.adapters:  # frozen weights are gathered, and have no gradients
@@ -332,66 +257,49 @@ class Sums:
         hides = PassColumn.HIDES_FORWARD_S, PassColumn.HIDES_BACKWARD_S
         for at, wire_s in enumerate((gather_s, gather_s + reduce_s)):
             hides_s = passes[gathering, :, :, hides[at]]
-            layers_s[gathering, :, :, at] += wire_s - np.minimum(hidden * wire_s, hides_s)
-        return layers_s
+            exposed_s[gathering, :, :, at] = wire_s - np.minimum(hidden * wire_s, hides_s)
+        return exposed_s
 
     def memory(self, states: StateCosts) -> Floats:
-        """Return the bytes needed per stage (`memory.stage_memory`)."""
+        """Return the bytes needed per stage and choice."""
+        changing = sum(self.peak_parts(states), np.zeros(()))
+        allocated = states.fixed.sum(axis=1)[:, None] + changing
+        needed = allocated * (1 + self.stack.fragmentation) + self.stack.context_bytes
+        return np.asarray(needed)
+
+    def peak_parts(self, states: StateCosts) -> PeakParts:
+        """Return the bytes at the peak of each stage (stages, choices), without fixed ones."""
         t, rows = self.tables, self.rows[self.row]
         content = t.content[self.mix]
         kept = (t.weighed @ t.kept)[self.stage]
-        peaks = t.peaks[self.stage]
-        activations = np.zeros_like(kept)
-        for in_flight, delayed in peaks.transpose(1, 2, 0):
-            delayed_bytes = (states.waiting * delayed)[:, None]
-            activations = np.maximum(activations, kept * in_flight[:, None] + delayed_bytes)
+        peaks = t.peaks[self.stage].transpose(1, 2, 0)[..., None]
+        activations = bytes_at_peak(peaks, kept, states.waiting[:, None])
         logits, transient = t.logits[rows[:, LOSS], content][:, None], t.transient[content]
-        gradients = states.gradients[:, None]
-        peak = gradients + activations + np.maximum(transient, logits)
-        if self.stack.late_gradients:
-            early = np.where(rows[:, MICROBATCHES, None] > 1, gradients, 0.0)
-            shared = t.contents[content, ContentColumn.SHARED_PARAMETERS, None]
-            tied = 0 if self.run.adapters else shared
-            summed = 2 * self.run.states.gradient * tied
-            late_peak = np.maximum(
-                early + activations + logits, gradients + np.maximum(transient, summed)
-            )
-            peak = np.where(rows[:, ZERO, None] < 2, late_peak, peak)
-        needed = (states.fixed[:, None] + peak) * (1 + self.stack.fragmentation)
-        return np.asarray(needed + self.stack.context_bytes)
+        parts = PeakParts(states.gradients[:, None], activations, logits, transient)
+        shared = t.contents[content, ContentColumn.SHARED_PARAMETERS, None]
+        return peak_parts(
+            self.run, parts, shared, rows[:, ZERO, None] < 2, rows[:, MICROBATCHES, None] > 1
+        )
 
     def step_s(self, states: StateCosts, passes: StagePasses, wanted: NDArray[np.bool_]) -> Floats:
         """Return (rows, choices): the step with passes, exposed gradient collectives and optimizer;
         infinite where it is not `wanted`.
         """
-        stages, chunks, apart = passes.stages, passes.chunks, self.hosts_apart
-        passes_s = self.replayed_s(stages.counted, chunks.counted, wanted)
-        host_s = passes_s
-        if apart.any():
-            host_s = self.replayed_s(stages.host, chunks.host, wanted & apart)
-        return self.with_gradients_s(states, passes, passes_s, host_s)
+        reduced_s = self.with_gradients_s(states, passes, *self.paces_s(passes, wanted))
+        return self.with_update_s(states, reduced_s)
 
-    def bound_s(self, states: StateCosts, passes: StagePasses, *, least: bool = False) -> Floats:
-        """Return a lower bound on the step; with `least` for all choices whose layers take at least
-        as long, even if one waits less for its host in forward passes.
+    def paces_s(
+        self, passes: StagePasses, wanted: NDArray[np.bool_], message_s: Floats | None = None
+    ) -> tuple[Floats, Floats]:
+        """Return (rows, choices): seconds of all microbatches with device times and, where hosts
+        have a pace of their own, with host times; messages take `message_s` or as in the tables.
         """
-        stages, chunks = passes.stages, passes.chunks
-        shown_s = (1.0 - self.stack.overlap.pipeline) * self.arriving_s.sum(axis=1)
-        busy_s = self.m * self.max_over_stages(sum(stages.counted, shown_s[:, None]))
-        counted = (stages.device, chunks.device) if least else (stages.counted, chunks.counted)
-        passes_s = np.maximum(busy_s, path_s(self, *counted))
-        host_s = passes_s
-        if self.hosts_apart.any():
-            host_s = self.m * self.max_over_stages(sum(stages.host, np.zeros(())))
-            if not least:
-                host_s = np.maximum(host_s, path_s(self, stages.host, chunks.host))
-        if not least:
-            return self.with_gradients_s(states, passes, passes_s, host_s)
-        passes_s = np.where(self.hosts_apart, np.maximum(passes_s, host_s), passes_s)
-        hidden = self.hidden
-        last_s, before_s = states.last_s[:, None], states.before_s[:, None]
-        passes_s = passes_s + (1 - hidden) * (last_s + (self.m - 1) * before_s)
-        return self.with_update_s(states, passes_s)
+        stages, chunks, apart = passes.stages, passes.chunks, self.hosts_apart
+        messages_s = self.message_s if message_s is None else message_s
+        device_s = self.replayed_s(stages.counted, chunks.counted, wanted, messages_s)
+        if not apart.any():
+            return device_s, device_s
+        return device_s, self.replayed_s(stages.host, chunks.host, wanted & apart, messages_s)
 
     @property
     def hidden(self) -> Floats:
@@ -404,7 +312,7 @@ class Sums:
     def with_gradients_s(
         self, states: StateCosts, passes: StagePasses, passes_s: Floats, host_s: Floats
     ) -> Floats:
-        """Add gradient collectives and update to all passes, for device and host times."""
+        """Add exposed gradient collectives to all passes, for device and host times."""
         hidden = self.hidden
         last_s, before_s = states.last_s[:, None], states.before_s[:, None]
 
@@ -420,7 +328,7 @@ class Sums:
             device_s = reduced_s(passes_s, self.behind_s(*stages.counted))
             host_s = reduced_s(host_s, self.behind_s(*stages.host))
             reduced = np.where(apart, np.maximum(device_s, host_s), reduced)
-        return self.with_update_s(states, reduced)
+        return reduced
 
     def with_update_s(self, states: StateCosts, passes_s: Floats) -> Floats:
         """Add accumulation, update and the fixed time of a step."""
@@ -449,9 +357,10 @@ class Sums:
         stages: Triple,
         chunks: Triple,
         wanted: NDArray[np.bool_],
+        messages_s: Floats,
     ) -> Floats:
         """Return (rows, choices): seconds of all microbatches (`step.replay.pipeline_s`) for these
-        times of stages and chunks; infinite where it is not `wanted`.
+        times of stages, chunks and messages; infinite where it is not `wanted`.
         """
         replayed_s = self.m * self.total(sum(stages, np.zeros(())))
         replayed_s[~wanted] = np.inf
@@ -469,13 +378,13 @@ class Sums:
             paces, starts = (chunks, self.chunk_starts) if c > 1 else (stages, self.starts)
             at = starts[alike[row], None] + np.arange(p * c), choice[:, None]
             passes_s = np.stack([pass_s[at] for pass_s in paces], axis=-1).reshape(-1, p, c, 3)
-            message_s = self.message_s[self.starts[alike[row], None] + np.arange(p)]
+            message_s = messages_s[self.starts[alike[row], None] + np.arange(p)]
             messages = shown * message_s, (1.0 - shown) * message_s
             replayed_s[alike[row], choice] = pipeline_s(ORDERS[name], passes_s, m, *messages)
         return replayed_s
 
 
-def _map_arrays(
+def map_arrays(
     passes: StagePasses,
     change: Callable[[Floats, Ints], Floats],
     stage_index: Ints,
@@ -485,10 +394,6 @@ def _map_arrays(
     stages = Paces(*(change(times_s, stage_index) for times_s in passes.stages))
     chunks = Paces(*(change(times_s, chunk_index) for times_s in passes.chunks))
     return StagePasses(stages, chunks, *(change(values, stage_index) for values in passes[2:]))
-
-
-def _columns(values: Floats, columns: Ints) -> Floats:
-    return values[:, columns]
 
 
 def _distinct(first: Ints, second: Ints) -> tuple[Ints, Ints]:

@@ -11,10 +11,9 @@ from atoll.base.units import format_bytes, ranges
 from atoll.fabric.nested import send_s
 from atoll.fabric.network import Network
 from atoll.step.layout import Layout, check_layout
-from atoll.step.orders import arrivals
 from atoll.training.estimate import Estimator, boundary_bytes
 from atoll.training.memory import Memory
-from atoll.training.mixed.pod_sums import joined_choices, pod_by_stage
+from atoll.training.mixed.pod_sums import joined_row, pod_by_stage
 from atoll.training.mixed.pods import Pods
 from atoll.training.operators.layers import Share, recompute_choices
 from atoll.training.replay import (
@@ -192,46 +191,22 @@ class PodEstimator:
         run, sizes = estimators[0].run, self.sizes(placed.pods)
         check_layout(layout, run.model, run.devices, run.global_batch, run.sequence)
         stage_pods = pod_by_stage(layout.pp, sizes)
-        costs = [estimator.shares(layout) for estimator in estimators]
-        shares = [costs[pod][1][stage] for stage, pod in enumerate(stage_pods)]
-        steppers = [costs[pod][0] for pod in stage_pods]
-        link_s = self.link_s(steppers[0], boundary_bytes(shares))
-        policies: tuple[str, ...] = (layout.recompute,) * layout.pp
-        if layout.recompute == "optimal":
-            choices = max(
-                (
-                    recompute_choices(pod_estimator.costs(layout), "optimal")
-                    for pod_estimator in estimators
-                ),
-                key=len,
+        stepper, shares = estimators[0].shares(layout)
+        link_s = self.link_s(stepper, boundary_bytes(shares))
+        choices = max(
+            (recompute_choices(pod.costs(layout), layout.recompute) for pod in estimators), key=len
+        )
+        row, policies = joined_row(estimators, layout, choices, sizes, link_s)
+        step, memory, times, messages_s = row
+        stages = tuple(
+            PodStage(placed.pods[pod], stage, block_count(shares[stage]), *stage_parts)
+            for stage, (pod, stage_parts) in enumerate(
+                zip(stage_pods, zip(times, memory, policies, strict=True), strict=True)
             )
-            policies = joined_choices(estimators, layout, choices, sizes, link_s)
-        stage_inputs = zip(steppers, shares, policies, strict=True)
-        times = [stepper.stage_time(share, policy) for stepper, share, policy in stage_inputs]
-        sends_s = [s.send_s(boundary_bytes(shares)) for s, _ in costs]
-        over_s = max(*sends_s, link_s)
-        came = arrivals(layout.schedule, layout.pp, len(shares[0]))
-        over = arrivals(layout.schedule, layout.pp, len(shares[0]), stage_pods)
-        arriving_s = [
-            tuple((n - k) * sends_s[pod] + k * over_s for n, k in zip(all_, far, strict=True))
-            for pod, all_, far in zip(stage_pods, came, over, strict=True)
-        ]
-        main = max(estimators, key=lambda estimator: estimator.run.slack)
-        pairs_s = [(a, g) for a, g in arriving_s]
-        step = main.combine_stages(steppers, shares, times, pairs_s)
-        stages = [
-            PodStage(
-                placed.pods[pod],
-                stage,
-                block_count(shares[stage]),
-                times[stage],
-                estimators[pod].peak_memory(steppers[stage], stage, shares[stage], policies[stage]),
-                policies[stage],
-            )
-            for stage, pod in enumerate(stage_pods)
-        ]
-        replayed = replay_step(stage_passes(main.run, layout, step, times, pairs_s))
-        return MixedEstimate(self.pods, placed, step.time_s, step, tuple(stages), replayed)
+        )
+        main = max((pod.run for pod in estimators), key=lambda pod_run: pod_run.slack)
+        replayed = replay_step(stage_passes(main, layout, step, times, messages_s))
+        return MixedEstimate(self.pods, placed, step.time_s, step, stages, replayed)
 
     def link_s(self, stepper: Stepper, bytes_: float) -> float:
         """Return the time of one activation over the link between pods."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import inf
 
-from atoll.answers.answer import AnsweredResult, build_answer
+from atoll.answers.answer import AnsweredResult, build_answer, build_from
 from atoll.answers.certificate import Proof
 from atoll.answers.design import MixedAnswer, MixedStage, PodAlone, PodAnswer
 from atoll.answers.layout import Exportable, LaunchFile
@@ -16,6 +16,7 @@ from atoll.base.units import counted
 from atoll.driver import Progress
 from atoll.questions import PodsQuestion
 from atoll.step.certificate import Certificate
+from atoll.tools.tool import Tool
 from atoll.training.mixed.estimate import MixedEstimate, PodEstimator, PodPlacement
 from atoll.training.mixed.pods import Pods, load_pods, make_pods
 from atoll.training.mixed.search import PodSearchResult, TimedPlacement, pod_uses, search
@@ -44,6 +45,11 @@ class MixedPlan(Exportable, AnsweredResult[MixedAnswer]):
     unseen: int = 0
     stopped: str = ""
     """Why the search ended before its proof, if it did."""
+
+    @property
+    def tool(self) -> Tool:
+        """Tool that runs the layouts."""
+        return self.pods.runs[0].tool
 
     def _launch_file(self, target: str) -> LaunchFile:
         placed, runs = self.best.placed, [self.pods.runs[i] for i in self.best.placed.pods]
@@ -119,14 +125,12 @@ def plan_pods(
     stop.limit(question.time_limit)
     pods_file = load_pods(str(question.pods))
     run = run_from_question(question)
-    pods = make_pods(pods_file, run, question.stack is not None or question.export is not None)
-    usual = (
-        import_named("atoll.export:EXPORTERS")[question.export].values if question.export else {}
-    )
-    axes, launched = axes_from_question(question, usual, run), question.export is not None
+    asked = question.stack is not None or question.tool is not None
+    pods = make_pods(pods_file, run, asked)
+    axes, launched = axes_from_question(question, run), run.tool.write is not None
     pod_plan = plan_mixed(pods, axes, equal=launched, stop=stop, progress=progress)
-    if question.export_to is not None:
-        pod_plan.export(question.export or "").save(question.export_to)
+    if question.launch_file is not None:
+        pod_plan.export(run.tool.name).save(question.launch_file)
     return pod_plan
 
 
@@ -240,17 +244,17 @@ def _excluded(pods: Pods, axes: Axes, equal: bool) -> tuple[str, ...]:
 
 @build_answer.register
 def mixed_answer(pod_plan: MixedPlan) -> MixedAnswer:
-    best, run = pod_plan.best, pod_plan.pods.runs[0]
+    best, pods, run = pod_plan.best, pod_plan.pods, pod_plan.pods.runs[0]
     placed = best.placed
     shares = dict(zip(placed.pods, placed.microbatches, strict=False))
-    return MixedAnswer(
-        notes=pod_plan.notes,
+    return build_from(
+        MixedAnswer,
+        pod_plan,
+        pods,
+        placed,
+        run,
         model=run.model.name,
-        sequence=run.sequence,
-        global_batch=run.global_batch,
         stack=run.stack.name,
-        precision=run.precision,
-        given=pod_plan.pods.given,
         pods=tuple(
             PodAnswer(
                 device=pod_run.gpu.name,
@@ -260,11 +264,9 @@ def mixed_answer(pod_plan: MixedPlan) -> MixedAnswer:
                 microbatch=shares.get(pod, placed.layout.microbatch),
                 blocks=tuple(stage.blocks for stage in best.stages if stage.pod == pod),
             )
-            for pod, pod_run in enumerate(pod_plan.pods.runs)
+            for pod, pod_run in enumerate(pods.runs)
         ),
-        by=placed.by,
         order=placed.pods,
-        layout=placed.layout,
         layout_words=str(placed),
         step_time_s=best.time_s,
         tokens_per_s=run.tokens / best.time_s,
@@ -273,14 +275,12 @@ def mixed_answer(pod_plan: MixedPlan) -> MixedAnswer:
         crossing=best.crossing(),
         bottleneck=best.bottleneck(),
         stages=tuple(
-            MixedStage(
-                pod=stage.pod,
-                stage=stage.stage,
-                blocks=stage.blocks,
+            build_from(
+                MixedStage,
+                stage,
                 microbatch_s=stage.time.total_s,
-                recompute=stage.recompute,
                 needed_bytes=stage.memory.needed,
-                capacity_bytes=pod_plan.pods.runs[stage.pod].gpu.hbm_bytes,
+                capacity_bytes=pods.runs[stage.pod].gpu.hbm_bytes,
                 memory_bytes=stage.memory.parts(),
             )
             for stage in best.stages
@@ -289,8 +289,5 @@ def mixed_answer(pod_plan: MixedPlan) -> MixedAnswer:
             (str(estimate.placed), estimate.placed.by, estimate.time_s / best.time_s - 1)
             for estimate in pod_plan.runners_up
         ),
-        alone=pod_plan.alone,
-        stopped=pod_plan.stopped,
-        excluded=pod_plan.excluded,
         certificate=Proof.of(pod_plan.certificate),
     )

@@ -14,14 +14,15 @@ import numpy as np
 
 from atoll.step.layout import Layout
 from atoll.step.orders import arrivals, chunks_per_stage, route
+from atoll.training.batch.choices import figures
 from atoll.training.batch.cost_arrays import (
     Paces,
     StagePasses,
-    StageStateCosts,
     StateCosts,
     StateMemory,
 )
 from atoll.training.batch.estimates import LayoutSequence, in_parts, make_tables
+from atoll.training.batch.row import LayoutRow, layout_row
 from atoll.training.batch.sums import Sums
 from atoll.training.operators.layer_prices import LayerPrices
 from atoll.training.operators.tables import GROUP, PIPE, STAGES, Floats, Ints, LayoutTables
@@ -41,9 +42,9 @@ class PodSums(Sums):
         rows: Ints,
     ) -> None:
         super().__init__(max(tables, key=lambda pod_tables: pod_tables.run.slack), rows)
-        self.parts = [Sums(pod_tables, rows) for pod_tables in tables]
-        self.launches = any(part.launches for part in self.parts)
-        for part in self.parts:
+        self._pods = [Sums(pod_tables, rows) for pod_tables in tables]
+        self.launches = any(part.launches for part in self._pods)
+        for part in self._pods:
             part.launches = self.launches
         first = self.stage_position * (sum(sizes) // rows[self.row, STAGES])
         self.pod = np.searchsorted(np.cumsum(sizes), first, side="right")
@@ -57,6 +58,10 @@ class PodSums(Sums):
         came = tables[0].arrivals[self.stage]
         self.message_s = self.arriving_s / np.where(came > 0, came, 1.0)
 
+    @property
+    def pods(self) -> Sequence[Sums]:
+        return self._pods
+
     def _by_pod(self, pod_values: Iterable[Floats], pods: Ints | None = None) -> Floats:
         """Select for each stage (or for chunks in `pods`) the values of its pod."""
         first, *later_pods = pod_values
@@ -66,38 +71,31 @@ class PodSums(Sums):
             values[in_pod] = pod_value[in_pod]
         return values
 
-    def stage_state_costs(self) -> StageStateCosts:
-        pod_costs = [part.stage_state_costs() for part in self.parts]
-        return StageStateCosts(*(self._by_pod(columns) for columns in zip(*pod_costs, strict=True)))
+    def stage_state_costs(self) -> StateCosts:
+        pod_costs = [part.stage_state_costs() for part in self._pods]
+        return StateCosts(*(self._by_pod(columns) for columns in zip(*pod_costs, strict=True)))
 
     def memory(self, states: StateCosts) -> Floats:
         capacity_bytes = self.run.capacity_bytes
         return self._by_pod(
-            p.memory(states) * (capacity_bytes / p.run.capacity_bytes) for p in self.parts
+            p.memory(states) * (capacity_bytes / p.run.capacity_bytes) for p in self._pods
         )
 
     def passes(self, memory: StateMemory) -> StagePasses:
-        pod_passes = [part.passes(memory) for part in self.parts]
+        pod_passes = [part.passes(memory) for part in self._pods]
         pods = self.pod[self.chunk_stage]
-        stages = (
-            self._by_pod(columns)
-            for columns in zip(*(passes.stages for passes in pod_passes), strict=True)
+        stages, chunks, *totals = zip(*pod_passes, strict=True)
+        return StagePasses(
+            Paces(*(self._by_pod(columns) for columns in zip(*stages, strict=True))),
+            Paces(*(self._by_pod(columns, pods) for columns in zip(*chunks, strict=True))),
+            *map(self._by_pod, totals),
         )
-        chunks = (
-            self._by_pod(columns, pods)
-            for columns in zip(*(passes.chunks for passes in pod_passes), strict=True)
-        )
-        totals = (
-            self._by_pod(columns)
-            for columns in zip(*(passes[2:] for passes in pod_passes), strict=True)
-        )
-        return StagePasses(Paces(*stages), Paces(*chunks), *totals)
 
 
 class SumsBeforeUpdate(Sums):
     """Sums of a step without its update, which starts when all replicas have the gradients."""
 
-    def combine_stages(self, costs: StageStateCosts) -> StateCosts:
+    def combine_stages(self, costs: StateCosts) -> StateCosts:
         self.update_s = self.max_over_stages(costs.update_s) * self.run.slack
         return super().combine_stages(costs._replace(update_s=np.zeros_like(costs.update_s)))
 
@@ -120,7 +118,7 @@ def replica_estimates(
             pod_prices, LayoutSequence(pod_layouts), choices, layouts[0].dp * size * microbatches
         )
         sums = SumsBeforeUpdate(tables, tables.rows)
-        step_s, bytes_, _ = sums.figures()
+        step_s, bytes_, _ = figures(sums)
         steps_s.append(step_s)
         updates_s.append(sums.update_s)
         filled.append(bytes_ / pod_prices.run.capacity_bytes)
@@ -144,17 +142,19 @@ def joined_estimates(
     return step_s, bytes_ / max((p.run for p in priced), key=lambda r: r.slack).capacity_bytes
 
 
-def joined_choices(
+def joined_row(
     priced: Sequence[LayerPrices],
     layout: Layout,
     choices: Sequence[str],
     sizes: Sequence[int],
     link_s: float,
-) -> tuple[str, ...]:
-    """Return `batch.stage_choices` of such a layout."""
+) -> tuple[LayoutRow, tuple[str, ...]]:
+    """Return one such layout by part, and the best recomputation choice of each stage."""
     make_sums = _sums(priced, [layout], choices, sizes, link_s)
     (tables, *_), *_ = make_sums.args
-    return tuple(choices[choice] for choice in make_sums(tables.rows).figures()[2])
+    sums = make_sums(tables.rows)
+    picks = figures(sums)[2]
+    return layout_row(sums, picks), tuple(choices[choice] for choice in picks)
 
 
 def _sums(

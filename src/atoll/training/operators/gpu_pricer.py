@@ -21,6 +21,7 @@ from atoll.cost.gpu_vector import (
 )
 from atoll.cost.pricer import Cost, LayerTimes, total
 from atoll.hardware.gpu import ELEMENT_BYTES, SCALED, Gpu
+from atoll.tools.stack import Stack, VectorPasses
 from atoll.training.operators.roles import (
     even_experts,
     gates_experts,
@@ -32,7 +33,6 @@ from atoll.training.operators.roles import (
     widths,
 )
 from atoll.training.operators.timings import BETWEEN, TIMED, Timings
-from atoll.training.stack import Stack, VectorPasses
 from atoll.workload.graph.layer import Layer
 from atoll.workload.graph.operator import Matmul, Operator, VectorWork
 

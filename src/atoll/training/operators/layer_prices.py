@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Self, TypeVar
@@ -46,6 +47,12 @@ class LayerPrices:
         """Return the costs of a run that differs only in machine rates; both share the model."""
         prices = type(self)(run)
         prices._models = self._models
+        return prices
+
+    def at(self, run: Run) -> Self:
+        """Return the same layer costs for the run at a site that does not change them."""
+        prices = copy(self)
+        prices.run, prices._cache = run, {}
         return prices
 
     def lower_bounds(self) -> Self:

@@ -22,12 +22,12 @@ class KindColumn(IntEnum):
 
     DENSE = 0  # trained parameters
     EXPERT = 1
-    WAITING_BYTES = 2  # kept for weight gradients
-    FP8_BYTES = 3  # fp8 copies of weights
-    WEIGHT_S = 4  # weight gradients
-    LAUNCH_S = 5  # their launches on the host
-    ALL_DENSE = 6  # with frozen parameters
-    ALL_EXPERT = 7
+    ALL_DENSE = 2  # with frozen parameters
+    ALL_EXPERT = 3
+    WAITING_BYTES = 4  # kept for weight gradients
+    FP8_BYTES = 5  # fp8 copies of weights
+    WEIGHT_S = 6  # weight gradients
+    LAUNCH_S = 7  # their launches on the host
 
 
 class PassColumn(IntEnum):
@@ -35,11 +35,11 @@ class PassColumn(IntEnum):
 
     FORWARD_S = 0
     BACKWARD_S = 1  # with recomputation
-    HIDES_FORWARD_S = 2  # time behind which gathers can hide
-    HIDES_BACKWARD_S = 3
-    HOST_S = 4  # host time that overlaps with the device
-    HOST_WAIT_S = 5  # host time that the device waits for
-    HOST_FORWARD_S = 6  # share of HOST_S in forward passes
+    HOST_S = 2  # host time that overlaps with the device
+    HOST_WAIT_S = 3  # host time that the device waits for
+    HOST_FORWARD_S = 4  # share of HOST_S in forward passes
+    HIDES_FORWARD_S = 5  # time behind which gathers can hide; not summed over layers
+    HIDES_BACKWARD_S = 6
 
 
 class ContentColumn(IntEnum):
@@ -105,6 +105,9 @@ class LayoutTables(NamedTuple):
     passes: Floats
     """(sides, kinds, choices, 7): `PassColumn`; a side is whether experts are spread over data
     ranks only, and whether weight passes are separate."""
+    parts: Floats
+    """(sides, kinds, choices, 3, 5): `step.PassSeconds` of forward pass, backward pass and
+    recomputation, without gathers of divided weights."""
     kept: Floats
     """(kinds, choices): bytes per microbatch."""
     contents: Floats

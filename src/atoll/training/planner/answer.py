@@ -31,6 +31,7 @@ from atoll.files.csvfile import write_csv
 from atoll.questions.question import explicit_fields
 from atoll.step.layout import Layout
 from atoll.step.stages import stage_shares
+from atoll.tools.tool import UNRESTRICTED
 from atoll.training.estimate import Estimate, Estimator
 from atoll.training.memory import Memory
 from atoll.training.operators.layers import operator_costs
@@ -44,69 +45,42 @@ Name = TypeVar("Name", bound=str)
 def estimate_answer(estimate: Estimate) -> EstimateAnswer:
     run, layout, worst = estimate.run, estimate.layout, estimate.worst
     pipeline = step_passes(estimate)
-    replayed = replay_step(pipeline)
-    return EstimateAnswer(
+    return build_from(
+        EstimateAnswer,
+        estimate,
+        run,
         version=VERSION,
         question={} if run.question is None else explicit_fields(run.question),
         configuration=dumped(run.model) if run.stored is None else {},
-        model=run.model.name,
         device=run.gpu.name,
-        network=run.network.name,
-        devices=run.devices,
-        sequence=run.sequence,
-        global_batch=run.global_batch,
-        stack=run.stack.name,
-        states=run.states.name,
-        precision=run.precision,
-        attention=run.attention,
-        imbalance=run.imbalance,
+        **{n: getattr(run, n).name for n in ("model", "network", "tool", "stack", "states")},
         site=run.site.name if run.site else None,
-        given=run.given,
-        layout=layout,
         layout_words=str(layout),
         step_time_s=estimate.step.time_s,
-        tokens_per_s_per_device=estimate.tokens_per_s_per_device,
-        mfu=estimate.mfu,
         power_cap_W=run.gpu.cap_W,
-        power_W=estimate.power_W,
-        energy_per_token_J=estimate.energy_per_token_J,
-        fits=estimate.fits,
-        memory_bytes=PlanMemory(
-            stage=worst.stage,
-            total=worst.allocated,
-            needed=worst.needed,
-            after_step=worst.resting,
+        memory_bytes=build_from(
+            PlanMemory,
+            _memory(worst),
+            estimate,
+            run,
             capacity=run.gpu.hbm_bytes,
-            headroom=run.headroom,
-            tight=estimate.tight,
             most_needed=estimate.most_needed_bytes,
-            parts=worst.parts(),
             stages=tuple(map(_memory, estimate.memory)),
         ),
         breakdown_s=estimate.step.breakdown(),
-        notes=estimate.notes,
-        expected_error=estimate.expected_error,
-        interval=estimate.interval,
         recomputed=dict(estimate.rerun),
         stages=_stages(estimate),
         pipeline=pipeline,
-        replay=ReplayAnswer(
-            time_s=replayed.time_s,
-            difference=replayed.difference,
-            microbatches=pipeline.replayed,
-        ),
+        replay=build_from(ReplayAnswer, replay_step(pipeline), microbatches=pipeline.replayed),
         operators=_operators(estimate),
-        operator_origins=estimate.operator_origins,
-        cluster=Cluster(
-            devices=run.devices,
+        cluster=build_from(
+            Cluster,
+            run,
+            layout,
             order=tuple((axis, getattr(layout, axis)) for axis in ("tp", "cp", "dp", "pp")),
-            ep=layout.ep,
-            etp=layout.etp,
             levels=tuple(build_from(NetworkLevel, level) for level in run.network.levels),
         ),
-        whole_run=estimate.whole_run,
         sensitivity=tuple(_sensitivity(estimate)),
-        launch=estimate.launch,
     )
 
 
@@ -115,42 +89,36 @@ def plan_answer(plan: Plan) -> PlanAnswer:
     return build_from(
         PlanAnswer,
         best.answer,
+        plan,
         kind="plan",
         best=_best(best),
         fastest=_best(plan.fastest),
         choice=plan.choice(),
-        ties=plan.ties,
-        tied=plan.tied,
-        alternatives=plan.alternatives,
         between_layouts=best.accuracy.between,
         runners_up=tuple(
-            RunnerUp(
+            build_from(
+                RunnerUp,
+                runner_up,
                 layout=str(runner_up.layout),
                 step_time_s=runner_up.step.time_s,
                 slower=runner_up.step.time_s / best.step.time_s - 1,
                 axes=runner_up.layout,
                 breakdown_s=runner_up.step.breakdown(),
-                tokens_per_s_per_device=runner_up.tokens_per_s_per_device,
                 memory_bytes=runner_up.worst.needed,
             )
             for runner_up in plan.runners_up
         ),
-        reasons=plan.reasons,
-        stopped=plan.stopped,
         left_out=plan.not_done,
         certificate=LayoutProof.of(
             proof,
+            plan,
+            plan.space,
             layouts=proof.items,
-            proven=proof.proven,
-            variants=plan.space.variants,
             too_large=proof.ruled_out[TOO_LARGE],
             too_slow=proof.ruled_out[TOO_SLOW],
             refused=proof.ruled_out[REFUSED],
-            unseen=plan.unseen,
             estimated=proof.evaluated,
-            bounded_per_s=plan.space.bounded_per_s,
-            excluded=plan.excluded,
-            target=plan.target,
+            target="" if plan.tool.name == UNRESTRICTED else plan.tool.name,
         ),
     )
 
@@ -177,19 +145,20 @@ def write_layouts(plan: Plan, path: Path) -> None:
 
 
 def _best(estimate: Estimate) -> BestLayout:
-    return BestLayout(
+    return build_from(
+        BestLayout,
+        estimate,
         layout=str(estimate.layout),
         step_time_s=estimate.step.time_s,
         throughput_samples_per_s=estimate.run.global_batch / estimate.step.time_s,
-        fits=estimate.fits,
     )
 
 
 def _memory(memory: Memory) -> StageMemory:
-    return StageMemory(
-        stage=memory.stage,
+    return build_from(
+        StageMemory,
+        memory,
         total=memory.allocated,
-        needed=memory.needed,
         after_step=memory.resting,
         parts=memory.parts(),
     )

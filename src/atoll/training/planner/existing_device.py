@@ -8,11 +8,13 @@ from dataclasses import replace
 
 from atoll.answers.search import ExistingDevice
 from atoll.base.errors import AtollError, InfeasibleError
+from atoll.base.registry import import_named
 from atoll.base.stopping import Stop, StoppedError
 from atoll.hardware.device import load_device
 from atoll.hardware.gpu import Gpu
 from atoll.questions.chips import Precision
 from atoll.training.planner.plan import plan
+from atoll.training.planner.space import Axes
 from atoll.training.run import Run
 
 
@@ -35,7 +37,9 @@ def plan_on_device(name: str, run: Run, stop: Stop | None = None) -> ExistingDev
         gpu = run.gpu
         none = replace(none, power_W=gpu.power_W, process_nm=gpu.process_nm, area_mm2=gpu.die_mm2)
     try:
-        device_plan = plan(run, runners_up=0, stop=stop)
+        usable = import_named("atoll.export:refusals")(run)
+        axes = Axes(**run.tool.axes)
+        device_plan = plan(run, axes, usable=usable, runners_up=0, stop=stop)
     except InfeasibleError as error:
         return replace(none, reason=str(error))
     if device_plan.stopped:

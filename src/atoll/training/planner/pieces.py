@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from atoll.step.layout import Layout
 from atoll.step.stages import ChainWork
+from atoll.training.batch.choices import bounds, figures
 from atoll.training.batch.estimates import (
     LEAST_CHOICE,
     ORDER_NUMBERS,
@@ -110,7 +111,7 @@ class PlanPieces:
 
     def _least_s(self, layouts: LayoutSource, names: Sequence[str]) -> Floats:
         choices = [LEAST_CHOICE if name == OPTIMAL else name for name in names]
-        return self._figures(self._lower_bounds, layouts, choices, Sums.bounds)[0]
+        return self._figures(self._lower_bounds, layouts, choices, bounds)[0]
 
     def times_s(self, block: LayoutColumns, names: Sequence[str], limit_s: float) -> Floats:
         """Return the step seconds of layouts of one variant, shape (layouts, names), for each
@@ -131,8 +132,8 @@ class PlanPieces:
             costs = self.estimator.costs(replace(layouts.layout(0), recompute=OPTIMAL))
             others = (x for x in recompute_choices(costs, OPTIMAL) if x not in named)
             choices = (*named, *others)
-        figures = partial(Sums.figures, limit_s=limit_s, named=len(named))
-        step_s, by_stage_s = self._figures(self.estimator, layouts, choices, figures)
+        limited = partial(figures, limit_s=limit_s, named=len(named))
+        step_s, by_stage_s = self._figures(self.estimator, layouts, choices, limited)
         times_s = np.stack(
             [by_stage_s if x == OPTIMAL else step_s[:, choices.index(x)] for x in names], axis=1
         )
@@ -147,11 +148,11 @@ class PlanPieces:
         costs: Estimator,
         layouts: LayoutSource,
         choices: Sequence[str],
-        figures: Callable[[Sums], tuple[Floats, Floats, Ints]],
+        numbers: Callable[[Sums], tuple[Floats, Floats, Ints]],
     ) -> tuple[Floats, Floats]:
         """Return the step seconds per recomputation choice, shape (layouts, choices), and with the
         best choice per stage, shape (layouts,)."""
-        step_s, bytes_ = batch_estimates(costs, layouts, choices, figures)
+        step_s, bytes_ = batch_estimates(costs, layouts, choices, numbers)
         step_s[bytes_ * (1 - ROUNDING) > self.run.capacity_bytes] = np.inf
         step_s *= 1 - ROUNDING
         return step_s[:, :-1], step_s[:, -1]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -16,14 +15,16 @@ from atoll.answers.layout import (
     LayoutCandidate,
     candidates_words,
 )
+from atoll.answers.plan import UnrestrictedLayout
 from atoll.base.errors import AtollError, InfeasibleError
 from atoll.base.notebook import answer_html
 from atoll.base.registry import import_named
-from atoll.base.stopping import Stop
+from atoll.base.stopping import Stop, StoppedError
 from atoll.base.units import counted, format_bytes
 from atoll.driver import Progress
 from atoll.step.certificate import Certificate
 from atoll.step.layout import Layout
+from atoll.tools.tool import UNRESTRICTED, Tool
 from atoll.training.estimate import Estimate
 from atoll.training.memory import stage_parameters
 from atoll.training.planner.pieces import PlanPieces
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 RUNNERS_UP = 4
 TOLERANCE = 0.0  # the search continues until no layout can be faster
 TOO_LARGE, TOO_SLOW, REFUSED = "memory", "time", "target"  # reasons to rule out layouts
+LEAST_GAIN = 1e-3  # a runtime that gains less is not mentioned
 MOST_CANDIDATES = 3  # most layouts to benchmark in addition to the best
 MOST_DOUBLINGS = 8  # device counts to try when nothing fits, each twice the previous one
 
@@ -63,8 +65,6 @@ class Plan(Exportable, DrawableResult["PlanAnswer"]):
     certificate: Certificate
     excluded: tuple[str, ...]
     """Axis values that were not searched."""
-    target: str
-    """Export target that must be able to run the layouts; empty if any may be used."""
     space: LayoutSpace = field(repr=False, compare=False)
     unseen: int = 0
     """Layouts not evaluated when the search stopped; one of them could be faster."""
@@ -74,6 +74,11 @@ class Plan(Exportable, DrawableResult["PlanAnswer"]):
     """Relative difference in step time below which a layout ties with the fastest."""
     tied: int = 1
     """Number of layouts that tie with the fastest, including it."""
+
+    @property
+    def tool(self) -> Tool:
+        """Tool that runs the layouts."""
+        return self.run.tool
 
     def explain(self) -> PlanExplanation:
         """Explain the choice: where the time goes, and why other layouts are slower.
@@ -172,11 +177,11 @@ class Plan(Exportable, DrawableResult["PlanAnswer"]):
             >>> plan.proof()  # doctest: +ELLIPSIS
             'proven ...'
         """
-        ruled_out = self.certificate.ruled_out
+        ruled_out, restricted = self.certificate.ruled_out, self.tool.name != UNRESTRICTED
         counts = [
             f"{ruled_out[TOO_LARGE]:,} cannot fit",
             f"{ruled_out[TOO_SLOW]:,} cannot be faster",
-            *([f"{ruled_out[REFUSED]:,} cannot be run by {self.target}"] if self.target else []),
+            *([f"{ruled_out[REFUSED]:,} cannot be run by {self.tool.name}"] if restricted else []),
             *([f"{self.unseen:,} not looked at ({self.stopped})"] if self.stopped else []),
             f"{self.certificate.evaluated:,} written out",
         ]
@@ -218,6 +223,36 @@ class Plan(Exportable, DrawableResult["PlanAnswer"]):
 
         return reasons(self.space, self.best)
 
+    @cached_property
+    def unrestricted(self) -> UnrestrictedLayout | None:
+        """Return the fastest layout of a runtime that runs every layout, with what it saves; None
+        if the tool runs one as fast, or if there was no time to look.
+        """
+        tool = self.tool
+        if tool.name == UNRESTRICTED or self.stopped:
+            return None
+        chosen = {
+            axis.name: values
+            for axis in fields(self.axes)
+            if (values := getattr(self.axes, axis.name)) != tool.axes.get(axis.name)
+        }
+        try:
+            space = LayoutSpace(self.run, Axes(**chosen), stop=self.space.stop)
+        except StoppedError:
+            return None
+        search = space.search(1)
+        fastest, mine_s = search.best, self.fastest.step.time_s
+        if search.stopped or not fastest or fastest[0].step.time_s >= mine_s * (1 - LEAST_GAIN):
+            return None
+        layout = fastest[0].layout
+        return UnrestrictedLayout(
+            layout=str(layout),
+            axes=layout,
+            step_time_s=fastest[0].step.time_s,
+            saved=1 - fastest[0].step.time_s / mine_s,
+            through=_missing_abilities(tool, layout),
+        )
+
     def _repr_html_(self) -> str:
         others = [
             (str(e.layout), f"{e.step.time_s / self.best.step.time_s - 1:+.2%}")
@@ -228,6 +263,24 @@ class Plan(Exportable, DrawableResult["PlanAnswer"]):
     def __str__(self) -> str:
         words = str(self.best), self.choice(), self.proof(), self.left_out()
         return "\n".join(filter(None, words))
+
+
+def _missing_abilities(tool: Tool, layout: Layout) -> str:
+    """Return what a layout needs that the tool does not have, in words."""
+    words = {
+        "recompute": f"recomputation {layout.recompute}",
+        "schedule": f"the pipeline order {layout.schedule}",
+    }
+    if layout.recompute == "optimal":
+        words["recompute"] = "recomputation per operator"
+    missing = [
+        words.get(axis, f"{axis} {getattr(layout, axis)}")
+        for axis, values in tool.axes.items()
+        if axis != "sp" and getattr(layout, axis) not in values
+    ]
+    if layout.pp == 1 or layout.schedule == "interleaved":  # which is 1f1b with several chunks
+        missing = [part for part in missing if part != words["schedule"]]
+    return ", ".join(missing) or f"a combination that {tool.title} does not run"
 
 
 @build_answer.register(Plan)
@@ -243,34 +296,26 @@ def plan(
     *,
     runners_up: int = RUNNERS_UP,
     usable: LayoutRefusal | None = None,
-    target: str = "",
     progress: Progress | None = None,
     pieces: PlanPieces | None = None,
     stop: Stop | None = None,
     ties: float = 0.0,
-    last: Callable[[Plan], Plan] = lambda plan: plan,
 ) -> Plan:
     """Return a plan with the fastest layout that fits, or the simplest one within the relative
-    difference `ties`. `usable` returns why the export target cannot run a layout. `last` transforms
-    the plan while the space is still open for searches.
+    difference `ties`. `usable` returns why the run's tool cannot run a layout.
     """
-    axes, stop = axes or Axes(), stop or Stop()
-    space = LayoutSpace(run, axes, refusal_of=usable, progress=progress, pieces=pieces, stop=stop)
-    try:
-        return last(_planned(space, runners_up, target, ties))
-    finally:
-        space.close()
-
-
-def _planned(space: LayoutSpace, runners_up: int, target: str, ties: float) -> Plan:
     from atoll.training.planner.ties import simplest
 
-    run, axes = space.run, space.axes
+    axes, stop = axes or Axes(), stop or Stop()
+    space = LayoutSpace(run, axes, refusal_of=usable, progress=progress, pieces=pieces, stop=stop)
     fastest_layouts = space.search(runners_up + 1)
     if not fastest_layouts.best:
         if fastest_layouts.refused:
             refused = f"all {fastest_layouts.refused:,} layouts that fit"
-            raise UnusableError(f"{fastest_layouts.refusal} (so it is with {refused})")
+            raise UnusableError(
+                f"{fastest_layouts.refusal} (so it is with {refused}); another --tool may run "
+                "them, and --tool none plans without a tool"
+            )
         raise _nothing_fits(space)
     fastest = fastest_layouts.best[0]
     best, tied = simplest(space, fastest, ties) if ties else (fastest, 1)
@@ -283,9 +328,8 @@ def _planned(space: LayoutSpace, runners_up: int, target: str, ties: float) -> P
         best,
         fastest,
         others[:runners_up],
-        _certificate(space, fastest_layouts, target),
+        _certificate(space, fastest_layouts),
         excluded(run, axes),
-        target,
         space,
         fastest_layouts.not_evaluated,
         space.stop.reason if fastest_layouts.stopped else "",
@@ -294,9 +338,12 @@ def _planned(space: LayoutSpace, runners_up: int, target: str, ties: float) -> P
     )
 
 
-def _certificate(space: LayoutSpace, fastest_layouts: FastestLayouts, target: str) -> Certificate:
+def _certificate(space: LayoutSpace, fastest_layouts: FastestLayouts) -> Certificate:
     batch, step_s = space.run.global_batch, fastest_layouts.best[0].step.time_s
-    over = f"{counted(len(space), 'layout')}{f' that {target} can run' if target else ''}"
+    tool = space.run.tool
+    over = counted(len(space), "layout")
+    if tool.name != UNRESTRICTED:
+        over += f" that {tool.name} can run"
     return Certificate(
         score=batch / step_s,
         bound=batch / min(fastest_layouts.bound_s, step_s),

@@ -36,13 +36,13 @@ class PlanProblem:
     """Whether the reasons are computed during the solve, within its limits, or on first use."""
 
     def identity(self) -> Identity:
-        """Return what identifies the stored pieces; the export target does not change them."""
+        """Return what identifies the stored pieces; the run's tool is in its contents."""
         from atoll.store import fingerprint
 
         question_fields = self.question.to_dict()
         run_fields = LengthQuestion.model_fields  # run length; steps do not depend on it
-        of_software = "stack", "overlap", "optimizer"
-        for name in ("time_limit_s", "export", "export_to", "ties", *of_software, *run_fields):
+        of_software = "tool", "stack", "overlap", "optimizer"
+        for name in ("time_limit_s", "ties", *of_software, *run_fields):
             del question_fields[name]
         # Files and software named in the question are identified by their contents.
         contents = {field.name: getattr(self.run, field.name) for field in fields(self.run)}
@@ -66,23 +66,18 @@ class PlanProblem:
             pieces.ask = shared.ask
             pieces.announce = None if runtime.executor.in_process else shared.prefetch
 
-        def last(solved_plan: Plan) -> Plan:
-            solved_plan = replace(solved_plan, best=replace(solved_plan.best, launched=True))
-            if self.explained:
-                _ = solved_plan.reasons
-            return solved_plan
-
         solved_plan = plan(
             self.run,
             self.axes,
             usable=self.usable,
-            target=self.question.export or "",
             progress=runtime.progress,
             pieces=pieces,
             stop=runtime.stop,
             ties=self.ties,
-            last=last,
         )
+        solved_plan = replace(solved_plan, best=replace(solved_plan.best, launched=True))
+        if self.explained:
+            _ = solved_plan.reasons, solved_plan.unrestricted
         # Later calls use neither workers nor a limit.
         pieces.ask, pieces.announce, solved_plan.space.stop = pieces.make, None, Stop()
         return solved_plan

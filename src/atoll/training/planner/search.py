@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 from atoll.base.errors import AtollError
 from atoll.base.stopping import Stop, StoppedError, check_stop
 from atoll.driver import Progress
-from atoll.executors.forked_copy import Pairs, from_both_ends, shared_zeros
 from atoll.step.layout import Layout
 from atoll.training.estimate import Estimate
 from atoll.training.operators.tables import Floats
@@ -51,7 +50,6 @@ BOUND_TOGETHER = (
 NEAR = 0.01  # rows within this relative distance of the lowest bound are estimated together
 MOST_REFUSED = 1000  # the search fails if this many of the fastest layouts are all refused
 REPORT_S = 0.2  # seconds between progress reports
-SECOND_PROCESS_MIN_ROWS = 50_000  # fewest rows for which a second process pays off
 MOST_TRIED = 20  # layouts estimated to find the one that needs the least memory
 
 
@@ -131,39 +129,22 @@ class LayoutSpace:
         self.is_lower_bound = np.empty((0, len(self.names)), dtype=np.bool_)
         """Whether `time_s` is only a lower bound, shape (slots, policies)."""
         self._usable = refusal_of
-        self._pairs = Pairs(self._figures, self._variant, self._uses_second_process)
         self._next_report_s = 0.0
         self._reasons: dict[tuple[int, int], str | None] = {}
         self._estimates: dict[tuple[int, int], Estimate] = {}
 
     def _bounds(self) -> Singles:
         """Return lower bounds of shape (3, rows): seconds, bytes, seconds without "optimal"."""
-        bounds = shared_zeros(3, int(self.starts[-1]))
-
-        def fill(number: int) -> None:
-            start, end = self.starts[number : number + 2]
-            bounds[:, start:end] = self.pieces.bounds(self.blocks[number].family)
-
-        every = range(len(self.blocks))
-        for number in from_both_ends(fill, len(every)) if self._uses_second_process else every:
+        bounds = np.zeros((3, int(self.starts[-1])), dtype=np.float32)
+        for number, (start, end) in enumerate(pairwise(self.starts)):
             check_stop(self.stop)
             if self.progress is not None:
-                left = int(self.starts[-1] - self.starts[number]) * len(self.names)
+                left = int(self.starts[-1] - start) * len(self.names)
                 self.progress("bounds", left, len(self), 0.0, 0.0)
             if self.pieces.announce is not None:
                 self.pieces.announce(bounds_call(x.family) for x in self.blocks[number:])
-            if not self._uses_second_process:
-                fill(number)
+            bounds[:, start:end] = self.pieces.bounds(self.blocks[number].family)
         return bounds
-
-    @property
-    def _uses_second_process(self) -> bool:
-        """Return whether part of the bounds is computed in a forked process."""
-        return self.pieces.alone and int(self.starts[-1]) >= SECOND_PROCESS_MIN_ROWS
-
-    def close(self) -> None:
-        """End the forked process, if there is one."""
-        self._pairs.close()
 
     def __len__(self) -> int:
         return int(self.starts[-1]) * len(self.names)
@@ -331,8 +312,8 @@ class LayoutSpace:
                 self.pieces.announce(self._call(*of) for of in chain(pair, soon))
             if report and self.progress is not None and time.monotonic() > self._next_report_s:
                 self._report(self.progress, rest, loose_s[loose_s < limit_s])
-            for (limit, rows), times_s in zip(pair, self._pairs.results(pair), strict=True):
-                self._store_times(limit is not None, rows, times_s)
+            for limit, rows in pair:
+                self._store_times(limit is not None, rows, self._figures(limit, rows))
             limit_s, best_s = self._limit_s(count, wanted_rows, named, limit_s)
             limit_s = max(limit_s, within_s)
 

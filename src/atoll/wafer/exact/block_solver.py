@@ -95,7 +95,7 @@ class BlockSolver:
     @cached_property
     def fastest_s(self) -> FloatArray:
         """Seconds of the fastest path for every stream layout, without a memory limit."""
-        return self.paths.least_costs(FREE)[0]
+        return self.paths.least_costs(FREE)
 
     @cached_property
     def bound_s(self) -> float:
@@ -105,8 +105,8 @@ class BlockSolver:
         units = (node for chain in self.tables.nodes for node in chain)
         if max(len(node.index) for node in units) > PAIRED:
             return self._decoupled.bound_s
-        states = PassStates(self.tables, self.states.rules, free=True)
-        return float(replace(self.paths, chains=states.chains).least_costs(FREE)[0].min())
+        states = PassStates(self.tables, self.states.rules)
+        return float(replace(self.paths, chains=states.chains).least_costs(FREE).min())
 
     @property
     def but_weight_s(self) -> float:
@@ -124,7 +124,7 @@ class BlockSolver:
         """As `DecoupledBound.priced_s`, with shared codes if the encoding has no others."""
         if self._decoupled is not None:
             return self._decoupled.priced_s(price, in_flight, layers, offload=offload)
-        least = self.paths.least_costs(memory_price(price, in_flight, layers, offload=offload))[0]
+        least = self.paths.least_costs(memory_price(price, in_flight, layers, offload=offload))
         return float((least + price * in_flight * self.paths.stream_saved_bytes).min())
 
     # -- with a limit --------------------------------------------------------------------------

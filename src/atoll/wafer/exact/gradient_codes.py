@@ -16,7 +16,7 @@ from atoll.base.arrays import FloatArray, IntArray
 from atoll.wafer.costs.tables import BlockTables, EdgeTable, NodeTable, exposed
 from atoll.wafer.costs.weight_placement import GradientTables, fetch_s
 from atoll.wafer.encoding.block_mapping import OFFLOAD, BlockCost, BlockMapping, HelperPath
-from atoll.wafer.exact.paths import BlockPath
+from atoll.wafer.exact.paths import PathChoices, by_chain
 from atoll.wafer.exact.shared_states import SharedStates
 
 
@@ -40,7 +40,7 @@ class GradientCodeRefiner:
     def refine(
         self,
         stream: int,
-        path: BlockPath,
+        path: PathChoices,
         genes: BlockMapping,
         cost: BlockCost,
         away: HelperPath | None,
@@ -49,7 +49,8 @@ class GradientCodeRefiner:
         pairs: list[tuple[str, str]] = []
         saved_s = saved_bytes = 0.0
         homes, fates = iter(genes.homes), iter(genes.keep)
-        for chain, states in enumerate(path.states):
+        for chain, choices in enumerate(by_chain(self.states.chains, path)):
+            states = choices[:-1, 0].tolist()
             edges = self.states.tables.block.chains[chain].edges
             chain_fates = [next(fates) if edge.kept_name else -1 for edge in edges]
             chain_homes = [next(homes) for _ in states]

@@ -18,7 +18,7 @@ import numpy as np
 from atoll.base.arrays import FloatArray, IntArray
 from atoll.wafer.encoding.block_mapping import BlockCost
 from atoll.wafer.exact import path_kernels, price_kernels
-from atoll.wafer.exact.paths import BlockPath, BlockPaths, MemoryPrice, PathStep
+from atoll.wafer.exact.paths import BlockPaths, MemoryPrice, PathChoices, PathStep
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class _TracedLabels(NamedTuple):
 def fastest_labelled_path(
     chains: list[list[PathStep]], stream: int, start: tuple[float, float], limits: MemoryLimits,
     cap_s: float, price: MemoryPrice,
-) -> BlockPath | None:  # fmt: skip
+) -> PathChoices | None:  # fmt: skip
     """Return the fastest path within the limits and below `cap_s`; None if there is none. `start`
     are seconds and bytes of the stream layout before the first step.
     """
@@ -81,31 +81,14 @@ def fastest_labelled_path(
         if not len(labels.time_s):
             return None
         history.append(labels)
-    return _walk_back(history, chains, ends, int(labels.time_s.argmin()))
-
-
-def _walk_back(
-    history: list[_TracedLabels], chains: list[list[PathStep]], ends: set[int], label: int
-) -> BlockPath:
-    steps = [step for chain in chains for step in chain]
-    states: list[int] = []
-    options: list[int] = []
-    fates: list[int] = []
-    for index in reversed(range(len(steps))):
-        labels = history[index]
-        if index not in ends:
-            states.append(int(labels.state[label]))
-            options.append(int(labels.option[label]))
-        if steps[index].droppable:
-            fates.append(steps[index].fates()[int(labels.fate[label])])
+    choices = []
+    label = int(labels.time_s.argmin())
+    for labels in reversed(history):
+        choices.append(
+            [int(column[label]) for column in (labels.state, labels.option, labels.fate)]
+        )
         label = int(labels.parent[label])
-    states.reverse()
-    by_chain: list[list[int]] = []
-    position = 0
-    for chain in chains:
-        by_chain.append(states[position : position + len(chain) - 1])
-        position += len(chain) - 1
-    return BlockPath(by_chain, options[::-1], fates[::-1])
+    return np.array(choices[::-1])
 
 
 def _completions(
@@ -129,7 +112,7 @@ _RATIOS = 5  # halvings of the ratio of the price of offloaded bytes to that of 
 @dataclass(frozen=True)
 class CandidatePath:
     stream: int
-    path: BlockPath
+    path: PathChoices
     cost: BlockCost
 
 
@@ -188,7 +171,7 @@ class LimitedSearch:
         local, offload = self._bisection.local_prices, self._bisection.offload_prices
         return MemoryPrice(float(local[stream]), float(offload[stream]), *self.copies)
 
-    def _offer(self, stream: int, path: BlockPath, cost: BlockCost) -> None:
+    def _offer(self, stream: int, path: PathChoices, cost: BlockCost) -> None:
         least = self._cap_s if self.best is None else self.best.cost.time_s
         if cost.time_s < least:
             self.best = CandidatePath(stream, path, cost)
@@ -224,5 +207,5 @@ class LimitedSearch:
                     high = ratio
         stream = int(self._bisection.best_path[0, 0])
         if stream >= 0:
-            path = paths.unpack_path(self._bisection.best_path[1:])
+            path = self._bisection.best_path[1:]
             self.best = CandidatePath(stream, path, paths.path_cost(stream, path))

@@ -244,7 +244,7 @@ def fewest_bytes_pairs(step, saved_copies, state_copies, fewest):
 
 
 @kernel
-def cheapest_choice_at(step, prices, before, state):
+def cheapest_choice(step, prices, before, state):
     """Return the option and the fate that `priced_rows` takes at a pair of states."""
     row = before if step.option_s.shape[1] > 1 else 0
     option, least = 0, np.inf
@@ -261,12 +261,6 @@ def cheapest_choice_at(step, prices, before, state):
         if step.fates > 2 and step.offload_s[before, state] + prices[3] * saved < least:
             fate = 2
     return option, fate
-
-
-@entry
-def cheapest_choice(step, prices, before, state):
-    """Call `cheapest_choice_at` from Python."""
-    return cheapest_choice_at(step, prices, before, state)
 
 
 @quick_kernel

@@ -24,7 +24,11 @@ import numpy as np
 from atoll.base.arrays import FloatArray, IntArray
 from atoll.wafer.encoding.block_mapping import KEEP, OFFLOAD, RECOMPUTE, BlockCost
 from atoll.wafer.exact import path_kernels as kernels
-from atoll.wafer.exact.price_kernels import PackedSteps
+from atoll.wafer.exact import price_kernels
+
+FATE_ORDER = (KEEP, RECOMPUTE, OFFLOAD)
+PathChoices = IntArray
+"""Of every step: the state it leads to, its option, and its fate's position in `FATE_ORDER`."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +59,12 @@ class PathStep:
     option_s: FloatArray
     state_bytes: FloatArray
 
-    def fates(self) -> tuple[int, ...]:
+    @property
+    def fate_count(self) -> int:
+        """How many of `FATE_ORDER` the tensor may have."""
         if not self.droppable:
-            return (KEEP,)
-        return (KEEP, RECOMPUTE) if self.offload_s is None else (KEEP, RECOMPUTE, OFFLOAD)
+            return 1
+        return 2 if self.offload_s is None else 3
 
     def byte_prices(self, price: MemoryPrice) -> tuple[float, float, float, float]:
         """Price a byte of state, and a byte of the tensor if kept, recomputed or offloaded."""
@@ -81,7 +87,7 @@ class PathStep:
         return kernels.StepArrays(
             writable(self.time_s), writable(self.saved_bytes), writable(self.recompute_s),
             writable(offload_s), writable(self.option_s, shape),
-            writable(self.state_bytes, shape), len(self.fates()),
+            writable(self.state_bytes, shape), self.fate_count,
         )  # fmt: skip
 
     def least_costs(self, price: MemoryPrice) -> FloatArray:
@@ -90,12 +96,6 @@ class PathStep:
         kernels.priced_pairs(self.kernel_arrays, self.byte_prices(price), weights)
         return weights
 
-    def cheapest_choice(self, before: int, state: int, price: MemoryPrice) -> tuple[int, int]:
-        """Return the option and the fate that `least_costs` takes at a pair of states."""
-        prices = self.byte_prices(price)
-        option, fate = kernels.cheapest_choice(self.kernel_arrays, prices, before, state)
-        return option, self.fates()[fate]
-
     def least_bytes(self, saved_copies: float, state_copies: float) -> FloatArray:
         """Return the fewest local bytes of every pair of states."""
         fewest = np.empty(self.time_s.shape)
@@ -103,63 +103,37 @@ class PathStep:
         return fewest
 
 
-class BlockPath(NamedTuple):
-    """A path through all chains: states by chain, options by operator, fates by saved tensor."""
-
-    states: list[list[int]]
-    options: list[int]
-    fates: list[int]
-
-
-def path_steps(
-    path: BlockPath, chains: list[list[PathStep]], stream: int
-) -> list[tuple[PathStep, int, int, int, int]]:
-    """Return step, state before, state, option and fate along a path."""
-    options, fates = iter(path.options), iter(path.fates)
-    walked = []
-    for steps, states in zip(chains, path.states, strict=True):
-        before = stream
-        for step, state in zip(steps, [*states, stream], strict=True):
-            fate = next(fates) if step.droppable else KEEP
-            option = 0 if step is steps[-1] else next(options)
-            walked.append((step, before, state, option, fate))
-            before = state
-    return walked
+def by_chain(chains: list[list[PathStep]], path: PathChoices) -> list[PathChoices]:
+    """Divide the choices of a path between its chains."""
+    return np.split(path, np.cumsum([len(steps) for steps in chains])[:-1])
 
 
 class ReachCosts(NamedTuple):
     """Least seconds + price x bytes to reach every state, for every stream layout."""
 
     cost_before: FloatArray
-    """(requested streams, states) before a step."""
+    """(streams, states) before a step."""
     step_cost: FloatArray
     """(states, states) of the step."""
 
-    def previous_state(self, row: int, state: int) -> int:
-        """Return the state before `state` on the best path of a stream layout."""
-        return int((self.cost_before[row] + self.step_cost[:, state]).argmin())
-
 
 def least_chain_costs(
-    steps: list[PathStep], price: MemoryPrice, streams: IntArray | None = None
+    steps: list[PathStep], price: MemoryPrice
 ) -> tuple[FloatArray, list[ReachCosts]]:
-    """Return the least seconds + price x bytes of a chain for all stream layouts (or `streams`),
-    and the costs from which their paths are traced.
+    """Return the least seconds + price x bytes of a chain for all stream layouts, and the costs
+    before each of its later steps.
     """
     costs = steps[0].least_costs(price)
-    rows = np.arange(len(costs)) if streams is None else streams
     if len(steps) == 1:
-        return costs[rows, rows], []
-    if streams is not None:
-        costs = costs[rows]
+        return costs.diagonal(), []
     reaches: list[ReachCosts] = []
     for step in steps[1:-1]:
         reaches.append(ReachCosts(costs, step.least_costs(price)))
-        costs = np.empty((len(rows), reaches[-1].step_cost.shape[1]))
+        costs = np.empty((len(costs), reaches[-1].step_cost.shape[1]))
         kernels.min_plus(*reaches[-1], costs)
     # A chain ends in the stream layout it begins with.
     reaches.append(ReachCosts(costs, steps[-1].least_costs(price)))
-    return (costs + reaches[-1].step_cost.T[rows]).min(axis=1), reaches
+    return (costs + reaches[-1].step_cost.T).min(axis=1), reaches
 
 
 class ChainBounds(NamedTuple):
@@ -193,18 +167,14 @@ class BlockPaths:
     """Input and masks of the layer, per microbatch."""
     buffer_bytes: FloatArray
 
-    def least_costs(
-        self, price: MemoryPrice, streams: IntArray | None = None
-    ) -> tuple[FloatArray, list[list[ReachCosts]]]:
+    def least_costs(self, price: MemoryPrice) -> FloatArray:
         """Return least seconds + price x bytes by stream layout, without the stream's bytes."""
-        solved = [least_chain_costs(steps, price, streams) for steps in self.chains]
-        stream_s = self.stream_s if streams is None else self.stream_s[streams]
-        total = stream_s + sum((costs for costs, _ in solved), np.zeros(len(stream_s)))
-        return total, [reaches for _, reaches in solved]
+        costs = (least_chain_costs(steps, price)[0] for steps in self.chains)
+        return self.stream_s + sum(costs, np.zeros(len(self.stream_s)))
 
     def through(self, price: MemoryPrice) -> tuple[FloatArray, list[FloatArray]]:
         """Return least seconds + price x bytes by stream layout, and through every state."""
-        total = self.least_costs(price)[0]
+        total = self.least_costs(price)
         through_s = []
         for bounds in (chain_bounds(steps, price) for steps in self.chains):
             others = (total - bounds.total)[:, None]
@@ -223,23 +193,10 @@ class BlockPaths:
             total += least_chain_costs(byte_steps, FREE)[0]
         return total
 
-    def fastest_path(self, stream: int) -> BlockPath:
+    def fastest_path(self, stream: int) -> PathChoices:
         """Return the fastest path of a stream layout, without a memory limit."""
-        _, reaches_by_chain = self.least_costs(FREE, np.array([stream]))
-        path = BlockPath([], [], [])
-        for steps, reaches in zip(self.chains, reaches_by_chain, strict=True):
-            states = [stream]
-            for reach in reversed(reaches):
-                states.insert(0, reach.previous_state(0, states[0]))
-            path.states.append(states[:-1])
-            before = stream
-            for step, state in zip(steps, states, strict=True):
-                option, fate = step.cheapest_choice(before, state, FREE)
-                if step.droppable:
-                    path.fates.append(fate)
-                if step is not steps[-1]:
-                    path.options.append(option)
-                before = state
+        path = np.empty((len(self.packed_steps.fate_counts), 3), np.int64)
+        price_kernels.trace_priced_path(self.packed_steps, (0.0, 0.0, 0.0, 0.0), stream, path)
         return path
 
     def __getstate__(self) -> dict[str, Any]:
@@ -247,55 +204,24 @@ class BlockPaths:
         return {name: value for name, value in vars(self).items() if name != "packed_steps"}
 
     @cached_property
-    def packed_steps(self) -> PackedSteps:
+    def packed_steps(self) -> price_kernels.PackedSteps:
         """All steps as `price_kernels` takes them."""
         steps = [step for chain in self.chains for step in chain]
         arrays = [step.kernel_arrays for step in steps]
         addresses = np.array([[part.ctypes.data for part in step[:-1]] for step in arrays])
         shapes = np.array([(*step.time_s.shape, *step.option_s.shape[:2]) for step in arrays])
         fates = np.array([step.fates for step in arrays])
-        return PackedSteps(addresses, shapes, fates, np.cumsum([len(c) for c in self.chains]))
-
-    def unpack_path(self, step_choices: IntArray) -> BlockPath:
-        """Build a path from state, option and index of the fate of every step."""
-        path, rows = BlockPath([], [], []), iter(step_choices.tolist())
-        for chain in self.chains:
-            chain_choices = list(zip(chain, rows, strict=False))
-            path.states.append([state for _, (state, _, _) in chain_choices[:-1]])
-            path.options.extend(option for _, (_, option, _) in chain_choices[:-1])
-            path.fates.extend(
-                step.fates()[fate] for step, (_, _, fate) in chain_choices if step.droppable
-            )
-        return path
+        ends = np.cumsum([len(steps) for steps in self.chains])
+        return price_kernels.PackedSteps(addresses, shapes, fates, ends)
 
     def fastest_bytes(self, stream: int) -> tuple[float, float]:
         """Return bytes of state and kept bytes per microbatch of a stream layout's fastest path."""
         cost = self.path_cost(stream, self.fastest_path(stream))
         return cost.state_bytes, cost.kept_bytes
 
-    def path_cost(self, stream: int, path: BlockPath) -> BlockCost:
-        time_s = float(self.stream_s[stream])
-        kept_bytes = float(self.stream_saved_bytes[stream])
-        state_bytes = rebuilt_bytes = offload_bytes = 0.0
-        for step, before, state, option, fate in path_steps(path, self.chains, stream):
-            time_s += float(step.time_s[before, state])
-            option_row = 0 if step.option_s.shape[1] == 1 else before
-            time_s += float(step.option_s[option, option_row, state])
-            state_bytes += float(step.state_bytes[option, option_row, state])
-            if not step.droppable:
-                continue
-            tensor_bytes = float(step.saved_bytes[before, state])
-            if fate == KEEP:
-                kept_bytes += tensor_bytes
-            elif fate == RECOMPUTE:
-                rebuilt_bytes += tensor_bytes
-                time_s += float(step.recompute_s[before, state])
-            else:
-                assert step.offload_s is not None
-                rebuilt_bytes += tensor_bytes
-                offload_bytes += tensor_bytes
-                time_s += float(step.offload_s[before, state])
-        return BlockCost(time_s, state_bytes, kept_bytes, rebuilt_bytes, offload_bytes)
+    def path_cost(self, stream: int, path: PathChoices) -> BlockCost:
+        outside = self.stream_s, self.stream_saved_bytes
+        return BlockCost(*price_kernels.path_cost(self.packed_steps, *outside, stream, path))
 
     def stage_bytes(self, stream: int, cost: BlockCost, layers: int, in_flight: int) -> float:
         """Return the bytes of a stage on one die."""

@@ -10,7 +10,7 @@ from atoll.base.arrays import FloatArray, IntArray
 from atoll.base.jit import entry, kernel, numbers_at, quick_kernel
 from atoll.wafer.exact.path_kernels import (
     StepArrays,
-    cheapest_choice_at,
+    cheapest_choice,
     least_sums,
     priced_edge,
     priced_rows,
@@ -158,16 +158,16 @@ def _trace_path(steps, prices, stream, row, count, offsets, reaches, path):
                     value = reach[row, k] + (priced_edge(step, prices, k, state) + node)
                     if value < least:
                         before, least = k, value
-            option, fate = cheapest_choice_at(step, prices, before, state)
+            option, fate = cheapest_choice(step, prices, before, state)
             path[s, 1], path[s, 2] = option if s < end - 1 else 0, fate
             state = before
         first = end
 
 
 @kernel
-def _path_cost(steps, layouts, stream, path):
+def _path_cost(steps, stream_s, stream_saved_bytes, stream, path):
     """Return seconds and bytes of state, kept, rebuilt and offloaded tensors of a path."""
-    seconds, state_bytes, kept_bytes = layouts.time_s[stream], 0.0, layouts.saved_bytes[stream]
+    seconds, state_bytes, kept_bytes = stream_s[stream], 0.0, stream_saved_bytes[stream]
     rebuilt_bytes, offload_bytes = 0.0, 0.0
     first = 0
     for end in steps.chain_ends:
@@ -193,6 +193,35 @@ def _path_cost(steps, layouts, stream, path):
             before = state
         first = end
     return seconds, state_bytes, kept_bytes, rebuilt_bytes, offload_bytes
+
+
+@kernel
+def _scratch(steps, count):
+    """Return the offset of the values before each step, and arrays for these values of `count`
+    stream layouts and for the costs of a step.
+    """
+    offsets = np.zeros(len(steps.fate_counts) + 1, np.int64)
+    largest = 0
+    for s in range(len(steps.fate_counts)):
+        before, after = steps.shapes[s, 0], steps.shapes[s, 1]
+        offsets[s + 1] = offsets[s] + count * before
+        largest = max(largest, before * after)
+    return offsets, np.empty(offsets[-1]), np.empty(largest)
+
+
+@entry
+def trace_priced_path(steps, prices, stream, path):
+    """Fill `path` with the path of a stream layout of least seconds + price x bytes."""
+    offsets, reaches, weights = _scratch(steps, 1)
+    streams, values = np.full(1, stream), np.zeros(1)
+    _add_chain_costs(steps, prices, streams, offsets, reaches, weights, values)
+    _trace_path(steps, prices, stream, 0, 1, offsets, reaches, path)
+
+
+@entry
+def path_cost(steps, stream_s, stream_saved_bytes, stream, path):
+    """Call `_path_cost` from Python."""
+    return _path_cost(steps, stream_s, stream_saved_bytes, stream, path)
 
 
 @kernel
@@ -237,7 +266,9 @@ def _fits_at(steps, layouts, stage, streams, local, offload, bisection, offsets,
         tried[best] = True
         stream = streams[best]
         _trace_path(steps, prices, stream, best, count, offsets, reaches, path)
-        seconds, states, kept, rebuilt, offloaded = _path_cost(steps, layouts, stream, path)
+        seconds, states, kept, rebuilt, offloaded = _path_cost(
+            steps, layouts.time_s, layouts.saved_bytes, stream, path
+        )
         needed_bytes = stage.layers * (states + stage.in_flight * kept) + rebuilt
         if needed_bytes + layouts.buffer_bytes[stream] > stage.local_bytes:
             continue
@@ -256,14 +287,7 @@ def bisect_price(steps, layouts, stage, streams, ratio, bisection):
     """Bisect the price of local bytes, with offloaded bytes at `ratio` times it; return whether
     some mapping fitted locally but offloaded too many bytes.
     """
-    # Offsets of the values before each step.
-    offsets = np.zeros(len(steps.fate_counts) + 1, np.int64)
-    largest = 0
-    for s in range(len(steps.fate_counts)):
-        before, after = steps.shapes[s, 0], steps.shapes[s, 1]
-        offsets[s + 1] = offsets[s] + len(streams) * before
-        largest = max(largest, before * after)
-    reaches, weights = np.empty(offsets[-1]), np.empty(largest)
+    offsets, reaches, weights = _scratch(steps, len(streams))
     low, high, price = 0.0, np.inf, 1e-3 / stage.local_bytes
     overflow = False
     for _ in range(_ROUNDS):

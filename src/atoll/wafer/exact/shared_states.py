@@ -26,12 +26,14 @@ from atoll.wafer.encoding.block_mapping import BlockMapping, HelperPath
 from atoll.wafer.encoding.block_parts import WaferBlock
 from atoll.wafer.exact.path_kernels import min_plus
 from atoll.wafer.exact.paths import (
+    FATE_ORDER,
     FREE,
-    BlockPath,
     BlockPaths,
     ChainBounds,
     MemoryPrice,
+    PathChoices,
     PathStep,
+    by_chain,
     chain_bounds,
     least_chain_costs,
 )
@@ -102,15 +104,18 @@ class SharedStates:
             offloading.append([replace(s, offload_s=offload_s(e, n, away)) for s, e, n in triples])
         return offloading
 
-    def block_mapping(self, stream: int, path: BlockPath) -> BlockMapping:
-        entries = [state for states in path.states for state in states]
+    def block_mapping(self, stream: int, path: PathChoices) -> BlockMapping:
+        operators = np.concatenate([choices[:-1] for choices in by_chain(self.chains, path)])
+        entries, options, _ = operators.T.tolist()
         pairs = list(zip(self._units, entries, strict=True))
-        codes = tuple(node.codes[entry] for node, entry in pairs)
         algorithm = self.tables.setting.algorithm
         collectives = tuple((bool(node.streams[entry]), algorithm) for node, entry in pairs)
+        steps = (step for chain in self.chains for step in chain)
+        fates = zip(steps, path[:, -1].tolist(), strict=True)
         return BlockMapping(
-            self.tables.stream.codes[stream], codes,
-            tuple(self.rules.homes[h] for h in path.options), tuple(path.fates), (),
+            self.tables.stream.codes[stream], tuple(node.codes[entry] for node, entry in pairs),
+            tuple(self.rules.homes[option] for option in options),
+            tuple(FATE_ORDER[fate] for step, fate in fates if step.droppable), (),
             collectives if len(self.tables.modes) > 1 else (),
         )  # fmt: skip
 
@@ -234,7 +239,7 @@ class DecoupledBound:
         return self._costs_by_price[price]
 
     def _least_costs(self, price: MemoryPrice, paths: BlockPaths) -> FloatArray:
-        total: FloatArray = paths.least_costs(price)[0] + self._backward_s
+        total: FloatArray = paths.least_costs(price) + self._backward_s
         return total
 
     @cached_property

@@ -8,7 +8,7 @@ the other tables are computed once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import TYPE_CHECKING
@@ -37,10 +37,13 @@ from atoll.placement.plan import Placement, PlacementStage
 from atoll.step.layout import Layout
 from atoll.step.orders import SPLIT, arrivals
 from atoll.step.stages import stage_shares
+from atoll.tools.stack import CHIP
+from atoll.training.batch.choices import best_choices
 from atoll.training.batch.cost_arrays import StateCosts, StateMemory
 from atoll.training.batch.estimates import LayoutSequence, make_tables
+from atoll.training.batch.row import LayoutRow, layout_row
 from atoll.training.batch.sums import Sums
-from atoll.training.estimate import Estimate, Estimator
+from atoll.training.estimate import Estimator, boundary_bytes
 from atoll.training.operators.layer_prices import chain_work
 from atoll.training.operators.layers import LayerCost, Share, layer_costs
 from atoll.training.operators.policies import PolicyCost
@@ -56,8 +59,7 @@ from atoll.training.operators.tables import (
 )
 from atoll.training.request import stand_in
 from atoll.training.run import Run
-from atoll.training.stack import CHIP
-from atoll.training.step import Stepper
+from atoll.training.step import PassSeconds, Stepper
 from atoll.workload.graph.layer import Layer, Model
 from atoll.workload.graph.operator import Operator
 from atoll.workload.stored import StoredModel
@@ -68,6 +70,7 @@ if TYPE_CHECKING:
 FloatArray = NDArray[np.float64]
 
 AT_ONCE = 32  # layouts per batch: small, because the first ones often rule out the rest
+COMPUTE = PassSeconds._fields.index("compute_s")
 STATIC = ("none", "ring", "exchange", "fewest")
 """Recomputation choices of the chip-independent tables: keep everything; also rerun attention;
 also rerun the expert exchange; keep the fewest bytes of any choice."""
@@ -112,9 +115,6 @@ class _CostedEstimator(Estimator):
 
     def model(self, layout: Layout) -> Model:
         return self._model
-
-    def full(self, layout: Layout, policies: tuple[str, ...]) -> Estimate:
-        return self._estimate(layout, policies)
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,7 +178,7 @@ class PlannedLayouts:
             rows = order[first : first + AT_ONCE]
             sums = Sums(tables, tables.rows[rows])
             stage_bytes = self._stage_bytes(sums, rows, problem)
-            step_s, choices_taken = sums.best(best_s, stage_bytes)
+            step_s, choices_taken = best_choices(sums, best_s, stage_bytes)
             least = int(step_s.argmin())
             if step_s[least] < best_s:
                 best_s, best = float(step_s[least]), int(rows[least])
@@ -209,7 +209,8 @@ class PlannedLayouts:
         at, all_states = self.first[rows][sums.row] + sums.stage_position, self.states
         weight_s = (sums.tables.counts @ sums.tables.kinds[:, KindColumn.WEIGHT_S])[sums.mix]
         states = StateCosts(
-            all_states.optimizer_s[rows] / problem.hbm_Bps,
+            all_states.accumulate_s[rows] / problem.hbm_Bps,
+            all_states.update_s[rows] / problem.hbm_Bps,
             all_states.last_s[rows],
             all_states.before_s[rows],
             all_states.fixed[at],
@@ -235,21 +236,22 @@ class PlannedLayouts:
         """Return the tables with a chip's layer times and recomputation choices."""
         t, count = self.tables, chosen.choice.shape[1]
         none, ring, exchange, _ = range(len(STATIC))
-        passes = np.repeat(t.passes[:, :, [none]], count, axis=2)
-        passes[..., PassColumn.FORWARD_S] += times.pass_s[self.kind, FORWARD, None]
+        passes, parts = (np.repeat(x[:, :, [none]], count, axis=2) for x in (t.passes, t.parts))
+        forward, backward, recompute = np.moveaxis(parts, 3, 0)
+        forward[..., COMPUTE] += times.pass_s[self.kind, FORWARD, None]
         for side, apart in enumerate(self.apart):
             back_s = times.halves_s.sum(axis=1) if apart else times.pass_s[:, BACKWARD]
-            passes[side, :, :, PassColumn.BACKWARD_S] += back_s[self.kind, None]
+            backward[side, ..., COMPUTE] += back_s[self.kind, None]
         blocks = np.flatnonzero(self.block >= 0)
         of = self.block[blocks]
-        backward_s = t.passes[..., PassColumn.BACKWARD_S][:, blocks]
-        rings_s, exchanges_s = (
-            (backward_s[:, :, choice] - backward_s[:, :, none])[:, :, None]
-            for choice in (ring, exchange)
+        ring_s, exchange_s = (t.parts[:, blocks, i, 2][:, :, None] for i in (ring, exchange))
+        again = (
+            chosen.attention[of][..., None] * ring_s + chosen.exchange[of][..., None] * exchange_s
         )
-        passes[..., PassColumn.BACKWARD_S][:, blocks] += chosen.again_s[of] + (
-            rings_s * chosen.attention[of] + exchanges_s * chosen.exchange[of]
-        )
+        again[..., COMPUTE] += chosen.again_s[of]
+        recompute[:, blocks] = again
+        passes[..., PassColumn.FORWARD_S] = forward.sum(axis=-1)
+        passes[..., PassColumn.BACKWARD_S] = (backward + recompute).sum(axis=-1)
         kept = np.repeat(t.kept[:, [none]], count, axis=1)
         kept[blocks] = chosen.bytes[of]
         dropped = t.kept[:, [none]] - kept
@@ -262,6 +264,7 @@ class PlannedLayouts:
         parameters[:, 3:] /= problem.hbm_Bps
         return t._replace(
             passes=passes,
+            parts=parts,
             kinds=kinds,
             parameters=parameters,
             kept=kept,
@@ -282,18 +285,19 @@ class PlannedLayouts:
         self, problem: PlacementProblem, times: VariantTimes, division: Division
     ) -> Placement:
         assert division.layout is not None
-        layout, costs = division.layout, self._timed_costs(times, self.chosen(times))
-        names = tuple(_name(choice) for choice in division.choices)
-        estimate = _CostedEstimator(self._on(problem), self.facts.model, costs).full(layout, names)
-        parts = estimate.step.breakdown()
+        layout, chosen = division.layout, self.chosen(times)
+        tables = self.timed(problem, times, chosen)
+        rows = tables.rows[[self.layouts.index(layout)]]
+        row = layout_row(Sums(tables, rows), np.array(division.choices))
+        parts = row.step.breakdown()
         return Placement(
             pipeline=layout.pp,
             tensor=layout.tp,
             data=layout.dp,
             microbatch=layout.microbatch,
             microbatches=layout.microbatches(self.run.global_batch),
-            step_time_s=estimate.step.time_s,
-            stages=self._stages(estimate, division.choices, costs),
+            step_time_s=row.step.time_s,
+            stages=self._stages(layout, row, division.choices, chosen),
             time_parts_s={n: s for n, s in parts.items() if s > 0.0 or n in _NAMES},
             schedule=layout.schedule,
             zero=layout.zero,
@@ -304,58 +308,22 @@ class PlannedLayouts:
             hsdp=layout.hsdp,
         )
 
-    def _timed_costs(self, times: VariantTimes, chosen: Chosen) -> tuple[LayerCost, ...]:
-        """Return the layer costs with a chip's times and recomputation choices."""
-        timed_costs = []
-        for cost, kind, block in zip(self.costs, self.kind, self.block, strict=True):
-            halves = times.halves_s[kind] if len(times.halves_s) else np.zeros(2)
-            seconds = (*times.pass_s[kind], *halves)
-            forward, backward, data, weight = (Cost(matrix_s=float(s)) for s in seconds)
-            timed = replace(cost, forward=forward, backward=backward, data=data, weight=weight)
-            if block >= 0:
-                timed = replace(timed, policies=(*cost.policies[:1], *self._kept(chosen, block)))
-            timed_costs.append(timed)
-        return tuple(timed_costs)
-
-    def _kept(self, chosen: Chosen, block: int) -> Iterator[tuple[str, PolicyCost]]:
-        """Yield the choices of a kind of block as named policies."""
-        for i, choice in enumerate(chosen.choice[block].tolist()):
-            yield (
-                _name(i),
-                PolicyCost(
-                    float(chosen.bytes[block, i]),
-                    Cost(matrix_s=float(chosen.again_s[block, i])),
-                    rerun=self.menus[block].names(choice),
-                    attention=bool(chosen.attention[block, i]),
-                    exchange=bool(chosen.exchange[block, i]),
-                ),
-            )
-
     def _stages(
-        self,
-        estimate: Estimate,
-        choices: Sequence[int],
-        costs: tuple[LayerCost, ...],
+        self, layout: Layout, row: LayoutRow, choices: Sequence[int], chosen: Chosen
     ) -> tuple[PlacementStage, ...]:
-        layout = estimate.layout
-        stepper = Stepper(estimate.run, layout)
-        boundary = max((c.boundary_bytes for c in costs if c.is_block), default=0)
-        send_s = stepper.send_s(boundary)
-        shares = stage_shares(costs, layout.schedule, layout.pp, layout.vpp, layout.blocks)
+        shares = stage_shares(self.costs, layout.schedule, layout.pp, layout.vpp, layout.blocks)
+        send_s = Stepper(self.run, layout).send_s(boundary_bytes(shares))
         came = arrivals(layout.schedule, layout.pp, len(shares[0]))
+        blocks = {id(cost): block for cost, block in zip(self.costs, self.block, strict=True)}
         stages = []
         for messages, time, memory, chunks, choice in zip(
-            came, estimate.stages, estimate.memory, shares, choices, strict=True
+            came, row.stages, row.memory, shares, choices, strict=True
         ):
-            timed = [stepper.stage_time([chunk], _name(choice)) for chunk in chunks]
-            chunk_times = [
-                chunk_time.paces(layout.schedule)[0] for chunk_time in timed
-            ]  # a chip has no host to wait for
             again = {
-                cost.name: "+".join(cost.kept(_name(choice)).rerun) or "none"
+                cost.name: "+".join(self.menus[i].names(chosen.choice[i, choice])) or "none"
                 for chunk in chunks
                 for cost, _ in chunk
-                if cost.is_block
+                if (i := blocks[id(cost)]) >= 0
             }
             words = ", ".join(f"{name}: {rerun}" for name, rerun in again.items())
             if len(set(again.values())) <= 1:
@@ -374,7 +342,7 @@ class PlannedLayouts:
                     memory_bytes={n: b for n, b in memory.parts().items() if n != "logits"},
                     forward_s=time.forward.total_s,
                     weight_s=time.weight_s if layout.schedule in SPLIT else None,
-                    chunks=tuple((p.forward_s, p.backward_s, p.weight_s) for p in chunk_times),
+                    chunks=tuple((f, b, w) for f, b, w in time.passes),
                 )
             )
         return tuple(stages)
@@ -403,10 +371,6 @@ def _layer_names(chunks: Sequence[Share]) -> tuple[str, ...]:
         for cost, n in chunk:
             counts[cost.name] = counts.get(cost.name, 0) + n
     return tuple(name if n == 1 else f"{name} x{n}" for name, n in counts.items())
-
-
-def _name(choice: int) -> str:
-    return f"choice-{choice}"
 
 
 # --- The layouts of a variant ---------------------------------------------------------------------

@@ -1,0 +1,242 @@
+"""Account of a launch file's arguments: used, without effect, or not understood."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from fnmatch import translate
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+from pydantic import Field
+
+from atoll.base.errors import AtollError
+from atoll.files.yamlfile import FileModel, read_shipped
+from atoll.workload.families.model_config import ModelConfig
+
+OFF = ("0", "false", "no", "off", "none", "null", "")
+"""Values of a switch that is off."""
+LARGEST_NUMBER = 1e18
+"""No number of a launch file is larger."""
+
+
+class ArgumentNames(FileModel):
+    """Names in launch files of one software (`arguments.yaml`); * stands for any part of one."""
+
+    without_effect: tuple[str, ...]
+    """Names that change neither the time nor the memory of a training step."""
+    as_priced: tuple[str, ...] = ()
+    tuning: tuple[str, ...] = ()
+    sections: tuple[str, ...] = ()
+    renamed: dict[str, str] = Field(default_factory=dict)
+    """Megatron-core's names of them."""
+    negated: dict[str, str] = Field(default_factory=dict)
+    trains_else: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    no_training: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    not_trained: tuple[str, ...] = ()
+    refused: dict[str, str] = Field(default_factory=dict)
+    """Sections under which a step is not the one that is modelled, and why."""
+    not_modelled: dict[str, str] = Field(default_factory=dict)
+    """Names that change time or memory in a way that is not priced, and what they do."""
+    plain: tuple[str, ...] = ()
+    about_switches: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+
+
+@lru_cache
+def load_names(tool: str, name: str = "arguments.yaml") -> ArgumentNames:
+    """Load the names of arguments in a tool's folder."""
+    file = files(f"atoll.tools.{tool}") / name
+    return read_shipped(file.read_text(encoding="utf-8"), ArgumentNames, file.name)
+
+
+@dataclass(frozen=True)
+class ArgumentAccount:
+    """Names of arguments, each with its value as it was written."""
+
+    used: Mapping[str, str]
+    without_effect: Mapping[str, str]
+    """Arguments that change neither time nor memory of a step, or that tune libraries to the rates
+    the model assumes (`ArgumentNames.tuning`)."""
+    not_modelled: Mapping[str, str]
+    """Arguments that change time or memory in a way that is not priced, and what they do."""
+    not_understood: Mapping[str, str]
+    """Unknown arguments."""
+
+    @property
+    def parts(self) -> tuple[Mapping[str, str], ...]:
+        return self.used, self.without_effect, self.not_modelled, self.not_understood
+
+    @property
+    def not_priced(self) -> tuple[str, ...]:
+        """Arguments that an estimate leaves out, by effect, then unknown ones."""
+        effects: dict[str, list[str]] = {}
+        for name, effect in self.not_modelled.items():
+            effects.setdefault(effect, []).append(name)
+        unknown = (f"{name} {value}".strip() for name, value in self.not_understood.items())
+        return (
+            *(f"{', '.join(names)}: {effect}" for effect, names in effects.items()),
+            *(f"{text}: unknown" for text in unknown),
+        )
+
+    def renamed(self, names: Mapping[str, str], ignored: Mapping[str, str]) -> ArgumentAccount:
+        """Return the account under the file's names, with more arguments without effect."""
+        account = replace(self, without_effect={**self.without_effect, **ignored})
+        return ArgumentAccount(
+            *({names.get(n, n): v for n, v in part.items()} for part in account.parts)
+        )
+
+    def joined(self, other: ArgumentAccount, prefix: str) -> ArgumentAccount:
+        """Return the account with the arguments of another file, under prefixed names."""
+        pairs = zip(self.parts, other.parts, strict=True)
+        return ArgumentAccount(
+            *({**mine, **{f"{prefix}{n}": v for n, v in theirs.items()}} for mine, theirs in pairs)
+        )
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Content of a launch file: model, layout and software settings."""
+
+    file: str
+    software: str
+    """Name of its exporter."""
+    model: ModelConfig
+    fields: Mapping[str, Any]
+    """Fields of `EstimateQuestion`, without model and device."""
+    steps: int | None
+    """Optimizer steps of the run."""
+    arguments: ArgumentAccount
+    notes: tuple[str, ...] = ()
+
+
+@dataclass
+class LaunchArguments:
+    """Arguments by name; reading one marks it as used, the others are not understood."""
+
+    file: str
+    values: Mapping[str, Any]
+    """Value by name: None for a switch, else a text, a number or a list."""
+    unknown: str = "\x00"
+    vocab: int | None = None
+    """Vocabulary size given by the user, where the file leaves it to a tokenizer."""
+    unset: tuple[str, ...] = ()
+    """Variables that the file uses without setting them."""
+    used: dict[str, str] = field(default_factory=dict)
+    ignored: dict[str, str] = field(default_factory=dict)
+    not_modelled: dict[str, str] = field(default_factory=dict)
+
+    def has(self, *names: str) -> bool:
+        """Return whether at least one of these switches is on."""
+        return sum(self._switch(name) for name in names) > 0
+
+    def refuse_offload(self, *names: str) -> None:
+        """Refuse a run in which one of these offloads weights or states to the host."""
+        for name in names:
+            if self.has(name) and str(self.values[name] or "cpu").lower() != "none":
+                raise AtollError(
+                    f"{self.file}: offloads to the host ({name}), which is not modelled; take it "
+                    "out to see the run without it"
+                )
+
+    def _switch(self, name: str) -> bool:
+        if name not in self.values:
+            return False
+        self._use(name)
+        return self._is_on(self.values[name])
+
+    @staticmethod
+    def _is_on(value: Any) -> bool:
+        if isinstance(value, str):
+            value = value.lower() not in OFF
+        return value is None or bool(value)
+
+    def text(self, *names: str) -> str | None:
+        """Return the value of the first of these names that is set."""
+        first_text = None
+        for name in names:
+            if self.values.get(name) is not None:
+                self._use(name)
+                value = self.values[name]
+                text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+                if self.unknown in text:
+                    unset_names = ", ".join(self.unset[:8])
+                    raise AtollError(
+                        f"{self.file}: {name} depends on a value that the file does not set; say "
+                        f"it with --set NAME=VALUE{f' ({unset_names})' if unset_names else ''}"
+                    )
+                first_text = text if first_text is None else first_text
+        return first_text
+
+    def number(self, *names: str) -> float | None:
+        text = self.text(*names)
+        if text is None:
+            return None
+        try:
+            number = float(text)
+            if abs(number) > LARGEST_NUMBER:  # an infinite one too
+                raise ValueError
+            return number
+        except ValueError:
+            raise AtollError(f"{self.file}: {names[0]} is {text[:40]!r}, not a number") from None
+
+    def count(self, *names: str) -> int | None:
+        number = self.number(*names)
+        if number is not None and (not number >= 0 or number != int(number)):
+            raise AtollError(f"{self.file}: {names[0]} is {number:g}, not a whole number")
+        return None if number is None else int(number)
+
+    def size(self, name: str) -> int:
+        """Return a positive count that the model's shape requires."""
+        count = self.count(name)
+        if not count:
+            raise AtollError(f"{self.file}: does not say {name}, which its model's shape needs")
+        return count
+
+    def _use(self, name: str) -> None:
+        self.used[name] = self._written(name)
+
+    def _written(self, name: str) -> str:
+        value = self.values[name]
+        text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+        return "" if value is None else text.replace(self.unknown, "?")
+
+    def match_kind(self, kinds: Mapping[str, Iterable[str]]) -> tuple[str, str]:
+        """Return the first kind with one of its arguments set, and that argument; else two ''."""
+        matches = ((kind, n) for kind, names in kinds.items() for n in names if n in self.values)
+        return next(matches, ("", ""))
+
+    def ignore(self, patterns: Iterable[str]) -> None:
+        """Mark unused arguments that match as without effect on time and memory of a step."""
+        ignorable = re.compile("|".join(translate(pattern) for pattern in patterns))
+        for name in self._unused():
+            if ignorable.match(name):
+                self.ignored[name] = self._written(name)
+
+    def doubt(self, effects: Mapping[str, str]) -> None:
+        """Mark unused arguments that match as not modelled, or as without effect where off."""
+        for pattern, effect in effects.items():
+            matching = re.compile(translate(pattern))
+            for name in filter(matching.match, self._unused()):
+                if self._is_on(self.values[name]):
+                    self.not_modelled[name] = effect
+                else:
+                    self.ignored[name] = self._written(name)
+
+    def _unused(self) -> list[str]:
+        listed = (self.used, self.ignored, self.not_modelled)
+        return [name for name in self.values if not any(name in part for part in listed)]
+
+    def account(self) -> ArgumentAccount:
+        unknown = {name: self._written(name) for name in self._unused()}
+        return ArgumentAccount(self.used, self.ignored, self.not_modelled, unknown)
+
+
+def flatten(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested sections under their names joined with dots."""
+    for name, value in content.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

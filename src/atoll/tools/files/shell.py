@@ -1,0 +1,520 @@
+"""Commands of a shell script with their variables expanded: read, never run.
+
+Supported: variables with defaults, arrays, appended texts, arithmetic, sourced files of the same
+folder, conditions on known values, functions. The output of commands and the environment are
+unknown; a word that contains them carries `UNKNOWN`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from itertools import takewhile
+from pathlib import Path
+
+from atoll.base.errors import AtollError
+from atoll.tools.files.expressions import evaluate_integer, holds
+from atoll.tools.files.shell_tokens import (
+    LITERAL,
+    MOST_CHARACTERS,
+    PLAIN,
+    QUOTED,
+    UNKNOWN,
+    Document,
+    Separator,
+    Token,
+    Word,
+    tokens,
+)
+
+MOST_WORDS = 50_000
+MOST_LENGTH = 1_000_000
+DEEPEST, MOST_NESTED = 12, 40
+"""Nesting limits of scripts and functions, and of values."""
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+?)=")
+_BRACES = re.compile(r"([A-Za-z_]\w*|\d+|[@*#?])(\[[@*]\])?(:?[-=+?])?", re.DOTALL)
+_EXPANSION = re.compile(r"\\(.)|\$\(\(|\$\(|\$\{|\$([A-Za-z_]\w*|\d|[@*#?!$-])|`[^`]*`", re.DOTALL)
+_SCRIPT_FOLDER = re.compile(
+    r"pwd|(?!.*(\.\.|basename|sed|awk)).*\bdirname\b.*(BASH_SOURCE|\$0|\$\{0).*", re.DOTALL
+)
+"""Commands that print the script's folder."""
+_PREFIXES = ("export", "local", "declare", "typeset", "readonly")
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command with its words."""
+
+    words: tuple[str, ...]
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """Commands that a script runs, and variables that it exports."""
+
+    commands: tuple[Command, ...]
+    exported: Mapping[str, str]
+    missing: tuple[str, ...] = ()
+    """Sourced files that are not in its folder."""
+    unset: tuple[str, ...] = ()
+    """Variables that it uses without setting them."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return tuple(f"{n}, which it sources, was not found beside it" for n in self.missing)
+
+
+@dataclass
+class Shell:
+    """State of a shell while a script is read."""
+
+    name: str
+    folder: Path
+    values: dict[str, str] = field(default_factory=dict)
+    arrays: dict[str, list[str]] = field(default_factory=dict)
+    user_values: Mapping[str, str] = field(default_factory=dict)
+    """Variables set by the user: used where the script's values are unknown."""
+    unset: dict[str, None] = field(default_factory=dict)
+    """Variables that were used without a value."""
+    functions: dict[str, list[Token]] = field(default_factory=dict)
+    commands: list[Command] = field(default_factory=list)
+    exported: dict[str, None] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+    length: int = 0
+    words: int = 0
+    sourced: int = 0
+    depth: int = 0
+    nested: int = 0
+
+    # --- Expansion --------------------------------------------------------------------------------
+
+    def value(self, name: str) -> str | None:
+        """Return the text of a variable; None if the script does not set it."""
+        if name in self.values:
+            return self.values[name]
+        if name in self.arrays:
+            return self.arrays[name][0] if self.arrays[name] else ""
+        return None
+
+    def expand(self, word: Word) -> list[str]:
+        """Expand a word to words: plain parts are split at blanks, arrays into items."""
+        words: list[str] = []
+        joins_last = False
+        for kind, text in word.parts:
+            pieces: list[str]
+            if kind == LITERAL:
+                pieces = [text]
+            elif items := self._items(text):
+                pieces = items if kind == QUOTED else [w for i in items for w in i.split()]
+            else:
+                expanded = self.text(text, keep_escapes=kind == PLAIN)
+                pieces = [expanded] if kind == QUOTED else _split(expanded)
+            for number, piece in enumerate(pieces):
+                if joins_last and number == 0:
+                    words[-1] += piece
+                else:
+                    words.append(piece)
+                joins_last = True
+            if kind == PLAIN and pieces and text[-1:].isspace():
+                joins_last = False
+        self._count(sum(map(len, words)))
+        return words
+
+    def _items(self, text: str) -> list[str]:
+        """Return the items if a text is exactly one array."""
+        match = re.fullmatch(r"\$\{([A-Za-z_]\w*)\[[@*]\]\}", text)
+        if match is None:
+            return []
+        items = self.arrays.get(match[1])
+        return list(items) if items is not None else _split(self.values.get(match[1], ""))
+
+    def text(self, text: str, *, keep_escapes: bool = False) -> str:
+        """Return a text with its variables expanded."""
+        if self.nested > MOST_NESTED:
+            raise AtollError(f"{self.name}: its values stand too deeply in one another")
+        self.nested += 1
+        pieces, at = [], 0
+        while match := _EXPANSION.search(text, at):
+            pieces.append(text[at : match.start()])
+            at = match.end()
+            if match[1] is not None:
+                pieces.append(match[0] if keep_escapes and match[1] not in '$`"\\' else match[1])
+            elif match[0] in ("$((", "$(", "${"):
+                begin = match.start() + 1
+                end = _closing(text, begin)
+                inside = text[begin + 1 : end]
+                at = end + 1
+                if match[0] == "$((":
+                    pieces.append(self._sum(inside[1:-1]))
+                else:
+                    pieces.append(self._braces(inside) if match[0] == "${" else _output(inside))
+            elif match[0].startswith("`"):
+                pieces.append(_output(match[0].strip("`")))
+            else:
+                pieces.append(self._plain(match[2]))
+        pieces.append(text[at:])
+        expanded = "".join(pieces)
+        self.nested -= 1
+        self._count(len(expanded))
+        return expanded
+
+    def _plain(self, name: str) -> str:
+        if name in "@*":  # the script has no arguments
+            return ""
+        value = self.value(name)
+        if value is None:
+            self.unset[name] = None
+        return UNKNOWN if value is None else value
+
+    def _braces(self, inside: str) -> str:
+        match = _BRACES.match(inside)
+        if match is None:
+            return UNKNOWN
+        name, all_items, operator = match[1], match[2], match[3]
+        operand = inside[match.end() :]
+        value = self.value(name)
+        if name in "@*":
+            value = ""
+        if all_items and name in self.arrays:
+            value = " ".join(self.arrays[name])
+        if operator is None:
+            if value is None:
+                self.unset[name] = None
+            return UNKNOWN if operand or value is None else value
+        empty = value is None or (operator.startswith(":") and value == "")
+        if operator.endswith("+"):
+            return "" if empty else self.text(operand)
+        if operator.endswith("?"):
+            return UNKNOWN if empty else str(value)
+        if not empty:
+            return str(value)
+        fallback = self.text(_unquoted(operand))
+        if operator.endswith("="):
+            self.values[name] = fallback
+        return fallback
+
+    def _sum(self, inside: str) -> str:
+        """Evaluate an integer expression."""
+        expression = _NAME.sub(lambda m: self._plain(m[0]), self.text(inside))
+        if UNKNOWN in expression or len(expression) > 200:
+            return UNKNOWN
+        total = evaluate_integer(expression)
+        return UNKNOWN if total is None else str(total)
+
+    def _count(self, characters: int) -> None:
+        """Limit the total length: variables that double each other must not fill the memory."""
+        self.length += characters
+        if self.length > MOST_LENGTH:
+            raise AtollError(f"{self.name}: its variables expand to too much text")
+
+    # --- Commands ---------------------------------------------------------------------------------
+
+    def run(self, script: Sequence[Token]) -> None:
+        """Follow a script's commands."""
+        if self.depth > DEEPEST:
+            raise AtollError(f"{self.name}: scripts or functions call one another too deeply")
+        self.depth += 1
+        _Block(self, script).run()
+        self.depth -= 1
+
+    def assign(self, name: str, append: bool, items: list[str] | str) -> None:
+        if isinstance(items, list):
+            self.arrays[name] = (self.arrays.get(name, []) if append else []) + items
+            self.values.pop(name, None)
+        elif append and name in self.arrays:
+            self.arrays[name] = [*self.arrays[name], items]
+        elif UNKNOWN in items and name in self.user_values:
+            self.values[name] = self.user_values[name]
+        else:
+            self.values[name] = (self.values.get(name, "") if append else "") + items
+            self.arrays.pop(name, None)
+
+    def forget(self, name: str) -> None:
+        for table in (self.values, self.arrays, self.exported):
+            table.pop(name, None)
+
+    def source(self, name: str) -> None:
+        """Run a sourced file of the script's folder; a missing one is recorded and skipped."""
+        path = self.folder / name
+        try:
+            if UNKNOWN in name or not path.resolve().is_relative_to(self.folder.resolve()):
+                raise OSError
+            with path.open(encoding="utf-8") as file:
+                text = file.read(MOST_CHARACTERS + 1)
+        except (OSError, ValueError):
+            self.missing.append(name.replace(UNKNOWN, "?")[:100])
+            return
+        self.sourced += len(text)
+        if self.sourced > MOST_CHARACTERS:
+            raise AtollError(f"{self.name}: the files that it sources are too long together")
+        self.run(list(tokens(text, str(path))))
+
+
+class _Block:
+    """Run through tokens, skipping branches whose condition is false."""
+
+    def __init__(self, shell: Shell, script: Sequence[Token]) -> None:
+        self.shell, self.script, self.at = shell, script, 0
+        self.branches: list[tuple[bool, bool]] = []
+        """(active, any branch active so far) of every open condition."""
+
+    @property
+    def active(self) -> bool:
+        return all(now for now, _ in self.branches)
+
+    def run(self) -> None:
+        while self.at < len(self.script):
+            token = self.script[self.at]
+            if not isinstance(token, Word):
+                self.at += 1
+            elif not self._control(token):
+                self._simple()
+
+    def _control(self, token: Word) -> bool:
+        """Handle a keyword of the shell; return whether the token was one."""
+        word = token.bare
+        if word in ("if", "elif"):
+            self.at += 1
+            holds = self._condition(self._until_word("then"))
+            if word == "if":
+                self.branches.append((holds, holds))
+            elif self.branches:
+                _, before = self.branches.pop()
+                self.branches.append((holds and not before, holds or before))
+        elif word == "else" and self.branches:
+            _, before = self.branches.pop()
+            self.branches.append((not before, True))
+            self.at += 1
+        elif word == "fi":
+            if self.branches:
+                self.branches.pop()
+            self.at += 1
+        elif word == "for":
+            self._loop(self._until_word("do"))
+        elif word in ("while", "until"):
+            self._until_word("do")
+        elif word == "case":
+            self._case()
+        elif word in ("do", "done", "then", "esac", "{", "}", "!", "time", "exec", "nohup"):
+            self.at += 1
+        elif self._function(word):
+            pass
+        else:
+            return False
+        return True
+
+    def _until_word(self, end: str) -> list[Token]:
+        begin = self.at
+        while self.at < len(self.script):
+            token = self.script[self.at]
+            self.at += 1
+            if isinstance(token, Word) and token.bare == end:
+                return list(self.script[begin : self.at - 1])
+        raise AtollError(f"{self.shell.name}: a block has no {end!r}")
+
+    def _loop(self, head: list[Token]) -> None:
+        """Run a loop's body once, with the first value."""
+        words = [w for token in head if isinstance(token, Word) for w in self.shell.expand(token)]
+        if self.active and len(words) > 3 and words[2] == "in":
+            self.shell.assign(words[1], False, words[3])
+
+    def _condition(self, tested: list[Token]) -> bool:
+        """Return whether a test holds; undecidable tests do not."""
+        words = [w for token in tested if isinstance(token, Word) for w in self.shell.expand(token)]
+        if not words or words[0] not in ("[", "[[", "test"):
+            return False
+        return holds([w for w in words[1:] if w not in ("]", "]]")])
+
+    def _case(self) -> None:
+        self.at += 1
+        subject = "".join(
+            w for token in self._until_word("in") if isinstance(token, Word)
+            for w in self.shell.expand(token)
+        )  # fmt: skip
+        body = self._until_word("esac")
+        patterns: list[str] = []
+        commands: list[Token] = []
+        reading, matched = True, False
+        for token in [*body, Separator(";;", 0)]:
+            if reading and isinstance(token, Word):
+                patterns += self.shell.expand(token)
+            elif isinstance(token, Separator) and reading and token.text == ")":
+                reading = False
+            elif isinstance(token, Separator) and token.text == ";;":
+                determined = UNKNOWN not in subject
+                if not matched and determined and any(fnmatchcase(subject, p) for p in patterns):
+                    matched = True
+                    if self.active:
+                        self.shell.run(commands)
+                patterns, commands, reading = [], [], True
+            elif not reading:
+                commands.append(token)
+
+    def _function(self, word: str) -> bool:
+        """Store a function's definition; return whether there was one."""
+        next_tokens = self.script[self.at + 1 : self.at + 3]
+        brackets = len(next_tokens) == 2 and all(
+            isinstance(t, Separator) and t.text == s for t, s in zip(next_tokens, "()", strict=True)
+        )
+        if word != "function" and not (brackets and _NAME.fullmatch(word)):
+            return False
+        named = self.script[self.at + 1] if word == "function" else self.script[self.at]
+        name = named.bare if isinstance(named, Word) else ""
+        begin = depth = 0
+        for index in range(self.at, len(self.script)):
+            token = self.script[index]
+            if isinstance(token, Word) and token.bare == "{":
+                begin = begin or index
+                depth += 1
+            elif isinstance(token, Word) and token.bare == "}":
+                depth -= 1
+                if depth == 0:
+                    self.shell.functions[name] = list(self.script[begin + 1 : index])
+                    self.at = index + 1
+                    return True
+        raise AtollError(f"{self.shell.name}: the function {name!r} is not closed")
+
+    def _simple(self) -> None:
+        """Run one command: its assignments, then its words."""
+        shell, words, document = self.shell, [], None
+        first = self.script[self.at]
+        assigning, exporting = True, False
+        while self.at < len(self.script):
+            token = self.script[self.at]
+            if isinstance(token, Separator):
+                break
+            self.at += 1
+            if isinstance(token, Document):
+                document = token
+                continue
+            if assigning and token.bare in _PREFIXES:
+                exporting = token.bare == "export"
+                continue
+            if assigning and (name := self._assignment(token)):
+                if exporting and self.active:
+                    shell.exported[name] = None
+                continue
+            assigning = False
+            if self.active:
+                words += shell.expand(token)
+        if not (self.active and words):
+            return
+        if words[0] in shell.functions:
+            shell.run(shell.functions[words[0]])
+        elif words[0] in ("source", ".") and len(words) > 1:
+            shell.source(words[1])
+        elif document is not None and Path(words[0]).name in ("sbatch", "bash", "sh"):
+            text = document.text if document.literal else shell.text(document.text)
+            shell.run(list(tokens(text.replace(UNKNOWN, "$_"), shell.name)))
+        elif words[0] == "unset":
+            for name in words[1:]:
+                shell.forget(name)
+        else:
+            shell.commands.append(Command(tuple(words), first.line))
+            shell.words += len(words)
+            if shell.words > MOST_WORDS:
+                raise AtollError(f"{shell.name}: more than {MOST_WORDS:,} words")
+
+    def _assignment(self, token: Word) -> str:
+        """Run an assignment and return its name, "" if the word is none."""
+        kind, text = token.parts[0]
+        match = _ASSIGNED.match(text) if kind == PLAIN else None
+        if match is None:
+            return ""
+        name, append = match[1], bool(match[3])
+        after = self.script[self.at] if self.at < len(self.script) else None
+        value = Word(((PLAIN, text[match.end() :]), *token.parts[1:]), token.line)
+        is_array = (
+            isinstance(after, Separator) and after.text == "(" and value.parts == ((PLAIN, ""),)
+        )
+        items = self._array() if is_array else None
+        if self.active and not match[2]:
+            single = "".join(
+                part if how == LITERAL else self.shell.text(part, keep_escapes=how == PLAIN)
+                for how, part in value.parts
+            )
+            self.shell.assign(name, append, single if items is None else items)
+        return name
+
+    def _array(self) -> list[str]:
+        items: list[str] = []
+        self.at += 1
+        while self.at < len(self.script):
+            token = self.script[self.at]
+            self.at += 1
+            if isinstance(token, Word):
+                items += self.shell.expand(token)
+            elif token.text == ")":
+                return items
+        raise AtollError(f"{self.shell.name}: an array is not closed")
+
+
+def read_script(path: Path, environment: Mapping[str, str] | None = None) -> Script:
+    """Read a script's commands; `environment` sets variables as a shell's would."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(4 * MOST_CHARACTERS + 4)  # bytes of a character
+        text = data.decode()
+    except UnicodeDecodeError:
+        raise AtollError(f"{path}: not a text file") from None
+    except OSError as error:
+        raise AtollError(f"{path}: cannot be read ({error.strerror})") from None
+    if UNKNOWN in text:
+        raise AtollError(f"{path}: not a text file")
+    return follow_script(text, str(path), path.parent, environment)
+
+
+def follow_script(
+    text: str, name: str, folder: Path, environment: Mapping[str, str] | None = None
+) -> Script:
+    """Return the commands of a script's text."""
+    shell = Shell(name, folder, dict(environment or {}), user_values=dict(environment or {}))
+    shell.run(list(tokens(text, name)))
+    commands = tuple(inner for command in shell.commands for inner in _inner(command, shell))
+    exported = {name: shell.value(name) or "" for name in shell.exported}
+    unset = tuple(name for name in shell.unset if name.isidentifier() and name != "_")
+    return Script(commands, exported, tuple(dict.fromkeys(shell.missing)), unset)
+
+
+def _inner(command: Command, shell: Shell) -> list[Command]:
+    """Return the commands of `bash -c TEXT`, however wrapped; else the command itself."""
+    words = command.words
+    for index, word in enumerate(words[:-2]):
+        if Path(word).name not in ("bash", "sh"):
+            continue
+        flags = list(takewhile(lambda flag: flag[:1] in "-+", words[index + 1 : -1]))
+        if flags and flags[-1].endswith("c"):
+            inside = Shell(shell.name, shell.folder, dict(shell.values), dict(shell.arrays))
+            inside.depth, inside.length = shell.depth + 1, shell.length
+            text = words[index + 1 + len(flags)]
+            inside.run(list(tokens(text.replace(UNKNOWN, "$_"), shell.name)))
+            return inside.commands
+    return [command]
+
+
+def _output(command: str) -> str:
+    """Return a command's output if it is known without running it."""
+    return "." if _SCRIPT_FOLDER.fullmatch(command.strip()[:200]) else UNKNOWN
+
+
+def _split(text: str) -> list[str]:
+    return text.split() if text.strip() else []
+
+
+def _unquoted(text: str) -> str:
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" else text
+
+
+def _closing(text: str, begin: int) -> int:
+    """Return the index of the bracket that closes the one at `begin`."""
+    opening = text[begin]
+    closing, depth = {"{": "}", "(": ")"}[opening], 0
+    for index in range(begin, len(text)):
+        depth += (text[index] == opening) - (text[index] == closing)
+        if depth == 0:
+            return index
+    return len(text) - 1

@@ -1,0 +1,110 @@
+"""Settings of megatron-core, which Megatron-LM and Megatron-Bridge share."""
+
+from __future__ import annotations
+
+from atoll.step.orders import groups
+from atoll.tools.launch_plan import LaunchPlan, Settings, refuse
+
+_SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
+"""Megatron-FSDP's names of ZeRO stages; stage 1 is the distributed optimizer."""
+
+_FSDP_WITH_PIPELINE = (
+    "Megatron's checks accept Megatron-FSDP with a pipeline, but Atoll has not seen it run: try it "
+    "on few devices first."
+)
+
+
+def check_core(plan: LaunchPlan, target: str) -> None:
+    """Refuse what megatron-core cannot run."""
+    layout = plan.layout
+    if layout.pp > 1 and layout.schedule not in ("1f1b", "interleaved"):
+        raise refuse(
+            target,
+            f"its pipelines run 1f1b or interleaved, not {layout.schedule}; choose one of the two",
+        )
+    if plan.model.experts and layout.tp > 1 and not layout.sp:
+        raise refuse(target, "experts with tp above 1 need sequence parallelism; set sp on")
+
+
+def parallel_values(plan: LaunchPlan, target: str) -> Settings:
+    """Return fields of ModelParallelConfig."""
+    check_core(plan, target)
+    layout = plan.layout
+    values: Settings = {
+        "tensor_model_parallel_size": layout.tp,
+        "pipeline_model_parallel_size": layout.pp,
+        "context_parallel_size": layout.cp,
+        "sequence_parallel": layout.tp > 1 and layout.sp,
+    }
+    if plan.hides_tensor and values["sequence_parallel"]:
+        values["tp_comm_overlap"] = True
+    if layout.cp > 1:
+        values["cp_comm_type"] = "a2a" if plan.exchanges_heads else "p2p"
+    if plan.model.experts:
+        values["expert_model_parallel_size"] = layout.ep
+        values["expert_tensor_parallel_size"] = layout.etp
+    return values | {"pipeline_model_parallel_layout": None if plan.even else _stages(plan)}
+
+
+def sharding_values(plan: LaunchPlan) -> Settings:
+    """Return fields of DistributedDataParallelConfig; Megatron-FSDP is ZeRO 2 and 3."""
+    layout = plan.layout
+    values: Settings = {
+        "use_distributed_optimizer": layout.zero > 0,
+        "overlap_grad_reduce": layout.zero > 0 or max(layout.ranks, layout.expert_ranks) > 1,
+        "overlap_param_gather": layout.zero > 0,
+    }
+    if layout.hsdp > 1:
+        values["num_distributed_optimizer_instances"] = layout.hsdp
+    if layout.zero >= 2:
+        values["use_megatron_fsdp"] = True
+        values["data_parallel_sharding_strategy"] = _SHARDING[layout.zero]
+    return values
+
+
+def sharding_notes(plan: LaunchPlan) -> list[str]:
+    return [_FSDP_WITH_PIPELINE] if plan.layout.zero >= 2 and plan.layout.pp > 1 else []
+
+
+def microbatch_group(plan: LaunchPlan, target: str) -> int | None:
+    """Return the microbatches per group of an interleaved schedule, None for the default pp."""
+    pp, m = plan.layout.pp, plan.microbatches
+    if plan.layout.vpp == 1:
+        return None
+    sizes = groups(pp, m)
+    if m < pp or len(set(sizes[:-1])) > 1:
+        words = f"in groups of {', '.join(map(str, sizes))}"
+        raise refuse(
+            target,
+            f"it interleaves groups of one size, of at least pp {pp} microbatches, but for a last "
+            f"that may be smaller, not {m} {words}; change the microbatch or dp",
+        )
+    return sizes[0] if sizes[0] != pp else None
+
+
+def _stages(plan: LaunchPlan) -> str:
+    """Return stages in Megatron's notation: E embedding, t block, L loss, | between chunks."""
+    chunks = [f"t*{blocks}" for blocks in plan.stages]
+    chunks[0] = "E" + chunks[0]
+    chunks[-1] = chunks[-1] + "L"
+    return "|".join(chunks)
+
+
+def recompute_values(plan: LaunchPlan, target: str) -> Settings:
+    """Return fields of TransformerConfig."""
+    policy = plan.layout.recompute
+    if policy == "none":
+        return {}
+    if policy == "selective":
+        return {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]}
+    if policy == "full":
+        return {
+            "recompute_granularity": "full",
+            "recompute_method": "uniform",
+            "recompute_num_layers": 1,
+        }
+    raise refuse(
+        target,
+        f"it cannot recompute operator by operator, as recompute {policy} asks; use none, "
+        "selective or full",
+    )

@@ -1,0 +1,201 @@
+"""A model from the arguments that describe it to Megatron-LM."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+from atoll.base.errors import AtollError
+from atoll.tools.arguments import LaunchArguments
+from atoll.workload import load_config, zoo_names
+from atoll.workload.families.model_config import ModelConfig
+
+VOCABULARIES = {
+    "gpt2bpetokenizer": 50257,
+    "bertwordpiecelowercase": 30522,
+    "bertwordpiececase": 28996,
+    "llama2tokenizer": 32000,
+}
+"""Vocabulary size by tokenizer type, where it is fixed."""
+POSITIONS = {"learned_absolute": "learned", "rope": "rotary", "rotary": "rotary",
+             "mrope": "rotary", "yarn": "rotary", "relative": "relative",
+             "none": "none"}  # fmt: skip
+UNIT = 128  # the vocabulary is padded to a multiple of this times tp
+
+
+def build_model(args: LaunchArguments) -> ModelConfig:
+    """Return the decoder that pretrain_gpt.py builds from these arguments."""
+    hidden, heads = args.size("hidden_size"), args.size("num_attention_heads")
+    gated = args.has("swiglu", "gated_linear_unit", "quick_geglu")
+    ffn = args.count("ffn_hidden_size") or _default_ffn(hidden, gated)
+    experts = args.count("num_experts") or 0
+    biased = not args.has("disable_bias_linear")
+    latent = _latent(args) if args.has("multi_latent_attention") else {}
+    head_dim = args.count("kv_channels") or hidden // heads
+    grouped = args.has("group_query_attention") or "num_key_value_heads" in args.values
+    groups = args.count("num_query_groups", "num_key_value_heads")
+    positions = args.text("position_embedding_type") or "learned_absolute"
+    args.has("no_position_embedding")
+    if args.has("use_rotary_position_embeddings"):
+        positions = "rope"
+    if positions not in POSITIONS:
+        raise AtollError(f"{args.file}: position_embedding_type {positions!r} is not modelled")
+    sequence = args.count("seq_length") or 0
+    longest = args.count("max_position_embeddings") or sequence
+    if not longest:
+        raise AtollError(f"{args.file}: does not say seq_length")
+    percent = args.number("rotary_percent")
+    layers = args.size("num_layers")
+    window, windows = _windows(args, layers)
+    squared = args.has("squared_relu")
+    dropout = args.number("hidden_dropout")
+    attention_dropout = args.number("attention_dropout")
+    return ModelConfig(
+        name=Path(args.file).stem,
+        family="megatron",
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        kv_heads=groups if grouped and groups else heads,
+        ffn=(args.count("moe_ffn_hidden_size") or ffn) if experts else ffn,
+        vocab=_vocabulary(args),
+        max_sequence=max(longest, sequence),
+        default_sequence=sequence,
+        gated=gated,
+        activation="silu" if gated else "relu2" if squared else "gelu",
+        norm="rmsnorm" if args.text("normalization") == "RMSNorm" else "layernorm",
+        positions=POSITIONS[positions],
+        position_rows=longest if POSITIONS[positions] == "learned" else 0,
+        rotary_dim=latent.pop("rotary_dim", int((percent or 1.0) * head_dim)),
+        tied_embeddings=not args.has("untie_embeddings_and_output_weights"),
+        attention_bias=biased or args.has("add_qkv_bias"),
+        output_bias=biased,
+        mlp_bias=biased,
+        dropout=0.1 if dropout is None else dropout,
+        attention_dropout=0.1 if attention_dropout is None else attention_dropout,
+        embedding_dropout=0.1 if dropout is None else dropout,
+        # (With latent attention it norms the latents, which the builder adds.)
+        qk_norm=args.has("qk_layernorm", "qk_l2_norm") and "latent_kv" not in latent,
+        window=window,
+        windows=windows,
+        mtp_layers=args.count("mtp_num_layers") or 0,
+        rotary_base=_optional(args, "rotary_base"),
+        norm_epsilon=_optional(args, "norm_epsilon") or _optional(args, "layernorm_epsilon"),
+        head_dim=latent.pop("head_dim", head_dim),
+        **latent,
+        **(_experts(args, experts, ffn) if experts else {}),
+    )
+
+
+def _optional(args: LaunchArguments, name: str) -> float | None:
+    """Return a number that no time depends on; None if its variable is not set."""
+    return None if args.unknown in str(args.values.get(name)) else args.number(name)
+
+
+def _windows(args: LaunchArguments, layers: int) -> tuple[int, tuple[int, ...]]:
+    """Return the sliding window "(127, 0)", or one per block if every n-th block sees all."""
+    window_size = args.text("window_size")
+    window_parts = (window_size or "").strip("()\"' ").replace(",", " ").split()
+    window = int(window_parts[0]) + 1 if window_parts and window_parts[0].isdigit() else 0
+    every = (args.text("window_attn_skip_freq") or "") if window else ""
+    if not every:
+        return window, ()
+    if every.isdigit() and int(every):
+        return 0, tuple(window if (i + 1) % int(every) else 0 for i in range(layers))
+    sliding = set(range(layers)) - set(_zeros(args, "window_attn_skip_freq", layers))
+    return 0, tuple(window if i in sliding else 0 for i in range(layers))
+
+
+def _default_ffn(hidden: int, gated: bool) -> int:
+    return int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden
+
+
+def _latent(args: LaunchArguments) -> dict[str, Any]:
+    """Return the fields of multi-latent attention, with megatron-core's defaults."""
+    rotary_dim = args.count("qk_pos_emb_head_dim") or 64
+    return {
+        "latent_kv": args.count("kv_lora_rank") or 512,
+        "latent_q": args.count("q_lora_rank") or 0,
+        "rotary_dim": rotary_dim,
+        "head_dim": (args.count("qk_head_dim") or 128) + rotary_dim,
+        "value_dim": args.count("v_head_dim") or 128,
+    }
+
+
+def _experts(args: LaunchArguments, experts: int, dense_ffn: int) -> dict[str, Any]:
+    dense = _dense_layers(args, args.size("num_layers"))
+    args.has("moe_router_enable_expert_bias")
+    return {
+        "experts": experts,
+        "experts_per_token": args.count("moe_router_topk") or 2,
+        "router": args.text("moe_router_score_function") or "softmax",
+        "shared_ffn": args.count("moe_shared_expert_intermediate_size") or 0,
+        "shared_gate": args.has("moe_shared_expert_gate"),
+        "dense_layers": dense,
+        "dense_ffn": dense_ffn if dense else 0,
+    }
+
+
+def _dense_layers(args: LaunchArguments, layers: int) -> tuple[int, ...]:
+    """Return blocks without experts: all but every n-th, or a list such as "([0]*3+[1]*58)"."""
+    frequency = args.text("moe_layer_freq") or "1"
+    if frequency.strip("\"' ").isdigit() and (every := int(frequency.strip("\"' "))):
+        return tuple(i for i in range(layers) if i % every)
+    return _zeros(args, "moe_layer_freq", layers)
+
+
+def _zeros(args: LaunchArguments, name: str, layers: int) -> tuple[int, ...]:
+    """Return the indexes of zeros in a list such as "([0]*3+[1]*58)"."""
+    text = args.text(name) or ""
+    try:
+        pattern = _list(ast.parse(text.strip("\"' "), mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise AtollError(f"{args.file}: {name} {text[:40]!r} is not a number or a list") from None
+    return tuple(i for i, value in enumerate(pattern[:layers]) if not value)
+
+
+def _list(node: ast.AST) -> list[int]:
+    """Return the list that sums and multiples of lists describe: parsed, not evaluated."""
+    if isinstance(node, ast.List):
+        return [item.value for item in node.elts if isinstance(item, ast.Constant)]  # type: ignore[misc]
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _list(node.left) + _list(node.right)
+    if (
+        isinstance(node, ast.BinOp)
+        and isinstance(node.op, ast.Mult)
+        and isinstance(node.right, ast.Constant)
+        and isinstance(node.right.value, int)
+        and node.right.value <= 4096
+    ):
+        return _list(node.left) * node.right.value
+    raise ValueError
+
+
+def _zoo_vocabulary(args: LaunchArguments) -> int | None:
+    """Return the vocabulary of zoo models of this shape, if they agree on one."""
+    shape = args.size("hidden_size"), args.size("num_layers"), args.size("num_attention_heads")
+    configs = (load_config(name) for name in zoo_names())
+    vocabularies = {c.vocab for c in configs if (c.hidden, c.layers, c.heads) == shape}
+    return vocabularies.pop() if len(vocabularies) == 1 else None
+
+
+def _vocabulary(args: LaunchArguments) -> int:
+    """Return the rows of the embedding table as Megatron-LM pads it."""
+    padded = args.count("padded_vocab_size")
+    tokenizer_type = args.text("tokenizer_type")
+    unit = args.count("make_vocab_size_divisible_by") or UNIT
+    tokenizer = tokenizer_type or ("GPT2BPETokenizer" if "merge_file" in args.values else "")
+    size = args.count("vocab_size") or VOCABULARIES.get(tokenizer.lower())
+    if tokenizer == "NullTokenizer" and size is not None:
+        size += 1  # its end of a document
+    if padded:
+        return padded
+    size = args.vocab or size or _zoo_vocabulary(args)
+    if size is None:
+        raise AtollError(
+            f"{args.file}: does not say how large the vocabulary is (its tokenizer does); add "
+            "--vocab N to this command"
+        )
+    unit *= args.count("tensor_model_parallel_size") or 1
+    return -(-size // unit) * unit

@@ -1,0 +1,188 @@
+"""A model's shape as Megatron-LM arguments, for the decoders that pretrain_gpt.py can build."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import groupby
+
+from atoll.base.errors import AtollError
+from atoll.files.yamlfile import shipped_table
+from atoll.tools.launch_plan import LaunchPlan, Settings, refuse
+from atoll.workload.families.model_config import ModelConfig
+
+TARGET = "megatron-lm"
+NO_ARGUMENT: Mapping[str, str] = shipped_table("atoll.tools.megatron_lm", "no_argument.yaml")
+"""Fields of a model for which pretrain_gpt.py takes no argument, in words."""
+
+
+def model_values(plan: LaunchPlan) -> tuple[Settings, list[str]]:
+    """Return arguments by name (None and False are omitted), and notes on open settings."""
+    model = plan.model
+    _check(model)
+    notes: list[str] = []
+    values: Settings = {
+        "num_layers": model.layers,
+        "hidden_size": model.hidden,
+        "ffn_hidden_size": model.dense_ffn or model.ffn,
+        "num_attention_heads": model.heads,
+        "normalization": "RMSNorm" if model.norm == "rmsnorm" else "LayerNorm",
+        "swiglu": _swiglu(model),
+        **_biases(model),
+        **_positions(plan, notes),
+        **(_latent_attention if model.latent_kv else _attention)(model, notes),
+        **(_experts(model, notes) if model.experts else {}),
+        **_vocabulary(plan, notes),
+        "hidden_dropout": model.dropout,
+        "attention_dropout": model.attention_dropout,
+    }
+    if model.embedding_dropout != model.dropout:
+        notes.append(
+            f"Megatron drops embeddings at the rate of the residual branches ({model.dropout}); "
+            f"{model.name} has {model.embedding_dropout}."
+        )
+    return values, notes
+
+
+def _check(model: ModelConfig) -> None:
+    for field, words in NO_ARGUMENT.items():
+        if getattr(model, field):
+            raise _no_argument(model, words)
+    if model.special:
+        raise _no_argument(model, model.special)
+    if not model.final_norm:
+        raise _no_argument(model, "no norm before its head")
+    if not model.causal:
+        raise _no_argument(model, "attention to later tokens")
+
+
+def _no_argument(model: ModelConfig, words: str) -> AtollError:
+    return refuse(
+        TARGET,
+        f"{model.name} has {words}, for which pretrain_gpt.py takes no argument; export to "
+        "deepspeed or nemo, which do not describe the model",
+    )
+
+
+def _swiglu(model: ModelConfig) -> bool:
+    if (model.gated, model.activation) not in ((True, "silu"), (False, "gelu")):
+        gate = "gated " if model.gated else ""
+        raise _no_argument(model, f"a {gate}{model.activation} feed-forward layer")
+    return model.gated
+
+
+def _biases(model: ModelConfig) -> Settings:
+    queries, *others = model.attention_bias, model.output_bias, model.mlp_bias
+    if others not in ([queries, queries], [False, False]):
+        raise _no_argument(model, "biases on some of its layers only")
+    return {"disable_bias_linear": not any(others), "add_qkv_bias": queries and not any(others)}
+
+
+def _positions(plan: LaunchPlan, notes: list[str]) -> Settings:
+    model = plan.model
+    kinds = {"learned": "learned_absolute", "rotary": "rope", "none": "none"}
+    if model.positions not in kinds:
+        raise _no_argument(model, f"{model.positions} positions")
+    rows = max(model.max_sequence, plan.sequence)
+    if model.positions == "learned":
+        rows = model.position_rows or model.max_sequence
+        if plan.sequence > rows:
+            raise refuse(
+                TARGET,
+                f"sequence {plan.sequence} is longer than the {rows} learned positions of "
+                f"{model.name}; shorten it",
+            )
+    rotary = model.positions == "rotary"
+    numbers = {
+        "rotary_base": model.rotary_base if rotary else None,
+        "norm_epsilon": model.norm_epsilon,
+    }
+    if missing := [name for name in numbers if rotary and numbers[name] is None]:
+        words = " and ".join(f"--{name.replace('_', '-')}" for name in missing)
+        notes.append(f"{model.name} as described does not say {words}; add what it was built with.")
+    if rotary and model.rotary_scaling:
+        notes.append(
+            f"Its rotary positions are scaled ({model.rotary_scaling}); set it as trained."
+        )
+    partial = rotary and not model.latent_kv and model.rotated != model.head_dim
+    return {
+        "position_embedding_type": kinds[model.positions],
+        "max_position_embeddings": rows,
+        **{name: _as_integer(value) for name, value in numbers.items()},
+        "rotary_percent": model.rotated / model.head_dim if partial else None,
+    }
+
+
+def _as_integer(value: float | None) -> float | int | None:
+    """Return 500000.0 as 500000: Megatron-LM reads integers."""
+    return int(value) if value is not None and value.is_integer() else value
+
+
+def _attention(model: ModelConfig, notes: list[str]) -> Settings:
+    if model.value_dim not in (0, model.head_dim):
+        raise _no_argument(model, f"values {model.value_dim} wide beside keys {model.head_dim}")
+    grouped = model.kv_heads != model.heads
+    return {
+        "kv_channels": model.head_dim,
+        "group_query_attention": grouped,
+        "num_query_groups": model.kv_heads if grouped else None,
+        "qk_layernorm": model.qk_norm,
+        # Megatron counts the tokens to the left of a query; the model's window includes it.
+        "window_size": f"{model.window - 1},0" if model.window else None,
+    }
+
+
+def _latent_attention(model: ModelConfig, notes: list[str]) -> Settings:
+    notes.append(
+        "Multi-latent attention takes YaRN positions by default; set --rope-type, "
+        "--rotary-scaling-factor and --mscale as the model needs."
+    )
+    return {
+        "multi_latent_attention": True,
+        "q_lora_rank": model.latent_q or None,
+        "kv_lora_rank": model.latent_kv,
+        "qk_head_dim": model.head_dim - model.rotated,
+        "qk_pos_emb_head_dim": model.rotated,
+        "v_head_dim": model.value_width,
+        "qk_layernorm": True,
+    }
+
+
+def _experts(model: ModelConfig, notes: list[str]) -> Settings:
+    notes.append(
+        "Atoll does not keep how the router balances, scales or groups experts; add "
+        "--moe-router-load-balancing-type, --moe-aux-loss-coeff, --moe-router-pre-softmax and "
+        "the like."
+    )
+    sigmoid = model.router == "sigmoid"
+    return {
+        "num_experts": model.experts,
+        "moe_router_topk": model.experts_per_token,
+        "moe_ffn_hidden_size": model.ffn,
+        "moe_token_dispatcher_type": "alltoall",
+        "moe_grouped_gemm": True,
+        "moe_router_score_function": "sigmoid" if sigmoid else None,
+        "moe_router_enable_expert_bias": sigmoid,
+        "moe_shared_expert_intermediate_size": model.shared_ffn or None,
+        "moe_shared_expert_gate": model.shared_gate,
+        "moe_layer_freq": _layer_pattern(model) if model.dense_layers else None,
+    }
+
+
+def _layer_pattern(model: ModelConfig) -> str:
+    """Return blocks with (1) and without experts (0) as a list expression of Megatron."""
+    dense = set(model.dense_layers)
+    runs = [
+        (with_experts, len(list(run)))
+        for with_experts, run in groupby(int(i not in dense) for i in range(model.layers))
+    ]
+    return "(" + "+".join(f"[{with_experts}]*{length}" for with_experts, length in runs) + ")"
+
+
+def _vocabulary(plan: LaunchPlan, notes: list[str]) -> Settings:
+    """Return the vocabulary as estimated: padded to a multiple of tp."""
+    vocab, tp = plan.model.vocab, plan.layout.tp
+    padded = -(-vocab // tp) * tp
+    if padded != vocab:
+        notes.append(f"The vocabulary of {vocab} is padded to {padded}, a multiple of tp {tp}.")
+    untied = not plan.model.tied_embeddings
+    return {"padded_vocab_size": padded, "untie_embeddings_and_output_weights": untied}

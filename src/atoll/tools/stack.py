@@ -1,0 +1,244 @@
+"""Software stacks: the kernels that a training run launches, and the bytes they move and keep.
+
+A layer costs more in eager PyTorch (every element-wise step is a kernel with a round trip through
+HBM) than in a framework with fused kernels. Bytes per element are counted from what each kernel
+reads and writes (16-bit tensors, fp32 where the framework casts); functions that are not listed
+move the bytes that the calibration measured for PyTorch's single kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from atoll.base.registry import Registry
+from atoll.files.yamlfile import shipped_table
+from atoll.step.orders import ORDERS
+
+
+@dataclass(frozen=True, slots=True)
+class VectorPasses:
+    """Traffic and kernels of a vector function in a stack."""
+
+    bytes: float  # moved through HBM, per element
+    kernels: int
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Shares of communication that may hide behind computation, by kind."""
+
+    gradient: float = 0.0
+    """Gradient reduction, behind the last microbatch's backward pass."""
+    undivided: float = 1.0
+    """Factor on `gradient` with ZeRO 0."""
+    piped: float = 1.0
+    """Factor on `gradient` in a pipeline."""
+    gather: float = 0.0
+    """Weight gathers and gradient scatters of fully sharded layers, behind their neighbours."""
+    tensor: float = 0.0
+    """Backward collectives of tensor parallelism, behind weight gradients."""
+    tensor_products: float = 0.0
+    """All collectives of tensor parallelism, in chunks behind the adjacent products."""
+    summed: bool = True
+    """Whether `tensor_products` holds for all-reduces; otherwise only for the gathers and scatters
+    of sequence parallelism (Transformer Engine's user buffers, torch's asynchronous tp)."""
+    pipeline: float = 0.0
+    """Sends between stages, behind the next microbatch."""
+    experts: float = 0.0
+    """All-to-all of tokens, behind the dense part of a layer."""
+    ring: float = 1.0
+    """Keys and values of ring attention, behind the block being computed."""
+
+    def in_products(self, sp: bool) -> float:
+        """Return the share of tensor-parallel collectives that hides inside products."""
+        return self.tensor_products if sp or self.summed else 0.0
+
+    def hidden_gradient(self, zero: int, pp: int) -> float:
+        """Return the share of the gradient reduction that may hide."""
+        return self.gradient * (1.0 if zero else self.undivided) * (1.0 if pp == 1 else self.piped)
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Kernels, memory and overlap of one framework."""
+
+    name: str
+    passes: Mapping[str, VectorPasses]
+    """Functions whose traffic differs from the calibrated single kernel."""
+    kept: Mapping[str, float]
+    """Bytes per element that a function keeps for backward beyond its input and output."""
+    split_products: bool
+    """Queries, keys and values (gate and up) are separate products."""
+    composed_gelu: bool
+    """Models that write out the tanh formula of GELU run it step by step."""
+    padded: bool
+    """Vocabularies are padded to whole vectors (128 times the tensor width in Megatron-LM)."""
+    loss_bytes: float
+    """Bytes per logit alive at the peak of the loss."""
+    loss_kept: float
+    """Bytes per logit kept from the forward to the backward pass of the loss."""
+    half_loss_bytes: float
+    """`loss_bytes` where the loss takes 16-bit logits (masked language models)."""
+    vocabulary_parallel: bool
+    """The loss works on each tensor rank's part of the logits, not on gathered logits."""
+    keeps_gathered: bool
+    """Sequence parallelism keeps gathered inputs for backward instead of gathering them again."""
+    overlap: Overlap
+    late_gradients: bool
+    """Gradients are allocated during the backward pass, not before the step."""
+    accumulated_bytes: float = 6.0
+    """Bytes moved per parameter to accumulate a microbatch's gradients: three 16-bit passes of a
+    separate kernel."""
+    adds_in_products: bool = False
+    """The products of weight gradients accumulate: they read and write the sum instead of writing a
+    16-bit result."""
+    temporaries: float = 1.0
+    """Share of the widest operator's tensors that is alive in addition to a block's tensors."""
+    sends_held: int = 0
+    """Activations in transfer per stage, in addition to those of its microbatches."""
+    fragmentation: float = 0.07
+    """Share of allocated bytes lost between blocks."""
+    context_bytes: float = 3.6e9
+    """Bytes outside of the allocator: driver context (1.6 GB) and buffers of collectives."""
+    fp8_copies: float = 0.0
+    """Bytes per parameter of fp8 copies of blocks' weights, in addition to 16-bit weights."""
+    scaled_weights: bool = False
+    """Frozen weights of fp8 and fp4 products are kept only in that format."""
+    scaled_inputs: bool = False
+    """Cast inputs of fp8 and fp4 products are kept for their weight gradients."""
+    workspaces: int = 0
+    """Handles of matrix libraries, each with a workspace."""
+    expert_workspaces: int = 0
+    """Further handles where experts' products run in parallel."""
+    deferred_heads: int = 0
+    """Microbatches whose weight gradient of the head is delayed to the end of the step."""
+    step_s: float = 5e-3
+    """Fixed time per step: data, clipping, logging."""
+    gather_efficiency: float = 1.0
+    """Factor on the bandwidth of weight gathers: below 1 if they are per tensor."""
+    gathered_layers: float = 2.0
+    """Layers with gathered weights at a time under ZeRO 3."""
+    regathers: bool = False
+    """Under ZeRO 2 weights are gathered again per microbatch, as in FSDP's SHARD_GRAD_OP; otherwise
+    once, after the optimizer's step."""
+    slack: float = 1.0
+    """Step time over the sum of its parts: allocator, interpreter, waiting."""
+    straggling: float = 1.0
+    """Factor on the slack of several nodes, which wait for the slowest."""
+    exchanges_heads: bool = False
+    """Context parallelism exchanges heads where cp divides them (all-to-all, as DeepSpeed-Ulysses),
+    instead of sending keys and values round a ring."""
+    adapters_exchange_heads: bool = False
+    """`exchanges_heads` of runs with adapters."""
+    host_layer_s: float = 0.0
+    """Host time of a layer's forward and backward pass, without kernel launches."""
+    host_kernel_s: float = 0.0
+    """Host time per kernel launch."""
+    host_checkpoint_s: float = 0.0
+    """Host time of recomputing a layer, without launches (random states, nested graphs)."""
+    host_expert_s: float = 0.0
+    """Host time per expert and pass, for indices that are read back."""
+    host_routed_s: float = 0.0
+    """Additional host time per pass of a layer with experts: routing, permutation and exchange are
+    many small kernels."""
+    graphs: str = ""
+    """CUDA graphs included in the host times; empty: single launches."""
+    routed_bytes: float = 0.0
+    """Bytes per element of the rows sent to experts, per pass: copied to and from buffers of the
+    exchange, sorted by expert, padded."""
+    halves_bytes: Mapping[str, float] = field(default_factory=dict)
+    """Bytes per element of experts' gates by kind of operator, beyond those of their functions:
+    gate and up are halves of one tensor."""
+    fused_casts: tuple[str, ...] = ()
+    """Formats to which experts' inputs are cast by the kernels that write them; to others they are
+    cast per expert."""
+    weighs_inside: bool = False
+    """Gates weight the experts' activations, so that the experts' results are not kept."""
+    sends_once: bool = False
+    """A token is sent once per node and device (DeepEP, HybridEP), not once per expert."""
+    ragged_heads: float = 1.0
+    """Factor on unfused attention's products if a head is not a multiple of 8 elements."""
+    hosts_blocks: bool = False
+    """Fully sharded blocks without recomputation use host memory for what does not fit ("host")."""
+    states: str = "mixed"
+    """Usual bytes of weights, gradients and optimizer (`step.states`)."""
+    attention: str = "flash"
+    """Usual attention kernel: flash, flash2, flash1 or unfused."""
+    orders: tuple[str, ...] = ORDERS
+    """Supported pipeline orders, built in or by a published implementation."""
+    balances: bool = True
+    """Stages with other layers may hold fewer blocks; otherwise blocks are spread evenly."""
+
+    def gives_heads(self, kv_heads: int, cp: int) -> bool:
+        """Return whether context parallelism exchanges heads, which needs divisible key heads."""
+        return self.exchanges_heads and cp > 1 and kv_heads % cp == 0
+
+
+# Families that compute GELU's formula step by step. (BigCode calls the fused kernel; T5 1.1 and mT5
+# have it in their gate, BLOOM has another formula.)
+COMPOSED_GELU = frozenset({"gpt2", "gptj", "gpt_neo", "phi", "bloom", "t5", "mt5"})
+
+
+def _stack(name: str, entry: dict[str, Any]) -> Stack:
+    """Build a stack from its entry in a `tool.yaml`."""
+    values: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in entry.items()}
+    passes = {n: VectorPasses(**moved) for n, moved in KERNELS[entry["passes"]].items()}
+    return Stack(
+        **values | {"name": name, "passes": passes, "overlap": Overlap(**entry["overlap"])}
+    )
+
+
+def _load_stacks() -> Iterator[Stack]:
+    """Yield the stacks of every tool. An entry that is `like` another one differs from it in the
+    fields that it has.
+    """
+    entries: dict[str, dict[str, Any]] = {}
+    for folder in FOLDERS:
+        stacks = shipped_table(f"atoll.tools.{folder}", "tool.yaml").get("stacks", {})
+        for name, entry in stacks.items():
+            entries[name] = entries.get(entry.pop("like", ""), {}) | entry
+            STACK_FOLDERS[name] = folder
+    return (_stack(name, entry) for name, entry in entries.items())
+
+
+FOLDERS = (
+    "chip", "pytorch", "megatron_lm", "xla", "deepspeed", "nemo", "torchtitan", "transformers",
+)  # fmt: skip
+"""One folder per tool; a stack is like one of an earlier folder."""
+STACK_FOLDERS: dict[str, str] = {}
+"""Folder of the tool that has a stack, by the stack's name."""
+KERNELS = shipped_table("atoll.tools", "kernels.yaml")
+STACKS = Registry("stacks", Stack, _load_stacks())
+CHIP, XLA, EAGER, COMPILED, MEGATRON, NEMO, FSDP = (
+    STACKS[name] for name in ("chip", "xla", "eager", "compiled", "megatron", "nemo", "fsdp")
+)
+
+
+def with_adapters(stack: Stack) -> Stack:
+    """Adapt the stack to frozen weights. Composed norms with frozen scales do not keep the normed
+    value, and skip the product with it and its sum.
+    """
+    stack = replace(stack, exchanges_heads=stack.adapters_exchange_heads)
+    if "rmsnorm" not in stack.kept:
+        return stack
+    back = EAGER.passes["rmsnorm_bwd"]
+    passes = {
+        **stack.passes,
+        "rmsnorm_bwd": VectorPasses(back.bytes - 10, back.kernels - 2),
+    }
+    return replace(stack, passes=passes, kept={**stack.kept, "rmsnorm": 2})
+
+
+def fused_loss(stack: Stack) -> Stack:
+    """Use a loss that replaces 16-bit logits by their gradient in place, as Transformer Engine's
+    and Liger's kernels do.
+    """
+    # Read for maximum and sum, read again, gradient written; then scaled.
+    passes = {
+        **stack.passes,
+        "cross_entropy": VectorPasses(6, 1),
+        "cross_entropy_bwd": VectorPasses(4, 1),
+    }
+    return replace(stack, passes=passes, loss_bytes=2, loss_kept=2, half_loss_bytes=2)

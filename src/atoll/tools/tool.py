@@ -1,0 +1,64 @@
+"""Description of a training tool: what it can run, how fast, and its launch files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from atoll.answers.layout import LaunchFile
+from atoll.files.yamlfile import shipped_table
+from atoll.tools.launch_plan import LaunchPlan
+
+AxisValues = Mapping[str, tuple[Any, ...]]
+UNRESTRICTED = "none"
+"""Name of the tool that runs every layout."""
+Writer = Callable[[LaunchPlan], LaunchFile]
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A training tool: the software of its runs, the layouts that it can run, and its files."""
+
+    name: str
+    title: str
+    """Name as its authors write it."""
+    software: str
+    """Stack that its runs have (`STACKS`); empty: that of the device."""
+    versions: str = ""
+    """Releases that its files are written for and checked against."""
+    aliases: tuple[str, ...] = ()
+    """Other names of it, as options and earlier releases of Atoll have them."""
+    software_by_precision: Mapping[str, str] = field(default_factory=dict)
+    """Stacks of precisions for which the software differs."""
+    overlap: str | None = None
+    """Overlaps that its launch files switch on (`software.OVERLAPS`)."""
+    optimizer: str | None = None
+    """Its optimizer states, where they are not those of the question's default."""
+    axes: AxisValues = field(default_factory=dict)
+    """Values of a plan's axes that it can run; axes that are not listed are free."""
+    precisions: tuple[str, ...] = ("bf16", "fp16")
+    methods: tuple[str, ...] = ("pretrain", "sft")
+    write: Writer | None = field(default=None, repr=False)
+    """Return the launch file of a run, or raise an AtollError that says why the tool cannot run it.
+    None: files of the tool are not written."""
+
+    def runs_as(self, precision: str) -> dict[str, str]:
+        """Return `stack`, `optimizer` and `overlap` of its runs on GPUs."""
+        settings = {
+            "stack": self.software_by_precision.get(precision, self.software) or None,
+            "overlap": self.overlap,
+            "optimizer": self.optimizer,
+        }
+        return {name: value for name, value in settings.items() if value is not None}
+
+
+def load_tool(package: str, write: Writer | None = None) -> Tool:
+    """Load the tool that `tool.yaml` of a package describes."""
+    entry = shipped_table(package, "tool.yaml")
+    entry.pop("stacks", None)  # `stack.STACKS`
+    axes = {axis: tuple(values) for axis, values in entry.pop("axes").items()}
+    values: dict[str, Any] = {
+        name: tuple(v) if isinstance(v, list) else v for name, v in entry.items()
+    }
+    return Tool(**values, axes=axes, write=write)

@@ -1,0 +1,115 @@
+"""torchtitan's registry of model shapes.
+
+torchtitan 0.2.2 has model shapes in a registry of flavors; a TOML file only names one. The tests
+compare the shapes with those of the package.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from atoll.files.yamlfile import shipped_table
+from atoll.tools.launch_plan import refuse
+from atoll.workload.families.model_config import ModelConfig
+
+TARGET = "torchtitan"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flavor:
+    """One entry of torchtitan's registry, with Atoll's field names."""
+
+    name: str
+    flavor: str
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    tied_embeddings: bool = False
+    qk_norm: bool = False
+    experts: int = 0
+    experts_per_token: int = 0
+    shared_ffn: int = 0
+    dense_ffn: int = 0
+    latent_kv: int = 0
+    latent_q: int = 0
+    pipeline: bool = True
+    """Whether torchtitan can cut it into pipeline stages."""
+    context: bool = True
+    """Whether torchtitan can divide its sequences (flex attention cannot)."""
+
+    def matches(self, model: ModelConfig) -> bool:
+        same = all(getattr(self, field) == getattr(model, field) for field in _SHAPE)
+        return same and _plain(model)
+
+
+_SHAPE = tuple(
+    f.name for f in fields(Flavor) if f.name not in ("name", "flavor", "pipeline", "context")
+)
+
+
+def _plain(model: ModelConfig) -> bool:
+    """Return whether a block is like torchtitan's: RMSNorm, SwiGLU, rotary, no biases."""
+    return (
+        model.gated
+        and model.activation == "silu"
+        and model.norm == "rmsnorm"
+        and model.positions == "rotary"
+        and model.causal
+        and not (model.attention_bias or model.output_bias or model.mlp_bias)
+        and not (model.window or model.windows or model.parallel or model.post_norm)
+        and not (model.branch_norms or model.embedding_scale or model.score_cap or model.special)
+    )
+
+
+FLAVORS = tuple(
+    Flavor(**group["common"], **dict(zip(group["columns"], row, strict=True)))
+    for group in shipped_table("atoll.tools.torchtitan", "flavors.yaml")
+    for row in group["rows"]
+)
+
+
+def find_flavor(model: ModelConfig) -> tuple[Flavor, str | None]:
+    """Return the flavor, and a note if the user must register it first."""
+    for flavor in FLAVORS:
+        if flavor.matches(model):
+            return flavor, None
+    if not _llama_like(model):
+        raise refuse(
+            TARGET,
+            f"torchtitan 0.2.2 has no model of the kind of {model.name} (it has Llama 3, Qwen 3 "
+            "and DeepSeek V2 and V3); export to megatron or deepspeed",
+        )
+    shape = {field: getattr(model, field) for field in _SHAPE}
+    custom = Flavor(name="llama3", flavor=model.name, **shape)
+    note = (
+        f"torchtitan ships no flavor of this shape: first set torchtitan.models.llama3.llama3_args"
+        f"[{model.name!r}] = {model_arguments(model)}."
+    )
+    return custom, note
+
+
+def model_arguments(model: ModelConfig) -> str:
+    """Return a Llama-like shape as torchtitan's TransformerModelArgs.
+
+    torchtitan rounds 8/3 dim * multiplier up to a multiple of `multiple_of`, here to ffn.
+    """
+    narrow = model.ffn < int(2 * 4 * model.hidden / 3)
+    multiplier = ", ffn_dim_multiplier=0.1" if narrow else ""
+    return (
+        f"TransformerModelArgs(dim={model.hidden}, n_layers={model.layers}, "
+        f"n_heads={model.heads}, n_kv_heads={model.kv_heads}, vocab_size={model.vocab}, "
+        f"multiple_of={model.ffn}{multiplier})"
+    )
+
+
+def _llama_like(model: ModelConfig) -> bool:
+    return (
+        _plain(model)
+        and not (model.experts or model.latent_kv or model.qk_norm or model.tied_embeddings)
+        and model.head_dim * model.heads == model.hidden
+        and model.rotated == model.head_dim
+    )

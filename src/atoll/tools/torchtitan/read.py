@@ -1,0 +1,186 @@
+"""torchtitan's TOML job file (torchtitan/config/job_config.py of releases up to 0.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from atoll.base.errors import AtollError
+from atoll.step.layout import FULL_BLOCKS
+from atoll.tools.arguments import Launch, LaunchArguments, flatten, load_names
+from atoll.tools.torchtitan.flavors import FLAVORS, Flavor
+from atoll.workload import config_from_hf, load_config, zoo_names
+from atoll.workload.families.model_config import ModelConfig
+
+NAMES = load_names("torchtitan")
+SCHEDULES = {
+    "1f1b": "1f1b", "interleaved1f1b": "interleaved", "gpipe": "gpipe",
+    "zbvzerobubble": "zb-v", "interleavedzerobubble": "zb-h1", "dualpipev": "dualpipe",
+}  # fmt: skip
+
+LONGEST_SEQUENCE = 131072
+"""Tokens: Llama 3.1's limit, above what job files use."""
+
+
+def is_torchtitan(content: Mapping[str, Any]) -> bool:
+    return "parallelism" in content or {"model", "training"} <= content.keys()
+
+
+def read_torchtitan(file: str, content: Mapping[str, Any], model: ModelConfig | None) -> Launch:
+    """Read a job file; the model is its flavor unless `model` is given."""
+    args = LaunchArguments(file, dict(flatten(content)))
+    kind, _ = args.match_kind(NAMES.trains_else)
+    if kind:
+        raise AtollError(f"{file}: trains a model of {kind}, which is not modelled")
+    args.refuse_offload("training.enable_cpu_offload")
+    name = args.text("model.name")
+    flavor = args.text("model.flavor")
+    described = model or _model(file, name, flavor)
+    pp = args.count("parallelism.pipeline_parallel_degree") or 1
+    tp = args.count("parallelism.tensor_parallel_degree") or 1
+    cp = args.count("parallelism.context_parallel_degree") or 1
+    ep = args.count("parallelism.expert_parallel_degree") or 1
+    etp = args.count("parallelism.expert_tensor_parallel_degree")
+    local_batch = args.count("training.local_batch_size", "training.batch_size") or 8
+    microbatch = args.count("parallelism.pipeline_parallel_microbatch_size")
+    batch = args.count("training.global_batch_size")
+    fields: dict[str, Any] = {
+        "tp": tp,
+        "pp": pp,
+        "cp": cp,
+        "ep": ep,
+        "etp": (etp or 1) if ep > 1 and described.experts else None,  # else it has no effect
+        "sp": tp > 1,
+        "microbatch": (microbatch or 1) if pp > 1 else local_batch,
+        "sequence": args.count("training.seq_len") or 2048,
+        "precision": _precision(args),
+        "recompute": _recompute(args, -(-described.layers // pp)),
+        "stack": "compiled" if _compiled(args) else "fsdp",
+        **_data_parallel(args, tp, cp, pp),
+        **_pipeline(args, pp, described.layers),
+    }
+    if batch:
+        fields["batch"] = batch
+    dtype = args.text("training.mixed_precision_param") or "bfloat16"
+    args.text("training.mixed_precision_reduce")
+    args.text("parallelism.context_parallel_rotate_method")
+    if dtype == "float32":
+        raise AtollError(f"{file}: trains in fp32, which is not modelled")
+    if args.has("parallelism.enable_async_tensor_parallel"):
+        fields["overlap"] = "grad_reduce param_gather tp_comm"
+    if str(args.values.get("optimizer.name", "AdamW")) in ("Adam", "AdamW"):
+        args.text("optimizer.name")  # other optimizers have other states
+    steps = args.count("training.steps")
+    args.ignore((*NAMES.without_effect, *(n for n, value in args.values.items() if value == [])))
+    args.doubt(NAMES.not_modelled)
+    fields["local_batch"] = local_batch
+    return Launch(file, "torchtitan", described, fields, steps, args.account())
+
+
+def _model(file: str, name: str | None, flavor: str | None) -> ModelConfig:
+    for entry in FLAVORS:
+        if (entry.name, entry.flavor) == (name, flavor):
+            configs = (config for config in map(load_config, zoo_names()) if entry.matches(config))
+            return next(configs, None) or _config_from_flavor(entry)
+    raise AtollError(
+        f"{file}: names the model {name} {flavor}, whose shape torchtitan keeps to itself; say it "
+        "with --model (a zoo name or a config.json)"
+    )
+
+
+def _config_from_flavor(flavor: Flavor) -> ModelConfig:
+    """Return the configuration of a flavor that is not in the zoo."""
+    if flavor.latent_kv:
+        raise AtollError(f"the shape of {flavor.name} {flavor.flavor} is not known; add --model")
+    family = {"llama3": "llama", "qwen3": "qwen3_moe" if flavor.experts else "qwen3"}[flavor.name]
+    experts = {
+        "num_experts": flavor.experts,
+        "num_experts_per_tok": flavor.experts_per_token,
+        "moe_intermediate_size": flavor.ffn,
+    }
+    return replace(
+        config_from_hf(
+            {
+                "model_type": family,
+                "hidden_size": flavor.hidden,
+                "num_hidden_layers": flavor.layers,
+                "num_attention_heads": flavor.heads,
+                "num_key_value_heads": flavor.kv_heads,
+                "head_dim": flavor.head_dim,
+                "intermediate_size": flavor.ffn,
+                "vocab_size": flavor.vocab,
+                "tie_word_embeddings": flavor.tied_embeddings,
+                "max_position_embeddings": LONGEST_SEQUENCE,
+                **(experts if flavor.experts else {}),
+            },
+            flavor.name,
+        ),
+        name=f"{flavor.name}-{flavor.flavor.lower()}",
+    )
+
+
+def _data_parallel(args: LaunchArguments, tp: int, cp: int, pp: int) -> dict[str, Any]:
+    """Return zero, hsdp and, unless the shard degree is -1, devices. FSDP shards over dp_shard x cp
+    ranks; if it keeps weights, a pipeline accumulates unsharded gradients (ZeRO 1).
+    """
+    replicas = args.count("parallelism.data_parallel_replicate_degree") or 1
+    sharded = args.number("parallelism.data_parallel_shard_degree")
+    keeps_weights = args.text("parallelism.fsdp_reshard_after_forward") == "never"
+    device_fields = {}
+    if sharded is not None and sharded > 0:
+        device_fields["devices"] = replicas * int(sharded) * tp * cp * pp
+    if sharded == 1 and cp == 1:
+        return {"zero": 0, "hsdp": 1, **device_fields}
+    return {"zero": (1 if pp > 1 else 2) if keeps_weights else 3, "hsdp": replicas, **device_fields}
+
+
+def _pipeline(args: LaunchArguments, pp: int, layers: int) -> dict[str, Any]:
+    schedule = args.text("parallelism.pipeline_parallel_schedule")
+    layers_per_stage = args.count("parallelism.pipeline_parallel_layers_per_stage")
+    for name in ("first", "last"):
+        args.count(f"parallelism.pipeline_parallel_{name}_stage_less_layers")
+    parts = args.values.get("parallelism.module_fqns_per_model_part")
+    if parts:
+        args.text("parallelism.module_fqns_per_model_part")
+    if pp == 1:
+        return {"vpp": 1}
+    order = SCHEDULES.get((schedule or "1F1B").lower())
+    if order is None:
+        raise AtollError(f"{args.file}: pipeline schedule {schedule!r} is not modelled")
+    stages = len(parts) if parts else -(-layers // layers_per_stage) if layers_per_stage else pp
+    vpp = max(1, stages // pp) if order == "interleaved" else 1
+    if order == "interleaved" and vpp == 1:
+        vpp = 2  # torchtitan's default for looped schedules
+    return {"vpp": vpp, "order": order}
+
+
+def _compiled(args: LaunchArguments) -> bool:
+    parts = args.text("compile.components") or "model loss"
+    return args.has("compile.enable", "training.compile") and "model" in parts
+
+
+def _recompute(args: LaunchArguments, blocks: int) -> str:
+    """Return the recompute policy: none, full, every n-th block of a stage, or by operator."""
+    mode = args.text("activation_checkpoint.mode") or "selective"
+    option = str(args.values.get("activation_checkpoint.selective_ac_option") or "op")
+    args.text("activation_checkpoint.selective_ac_option")
+    if mode in ("none", "full"):
+        return mode
+    if option.isdigit() and int(option):
+        interval = int(option)
+        return "full" if interval == 1 else f"{FULL_BLOCKS}{max(1, blocks // interval)}"
+    return "alternate"
+
+
+def _precision(args: LaunchArguments) -> str:
+    converters = args.text("model.converters") or ""
+    unused = [section for section in ("quantize.grouped_mm.float8", "quantize.grouped_mm.mx")
+              if section not in converters]  # fmt: skip
+    args.ignore(f"{section}.*" for section in (*unused, "hf_transformers"))
+    for name in list(args.values):
+        if name.startswith(("float8.", "quantize.linear.float8.", "quantize.linear.mx.", "mx.")):
+            args.text(name)
+    if "mx" in converters:
+        return "mxfp8"
+    return "fp8" if "float8" in converters else "bf16"

@@ -1,0 +1,287 @@
+"""Hugging Face: arguments of the Trainer (command line, YAML, JSON) and accelerate's YAML.
+
+Names and defaults: transformers.TrainingArguments and accelerate's plugins for FSDP and DeepSpeed;
+`--zero_stage` and `--max_seq_len` as DeepSpeed-Chat's programs have them. Files that the
+launch file names (accelerate's configuration, DeepSpeed's JSON) are read with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from atoll.base.errors import AtollError
+from atoll.tools.arguments import Launch, LaunchArguments, flatten, load_names
+from atoll.tools.deepspeed.read import read_deepspeed
+from atoll.tools.files.config_files import read_content
+from atoll.tools.files.shell import Command, Script
+from atoll.tools.files.shell_tokens import UNKNOWN
+from atoll.tools.megatron_lm.read import NAMES as MEGATRON
+from atoll.tools.megatron_lm.read import layout_fields, named_arguments, software_fields
+from atoll.workload.families.model_config import ModelConfig
+
+BATCH = "per_device_train_batch_size"
+NAMES = load_names("transformers")
+ZERO_STAGES = {
+    "full_shard": 3, "1": 3, "shard_grad_op": 2, "2": 2, "no_shard": 0, "3": 0,
+    "hybrid_shard": 3, "4": 3, "hybrid_shard_zero2": 2, "5": 2,
+}  # fmt: skip
+"""FSDP's strategies, by name and by number, as stages of ZeRO."""
+HYBRID = ("hybrid_shard", "4", "hybrid_shard_zero2", "5")
+SEQUENCE_WIDTHS = ("parallelism_config.parallelism_config_cp_size",
+                   "parallelism_config.parallelism_config_sp_size")  # fmt: skip
+LENGTHS = ("max_seq_length", "max_seq_len", "max_length", "model_max_length", "block_size",
+           "cutoff_len", "sequence_len")  # fmt: skip
+ATTENTION = {"flash_attention_2": "flash2", "fa2": "flash2", "disabled": "unfused",
+             "flash_attention_3": "flash", "sdpa": "flash",
+             "eager": "unfused"}  # fmt: skip
+ADAM = ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused", "adamw")
+IMAGES = (
+    "vision_model_name_or_path",
+    "freeze_vision_tower",
+    "image_max_pixels",
+    "video_max_pixels",
+)
+OFFLOADS = (
+    "fsdp_config.fsdp_offload_params",
+    "fsdp_config.offload_params",
+    "deepspeed_config.offload_optimizer_device",
+    "deepspeed_config.offload_param_device",
+    "offload",
+)
+
+
+def is_trainer(content: Mapping[str, Any]) -> bool:
+    return BATCH in content or {"distributed_type", "num_processes"} <= content.keys()
+
+
+def trainer_commands(script: Script) -> list[Command]:
+    """Return the commands with the Trainer's argument of the batch per device."""
+    return [c for c in script.commands if BATCH in named_arguments(c.words)]
+
+
+def read_trainer(file: str, content: Mapping[str, Any], model: ModelConfig | None) -> Launch:
+    """Read a YAML or JSON file of the Trainer's or accelerate's arguments."""
+    values = dict(flatten(content))
+    chosen = {name: value for name, value in values.items() if value is not None}
+    launch = _launch(file, chosen, model)
+    unset = dict.fromkeys(values.keys() - chosen.keys(), "")
+    ignored = {**launch.arguments.without_effect, **unset}
+    return replace(launch, arguments=replace(launch.arguments, without_effect=ignored))
+
+
+def read_trainer_script(file: str, script: Script, model: ModelConfig | None) -> Launch:
+    """Read the last command that starts a Trainer, with its launcher's arguments."""
+    words = trainer_commands(script)[-1].words
+    at = next((i for i, word in enumerate(words) if word.endswith(".py")), 0)
+    launcher, program = named_arguments(words[:at]), named_arguments(words[at + 1 :])
+    values: dict[str, Any] = {}
+    if config_file := launcher.pop("config_file", None):
+        name = str(config_file).replace(UNKNOWN, "?")
+        if (path := _sibling_file(file, name)) is None:
+            raise AtollError(f"{file}: leaves its processes to {name}, which is not beside it")
+        values |= flatten(read_content(path))
+    return replace(_launch(file, values | launcher | program, model), notes=script.notes)
+
+
+def _sibling_file(file: str, name: str) -> Path | None:
+    """Return the path of a file named by another, if it is in that file's folder or below."""
+    folder = Path(file).parent.resolve()
+    path = (folder / name).resolve()
+    return path if path.is_relative_to(folder) and path.is_file() else None
+
+
+def _launch(file: str, values: Mapping[str, Any], model: ModelConfig | None) -> Launch:
+    if model is None:
+        raise AtollError(f"{file}: names a model without its shape; say it with --model")
+    args = LaunchArguments(file, values, UNKNOWN)
+    args.refuse_offload(*OFFLOADS)
+    _check_method(args)
+    deepspeed = _deepspeed(file, args, model)
+    fields = dict(deepspeed.fields) if deepspeed else _sharding(args)
+    if "tensor_model_parallel_size" in values:  # LLaMA-Factory over megatron-core
+        fields = layout_fields(args, model.layers) | software_fields(args)
+        args.ignore(MEGATRON.as_priced)
+    microbatch = args.count(BATCH) or fields.get("microbatch") or 1
+    accumulation_steps = args.count("gradient_accumulation_steps",
+                                "deepspeed_config.gradient_accumulation_steps") or 1  # fmt: skip
+    fields |= {
+        "microbatch": microbatch,
+        "local_batch": microbatch * accumulation_steps,
+        "sequence": args.count(*LENGTHS) or model.sequence,
+        "recompute": _recompute(args, fields),
+        "precision": _precision(args, fields.get("precision")),
+        **_software(args, sharded=fields["zero"] > 0),
+        **_adapters(args),
+    }
+    if devices := _devices(args):
+        fields["devices"] = devices
+    if (dropout := args.number("dropout")) is not None:
+        fields["dropout"] = dropout
+    steps = args.number("max_steps")
+    args.ignore(NAMES.without_effect)
+    args.doubt(NAMES.not_modelled)
+    account = args.account()
+    if deepspeed:
+        account = account.joined(deepspeed.arguments, "deepspeed:")
+    # The Trainer accepts DeepSpeed's JSON: better layouts are exported as such a file.
+    return Launch(
+        file, "deepspeed", model, fields, int(steps) if steps and steps > 0 else None, account
+    )
+
+
+def _check_method(args: LaunchArguments) -> None:
+    """Refuse training methods that are not modelled."""
+    stage, kind = (args.text(name) or "" for name in ("stage", "finetuning_type"))
+    if "beta" in args.values or stage in ("dpo", "kto", "rm", "ppo"):
+        raise AtollError(
+            f"{args.file}: trains on preferences, with a second model or two answers to a prompt, "
+            "which is not modelled"
+        )
+    if any(name in args.values for name in IMAGES):
+        raise AtollError(f"{args.file}: trains a model of images, which is not modelled")
+    if args.has("use_kt"):
+        raise AtollError(f"{args.file}: computes experts on the host (use_kt): not modelled")
+    if kind not in ("", "full", "lora"):
+        raise AtollError(f"{args.file}: trains a part of the model ({kind}), which is not modelled")
+
+
+def _deepspeed(file: str, args: LaunchArguments, model: ModelConfig) -> Launch | None:
+    """Read the DeepSpeed JSON that the arguments name, if any."""
+    names = ("deepspeed", "deepspeed_config", "deepspeed_config.deepspeed_config_file")
+    config_name = next((str(args.values[n]) for n in names if args.values.get(n)), "")
+    config_name = config_name.replace(UNKNOWN, "?")
+    if not config_name.endswith(".json"):
+        return None
+    for name in names:
+        if name in args.values:
+            args.has(name)
+    path = _sibling_file(file, config_name)
+    if path is None:
+        raise AtollError(f"{file}: leaves ZeRO to {config_name}, which is not beside it")
+    return read_deepspeed(str(path), read_content(path), model)
+
+
+def _sharding(args: LaunchArguments) -> dict[str, Any]:
+    """Return the layout's fields: FSDP (the Trainer's or accelerate's), ZeRO or replicas."""
+    kind = (args.text("distributed_type") or "").upper()
+    words = (args.text("fsdp") or "").lower().replace(",", " ").split()
+    strategy = (args.text("fsdp_config.fsdp_sharding_strategy") or "").lower()
+    reshard = args.text("fsdp_config.fsdp_reshard_after_forward")
+    if reshard and reshard.lower() not in ("true", "false"):  # FSDP 1's strategies under this name
+        strategy, reshard = reshard.lower(), None
+    stage = args.count("zero_stage", "deepspeed_config.zero_stage")
+    args.has("deepspeed", "use_deepspeed", "use_fsdp")
+    named = strategy or next((word for word in words if word in ZERO_STAGES), "")
+    zero = 0
+    if kind == "MEGATRON_LM":
+        raise AtollError(f"{args.file}: accelerate's Megatron-LM plugin is not read; check the "
+                         "Megatron-LM arguments themselves")  # fmt: skip
+    if stage is not None:
+        zero = stage
+    elif reshard is not None or named or kind == "FSDP" or words:
+        zero = ZERO_STAGES.get(named, 2 if str(reshard).lower() == "false" else 3)
+    for name in ("fsdp_config.fsdp_auto_wrap_policy", "fsdp_config.fsdp_backward_prefetch",
+                 "fsdp_config.fsdp_forward_prefetch", "fsdp_config.backward_prefetch"):  # fmt: skip
+        usual = ("TRANSFORMER_BASED_WRAP", "BACKWARD_PRE", "FALSE")
+        if str(args.values.get(name, "")).upper() in usual:
+            args.text(name)
+    machines = args.count("num_machines", "nnodes", "num_nodes") or 1
+    args.count("parallelism_config.parallelism_config_dp_shard_size")  # follows from the others
+    replicas = args.count("parallelism_config.parallelism_config_dp_replicate_size")
+    return {
+        "tp": args.count("parallelism_config.parallelism_config_tp_size") or 1,
+        "pp": 1,
+        "cp": args.count(*SEQUENCE_WIDTHS) or 1,
+        "ep": 1,
+        "sp": False,
+        "zero": zero,
+        "hsdp": machines if named in HYBRID else (replicas or 1 if zero else 1),
+        # PyTorch's replicas sum gradients during the backward pass.
+        "overlap": "grad_reduce" if stage is None else "zero_grad_reduce",
+        # FSDP keeps fp32 parameters and gathers 16-bit ones, as does autocast without it.
+        **({} if stage is not None else {"optimizer": "fp32"}),
+    }
+
+
+def _devices(args: LaunchArguments) -> int | None:
+    """Return the number of processes a launcher starts, None if not stated."""
+    processes = args.count("num_processes")  # accelerate: on all machines
+    machines = args.count("num_machines", "nnodes", "num_nodes") or 1
+    per_node = args.count("nproc_per_node", "num_gpus")
+    return processes or (per_node * machines if per_node else None)
+
+
+def _recompute(args: LaunchArguments, fields: Mapping[str, Any]) -> str:
+    recomputes = args.has("gradient_checkpointing", "fsdp_config.fsdp_activation_checkpointing",
+                     "fsdp_config.activation_checkpointing")  # fmt: skip
+    for name in [n for n in args.values if n.startswith("gradient_checkpointing_kwargs")]:
+        args.text(name)  # implementation only
+    if args.has("disable_gradient_checkpointing"):
+        return "none"
+    if "finetuning_type" in args.values and "tensor_model_parallel_size" not in args.values:
+        recomputes = True  # LLaMA-Factory's default
+    return "full" if recomputes else str(fields.get("recompute", "none"))
+
+
+def _precision(args: LaunchArguments, default: str | None) -> str:
+    mixed = (args.text("mixed_precision", "dtype", "torch_dtype") or "").lower()
+    if args.has("fp8"):
+        args.has("bf16")
+        return "fp8"
+    if args.has("bf16") or mixed in ("bf16", "bfloat16"):
+        return "bf16"
+    if args.has("fp16") or mixed in ("fp16", "float16"):
+        return "fp16"
+    if mixed == "fp8":
+        return "fp8"
+    if default is None and "zero_stage" in args.values:
+        return "fp16"  # the default of DeepSpeed-Chat's programs
+    if default is None:
+        raise AtollError(
+            f"{args.file}: trains in fp32 (neither bf16 nor fp16), which is not modelled"
+        )
+    return default
+
+
+def _software(args: LaunchArguments, sharded: bool) -> dict[str, Any]:
+    """Return stack, attention kernel and flags; accept optimizers with Adam's states."""
+    compiled = args.has("torch_compile") or (
+        (args.text("dynamo_config.dynamo_backend", "dynamo_backend") or "NO").upper() != "NO"
+    )
+    kernel = args.text("attn_implementation", "flash_attn") or "sdpa"
+    if str(args.values.get("packing")).lower() == "true":  # all sequences are full, as assumed
+        args.text("packing", "packing_strategy")
+    optimizer = str(args.values.get("optim", "adamw_torch"))
+    if optimizer in ADAM:
+        args.text("optim")
+    flags = {
+        "te_loss": args.has("use_liger_kernel", "use_liger", "enable_liger_kernel"),
+        "cp_a2a": SEQUENCE_WIDTHS[1] in args.values,  # Ulysses exchanges heads
+    }
+    return {
+        "stack": "compiled" if compiled else "fsdp" if sharded else "eager",
+        "attention": ATTENTION.get(kernel, "flash"),
+        "flags": " ".join(name for name, on in flags.items() if on),
+    }
+
+
+def _adapters(args: LaunchArguments) -> dict[str, Any]:
+    """Return LoRA's fields; the default targets are PEFT's for Llama."""
+    rank = args.count("lora_r", "lora_rank", "lora_dim")
+    adapted = args.values.get("finetuning_type") == "lora"
+    if not (args.has("use_peft", "only_optimize_lora") or rank or adapted):
+        return {}
+    if args.has("load_in_4bit", "load_in_8bit", "quantization_bit"):
+        raise AtollError(f"{args.file}: keeps frozen weights in 4 or 8 bits, which is not modelled")
+    everywhere = "lora_dim" in args.values  # DeepSpeed-Chat's
+    target_text = args.text("lora_target_modules", "lora_target", "lora_module_name")
+    words = (target_text or "").strip("[]").replace("'", " ").replace(",", " ").split()
+    targets = "all" if everywhere or {"all", "all-linear"} & set(words) else "+".join(words)
+    return {
+        "method": "lora",
+        "lora_rank": rank or 16,
+        "lora_targets": targets or "q_proj+v_proj",
+    }

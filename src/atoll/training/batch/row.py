@@ -1,0 +1,160 @@
+"""One row of `Sums` with its parts: seconds of the step and of its stages, bytes of each device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from atoll.step.replay import PassTime
+from atoll.training.batch.cost_arrays import StagePasses, StateCosts
+from atoll.training.batch.sums import Sums
+from atoll.training.memory import PARTS, Memory, workspace_bytes
+from atoll.training.operators.tables import COPIES, GROUP, PIPE, SIDE, ZERO, Floats, Ints
+from atoll.training.step import PassSeconds, StageTime, StepTime
+
+SHARDED = PassSeconds._fields.index("sharded_s")
+
+
+class LayoutRow(NamedTuple):
+    """Step time and memory of one layout by part."""
+
+    step: StepTime
+    memory: tuple[Memory, ...]
+    stages: tuple[StageTime, ...]
+    messages_s: tuple[tuple[float, float], ...]
+    """Seconds of one activation and one gradient into each stage."""
+
+
+def layout_row(sums: Sums, picks: Ints) -> LayoutRow:
+    """Return the parts of sums over one row, with these recomputation choices of its stages."""
+    stage_bytes = sums.state_memory()
+    states, passes = stage_bytes.states, sums.picked(sums.passes(stage_bytes), picks)
+    parts, wanted = _by_pod(sums, _stage_parts, picks), np.ones((1, 1), dtype=np.bool_)
+    paces_s = sums.paces_s(passes, wanted)
+    device_s, host_s = (pace_s.item() for pace_s in paces_s)
+    reduced_s = sums.with_gradients_s(states, passes, *paces_s).item()
+    without_messages = sums.paces_s(passes, wanted, np.zeros_like(sums.message_s))
+    alone_s = max(pace_s.item() for pace_s in without_messages)
+    slowest = sums.slowest(passes.total_s).item()
+    busy_s = sums.m.item() * passes.total_s[slowest].item()
+    idle_s = max(0.0, alone_s - busy_s)
+    passes_s = max(device_s, host_s)
+    step = _step(
+        sums,
+        states,
+        parts[slowest],
+        host_s=passes.stages.host_s[slowest].item(),
+        bubble_s=idle_s,
+        send_s=max(0.0, passes_s - busy_s - idle_s),
+        passes_s=passes_s,
+        gradient_s=reduced_s - passes_s,
+    )
+    stages = _stages(sums, states, passes, parts, hosts=host_s > device_s)
+    messages_s = tuple((activation, gradient) for activation, gradient in sums.message_s.tolist())
+    return LayoutRow(step, _memory(sums, states, picks), stages, messages_s)
+
+
+def _by_pod(sums: Sums, stage_values: Callable[..., Floats], *args: Any) -> Floats:
+    """Return the values of each stage on its devices."""
+    return np.stack([stage_values(pod, *args) for pod in sums.pods])[
+        sums.pod, np.arange(len(sums.pod))
+    ]
+
+
+def _stage_parts(sums: Sums, picks: Ints) -> Floats:
+    """Return (stages, 3, 5): `PassSeconds` of forward pass, backward pass and recomputation."""
+    t, (side,), zero = sums.tables, sums.rows[:, SIDE], sums.rows[:, ZERO]
+    group = np.where(zero == 3, sums.rows[:, GROUP], -1)
+    layers_s = t.parts[side].copy()
+    layers_s[..., :2, SHARDED] = sums.exposed_gathers_s(t.passes[[side]], group)[0]
+    layers = t.counts[sums.mix] / sums.rows[0, COPIES]
+    return np.asarray(np.einsum("sk,ksab->sab", layers, layers_s[:, picks]))
+
+
+def _peaks(sums: Sums, states: StateCosts, picks: Ints) -> Floats:
+    """Return (stages, 4): `PeakParts`."""
+    parts = np.stack(np.broadcast_arrays(*sums.peak_parts(states)), axis=-1)
+    return parts[np.arange(len(picks)), picks]
+
+
+def _step(
+    sums: Sums,
+    states: StateCosts,
+    parts: Floats,
+    *,
+    host_s: float,
+    bubble_s: float,
+    send_s: float,
+    passes_s: float,
+    gradient_s: float,
+) -> StepTime:
+    """Return the step by part: `m` microbatches on the slowest stage, and what all stages wait for.
+    At a slower site the host has the remaining time; at a faster one all parts are shorter.
+    """
+    run, m = sums.run, sums.m.item()
+    accumulate_s, update_s = states.accumulate_s.item(), states.update_s.item()
+    forward, backward, recompute = m * parts
+    spent, again = (PassSeconds(*part.tolist()) for part in (forward + backward, recompute))
+    parts_s = passes_s + accumulate_s + gradient_s + update_s + run.stack.step_s
+    time_s = parts_s * run.slack
+    step = StepTime(
+        time_s=time_s,
+        compute_s=spent.compute_s,
+        accumulate_s=accumulate_s,
+        recompute_s=again.compute_s,
+        tensor_s=spent.tensor_s + again.tensor_s,
+        context_s=spent.context_s + again.context_s,
+        expert_s=spent.expert_s + again.expert_s,
+        sharded_s=spent.sharded_s,
+        bubble_s=bubble_s,
+        send_s=send_s,
+        gradient_s=gradient_s,
+        optimizer_s=update_s,
+        host_s=m * host_s + run.stack.step_s + max(0.0, time_s - parts_s),
+    )
+    return step if time_s >= parts_s else step.shrunk(run.slack)
+
+
+def _stages(
+    sums: Sums, states: StateCosts, passes: StagePasses, parts: Floats, hosts: bool
+) -> tuple[StageTime, ...]:
+    chunks = sums.tables.chunks[sums.rows[0, PIPE]]
+    paces = passes.chunks if chunks > 1 else passes.stages
+    passes_s = np.concatenate(paces.host if hosts else paces.counted, axis=1)
+    columns = parts, states.weight_s, passes.stages.host_s[:, 0], passes_s.reshape(-1, chunks, 3)
+    return tuple(
+        StageTime(
+            PassSeconds(*forward),
+            PassSeconds(*backward),
+            PassSeconds(*recompute),
+            weight_s,
+            host_s,
+            tuple(PassTime(*seconds) for seconds in chunk_passes),
+        )
+        for (forward, backward, recompute), weight_s, host_s, chunk_passes in zip(
+            *(column.tolist() for column in columns), strict=True
+        )
+    )
+
+
+def _memory(sums: Sums, states: StateCosts, picks: Ints) -> tuple[Memory, ...]:
+    peaks = _by_pod(sums, _peaks, states, picks)
+    weights, optimizer, buffers = states.fixed.T
+    parts = np.column_stack([weights, peaks[:, 0], optimizer, peaks[:, 1:], buffers])
+    runs = [sums.pods[pod].run for pod in sums.pod.tolist()]
+    late = np.array([run.stack.late_gradients for run in runs])
+    resting = weights + optimizer + np.where(late, 0.0, states.gradients)
+    return tuple(
+        Memory(
+            stage=stage,
+            **dict(zip(PARTS, row, strict=True)),
+            fragmentation=run.stack.fragmentation,
+            context_bytes=run.stack.context_bytes,
+            resting=resting_bytes + workspace_bytes(run),
+        )
+        for stage, (run, row, resting_bytes) in enumerate(
+            zip(runs, parts.tolist(), resting.tolist(), strict=True)
+        )
+    )
