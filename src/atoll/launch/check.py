@@ -26,6 +26,7 @@ from atoll.training.planner.plan import Plan, plan
 from atoll.training.planner.search import UnusableError
 from atoll.training.planner.space import Axes
 from atoll.training.request import compiles_itself, layout_from_question, run_from_question
+from atoll.training.run import Run
 from atoll.validation.append_run import append_run
 
 HOUR_S = 3600.0
@@ -125,14 +126,19 @@ def _question(question: CheckQuestion, launch: Launch) -> EstimateQuestion:
     return EstimateQuestion.of(**fields).model_copy(update={"model": launch.model.name})
 
 
+def _plan(run: Run, software: str, stop: Stop) -> Plan:
+    """Return the best plan of what a tool can run; of one without a writer by its axes alone."""
+    tool = TOOLS[software]
+    usable = refusals(software, run) if tool.write else None
+    return plan(run, Axes(**tool.axes), usable=usable, target=software, stop=stop)
+
+
 def _best_layout(
     question: CheckQuestion, launch: Launch, current: Estimate, stop: Stop
 ) -> tuple[Plan | None, BetterLayout | None, str]:
     """Return the best plan under the same software, what it saves, or why there is none."""
-    target, run = launch.software, current.run
-    axes, usable = Axes(**TOOLS[target].axes), refusals(target, run)
     try:
-        best = plan(run, axes, usable=usable, target=target, stop=stop)
+        best = _plan(current.run, launch.software, stop)
     except (UnusableError, InfeasibleError) as error:
         return None, None, str(error)
     except StoppedError:
@@ -165,9 +171,8 @@ def _best_with_free_flags(
     run = run_from_question(freed_question, launch.model)
     if run.stack == current.run.stack:
         return None
-    axes, usable = Axes(**TOOLS[launch.software].axes), refusals(launch.software, run)
     try:
-        freed = plan(run, axes, usable=usable, target=launch.software, stop=stop)
+        freed = _plan(run, launch.software, stop)
     except (UnusableError, InfeasibleError, StoppedError):
         return None
     times_s = [e.step.time_s for e in (current, *([best.best] if best else [])) if e.fits]
