@@ -39,9 +39,11 @@ STARTS = {
     ".slurm": re.compile(r"^[^#\n]*(pretrain|train|finetune)\w*\.py\b", re.M),
     ".toml": re.compile(r"^\[(parallelism|training)\]", re.M),
     ".json": re.compile(r'"(zero_optimization|train_micro_batch_size_per_gpu|train_batch_size)"'),
-    ".yaml": re.compile(r"^\s*(MODEL_ARGS|tensor_model_parallel_size|distributed_type"
-                        r"|per_device_train_batch_size):", re.M),
+    ".yaml": re.compile(r"^\s*(MODEL_ARGS|tensor_model_parallel_size|distributed_type|base_model"
+                        r"|per_device_train_batch_size|batch_accumulation_per_replica):"
+                        r"|^ *\"?pipe.parallel.size", re.M),
 }  # fmt: skip
+STARTS[".yml"] = STARTS[".yaml"]
 """What a file says that starts training, by the end of its name."""
 
 

@@ -25,7 +25,13 @@ def launched(file: str | Path, options: Mapping[str, Any]) -> Launch:
     """Read the file with the model, variables and vocabulary of the user's fields."""
     settings = options.get("set") or ()
     variables = _variables((settings,) if isinstance(settings, str) else settings)
-    return read_launch(Path(file), _model(options.get("model")), variables, options.get("vocab"))
+    return read_launch(
+        Path(file),
+        _model(options.get("model")),
+        variables,
+        options.get("vocab"),
+        options.get("arguments") or (),
+    )
 
 
 def completed(question: type[Question], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from atoll.training.planner.plan import Plan, plan
 from atoll.training.planner.search import UnusableError
 from atoll.training.planner.space import Axes
 from atoll.training.request import compiles_itself, layout_from_question, run_from_question
+from atoll.training.run import Run
 from atoll.validation.append_run import append_run
 
 HOUR_S = 3600.0
@@ -124,14 +125,26 @@ def _question(question: CheckQuestion, launch: Launch) -> EstimateQuestion:
     return EstimateQuestion.of(**fields).model_copy(update={"model": launch.model.name})
 
 
+def _plan(run: Run, software: str, stop: Stop) -> Plan:
+    """Return the best plan of what a tool can run; of one without a writer by its axes alone."""
+    tool = TOOLS[software]
+    usable = refusals(software, run) if tool.write else None
+    return plan(run, Axes(**tool.axes), usable=usable, target=software, stop=stop)
+
+
 def _best_layout(
     question: CheckQuestion, launch: Launch, current: Estimate, stop: Stop
 ) -> tuple[Plan | None, BetterLayout | None, str]:
     """Return the best plan under the same software, what it saves, or why there is none."""
+<<<<<<< HEAD
     run = current.run
     axes, usable = Axes(**run.tool.axes), refusals(run)
     try:
         best = plan(run, axes, usable=usable, stop=stop)
+=======
+    try:
+        best = _plan(current.run, launch.software, stop)
+>>>>>>> readers
     except (UnusableError, InfeasibleError) as error:
         return None, None, str(error)
     except StoppedError:
@@ -164,9 +177,14 @@ def _best_with_free_flags(
     run = run_from_question(freed_question, launch.model)
     if run.stack == current.run.stack:
         return None
+<<<<<<< HEAD
     axes, usable = Axes(**run.tool.axes), refusals(run)
     try:
         freed = plan(run, axes, usable=usable, stop=stop)
+=======
+    try:
+        freed = _plan(run, launch.software, stop)
+>>>>>>> readers
     except (UnusableError, InfeasibleError, StoppedError):
         return None
     times_s = [e.step.time_s for e in (current, *([best.best] if best else [])) if e.fits]

@@ -94,8 +94,13 @@ class EstimateFields(TypedDict, total=False):
     recompute: Literal["none", "selective", "alternate", "full", "optimal"] | str | None
     order: Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zb-h2", "zb-v", "dualpipe"] | None
     blocks: Sequence[int] | int | None
+<<<<<<< HEAD
     launch_file: str | Path | None
     export: Literal["megatron-lm", "torchtitan", "deepspeed", "nemo", "chip", "pytorch", "xla", "transformers", "none"] | str | Tool | None
+=======
+    export: Literal["megatron-lm", "torchtitan", "deepspeed", "nemo", "chip", "pytorch", "xla", "transformers", "nanotron", "gpt-neox"] | str | Tool | None
+    export_to: str | Path | None
+>>>>>>> readers
     sweep: Sequence[str] | str | None
     out: str | Path | None
     trace: str | Path | None
@@ -157,8 +162,13 @@ class PlanFields(TypedDict, total=False):
     imbalance: float | str | None
     headroom: float | str | None
     power_cap: float | str | None
+<<<<<<< HEAD
     launch_file: str | Path | None
     export: Literal["megatron-lm", "torchtitan", "deepspeed", "nemo", "chip", "pytorch", "xla", "transformers", "none"] | str | Tool | None
+=======
+    export: Literal["megatron-lm", "torchtitan", "deepspeed", "nemo", "chip", "pytorch", "xla", "transformers", "nanotron", "gpt-neox"] | str | Tool | None
+    export_to: str | Path | None
+>>>>>>> readers
     sweep: Sequence[str] | str | None
     out: str | Path | None
     trace: str | Path | None

@@ -96,6 +96,19 @@ class ArgumentAccount:
 
 
 @dataclass(frozen=True)
+class UserValues:
+    """What a user says where a launch file leaves it to its surroundings."""
+
+    model: ModelConfig | None = None
+    vocab: int | None = None
+    """Vocabulary size, where the file leaves it to a tokenizer."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Variables of a script, or of the environment (`--set`)."""
+    arguments: tuple[str, ...] = ()
+    """Arguments of a script."""
+
+
+@dataclass(frozen=True)
 class Launch:
     """Content of a launch file: model, layout and software settings."""
 

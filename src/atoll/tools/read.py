@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from atoll.base.errors import AtollError
-from atoll.tools.arguments import Launch
+from atoll.tools.arguments import Launch, UserValues
 from atoll.tools.deepspeed.read import is_deepspeed, read_deepspeed
 from atoll.tools.files.config_files import read_content
 from atoll.tools.files.references import resolve
 from atoll.tools.files.shell import read_script
+from atoll.tools.gpt_neox.read import is_gpt_neox, read_gpt_neox
 from atoll.tools.megatron_lm.read import (
     is_megatron_values,
     read_megatron,
     read_megatron_values,
     training_commands,
 )
+from atoll.tools.nanotron.read import is_nanotron, read_nanotron
 from atoll.tools.nemo.read import is_nemo, read_nemo
 from atoll.tools.nemo.read_mlperf import is_mlperf, read_mlperf
 from atoll.tools.torchtitan.read import is_torchtitan, read_torchtitan
 from atoll.tools.transformers.read import (
+    is_axolotl,
     is_trainer,
+    read_axolotl,
     read_trainer,
     read_trainer_script,
     trainer_commands,
@@ -31,10 +35,20 @@ from atoll.workload.families.model_config import ModelConfig
 
 WIDTHS = re.compile(r"parallel|shard|(^|[._-])[tpdce]p([._-]|$)", re.IGNORECASE)
 """Names of arguments that say how many devices share something."""
-KINDS = (
+CONFIGURATIONS = (
+    (is_megatron_values, read_megatron_values),
+    (is_nemo, read_nemo),
+    (is_nanotron, read_nanotron),
+    (is_gpt_neox, read_gpt_neox),
     (is_torchtitan, read_torchtitan),
     (is_deepspeed, read_deepspeed),
     (is_trainer, read_trainer),
+    (is_axolotl, read_axolotl),
+)
+SCRIPTS = (
+    (training_commands, read_megatron),
+    (trainer_commands, read_trainer_script),
+    (is_mlperf, read_mlperf),
 )
 
 
@@ -43,9 +57,12 @@ def read_launch(
     model: ModelConfig | None = None,
     environment: Mapping[str, str] | None = None,
     vocab: int | None = None,
+    arguments: Sequence[str] = (),
 ) -> Launch:
-    """Read a launch file; `model` if it has none, `environment` sets a script's variables."""
-    launch = _read(path, model, environment, vocab)
+    """Read a launch file; `model` if it has none, `environment` and `arguments` of a script."""
+    user = UserValues(model, vocab, environment or {}, tuple(arguments))
+    is_configuration = path.suffix in (".toml", ".json", ".yaml", ".yml")
+    launch = (_configuration if is_configuration else _script)(path, user)
     account = launch.arguments
     widths = {n: v for n, v in account.not_understood.items() if WIDTHS.search(n) and v.isdigit()}
     if not account.used:
@@ -57,45 +74,31 @@ def read_launch(
     return launch
 
 
-def _read(
-    path: Path,
-    model: ModelConfig | None,
-    environment: Mapping[str, str] | None,
-    vocab: int | None,
-) -> Launch:
-    if path.suffix not in (".toml", ".json", ".yaml", ".yml"):
-        return _script(path, model, environment, vocab)
+def _configuration(path: Path, user: UserValues) -> Launch:
     content = read_content(path)
     if path.suffix in (".yaml", ".yml"):
-        content = resolve(content, environment or {})
-    if is_megatron_values(content):
-        return read_megatron_values(str(path), content, vocab)
-    if is_nemo(content):
-        return read_nemo(str(path), content, model, vocab)
-    for fits, read in KINDS:
+        content = resolve(content, user.variables)
+    for fits, read in CONFIGURATIONS:
         if fits(content):
-            return read(str(path), content, model)
+            return read(str(path), content, user)
     raise AtollError(
         f"{path}: not a launch file that is known: a Megatron-LM script, a torchtitan job (TOML), "
-        "a DeepSpeed configuration (JSON), values of a NeMo recipe, arguments of Hugging Face's "
-        "Trainer or accelerate's (YAML)"
+        "a DeepSpeed configuration (JSON), or a YAML file of NeMo, Hugging Face's Trainer, "
+        "accelerate, axolotl, nanotron or GPT-NeoX"
     )
 
 
-def _script(
-    path: Path,
-    model: ModelConfig | None,
-    environment: Mapping[str, str] | None,
-    vocab: int | None,
-) -> Launch:
-    script, file = read_script(path, environment), str(path)
+def _script(path: Path, user: UserValues) -> Launch:
+    if path.suffix == ".py":
+        raise AtollError(
+            f"{path}: a Python program is not run to see what it configures; give the file that "
+            "starts it, or the layout to atoll estimate"
+        )
+    script = read_script(path, user.variables)
     try:
-        if training_commands(script):
-            return read_megatron(file, script, vocab)
-        if trainer_commands(script):
-            return read_trainer_script(file, script, model)
-        if is_mlperf(script):
-            return read_mlperf(file, script, model)
+        for fits, read in SCRIPTS:
+            if fits(script):
+                return read(str(path), script, user)
     except AtollError as error:
         if not script.missing:
             raise

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from atoll.base.errors import AtollError
-from atoll.tools.arguments import Launch, LaunchArguments, flatten, load_names
-from atoll.workload.families.model_config import ModelConfig
+from atoll.tools.arguments import Launch, LaunchArguments, UserValues, flatten, load_names
 
 NAMES = load_names("deepspeed")
 ADAM = ("adam", "adamw", "fusedadam")
@@ -26,9 +25,9 @@ def is_deepspeed(content: Mapping[str, Any]) -> bool:
     )
 
 
-def read_deepspeed(file: str, content: Mapping[str, Any], model: ModelConfig | None) -> Launch:
+def read_deepspeed(file: str, content: Mapping[str, Any], user: UserValues) -> Launch:
     """Read a configuration; values `auto`, which Hugging Face's trainer fills in, are ignored."""
-    if model is None:
+    if user.model is None:
         raise AtollError(f"{file}: does not describe the model; say it with --model config.json")
     values = dict(flatten(content))
     chosen = {name: value for name, value in values.items() if value != "auto"}
@@ -48,6 +47,7 @@ def read_deepspeed(file: str, content: Mapping[str, Any], model: ModelConfig | N
                     f"{file}: offloads the {what} to {name}, which is not modelled; take "
                     f"zero_optimization.offload_{what} out to see the run without it"
                 )
+    args.refuse_offload("zero_optimization.cpu_offload", "zero_optimization.cpu_offload_params")
     precision = _precision(args, content)
     microbatch = args.count("train_micro_batch_size_per_gpu") or 1
     batch = args.count("train_batch_size")
@@ -84,7 +84,7 @@ def read_deepspeed(file: str, content: Mapping[str, Any], model: ModelConfig | N
     account = args.account()
     left_open = {name: "auto" for name in values if name not in chosen}
     account = replace(account, without_effect={**account.without_effect, **left_open})
-    return Launch(file, "deepspeed", model, fields, None, account)
+    return Launch(file, "deepspeed", user.model, fields, None, account)
 
 
 def _overlap(zero: int, pp: int, overlapping: bool) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from atoll.base.errors import AtollError
 from atoll.step.layout import FULL_BLOCKS, HOST
-from atoll.tools.arguments import Launch, LaunchArguments, flatten, load_names
+from atoll.tools.arguments import Launch, LaunchArguments, UserValues, flatten, load_names
 from atoll.tools.files.shell import Command, Script
 from atoll.tools.files.shell_tokens import UNKNOWN
 from atoll.tools.megatron_lm.read_model import build_model
@@ -33,13 +33,13 @@ def training_commands(script: Script) -> list[Command]:
             and MEGATRON_ARGUMENTS & named_arguments(c.words).keys()]  # fmt: skip
 
 
-def read_megatron(file: str, script: Script, vocab: int | None = None) -> Launch:
+def read_megatron(file: str, script: Script, user: UserValues) -> Launch:
     """Read the last training command of a script."""
     *earlier, command = training_commands(script)
     words = command.words
     at = next(i for i, word in enumerate(words) if PROGRAMS.search(word))
     launcher, program = named_arguments(words[:at]), named_arguments(words[at + 1 :])
-    args = LaunchArguments(file, program, UNKNOWN, vocab, script.unset)
+    args = LaunchArguments(file, program, UNKNOWN, user.vocab, script.unset)
     launch = build_launch(args, _process_count(launcher))
     # Of the launcher's arguments only the number of processes affects a step.
     counts = {n: str(launcher[n]) for n in WORLD if launcher.get(n)}
@@ -53,14 +53,14 @@ def read_megatron(file: str, script: Script, vocab: int | None = None) -> Launch
     ))  # fmt: skip
 
 
-def read_megatron_values(file: str, content: Mapping[str, Any], vocab: int | None = None) -> Launch:
+def read_megatron_values(file: str, content: Mapping[str, Any], user: UserValues) -> Launch:
     """Read MODEL_ARGS of a YAML file of Megatron-LM's tests; switches are true or false."""
     values: dict[str, Any] = {}
     off: dict[str, Any] = {}
     for name, value in content["MODEL_ARGS"].items():
         argument = str(name).lstrip("-").replace("-", "_")
         (off if value is False else values)[argument] = None if value is True else value
-    launch = build_launch(LaunchArguments(file, values, UNKNOWN, vocab), None)
+    launch = build_launch(LaunchArguments(file, values, UNKNOWN, user.vocab), None)
     around = {name: str(value) for name, value in flatten(content)
               if not name.startswith("MODEL_ARGS.")}  # fmt: skip
     ignored = dict(launch.arguments.without_effect) | dict.fromkeys(off, "false") | around

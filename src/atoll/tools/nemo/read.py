@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from atoll.base.errors import AtollError
-from atoll.tools.arguments import Launch, LaunchArguments, flatten, load_names
+from atoll.tools.arguments import Launch, LaunchArguments, UserValues, flatten, load_names
 from atoll.tools.files.shell_tokens import UNKNOWN
 from atoll.tools.megatron_lm.read import NAMES as MEGATRON
 from atoll.tools.megatron_lm.read import layout_fields, software_fields
 from atoll.tools.megatron_lm.read_model import build_model
-from atoll.workload.families.model_config import ModelConfig
 
 NAMES = load_names("nemo")
 ACTIVATIONS = {"swiglu": "swiglu", "geglu": "gated_linear_unit", "squared_relu": "squared_relu"}
@@ -28,14 +27,12 @@ def is_nemo(content: Mapping[str, Any]) -> bool:
     return isinstance(model, Mapping) and "tensor_model_parallel_size" in model
 
 
-def read_nemo(
-    file: str, content: Mapping[str, Any], model: ModelConfig | None, vocab: int | None = None
-) -> Launch:
+def read_nemo(file: str, content: Mapping[str, Any], user: UserValues) -> Launch:
     """Read a recipe's overrides; the model is the recipe's unless the file describes one."""
     _check_kind(file, content)
     values, file_names, without_effect = _translated(content)
-    args = LaunchArguments(file, values, UNKNOWN, vocab)
-    described = model
+    args = LaunchArguments(file, values, UNKNOWN, user.vocab)
+    described = user.model
     if described is None:
         if "hidden_size" not in values:
             raise AtollError(f"{file}: leaves the model to a recipe; say it with --model")
@@ -50,7 +47,7 @@ def read_nemo(
         fields["batch"] = batch
     if devices := (args.count("devices") or 1) * (args.count("num_nodes") or 0):
         fields["devices"] = devices
-    if model is not None and (dropout := args.number("hidden_dropout")) is not None:
+    if user.model is not None and (dropout := args.number("hidden_dropout")) is not None:
         args.number("attention_dropout", "embedding_dropout")
         fields["dropout"] = dropout
     steps = args.number("train_iters")

@@ -13,7 +13,7 @@ from typing import Any
 
 from atoll.base.errors import AtollError
 from atoll.step.layout import HOST
-from atoll.tools.arguments import OFF, Launch, LaunchArguments, load_names
+from atoll.tools.arguments import OFF, Launch, LaunchArguments, UserValues, load_names
 from atoll.tools.files.shell import Script
 from atoll.tools.files.shell_tokens import UNKNOWN
 from atoll.tools.megatron_lm.read import layout_fields
@@ -35,7 +35,7 @@ def is_mlperf(script: Script) -> bool:
     )
 
 
-def read_mlperf(file: str, script: Script, model: ModelConfig | None) -> Launch:
+def read_mlperf(file: str, script: Script, user: UserValues) -> Launch:
     """Read a configuration; the model follows from its size, or from the LoRA benchmark."""
     if script.missing:  # the precision and much of the layout stand in common files
         raise AtollError("the configuration is not complete")
@@ -44,7 +44,7 @@ def read_mlperf(file: str, script: Script, model: ModelConfig | None) -> Launch:
     chosen = {n: v for n, v in values.items() if v.lower() not in ("null", "none")}
     args = LaunchArguments(file, chosen, UNKNOWN)
     adapters = any(name.startswith(("LORA_", "NEMO_LORA_")) for name in values)
-    described = model or _model(args, adapters)
+    described = user.model or _model(args, adapters)
     fields = layout_fields(args, described.layers)
     hosted_layers = args.count("CPU_OFFLOADING_NUM_LAYERS") or HOSTED_LAYERS
     if args.has("CPU_OFFLOADING"):  # of activations; weights stay on the device

@@ -8,7 +8,7 @@ from typing import Any
 
 from atoll.base.errors import AtollError
 from atoll.step.layout import FULL_BLOCKS
-from atoll.tools.arguments import Launch, LaunchArguments, flatten, load_names
+from atoll.tools.arguments import Launch, LaunchArguments, UserValues, flatten, load_names
 from atoll.tools.torchtitan.flavors import FLAVORS, Flavor
 from atoll.workload import config_from_hf, load_config, zoo_names
 from atoll.workload.families.model_config import ModelConfig
@@ -27,8 +27,8 @@ def is_torchtitan(content: Mapping[str, Any]) -> bool:
     return "parallelism" in content or {"model", "training"} <= content.keys()
 
 
-def read_torchtitan(file: str, content: Mapping[str, Any], model: ModelConfig | None) -> Launch:
-    """Read a job file; the model is its flavor unless `model` is given."""
+def read_torchtitan(file: str, content: Mapping[str, Any], user: UserValues) -> Launch:
+    """Read a job file; the model is its flavor unless the user names one."""
     args = LaunchArguments(file, dict(flatten(content)))
     kind, _ = args.match_kind(NAMES.trains_else)
     if kind:
@@ -36,7 +36,7 @@ def read_torchtitan(file: str, content: Mapping[str, Any], model: ModelConfig | 
     args.refuse_offload("training.enable_cpu_offload")
     name = args.text("model.name")
     flavor = args.text("model.flavor")
-    described = model or _model(file, name, flavor)
+    described = user.model or _model(file, name, flavor)
     pp = args.count("parallelism.pipeline_parallel_degree") or 1
     tp = args.count("parallelism.tensor_parallel_degree") or 1
     cp = args.count("parallelism.context_parallel_degree") or 1

@@ -13,17 +13,23 @@ from pathlib import Path
 from typing import Any
 
 from atoll.base.errors import AtollError
-from atoll.tools.arguments import Launch, LaunchArguments, flatten, load_names
+from atoll.tools.arguments import (
+    ArgumentNames,
+    Launch,
+    LaunchArguments,
+    UserValues,
+    flatten,
+    load_names,
+)
 from atoll.tools.deepspeed.read import read_deepspeed
 from atoll.tools.files.config_files import read_content
 from atoll.tools.files.shell import Command, Script
 from atoll.tools.files.shell_tokens import UNKNOWN
 from atoll.tools.megatron_lm.read import NAMES as MEGATRON
 from atoll.tools.megatron_lm.read import layout_fields, named_arguments, software_fields
-from atoll.workload.families.model_config import ModelConfig
 
 BATCH = "per_device_train_batch_size"
-NAMES = load_names("transformers")
+NAMES, AXOLOTL = load_names("transformers"), load_names("transformers", "axolotl.yaml")
 ZERO_STAGES = {
     "full_shard": 3, "1": 3, "shard_grad_op": 2, "2": 2, "no_shard": 0, "3": 0,
     "hybrid_shard": 3, "4": 3, "hybrid_shard_zero2": 2, "5": 2,
@@ -34,6 +40,9 @@ SEQUENCE_WIDTHS = ("parallelism_config.parallelism_config_cp_size",
                    "parallelism_config.parallelism_config_sp_size")  # fmt: skip
 LENGTHS = ("max_seq_length", "max_seq_len", "max_length", "model_max_length", "block_size",
            "cutoff_len", "sequence_len")  # fmt: skip
+CHECKPOINTING = ("gradient_checkpointing", "use_gradient_checkpointing",
+                 "fsdp_config.fsdp_activation_checkpointing",
+                 "fsdp_config.activation_checkpointing")  # fmt: skip
 ATTENTION = {"flash_attention_2": "flash2", "fa2": "flash2", "disabled": "unfused",
              "flash_attention_3": "flash", "sdpa": "flash",
              "eager": "unfused"}  # fmt: skip
@@ -57,22 +66,43 @@ def is_trainer(content: Mapping[str, Any]) -> bool:
     return BATCH in content or {"distributed_type", "num_processes"} <= content.keys()
 
 
+def is_axolotl(content: Mapping[str, Any]) -> bool:
+    return {"base_model", "micro_batch_size"} <= content.keys()
+
+
 def trainer_commands(script: Script) -> list[Command]:
     """Return the commands with the Trainer's argument of the batch per device."""
     return [c for c in script.commands if BATCH in named_arguments(c.words)]
 
 
-def read_trainer(file: str, content: Mapping[str, Any], model: ModelConfig | None) -> Launch:
+def read_trainer(file: str, content: Mapping[str, Any], user: UserValues) -> Launch:
     """Read a YAML or JSON file of the Trainer's or accelerate's arguments."""
     values = dict(flatten(content))
     chosen = {name: value for name, value in values.items() if value is not None}
-    launch = _launch(file, chosen, model)
+    launch = _launch(file, chosen, user)
     unset = dict.fromkeys(values.keys() - chosen.keys(), "")
     ignored = {**launch.arguments.without_effect, **unset}
     return replace(launch, arguments=replace(launch.arguments, without_effect=ignored))
 
 
-def read_trainer_script(file: str, script: Script, model: ModelConfig | None) -> Launch:
+def read_axolotl(file: str, content: Mapping[str, Any], user: UserValues) -> Launch:
+    """Read a YAML file of axolotl: the Trainer's arguments under other names."""
+    values = {name: value for name, value in flatten(content) if value is not None}
+    file_names = {AXOLOTL.renamed.get(name, name): name for name in values}
+    chosen = {name: values[written] for name, written in file_names.items()}
+    if kind := LaunchArguments(file, chosen).match_kind(AXOLOTL.trains_else)[0]:
+        raise AtollError(f"{file}: trains on {kind}, which is not modelled")
+    adapter = chosen.get("adapter")
+    chosen |= {"use_peft": adapter is not None, "load_in_4bit": adapter == "qlora"}
+    if chosen.pop("flash_attention", False):
+        chosen["attn_implementation"] = "flash_attention_2"
+        file_names["attn_implementation"] = "flash_attention"
+    launch = _launch(file, chosen, user, AXOLOTL)
+    unset = {name: "" for name, value in flatten(content) if value is None}
+    return replace(launch, arguments=launch.arguments.renamed(file_names, unset))
+
+
+def read_trainer_script(file: str, script: Script, user: UserValues) -> Launch:
     """Read the last command that starts a Trainer, with its launcher's arguments."""
     words = trainer_commands(script)[-1].words
     at = next((i for i, word in enumerate(words) if word.endswith(".py")), 0)
@@ -83,7 +113,7 @@ def read_trainer_script(file: str, script: Script, model: ModelConfig | None) ->
         if (path := _sibling_file(file, name)) is None:
             raise AtollError(f"{file}: leaves its processes to {name}, which is not beside it")
         values |= flatten(read_content(path))
-    return replace(_launch(file, values | launcher | program, model), notes=script.notes)
+    return replace(_launch(file, values | launcher | program, user), notes=script.notes)
 
 
 def _sibling_file(file: str, name: str) -> Path | None:
@@ -93,13 +123,16 @@ def _sibling_file(file: str, name: str) -> Path | None:
     return path if path.is_relative_to(folder) and path.is_file() else None
 
 
-def _launch(file: str, values: Mapping[str, Any], model: ModelConfig | None) -> Launch:
+def _launch(
+    file: str, values: Mapping[str, Any], user: UserValues, names: ArgumentNames = NAMES
+) -> Launch:
+    model = user.model
     if model is None:
         raise AtollError(f"{file}: names a model without its shape; say it with --model")
     args = LaunchArguments(file, values, UNKNOWN)
     args.refuse_offload(*OFFLOADS)
     _check_method(args)
-    deepspeed = _deepspeed(file, args, model)
+    deepspeed = _deepspeed(file, args, user)
     fields = dict(deepspeed.fields) if deepspeed else _sharding(args)
     if "tensor_model_parallel_size" in values:  # LLaMA-Factory over megatron-core
         fields = layout_fields(args, model.layers) | software_fields(args)
@@ -121,8 +154,8 @@ def _launch(file: str, values: Mapping[str, Any], model: ModelConfig | None) -> 
     if (dropout := args.number("dropout")) is not None:
         fields["dropout"] = dropout
     steps = args.number("max_steps")
-    args.ignore(NAMES.without_effect)
-    args.doubt(NAMES.not_modelled)
+    args.ignore((*NAMES.without_effect, *names.without_effect))
+    args.doubt(names.not_modelled | NAMES.not_modelled)
     account = args.account()
     if deepspeed:
         account = account.joined(deepspeed.arguments, "deepspeed:")
@@ -148,7 +181,7 @@ def _check_method(args: LaunchArguments) -> None:
         raise AtollError(f"{args.file}: trains a part of the model ({kind}), which is not modelled")
 
 
-def _deepspeed(file: str, args: LaunchArguments, model: ModelConfig) -> Launch | None:
+def _deepspeed(file: str, args: LaunchArguments, user: UserValues) -> Launch | None:
     """Read the DeepSpeed JSON that the arguments name, if any."""
     names = ("deepspeed", "deepspeed_config", "deepspeed_config.deepspeed_config_file")
     config_name = next((str(args.values[n]) for n in names if args.values.get(n)), "")
@@ -161,7 +194,7 @@ def _deepspeed(file: str, args: LaunchArguments, model: ModelConfig) -> Launch |
     path = _sibling_file(file, config_name)
     if path is None:
         raise AtollError(f"{file}: leaves ZeRO to {config_name}, which is not beside it")
-    return read_deepspeed(str(path), read_content(path), model)
+    return read_deepspeed(str(path), read_content(path), user)
 
 
 def _sharding(args: LaunchArguments) -> dict[str, Any]:
@@ -215,8 +248,7 @@ def _devices(args: LaunchArguments) -> int | None:
 
 
 def _recompute(args: LaunchArguments, fields: Mapping[str, Any]) -> str:
-    recomputes = args.has("gradient_checkpointing", "fsdp_config.fsdp_activation_checkpointing",
-                     "fsdp_config.activation_checkpointing")  # fmt: skip
+    recomputes = args.has(*CHECKPOINTING)
     for name in [n for n in args.values if n.startswith("gradient_checkpointing_kwargs")]:
         args.text(name)  # implementation only
     if args.has("disable_gradient_checkpointing"):
@@ -231,9 +263,10 @@ def _precision(args: LaunchArguments, default: str | None) -> str:
     if args.has("fp8"):
         args.has("bf16")
         return "fp8"
+    fp16 = args.has("fp16")
     if args.has("bf16") or mixed in ("bf16", "bfloat16"):
         return "bf16"
-    if args.has("fp16") or mixed in ("fp16", "float16"):
+    if fp16 or mixed in ("fp16", "float16"):
         return "fp16"
     if mixed == "fp8":
         return "fp8"
@@ -270,11 +303,12 @@ def _software(args: LaunchArguments, sharded: bool) -> dict[str, Any]:
 
 def _adapters(args: LaunchArguments) -> dict[str, Any]:
     """Return LoRA's fields; the default targets are PEFT's for Llama."""
+    quantized = args.has("load_in_4bit", "load_in_8bit", "quantization_bit")
     rank = args.count("lora_r", "lora_rank", "lora_dim")
     adapted = args.values.get("finetuning_type") == "lora"
     if not (args.has("use_peft", "only_optimize_lora") or rank or adapted):
         return {}
-    if args.has("load_in_4bit", "load_in_8bit", "quantization_bit"):
+    if quantized:
         raise AtollError(f"{args.file}: keeps frozen weights in 4 or 8 bits, which is not modelled")
     everywhere = "lora_dim" in args.values  # DeepSpeed-Chat's
     target_text = args.text("lora_target_modules", "lora_target", "lora_module_name")

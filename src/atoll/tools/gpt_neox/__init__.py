@@ -1,0 +1,1 @@
+"""GPT-NeoX: description and reader of its launch files."""

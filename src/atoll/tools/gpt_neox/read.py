@@ -1,0 +1,80 @@
+"""GPT-NeoX's YAML: Megatron-LM's arguments under other names, beside sections of DeepSpeed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from atoll.base.errors import AtollError
+from atoll.tools.arguments import Launch, LaunchArguments, UserValues, load_names
+from atoll.tools.deepspeed.read import read_deepspeed
+from atoll.tools.files.shell_tokens import UNKNOWN
+from atoll.tools.megatron_lm.read import NAMES as MEGATRON
+from atoll.tools.megatron_lm.read import layout_fields
+from atoll.tools.megatron_lm.read_model import build_model
+from atoll.workload.families.model_config import ModelConfig
+
+NAMES = load_names("gpt_neox")
+GATED = ("swiglu", "geglu", "reglu", "bilinear")
+
+
+def is_gpt_neox(content: Mapping[str, Any]) -> bool:
+    return "pipe_parallel_size" in {str(name).replace("-", "_") for name in content}
+
+
+def read_gpt_neox(file: str, content: Mapping[str, Any], user: UserValues) -> Launch:
+    """Read one file that has model, layout and DeepSpeed's sections."""
+    sections = {name: value for name, value in content.items() if isinstance(value, Mapping)}
+    plain = {str(n).replace("-", "_"): n for n in content if n not in sections}
+    file_names = {NAMES.renamed.get(name, name): written for name, written in plain.items()}
+    values = {name: content[written] for name, written in file_names.items()}
+    switched_off = {name for name, value in values.items() if value in (False, None)}
+    chosen = {n: None if v is True else v for n, v in values.items() if n not in switched_off}
+    chosen["pipeline_model_parallel_size"] = max(1, values["pipeline_model_parallel_size"] or 0)
+    args = LaunchArguments(file, chosen, UNKNOWN, user.vocab)
+    if kind := args.match_kind(NAMES.trains_else)[0]:
+        raise AtollError(f"{file}: trains on {kind}, which is not modelled")
+    attention = args.text("attention_config") or "global"
+    if any(word in attention for word in ("mamba", "rwkv", "gmlp", "local", "sparse")):
+        raise AtollError(f"{file}: its attention_config is {attention[:40]}, which is not modelled")
+    described = user.model or _model(args)
+    dtype = str(values.get("precision", ""))
+    if dtype in ("bfloat16", "fp16"):
+        sections.setdefault("bf16" if dtype == "bfloat16" else "fp16", {"enabled": True})
+    deepspeed = read_deepspeed(file, sections, replace(user, model=described))
+    fields = layout_fields(args, described.layers)
+    accumulated = args.count("gradient_accumulation_steps") or 1
+    fields |= {name: deepspeed.fields[name] for name in ("zero", "precision")}
+    fields |= {
+        "sequence": args.size("seq_length"),
+        "attention": "flash" if "flash" in attention else "unfused",
+        "local_batch": fields["microbatch"] * accumulated,
+        "overlap": "zero_grad_reduce" if fields["pp"] > 1 else deepspeed.fields["overlap"],
+        **({"batch": batch} if (batch := args.count("global_batch_size")) else {}),
+        **({"devices": devices} if (devices := args.count("global_num_gpus")) else {}),
+    }
+    steps = args.count("train_iters")
+    args.ignore((*NAMES.without_effect, *MEGATRON.without_effect, *MEGATRON.as_priced))
+    args.doubt(NAMES.not_modelled | MEGATRON.not_modelled)
+    off = {file_names[name]: str(values[name]) for name in switched_off}
+    account = args.account().renamed(file_names, off).joined(deepspeed.arguments, "")
+    return Launch(file, "gpt-neox", described, fields, steps, account)
+
+
+def _model(args: LaunchArguments) -> ModelConfig:
+    """Return the decoder; GPT-J's residual runs attention and MLP side by side."""
+    activation, norm = args.text("activation") or "gelu", args.text("norm") or "layernorm"
+    flags = {
+        "swiglu": activation in GATED,
+        "normalization": "rmsnorm" in norm,
+        "group_query_attention": "num_query_groups" in args.values,
+    }
+    words = {"normalization": "RMSNorm"}
+    more = {name: words.get(name) for name, on in flags.items() if on}
+    described = LaunchArguments(args.file, {**args.values, **more}, args.unknown, args.vocab)
+    model = replace(build_model(described), parallel=args.has("gpt_j_residual"))
+    for name in described.used.keys() - more.keys():
+        args.text(name)
+        args.has(name)
+    return model

@@ -1,0 +1,1 @@
+"""nanotron: description and reader of its launch files."""

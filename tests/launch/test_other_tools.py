@@ -1,0 +1,132 @@
+"""nanotron, GPT-NeoX and axolotl: their YAML files, and files in which nothing is understood."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import atoll
+from atoll.base.errors import AtollError
+from atoll.tools.arguments import Launch
+from atoll.tools.read import read_launch
+from atoll.workload import load_config
+
+NANOTRON = """
+general: {project: p, run: r, seed: 1}
+model:
+  dtype: bfloat16
+  model_config: {is_llama_config: true, hidden_act: silu, hidden_size: 2048,
+    intermediate_size: 8192, num_attention_heads: 16, num_key_value_heads: 8,
+    num_hidden_layers: 24, vocab_size: 49152,
+    max_position_embeddings: 4096, rms_norm_eps: 1.0e-5, tie_word_embeddings: true}
+optimizer:
+  accumulate_grad_in_fp32: true
+  zero_stage: 1
+  clip_grad: 1.0
+  optimizer_factory: {name: adamW, adam_beta1: 0.9}
+parallelism: {dp: 8, pp: 2, tp: 4, pp_engine: 1f1b, tp_mode: REDUCE_SCATTER,
+  tp_linear_async_communication: true}
+tokens: {micro_batch_size: 2, batch_accumulation_per_replica: 16, sequence_length: 4096,
+  train_steps: 500}
+"""
+NEOX = """{
+  "pipe-parallel-size": 4, "model-parallel-size": 2,
+  "num-layers": 44, "hidden-size": 6144, "num-attention-heads": 64, "seq-length": 2048,
+  "max-position-embeddings": 2048, "norm": "layernorm", "pos-emb": "rotary", "rotary_pct": 0.25,
+  "no-weight-tying": true, "gpt_j_residual": true, "make_vocab_size_divisible_by": 256,
+  "optimizer": {"type": "Adam", "params": {"lr": 1.0e-4}},
+  "zero_optimization": {"stage": 1, "overlap_comm": true},
+  "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 32,
+  "checkpoint-activations": true, "hidden_dropout": 0, "attention_dropout": 0,
+  "fp16": {"enabled": true}, "train_iters": 1000, "rope_fusion": false,
+}
+"""
+AXOLOTL = """
+base_model: some/model
+sequence_len: 4096
+micro_batch_size: 2
+gradient_accumulation_steps: 4
+gradient_checkpointing: true
+bf16: auto
+fp16:
+adapter: lora
+lora_r: 32
+lora_alpha: 16
+lora_target_modules: [q_proj, v_proj]
+optimizer: {optimizer}
+fsdp: [full_shard, auto_wrap]
+learning_rate: 0.0002
+num_epochs: 1
+"""
+
+
+def read(tmp_path: Path, text: str, model: str | None = None, vocab: int | None = None) -> Launch:
+    path = tmp_path / "run.yml"
+    path.write_text(text)
+    return read_launch(path, load_config(model) if model else None, {}, vocab)
+
+
+def test_nanotrons_sections_say_model_and_layout(tmp_path: Path) -> None:
+    launch = read(tmp_path, NANOTRON)
+    fields, model = launch.fields, launch.model
+    assert (launch.software, launch.steps) == ("nanotron", 500)
+    assert (model.layers, model.hidden, model.kv_heads, model.vocab) == (24, 2048, 8, 49152)
+    assert [fields[n] for n in ("tp", "pp", "zero", "sp", "devices")] == [4, 2, 1, True, 64]
+    assert (fields["microbatch"], fields["local_batch"], fields["sequence"]) == (2, 32, 4096)
+    assert launch.arguments.not_priced == ()
+    checked = atoll.check(tmp_path / "run.yml", device="h100", time_limit=1e-6)
+    assert checked.estimate.run.stack.name == "modular-lean" and checked.question.batch == 256
+
+
+def test_gpt_neox_has_megatrons_model_and_deepspeeds_sections(tmp_path: Path) -> None:
+    """A 20B model on pp4 tp2 was read as tp1 pp1."""
+    launch = read(tmp_path, NEOX, vocab=50257)
+    fields, model = launch.fields, launch.model
+    assert launch.software == "gpt-neox" and launch.arguments.not_priced == ()
+    assert [fields[n] for n in ("tp", "pp", "zero", "recompute")] == [2, 4, 1, "full"]
+    assert (fields["precision"], fields["attention"], fields["local_batch"]) == (
+        "fp16", "unfused", 128,
+    )  # fmt: skip
+    assert (model.layers, model.parallel, model.rotary_dim, model.tied_embeddings) == (
+        44, True, 24, False,
+    )  # fmt: skip
+    assert {"pipe-parallel-size", "zero_optimization.stage"} <= launch.arguments.used.keys()
+
+
+def test_axolotls_names_are_the_trainers(tmp_path: Path) -> None:
+    launch = read(tmp_path, AXOLOTL.format(optimizer="adamw_torch"), "llama3-8b")
+    fields = launch.fields
+    assert (fields["microbatch"], fields["local_batch"], fields["sequence"]) == (2, 8, 4096)
+    assert (fields["method"], fields["lora_rank"], fields["lora_targets"]) == (
+        "lora", 32, "q_proj+v_proj",
+    )  # fmt: skip
+    assert (fields["zero"], fields["recompute"], fields["precision"]) == (3, "full", "bf16")
+    assert launch.arguments.not_priced == ()
+    paged = read(tmp_path, AXOLOTL.format(optimizer="paged_adamw_8bit"), "llama3-8b")
+    assert list(paged.arguments.not_modelled) == ["optimizer"]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (AXOLOTL.replace("adapter: lora", "adapter: qlora"), "frozen weights in 4 or 8 bits"),
+        (AXOLOTL + "rl: dpo\n", "trains on preferences"),
+        (NEOX.replace('"fp16"', '"attention_config": [[["mamba"], 44]], "fp16"'), "mamba"),
+        ("parallelism: {a: 1}\n", "none of its arguments is understood"),
+        ("model: {name: llama3, flavor: 8B}\nparallelism: {new_parallel_degree: 4}\n",
+         "new_parallel_degree 4 is unknown, so its layout is too"),
+    ],
+)  # fmt: skip
+def test_what_is_not_modelled_or_not_understood_is_refused(
+    text: str, sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(AtollError, match=sentence):
+        read(tmp_path, text, None if "llama3, flavor" in text else "llama3-8b", 50257)
+
+
+def test_python_programs_are_not_read_as_scripts(tmp_path: Path) -> None:
+    path = tmp_path / "config.py"
+    path.write_text("import os\nprint('--num-layers 2 pretrain_gpt.py')\n")
+    with pytest.raises(AtollError, match="a Python program is not run"):
+        read_launch(path)
