@@ -125,26 +125,17 @@ def _question(question: CheckQuestion, launch: Launch) -> EstimateQuestion:
     return EstimateQuestion.of(**fields).model_copy(update={"model": launch.model.name})
 
 
-def _plan(run: Run, software: str, stop: Stop) -> Plan:
-    """Return the best plan of what a tool can run; of one without a writer by its axes alone."""
-    tool = TOOLS[software]
-    usable = refusals(software, run) if tool.write else None
-    return plan(run, Axes(**tool.axes), usable=usable, target=software, stop=stop)
+def _plan(run: Run, stop: Stop) -> Plan:
+    """Return the best plan of what the run's tool can run."""
+    return plan(run, Axes(**run.tool.axes), usable=refusals(run), stop=stop)
 
 
 def _best_layout(
     question: CheckQuestion, launch: Launch, current: Estimate, stop: Stop
 ) -> tuple[Plan | None, BetterLayout | None, str]:
     """Return the best plan under the same software, what it saves, or why there is none."""
-<<<<<<< HEAD
-    run = current.run
-    axes, usable = Axes(**run.tool.axes), refusals(run)
     try:
-        best = plan(run, axes, usable=usable, stop=stop)
-=======
-    try:
-        best = _plan(current.run, launch.software, stop)
->>>>>>> readers
+        best = _plan(current.run, stop)
     except (UnusableError, InfeasibleError) as error:
         return None, None, str(error)
     except StoppedError:
@@ -177,14 +168,8 @@ def _best_with_free_flags(
     run = run_from_question(freed_question, launch.model)
     if run.stack == current.run.stack:
         return None
-<<<<<<< HEAD
-    axes, usable = Axes(**run.tool.axes), refusals(run)
     try:
-        freed = plan(run, axes, usable=usable, stop=stop)
-=======
-    try:
-        freed = _plan(run, launch.software, stop)
->>>>>>> readers
+        freed = _plan(run, stop)
     except (UnusableError, InfeasibleError, StoppedError):
         return None
     times_s = [e.step.time_s for e in (current, *([best.best] if best else [])) if e.fits]

@@ -64,7 +64,7 @@ class EstimateFields(TypedDict, total=False):
     sequence: int | None
     network: str | None
     site: str | None
-    tool: Literal["megatron-lm", "torchtitan", "deepspeed", "nemo", "chip", "pytorch", "xla", "transformers", "none"] | str | Tool | None
+    tool: Literal["megatron-lm", "torchtitan", "deepspeed", "nemo", "chip", "pytorch", "xla", "transformers", "nanotron", "gpt-neox", "none"] | str | Tool | None
     stack: Literal["chip", "eager", "compiled", "modular", "modular-norm", "modular-lean", "fsdp", "fsdp-2023", "megatron", "megatron-2021", "xla", "zero3-2021", "nemo"] | str | Stack | None
     overlap: str | None
     cuda_graphs: str | None
@@ -94,13 +94,8 @@ class EstimateFields(TypedDict, total=False):
     recompute: Literal["none", "selective", "alternate", "full", "optimal"] | str | None
     order: Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zb-h2", "zb-v", "dualpipe"] | None
     blocks: Sequence[int] | int | None
-<<<<<<< HEAD
     launch_file: str | Path | None
-    export: Literal["megatron-lm", "torchtitan", "deepspeed", "nemo", "chip", "pytorch", "xla", "transformers", "none"] | str | Tool | None
-=======
-    export: Literal["megatron-lm", "torchtitan", "deepspeed", "nemo", "chip", "pytorch", "xla", "transformers", "nanotron", "gpt-neox"] | str | Tool | None
-    export_to: str | Path | None
->>>>>>> readers
+    export: Literal["megatron-lm", "torchtitan", "deepspeed", "nemo", "chip", "pytorch", "xla", "transformers", "nanotron", "gpt-neox", "none"] | str | Tool | None
     sweep: Sequence[str] | str | None
     out: str | Path | None
     trace: str | Path | None
@@ -146,7 +141,7 @@ class PlanFields(TypedDict, total=False):
     sequence: int | None
     network: str | None
     site: str | None
-    tool: Literal["megatron-lm", "torchtitan", "deepspeed", "nemo", "chip", "pytorch", "xla", "transformers", "none"] | str | Tool | None
+    tool: Literal["megatron-lm", "torchtitan", "deepspeed", "nemo", "chip", "pytorch", "xla", "transformers", "nanotron", "gpt-neox", "none"] | str | Tool | None
     stack: Literal["chip", "eager", "compiled", "modular", "modular-norm", "modular-lean", "fsdp", "fsdp-2023", "megatron", "megatron-2021", "xla", "zero3-2021", "nemo"] | str | Stack | None
     overlap: str | None
     cuda_graphs: str | None
@@ -162,13 +157,8 @@ class PlanFields(TypedDict, total=False):
     imbalance: float | str | None
     headroom: float | str | None
     power_cap: float | str | None
-<<<<<<< HEAD
     launch_file: str | Path | None
-    export: Literal["megatron-lm", "torchtitan", "deepspeed", "nemo", "chip", "pytorch", "xla", "transformers", "none"] | str | Tool | None
-=======
-    export: Literal["megatron-lm", "torchtitan", "deepspeed", "nemo", "chip", "pytorch", "xla", "transformers", "nanotron", "gpt-neox"] | str | Tool | None
-    export_to: str | Path | None
->>>>>>> readers
+    export: Literal["megatron-lm", "torchtitan", "deepspeed", "nemo", "chip", "pytorch", "xla", "transformers", "nanotron", "gpt-neox", "none"] | str | Tool | None
     sweep: Sequence[str] | str | None
     out: str | Path | None
     trace: str | Path | None
@@ -203,7 +193,7 @@ class RunFields(TypedDict, total=False):
     sequence: int | None
     network: str | None
     site: str | None
-    tool: Literal["megatron-lm", "torchtitan", "deepspeed", "nemo", "chip", "pytorch", "xla", "transformers", "none"] | str | Tool | None
+    tool: Literal["megatron-lm", "torchtitan", "deepspeed", "nemo", "chip", "pytorch", "xla", "transformers", "nanotron", "gpt-neox", "none"] | str | Tool | None
     stack: Literal["chip", "eager", "compiled", "modular", "modular-norm", "modular-lean", "fsdp", "fsdp-2023", "megatron", "megatron-2021", "xla", "zero3-2021", "nemo"] | str | Stack | None
     overlap: str | None
     cuda_graphs: str | None
