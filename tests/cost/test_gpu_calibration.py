@@ -126,7 +126,7 @@ def test_chains_windows_and_updates_are_priced_as_steps_price_them(tmp_path: Pat
     pairs = 1024 * (2 * 8192 - 1024) / 8192**2  # of a window among those of a causal mask
     assert seconds[3] == pytest.approx(pairs * seconds[2])
     assert seconds[4] < 1e-4 < seconds[2]
-    assert 6 < seconds[5] / seconds[6] < 10  # 38 bytes an element in eager PyTorch, 4 compiled
+    assert 12 < seconds[5] / seconds[6] < 16  # 60 bytes an element in eager PyTorch, 4 compiled
 
 
 def test_rows_that_cannot_be_read_are_skipped_with_the_reason(tmp_path: Path) -> None:

@@ -31,7 +31,8 @@ def test_eager_kernels_move_more_keep_more_and_launch_more() -> None:
     assert eager.backward.vector_s > 2 * fused.backward.vector_s
     assert eager.forward.kernels > fused.forward.kernels
     assert eager.kept("none").bytes > fused.kept("none").bytes
-    assert eager.forward.attention_s == fused.forward.attention_s
+    # Streaming kernels leave power over, so that the clock is higher.
+    assert 0.8 * fused.forward.attention_s < eager.forward.attention_s < fused.forward.attention_s
 
 
 def test_queries_keys_and_values_are_one_product_or_three() -> None:
@@ -69,7 +70,7 @@ def test_rows_of_experts_are_copied_sorted_and_launched_one_by_one() -> None:
     block, bare = costs_of(run)["block"], costs_of(free)["block"]
     assert block.forward.vector_s > bare.forward.vector_s
     assert block.backward.vector_s > bare.backward.vector_s
-    assert block.forward.matrix_s == bare.forward.matrix_s
+    assert 0.9 * bare.forward.matrix_s < block.forward.matrix_s < bare.forward.matrix_s
     step, graphed_ = estimate(run, Layout(dp=8)).step, graphed(run.stack, "full_iteration")
     assert estimate(replace(run, stack=graphed_), Layout(dp=8)).step.time_s < step.time_s
 
@@ -213,7 +214,7 @@ def test_fp8_products_are_faster_and_their_casts_are_paid() -> None:
     eight = costs_of(small_run(model, precision="fp8"))["block"]
     assert 0.45 * half.forward.matrix_s < eight.forward.matrix_s < 0.7 * half.forward.matrix_s
     assert eight.forward.vector_s > half.forward.vector_s
-    assert eight.forward.attention_s == half.forward.attention_s
+    assert 0.8 * half.forward.attention_s < eight.forward.attention_s < half.forward.attention_s
 
 
 def test_tensor_parallelism_divides_work_and_adds_collectives() -> None:

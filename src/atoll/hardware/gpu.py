@@ -95,6 +95,7 @@ class Calibration:
     held: float = 0.0  # share of L2 that keeps outputs of products timed again and again
     fill_s: float = 0.0  # start and end of a tile that no other of its SM hides
     step_throttle: float | None = None  # of products inside training steps, where it is known
+    step_attention: bool = False  # the throttle of attention is that inside a training step
     matmul_ratio: float = 0.0  # measured matmul maximum over peak of the calibrated device; 0: none
     source: str = ""
 
@@ -129,7 +130,8 @@ class Calibration:
 
     def attention_throttle(self, direction: AttentionFit) -> float:
         """Slowdown of attention at the power limit."""
-        return max(direction.throttle, ATTENTION_POWER * self.limit_throttle)
+        least = 0.0 if self.step_attention else ATTENTION_POWER * self.limit_throttle
+        return max(direction.throttle, least)
 
     def slowed(self, direction: AttentionFit, under: Capped) -> AttentionFit:
         """Attention under a cap."""

@@ -22,6 +22,12 @@ from atoll.cost.gpu_vector import (
 from atoll.cost.pricer import Cost, LayerTimes, total
 from atoll.hardware.gpu import ELEMENT_BYTES, SCALED, Gpu
 from atoll.tools.stack import Stack, VectorPasses
+from atoll.training.operators.eager_kernels import (
+    COUNTED,
+    embedding_gradient_bytes,
+    norm_elements,
+    split_gradient_bytes,
+)
 from atoll.training.operators.roles import (
     even_experts,
     gates_experts,
@@ -53,25 +59,6 @@ EXPERT_BIAS = {"bias": 24, "bias_grad": 36}
 TRANSPOSED_BYTES = 2  # an fp8 weight read and written
 # The calibration's names for the functions of a graph.
 _CALIBRATED = {"cross_entropy": "xent_fwd", "cross_entropy_bwd": "xent_bwd"}
-# Bytes per element without entry in stack or calibration: what the kernel reads and writes.
-_COUNTED = {
-    "bias": VectorPasses(4, 1),
-    "bias_grad": VectorPasses(2, 1),
-    "relu": VectorPasses(4, 1),
-    "relu_bwd": VectorPasses(6, 1),
-    "tanh": VectorPasses(4, 1),
-    "tanh_bwd": VectorPasses(6, 1),
-    "topk": VectorPasses(8, 4),
-    "topk_bwd": VectorPasses(4, 1),
-    "rotary": VectorPasses(4, 1),
-    "rotary_bwd": VectorPasses(4, 1),
-    "relu2": VectorPasses(4, 1),
-    "relu2_bwd": VectorPasses(6, 1),
-    "xielu": VectorPasses(4, 1),
-    "xielu_bwd": VectorPasses(6, 1),
-    "gelu_new": VectorPasses(4, 1),
-    "gelu_new_bwd": VectorPasses(6, 1),
-}
 ROUTED = ("dispatch", "dispatch_bwd")
 # One kernel keeps their passes on chip: it costs its products, inputs and outputs.
 _FUSED = ("conv", "conv_bwd", "scan", "scan_bwd")
@@ -282,8 +269,10 @@ class GpuPricer:
             moved = float(streaming_s(self.gpu, self.stack.routed_bytes * sent))
             total += Cost(vector_s=moved, kernels=1)
         if op.kind in _FUSED or (not op.matmuls and not op.vectors):
-            moved = float(streaming_s(self.gpu, layer.traffic_bytes(op)))
-            total += Cost(vector_s=moved, kernels=1)
+            moved_bytes: float = layer.traffic_bytes(op)
+            if op.kind == "scatter_add" and self.stack.split_products:
+                moved_bytes = embedding_gradient_bytes(layer, op)
+            total += Cost(vector_s=float(streaming_s(self.gpu, moved_bytes)), kernels=1)
         return total
 
     def _steps(self, op: Operator) -> Cost:
@@ -327,6 +316,9 @@ class GpuPricer:
             total_s *= self.stack.ragged_heads
         part = product.fraction
         cost = Cost(total_s * part, 0.0, 0.0, len(sizes), timed_s * part, between_s * part)
+        if summed := split_gradient_bytes(op, len(sizes)):
+            moved_s = float(streaming_s(self.gpu, summed, len(sizes) - 1))
+            cost += Cost(vector_s=moved_s, kernels=len(sizes) - 1)
         return cost + self._casts(layer, op, product) if sizes[0].dtype in SCALED else cost
 
     def _price_products(self, layer: Layer) -> None:
@@ -497,7 +489,9 @@ class GpuPricer:
         passes = self._passes(work)
         if passes.bytes == 0:
             return Cost()
-        moved_s = float(streaming_s(self.gpu, work.elements * passes.bytes, passes.kernels))
+        separate = self.stack.split_products and work.function not in self.stack.passes
+        elements = norm_elements(work) if separate else work.elements
+        moved_s = float(streaming_s(self.gpu, elements * passes.bytes, passes.kernels))
         return Cost(vector_s=moved_s, kernels=passes.kernels)
 
     def _passes(self, work: VectorWork) -> VectorPasses:
@@ -505,8 +499,8 @@ class GpuPricer:
         passes = self.stack.passes.get(function)
         if passes is not None:
             return passes
-        if function in _COUNTED:
-            return _COUNTED[function]
+        if function in COUNTED:
+            return COUNTED[function]
         name = _CALIBRATED.get(function)
         if name is None:
             backward = function.endswith("_bwd")

@@ -9,13 +9,14 @@ from functools import lru_cache
 from typing import Any, Self, TypeVar
 
 from atoll.base.registry import import_named
-from atoll.cost.pricer import Pricer
+from atoll.cost.pricer import Pricer, total
 from atoll.hardware.device import TemplateChip
 from atoll.hardware.gpu import ELEMENT_BYTES, SCALED
 from atoll.step.layout import FULL_BLOCKS, HOST, RECOMPUTE, Layout
 from atoll.step.stages import ChainWork
 from atoll.training.operators.gpu_pricer import GpuPricer
 from atoll.training.operators.layers import HALF, LayerCost, layer_costs
+from atoll.training.operators.step_clock import KernelMix, in_step
 from atoll.training.operators.timings import Timings
 from atoll.training.run import Run
 from atoll.workload.adapters import with_adapters
@@ -29,6 +30,8 @@ from atoll.workload.low_precision import check_precision, narrowed
 from atoll.workload.prepare import in_context, prepare
 
 T = TypeVar("T")
+MIX_TOKENS = 8192  # of a microbatch whose kernels decide on the clock
+SHORTEST_S = 1e-12
 SAME_WORK = 0.05  # blocks whose FLOPs differ by less are split as equal ones
 VOCABULARY_UNIT = 128  # Megatron-LM pads to this many rows on every tensor rank
 
@@ -42,6 +45,16 @@ class LayerPrices:
         self._variants: dict[tuple[object, ...], tuple[LayerCost, ...]] = {}
         self._models: dict[tuple[int, int, int, int, bool], Model] = {}
         self._cache: dict[tuple[object, ...], Any] = {}
+        if isinstance(self.pricer, GpuPricer) and self.pricer.gpu.calibration.limit_throttle:
+            self.pricer = _pricer(replace(run, gpu=in_step(self.pricer.gpu, self._mix())))
+            self._variants = {}
+
+    def _mix(self) -> KernelMix:
+        """Return the mix of kernels of the undivided model, by which the clock is chosen."""
+        layout = Layout(microbatch=max(1, MIX_TOKENS // self.run.sequence))
+        passes = total((c.forward + c.backward).times(c.repeat) for c in self.costs(layout))
+        times_s = passes.matrix_s, passes.attention_s, passes.vector_s
+        return KernelMix(*(time_s / max(sum(times_s), SHORTEST_S) for time_s in times_s))
 
     def with_run(self, run: Run) -> Self:
         """Return the costs of a run that differs only in machine rates; both share the model."""

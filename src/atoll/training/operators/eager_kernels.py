@@ -1,0 +1,65 @@
+"""Kernels of plain PyTorch modules that a layer's graph does not show one by one.
+
+Counted in profiles of steps on one H200 (benchmarks/h200, half `fit`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from atoll.tools.stack import VectorPasses
+from atoll.workload.graph.layer import Layer
+from atoll.workload.graph.operator import Operator, Role, VectorWork
+
+SUM_BYTES = 6  # per element of a sum of two 16-bit tensors
+EMBEDDING_BYTES = 64
+"""Per element of the gradient that is added to rows of the table, which are sorted first:
+compute_grad_weight and sum_and_scatter reach 1 to 1.2 TB/s each."""
+NORM_COLUMNS = 450
+"""Columns by which the time of a row exceeds its bytes in the forward kernel."""
+WEIGHT_COLUMNS = 2560
+"""Columns below which gradients of a layer norm's weights leave the device partly idle: the time
+depends on the rows alone (GammaBetaBackward, half of the backward pass)."""
+COUNTED: Mapping[str, VectorPasses] = {
+    "bias": VectorPasses(4, 1),
+    "bias_grad": VectorPasses(2, 1),
+    "relu": VectorPasses(4, 1),
+    "relu_bwd": VectorPasses(6, 1),
+    "tanh": VectorPasses(4, 1),
+    "tanh_bwd": VectorPasses(6, 1),
+    "topk": VectorPasses(8, 4),
+    "topk_bwd": VectorPasses(4, 1),
+    "rotary": VectorPasses(4, 1),
+    "rotary_bwd": VectorPasses(4, 1),
+    "relu2": VectorPasses(4, 1),
+    "relu2_bwd": VectorPasses(6, 1),
+    "xielu": VectorPasses(4, 1),
+    "xielu_bwd": VectorPasses(6, 1),
+    "gelu_new": VectorPasses(4, 1),
+    "gelu_new_bwd": VectorPasses(6, 1),
+}
+"""Passes of functions without entry in stack or calibration: what the kernel reads and writes."""
+
+
+def split_gradient_bytes(op: Operator, parts: int) -> float:
+    """Return the bytes of sums of input gradients of products that share their input."""
+    if op.kind != "linear_dgrad" or parts < 2:
+        return 0.0
+    return sum((parts - 1) * SUM_BYTES * p.batch * p.m * p.n for p in op.matmuls)
+
+
+def embedding_gradient_bytes(layer: Layer, op: Operator) -> float:
+    """Return the bytes of an embedding's backward pass: a table of zeros, and rows added to it."""
+    added = max(layer.tensors[name].elements for name in op.reads)
+    table = max(tensor.bytes for tensor in layer.tensors.values() if tensor.role is Role.WEIGHT)
+    return table + EMBEDDING_BYTES * added
+
+
+def norm_elements(work: VectorWork) -> float:
+    """Return the elements whose bytes take as long as a layer norm's kernels."""
+    columns = float(work.cols)
+    if work.function == "layernorm":
+        columns += NORM_COLUMNS
+    elif work.function == "layernorm_bwd":
+        columns = (columns + max(columns, WEIGHT_COLUMNS)) / 2
+    return work.elements / work.cols * columns

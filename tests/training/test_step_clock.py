@@ -1,0 +1,38 @@
+"""The clock of a step follows the power of its kernels."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.hardware.gpu import load_gpu
+from atoll.training.operators.step_clock import (
+    PUBLISHED_MIX,
+    KernelMix,
+    clock_of_mix,
+    in_step,
+)
+
+
+@pytest.mark.parametrize(
+    ("products", "attention", "streaming", "measured_GHz"),
+    [  # steps on one H200 with a boost clock of 1.98 GHz (benchmarks/h200, half `fit`)
+        (0.22, 0.09, 0.69, 1.967),
+        (0.42, 0.10, 0.44, 1.823),
+        (0.58, 0.06, 0.36, 1.586),
+        (0.69, 0.06, 0.25, 1.541),
+    ],
+)
+def test_clocks_of_measured_steps_are_met(
+    products: float, attention: float, streaming: float, measured_GHz: float
+) -> None:
+    clock = 1.98 * clock_of_mix(KernelMix(products, attention, streaming))
+    assert clock == pytest.approx(measured_GHz, rel=0.07)
+
+
+def test_products_run_faster_beside_kernels_that_draw_less() -> None:
+    gpu = load_gpu("h100")
+    mixes = [KernelMix(p, 0.05, 0.95 - p) for p in (0.2, 0.5, 0.8, 0.95)]
+    slowdowns = [in_step(gpu, mix).calibration.limit_throttle for mix in mixes]
+    assert slowdowns == sorted(slowdowns)
+    stated = in_step(gpu, PUBLISHED_MIX).calibration.limit_throttle
+    assert stated == pytest.approx(gpu.calibration.limit_throttle)
