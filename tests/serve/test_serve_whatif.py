@@ -224,7 +224,8 @@ def test_sequence_batch_and_compute_rate_of_a_plan(plan_run: Path) -> None:
     assert names[-3:] == ["sequence", "batch", "compute"]
     base = ask_json(app, "/api/runs/gpt2/whatif")
     fast = ask_json(app, "/api/runs/gpt2/whatif?compute=2")
-    assert 0.5 * base["step_time_s"] < fast["step_time_s"] <= base["step_time_s"]
+    rounded_s = base["step_time_s"] * (1 + 1e-12)  # its host is slower than the device
+    assert 0.5 * base["step_time_s"] < fast["step_time_s"] <= rounded_s
     assert fast["parts_s"]["compute"] < base["parts_s"]["compute"]
     more = ask_json(app, "/api/runs/gpt2/whatif?batch=128")
     assert more["samples_per_s"] >= base["samples_per_s"]

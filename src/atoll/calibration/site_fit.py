@@ -97,7 +97,7 @@ class SoftwareVariant:
         site = site_at(point)
         times_s = []
         for estimator, run, layout in zip(self._estimators, self.runs, self.layouts, strict=True):
-            times_s.append(estimator.at(run.at(site)).estimate(layout).step.time_s)
+            times_s.append(estimator.at(run.at(site)).step_s(layout))
         return np.log(times_s)
 
 

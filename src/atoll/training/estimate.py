@@ -335,12 +335,21 @@ class Estimator(LayerPrices):
         if layout.recompute == HOST:
             return self._hosted(layout)
         choices = recompute_choices(self.costs(layout), layout.recompute)
-        tables = make_tables(self, LayoutSequence([layout]), choices)
-        sums, optimal = Sums(tables, tables.rows), layout.recompute == "optimal"
+        sums, optimal = self._sums(layout, choices), layout.recompute == "optimal"
         picks = figures(sums)[2] if optimal else np.zeros(layout.pp, dtype=np.int64)
         policies = tuple(choices[pick] for pick in picks)
         rerun = _rerun(self.shares(layout)[1], policies) if optimal else ()
         return Estimate(run, layout, *layout_row(sums, picks), policies, rerun)
+
+    def step_s(self, layout: Layout) -> float:
+        """Return only the step time of a layout, to compare sites; not for "optimal" or "host"."""
+        sums = self._sums(layout, (layout.recompute,))
+        memory, wanted = sums.state_memory(), np.ones((1, 1), dtype=np.bool_)
+        return float(sums.step_s(memory.states, sums.passes(memory), wanted).item())
+
+    def _sums(self, layout: Layout, choices: Sequence[str]) -> Sums:
+        tables = make_tables(self, LayoutSequence([layout]), choices)
+        return Sums(tables, tables.rows)
 
     def _hosted(self, layout: Layout) -> Estimate:
         """Move the tensors of the fewest blocks per stage that make it fit to host memory, or of

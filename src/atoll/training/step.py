@@ -6,11 +6,12 @@ microbatches; then come gradients, optimizer and weights. docs/training.md has t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields, replace
 from typing import NamedTuple
 
 from atoll.fabric.nested import all_to_all_s, collective_s, neighbours_s
 from atoll.step.layout import Layout
+from atoll.step.parts import TIME_PARTS
 from atoll.step.replay import PassTime
 from atoll.training.operators.layers import HALF, LayerCost
 from atoll.training.operators.policies import TensorLink
@@ -101,20 +102,12 @@ class StepTime:
         return self.compute_s + self.accumulate_s + self.recompute_s + self.optimizer_s
 
     def breakdown(self) -> dict[str, float]:
-        return {
-            "compute": self.compute_s,
-            "gradient_accumulation": self.accumulate_s,
-            "recompute": self.recompute_s,
-            "tensor_parallel": self.tensor_s,
-            "context_parallel": self.context_s,
-            "expert_parallel": self.expert_s,
-            "sharded_weights": self.sharded_s,
-            "pipeline_bubble": self.bubble_s,
-            "pipeline_sends": self.send_s,
-            "gradient_reduction": self.gradient_s,
-            "optimizer": self.optimizer_s,
-            "host": self.host_s,
-        }
+        """Return the seconds by name of the part."""
+        return dict(zip(PART_NAMES, astuple(self)[1:], strict=True))
+
+
+PART_NAMES = tuple(part for part in TIME_PARTS if part != "offload")  # which exists on wafers only
+"""Names of the fields of `StepTime` after the first."""
 
 
 class SharedCollective(NamedTuple):
