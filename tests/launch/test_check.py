@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 import atoll
 from atoll.base.errors import AtollError
+from atoll.cli import main
 from atoll.printing.training import print_checked
 from atoll.training.estimate import Estimate
 
@@ -154,6 +156,48 @@ def test_a_job_file_may_name_a_launch_file_beside_it(script: Path) -> None:
     assert (found.layout.tp, found.run.global_batch) == (8, 32)
     with pytest.raises(AtollError, match="vocab: said of a launch file"):
         atoll.estimate("gpt2-xl", "h100", 8, vocab=9)
+
+
+def test_arguments_of_the_script_follow_two_dashes(
+    script: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script.write_text(SCRIPT.replace("${GPUS}", "$1").replace("$MORE", "$2"))
+    words = ["check", str(script), "--device", "h100", "--time-limit", "1ms", "--json"]
+    monkeypatch.setattr("sys.argv", ["atoll", *words, "--", "8", "--seed=3"])
+    with pytest.raises(SystemExit, match="0"):
+        main()
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["question"]["devices"] == 8
+    assert answer["arguments"]["without_effect"]["seed"] == "3"
+    assert atoll.check(script, device="h100", script_args=["16"]).question.devices == 16
+
+
+MODEL_ARGS = """
+ENV_VARS: {CUDA_DEVICE_MAX_CONNECTIONS: 1}
+MODEL_ARGS:
+  --num-layers: 12
+  --hidden-size: 1024
+  --num-attention-heads: 16
+  --seq-length: 1024
+  --max-position-embeddings: 1024
+  --vocab-size: 32000
+  --micro-batch-size: ${MBS}
+  --global-batch-size: 32
+  --tensor-model-parallel-size: ${TP}
+  --data-path: ${DATA}/text
+  --bf16: true
+"""
+
+
+def test_variables_of_argument_files_are_set_or_named(tmp_path: Path) -> None:
+    file = tmp_path / "model_config.yaml"
+    file.write_text(MODEL_ARGS)
+    given = {"device": "h100", "devices": 8}
+    found = atoll.check(file, set=["TP=2", "MBS=4"], **given)  # type: ignore[arg-type]
+    assert (found.estimate.layout.tp, found.estimate.layout.microbatch) == (2, 4)
+    assert found.answer.not_priced == ()
+    with pytest.raises(AtollError, match=r"micro_batch_size depends .* --set NAME=VALUE \(MBS\)"):
+        atoll.check(file, set=["TP=2"], **given)  # type: ignore[arg-type]
 
 
 def relative_width(checked: atoll.Checked) -> float:

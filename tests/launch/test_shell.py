@@ -51,6 +51,21 @@ def test_arrays_are_spread_item_by_item() -> None:
     assert words(script) == ("run", "--x", "1", "--y", "two words", "--z", "3")
 
 
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ('run "$@"', ("a b", "8")),
+        ("run $@", ("a", "b", "8")),
+        ("run ${2:-4} $#", ("8", "2")),
+        ("shift\nrun $1", ("8",)),
+        ('if [ "$1" = "a b" ]; then N=1; fi\nrun $N', ("1",)),
+    ],
+)
+def test_arguments_of_the_script(script: str, said: tuple[str, ...]) -> None:
+    commands = follow_script(script, "run.sh", Path(), {}, ("a b", "8")).commands
+    assert commands[-1].words[1:] == said
+
+
 def test_the_environment_can_be_given() -> None:
     assert words("run --tp ${TP:-1}", TP="8")[-1] == "8"
 

@@ -90,8 +90,32 @@ def test_deepspeeds_file_is_read_with_the_trainers_arguments(tmp_path: Path) -> 
     launch = read(tmp_path, TRAINER + "deepspeed: ds.json\n")
     assert (launch.fields["zero"], launch.fields["microbatch"]) == (2, 4)
     assert launch.arguments.used["deepspeed:zero_optimization.stage"] == "2"
-    with pytest.raises(AtollError, match="which is not beside it"):
+    with pytest.raises(
+        AtollError, match=r"leaves ZeRO to \.\./secret\.json, which was found neither"
+    ):
         read(tmp_path, TRAINER + "deepspeed: ../secret.json\n")
+
+
+@pytest.mark.parametrize("root", [".git", "working directory"])
+def test_paths_count_from_the_repositorys_root_and_the_working_directory_too(
+    root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LLaMA-Factory's examples name examples/deepspeed/ds_z3_config.json."""
+    folder = tmp_path / "examples" / "lora"
+    folder.mkdir(parents=True)
+    (tmp_path / "examples" / "ds.json").write_text(
+        '{"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}}'
+    )
+    text = TRAINER + "deepspeed: examples/ds.json\nuse_gradient_checkpointing: true\n"
+    text = text.replace("gradient_checkpointing: true\nmax", "max")
+    with pytest.raises(AtollError, match="which was found neither"):
+        read(folder, text)
+    if root == ".git":
+        (tmp_path / ".git").mkdir()
+    else:
+        monkeypatch.chdir(tmp_path)
+    fields = read(folder, text).fields
+    assert (fields["zero"], fields["recompute"]) == (3, "full")
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def launched(file: str | Path, options: Mapping[str, Any]) -> Launch:
         _model(options.get("model")),
         variables,
         options.get("vocab"),
-        options.get("arguments") or (),
+        options.get("script_args") or (),
     )
 
 

@@ -50,6 +50,7 @@ class CheckFields(TypedDict, total=False):
     least: float | str | None
     steps: int | None
     time_limit: float | str | None
+    script_args: Sequence[str] | str | None
 
 class EstimateFields(TypedDict, total=False):
     tokens: float | str | None

@@ -280,7 +280,11 @@ class CheckQuestion(LaunchQuestion, LengthQuestion):
     )
     time_limit: f.TimeLimit = 3600.0
     example = "atoll check pretrain.sh --device h100 --devices 512"
-    arguments = positional = ("file",)
+    script_args: Texts = option(
+        "Arguments of the script, after --: its $1, $2 and the like.", f.LAUNCH, (), shown="none"
+    )
+    arguments = ("file", "script_args")
+    positional = ("file",)
 
 
 class McpQuestion(Question):

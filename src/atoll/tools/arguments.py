@@ -174,7 +174,8 @@ class LaunchArguments:
                 value = self.values[name]
                 text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
                 if self.unknown in text:
-                    unset_names = ", ".join(self.unset[:8])
+                    named = re.findall(rf"{self.unknown}([A-Za-z_][\w.]*)", text)
+                    unset_names = ", ".join(named or self.unset[:8])
                     raise AtollError(
                         f"{self.file}: {name} depends on a value that the file does not set; say "
                         f"it with --set NAME=VALUE{f' ({unset_names})' if unset_names else ''}"

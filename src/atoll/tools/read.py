@@ -94,7 +94,7 @@ def _script(path: Path, user: UserValues) -> Launch:
             f"{path}: a Python program is not run to see what it configures; give the file that "
             "starts it, or the layout to atoll estimate"
         )
-    script = read_script(path, user.variables)
+    script = read_script(path, user.variables, user.arguments)
     try:
         for fits, read in SCRIPTS:
             if fits(script):

@@ -20,18 +20,24 @@ class _Anything(BaseModel):
     model_config = ConfigDict(extra="allow")
 
 
-def read_content(path: Path) -> Mapping[str, Any]:
-    """Parse a file by its suffix."""
+def read_text(path: Path, most_bytes: int = MOST_BYTES) -> str:
+    """Return the text of a file, or raise an AtollError."""
     try:
         with path.open("rb") as file:
-            data = file.read(MOST_BYTES + 1)
+            data = file.read(most_bytes + 1)
         text = data.decode()
     except UnicodeDecodeError:
         raise AtollError(f"{path}: not a text file") from None
     except OSError as error:
         raise AtollError(f"{path}: cannot be read ({error.strerror})") from None
-    if len(data) > MOST_BYTES:
-        raise AtollError(f"{path}: larger than {MOST_BYTES:,} bytes, not a launch file")
+    if len(data) > most_bytes:
+        raise AtollError(f"{path}: larger than {most_bytes:,} bytes, not a launch file")
+    return text
+
+
+def read_content(path: Path) -> Mapping[str, Any]:
+    """Parse a file by its suffix."""
+    text = read_text(path)
     if path.suffix == ".toml":
         try:
             return tomllib.loads(text)
@@ -40,3 +46,22 @@ def read_content(path: Path) -> Mapping[str, Any]:
     if path.suffix == ".json":
         return parse_object(text, str(path))
     return parse_yaml(text, _Anything, str(path)).model_extra or {}
+
+
+def named_file(file: Path, name: str) -> Path | None:
+    """Return the path of a file that another one names, None if there is none.
+
+    A relative path counts from the file's folder or from one above it, up to the working directory
+    and the root of its repository, and stays below that folder.
+    """
+    folder, working = file.absolute().parent.resolve(), Path.cwd()
+    folders = [folder, *folder.parents][:-1]
+    ends = [i for i, f in enumerate(folders) if f == working or (f / ".git").exists()]
+    for start in folders[: max(ends, default=0) + 1]:
+        try:
+            path = (start / name).resolve()
+            if path.is_relative_to(start) and path.is_file():
+                return path
+        except (OSError, ValueError):  # no name of a file
+            return None
+    return None

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import ast
 import operator
+import re
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 
 from atoll.tools.files.shell_tokens import UNKNOWN
 
+_SCRIPT_FOLDER = re.compile(
+    r"pwd|(?!.*(\.\.|basename|sed|awk)).*\bdirname\b.*(BASH_SOURCE|\$0|\$\{0).*", re.DOTALL
+)
+"""Commands that print the script's folder."""
 _OPERATORS: Mapping[type[ast.AST], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -62,3 +67,24 @@ def holds(words: list[str]) -> bool:
             except ValueError:
                 return False
     return False
+
+
+def command_output(command: str) -> str:
+    """Return a command's output if it is known without running it."""
+    return "." if _SCRIPT_FOLDER.fullmatch(command.strip()[:200]) else UNKNOWN
+
+
+def unquoted(text: str) -> str:
+    """Return a text without the quotes around it."""
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" else text
+
+
+def closing_bracket(text: str, begin: int) -> int:
+    """Return the index of the bracket that closes the one at `begin`."""
+    opening = text[begin]
+    closing, depth = {"{": "}", "(": ")"}[opening], 0
+    for index in range(begin, len(text)):
+        depth += (text[index] == opening) - (text[index] == closing)
+        if depth == 0:
+            return index
+    return len(text) - 1

@@ -29,7 +29,7 @@ PASSED_THROUGH = ("oc.decode", "eval")
 
 
 def resolve(content: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the values with all references resolved; unresolvable ones become `UNKNOWN`."""
+    """Return the values with all references resolved; of others `UNKNOWN` and their names stay."""
     return _ReferenceResolver(content, environment).section(content, ())
 
 
@@ -69,7 +69,8 @@ class _ReferenceResolver:
             return self._named(text, section, depth)
         terms = [term.strip() for term in operands.split(",")]
         if name == "oc.env":
-            return self.environment.get(terms[0], terms[1] if len(terms) > 1 else UNKNOWN)
+            fallback = terms[1] if len(terms) > 1 else f"{UNKNOWN}{terms[0]}"
+            return self.environment.get(terms[0], fallback)
         if name in PASSED_THROUGH:
             return operands
         try:
@@ -89,4 +90,4 @@ class _ReferenceResolver:
                 target = target.get(name, UNKNOWN) if isinstance(target, Mapping) else UNKNOWN
             if key_path and target is not UNKNOWN and not isinstance(target, Mapping):
                 return self._value(target, key_path[:-1], depth + 1)
-        return UNKNOWN
+        return self.environment.get(text, f"{UNKNOWN}{text}")

@@ -15,7 +15,14 @@ from itertools import takewhile
 from pathlib import Path
 
 from atoll.base.errors import AtollError
-from atoll.tools.files.expressions import evaluate_integer, holds
+from atoll.tools.files.config_files import named_file, read_text
+from atoll.tools.files.expressions import (
+    closing_bracket,
+    command_output,
+    evaluate_integer,
+    holds,
+    unquoted,
+)
 from atoll.tools.files.shell_tokens import (
     LITERAL,
     MOST_CHARACTERS,
@@ -37,10 +44,6 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+?)=")
 _BRACES = re.compile(r"([A-Za-z_]\w*|\d+|[@*#?])(\[[@*]\])?(:?[-=+?])?", re.DOTALL)
 _EXPANSION = re.compile(r"\\(.)|\$\(\(|\$\(|\$\{|\$([A-Za-z_]\w*|\d|[@*#?!$-])|`[^`]*`", re.DOTALL)
-_SCRIPT_FOLDER = re.compile(
-    r"pwd|(?!.*(\.\.|basename|sed|awk)).*\bdirname\b.*(BASH_SOURCE|\$0|\$\{0).*", re.DOTALL
-)
-"""Commands that print the script's folder."""
 _PREFIXES = ("export", "local", "declare", "typeset", "readonly")
 
 
@@ -126,11 +129,12 @@ class Shell:
 
     def _items(self, text: str) -> list[str]:
         """Return the items if a text is exactly one array."""
-        match = re.fullmatch(r"\$\{([A-Za-z_]\w*)\[[@*]\]\}", text)
+        match = re.fullmatch(r"\$\{([A-Za-z_]\w*)\[[@*]\]\}|\$\{?(@)\}?", text)
         if match is None:
             return []
-        items = self.arrays.get(match[1])
-        return list(items) if items is not None else _split(self.values.get(match[1], ""))
+        name = match[1] or match[2]
+        items = self.arrays.get(name)
+        return list(items) if items is not None else _split(self.values.get(name, ""))
 
     def text(self, text: str, *, keep_escapes: bool = False) -> str:
         """Return a text with its variables expanded."""
@@ -145,15 +149,17 @@ class Shell:
                 pieces.append(match[0] if keep_escapes and match[1] not in '$`"\\' else match[1])
             elif match[0] in ("$((", "$(", "${"):
                 begin = match.start() + 1
-                end = _closing(text, begin)
+                end = closing_bracket(text, begin)
                 inside = text[begin + 1 : end]
                 at = end + 1
                 if match[0] == "$((":
                     pieces.append(self._sum(inside[1:-1]))
                 else:
-                    pieces.append(self._braces(inside) if match[0] == "${" else _output(inside))
+                    pieces.append(
+                        self._braces(inside) if match[0] == "${" else command_output(inside)
+                    )
             elif match[0].startswith("`"):
-                pieces.append(_output(match[0].strip("`")))
+                pieces.append(command_output(match[0].strip("`")))
             else:
                 pieces.append(self._plain(match[2]))
         pieces.append(text[at:])
@@ -163,9 +169,7 @@ class Shell:
         return expanded
 
     def _plain(self, name: str) -> str:
-        if name in "@*":  # the script has no arguments
-            return ""
-        value = self.value(name)
+        value = " ".join(self.arrays.get("@", ())) if name in "@*" else self.value(name)
         if value is None:
             self.unset[name] = None
         return UNKNOWN if value is None else value
@@ -178,7 +182,7 @@ class Shell:
         operand = inside[match.end() :]
         value = self.value(name)
         if name in "@*":
-            value = ""
+            value = self._plain(name)
         if all_items and name in self.arrays:
             value = " ".join(self.arrays[name])
         if operator is None:
@@ -192,7 +196,7 @@ class Shell:
             return UNKNOWN if empty else str(value)
         if not empty:
             return str(value)
-        fallback = self.text(_unquoted(operand))
+        fallback = self.text(unquoted(operand))
         if operator.endswith("="):
             self.values[name] = fallback
         return fallback
@@ -233,15 +237,27 @@ class Shell:
             self.values[name] = (self.values.get(name, "") if append else "") + items
             self.arrays.pop(name, None)
 
+    def shift(self, count: int) -> None:
+        """Drop the first arguments of the script, as `shift` does."""
+        for index in range(len(self.arrays.get("@", ()))):
+            self.values.pop(str(index + 1), None)
+        self.pass_arguments(self.arrays.get("@", [])[count:])
+
+    def pass_arguments(self, arguments: Sequence[str]) -> None:
+        """Set $1, $2, ..., $# and "$@"."""
+        self.arrays["@"] = list(arguments)
+        self.values |= {str(index + 1): text for index, text in enumerate(arguments)}
+        self.values["#"] = str(len(arguments))
+
     def forget(self, name: str) -> None:
         for table in (self.values, self.arrays, self.exported):
             table.pop(name, None)
 
     def source(self, name: str) -> None:
-        """Run a sourced file of the script's folder; a missing one is recorded and skipped."""
-        path = self.folder / name
+        """Run a sourced file; one that is not found is recorded and skipped."""
+        path = named_file(self.folder / "script", name)
         try:
-            if UNKNOWN in name or not path.resolve().is_relative_to(self.folder.resolve()):
+            if path is None:
                 raise OSError
             with path.open(encoding="utf-8") as file:
                 text = file.read(MOST_CHARACTERS + 1)
@@ -410,6 +426,8 @@ class _Block:
         elif document is not None and Path(words[0]).name in ("sbatch", "bash", "sh"):
             text = document.text if document.literal else shell.text(document.text)
             shell.run(list(tokens(text.replace(UNKNOWN, "$_"), shell.name)))
+        elif words[0] == "shift" and "@" in shell.arrays:
+            shell.shift(int(words[1]) if len(words) > 1 and words[1].isdigit() else 1)
         elif words[0] == "unset":
             for name in words[1:]:
                 shell.forget(name)
@@ -453,26 +471,27 @@ class _Block:
         raise AtollError(f"{self.shell.name}: an array is not closed")
 
 
-def read_script(path: Path, environment: Mapping[str, str] | None = None) -> Script:
+def read_script(
+    path: Path, environment: Mapping[str, str] | None = None, arguments: Sequence[str] = ()
+) -> Script:
     """Read a script's commands; `environment` sets variables as a shell's would."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(4 * MOST_CHARACTERS + 4)  # bytes of a character
-        text = data.decode()
-    except UnicodeDecodeError:
-        raise AtollError(f"{path}: not a text file") from None
-    except OSError as error:
-        raise AtollError(f"{path}: cannot be read ({error.strerror})") from None
+    text = read_text(path, 4 * MOST_CHARACTERS)  # bytes of a character
     if UNKNOWN in text:
         raise AtollError(f"{path}: not a text file")
-    return follow_script(text, str(path), path.parent, environment)
+    return follow_script(text, str(path), path.parent, environment, arguments)
 
 
 def follow_script(
-    text: str, name: str, folder: Path, environment: Mapping[str, str] | None = None
+    text: str,
+    name: str,
+    folder: Path,
+    environment: Mapping[str, str] | None = None,
+    arguments: Sequence[str] = (),
 ) -> Script:
     """Return the commands of a script's text."""
     shell = Shell(name, folder, dict(environment or {}), user_values=dict(environment or {}))
+    if arguments:
+        shell.pass_arguments(arguments)
     shell.run(list(tokens(text, name)))
     commands = tuple(inner for command in shell.commands for inner in _inner(command, shell))
     exported = {name: shell.value(name) or "" for name in shell.exported}
@@ -496,25 +515,5 @@ def _inner(command: Command, shell: Shell) -> list[Command]:
     return [command]
 
 
-def _output(command: str) -> str:
-    """Return a command's output if it is known without running it."""
-    return "." if _SCRIPT_FOLDER.fullmatch(command.strip()[:200]) else UNKNOWN
-
-
 def _split(text: str) -> list[str]:
     return text.split() if text.strip() else []
-
-
-def _unquoted(text: str) -> str:
-    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" else text
-
-
-def _closing(text: str, begin: int) -> int:
-    """Return the index of the bracket that closes the one at `begin`."""
-    opening = text[begin]
-    closing, depth = {"{": "}", "(": ")"}[opening], 0
-    for index in range(begin, len(text)):
-        depth += (text[index] == opening) - (text[index] == closing)
-        if depth == 0:
-            return index
-    return len(text) - 1

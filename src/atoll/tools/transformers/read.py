@@ -22,7 +22,7 @@ from atoll.tools.arguments import (
     load_names,
 )
 from atoll.tools.deepspeed.read import read_deepspeed
-from atoll.tools.files.config_files import read_content
+from atoll.tools.files.config_files import named_file, read_content
 from atoll.tools.files.shell import Command, Script
 from atoll.tools.files.shell_tokens import UNKNOWN
 from atoll.tools.megatron_lm.read import NAMES as MEGATRON
@@ -110,17 +110,10 @@ def read_trainer_script(file: str, script: Script, user: UserValues) -> Launch:
     values: dict[str, Any] = {}
     if config_file := launcher.pop("config_file", None):
         name = str(config_file).replace(UNKNOWN, "?")
-        if (path := _sibling_file(file, name)) is None:
-            raise AtollError(f"{file}: leaves its processes to {name}, which is not beside it")
+        if (path := named_file(Path(file), name)) is None:
+            raise AtollError(f"{file}: leaves its processes to {name}, which was not found")
         values |= flatten(read_content(path))
     return replace(_launch(file, values | launcher | program, user), notes=script.notes)
-
-
-def _sibling_file(file: str, name: str) -> Path | None:
-    """Return the path of a file named by another, if it is in that file's folder or below."""
-    folder = Path(file).parent.resolve()
-    path = (folder / name).resolve()
-    return path if path.is_relative_to(folder) and path.is_file() else None
 
 
 def _launch(
@@ -191,9 +184,12 @@ def _deepspeed(file: str, args: LaunchArguments, user: UserValues) -> Launch | N
     for name in names:
         if name in args.values:
             args.has(name)
-    path = _sibling_file(file, config_name)
+    path = named_file(Path(file), config_name)
     if path is None:
-        raise AtollError(f"{file}: leaves ZeRO to {config_name}, which is not beside it")
+        raise AtollError(
+            f"{file}: leaves ZeRO to {config_name}, which was found neither from its folder nor "
+            "from the working directory or the repository's root"
+        )
     return read_deepspeed(str(path), read_content(path), user)
 
 
