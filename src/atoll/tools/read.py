@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from atoll.base.errors import AtollError
 from atoll.tools.arguments import Launch
@@ -11,6 +13,7 @@ from atoll.tools.deepspeed.read import is_deepspeed, read_deepspeed
 from atoll.tools.files.config_files import read_content
 from atoll.tools.files.references import resolve
 from atoll.tools.files.shell import read_script
+from atoll.tools.hugging_face import NAME
 from atoll.tools.megatron_lm.read import (
     is_megatron_values,
     read_megatron,
@@ -26,6 +29,7 @@ from atoll.tools.transformers.read import (
     read_trainer_script,
     trainer_commands,
 )
+from atoll.workload import config_from_hf
 from atoll.workload.families.model_config import ModelConfig
 
 KINDS = (
@@ -42,11 +46,31 @@ def read_launch(
     vocab: int | None = None,
 ) -> Launch:
     """Read a launch file; `model` if it has none, `environment` sets a script's variables."""
-    if path.suffix not in (".toml", ".json", ".yaml", ".yml"):
+    if path.suffix not in (".toml", ".json", ".yaml", ".yml", ".py"):
         return _script(path, model, environment, vocab)
     content = read_content(path)
+    if path.suffix == ".py":
+        return _python(path, content, model)
     if path.suffix in (".yaml", ".yml"):
         content = resolve(content, environment or {})
+    return _read_content(path, content, model, vocab)
+
+
+def _python(path: Path, literals: Mapping[str, Any], model: ModelConfig | None) -> Launch:
+    """Read the settings, the model and the length of a script that Atoll wrote."""
+    described = literals.get("MODEL", {})
+    if model is None and "model_type" in described:
+        name = str(described.get(NAME, path.stem))
+        model = replace(config_from_hf(described, str(path)), name=name)
+    launch = _read_content(path, literals.get("SETTINGS", {}), model, None)
+    run = dict(literals.get("RUN", {}))
+    steps = run.pop("steps", launch.steps)
+    return replace(launch, steps=steps, fields={**launch.fields, **run})
+
+
+def _read_content(
+    path: Path, content: Mapping[str, Any], model: ModelConfig | None, vocab: int | None
+) -> Launch:
     if is_megatron_values(content):
         return read_megatron_values(str(path), content, vocab)
     if is_nemo(content):
@@ -57,7 +81,7 @@ def read_launch(
     raise AtollError(
         f"{path}: not a launch file that is known: a Megatron-LM script, a torchtitan job (TOML), "
         "a DeepSpeed configuration (JSON), values of a NeMo recipe, arguments of Hugging Face's "
-        "Trainer or accelerate's (YAML)"
+        "Trainer or accelerate's (YAML), a script that Atoll wrote (Python)"
     )
 
 
