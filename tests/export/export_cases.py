@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from atoll.answers.layout import LaunchFile
 from atoll.export import export
@@ -21,6 +23,8 @@ class Case:
     global_batch: int = 64
     precision: str = "bf16"
     stages: tuple[int, ...] | None = None
+    more: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of the plan."""
 
     def export(self, target: str) -> LaunchFile:
         return export(
@@ -31,6 +35,7 @@ class Case:
             global_batch=self.global_batch,
             precision=self.precision,
             stages=self.stages,
+            **self.more,
         )
 
 

@@ -31,21 +31,19 @@ def test_every_target_writes_its_file(target: str, tmp_path: Path) -> None:
 
 
 def test_a_file_may_have_another_name(tmp_path: Path) -> None:
-    assert DENSE.export("nemo").save(tmp_path / "mine.yaml").name == "mine.yaml"
+    assert DENSE.export("nemo").save(tmp_path / "mine.py").name == "mine.py"
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    with pytest.raises(AtollError, match=r"cannot write .*no/mine.yaml: No such file"):
-        DENSE.export("nemo").save(tmp_path / "no" / "mine.yaml")
+    with pytest.raises(AtollError, match=r"cannot write .*no/mine.py: No such file"):
+        DENSE.export("nemo").save(tmp_path / "no" / "mine.py")
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (
-            {"precision": "fp64"},
-            "precision is 'fp64', but exports know bf16, fp16, fp8, mxfp8, nvfp4",
-        ),
+        ({"precision": "fp64"}, "precision bf16 or fp16 or fp8 or mxfp8 or nvfp4, not fp64"),
+        ({"method": "lora"}, "it does not run lora; choose nemo"),
         ({"stages": (10, 10)}, "must be 4 positive numbers"),
         ({"stages": (32, 0, 0, 0)}, "must be 4 positive numbers"),
         ({"devices_per_node": 0}, "devices per node is 0"),

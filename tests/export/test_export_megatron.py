@@ -41,6 +41,13 @@ def test_a_script_says_the_layout(tmp_path: Path) -> None:
     assert "recompute" not in joined
 
 
+def test_a_script_says_its_release_and_its_name(tmp_path: Path) -> None:
+    lines = DENSE.export("megatron").save(tmp_path / "mine.sh").read_text().splitlines()
+    assert lines[2] == "# Written for megatron-core 0.17."
+    assert lines[3] == "# Start on every node: bash mine.sh"
+    assert "srun bash mine.sh'" in lines[4]
+
+
 def test_uneven_stages_are_written_out(tmp_path: Path) -> None:
     words, _ = arguments_of(script_of(UNEVEN, tmp_path))
     layout = words[words.index("--pipeline-model-parallel-layout") + 1]
@@ -56,14 +63,16 @@ def test_what_the_user_adds_comes_last(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "layout", "words"),
     [
-        ("llama3-8b", Layout(dp=2, recompute="optimal"), "use none, selective or full"),
-        ("llama3-8b", Layout(dp=2, recompute="alternate"), "use none, selective or full"),
-        ("llama3-8b", Layout(dp=2, pp=2, schedule="zb-h1"), "1f1b or interleaved, not zb-h1"),
-        ("llama3-8b", Layout(dp=2, pp=2, schedule="zb-v"), "1f1b or interleaved, not zb-v"),
-        ("llama3-8b", Layout(dp=2, pp=2, schedule="dualpipe"), "interleaved, not dualpipe"),
+        ("llama3-8b", Layout(dp=2, recompute="optimal"), "none or selective or full"),
+        ("llama3-8b", Layout(dp=2, recompute="alternate"), "none or selective or full"),
+        ("llama3-8b", Layout(dp=2, pp=2, schedule="zb-h1"), "schedule 1f1b, not zb-h1"),
+        ("llama3-8b", Layout(dp=2, pp=2, schedule="zb-v"), "schedule 1f1b, not zb-v"),
+        ("llama3-8b", Layout(dp=2, pp=2, schedule="dualpipe"), "schedule 1f1b, not dualpipe"),
         ("llama3-8b", Layout(tp=8, pp=5, vpp=2), "not 64 in groups of 6, 6, 6, 6, 5"),
         ("llama3-8b", Layout(dp=16, pp=8, vpp=2), "not 4 in groups of 4"),
         ("mixtral-8x7b", Layout(tp=2, sp=False), "set sp on"),
+        ("llama3-8b", Layout(dp=2, tp=2, zero=3), "warns against Megatron-FSDP"),
+        ("llama3-8b", Layout(dp=2, cp=2, zero=2), "warns against Megatron-FSDP"),
         ("bert-large", Layout(dp=2), "pretrain_gpt.py takes no argument"),
         ("bloom-7b1", Layout(dp=2), "a norm on embeddings"),
         ("gemma-7b", Layout(dp=2), "scaled embeddings"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ def parser() -> Any:
 
 def assert_same(case: Case, found: Any, core: Any) -> None:
     layout, model = case.layout, load_config(case.model)
+    assert found.train_iters == case.more.get("steps", 20)
     assert found.data_parallel_size == layout.dp
     assert found.tensor_model_parallel_size == layout.tp
     assert found.pipeline_model_parallel_size == layout.pp
@@ -71,7 +73,9 @@ ROUND = [
     DENSE,
     UNEVEN,
     SHARDED,
-    LONG,
+    replace(LONG, layout=replace(LONG.layout, zero=1)),
+    replace(LONG, layout=replace(LONG.layout, zero=1), more={"exchanges_heads": True}),
+    replace(DENSE, more={"hides_tensor": True, "steps": 500_000}),
     EXPERTS,
     Case("llama3-8b", Layout(dp=4, zero=2, recompute="selective")),
     Case("llama3-8b", Layout(dp=2, pp=4, vpp=2, zero=0), stages=(3, 4, 4, 5, 4, 4, 4, 4)),

@@ -52,7 +52,7 @@ def test_a_value_that_a_tool_cannot_run_at_all_does_not_lose_the_plan(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("atoll.training.planner.search.MOST_REFUSED", 3)
-    job = {"batch": 16, "sequence": 1000, "tp": [2], "pp": [1, 2]}
+    job = {"batch": 16, "sequence": 1000, "tp": [2], "pp": [1, 2], "zero": [1]}
     found = atoll.plan("mixtral-8x7b", "h200", 16, **job, export="nemo")
     assert found.best.layout.sp
     why = {reason.axis for reason in found.answer.reasons}

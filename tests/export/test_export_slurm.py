@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from export_cases import DENSE, SHARDED, Case
+from export_cases import DENSE, Case
 
 STAND_INS = {
     "sbatch": 'echo "sbatch ${@:1:$#-1}"; bash -c "${@: -1}"',
@@ -21,7 +21,7 @@ STAND_INS = {
     ("target", "case", "said"),
     [
         ("megatron", DENSE, "--node-rank 3"),
-        ("torchtitan", SHARDED, "--rdzv-endpoint first-node:29500"),
+        ("torchtitan", DENSE, "--rdzv-endpoint first-node:29500"),
     ],
 )
 def test_every_node_starts_its_rank_and_meets_at_the_first(

@@ -128,7 +128,7 @@ class LaunchFile:
     refused: str = ""
 
     def save(self, path: str | Path = ".") -> Path:
-        """Write the file, whole or not at all; a script can be run.
+        """Write the file, whole or not at all; a script can be run, and its comments say its name.
 
         Args:
             path: The file, or a folder, in which it has its usual name.
@@ -142,13 +142,18 @@ class LaunchFile:
         Examples:
             >>> import atoll
             >>> estimate = atoll.estimate("llama2-7b", "h100", 8, batch=64, tp=2, zero=3)
-            >>> estimate.export("torchtitan").save("mine.toml").name
-            'mine.toml'
+            >>> estimate.export("torchtitan").save("mine.py").name
+            'mine.py'
         """
         target = Path(path)
         file_path = target / self.file if target.is_dir() else target
         with atomic_files(lambda why: f"cannot write {file_path}: {why}", file_path) as (part,):
-            part.write_text(self.text, encoding="utf-8")
+            text = self.text
+            if file_path.name.isprintable():  # comments are one line
+                module = f"--module {Path(self.file).stem}"
+                text = text.replace(self.file, file_path.name)
+                text = text.replace(module, f"--module {file_path.stem}")
+            part.write_text(text, encoding="utf-8")
             if self.file.endswith(".sh"):
                 part.chmod(part.stat().st_mode | 0o111)
         return file_path

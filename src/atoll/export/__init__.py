@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from math import ceil
+from typing import Any
 
 from atoll.answers.layout import LaunchFile
 from atoll.base.errors import AtollError
 from atoll.step.layout import Layout
 from atoll.step.stages import even_sizes
-from atoll.tools.launch_plan import make_plan
+from atoll.tools.launch_plan import check, make_plan, refuse
 from atoll.tools.registry import TOOLS, find_tool
 from atoll.training.run import Run
 from atoll.workload.families.model_config import ModelConfig
@@ -27,34 +29,27 @@ def export(
     *,
     sequence: int,
     global_batch: int,
-    precision: str = "bf16",
     devices_per_node: int = 8,
     stages: Sequence[int] | None = None,
-    exchanges_heads: bool = False,
-    hides_tensor: bool = False,
+    **more: Any,
 ) -> LaunchFile:
-    """Write the launch file of `target`. `stages`: blocks per model chunk, in model order."""
+    """Write the launch file of `target`. `stages`: blocks per model chunk, in model order; `more`:
+    further fields of `LaunchPlan` (precision, method, adapters, steps).
+    """
     tool = find_tool(target)
     if tool.write is None:
         raise AtollError(f"{tool.name}: launch files of {tool.title} are not written")
-    plan = make_plan(
-        model,
-        layout,
-        sequence,
-        global_batch,
-        precision,
-        devices_per_node,
-        stages,
-        exchanges_heads,
-        hides_tensor,
-    )
-    return tool.write(plan)
+    plan = make_plan(model, layout, sequence, global_batch, devices_per_node, stages, **more)
+    if plan.method not in tool.methods:
+        able = [t.name for t in TOOLS.values() if t.write and plan.method in t.methods]
+        raise refuse(tool.name, f"it does not run {plan.method}; choose {' or '.join(able)}")
+    check(tool.name, tool.inabilities(plan))
+    return tool.write(replace(plan, versions=tool.versions))
 
 
 def export_run(target: str, run: Run, layout: Layout) -> LaunchFile:
     """Write the launch file of a training run and layout, with the estimated stages."""
-    if run.adapters is not None:
-        raise AtollError(f"{target}: launch files that are written here train all weights")
+    length = {} if run.length is None else {"steps": ceil(run.length.tokens / run.tokens)}
     launch_file = export(
         target,
         run.model,
@@ -66,6 +61,9 @@ def export_run(target: str, run: Run, layout: Layout) -> LaunchFile:
         stages=layout.blocks or even_sizes(run.model.layers, layout.pp * layout.rounds),
         exchanges_heads=run.stack.gives_heads(run.model.kv_heads // layout.tp, layout.cp),
         hides_tensor=run.stack.overlap.tensor_products > 0,
+        method="lora" if run.adapters else "sft" if run.fine_tuned else "pretrain",
+        adapters=run.adapters,
+        **length,
     )
     return replace(launch_file, notes=(*launch_file.notes, *_omission_notes(target, run)))
 

@@ -40,7 +40,7 @@ def check_tool(tool: Tool, models: Sequence[str] = ("llama2-7b", "megatron-1.7b"
     written = 0
     for name, layout in product(models, LAYOUTS):
         config = load_config(name)
-        plan = make_plan(config, layout, config.sequence, 16, "bf16", 8, None)
+        plan = make_plan(config, layout, config.sequence, 16)
         try:
             launch_file = tool.write(plan)
         except AtollError as error:

@@ -144,6 +144,10 @@ class LaunchArguments:
         """Return whether at least one of these switches is on."""
         return sum(self._switch(name) for name in names) > 0
 
+    def off(self, name: str) -> bool:
+        """Return whether a switch is stated and off."""
+        return name in self.values and not self._switch(name)
+
     def refuse_offload(self, *names: str) -> None:
         """Refuse a run in which one of these offloads weights or states to the host."""
         for name in names:

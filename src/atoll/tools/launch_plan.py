@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
+from pprint import pformat
+from string import Template
+from typing import Any
 
 from atoll.base.errors import AtollError, check_count
 from atoll.step.layout import Layout, check_layout, divisors
 from atoll.step.stages import even_sizes
+from atoll.workload.adapters import Adapters
 from atoll.workload.families.model_config import ModelConfig
 
-SettingValue = bool | int | float | str | None | Sequence[str] | Sequence[Sequence[str]]
-Settings = dict[str, SettingValue]
+Settings = dict[str, Any]
 """Fields of a tool's configuration by the tool's names."""
-
-PRECISIONS = ("bf16", "fp16", "fp8", "mxfp8", "nvfp4")
+TRIAL_STEPS = 20
+"""Steps of a run whose length is not given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,28 +30,52 @@ class LaunchPlan:
     layout: Layout
     sequence: int
     global_batch: int
-    precision: str
     nodes: int
     per_node: int
     """Processes per node, one per device."""
     stages: tuple[int, ...]
     """Blocks per model chunk, in the model's order."""
+    precision: str = "bf16"
     exchanges_heads: bool = False
     """Context parallelism by heads (all-to-all) instead of a ring."""
     hides_tensor: bool = False
     """Tensor collectives overlap with the adjacent products."""
+    method: str = "pretrain"
+    """What is trained: pretrain and sft train all weights, lora trains adapters."""
+    adapters: Adapters | None = None
+    steps: int = TRIAL_STEPS
+    """Optimizer steps."""
+    versions: str = ""
+    """Releases of the tool for which its file is written."""
 
     @property
     def microbatches(self) -> int:
         return self.layout.microbatches(self.global_batch)
 
-    def slurm_job(self, start: str) -> str:
-        """Return a Slurm command that starts it; the batch job runs on the first node."""
-        job = f"export MASTER_ADDR=$(hostname); srun {start}"
+    @property
+    def torchrun(self) -> str:
+        """Command that starts one process per device, on every node alike."""
+        if self.nodes == 1:
+            return f"torchrun --nproc-per-node {self.per_node}"
         return (
-            f"sbatch --nodes {self.nodes} --ntasks-per-node 1 --gpus-per-node {self.per_node} "
-            f"--exclusive --wrap {shlex.quote(job)}"
+            f"torchrun --nnodes {self.nodes} --nproc-per-node {self.per_node} "
+            "--rdzv-backend c10d --rdzv-endpoint $MASTER_ADDR:29500"
         )
+
+    def header(self, start: str, *more: str) -> str:
+        """Return the comments that open a launch file: run, release of the tool, how to start it.
+        Slurm runs a batch job on the first node.
+        """
+        job = f"export MASTER_ADDR=$(hostname); srun {start}"
+        lines = (
+            self.title,
+            f"Written for {self.versions}.",
+            f"Start{' on every node' if self.nodes > 1 else ''}: {start}",
+            f"Under Slurm: sbatch --nodes {self.nodes} --ntasks-per-node 1 --gpus-per-node "
+            f"{self.per_node} --exclusive --wrap {shlex.quote(job)}",
+            *more,
+        )
+        return "\n".join(f"# {line}" for line in lines)
 
     @property
     def even(self) -> bool:
@@ -69,32 +97,26 @@ def make_plan(
     layout: Layout,
     sequence: int,
     global_batch: int,
-    precision: str,
-    devices_per_node: int,
-    stages: Sequence[int] | None,
-    exchanges_heads: bool = False,
-    hides_tensor: bool = False,
+    devices_per_node: int = 8,
+    stages: Sequence[int] | None = None,
+    **more: Any,
 ) -> LaunchPlan:
+    """Return the checked plan; `more` are further fields of it."""
     check_count("sequence", sequence)
     check_count("global batch", global_batch)
     check_count("devices per node", devices_per_node)
     check_layout(layout, model, layout.devices, global_batch, sequence)
-    if precision not in PRECISIONS:
-        raise AtollError(f"precision is {precision!r}, but exports know {', '.join(PRECISIONS)}")
     # Launchers start as many processes on every node.
     per_node = max(size for size in divisors(layout.devices) if size <= devices_per_node)
-    chunks = layout.pp * layout.rounds
     return LaunchPlan(
         model=model,
         layout=layout,
         sequence=sequence,
         global_batch=global_batch,
-        precision=precision,
         nodes=layout.devices // per_node,
         per_node=per_node,
-        stages=_stages(stages, model.layers, chunks),
-        exchanges_heads=exchanges_heads,
-        hides_tensor=hides_tensor,
+        stages=_stages(stages, model.layers, layout.pp * layout.rounds),
+        **more,
     )
 
 
@@ -119,3 +141,16 @@ def check(target: str, reasons: Iterable[str]) -> None:
     """Raise the first reason why a target cannot express a layout, if any."""
     for reason in reasons:
         raise refuse(target, reason)
+
+
+def literal(value: Mapping[str, Any]) -> str:
+    """Return a mapping as Python writes it, over several lines."""
+    return pformat(dict(value), width=96, sort_dicts=False)
+
+
+def fill_script(folder: str, header: str, settings: Mapping[str, Any], **values: str) -> str:
+    """Return the tool's Python script (`script.py.txt`) with its settings, which readers find as
+    the literal SETTINGS, and other words filled in.
+    """
+    text = (files(f"atoll.tools.{folder}") / "script.py.txt").read_text(encoding="utf-8")
+    return Template(text).substitute(values, header=header, settings=literal(settings))

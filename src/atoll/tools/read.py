@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from atoll.base.errors import AtollError
 from atoll.tools.arguments import Launch, UserValues
@@ -13,6 +15,7 @@ from atoll.tools.files.config_files import read_content
 from atoll.tools.files.references import resolve
 from atoll.tools.files.shell import read_script
 from atoll.tools.gpt_neox.read import is_gpt_neox, read_gpt_neox
+from atoll.tools.hugging_face import NAME
 from atoll.tools.megatron_lm.read import (
     is_megatron_values,
     read_megatron,
@@ -31,6 +34,7 @@ from atoll.tools.transformers.read import (
     read_trainer_script,
     trainer_commands,
 )
+from atoll.workload import config_from_hf
 from atoll.workload.families.model_config import ModelConfig
 
 WIDTHS = re.compile(r"parallel|shard|(^|[._-])[tpdce]p([._-]|$)", re.IGNORECASE)
@@ -61,8 +65,8 @@ def read_launch(
 ) -> Launch:
     """Read a launch file; `model` if it has none, `environment` and `arguments` of a script."""
     user = UserValues(model, vocab, environment or {}, tuple(arguments))
-    is_configuration = path.suffix in (".toml", ".json", ".yaml", ".yml")
-    launch = (_configuration if is_configuration else _script)(path, user)
+    readers = {".py": _python, **dict.fromkeys((".toml", ".json", ".yaml", ".yml"), _configuration)}
+    launch = readers.get(path.suffix, _script)(path, user)
     account = launch.arguments
     widths = {n: v for n, v in account.not_understood.items() if WIDTHS.search(n) and v.isdigit()}
     if not account.used:
@@ -78,22 +82,39 @@ def _configuration(path: Path, user: UserValues) -> Launch:
     content = read_content(path)
     if path.suffix in (".yaml", ".yml"):
         content = resolve(content, user.variables)
+    return _read_content(path, content, user)
+
+
+def _python(path: Path, user: UserValues) -> Launch:
+    """Read the settings, the model and the length of a script that Atoll wrote."""
+    literals = read_content(path)
+    if "SETTINGS" not in literals:
+        raise AtollError(
+            f"{path}: a Python program is not run to see what it configures; give the file that "
+            "starts it, or the layout to atoll estimate"
+        )
+    described = literals.get("MODEL", {})
+    if user.model is None and "model_type" in described:
+        name = str(described.get(NAME, path.stem))
+        user = replace(user, model=replace(config_from_hf(described, str(path)), name=name))
+    launch = _read_content(path, literals["SETTINGS"], user)
+    run = dict(literals.get("RUN", {}))
+    steps = run.pop("steps", launch.steps)
+    return replace(launch, steps=steps, fields={**launch.fields, **run})
+
+
+def _read_content(path: Path, content: Mapping[str, Any], user: UserValues) -> Launch:
     for fits, read in CONFIGURATIONS:
         if fits(content):
             return read(str(path), content, user)
     raise AtollError(
         f"{path}: not a launch file that is known: a Megatron-LM script, a torchtitan job (TOML), "
-        "a DeepSpeed configuration (JSON), or a YAML file of NeMo, Hugging Face's Trainer, "
-        "accelerate, axolotl, nanotron or GPT-NeoX"
+        "a DeepSpeed configuration (JSON), a YAML file of NeMo, Hugging Face's Trainer, "
+        "accelerate, axolotl, nanotron or GPT-NeoX, or a script that Atoll wrote (Python)"
     )
 
 
 def _script(path: Path, user: UserValues) -> Launch:
-    if path.suffix == ".py":
-        raise AtollError(
-            f"{path}: a Python program is not run to see what it configures; give the file that "
-            "starts it, or the layout to atoll estimate"
-        )
     script = read_script(path, user.variables, user.arguments)
     try:
         for fits, read in SCRIPTS:

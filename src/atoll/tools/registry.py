@@ -110,7 +110,7 @@ def _suits(
     if tool.write is None:
         return True
     try:
-        tool.write(make_plan(model, Layout(), model.sequence, 1, precision, 1, None))
+        tool.write(make_plan(model, Layout(), model.sequence, 1, 1, precision=precision))
     except AtollError:
         return False
     return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,6 +51,20 @@ class Tool:
             "optimizer": self.optimizer,
         }
         return {name: value for name, value in settings.items() if value is not None}
+
+    def inabilities(self, plan: LaunchPlan) -> Iterator[str]:
+        """Yield why it cannot run a plan, where its axes and precisions say so."""
+        layout = plan.layout
+        values = {axis: getattr(layout, axis) for axis in self.axes}
+        if layout.tp == 1:
+            values.pop("sp", None)
+        if layout.pp == 1 or layout.schedule == "interleaved":  # 1f1b of several chunks
+            values.pop("schedule", None)
+        allowed = {**self.axes, "precision": self.precisions}
+        for name, value in {**values, "precision": plan.precision}.items():
+            if value not in allowed[name]:
+                words = " or ".join(map(str, allowed[name]))
+                yield f"it runs {name} {words}, not {value}; choose one of these"
 
 
 def load_tool(package: str, write: Writer | None = None) -> Tool:

@@ -30,6 +30,8 @@ FUSED_MIXERS = {
     "conv": "fused short convolutions (causal-conv1d)",
 }
 """Assumed kernels by mixer, with the packages that provide them for GPUs."""
+DRIVER_BYTES = 0.9e9
+"""Memory of the driver and of libraries in steps on one H200 (0.80 to 0.88 GB)."""
 SLOW_PATH = " (on an H200 3.17 s were measured where 58 ms are estimated)"
 """24 blocks of 1,024 columns, 2 sequences of 2,048 tokens, in eager transformers without them."""
 
@@ -81,6 +83,9 @@ class Run:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "network", self.network.cut(self.devices))
+        if self.devices == 1:  # which has no buffers of collectives
+            context_bytes = min(self.stack.context_bytes, DRIVER_BYTES)
+            object.__setattr__(self, "stack", replace(self.stack, context_bytes=context_bytes))
 
     def at(self, site: Site) -> Run:
         """Return the run at a site."""

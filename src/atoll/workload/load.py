@@ -27,6 +27,12 @@ def zoo_names() -> tuple[str, ...]:
     )
 
 
+def zoo_entry(name: str) -> dict[str, Any]:
+    """Read the configuration of a model of the zoo."""
+    text = (_zoo() / f"{name}.json").read_text(encoding="utf-8")
+    return parse_object(text, f"{name} (zoo)")
+
+
 def load_config(name_or_path: str | Path) -> ModelConfig:
     """As `load_model`, for those that a builder builds."""
     model = load_model(name_or_path)
@@ -43,10 +49,7 @@ def load_model(name_or_path: str | Path) -> ModelConfig | StoredModel:
     if not text:
         raise AtollError("model: an empty name; give a zoo name (atoll models) or a file")
     if text in zoo_names():
-        entry = _zoo() / f"{text}.json"
-        contents = parse_object(entry.read_text(encoding="utf-8"), f"{text} (zoo)")
-        config = config_from_hf(contents, f"{text} (zoo)")
-        return replace(config, name=text)
+        return replace(config_from_hf(zoo_entry(text), f"{text} (zoo)"), name=text)
     try:
         folder = path.is_dir()
     except OSError as error:  # such as a name longer than the file system allows

@@ -1,7 +1,8 @@
-"""Size-limited reading of TOML, JSON and YAML files; nothing in them is run."""
+"""Size-limited reading of TOML, JSON, YAML and Python files; nothing in them is run."""
 
 from __future__ import annotations
 
+import ast
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -43,6 +44,8 @@ def read_content(path: Path) -> Mapping[str, Any]:
             return tomllib.loads(text)
         except (ValueError, RecursionError) as error:  # also integers of more than 4,300 digits
             raise AtollError(f"{path}: not valid TOML ({error})") from None
+    if path.suffix == ".py":
+        return _literals(text, path)
     if path.suffix == ".json":
         return parse_object(text, str(path))
     return parse_yaml(text, _Anything, str(path)).model_extra or {}
@@ -65,3 +68,18 @@ def named_file(file: Path, name: str) -> Path | None:
         except (OSError, ValueError):  # no name of a file
             return None
     return None
+
+
+def _literals(text: str, path: Path) -> dict[str, Any]:
+    """Return the literals SETTINGS, MODEL and RUN of a script that Atoll wrote."""
+    literals = {}
+    try:
+        for node in ast.parse(text).body:
+            name = ast.unparse(node.targets[0]) if isinstance(node, ast.Assign) else ""
+            if isinstance(node, ast.Assign) and name in ("SETTINGS", "MODEL", "RUN"):
+                literals[name] = ast.literal_eval(node.value)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise AtollError(f"{path}: its settings are not plain values ({error})") from None
+    if not all(isinstance(value, dict) for value in literals.values()):
+        raise AtollError(f"{path}: SETTINGS, MODEL and RUN must be dictionaries")
+    return literals

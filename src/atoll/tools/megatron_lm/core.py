@@ -15,15 +15,18 @@ _FSDP_WITH_PIPELINE = (
 
 
 def check_core(plan: LaunchPlan, target: str) -> None:
-    """Refuse what megatron-core cannot run."""
+    """Refuse what megatron-core cannot run, or warns against."""
     layout = plan.layout
-    if layout.pp > 1 and layout.schedule not in ("1f1b", "interleaved"):
-        raise refuse(
-            target,
-            f"its pipelines run 1f1b or interleaved, not {layout.schedule}; choose one of the two",
-        )
     if plan.model.experts and layout.tp > 1 and not layout.sp:
         raise refuse(target, "experts with tp above 1 need sequence parallelism; set sp on")
+    # megatron/training/arguments.py of 0.17.1, line 1224: "Try not to using them together since
+    # they require different CUDA_MAX_CONNECTIONS settings for best performance."
+    if layout.zero >= 2 and (layout.tp > 1 or layout.cp > 1):
+        raise refuse(
+            target,
+            f"it warns against Megatron-FSDP (zero {layout.zero}) with tensor or context "
+            "parallelism; set zero 1, or tp and cp 1",
+        )
 
 
 def parallel_values(plan: LaunchPlan, target: str) -> Settings:
@@ -62,6 +65,13 @@ def sharding_values(plan: LaunchPlan) -> Settings:
     return values
 
 
+def connections(plan: LaunchPlan) -> int:
+    """Return CUDA_DEVICE_MAX_CONNECTIONS: Megatron asks for one hardware queue with tensor or
+    context parallelism before Blackwell, and for more than one under FSDP.
+    """
+    return 8 if plan.layout.zero >= 2 else 1
+
+
 def sharding_notes(plan: LaunchPlan) -> list[str]:
     return [_FSDP_WITH_PIPELINE] if plan.layout.zero >= 2 and plan.layout.pp > 1 else []
 
@@ -90,21 +100,14 @@ def _stages(plan: LaunchPlan) -> str:
     return "|".join(chunks)
 
 
-def recompute_values(plan: LaunchPlan, target: str) -> Settings:
+def recompute_values(plan: LaunchPlan) -> Settings:
     """Return fields of TransformerConfig."""
-    policy = plan.layout.recompute
-    if policy == "none":
-        return {}
-    if policy == "selective":
+    if plan.layout.recompute == "selective":
         return {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]}
-    if policy == "full":
+    if plan.layout.recompute == "full":
         return {
             "recompute_granularity": "full",
             "recompute_method": "uniform",
             "recompute_num_layers": 1,
         }
-    raise refuse(
-        target,
-        f"it cannot recompute operator by operator, as recompute {policy} asks; use none, "
-        "selective or full",
-    )
+    return {}

@@ -11,6 +11,7 @@ import shlex
 from atoll.answers.layout import LaunchFile
 from atoll.tools.launch_plan import LaunchPlan, Settings
 from atoll.tools.megatron_lm.core import (
+    connections,
     microbatch_group,
     parallel_values,
     recompute_values,
@@ -20,6 +21,7 @@ from atoll.tools.megatron_lm.core import (
 from atoll.tools.megatron_lm.write_model import model_values
 
 TARGET = "megatron-lm"
+FILE = "megatron.sh"
 ArgumentWords = list[tuple[str, ...]]
 
 NARROW_RECIPES: dict[str, Settings] = {
@@ -41,18 +43,16 @@ def megatron(plan: LaunchPlan) -> LaunchFile:
         "MODEL": model,
         "PARALLEL": _parallel(plan, notes),
         "BATCH": batch,
-        "MEMORY": recompute_values(plan, TARGET),
+        "MEMORY": recompute_values(plan),
         "PRECISION": _precision(plan, notes),
     }
     notes = [
-        "Data, tokenizer, learning rate and number of steps are yours: DATA, TOKENIZER, LR and "
-        "TRAIN_ITERS in the environment; the defaults run a few steps on mock data.",
+        "Data, tokenizer and learning rate are yours: DATA, TOKENIZER and LR in the environment; "
+        f"without them {plan.steps:,} steps run on mock data.",
         *notes,
     ]
     arguments = {name: _arguments(values) for name, values in groups.items()}
-    return LaunchFile(
-        target=TARGET, file="megatron.sh", text=_script(plan, arguments), notes=tuple(notes)
-    )
+    return LaunchFile(target=TARGET, file=FILE, text=_script(plan, arguments), notes=tuple(notes))
 
 
 def _parallel(plan: LaunchPlan, notes: list[str]) -> Settings:
@@ -94,15 +94,14 @@ def _precision(plan: LaunchPlan, notes: list[str]) -> Settings:
 
 
 def _script(plan: LaunchPlan, groups: dict[str, ArgumentWords]) -> str:
-    # Megatron asks for one hardware queue with tensor or context parallelism before Blackwell,
-    # and for more than one under FSDP.
-    connections = 8 if plan.layout.zero >= 2 else 1
     lines = [
         "#!/usr/bin/env bash",
-        f"# {plan.title}",
-        "# Start on every node, with NODE_RANK from 0; MEGATRON is a checkout of Megatron-LM.",
-        f"# Under Slurm: {plan.slurm_job('bash megatron.sh')}",
-        "# Arguments given to this script come last and win.",
+        plan.header(
+            f"bash {FILE}",
+            "MEGATRON is a checkout of Megatron-LM; NODE_RANK counts nodes from 0, MASTER_ADDR is "
+            "the first.",
+            "Arguments given to this script come last and win.",
+        ),
         "set -euo pipefail",
         "MEGATRON=${MEGATRON:-.}",
         "NODE_RANK=${NODE_RANK:-${SLURM_NODEID:-0}}",
@@ -112,8 +111,8 @@ def _script(plan: LaunchPlan, groups: dict[str, ArgumentWords]) -> str:
         "TOKENIZER=${TOKENIZER:---tokenizer-type NullTokenizer --vocab-size "
         f"{plan.model.vocab - 1}}}",
         "LR=${LR:-1e-4}",
-        "TRAIN_ITERS=${TRAIN_ITERS:-20}",
-        f"export CUDA_DEVICE_MAX_CONNECTIONS={connections}",
+        f"TRAIN_ITERS=${{TRAIN_ITERS:-{plan.steps}}}",
+        f"export CUDA_DEVICE_MAX_CONNECTIONS={connections(plan)}",
         "",
     ]
     groups = {name: arguments for name, arguments in groups.items() if arguments}

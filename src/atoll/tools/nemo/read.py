@@ -146,6 +146,10 @@ def _optimizer(args: LaunchArguments) -> dict[str, Any]:
 
 
 def _adapters(content: Mapping[str, Any]) -> dict[str, Any]:
+    bridged = content.get("peft")
+    if isinstance(bridged, Mapping) and isinstance(bridged.get("target_modules"), list):
+        targets = "+".join(map(str, bridged["target_modules"]))
+        return {"method": "lora", "lora_rank": bridged.get("dim", 32), "lora_targets": targets}
     peft = content["model"].get("peft")
     scheme = str(peft.get("peft_scheme", "")) if isinstance(peft, Mapping) else ""
     if scheme.lower() in ("", "none", "null"):

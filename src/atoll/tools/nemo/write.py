@@ -1,19 +1,20 @@
-"""NeMo (Megatron-Bridge): values that override a recipe, as a YAML file.
+"""NeMo (Megatron-Bridge): a script that applies a layout to a recipe and runs it.
 
 Field names: ConfigContainer of megatron-bridge 0.3.1 and the megatron-core classes under it. A
-recipe supplies the model, the file its layout. The Bridge's scripts take it as --config-file.
+recipe supplies model, data, tokenizer and optimizer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import yaml
+from importlib.resources import files
+from typing import Any
 
 from atoll.answers.layout import LaunchFile
 from atoll.files.yamlfile import shipped_table
-from atoll.tools.launch_plan import LaunchPlan, Settings
+from atoll.tools.hugging_face import model_contents
+from atoll.tools.launch_plan import LaunchPlan, Settings, fill_script, literal, refuse
 from atoll.tools.megatron_lm.core import (
+    connections,
     microbatch_group,
     parallel_values,
     recompute_values,
@@ -22,8 +23,14 @@ from atoll.tools.megatron_lm.core import (
 )
 
 TARGET = "nemo"
-RECIPES: Mapping[str, str] = shipped_table("atoll.tools.nemo", "recipes.yaml")
-"""Recipes of megatron.bridge.recipes for models of the zoo."""
+FILE = "nemo_recipe.py"
+TABLE = shipped_table("atoll.tools.nemo", "recipes.yaml")
+SUFFIX = {"pretrain": "_pretrain_config", "sft": "_sft_config", "lora": "_peft_config"}
+BRIDGED = (files("atoll.tools.nemo") / "bridged.py.txt").read_text(encoding="utf-8")
+"""Code of a recipe for a model that has none."""
+ADAPTED = {"linear_qkv": ("q", "k", "v"), "linear_proj": ("o",), "linear_fc1": ("gate", "up"),
+           "linear_fc2": ("down",)}  # fmt: skip
+"""Projections of each product that can have an adapter."""
 
 PRECISION = {
     "bf16": "bf16_mixed",
@@ -35,35 +42,56 @@ PRECISION = {
 
 
 def nemo(plan: LaunchPlan) -> LaunchFile:
-    recipe = RECIPES.get(plan.model.name)
-    values = _values(plan)
-    header = [f"# {plan.title}"]
-    notes = [
-        "The file overrides a recipe; the recipe supplies model, data, tokenizer, optimizer and "
-        "number of steps."
-    ]
-    if recipe is None:
-        notes.append(
-            f"megatron-bridge 0.3.1 has no recipe of the name {plan.model.name}: start from one "
-            "of the same shape."
-        )
-    else:
-        header.append(f"# overrides megatron.bridge.recipes.{recipe}")
+    notes: list[str] = []
+    imports, recipe = _recipe(plan, notes)
+    settings = _values(plan)
+    more = []
+    if plan.method != "pretrain":
+        more.append("CHECKPOINT is a folder with the model's weights (AutoBridge.import_ckpt).")
+        notes.append(more[0])
     if plan.model.name == "deepseek-v3":
         notes.append("The recipe's multi-token prediction is turned off: Atoll does not model it.")
     if plan.precision == "fp8":
         notes.append("fp8 is written as current (tensorwise) scaling; the Bridge has more recipes.")
-    if "tp_comm_overlap" in parallel_values(plan, TARGET):
-        notes.append(
-            "Tensor collectives overlap with products; where the recipe has a comm_overlap of its "
-            "own, set its tp_comm_overlap too, as it wins over the model's."
-        )
     notes += sharding_notes(plan)
-    text = "\n".join(header) + "\n" + yaml.safe_dump(values, sort_keys=False)
-    return LaunchFile(target=TARGET, file="recipe.yaml", text=text, notes=tuple(notes))
+    text = fill_script(
+        "nemo",
+        plan.header(f"{plan.torchrun} {FILE}", *more),
+        settings,
+        connections=str(connections(plan)),
+        imports=imports,
+        recipe=recipe,
+    )
+    return LaunchFile(target=TARGET, file=FILE, text=text, notes=tuple(notes))
 
 
-def _values(plan: LaunchPlan) -> dict[str, Settings | str]:
+def _recipe(plan: LaunchPlan, notes: list[str]) -> tuple[str, str]:
+    """Return the imports and the code that define `recipe`."""
+    stem = TABLE["recipes"].get(plan.model.name, "")
+    if stem and (plan.method == "pretrain" or stem not in TABLE["pretrain_only"]):
+        notes.append("Tokenizer, data and optimizer are the recipe's.")
+        name = stem + SUFFIX[plan.method]
+        return f"from megatron.bridge.recipes import {name} as recipe\n", ""
+    contents = model_contents(plan, TARGET) if plan.method == "pretrain" else {}
+    architecture = TABLE["architectures"].get(contents.get("model_type"))
+    if architecture:
+        notes.append("megatron-bridge has no recipe of this model; its data are mock data.")
+        contents["architectures"] = [architecture]
+        imports = (
+            "from megatron.bridge import AutoBridge\n"
+            "from megatron.bridge.recipes.common import _pretrain_common\n"
+            "from transformers import AutoConfig\n"
+        )
+        return imports, f"MODEL = {literal(contents)}\n{BRIDGED}"
+    notes.append(
+        f"megatron-bridge 0.3 has no recipe of {plan.model.name}: set RECIPE to the name of one of "
+        "megatron.bridge.recipes that builds it."
+    )
+    imports = "from megatron.bridge import recipes\n"
+    return imports, 'recipe = getattr(recipes, os.environ["RECIPE"])\n'
+
+
+def _values(plan: LaunchPlan) -> dict[str, Any]:
     layout, sharded = plan.layout, plan.layout.zero >= 2
     model: Settings = {
         "seq_length": plan.sequence,
@@ -77,17 +105,36 @@ def _values(plan: LaunchPlan) -> dict[str, Settings | str]:
         model["microbatch_group_size_per_vp_stage"] = group
     fields = ("granularity", "method", "num_layers", "modules")
     recompute = dict.fromkeys(f"recompute_{field}" for field in fields)
-    values: dict[str, Settings | str] = {
-        "model": model | recompute | recompute_values(plan, TARGET),
+    values: dict[str, Any] = {
+        "model": model | recompute | recompute_values(plan),
         "train": {
             "micro_batch_size": layout.microbatch,
             "global_batch_size": plan.global_batch,
+            "train_iters": plan.steps,
         },
-        "dataset": {"sequence_length": plan.sequence},
+        "scheduler": {"lr_warmup_iters": plan.steps // 10, "lr_decay_iters": plan.steps},
+        "dataset": {"seq_length": plan.sequence},
         "ddp": sharding_values(plan) | ({"average_in_collective": False} if sharded else {}),
         "optimizer": {"use_distributed_optimizer": layout.zero > 0},
+        "comm_overlap": {"tp_comm_overlap": model.get("tp_comm_overlap", False)},
     }
     if sharded:
         values["dist"] = {"use_megatron_fsdp": True}
         values["checkpoint"] = {"ckpt_format": "fsdp_dtensor"}
+    if plan.adapters is not None:
+        rank = plan.adapters.rank
+        values["peft"] = {"target_modules": _targets(plan), "dim": rank, "alpha": 2 * rank}
     return values | {"mixed_precision": PRECISION[plan.precision]}
+
+
+def _targets(plan: LaunchPlan) -> list[str]:
+    """Return the products with adapters, which have one for all projections side by side."""
+    targets = set(plan.adapters.targets if plan.adapters else ())
+    modules = [name for name, parts in ADAPTED.items() if targets & set(parts)]
+    if targets != {part for name in modules for part in ADAPTED[name]}:
+        raise refuse(
+            TARGET,
+            "its adapters are for queries, keys and values together, and for gate and up together; "
+            "choose --lora-targets attention, mlp or all",
+        )
+    return modules

@@ -1,7 +1,6 @@
 """torchtitan's registry of model shapes.
 
-torchtitan 0.2.2 has model shapes in a registry of flavors; a TOML file only names one. The tests
-compare the shapes with those of the package.
+Job files name a flavor, or register a shape. The tests compare the shapes with the package's.
 """
 
 from __future__ import annotations
@@ -36,19 +35,13 @@ class Flavor:
     dense_ffn: int = 0
     latent_kv: int = 0
     latent_q: int = 0
-    pipeline: bool = True
-    """Whether torchtitan can cut it into pipeline stages."""
-    context: bool = True
-    """Whether torchtitan can divide its sequences (flex attention cannot)."""
 
     def matches(self, model: ModelConfig) -> bool:
         same = all(getattr(self, field) == getattr(model, field) for field in _SHAPE)
         return same and _plain(model)
 
 
-_SHAPE = tuple(
-    f.name for f in fields(Flavor) if f.name not in ("name", "flavor", "pipeline", "context")
-)
+_SHAPE = tuple(f.name for f in fields(Flavor) if f.name not in ("name", "flavor"))
 
 
 def _plain(model: ModelConfig) -> bool:
@@ -72,38 +65,19 @@ FLAVORS = tuple(
 )
 
 
-def find_flavor(model: ModelConfig) -> tuple[Flavor, str | None]:
-    """Return the flavor, and a note if the user must register it first."""
+def find_flavor(model: ModelConfig) -> Flavor:
+    """Return the flavor of a model; one of its name if the job file registers its shape."""
     for flavor in FLAVORS:
         if flavor.matches(model):
-            return flavor, None
+            return flavor
     if not _llama_like(model):
         raise refuse(
             TARGET,
-            f"torchtitan 0.2.2 has no model of the kind of {model.name} (it has Llama 3, Qwen 3 "
-            "and DeepSeek V2 and V3); export to megatron or deepspeed",
+            f"torchtitan has no model of the kind of {model.name} (it has Llama 3, Qwen 3 and "
+            "DeepSeek V2 and V3); export to megatron or deepspeed",
         )
     shape = {field: getattr(model, field) for field in _SHAPE}
-    custom = Flavor(name="llama3", flavor=model.name, **shape)
-    note = (
-        f"torchtitan ships no flavor of this shape: first set torchtitan.models.llama3.llama3_args"
-        f"[{model.name!r}] = {model_arguments(model)}."
-    )
-    return custom, note
-
-
-def model_arguments(model: ModelConfig) -> str:
-    """Return a Llama-like shape as torchtitan's TransformerModelArgs.
-
-    torchtitan rounds 8/3 dim * multiplier up to a multiple of `multiple_of`, here to ffn.
-    """
-    narrow = model.ffn < int(2 * 4 * model.hidden / 3)
-    multiplier = ", ffn_dim_multiplier=0.1" if narrow else ""
-    return (
-        f"TransformerModelArgs(dim={model.hidden}, n_layers={model.layers}, "
-        f"n_heads={model.heads}, n_kv_heads={model.kv_heads}, vocab_size={model.vocab}, "
-        f"multiple_of={model.ffn}{multiplier})"
-    )
+    return Flavor(name="llama3", flavor=model.name, **shape)
 
 
 def _llama_like(model: ModelConfig) -> bool:

@@ -1,4 +1,6 @@
-"""torchtitan's TOML job file (torchtitan/config/job_config.py of releases up to 0.2)."""
+"""torchtitan's job: TOML (torchtitan/config/job_config.py of releases up to 0.2), or the same
+sections in a script that Atoll wrote.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ def read_torchtitan(file: str, content: Mapping[str, Any], user: UserValues) -> 
         "cp": cp,
         "ep": ep,
         "etp": (etp or 1) if ep > 1 and described.experts else None,  # else it has no effect
-        "sp": tp > 1,
+        "sp": not args.off("parallelism.enable_sequence_parallel") and tp > 1,
         "microbatch": (microbatch or 1) if pp > 1 else local_batch,
         "sequence": args.count("training.seq_len") or 2048,
         "precision": _precision(args),
@@ -64,6 +66,8 @@ def read_torchtitan(file: str, content: Mapping[str, Any], user: UserValues) -> 
         fields["batch"] = batch
     dtype = args.text("training.mixed_precision_param") or "bfloat16"
     args.text("training.mixed_precision_reduce")
+    if args.off("training.disable_cuda_graphs"):
+        fields["cuda_graphs"] = "full_iteration"
     args.text("parallelism.context_parallel_rotate_method")
     if dtype == "float32":
         raise AtollError(f"{file}: trains in fp32, which is not modelled")

@@ -1,76 +1,82 @@
-"""torchtitan's TOML job file.
+"""torchtitan's job: a Python file with a function that returns its configuration.
 
-Sections and fields: torchtitan/config/job_config.py of torchtitan 0.2.2, the last release that
-reads TOML (0.3 is configured by Python functions). Data parallelism is FSDP2, or plain
-replicas if nothing else is sharded.
+Classes and fields: torchtitan/trainer.py and config/configs.py of torchtitan 0.3.0. Data
+parallelism is FSDP2, or plain replicas.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from typing import Any
+from importlib.resources import files
+from pathlib import Path
 
 from atoll.answers.layout import LaunchFile
 from atoll.step.orders import groups
-from atoll.tools.launch_plan import LaunchPlan, Settings, check, refuse
-from atoll.tools.torchtitan.flavors import Flavor, find_flavor
+from atoll.tools.hugging_face import model_contents
+from atoll.tools.launch_plan import LaunchPlan, Settings, check, fill_script, literal
+from atoll.tools.torchtitan.flavors import FLAVORS, find_flavor
 
 TARGET = "torchtitan"
-SCHEDULES = {"1f1b": "1F1B", "interleaved": "1F1B", "gpipe": "GPipe", "zb-v": "ZBVZeroBubble"}
+FILE = "torchtitan_job.py"
+SCHEDULES = {"1f1b": "1F1B", "interleaved": "1F1B", "zb-v": "ZBVZeroBubble"}
 """With vpp > 1 the schedule is Interleaved1F1B."""
+REGISTER = (files("atoll.tools.torchtitan") / "register.py.txt").read_text(encoding="utf-8")
+"""Code that registers a Llama-like shape."""
+RECOMPUTE = {"none": "none", "alternate": "selective", "full": "full"}
 
 CONVERTERS = {
-    "fp8": ("quantize.linear.float8", "rowwise"),
-    "mxfp8": ("quantize.linear.mx", "mxfp8_cublas"),
+    "fp8": 'Float8LinearConverter.Config(filter_fqns=["lm_head"], model_compile_enabled=True)',
+    "mxfp8": 'MXFP8LinearConverter.Config(fqns=["layers"], model_compile_enabled=True)',
 }
-"""Converters of linear layers, with their recipes, by precision."""
+"""Converters of all linear layers but the head, by precision."""
 
 
 def torchtitan(plan: LaunchPlan) -> LaunchFile:
-    flavor, note = find_flavor(plan.model)
-    check(TARGET, _refusals(plan, flavor))
+    flavor = find_flavor(plan.model)
+    check(TARGET, _refusals(plan))
     notes = [
-        "The file is for torchtitan 0.2: later releases read no TOML.",
-        "Set model.hf_assets_path to the model's tokenizer, and the dataset; learning rate and "
-        "number of steps are torchtitan's defaults.",
+        "The file trains on random tokens; set ASSETS to a folder with the model's tokenizer to "
+        "train on C4, and LR to your learning rate.",
     ]
-    if note:
-        notes.append(note)
-    sections: dict[str, Settings] = {
-        "job": {"description": plan.title},
-        "model": {
-            "name": flavor.name,
-            "flavor": flavor.flavor,
-            "hf_assets_path": f"./assets/hf/{plan.model.name}",
-        },
+    imports, register, converter = "", "", CONVERTERS.get(plan.precision, "")
+    settings: dict[str, Settings] = {
+        "model": {"name": flavor.name, "flavor": flavor.flavor},
         "training": _training(plan),
         "parallelism": {
             **_data_parallel(plan, notes),
             "tensor_parallel_degree": plan.layout.tp,
+            "enable_sequence_parallel": plan.layout.sp,
             "context_parallel_degree": plan.layout.cp,
-            **_experts(plan),
+            "expert_parallel_degree": plan.layout.ep,
             **_pipeline(plan),
         },
-        "activation_checkpoint": _recompute(plan),
+        "activation_checkpoint": {"mode": RECOMPUTE[plan.layout.recompute]},
+        "compile": {"enable": bool(converter)},
     }
+    if flavor not in FLAVORS:
+        imports = "from torchtitan.models import llama3\n"
+        register = f"MODEL = {literal(model_contents(plan, TARGET))}\n{REGISTER}"
     if plan.layout.cp > 1:
         notes.append(
-            "context_parallel_rotate_method is alltoall, which passes keys and values on in turns "
-            "as Atoll's ring does; torchtitan's default gathers them."
+            "torchtitan gathers keys and values over the context group, where Atoll's ring passes "
+            "them on in turns: the same bytes, but not hidden behind attention."
         )
-        sections["parallelism"]["context_parallel_rotate_method"] = "alltoall"
-    if plan.precision in CONVERTERS:
-        _add_converter(plan.precision, sections, notes)
-    text = _header(plan) + "\n".join(_section(name, body) for name, body in sections.items())
-    return LaunchFile(target=TARGET, file="train.toml", text=text, notes=tuple(notes))
-
-
-def _header(plan: LaunchPlan) -> str:
-    nodes = f"torchrun --nnodes {plan.nodes} --nproc-per-node {plan.per_node}"
-    meeting = "--rdzv-backend c10d --rdzv-endpoint $MASTER_ADDR:29500"
-    start = f"{nodes} {meeting} -m torchtitan.train --job.config_file train.toml"
-    return f"# {start}\n# Under Slurm: {plan.slurm_job(start)}\n\n"
+    if converter:
+        settings["model"]["converters"] = [plan.precision.replace("fp8", "float8")]
+        name = converter.partition(".")[0]
+        imports += f"from torchtitan.components.quantization import {name}\n"
+        notes.append(f"{plan.precision} needs torchao; all linear layers but the head have it.")
+    start = f"{plan.torchrun} -m torchtitan.train --module {Path(FILE).stem} --config train"
+    text = fill_script(
+        "torchtitan",
+        plan.header(start),
+        settings,
+        module=flavor.name,
+        imports=imports,
+        register=register,
+        converters=converter,
+    )
+    return LaunchFile(target=TARGET, file=FILE, text=text, notes=tuple(notes))
 
 
 def _training(plan: LaunchPlan) -> Settings:
@@ -79,12 +85,12 @@ def _training(plan: LaunchPlan) -> Settings:
     # accumulates gradients over local batches.
     local = plan.global_batch // layout.dp if layout.pp > 1 else layout.microbatch
     return {
-        "dataset": "c4",
         "seq_len": plan.sequence,
         "local_batch_size": local,
         "global_batch_size": plan.global_batch,
+        "steps": plan.steps,
         "mixed_precision_param": "bfloat16",
-        "mixed_precision_reduce": "float32",
+        "disable_cuda_graphs": True,  # as the step is estimated
     }
 
 
@@ -103,15 +109,6 @@ def _data_parallel(plan: LaunchPlan, notes: list[str]) -> Settings:
         "data_parallel_shard_degree": layout.dp // layout.hsdp,
         "fsdp_reshard_after_forward": "always" if layout.zero == 3 else "never",
     }
-
-
-def _experts(plan: LaunchPlan) -> Settings:
-    if not plan.model.experts:
-        return {}
-    degrees: Settings = {"expert_parallel_degree": plan.layout.ep}
-    if plan.layout.ep > 1:
-        degrees["expert_tensor_parallel_degree"] = plan.layout.etp
-    return degrees
 
 
 def _pipeline(plan: LaunchPlan) -> Settings:
@@ -139,96 +136,43 @@ def _modules(stages: tuple[int, ...]) -> list[list[str]]:
         parts.append([f"layers.{i}" for i in range(first, first + blocks)])
         first += blocks
     parts[0].insert(0, "tok_embeddings")
-    parts[-1] += ["norm", "output"]
+    parts[-1] += ["norm", "lm_head"]
     return parts
 
 
-def _recompute(plan: LaunchPlan) -> Settings:
-    policy = plan.layout.recompute
-    if policy in ("none", "full"):
-        return {"mode": policy}
-    if policy == "alternate":
-        return {"mode": "selective", "selective_ac_option": "op"}
-    raise refuse(
-        TARGET,
-        f"it cannot recompute what recompute {policy} asks; use none, alternate (its selective "
-        "mode by operator) or full",
-    )
-
-
-def _add_converter(precision: str, sections: dict[str, Settings], notes: list[str]) -> None:
-    converter, recipe = CONVERTERS[precision]
-    sections["model"]["converters"] = [converter]
-    sections[converter] = {"recipe_name": recipe, "filter_fqns": ["output"]}
-    sections["compile"] = {"enable": True}
-    notes.append(
-        f"{precision} is written as {recipe} for all linear layers but the head, which needs "
-        "torchao and torch.compile."
-    )
-
-
-def _refusals(plan: LaunchPlan, flavor: Flavor) -> Iterator[str]:
+def _refusals(plan: LaunchPlan) -> Iterator[str]:
     layout = plan.layout
     sharded = layout.zero > 0 and layout.dp * layout.cp > 1
-    if plan.precision not in ("bf16", *CONVERTERS):
-        yield f"it trains in bf16, fp8 or mxfp8, not {plan.precision}"
-    if layout.pp > 1 and not flavor.pipeline:
-        yield f"it cannot cut {flavor.name} into pipeline stages; set pp 1"
-    if layout.cp > 1 and not flavor.context:
-        yield f"it cannot divide the sequences of {flavor.name} {flavor.flavor}; set cp 1"
-    if layout.tp > 1 and not layout.sp:
-        yield "its tensor parallelism always divides norms too; set sp on"
+    if layout.pp > 1 and plan.model.tied_embeddings:
+        yield f"it cannot divide {plan.model.name} into stages: its embeddings are tied; set pp 1"
     if plan.model.kv_heads % layout.tp:
         yield (
             f"it gives every tensor rank whole key and value heads, but tp {layout.tp} does not "
             f"divide the {plan.model.kv_heads} of {plan.model.name}; lower tp"
         )
-    if plan.sequence % (layout.tp * 2 * layout.cp):
-        yield (
-            f"sequence {plan.sequence} must be a multiple of tp x 2 cp = "
-            f"{layout.tp * 2 * layout.cp}"
-        )
-    if layout.zero == 0 and (layout.dp > 1 or layout.cp > 1) and layout.dp != layout.devices:
-        yield (
-            "it replicates a model over data only when nothing else is divided; use zero 3, or 1 "
-            "with a pipeline"
-        )
-    if layout.etp not in (1, layout.tp) or (layout.etp != layout.tp and layout.ep == 1):
-        yield (
-            f"its experts have the tensor width 1 or tp, the first only with ep above 1, not etp "
-            f"{layout.etp}"
-        )
+    if plan.sequence % (unit := layout.tp * (2 * layout.cp if layout.cp > 1 else 1)):
+        yield f"sequence {plan.sequence} must be a multiple of tp x 2 cp = {unit}"
+    if layout.zero == 0 and layout.cp > 1:
+        yield "it shards weights over context-parallel ranks; use zero 3, or 1 with a pipeline"
+    if layout.etp != (1 if layout.ep > 1 else layout.tp):
+        yield f"its experts have etp 1 with ep above 1, else tp, not etp {layout.etp}"
     if layout.ep > 1 and layout.zero == 0:
         yield "it spreads experts over sharded data parallelism only; use zero 3"
     if layout.zero == 1 and layout.pp == 1 and sharded:
-        yield ("without a pipeline it cannot divide optimizer states alone; use zero 2 or 3")
-    if not sharded and (layout.tp > 1 or layout.pp > 1):
-        yield (
-            "it mixes precisions only with sharded data parallelism beside tp and pp; choose dp "
-            "above 1"
-        )
+        yield "without a pipeline it cannot divide optimizer states alone; use zero 2 or 3"
     if layout.hsdp > 1 and (layout.dp % layout.hsdp or layout.hsdp == layout.dp * layout.cp):
         yield (
             f"its replicas divide dp {layout.dp}, and leave ranks to shard over, unlike hsdp "
             f"{layout.hsdp}; lower hsdp"
         )
+    if layout.ep > 1 and (layout.dp // layout.hsdp * layout.cp * layout.tp) % layout.ep:
+        yield f"ep {layout.ep} does not divide the ranks of one replica; lower ep or hsdp"
     if layout.pp > 1:
         yield from _pipeline_refusals(plan)
 
 
 def _pipeline_refusals(plan: LaunchPlan) -> Iterator[str]:
     layout, m = plan.layout, plan.microbatches
-    if layout.schedule == "dualpipe":
-        yield (
-            "its DualPipeV lays one copy of the model in a V, where dualpipe holds two; use zb-v"
-        )
-    if layout.schedule not in SCHEDULES:
-        yield (
-            f"its zero-bubble schedules take two chunks a stage, unlike {layout.schedule}; use "
-            "1f1b, interleaved or zb-v"
-        )
-    if layout.vpp > 1 and layout.schedule == "gpipe":
-        yield "gpipe has one chunk a stage; set vpp 1 or interleaved"
     if layout.schedule == "1f1b" and layout.vpp == 1 and m < layout.pp:
         yield (
             f"its 1F1B needs as many microbatches as stages, but {m} run on pp {layout.pp}; lower "
@@ -240,18 +184,3 @@ def _pipeline_refusals(plan: LaunchPlan) -> Iterator[str]:
             f"it interleaves groups of one size, not {m} microbatches in groups of "
             f"{', '.join(map(str, sizes))}; change the microbatch or dp"
         )
-
-
-def _section(name: str, body: Settings) -> str:
-    lines = [f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in body.items())]
-    return "\n".join(lines) + "\n"
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, list):
-        return "[" + ", ".join(_toml(item) for item in value) + "]"
-    return json.dumps(value, ensure_ascii=False)

@@ -129,6 +129,8 @@ class Plan(Exportable, DrawableResult["PlanAnswer"]):
             return ""
         faster = 1 - self.fastest.step.time_s / self.best.step.time_s
         tight = ", which is tight in memory" if self.fastest.tight and not self.best.tight else ""
+        if faster > self.ties:
+            return f"the fastest with room in memory; {self.fastest.layout} is {faster:.2%} faster"
         return (
             f"the simplest of {self.tied:,} layouts within {100 * self.ties:.3g}% of the fastest, "
             f"{self.fastest.layout} ({faster:.2%} faster){tight}"

@@ -6,11 +6,14 @@ Fewer software features and more free memory decide instead.
 
 from __future__ import annotations
 
+from itertools import islice
+
 from atoll.step.layout import Layout
 from atoll.training.estimate import Estimate
 from atoll.training.planner.search import LayoutSpace
 
 MOST_TRIED = 100  # tied layouts whose memory is checked
+ROOM = 0.03  # slowdown that is accepted for a layout that is not tight in memory
 _POLICIES = {"none": 0, "full": 1, "selective": 1}  # others choose by operator
 
 
@@ -35,11 +38,16 @@ def complexity(layout: Layout) -> tuple[int, ...]:
 
 def simplest(space: LayoutSpace, fastest: Estimate, ties: float) -> tuple[Estimate, int]:
     """Return the simplest layout that takes at most (1 + ties) times the fastest step, preferably
-    one that is not tight in memory, and the number of layouts that tie.
+    one that is not tight in memory, and the number of layouts that tie. If all of them are tight,
+    return the fastest that is not, if it takes at most (1 + ROOM) times the fastest step.
     """
     tied = [(space.layout(*at), at) for at in space.within(fastest.step.time_s * (1 + ties))]
     tied.sort(key=lambda pair: complexity(pair[0]))  # stable: faster layouts stay first
     tried = (space.estimate(*at) for _, at in tied[:MOST_TRIED])
     fitting = [estimate for estimate in tried if estimate.fits]
-    roomy = (estimate for estimate in fitting if not estimate.tight)
-    return next(roomy, next(iter(fitting), fastest)), len(tied)
+    roomy = next((estimate for estimate in fitting if not estimate.tight), None)
+    if roomy is None:
+        slower = islice(space.within(fastest.step.time_s * (1 + ROOM)), len(tied), MOST_TRIED)
+        estimates = (space.estimate(*at) for at in slower)
+        roomy = next((e for e in estimates if e.fits and not e.tight), None)
+    return roomy or next(iter(fitting), fastest), len(tied)
