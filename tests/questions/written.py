@@ -1,7 +1,7 @@
 """What is written down of questions: tables of the docs, and stubs for editors.
 
 `python tests/questions/written.py` writes both again: tables between `<!-- options: NAME -->` or
-`<!-- columns: NAME -->` and the next empty line, stubs beside the questions.
+`<!-- columns: NAME -->` or `<!-- tools -->` and the next empty line, stubs beside the questions.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ from atoll.questions.texts import (
     question_fields,
     spelled,
 )
+from atoll.tools.registry import TOOLS
 from atoll.validation.tables import Column, columns
 
 DOCS = Path(__file__).parents[2] / "docs"
 STUB = Path(questions.__file__).with_name("keywords.pyi")
 _TABLE = re.compile(r"(<!-- options: (\S+) -->\n)(?:.+\n)*")
+_TOOLS = re.compile(r"(<!-- tools -->\n)(?:.+\n)*")
 _COLUMNS = re.compile(r"(<!-- columns: (.+) -->\n)(?:.+\n)*")
 KEYWORDS: dict[str, tuple[type[Question], ...]] = {
     "BenchFields": (verbs.BenchQuestion,),
@@ -116,6 +118,28 @@ def table(*asked: type[Question]) -> str:
     return "\n".join(rows) + "\n"
 
 
+def tools_table() -> str:
+    """The training tools, for the docs."""
+    rows = [
+        "| tool | version | trains | precisions | layouts | launch file |",
+        "|---|---|---|---|---|---|",
+    ]
+    for tool in TOOLS.values():
+        limits = "; ".join(
+            f"{axis} {', '.join(map(str, values))}" for axis, values in tool.axes.items()
+        )
+        cells = (
+            f"`{tool.name}`: {tool.title}",
+            tool.versions,
+            ", ".join(tool.methods),
+            ", ".join(tool.precisions),
+            limits or "all",
+            "written" if tool.write else "not written",
+        )
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"
+
+
 def columns_table(name: str) -> str:
     """The columns of tables of measurements, for the docs."""
     groups: dict[Column, list[str]] = {}
@@ -134,6 +158,7 @@ def columns_table(name: str) -> str:
 def with_tables(text: str) -> str:
     """A page of the docs with its tables as they should be."""
     text = _COLUMNS.sub(lambda found: found[1] + columns_table(found[2]), text)
+    text = _TOOLS.sub(lambda found: found[1] + tools_table(), text)
     return _TABLE.sub(lambda found: found[1] + table(*COMMANDS[found[2]]), text)
 
 
