@@ -23,6 +23,7 @@ from atoll.tools.nanotron.read import is_nanotron, read_nanotron
 from atoll.tools.nemo.read import is_nemo, read_nemo
 from atoll.tools.nemo.read_mlperf import is_mlperf, read_mlperf
 from atoll.tools.torchtitan.read import is_torchtitan, read_torchtitan
+from atoll.tools.torchtitan.read_program import read_program
 from atoll.tools.transformers.read import (
     is_axolotl,
     is_trainer,
@@ -90,10 +91,7 @@ def _configuration(path: Path, user: UserValues) -> Launch:
 
 def _script(path: Path, user: UserValues) -> Launch:
     if path.suffix == ".py":
-        raise AtollError(
-            f"{path}: a Python program is not run to see what it configures; give the file that "
-            "starts it, or the layout to atoll estimate"
-        )
+        return read_program(path, user)
     script = read_script(path, user.variables, user.arguments)
     try:
         for fits, read in SCRIPTS:

@@ -1,4 +1,4 @@
-"""torchtitan's TOML job file (torchtitan/config/job_config.py of releases up to 0.2)."""
+"""torchtitan's job files (torchtitan/config/job_config.py of releases up to 0.2, in TOML)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def read_torchtitan(file: str, content: Mapping[str, Any], user: UserValues) -> 
         "cp": cp,
         "ep": ep,
         "etp": (etp or 1) if ep > 1 and described.experts else None,  # else it has no effect
-        "sp": tp > 1,
+        "sp": tp > 1 and args.values.get("parallelism.enable_sequence_parallel", True),
         "microbatch": (microbatch or 1) if pp > 1 else local_batch,
         "sequence": args.count("training.seq_len") or 2048,
         "precision": _precision(args),
@@ -64,10 +64,13 @@ def read_torchtitan(file: str, content: Mapping[str, Any], user: UserValues) -> 
         fields["batch"] = batch
     dtype = args.text("training.mixed_precision_param") or "bfloat16"
     args.text("training.mixed_precision_reduce")
-    args.text("parallelism.context_parallel_rotate_method")
+    for name in ("context_parallel_rotate_method", "enable_sequence_parallel"):
+        args.text(f"parallelism.{name}")
     if dtype == "float32":
         raise AtollError(f"{file}: trains in fp32, which is not modelled")
-    if args.has("parallelism.enable_async_tensor_parallel"):
+    if chunks := args.count("loss.num_chunks"):
+        fields["flags"] = f"loss_chunks={chunks}"
+    if args.has("parallelism.enable_async_tensor_parallel", "compile.enable_async_tensor_parallel"):
         fields["overlap"] = "grad_reduce param_gather tp_comm"
     if str(args.values.get("optimizer.name", "AdamW")) in ("Adam", "AdamW"):
         args.text("optimizer.name")  # other optimizers have other states
@@ -167,6 +170,8 @@ def _recompute(args: LaunchArguments, blocks: int) -> str:
     args.text("activation_checkpoint.selective_ac_option")
     if mode in ("none", "full"):
         return mode
+    if mode != "selective":
+        raise AtollError(f"{args.file}: activation checkpointing {mode!r} is not modelled")
     if option.isdigit() and int(option):
         interval = int(option)
         return "full" if interval == 1 else f"{FULL_BLOCKS}{max(1, blocks // interval)}"
@@ -181,6 +186,10 @@ def _precision(args: LaunchArguments) -> str:
     for name in list(args.values):
         if name.startswith(("float8.", "quantize.linear.float8.", "quantize.linear.mx.", "mx.")):
             args.text(name)
+    if "lora" in converters or ("nvfp4" in converters and "'fqns': ['layers']" not in converters):
+        raise AtollError(f"{args.file}: converts a part of the model, which is not modelled")
+    if "nvfp4" in converters:
+        return "nvfp4"
     if "mx" in converters:
         return "mxfp8"
     return "fp8" if "float8" in converters else "bf16"
