@@ -49,7 +49,7 @@ def commands_of(page: Path) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_commands_and_their_options_exist(page: Path) -> None:
     for command in commands_of(page):
-        words = shlex.split(re.split(r" [|&>]|\d>", command)[0], comments=True)
+        words = shlex.split(re.split(r" [|&>]|\d>| -- ", command)[0], comments=True)
         assert words[1] in COMMANDS, command
         fields = option_fields(*COMMANDS[words[1]])
         known = _ALWAYS | {spelled(n) for n in fields} | {spelled("no_" + n) for n in fields}

@@ -26,6 +26,7 @@ from atoll.tools.nanotron.read import is_nanotron, read_nanotron
 from atoll.tools.nemo.read import is_nemo, read_nemo
 from atoll.tools.nemo.read_mlperf import is_mlperf, read_mlperf
 from atoll.tools.torchtitan.read import is_torchtitan, read_torchtitan
+from atoll.tools.torchtitan.read_program import read_program
 from atoll.tools.transformers.read import (
     is_axolotl,
     is_trainer,
@@ -89,10 +90,7 @@ def _python(path: Path, user: UserValues) -> Launch:
     """Read the settings, the model and the length of a script that Atoll wrote."""
     literals = read_content(path)
     if "SETTINGS" not in literals:
-        raise AtollError(
-            f"{path}: a Python program is not run to see what it configures; give the file that "
-            "starts it, or the layout to atoll estimate"
-        )
+        return read_program(path, user)
     described = literals.get("MODEL", {})
     if user.model is None and "model_type" in described:
         name = str(described.get(NAME, path.stem))

@@ -69,7 +69,18 @@ FLAGS: Mapping[str, Callable[[Stack], Stack]] = {
     ),
 }
 """Further flags of launch files, and their effect."""
-DEFERRED = "head_wgrad="  # followed by a number of microbatches
+NUMBERED: Mapping[str, Callable[[Stack, int], Stack]] = {
+    # microbatches whose weight gradient of the head is computed at the end of the step
+    "head_wgrad=": lambda stack, number: replace(stack, deferred_heads=number),
+    # parts of the tokens that run head, loss and their backward pass one after another
+    "loss_chunks=": lambda stack, number: replace(
+        stack,
+        loss_bytes=stack.loss_bytes / max(1, number),
+        half_loss_bytes=stack.half_loss_bytes / max(1, number),
+        loss_kept=0,
+    ),
+}
+"""Flags that are followed by a number."""
 OFF = ("", "0", "none", "no", "false")
 
 
@@ -117,13 +128,15 @@ def software(
 def flagged(stack: Stack, words: str) -> Stack:
     """Apply further flags of a launch file: kernels, and copies of weights."""
     for word in words.replace(",", " ").split():
-        if word.startswith(DEFERRED) and word.removeprefix(DEFERRED).isdigit():
-            stack = replace(stack, deferred_heads=int(word.removeprefix(DEFERRED)))
+        name, equals, number = word.partition("=")
+        if name + equals in NUMBERED and number.isdigit():
+            stack = NUMBERED[name + equals](stack, int(number))
         elif word in FLAGS:
             stack = FLAGS[word](stack)
         else:
+            numbered = ", ".join(f"{flag}N" for flag in NUMBERED)
             raise AtollError(
-                f"flags: {word!r} is not known; known are {', '.join(FLAGS)}, {DEFERRED}N"
+                f"flags: {word!r} is not known; known are {', '.join(FLAGS)}, {numbered}"
             )
     return stack
 

@@ -18,7 +18,6 @@ from atoll.step.layout import HOSTED, MODULES
 from atoll.step.states import ALIASES, STATES, States
 from atoll.tools.software import (
     ATTENTION,
-    DEFERRED,
     flagged,
     graphed,
     named,
@@ -113,7 +112,7 @@ def _stack(row: RunRow, gpu: Gpu, zero: int, unread: list[str]) -> Stack:
         "fp8_params": row.integer("fp8_param_gather", 0),
         "local": row.text("transformer_impl") == "local",
         "te_loss": row.text("cross_entropy_fusion") == "te",
-        f"{DEFERRED}{row.integer('wgrad_deferral_limit', 0)}": True,
+        f"head_wgrad={row.integer('wgrad_deferral_limit', 0)}": True,
     }
     return flagged(stack, " ".join(name for name, on in flags.items() if on))
 

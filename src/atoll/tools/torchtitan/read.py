@@ -71,7 +71,9 @@ def read_torchtitan(file: str, content: Mapping[str, Any], user: UserValues) -> 
     args.text("parallelism.context_parallel_rotate_method")
     if dtype == "float32":
         raise AtollError(f"{file}: trains in fp32, which is not modelled")
-    if args.has("parallelism.enable_async_tensor_parallel"):
+    if chunks := args.count("loss.num_chunks"):
+        fields["flags"] = f"loss_chunks={chunks}"
+    if args.has("parallelism.enable_async_tensor_parallel", "compile.enable_async_tensor_parallel"):
         fields["overlap"] = "grad_reduce param_gather tp_comm"
     if str(args.values.get("optimizer.name", "AdamW")) in ("Adam", "AdamW"):
         args.text("optimizer.name")  # other optimizers have other states
@@ -171,6 +173,8 @@ def _recompute(args: LaunchArguments, blocks: int) -> str:
     args.text("activation_checkpoint.selective_ac_option")
     if mode in ("none", "full"):
         return mode
+    if mode != "selective":
+        raise AtollError(f"{args.file}: activation checkpointing {mode!r} is not modelled")
     if option.isdigit() and int(option):
         interval = int(option)
         return "full" if interval == 1 else f"{FULL_BLOCKS}{max(1, blocks // interval)}"
@@ -185,6 +189,10 @@ def _precision(args: LaunchArguments) -> str:
     for name in list(args.values):
         if name.startswith(("float8.", "quantize.linear.float8.", "quantize.linear.mx.", "mx.")):
             args.text(name)
+    if "lora" in converters or ("nvfp4" in converters and "'fqns': ['layers']" not in converters):
+        raise AtollError(f"{args.file}: converts a part of the model, which is not modelled")
+    if "nvfp4" in converters:
+        return "nvfp4"
     if "mx" in converters:
         return "mxfp8"
     return "fp8" if "float8" in converters else "bf16"

@@ -1,10 +1,10 @@
 """Recomputation policies of one layer: the tensors that each keeps and the operators it reruns.
 
 "none" keeps every saved tensor; "selective" drops attention's core (Korthikanti et al.,
-arXiv:2205.05198); "alternate" keeps the output of every second product (torchtitan's selective
-checkpointing); "full" keeps the layer's input only; "optimal-n" are the sets of tensors on the
-convex hull of bytes and seconds, from keeping all to keeping least. Modules of a block have
-Megatron-Core's names ("mla_up_proj+mlp").
+arXiv:2205.05198); "alternate" keeps the output of every second product outside of experts
+(torchtitan's selective checkpointing); "full" keeps the layer's input only; "optimal-n" are the
+sets of tensors on the convex hull of bytes and seconds, from keeping all to keeping least. Modules
+of a block have Megatron-Core's names ("mla_up_proj+mlp").
 """
 
 from __future__ import annotations
@@ -262,7 +262,8 @@ def _alternate_shares(layer: Layer) -> tuple[float, dict[str, float]]:
         if op.collective is not None:
             continue
         share = 0.0
-        if op.kind == "linear":
+        # torchtitan counts plain products only: grouped ones of experts and routers run again.
+        if op.kind == "linear" and op.matmuls[0].batch == 1 and op.name != "router":
             widths = _output_widths(layer, op)
             for width in widths:
                 count += 1
