@@ -12,12 +12,13 @@ from atoll.base.errors import AtollError
 from atoll.cost.pricer import Cost
 from atoll.export.messages import step_messages
 from atoll.step.layout import Layout, check_recompute
-from atoll.tools.software import graphed
+from atoll.tools.software import flagged, graphed
 from atoll.tools.stack import EAGER, STACKS
 from atoll.training.estimate import Estimator, estimate
 from atoll.training.operators.layers import LayerCost
 from atoll.training.run import Run
 from atoll.workload.adapters import Adapters
+from atoll.workload.families.model_config import ModelConfig
 
 
 def costs_of(run: Run, layout: Layout | None = None) -> dict[str, LayerCost]:
@@ -206,6 +207,39 @@ def test_unfused_attention_keeps_its_scores() -> None:
     scores = 2 * 8 * 1024 * 1024  # 16-bit, 8 heads
     assert unfused.kept("none").bytes - flash >= 2 * scores
     assert unfused.kept("none").bytes - unfused.kept("selective").bytes >= 2 * scores
+
+
+def test_plain_modules_keep_the_softmax_of_decoders_in_fp32() -> None:
+    def score_bytes(**sizes: str) -> float:
+        run = small_run(grouped(**sizes), stack=EAGER, attention="unfused")
+        fused = costs_of(replace(run, attention="flash"))["block"].kept("none").bytes
+        more = costs_of(run)["block"].kept("none").bytes - fused
+        return more / (run.model.heads * run.sequence**2)
+
+    assert score_bytes(family="llama") == pytest.approx(6, rel=0.1)
+    assert score_bytes(family="gpt2") == pytest.approx(2, rel=0.1)
+
+
+def test_a_dense_mask_makes_attention_compute_the_full_square() -> None:
+    def attention_s(model: ModelConfig, flags: str) -> float:
+        run = small_run(model, stack=flagged(EAGER, flags), sequence=8192)
+        return costs_of(run)["block"].backward.attention_s
+
+    causal, windowed = grouped(max_sequence=8192), grouped(max_sequence=8192, window=256)
+    assert attention_s(causal, "dense_mask") > 2 * attention_s(causal, "")
+    assert attention_s(windowed, "") < 0.5 * attention_s(causal, "")
+    assert attention_s(windowed, "dense_window") == attention_s(causal, "dense_mask")
+    assert attention_s(causal, "dense_window") == attention_s(causal, "")
+
+
+def test_the_math_back_end_multiplies_scores_in_fp32() -> None:
+    runs = [
+        small_run(grouped(), stack=flagged(EAGER, flags), attention="unfused")
+        for flags in ("", "math_attention")
+    ]
+    half, fp32 = (costs_of(run)["block"] for run in runs)
+    assert fp32.forward.matrix_s > 1.5 * half.forward.matrix_s
+    assert "math back end" in runs[1].given and "math back end" not in runs[0].given
 
 
 def test_fp8_products_are_faster_and_their_casts_are_paid() -> None:

@@ -60,6 +60,10 @@ FLAGS: Mapping[str, Callable[[Stack], Stack]] = {
     "cp_a2a": lambda stack: replace(stack, exchanges_heads=True, adapters_exchange_heads=True),
     "cp_p2p": lambda stack: replace(stack, exchanges_heads=False, adapters_exchange_heads=False),
     "local": lambda stack: replace(stack, workspaces=2),  # without Transformer Engine's handle
+    # Hugging Face's SDPA: padding, packing and compiled causal models; sliding windows
+    "dense_mask": lambda stack: replace(stack, dense_mask="all"),
+    "dense_window": lambda stack: replace(stack, dense_mask=stack.dense_mask or "windows"),
+    "math_attention": lambda stack: replace(stack, math_attention=True),
     # Experts by torch's grouped products, gate and up in one: no loop over experts on the host. 10
     # and 18 bytes are those of the gate's functions.
     "grouped_mm": lambda stack: replace(

@@ -158,6 +158,13 @@ class Stack:
     """Gates weight the experts' activations, so that the experts' results are not kept."""
     sends_once: bool = False
     """A token is sent once per node and device (DeepEP, HybridEP), not once per expert."""
+    dense_mask: str = ""
+    """Fused attention that gets a dense mask and computes the full square: "all", or "windows"."""
+    plain_scores: bool = False
+    """Unfused attention launches the passes of Hugging Face's modules, of which those of decoders
+    keep an fp32 softmax; every block casts its dense mask."""
+    math_attention: bool = False
+    """SDPA's math back end, in fp32: of unfused attention, or of trained position biases only."""
     ragged_heads: float = 1.0
     """Factor on unfused attention's products if a head is not a multiple of 8 elements."""
     hosts_blocks: bool = False
@@ -171,11 +178,24 @@ class Stack:
     balances: bool = True
     """Stages with other layers may hold fewer blocks; otherwise blocks are spread evenly."""
 
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """Kernels that differ from the usual ones, in words."""
+        return tuple(
+            words for (name, value), words in CHOICES.items() if getattr(self, name) == value
+        )
+
     def gives_heads(self, kv_heads: int, cp: int) -> bool:
         """Return whether context parallelism exchanges heads, which needs divisible key heads."""
         return self.exchanges_heads and cp > 1 and kv_heads % cp == 0
 
 
+CHOICES: Mapping[tuple[str, object], str] = {
+    ("dense_mask", "all"): "dense attention masks",
+    ("dense_mask", "windows"): "dense masks of attention windows",
+    ("math_attention", True): "SDPA's math back end where attention is not fused",
+}
+"""Values of a stack's fields that an answer states."""
 # Families that compute GELU's formula step by step. (BigCode calls the fused kernel; T5 1.1 and mT5
 # have it in their gate, BLOOM has another formula.)
 COMPOSED_GELU = frozenset({"gpt2", "gptj", "gpt_neo", "phi", "bloom", "t5", "mt5"})

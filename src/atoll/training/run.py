@@ -134,6 +134,7 @@ class Run:
             f"{self.model.name}{trained}, {counted(self.global_batch, 'sequence')} of "
             f"{self.sequence:,} tokens in a step; {machines}; {self.software}, "
             f"{self.states.name} optimizer states, {self.attention} attention"
+            f"{''.join(f', {choice}' for choice in self.stack.choices)}"
             f"{'' if self.timed is None else f', operators as timed by {self.timed.source}'}"
             f"{'' if self.site is None else f', as measured at {self.site.name}'}"
         )

@@ -114,7 +114,13 @@ def _stack(row: RunRow, gpu: Gpu, zero: int, unread: list[str]) -> Stack:
         "te_loss": row.text("cross_entropy_fusion") == "te",
         f"head_wgrad={row.integer('wgrad_deferral_limit', 0)}": True,
     }
-    return flagged(stack, " ".join(name for name, on in flags.items() if on))
+    stack = flagged(stack, " ".join(name for name, on in flags.items() if on))
+    for word in row.text("flags").replace(",", " ").split():
+        try:
+            stack = flagged(stack, word)
+        except AtollError:
+            unread.append(f"flags {word!r}")
+    return stack
 
 
 def _first_flash(row: RunRow) -> bool:

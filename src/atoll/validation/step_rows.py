@@ -71,15 +71,15 @@ ASSUMED = {
     "optimizer": ("fused", "fp32amp"),
     "attn": ("sdpa", "eager"),
     "backend": ("CUDNN_ATTENTION", "FLASH_ATTENTION"),
-    "packed": ("0",),
-    "mask": (),
+    "packed": ("0", "1"),
+    "mask": ("none", "padding", "packed", "causal4d"),
     "clip": ("0",),
     "loss_kind": ("model",),
     "liger": ("0",),
     "weights": ("bf16", "fp32"),
     "adapter_dtype": ("bf16",),
     "peft": ("0",),
-    "compile_mode": ("model", "block"),
+    "compile_mode": ("model", "block", "reduce-overhead"),
     "precision": ("bf16", "amp"),
 }
 """Software choices of a step that the estimate assumes or takes; others are reported as unread."""
@@ -90,11 +90,10 @@ def run_from_step(row: RunRow) -> tuple[Run, Layout]:
     gpu = load_gpu(row.device)
     stack = STACKS["compiled" if row.integer("compiled", 0) else "eager"]
     adapters = adapters_from_row(row)
-    if row.text("experts_implementation") == "grouped_mm":
-        stack = flagged(stack, "grouped_mm")
+    model, sequence = model_from_step(row)
+    stack = flagged(stack, " ".join(_flags(row, model)))
     if row.integer("graph", 0):
         stack = graphed(stack, "full_iteration")
-    model, sequence = model_from_step(row)
     fp32 = "fp32" in (row.text("weights"), row.text("optimizer").removesuffix("amp"))
     run = Run(
         model=model,
@@ -106,7 +105,7 @@ def run_from_step(row: RunRow) -> tuple[Run, Layout]:
         stack=with_adapters(stack) if adapters else stack,
         states=STATES["fp32" if fp32 and not adapters else "bf16"],
         precision="fp8" if row.integer("fp8", 0) else gpu.half_dtype,
-        attention=ATTENTION.get(row.text("backend"), ATTENTION.get(row.text("attn"), "flash")),
+        attention=_attention(row, model),
         adapters=adapters,
         fine_tuned=adapters is not None,
     )
@@ -114,6 +113,42 @@ def run_from_step(row: RunRow) -> tuple[Run, Layout]:
     recompute = row.text("recompute").removesuffix(".0")
     recompute = words.get(recompute, recompute)
     return run, Layout(microbatch=row.integer("micro_batch", 1), zero=0, recompute=recompute)
+
+
+def _flags(row: RunRow, model: ModelConfig) -> list[str]:
+    """Return the flags of a step's software (`tools.software.FLAGS`)."""
+    flags = []
+    if row.text("experts_implementation") == "grouped_mm":
+        flags.append("grouped_mm")
+    if row.text("attn") == "sdpa" and not _is_unmasked(row):
+        stated = row.text("mask") or row.integer("packed", 0) or model.positions == "relative"
+        if stated or _is_traced(row):
+            flags.append("dense_mask")
+        elif model.window or any(model.windows):
+            flags.append("dense_window")
+        if model.positions == "relative" or (_is_traced(row) and not model.causal):
+            flags.append("math_attention")
+    return flags
+
+
+def _is_unmasked(row: RunRow) -> bool:
+    """Return whether a step passes no mask; tables without that column say so in the id."""
+    return row.text("mask") == "none" or (not row.text("mask") and "nomask" in row.text("id"))
+
+
+def _is_traced(row: RunRow) -> bool:
+    """Return whether the model is compiled as one: Hugging Face then passes a dense mask, which the
+    compiler runs as SDPA's math back end in encoders.
+    """
+    return bool(row.integer("compiled", 0)) and row.text("compile_mode") != "block"
+
+
+def _attention(row: RunRow, model: ModelConfig) -> str:
+    """Return the attention kernel."""
+    fused = row.text("attn") == "sdpa"
+    if fused and _is_traced(row) and not (model.causal or _is_unmasked(row)):
+        return "unfused"
+    return ATTENTION.get(row.text("backend"), ATTENTION.get(row.text("attn"), "flash"))
 
 
 def unpriced_words(row: RunRow) -> tuple[str, ...]:

@@ -27,6 +27,10 @@ from atoll.training.operators.eager_kernels import (
     embedding_gradient_bytes,
     norm_elements,
     split_gradient_bytes,
+from atoll.training.operators.launched import (
+    DENSE_MASK,
+    attention_factor,
+    mask_passes,
 )
 from atoll.training.operators.roles import (
     even_experts,
@@ -39,15 +43,11 @@ from atoll.training.operators.roles import (
     widths,
 )
 from atoll.training.operators.timings import BETWEEN, TIMED, Timings
+from atoll.training.operators.wide_products import fp32_product, is_math
 from atoll.workload.graph.layer import Layer
 from atoll.workload.graph.operator import Matmul, Operator, VectorWork
 
 HALF = 2  # bytes
-# FlashAttention-2 is about twice as fast as the first version (arXiv:2307.08691, abstract).
-FIRST_FLASH = 2.0
-# Kernels written for Ampere leave Hopper's asynchronous products unused: the third version is 1.5
-# to 2 times as fast as the second (arXiv:2407.08608, abstract). Fitted to runs with the second.
-AMPERE_ON_HOPPER = 1.6
 # Bytes per element to add one ring step's result to the previous ones: two reads, one write.
 MERGED_BYTES = 6
 # Bytes per element of an input that is cast per expert: padding (4), maximum (2), two reads and
@@ -105,9 +105,7 @@ class GpuPricer:
         # the reduction, so it is transposed for every data gradient.
         single_copy = frozen and dtype == "fp8" and stack.scaled_weights
         self.transposes_weights = single_copy and gpu.fp4_flops is None
-        self.attention_factor = FIRST_FLASH if attention == "flash1" else 1.0
-        if attention in ("flash1", "flash2") and gpu.tensor_per_exp >= 1:
-            self.attention_factor *= AMPERE_ON_HOPPER
+        self.attention_factor = attention_factor(gpu, attention)
         self.dtype = dtype
         cast = dtype in SCALED and stack.scaled_inputs
         self.operand_share = ELEMENT_BYTES[dtype] / HALF if cast else 1.0
@@ -253,8 +251,10 @@ class GpuPricer:
             added = sum(work.elements for work in op.vectors)
             moved = float(streaming_s(self.gpu, EXPERT_BIAS[op.kind] * added))
             return Cost(vector_s=moved, kernels=4)
+        wide = self.stack.math_attention and is_math(op)
         for product in op.matmuls:
-            total += self._products(layer, op, product)
+            fp32 = fp32_product(self.gpu, product) if wide else None
+            total += fp32 or self._products(layer, op, product)
         for work in self.kernel_passes(op):
             total += self.vector(work)
         if op.kind == "linear_dgrad" and self.transposes_weights:
@@ -448,7 +448,8 @@ class GpuPricer:
         if ring > 1 and not even:  # smaller kernels, which take at least as long
             ring_s = self._ring_s(heads, kv_heads, queries, head, causal, backward, ring)
             seconds = max(seconds, ring_s)
-        seconds *= self.attention_factor
+        masks = mask_passes(op)
+        seconds *= self.attention_factor * (DENSE_MASK if masks else 1.0)
         seconds *= (head + width) / (2 * head)
         full = (sequence + 1) / (2 * sequence) if causal else 1.0
         if scores.fraction < 0.98 * full:  # a sliding window
@@ -460,6 +461,7 @@ class GpuPricer:
         between_s = seconds - timed_s if origin else 0.0
         launched = ring * (3 if backward else 1)
         cost = Cost(0.0, seconds, 0.0, launched, timed_s, between_s)
+        cost += total(map(self.vector, masks))
         if ring == 1:
             return cost
         # Weighted sums of partial outputs; backwards of gradients of queries, keys and values.

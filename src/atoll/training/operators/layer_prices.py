@@ -15,6 +15,7 @@ from atoll.hardware.gpu import ELEMENT_BYTES, SCALED
 from atoll.step.layout import FULL_BLOCKS, HOST, RECOMPUTE, Layout
 from atoll.step.stages import ChainWork
 from atoll.training.operators.gpu_pricer import GpuPricer
+from atoll.training.operators.launched import attention_form, launched
 from atoll.training.operators.layers import HALF, LayerCost, layer_costs
 from atoll.training.operators.step_clock import KernelMix, in_step
 from atoll.training.operators.timings import Timings
@@ -118,7 +119,7 @@ class LayerPrices:
                 layout.tp,
                 sp,
                 expert_tensor=layout.etp,
-                attention="unfused" if self.run.attention == "unfused" else "flash",
+                attention=attention_form(self.run),
                 fusion="none",
                 vocabulary_unit=VOCABULARY_UNIT if self.run.stack.padded else 1,
                 merge_periods=False,
@@ -135,6 +136,8 @@ class LayerPrices:
                         cast_gathers(layer, self.run.precision) if layer.name in blocks else layer
                     )
                 )
+            if isinstance(self.pricer, GpuPricer):
+                share = share.map(lambda layer: launched(layer, self.run, layout.microbatch))
             if isinstance(self.run.gpu, TemplateChip):
                 check_precision(self.run.stored, share.name, self.run.precision)
                 share = narrowed(share, self.run.precision)

@@ -1,0 +1,193 @@
+"""Kernels that a software stack launches beyond a model's operators, as passes of their graph.
+
+Bytes are those that a kernel reads and writes per element, at the rate of a streaming kernel; one
+that runs below this rate counts as many more bytes (H200, torch 2.11, transformers 5.17).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from atoll.hardware.gpu import Gpu
+from atoll.tools.stack import Stack, VectorPasses
+from atoll.training.operators.wide_products import FLOAT, is_math
+from atoll.training.run import Run
+from atoll.workload.families.model_config import ModelConfig
+from atoll.workload.graph.layer import Layer
+from atoll.workload.graph.operator import Operator, Role, Tensor, VectorWork
+
+HALF = 2  # bytes
+
+COUNTED: Mapping[str, VectorPasses] = {
+    "bias": VectorPasses(4, 1),
+    "bias_grad": VectorPasses(2, 1),
+    "relu": VectorPasses(4, 1),
+    "relu_bwd": VectorPasses(6, 1),
+    "tanh": VectorPasses(4, 1),
+    "tanh_bwd": VectorPasses(6, 1),
+    "topk": VectorPasses(8, 4),
+    "topk_bwd": VectorPasses(4, 1),
+    "rotary": VectorPasses(4, 1),
+    "rotary_bwd": VectorPasses(4, 1),
+    "relu2": VectorPasses(4, 1),
+    "relu2_bwd": VectorPasses(6, 1),
+    "xielu": VectorPasses(4, 1),
+    "xielu_bwd": VectorPasses(6, 1),
+    "gelu_new": VectorPasses(4, 1),
+    "gelu_new_bwd": VectorPasses(6, 1),
+    # Masks, and scores of attention.
+    "mask_read": VectorPasses(0, 0),  # by the kernels of attention (`DENSE_MASK`)
+    "mask_cast": VectorPasses(10.8, 1),  # a boolean mask to 16 bits: 3 bytes at 1.2 TB/s
+    "score_scale": VectorPasses(4, 1),
+    "score_mask": VectorPasses(12, 1),  # a broadcast mask is added: 4 bytes at 1.45 TB/s
+    "score_cast": VectorPasses(12.6, 1),  # 16 bits to fp32: 6 bytes at 2.1 TB/s
+    "score_round": VectorPasses(6, 1),
+    "score_product": VectorPasses(12, 1),  # gradient times softmax in fp32, before its sums
+    "sink_append": VectorPasses(26, 1),  # concatenation: 4 bytes at 0.67 TB/s
+    "sink_maximum": VectorPasses(4, 1),
+    "sink_drop": VectorPasses(12, 2),  # zeros, then a strided copy
+    # SDPA's math back end: mask added in fp32 (20), then is-infinite (6), all (4), where (14).
+    "safe_softmax": VectorPasses(44, 4),
+}
+"""Passes without entry in a stack or calibration: what the kernels read and write per element."""
+
+HALF_SOFTMAX = ("bert", "roberta", "vit", "gpt2", "t5", "mt5", "umt5", "bart")
+"""Families whose modules do not cast scores to fp32 (transformers 5.17)."""
+MODULE_PASSES = {"mul": "score_scale", "mul_bwd": "score_scale", "add": "score_mask"}
+"""Passes of plain modules by those of the graph."""
+SOFTMAX_PASSES = {
+    ("half", "softmax"): ["softmax"],
+    ("half", "softmax_bwd"): ["softmax_bwd"],
+    ("fp32", "softmax"): ["score_cast", "softmax", "score_round"],
+    ("fp32", "softmax_bwd"): ["score_cast", "score_product", "softmax_bwd", "score_round"],
+    ("math", "softmax"): ["safe_softmax", "softmax"],
+    ("math", "softmax_bwd"): ["score_product", "softmax_bwd"],
+    # A column for the sink is appended, the maximum subtracted and the column dropped.
+    ("sinks", "softmax"): ["sink_append", "sink_maximum", "score_mask", "softmax"],
+    ("sinks", "softmax_bwd"): ["sink_drop", "softmax_bwd", "sink_drop"],
+}
+"""Passes of a module's softmax by its form and direction."""
+LARGEST_WINDOW = 0.49
+"""Share of the scores that a window leaves at most; a causal mask leaves more than half."""
+
+# FlashAttention-2 is about twice as fast as the first version (arXiv:2307.08691, abstract).
+FIRST_FLASH = 2.0
+# Kernels written for Ampere leave Hopper's asynchronous products unused: the third version is 1.5
+# to 2 times as fast as the second (arXiv:2407.08608, abstract). Fitted to runs with the second.
+AMPERE_ON_HOPPER = 1.6
+# cuDNN's kernels with an additive mask over those without, for as many scores: every head reads the
+# mask through L2. 1.55 to 1.8 forwards and 1.45 to 1.6 backwards on an H200.
+DENSE_MASK = 1.55
+
+
+def attention_factor(gpu: Gpu, attention: str) -> float:
+    """Return the time of attention over that of the fastest kernels for as many scores."""
+    factor = FIRST_FLASH if attention == "flash1" else 1.0
+    if attention in ("flash1", "flash2") and gpu.tensor_per_exp >= 1:
+        factor *= AMPERE_ON_HOPPER
+    return factor
+
+
+def launched(layer: Layer, run: Run, samples: int) -> Layer:
+    """Return a layer with the passes and kept tensors that the run's software adds; a microbatch
+    has `samples` sequences.
+    """
+    stack = run.stack
+    if stack.dense_mask:
+        layer = _dense_mask(layer, stack, samples)
+    if any(op.kind == "softmax" for op in layer.forward):
+        if stack.math_attention:
+            layer = _fp32_scores(layer)
+        if stack.plain_scores:
+            form = "math" if stack.math_attention else _softmax_form(run.model)
+            layer = _module_scores(layer, form)
+    return layer
+
+
+def attention_form(run: Run) -> str:
+    """Return the attention that a model is built with: flash, unfused, or unfused where scores have
+    trained position biases, for which SDPA has no fused kernel.
+    """
+    if run.attention == "unfused":
+        return "unfused"
+    return "unfused-biased" if run.stack.math_attention else "flash"
+
+
+def mask_passes(op: Operator) -> tuple[VectorWork, ...]:
+    """Return the passes over the dense mask of a fused attention."""
+    return tuple(work for work in op.vectors if work.function.startswith("mask_"))
+
+
+def _dense_mask(layer: Layer, stack: Stack, samples: int) -> Layer:
+    """Compute the full square of masked attention. Eager modules cast the mask in every block and
+    keep the result for the backward pass.
+    """
+    tensors = dict(layer.tensors)
+
+    def masked(op: Operator) -> Operator:
+        scores = op.matmuls[0] if op.kind in ("attention", "attention_bwd") else None
+        if scores is None or (stack.dense_mask == "windows" and scores.fraction > LARGEST_WINDOW):
+            return op
+        name = f"{op.name.removesuffix('.bwd')}.mask"
+        rows = samples * scores.m // max(1, scores.m // scores.n)
+        op = replace(op, matmuls=tuple(replace(product, fraction=1.0) for product in op.matmuls))
+        if not stack.plain_scores:
+            return replace(op, vectors=(*op.vectors, VectorWork("mask_read", rows, scores.n)))
+        if op.kind == "attention_bwd":
+            read = VectorWork("mask_read", rows, scores.n)
+            return replace(op, vectors=(*op.vectors, read), reads=(*op.reads, name))
+        tensors[name] = Tensor(name, (rows, scores.n), HALF, Role.ACTIVATION)
+        cast = VectorWork("mask_cast", rows, scores.n)
+        return replace(op, vectors=(*op.vectors, cast), writes=(*op.writes, name))
+
+    forward, backward = tuple(map(masked, layer.forward)), tuple(map(masked, layer.backward))
+    return replace(layer, tensors=tensors, forward=forward, backward=backward)
+
+
+def _softmax_form(model: ModelConfig) -> str:
+    """Return how Hugging Face's modules compute a softmax: in fp32, in 16 bits in some families, or
+    with a column for the sink.
+    """
+    if model.sinks:
+        return "sinks"
+    return "half" if model.family in HALF_SOFTMAX else "fp32"
+
+
+def _fp32_scores(layer: Layer) -> Layer:
+    """Keep the operands and the squares of unfused attention in fp32."""
+    wide = {n for op in layer.forward if is_math(op) for n in op.reads}
+    wide |= {n for op in layer.forward if op.kind == "attention_scores" for n in op.writes}
+    tensors = {
+        name: replace(tensor, element_bytes=FLOAT) if name in wide else tensor
+        for name, tensor in layer.tensors.items()
+    }
+    return replace(layer, tensors=tensors)
+
+
+def _module_scores(layer: Layer, form: str) -> Layer:
+    """Compute unfused attention as plain modules do: scores are scaled, masked, and cast to fp32
+    for a softmax whose result is kept beside its 16-bit copy.
+    """
+    tensors = dict(layer.tensors)
+
+    def scored(op: Operator) -> Operator:
+        if op.kind not in ("softmax", "softmax_bwd"):
+            return op
+        name, work = f"{op.name.removesuffix('.bwd')}.fp32", op.vectors[0]
+        passes = [MODULE_PASSES.get(v.function, v.function) for v in op.vectors]
+        at = passes.index(op.kind)
+        passes[at : at + 1] = SOFTMAX_PASSES[form, op.kind]
+        if form == "fp32" and op.kind == "softmax":
+            tensors[name] = replace(tensors[op.writes[0]], name=name, element_bytes=FLOAT)
+            op = replace(op, writes=(*op.writes, name))
+        elif form == "fp32":
+            op = replace(op, reads=(*op.reads, name))
+        # A 16-bit softmax moves half of the bytes that are counted in fp32.
+        rows = dict.fromkeys(("softmax", "softmax_bwd"), work.rows // 2)
+        rows = {} if form != "half" else rows
+        sized = (work.by(f).sized(rows.get(f, work.rows), work.cols) for f in passes)
+        return replace(op, vectors=tuple(sized))
+
+    forward, backward = tuple(map(scored, layer.forward)), tuple(map(scored, layer.backward))
+    return replace(layer, tensors=tensors, forward=forward, backward=backward)

@@ -1,0 +1,34 @@
+"""Matrix products in fp32: of SDPA's math back end, of adapters and of models kept in fp32.
+
+On a GPU without TF32 they run on the vector units, at a rate that small dimensions lower.
+"""
+
+from __future__ import annotations
+
+from atoll.cost.gpu_vector import streaming_s
+from atoll.cost.pricer import Cost
+from atoll.hardware.gpu import Gpu
+from atoll.workload.graph.operator import Matmul, Operator
+
+FLOAT = 4  # bytes
+# Share of the 16-bit matrix peak: 49 TFLOP/s of 989 on an H200 (sm80_xmma_gemm_f32f32 kernels), of
+# which products with a dimension of 64 (heads) reach two thirds.
+FP32_SHARE = 0.0505
+SMALL_SIZE = 32
+MATH_KINDS = ("attention_scores", "attention_values", "attention_dgrad")
+
+
+def fp32_product(gpu: Gpu, product: Matmul) -> Cost:
+    """Return the cost of a product of fp32 operands: time of its multiply-adds or, where that is
+    longer, of its operands and results through HBM.
+    """
+    m, n, k = product.m, product.n, product.k
+    rate = FP32_SHARE * gpu.peak_flops(gpu.half_dtype) / (1 + SMALL_SIZE / min(m, n, k))
+    moved = FLOAT * product.batch * (m * k + k * n + m * n)
+    seconds = max(product.flops / rate, float(streaming_s(gpu, moved)))
+    return Cost(seconds * product.fraction, kernels=1)
+
+
+def is_math(op: Operator) -> bool:
+    """Return whether an operator is a product of unfused attention."""
+    return op.kind in MATH_KINDS
