@@ -27,6 +27,7 @@ from atoll.training.operators.eager_kernels import (
     embedding_gradient_bytes,
     norm_elements,
     split_gradient_bytes,
+)
 from atoll.training.operators.launched import (
     DENSE_MASK,
     attention_factor,
