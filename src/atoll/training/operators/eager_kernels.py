@@ -5,9 +5,6 @@ Counted in profiles of steps on one H200 (benchmarks/h200, half `fit`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from atoll.tools.stack import VectorPasses
 from atoll.workload.graph.layer import Layer
 from atoll.workload.graph.operator import Operator, Role, VectorWork
 
@@ -20,25 +17,6 @@ NORM_COLUMNS = 450
 WEIGHT_COLUMNS = 2560
 """Columns below which gradients of a layer norm's weights leave the device partly idle: the time
 depends on the rows alone (GammaBetaBackward, half of the backward pass)."""
-COUNTED: Mapping[str, VectorPasses] = {
-    "bias": VectorPasses(4, 1),
-    "bias_grad": VectorPasses(2, 1),
-    "relu": VectorPasses(4, 1),
-    "relu_bwd": VectorPasses(6, 1),
-    "tanh": VectorPasses(4, 1),
-    "tanh_bwd": VectorPasses(6, 1),
-    "topk": VectorPasses(8, 4),
-    "topk_bwd": VectorPasses(4, 1),
-    "rotary": VectorPasses(4, 1),
-    "rotary_bwd": VectorPasses(4, 1),
-    "relu2": VectorPasses(4, 1),
-    "relu2_bwd": VectorPasses(6, 1),
-    "xielu": VectorPasses(4, 1),
-    "xielu_bwd": VectorPasses(6, 1),
-    "gelu_new": VectorPasses(4, 1),
-    "gelu_new_bwd": VectorPasses(6, 1),
-}
-"""Passes of functions without entry in stack or calibration: what the kernel reads and writes."""
 
 
 def split_gradient_bytes(op: Operator, parts: int) -> float:

@@ -23,12 +23,12 @@ from atoll.cost.pricer import Cost, LayerTimes, total
 from atoll.hardware.gpu import ELEMENT_BYTES, SCALED, Gpu
 from atoll.tools.stack import Stack, VectorPasses
 from atoll.training.operators.eager_kernels import (
-    COUNTED,
     embedding_gradient_bytes,
     norm_elements,
     split_gradient_bytes,
 )
 from atoll.training.operators.launched import (
+    COUNTED,
     DENSE_MASK,
     attention_factor,
     mask_passes,
