@@ -241,6 +241,25 @@ def test_the_math_back_end_multiplies_scores_in_fp32() -> None:
     assert "math back end" in runs[1].given and "math back end" not in runs[0].given
 
 
+@pytest.mark.parametrize("flags", ["loss_chunks=8", "liger_loss", "compiled_loss"])
+def test_losses_by_chunks_or_in_16_bits_need_less_memory(flags: str) -> None:
+    def logits_bytes(words: str) -> float:
+        run = small_run(grouped(vocab=131072), stack=flagged(EAGER, words))
+        return estimate(run, Layout(dp=8, microbatch=4)).memory[-1].logits
+
+    assert logits_bytes(flags) < 0.4 * logits_bytes("")
+
+
+def test_a_checkpointed_loss_computes_its_logits_again() -> None:
+    runs = [
+        small_run(grouped(), stack=flagged(EAGER, f"loss_chunks=4 {word}"))
+        for word in ("", "recompute_loss")
+    ]
+    once, again = (costs_of(run)["head"] for run in runs)
+    assert again.backward.matrix_s == pytest.approx(once.backward.matrix_s + once.forward.matrix_s)
+    assert "loss in 4 chunks" in runs[1].given
+
+
 def test_fp8_products_are_faster_and_their_casts_are_paid() -> None:
     model = dense(hidden=4096, heads=32, kv_heads=32, ffn=16384)
     half = costs_of(small_run(model))["block"]

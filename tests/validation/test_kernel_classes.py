@@ -116,4 +116,4 @@ def test_steps_say_what_ran_and_what_is_not_priced(tmp_path: Path) -> None:
     assert (answer.rows, answer.predicted) == (3, 3)
     assert answer.step_time.rows == 2  # the last ran out of memory
     assert (answer.accepted, answer.rejected) == (2, 0)  # four blocks would fit
-    assert answer.unread == {"optimizer 'foreach'": 1, "clip '1'": 1, "loss_kind 'chunked'": 1}
+    assert answer.unread == {"optimizer 'foreach'": 1, "clip '1'": 1}

@@ -11,7 +11,16 @@ from dataclasses import replace
 
 from atoll.base.errors import AtollError
 from atoll.cost.gpu_experts import GATE_BACKWARD_BYTES, GATE_BYTES
-from atoll.tools.stack import NEMO, STACKS, Stack, fused_loss
+from atoll.tools.stack import (
+    NEMO,
+    STACKS,
+    Stack,
+    compiled_loss,
+    eager_loss,
+    fused_loss,
+    liger_kernels,
+    linear_loss,
+)
 
 Patterns = Sequence[tuple[str, str]]
 Frameworks = Sequence[tuple[str, str, str]]
@@ -56,6 +65,11 @@ FLAGS: Mapping[str, Callable[[Stack], Stack]] = {
         stack, kept={**stack.kept, "gate": stack.kept.get("gate", 0.0) - 2}
     ),
     "te_loss": fused_loss,
+    "liger_loss": linear_loss,
+    "compiled_loss": compiled_loss,
+    "eager_loss": eager_loss,
+    "recompute_loss": lambda stack: replace(stack, recomputes_loss=True),
+    "liger": liger_kernels,
     "no_grad_fusion": lambda stack: replace(stack, adds_in_products=False),
     "cp_a2a": lambda stack: replace(stack, exchanges_heads=True, adapters_exchange_heads=True),
     "cp_p2p": lambda stack: replace(stack, exchanges_heads=False, adapters_exchange_heads=False),
@@ -74,6 +88,7 @@ FLAGS: Mapping[str, Callable[[Stack], Stack]] = {
 }
 """Further flags of launch files, and their effect."""
 DEFERRED = "head_wgrad="  # followed by a number of microbatches
+CHUNKED = "loss_chunks="  # followed by a number of chunks
 OFF = ("", "0", "none", "no", "false")
 
 
@@ -123,11 +138,14 @@ def flagged(stack: Stack, words: str) -> Stack:
     for word in words.replace(",", " ").split():
         if word.startswith(DEFERRED) and word.removeprefix(DEFERRED).isdigit():
             stack = replace(stack, deferred_heads=int(word.removeprefix(DEFERRED)))
+        elif word.startswith(CHUNKED) and word.removeprefix(CHUNKED).isdigit():
+            stack = replace(stack, loss_chunks=max(1, int(word.removeprefix(CHUNKED))))
         elif word in FLAGS:
             stack = FLAGS[word](stack)
         else:
             raise AtollError(
-                f"flags: {word!r} is not known; known are {', '.join(FLAGS)}, {DEFERRED}N"
+                f"flags: {word!r} is not known; known are {', '.join(FLAGS)}, {DEFERRED}N, "
+                f"{CHUNKED}N"
             )
     return stack
 

@@ -133,14 +133,14 @@ def logits_bytes(
     stack, losses = run.stack, losses_in_flight(layout, microbatches)
     head = max(heads, key=lambda cost: cost.logits_bytes)
     logits = head.logits_bytes / 2  # 16-bit elements
-    # The loss of masked language models and of T5 takes 16-bit logits.
-    half = head.half_loss or run.model.mlm_head or run.model.encoder_layers > 0
-    peak = logits * (stack.half_loss_bytes if half else stack.loss_bytes)
+    half = head.half_loss or run.half_logits
+    peak = logits * (stack.half_loss_bytes if half else stack.loss_bytes) / stack.loss_chunks
     if not stack.vocabulary_parallel:
         peak *= layout.tp
     deferred = min(stack.deferred_heads, microbatches) * logits * 2
     every = sum(cost.logits_bytes / 2 for cost in heads)
-    return peak + (every * losses - logits) * stack.loss_kept + deferred
+    kept = 0.0 if stack.loss_chunks > 1 else stack.loss_kept
+    return peak + (every * losses - logits) * kept + deferred
 
 
 def _trained(cost: LayerCost) -> int:

@@ -67,6 +67,13 @@ POSITIONS, USUAL_POSITIONS = {"bert": 512}, 1024
 
 ATTENTION = {"eager": "unfused", "FLASH_ATTENTION": "flash2"}
 """Attention kernels by Hugging Face's attention or torch's SDPA back end; others are `flash`."""
+LOSSES = {
+    "chunked": "recompute_loss",
+    "compiled": "compiled_loss",
+    "liger": "liger_loss",
+}
+"""Flags of losses; those by chunks are of 2,048 tokens and computed again backwards."""
+CHUNK_TOKENS = 2048
 ASSUMED = {
     "optimizer": ("fused", "fp32amp"),
     "attn": ("sdpa", "eager"),
@@ -74,8 +81,8 @@ ASSUMED = {
     "packed": ("0", "1"),
     "mask": ("none", "padding", "packed", "causal4d"),
     "clip": ("0",),
-    "loss_kind": ("model",),
-    "liger": ("0",),
+    "loss_kind": ("model", *LOSSES),
+    "liger": ("0", "1"),
     "weights": ("bf16", "fp32"),
     "adapter_dtype": ("bf16",),
     "peft": ("0",),
@@ -120,7 +127,16 @@ def _flags(row: RunRow, model: ModelConfig) -> list[str]:
     flags = []
     if row.text("experts_implementation") == "grouped_mm":
         flags.append("grouped_mm")
-    if row.text("attn") == "sdpa" and not _is_unmasked(row):
+    if row.text("compile_mode") == "block":
+        flags.append("eager_loss")
+    if row.text("loss_kind") in LOSSES:
+        flags.append(LOSSES[row.text("loss_kind")])
+    if row.text("loss_kind") == "chunked":
+        tokens = row.integer("micro_batch", 1) * row.integer("seq")
+        flags.append(f"loss_chunks={-(-tokens // CHUNK_TOKENS)}")
+    if row.integer("liger", 0):
+        flags.append("liger")
+    if row.text("attn", "sdpa") == "sdpa" and not _is_unmasked(row):
         stated = row.text("mask") or row.integer("packed", 0) or model.positions == "relative"
         if stated or _is_traced(row):
             flags.append("dense_mask")
@@ -145,7 +161,7 @@ def _is_traced(row: RunRow) -> bool:
 
 def _attention(row: RunRow, model: ModelConfig) -> str:
     """Return the attention kernel."""
-    fused = row.text("attn") == "sdpa"
+    fused = row.text("attn", "sdpa") == "sdpa"
     if fused and _is_traced(row) and not (model.causal or _is_unmasked(row)):
         return "unfused"
     return ATTENTION.get(row.text("backend"), ATTENTION.get(row.text("attn"), "flash"))
