@@ -74,6 +74,9 @@ FLAGS: Mapping[str, Callable[[Stack], Stack]] = {
     "cp_a2a": lambda stack: replace(stack, exchanges_heads=True, adapters_exchange_heads=True),
     "cp_p2p": lambda stack: replace(stack, exchanges_heads=False, adapters_exchange_heads=False),
     "local": lambda stack: replace(stack, workspaces=2),  # without Transformer Engine's handle
+    "foreach": lambda stack: replace(stack, optimizer="foreach"),
+    "forloop": lambda stack: replace(stack, optimizer="forloop"),
+    "clip": lambda stack: replace(stack, clips=True),
     # Hugging Face's SDPA: padding, packing and compiled causal models; sliding windows
     "dense_mask": lambda stack: replace(stack, dense_mask="all"),
     "dense_window": lambda stack: replace(stack, dense_mask=stack.dense_mask or "windows"),

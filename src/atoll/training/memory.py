@@ -82,7 +82,7 @@ def peak_parts(
     The loss ends before the first block's temporaries are allocated. With late gradients, these are
     allocated layer by layer as activations are freed, so the peak is at either end; with
     accumulation they exist from the second microbatch on. A tied embedding's two gradients are
-    summed into a third tensor.
+    summed into a third tensor; a foreach optimizer has a temporary copy of all.
     """
     gradients, activations, logits, transient = parts
     beyond_loss = np.maximum(transient, logits) - logits
@@ -91,6 +91,8 @@ def peak_parts(
     tied = 0 if run.adapters else shared_parameters
     early = np.where(accumulates, gradients, 0.0)
     summed = np.maximum(transient, 2 * run.states.gradient * tied)
+    if run.stack.optimizer == "foreach":  # square roots of the second moments, like gradients
+        summed = np.maximum(summed, gradients)
     at_end = undivided & (gradients + summed > early + activations + logits)
     return PeakParts(
         np.where(undivided & ~at_end, early, gradients),

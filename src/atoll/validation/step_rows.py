@@ -17,7 +17,7 @@ from atoll.hardware.gpu import load_gpu
 from atoll.step.layout import Layout
 from atoll.step.states import STATES
 from atoll.tools.software import flagged, graphed
-from atoll.tools.stack import STACKS, with_adapters
+from atoll.tools.stack import STACKS, UPDATES, with_adapters
 from atoll.training.run import Run
 from atoll.validation.kineto import read_packed
 from atoll.validation.row_model import adapters_from_row
@@ -75,12 +75,12 @@ LOSSES = {
 """Flags of losses; those by chunks are of 2,048 tokens and computed again backwards."""
 CHUNK_TOKENS = 2048
 ASSUMED = {
-    "optimizer": ("fused", "fp32amp"),
+    "optimizer": ("fused", "fp32amp", "foreach", "forloop", "adamw8bit"),
     "attn": ("sdpa", "eager"),
     "backend": ("CUDNN_ATTENTION", "FLASH_ATTENTION"),
     "packed": ("0", "1"),
     "mask": ("none", "padding", "packed", "causal4d"),
-    "clip": ("0",),
+    "clip": ("0", "1"),
     "loss_kind": ("model", *LOSSES),
     "liger": ("0", "1"),
     "weights": ("bf16", "fp32"),
@@ -101,7 +101,6 @@ def run_from_step(row: RunRow) -> tuple[Run, Layout]:
     stack = flagged(stack, " ".join(_flags(row, model)))
     if row.integer("graph", 0):
         stack = graphed(stack, "full_iteration")
-    fp32 = "fp32" in (row.text("weights"), row.text("optimizer").removesuffix("amp"))
     run = Run(
         model=model,
         gpu=gpu,
@@ -110,7 +109,7 @@ def run_from_step(row: RunRow) -> tuple[Run, Layout]:
         sequence=sequence,
         global_batch=row.integer("global_batch"),
         stack=with_adapters(stack) if adapters else stack,
-        states=STATES["fp32" if fp32 and not adapters else "bf16"],
+        states=STATES[_states(row) if adapters is None else "bf16"],
         precision="fp8" if row.integer("fp8", 0) else gpu.half_dtype,
         attention=_attention(row, model),
         adapters=adapters,
@@ -127,6 +126,10 @@ def _flags(row: RunRow, model: ModelConfig) -> list[str]:
     flags = []
     if row.text("experts_implementation") == "grouped_mm":
         flags.append("grouped_mm")
+    if row.text("optimizer") in UPDATES:
+        flags.append(row.text("optimizer"))
+    if row.integer("clip", 0):
+        flags.append("clip")
     if row.text("compile_mode") == "block":
         flags.append("eager_loss")
     if row.text("loss_kind") in LOSSES:
@@ -145,6 +148,14 @@ def _flags(row: RunRow, model: ModelConfig) -> list[str]:
         if model.positions == "relative" or (_is_traced(row) and not model.causal):
             flags.append("math_attention")
     return flags
+
+
+def _states(row: RunRow) -> str:
+    """Return the name of a step's optimizer states."""
+    if row.text("optimizer") == "adamw8bit":
+        return "8bit"
+    fp32 = "fp32" in (row.text("weights"), row.text("optimizer").removesuffix("amp"))
+    return "fp32" if fp32 else "bf16"
 
 
 def _is_unmasked(row: RunRow) -> bool:
