@@ -12,6 +12,7 @@ from atoll.base.errors import AtollError
 from atoll.cost.pricer import Cost
 from atoll.export.messages import step_messages
 from atoll.step.layout import Layout, check_recompute
+from atoll.step.states import STATES
 from atoll.tools.software import flagged, graphed
 from atoll.tools.stack import EAGER, STACKS
 from atoll.training.estimate import Estimator, estimate
@@ -240,6 +241,46 @@ def test_the_math_back_end_multiplies_scores_in_fp32() -> None:
     half, fp32 = (costs_of(run)["block"] for run in runs)
     assert fp32.forward.matrix_s > 1.5 * half.forward.matrix_s
     assert "math back end" in runs[1].given and "math back end" not in runs[0].given
+
+
+@pytest.mark.parametrize("flags", ["loss_chunks=8", "liger_loss", "compiled_loss"])
+def test_losses_by_chunks_or_in_16_bits_need_less_memory(flags: str) -> None:
+    def logits_bytes(words: str) -> float:
+        run = small_run(grouped(vocab=131072), stack=flagged(EAGER, words))
+        return estimate(run, Layout(dp=8, microbatch=4)).memory[-1].logits
+
+    assert logits_bytes(flags) < 0.4 * logits_bytes("")
+
+
+def test_a_checkpointed_loss_computes_its_logits_again() -> None:
+    runs = [
+        small_run(grouped(), stack=flagged(EAGER, f"loss_chunks=4 {word}"))
+        for word in ("", "recompute_loss")
+    ]
+    once, again = (costs_of(run)["head"] for run in runs)
+    assert again.backward.matrix_s == pytest.approx(once.backward.matrix_s + once.forward.matrix_s)
+    assert "loss in 4 chunks" in runs[1].given
+
+
+def test_optimizers_of_separate_kernels_move_more_bytes() -> None:
+    def optimizer_s(flags: str, states: str = "bf16") -> float:
+        run = small_run(grouped(), stack=flagged(EAGER, flags), states=STATES[states])
+        return estimate(run, Layout(dp=8, zero=0)).step.optimizer_s
+
+    fused = optimizer_s("")
+    assert optimizer_s("foreach") > optimizer_s("forloop") > 1.5 * fused
+    assert fused < optimizer_s("clip") < 1.6 * fused
+    assert optimizer_s("", "8bit") > 4 * fused
+
+
+def test_a_foreach_optimizer_copies_the_gradients() -> None:
+    runs = [
+        small_run(grouped(vocab=65536), stack=flagged(EAGER, flags), sequence=64)
+        for flags in ("", "foreach")
+    ]
+    fused, foreach = (estimate(run, Layout(dp=8, zero=0)).memory[0] for run in runs)
+    assert foreach.transient == pytest.approx(foreach.gradients)
+    assert foreach.allocated > fused.allocated
 
 
 def test_fp8_products_are_faster_and_their_casts_are_paid() -> None:

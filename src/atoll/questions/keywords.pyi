@@ -71,7 +71,7 @@ class EstimateFields(TypedDict, total=False):
     cuda_graphs: str | None
     flags: str | None
     dropout: float | str | None
-    optimizer: Literal["mixed", "mixed16", "mixed-both", "moments16", "bf16", "fp32", "sgd"] | str | None
+    optimizer: Literal["mixed", "mixed16", "mixed-both", "moments16", "bf16", "fp32", "8bit", "sgd"] | str | None
     method: Literal["pretrain", "sft", "lora"] | None
     lora_rank: int | None
     lora_targets: str | None
@@ -148,7 +148,7 @@ class PlanFields(TypedDict, total=False):
     cuda_graphs: str | None
     flags: str | None
     dropout: float | str | None
-    optimizer: Literal["mixed", "mixed16", "mixed-both", "moments16", "bf16", "fp32", "sgd"] | str | None
+    optimizer: Literal["mixed", "mixed16", "mixed-both", "moments16", "bf16", "fp32", "8bit", "sgd"] | str | None
     method: Literal["pretrain", "sft", "lora"] | None
     lora_rank: int | None
     lora_targets: str | None
@@ -200,7 +200,7 @@ class RunFields(TypedDict, total=False):
     cuda_graphs: str | None
     flags: str | None
     dropout: float | str | None
-    optimizer: Literal["mixed", "mixed16", "mixed-both", "moments16", "bf16", "fp32", "sgd"] | str | None
+    optimizer: Literal["mixed", "mixed16", "mixed-both", "moments16", "bf16", "fp32", "8bit", "sgd"] | str | None
     method: Literal["pretrain", "sft", "lora"] | None
     lora_rank: int | None
     lora_targets: str | None
@@ -217,7 +217,7 @@ class SearchFields(TypedDict, total=False):
     devices: int | None
     batch: int | None
     sequence: int | None
-    optimizer: Literal["mixed", "mixed16", "mixed-both", "moments16", "bf16", "fp32", "sgd"] | str | None
+    optimizer: Literal["mixed", "mixed16", "mixed-both", "moments16", "bf16", "fp32", "8bit", "sgd"] | str | None
     precision: Literal["bf16", "fp8", "nvfp4"] | None
     objective: Literal["mean", "weighted", "worst"] | str | Aim | None
     per: Literal["dollar", "watt", "tco"] | None

@@ -11,7 +11,16 @@ from dataclasses import replace
 
 from atoll.base.errors import AtollError
 from atoll.cost.gpu_experts import GATE_BACKWARD_BYTES, GATE_BYTES
-from atoll.tools.stack import NEMO, STACKS, Stack, fused_loss
+from atoll.tools.stack import (
+    NEMO,
+    STACKS,
+    Stack,
+    compiled_loss,
+    eager_loss,
+    fused_loss,
+    liger_kernels,
+    linear_loss,
+)
 
 Patterns = Sequence[tuple[str, str]]
 Frameworks = Sequence[tuple[str, str, str]]
@@ -56,10 +65,18 @@ FLAGS: Mapping[str, Callable[[Stack], Stack]] = {
         stack, kept={**stack.kept, "gate": stack.kept.get("gate", 0.0) - 2}
     ),
     "te_loss": fused_loss,
+    "liger_loss": linear_loss,
+    "compiled_loss": compiled_loss,
+    "eager_loss": eager_loss,
+    "recompute_loss": lambda stack: replace(stack, recomputes_loss=True),
+    "liger": liger_kernels,
     "no_grad_fusion": lambda stack: replace(stack, adds_in_products=False),
     "cp_a2a": lambda stack: replace(stack, exchanges_heads=True, adapters_exchange_heads=True),
     "cp_p2p": lambda stack: replace(stack, exchanges_heads=False, adapters_exchange_heads=False),
     "local": lambda stack: replace(stack, workspaces=2),  # without Transformer Engine's handle
+    "foreach": lambda stack: replace(stack, optimizer="foreach"),
+    "forloop": lambda stack: replace(stack, optimizer="forloop"),
+    "clip": lambda stack: replace(stack, clips=True),
     # Hugging Face's SDPA: padding, packing and compiled causal models; sliding windows
     "dense_mask": lambda stack: replace(stack, dense_mask="all"),
     "dense_window": lambda stack: replace(stack, dense_mask=stack.dense_mask or "windows"),
@@ -77,12 +94,7 @@ NUMBERED: Mapping[str, Callable[[Stack, int], Stack]] = {
     # microbatches whose weight gradient of the head is computed at the end of the step
     "head_wgrad=": lambda stack, number: replace(stack, deferred_heads=number),
     # parts of the tokens that run head, loss and their backward pass one after another
-    "loss_chunks=": lambda stack, number: replace(
-        stack,
-        loss_bytes=stack.loss_bytes / max(1, number),
-        half_loss_bytes=stack.half_loss_bytes / max(1, number),
-        loss_kept=0,
-    ),
+    "loss_chunks=": lambda stack, number: replace(stack, loss_chunks=max(1, number)),
 }
 """Flags that are followed by a number."""
 OFF = ("", "0", "none", "no", "false")

@@ -88,6 +88,10 @@ class Stack:
     overlap: Overlap
     late_gradients: bool
     """Gradients are allocated during the backward pass, not before the step."""
+    loss_chunks: int = 1
+    """Parts of a microbatch's tokens whose logits exist one after another."""
+    recomputes_loss: bool = False
+    """Logits and losses of chunks are computed again in the backward pass."""
     accumulated_bytes: float = 6.0
     """Bytes moved per parameter to accumulate a microbatch's gradients: three 16-bit passes of a
     separate kernel."""
@@ -96,6 +100,10 @@ class Stack:
     16-bit result."""
     temporaries: float = 1.0
     """Share of the widest operator's tensors that is alive in addition to a block's tensors."""
+    optimizer: str = "fused"
+    """Kernels of the optimizer: fused, foreach or forloop (`UPDATES`)."""
+    clips: bool = False
+    """Gradients are scaled to a norm by kernels of their own."""
     sends_held: int = 0
     """Activations in transfer per stage, in addition to those of its microbatches."""
     fragmentation: float = 0.07
@@ -181,9 +189,8 @@ class Stack:
     @property
     def choices(self) -> tuple[str, ...]:
         """Kernels that differ from the usual ones, in words."""
-        return tuple(
-            words for (name, value), words in CHOICES.items() if getattr(self, name) == value
-        )
+        words = [text for (n, value), text in CHOICES.items() if getattr(self, n) == value]
+        return (*words, *[f"loss in {self.loss_chunks} chunks"] * (self.loss_chunks > 1))
 
     def gives_heads(self, kv_heads: int, cp: int) -> bool:
         """Return whether context parallelism exchanges heads, which needs divisible key heads."""
@@ -193,9 +200,20 @@ class Stack:
 CHOICES: Mapping[tuple[str, object], str] = {
     ("dense_mask", "all"): "dense attention masks",
     ("dense_mask", "windows"): "dense masks of attention windows",
+    ("optimizer", "foreach"): "foreach optimizer",
+    ("optimizer", "forloop"): "optimizer as a loop over tensors",
+    ("clips", True): "gradient clipping",
     ("math_attention", True): "SDPA's math back end where attention is not fused",
 }
 """Values of a stack's fields that an answer states."""
+UPDATES: Mapping[str, float] = {"foreach": 25.2, "forloop": 22.3}
+"""Elements per parameter that an AdamW of separate kernels reads and writes: 21 (two scalings of 2,
+lerp 3, addcmul 4, square root 2, division 2, addition 2, addcdiv 4), of which multi_tensor_apply
+moves 3.4 and single kernels 3.9 TB/s on an H200 instead of the streaming rate."""
+CLIP_ELEMENTS = 4.2
+"""Elements that clipping moves, likewise: the norm reads 1, the scaling reads and writes 1."""
+LIGER_CHUNKS = 32
+"""Usual number of chunks of Liger's loss: the vocabulary over the width, as a power of two."""
 # Families that compute GELU's formula step by step. (BigCode calls the fused kernel; T5 1.1 and mT5
 # have it in their gate, BLOOM has another formula.)
 COMPOSED_GELU = frozenset({"gpt2", "gptj", "gpt_neo", "phi", "bloom", "t5", "mt5"})
@@ -257,9 +275,49 @@ def fused_loss(stack: Stack) -> Stack:
     and Liger's kernels do.
     """
     # Read for maximum and sum, read again, gradient written; then scaled.
+    return _with_loss(stack, 6, 4, loss_bytes=2, loss_kept=2)
+
+
+def linear_loss(stack: Stack) -> Stack:
+    """Use Liger's loss, which computes logits by chunks and replaces them by their gradient in one
+    kernel; the head's gradients follow at once.
+    """
+    return _with_loss(stack, 7, 0, loss_bytes=2, loss_kept=0, loss_chunks=LIGER_CHUNKS)
+
+
+def compiled_loss(stack: Stack) -> Stack:
+    """Use Inductor's loss, which keeps 16-bit logits and writes their gradient."""
+    moved = KERNELS["compiled"]
+    forward, backward = (moved[f"cross_entropy{end}"]["bytes"] for end in ("", "_bwd"))
+    return _with_loss(stack, forward, backward, loss_bytes=4, loss_kept=2)
+
+
+def eager_loss(stack: Stack) -> Stack:
+    """Use PyTorch's loss, which casts logits to fp32."""
+    passes = {n: moved for n, moved in stack.passes.items() if not n.startswith("cross_entropy")}
+    return replace(
+        stack,
+        passes=passes,
+        loss_bytes=EAGER.loss_bytes,
+        loss_kept=EAGER.loss_kept,
+        half_loss_bytes=EAGER.half_loss_bytes,
+    )
+
+
+def _with_loss(stack: Stack, forward: float, backward: float, **kept: Any) -> Stack:
+    """Replace the passes of the loss, each with one kernel, and the bytes per logit."""
     passes = {
-        **stack.passes,
-        "cross_entropy": VectorPasses(6, 1),
-        "cross_entropy_bwd": VectorPasses(4, 1),
+        "cross_entropy": VectorPasses(forward, 1),
+        "cross_entropy_bwd": VectorPasses(backward, 1),
     }
-    return replace(stack, passes=passes, loss_bytes=2, loss_kept=2, half_loss_bytes=2)
+    kept["half_loss_bytes"] = kept["loss_bytes"]
+    return replace(stack, passes={**stack.passes, **passes}, **kept)
+
+
+def liger_kernels(stack: Stack) -> Stack:
+    """Use Liger's norms, rotary positions and gates, which keep their inputs only."""
+    functions = ("rmsnorm", "rotary", "silu", "mul")
+    names = [f"{function}{end}" for function in functions for end in ("", "_bwd")]
+    passes = {name: VectorPasses(**KERNELS["fused"][name]) for name in names}
+    kept = {n: b for n, b in stack.kept.items() if n not in ("rmsnorm", "rotary", "gate")}
+    return replace(stack, passes={**stack.passes, **passes}, kept=kept)

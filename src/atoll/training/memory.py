@@ -82,7 +82,7 @@ def peak_parts(
     The loss ends before the first block's temporaries are allocated. With late gradients, these are
     allocated layer by layer as activations are freed, so the peak is at either end; with
     accumulation they exist from the second microbatch on. A tied embedding's two gradients are
-    summed into a third tensor.
+    summed into a third tensor; a foreach optimizer has a temporary copy of all.
     """
     gradients, activations, logits, transient = parts
     beyond_loss = np.maximum(transient, logits) - logits
@@ -91,6 +91,8 @@ def peak_parts(
     tied = 0 if run.adapters else shared_parameters
     early = np.where(accumulates, gradients, 0.0)
     summed = np.maximum(transient, 2 * run.states.gradient * tied)
+    if run.stack.optimizer == "foreach":  # square roots of the second moments, like gradients
+        summed = np.maximum(summed, gradients)
     at_end = undivided & (gradients + summed > early + activations + logits)
     return PeakParts(
         np.where(undivided & ~at_end, early, gradients),
@@ -133,14 +135,14 @@ def logits_bytes(
     stack, losses = run.stack, losses_in_flight(layout, microbatches)
     head = max(heads, key=lambda cost: cost.logits_bytes)
     logits = head.logits_bytes / 2  # 16-bit elements
-    # The loss of masked language models and of T5 takes 16-bit logits.
-    half = head.half_loss or run.model.mlm_head or run.model.encoder_layers > 0
-    peak = logits * (stack.half_loss_bytes if half else stack.loss_bytes)
+    half = head.half_loss or run.half_logits
+    peak = logits * (stack.half_loss_bytes if half else stack.loss_bytes) / stack.loss_chunks
     if not stack.vocabulary_parallel:
         peak *= layout.tp
     deferred = min(stack.deferred_heads, microbatches) * logits * 2
     every = sum(cost.logits_bytes / 2 for cost in heads)
-    return peak + (every * losses - logits) * stack.loss_kept + deferred
+    kept = 0.0 if stack.loss_chunks > 1 else stack.loss_kept
+    return peak + (every * losses - logits) * kept + deferred
 
 
 def _trained(cost: LayerCost) -> int:

@@ -117,6 +117,12 @@ class Run:
         return ELEMENT_BYTES[self.precision] if alone else self.states.weight
 
     @property
+    def half_logits(self) -> bool:
+        """Whether the loss takes 16-bit logits: that of masked language models and of T5."""
+        model = self.model
+        return (model.mlm_head and model.family != "modernbert") or model.encoder_layers > 0
+
+    @property
     def software(self) -> str:
         """Tool and, where it is not the tool's own, the stack."""
         usual = (self.tool.software, *self.tool.software_by_precision.values())

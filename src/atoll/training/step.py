@@ -13,9 +13,12 @@ from atoll.fabric.nested import all_to_all_s, collective_s, neighbours_s
 from atoll.step.layout import Layout
 from atoll.step.parts import TIME_PARTS
 from atoll.step.replay import PassTime
+from atoll.tools.stack import CLIP_ELEMENTS, UPDATES
 from atoll.training.operators.layers import HALF, LayerCost
 from atoll.training.operators.policies import TensorLink
 from atoll.training.run import Run
+
+FLOAT = 4  # bytes
 
 
 class PassSeconds(NamedTuple):
@@ -366,9 +369,15 @@ def accumulation_s(run: Run, layout: Layout, m: int, dense: float, expert: float
 
 def update_s(run: Run, layout: Layout, dense: float, expert: float) -> float:
     """Return the time of the optimizer's step: bytes of states through HBM times the calibrated
-    excess traffic of its kernel. Linear in the parameters.
+    excess traffic of its kernel, or the passes of separate kernels. Linear in the parameters.
     """
     parameters = layout.divided(dense, expert) if layout.zero >= 1 else dense + expert
-    half = run.states.name == "bf16"
-    excess = run.gpu.half_optimizer_traffic if half else run.gpu.optimizer_traffic
-    return parameters * run.states.update * excess / run.gpu.stream_Bps
+    stack, states = run.stack, run.states
+    half = states.name == "bf16"
+    moved = states.update * (run.gpu.half_optimizer_traffic if half else run.gpu.optimizer_traffic)
+    element = HALF if half else FLOAT
+    if stack.optimizer in UPDATES and states.name != "8bit":
+        moved = UPDATES[stack.optimizer] * element
+    if stack.clips:
+        moved += CLIP_ELEMENTS * states.gradient
+    return parameters * moved / run.gpu.stream_Bps

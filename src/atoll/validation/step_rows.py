@@ -17,7 +17,7 @@ from atoll.hardware.gpu import load_gpu
 from atoll.step.layout import Layout
 from atoll.step.states import STATES
 from atoll.tools.software import flagged, graphed
-from atoll.tools.stack import STACKS, with_adapters
+from atoll.tools.stack import STACKS, UPDATES, with_adapters
 from atoll.training.run import Run
 from atoll.validation.kineto import read_packed
 from atoll.validation.row_model import adapters_from_row
@@ -67,15 +67,22 @@ POSITIONS, USUAL_POSITIONS = {"bert": 512}, 1024
 
 ATTENTION = {"eager": "unfused", "FLASH_ATTENTION": "flash2"}
 """Attention kernels by Hugging Face's attention or torch's SDPA back end; others are `flash`."""
+LOSSES = {
+    "chunked": "recompute_loss",
+    "compiled": "compiled_loss",
+    "liger": "liger_loss",
+}
+"""Flags of losses; those by chunks are of 2,048 tokens and computed again backwards."""
+CHUNK_TOKENS = 2048
 ASSUMED = {
-    "optimizer": ("fused", "fp32amp"),
+    "optimizer": ("fused", "fp32amp", "foreach", "forloop", "adamw8bit"),
     "attn": ("sdpa", "eager"),
     "backend": ("CUDNN_ATTENTION", "FLASH_ATTENTION"),
     "packed": ("0", "1"),
     "mask": ("none", "padding", "packed", "causal4d"),
-    "clip": ("0",),
-    "loss_kind": ("model",),
-    "liger": ("0",),
+    "clip": ("0", "1"),
+    "loss_kind": ("model", *LOSSES),
+    "liger": ("0", "1"),
     "weights": ("bf16", "fp32"),
     "adapter_dtype": ("bf16",),
     "peft": ("0",),
@@ -94,7 +101,6 @@ def run_from_step(row: RunRow) -> tuple[Run, Layout]:
     stack = flagged(stack, " ".join(_flags(row, model)))
     if row.integer("graph", 0):
         stack = graphed(stack, "full_iteration")
-    fp32 = "fp32" in (row.text("weights"), row.text("optimizer").removesuffix("amp"))
     run = Run(
         model=model,
         gpu=gpu,
@@ -103,7 +109,7 @@ def run_from_step(row: RunRow) -> tuple[Run, Layout]:
         sequence=sequence,
         global_batch=row.integer("global_batch"),
         stack=with_adapters(stack) if adapters else stack,
-        states=STATES["fp32" if fp32 and not adapters else "bf16"],
+        states=STATES[_states(row) if adapters is None else "bf16"],
         precision="fp8" if row.integer("fp8", 0) else gpu.half_dtype,
         attention=_attention(row, model),
         adapters=adapters,
@@ -120,7 +126,20 @@ def _flags(row: RunRow, model: ModelConfig) -> list[str]:
     flags = []
     if row.text("experts_implementation") == "grouped_mm":
         flags.append("grouped_mm")
-    if row.text("attn") == "sdpa" and not _is_unmasked(row):
+    if row.text("optimizer") in UPDATES:
+        flags.append(row.text("optimizer"))
+    if row.integer("clip", 0):
+        flags.append("clip")
+    if row.text("compile_mode") == "block":
+        flags.append("eager_loss")
+    if row.text("loss_kind") in LOSSES:
+        flags.append(LOSSES[row.text("loss_kind")])
+    if row.text("loss_kind") == "chunked":
+        tokens = row.integer("micro_batch", 1) * row.integer("seq")
+        flags.append(f"loss_chunks={-(-tokens // CHUNK_TOKENS)}")
+    if row.integer("liger", 0):
+        flags.append("liger")
+    if row.text("attn", "sdpa") == "sdpa" and not _is_unmasked(row):
         stated = row.text("mask") or row.integer("packed", 0) or model.positions == "relative"
         if stated or _is_traced(row):
             flags.append("dense_mask")
@@ -129,6 +148,14 @@ def _flags(row: RunRow, model: ModelConfig) -> list[str]:
         if model.positions == "relative" or (_is_traced(row) and not model.causal):
             flags.append("math_attention")
     return flags
+
+
+def _states(row: RunRow) -> str:
+    """Return the name of a step's optimizer states."""
+    if row.text("optimizer") == "adamw8bit":
+        return "8bit"
+    fp32 = "fp32" in (row.text("weights"), row.text("optimizer").removesuffix("amp"))
+    return "fp32" if fp32 else "bf16"
 
 
 def _is_unmasked(row: RunRow) -> bool:
@@ -145,7 +172,7 @@ def _is_traced(row: RunRow) -> bool:
 
 def _attention(row: RunRow, model: ModelConfig) -> str:
     """Return the attention kernel."""
-    fused = row.text("attn") == "sdpa"
+    fused = row.text("attn", "sdpa") == "sdpa"
     if fused and _is_traced(row) and not (model.causal or _is_unmasked(row)):
         return "unfused"
     return ATTENTION.get(row.text("backend"), ATTENTION.get(row.text("attn"), "flash"))

@@ -287,7 +287,7 @@ def _software(args: LaunchArguments, sharded: bool) -> dict[str, Any]:
     if optimizer in ADAM:
         args.text("optim")
     flags = {
-        "te_loss": args.has("use_liger_kernel", "use_liger", "enable_liger_kernel"),
+        "liger liger_loss": args.has("use_liger_kernel", "use_liger", "enable_liger_kernel"),
         "cp_a2a": SEQUENCE_WIDTHS[1] in args.values,  # Ulysses exchanges heads
     }
     return {

@@ -36,6 +36,9 @@ COUNTED: Mapping[str, VectorPasses] = {
     "xielu_bwd": VectorPasses(6, 1),
     "gelu_new": VectorPasses(4, 1),
     "gelu_new_bwd": VectorPasses(6, 1),
+    # Logits in 16 bits: 4 and 6 bytes at half of the rate.
+    "cross_entropy_half": VectorPasses(8.2, 1),
+    "cross_entropy_half_bwd": VectorPasses(8.2, 1),
     # Masks, and scores of attention.
     "mask_read": VectorPasses(0, 0),  # by the kernels of attention (`DENSE_MASK`)
     "mask_cast": VectorPasses(10.8, 1),  # a boolean mask to 16 bits: 3 bytes at 1.2 TB/s
@@ -96,6 +99,10 @@ def launched(layer: Layer, run: Run, samples: int) -> Layer:
     stack = run.stack
     if stack.dense_mask:
         layer = _dense_mask(layer, stack, samples)
+    if run.half_logits and stack.plain_scores:
+        layer = _half_loss(layer, stack)
+    if stack.loss_chunks > 1:
+        layer = _chunked_loss(layer, stack)
     if any(op.kind == "softmax" for op in layer.forward):
         if stack.math_attention:
             layer = _fp32_scores(layer)
@@ -191,3 +198,41 @@ def _module_scores(layer: Layer, form: str) -> Layer:
 
     forward, backward = tuple(map(scored, layer.forward)), tuple(map(scored, layer.backward))
     return replace(layer, tensors=tensors, forward=forward, backward=backward)
+
+
+def _half_loss(layer: Layer, stack: Stack) -> Layer:
+    """Compute the loss of masked language models and of T5 on 16-bit logits."""
+    if "cross_entropy" in stack.passes or layer.name != "loss":
+        return layer
+
+    def halved(op: Operator) -> Operator:
+        works = (
+            work.by(work.function.replace("cross_entropy", "cross_entropy_half"))
+            for work in op.vectors
+        )
+        return replace(op, vectors=tuple(works))
+
+    forward, backward = tuple(map(halved, layer.forward)), tuple(map(halved, layer.backward))
+    return replace(layer, forward=forward, backward=backward)
+
+
+def _chunked_loss(layer: Layer, stack: Stack) -> Layer:
+    """Add every chunk's gradient of the head to those before, and compute logits and loss again
+    where they are checkpointed.
+    """
+    if layer.name not in ("head", "loss"):
+        return layer
+    tensors, backward = dict(layer.tensors), []
+    for op in layer.backward:
+        if op.name == "logits.wgrad" and stack.recomputes_loss:
+            gradient = tensors[op.writes[0]]
+            sums = VectorWork("add", (stack.loss_chunks - 1) * gradient.rows, gradient.shape[-1])
+            op = replace(op, vectors=(*op.vectors, sums))
+        backward.append(op)
+    again = [op for op in layer.forward if op.name in ("logits", "loss") and stack.recomputes_loss]
+    for op in again:
+        names = tuple(f"{name}.again" for name in op.writes)
+        for name, old in zip(names, op.writes, strict=True):
+            tensors[name] = replace(tensors[old], name=name)
+        backward.insert(0, replace(op, name=f"{op.name}.again", writes=names))
+    return replace(layer, tensors=tensors, backward=tuple(backward))
