@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.answers.design import PlacedStageAnswer, PlacementAnswer
 from atoll.cost.pricer import Cost, LayerTimes
 from atoll.explore.pricing.bound_kernels import floors_s
 from atoll.explore.pricing.planned.layout_list import Allowed, listed_layouts
@@ -33,7 +34,6 @@ from atoll.placement.chain import (
     VariantTimes,
 )
 from atoll.placement.facts import ChainFacts
-from atoll.placement.plan import Placement, PlacementStage
 from atoll.step.layout import Layout
 from atoll.step.orders import SPLIT, arrivals
 from atoll.step.stages import stage_shares
@@ -280,13 +280,13 @@ class PlannedLayouts:
 
     def describe(
         self, problem: PlacementProblem, times: VariantTimes, division: Division
-    ) -> Placement:
+    ) -> PlacementAnswer:
         assert division.layout is not None
         layout, costs = division.layout, self._timed_costs(times, self.chosen(times))
         names = tuple(_name(choice) for choice in division.choices)
         estimate = _CostedEstimator(self._on(problem), self.facts.model, costs).full(layout, names)
         parts = estimate.step.breakdown()
-        return Placement(
+        return PlacementAnswer(
             pipeline=layout.pp,
             tensor=layout.tp,
             data=layout.dp,
@@ -336,7 +336,7 @@ class PlannedLayouts:
         estimate: Estimate,
         choices: Sequence[int],
         costs: tuple[LayerCost, ...],
-    ) -> tuple[PlacementStage, ...]:
+    ) -> tuple[PlacedStageAnswer, ...]:
         layout = estimate.layout
         stepper = Stepper(estimate.run, layout)
         boundary = max((c.boundary_bytes for c in costs if c.is_block), default=0)
@@ -361,10 +361,8 @@ class PlannedLayouts:
             if len(set(again.values())) <= 1:
                 words = next(iter(again.values()), "none")
             stages.append(
-                PlacementStage(
+                PlacedStageAnswer(
                     layers=_layer_names(chunks),
-                    first=0,
-                    last=0,
                     devices=layout.tp * layout.cp,
                     compute_s=time.forward.total_s + time.backward.total_s,
                     recompute_s=time.recompute.total_s,
