@@ -11,6 +11,7 @@ import pytest
 import atoll
 from atoll.answers.answer import dumped
 from atoll.answers.certificate import Proof
+from atoll.answers.design import PlacedStageAnswer, PlacementAnswer
 from atoll.answers.layout import StepPasses
 from atoll.base.errors import AtollError
 from atoll.cost.table import link_s
@@ -20,7 +21,6 @@ from atoll.fabric.nested import collective_s
 from atoll.hardware.catalog import load_network
 from atoll.hardware.wafer_files import load_wafer
 from atoll.placement.chain import even_starts
-from atoll.placement.plan import Placement, PlacementStage
 from atoll.placement.replay import replay_placement
 from atoll.profiles import DEFAULT
 from atoll.questions import WaferLayout as Stages
@@ -120,10 +120,19 @@ def test_zero_bubble_holds_what_its_order_holds(microbatches):
         assert most_held + bytes_ / late_bytes == pytest.approx(most)
 
 
-def placement_of(order: str, stages: int, microbatches: int, send_s: float = 0.0) -> Placement:
+def placement_of(
+    order: str, stages: int, microbatches: int, send_s: float = 0.0
+) -> PlacementAnswer:
     """Equal stages of F = B = W = 1 s as a search describes them."""
-    stage = PlacementStage((), 0, 1, 1, 3.0, 0.0, 2 * send_s, send_s, "none", {}, 1.0, 1.0)
-    return Placement(stages, 1, 1, 1, microbatches, 1.0, (stage,) * stages, {}, order)
+    stage = PlacedStageAnswer(
+        layers=(), devices=1, compute_s=3.0, recompute_s=0.0, transfer_s=2 * send_s,
+        receive_s=send_s, recompute="none", memory_bytes={}, forward_s=1.0, weight_s=1.0, chunks=(),
+    )  # fmt: skip
+    return PlacementAnswer(
+        pipeline=stages, tensor=1, data=1, microbatch=1, microbatches=microbatches,
+        step_time_s=1.0, stages=(stage,) * stages, time_parts_s={}, schedule=order,
+        zero=0, cp=1, ep=1, etp=None, vpp=1,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("order", ["1f1b", "zb-h1"])
@@ -149,7 +158,7 @@ def test_a_pipeline_with_slow_transfers_is_replayed_and_drawn_alike():
     )  # fmt: skip
     drawn = (
         plan_timeline(record),
-        placement_timeline(replace(placement, step_time_s=searched_s).answer()),
+        placement_timeline(replace(placement, step_time_s=searched_s)),
     )
     for timeline in drawn:
         assert timeline is not None
@@ -231,7 +240,7 @@ def test_parts_of_a_step_have_one_list_of_names_and_add_up():
 def test_parts_of_memory_have_one_list_of_names():
     searched, planned, wafer = _answers()
     stages = (*searched.stages, *wafer.stages)
-    for parts in (planned.worst.parts(), *(stage.memory_bytes for stage in stages)):
+    for parts in (planned.worst.parts(), *(stage.memory_parts_bytes for stage in stages)):
         assert set(parts) <= set(MEMORY_PARTS)
         assert {"weights", "gradients", "optimizer", "activations"} <= set(parts)
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import atoll
+from atoll.answers.design import PlacementAnswer
 from atoll.base.errors import AtollError
 from atoll.cost.chips import chips_of_accelerator
 from atoll.explore.pricing.evaluate import PricedChips
@@ -19,7 +20,6 @@ from atoll.explore.pricing.layouts import SearchSetting
 from atoll.explore.pricing.workloads import make_variants, make_workload
 from atoll.hardware.catalog import load_accelerator, load_network
 from atoll.hardware.device import TemplateChip, chip_yaml, load_device
-from atoll.placement.plan import Placement
 from atoll.profiles import DEFAULT
 from atoll.schedule.chip import EFFORT
 from atoll.step.layout import Layout
@@ -35,7 +35,9 @@ CHIP = "phaze-tpuv4"
 BATCH, SEQUENCE = 16, 256
 
 
-def searched(model: str, layout: Layout, network: str, states: str, precision: str) -> Placement:
+def searched(
+    model: str, layout: Layout, network: str, states: str, precision: str
+) -> PlacementAnswer:
     """The layout as the search prices it, on a chip whose memory holds anything."""
     chip = load_accelerator(CHIP)
     setting = SearchSetting(

@@ -14,6 +14,7 @@ from some_job import answer, some_job, undisturbed
 from tiny import random_space, tiny_config, tiny_setting
 
 import atoll
+from atoll.answers.design import SizedChip
 from atoll.base.stopping import Stop
 from atoll.explore.answer.plateau import SHARES, ChipSize, choose, evaluate_plateau, plateau
 from atoll.explore.pricing.workloads import Workload, make_variants
@@ -78,26 +79,26 @@ def test_the_plateau_counts_every_design_of_the_space_that_is_as_near(seed: int)
     above = evaluate_plateau(search, 1e-3)
     size_of = sizes_of(search)
     chosen = choose(search, search.bound(), 1e-3, size_of)
-    rows = plateau(search, chosen, above, size_of, lambda chip: _Named(chip))  # type: ignore[arg-type, return-value]
+
+    def chip_of(chip: int) -> SizedChip:
+        space, size = search.space, size_of(chip)
+        accelerator = space.accelerator(search.frontier.chips.design[chip], space.hbm_options[0])
+        return SizedChip.of(accelerator, area_mm2=size.area_mm2, peak_power_W=size.peak_power_W)
+
+    rows = plateau(search, chosen, above, size_of, chip_of)
     score, truth = search.evaluated_score(chosen), all_scores(make_search(seed))
     for row, share in zip(rows, SHARES, strict=True):
         near = set(np.flatnonzero(truth >= score / (1.0 + share)).tolist()) - {chosen}
         assert row.complete and row.others == len(near)
         watts = [size_of(chip).peak_power_W for chip in near]
         if row.least_power is not None:
-            least = size_of(row.least_power.chip)  # type: ignore[attr-defined]
+            least = ChipSize(row.least_power.area_mm2, row.least_power.peak_power_W, 0.0)
             assert least.peak_power_W == min(watts) < size_of(chosen).peak_power_W
-            assert -1e-3 <= row.slower_by <= share
-            assert row.slower_by > 0.0 or least > size_of(chosen), "else it were the answer"
+            assert -1e-3 <= row.least_power.slower_by <= share
+            unlike = row.least_power.slower_by > 0.0 or least > size_of(chosen)
+            assert unlike, "else it were the answer"
         else:
             assert min(watts, default=np.inf) >= size_of(chosen).peak_power_W
-
-
-class _Named:
-    """Stands for a design, which costs more to describe than to count."""
-
-    def __init__(self, chip: int) -> None:
-        self.chip = chip
 
 
 def test_a_search_that_was_stopped_does_not_claim_to_have_seen_the_plateau() -> None:

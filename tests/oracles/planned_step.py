@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from atoll.answers.design import PlacementAnswer
 from atoll.explore.pricing.planned.layout_prices import PlannedLayouts
 from atoll.placement.chain import Division, PlacementProblem, VariantTimes
-from atoll.placement.plan import Placement
 
 
 def least_step_s(problem: PlacementProblem, times: VariantTimes) -> float:
@@ -20,7 +20,7 @@ def least_step_s(problem: PlacementProblem, times: VariantTimes) -> float:
     least_s = np.inf
     for layout in planned.layouts:
 
-        def written(choices: tuple[int, ...]) -> Placement:
+        def written(choices: tuple[int, ...]) -> PlacementAnswer:
             division = Division(0.0, layout.pp, layout.dp, layout=layout, choices=choices)  # noqa: B023
             return planned.describe(problem, times, division)
 

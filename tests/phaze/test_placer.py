@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from atoll.fabric.network import FabricLevel, Network
 from atoll.phaze.placer import PhazePlacer, layer_table
 from atoll.phaze.table_dp import solve_table
-from atoll.placement.chain import PlacementProblem, VariantTimes
+from atoll.placement.chain import PlacementProblem, VariantTimes, layer_names
 from atoll.placement.facts import ChainFacts, chain_facts
 from atoll.placement.replay import replay_placement
 from atoll.profiles import PHAZE
@@ -55,8 +55,10 @@ def test_stages_of_a_chain_cost_what_the_table_solver_says(problem: PlacementPro
     assert best is not None
     described = PLACER.describe(problem, TIMES, best).stages
     solved = solve_table(layer_table(problem, TIMES, best.recompute_share > 0.0)).stages
-    for ours, stage in zip(described, solved, strict=True):
-        assert tuple(range(ours.first, ours.last)) == stage.nodes
+    ends = (*best.starts[1:], len(problem.facts.kind))
+    for ours, first, last, stage in zip(described, best.starts, ends, solved, strict=True):
+        assert ours.layers == layer_names(problem.facts, first, last)
+        assert tuple(range(first, last)) == stage.nodes
         assert ours.devices == stage.devices
         assert ours.load_s == pytest.approx(stage.load_s, rel=1e-12)
         assert ours.total_memory_bytes == pytest.approx(stage.memory_bytes, rel=1e-12)

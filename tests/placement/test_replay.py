@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atoll.answers.design import PlacedStageAnswer, PlacementAnswer
 from atoll.base.errors import AtollError
 from atoll.fabric.network import FabricLevel, Network
-from atoll.placement.plan import Placement, PlacementStage
 from atoll.placement.replay import replay_placement
 from atoll.step.replay import PassEvent, PassTime, replay
 
@@ -218,18 +218,21 @@ NETWORK = Network(
 FLOPS = 150e12  # about half the peak of an A100
 
 
-def placement(forward_s: float | None = 1.0) -> Placement:
+def placement(forward_s: float | None = 1.0) -> PlacementAnswer:
     """Two stages without chunks, as a wafer's mapping has them."""
     stages = tuple(
-        PlacementStage(
-            layers=("block",), first=n, last=n + 1, devices=1, compute_s=3.0 + n, recompute_s=0.5,
+        PlacedStageAnswer(
+            layers=("block",), devices=1, compute_s=3.0 + n, recompute_s=0.5,
             transfer_s=0.25, receive_s=0.25 * n, recompute="none", memory_bytes={},
-            forward_s=forward_s,
+            forward_s=forward_s, weight_s=None, chunks=(),
         )
         for n in range(2)
     )  # fmt: skip
     parts_s = {"gradient_reduction": 0.5, "optimizer": 0.125}
-    return Placement(2, 1, 1, 1, 8, 40.0, stages, parts_s)
+    return PlacementAnswer(
+        pipeline=2, tensor=1, data=1, microbatch=1, microbatches=8, step_time_s=40.0,
+        stages=stages, time_parts_s=parts_s, schedule="1f1b", zero=0, cp=1, ep=1, etp=None, vpp=1,
+    )  # fmt: skip
 
 
 def test_a_replay_has_the_placements_stages_and_tail() -> None:

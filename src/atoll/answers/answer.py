@@ -7,15 +7,15 @@ sentence; whatever else goes wrong with an answer is a fault of ours, and stays 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import MISSING, fields
-from functools import cached_property, singledispatch
+from functools import cached_property
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Self, TypeVar
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, JsonValue, TypeAdapter, ValidationError, computed_field
 
 from atoll.base.errors import AtollError, as_path
 from atoll.base.registry import import_named
@@ -203,22 +203,20 @@ class Explanation(Answer):
 
 A = TypeVar("A", bound=Answer)
 P = TypeVar("P", bound=DrawnAnswer)
+X = TypeVar("X", bound=Explanation)
 T = TypeVar("T")
-
-
-@singledispatch
-def build_answer(result: object) -> Any:
-    """Convert the result of a program to its answer; programs register their types."""
-    raise TypeError(f"no answer is made of a {type(result).__name__}")
 
 
 class AnsweredResult(JsonSerializable, Generic[A]):
     """What a program returns: its rich objects, and its answer as data, made once."""
 
+    answer_builder: ClassVar[str]
+    """Function of the result that builds the answer, imported on first use."""
+
     @cached_property
     def answer(self) -> A:
         """All that is printed, drawn or written of it, as typed data."""
-        answer: A = build_answer(self)
+        answer: A = import_named(self.answer_builder)(self)
         return answer
 
     @property
@@ -280,6 +278,38 @@ class DrawableResult(Drawable, AnsweredResult[P]):
             for name in ("question_fields", "result_figures")
         )
         return pd.DataFrame([question_values | figures])
+
+
+class ExplainedResult(DrawableResult[P], Generic[P, X]):
+    """What a program returns, where its answer can be drawn and explained."""
+
+    def explain(self) -> X:
+        """Explain the choice: where the time goes, what limits it, and what the others lack.
+
+        Returns:
+            The reasons as data; printed, they read as those of `atoll explain`.
+
+        Raises:
+            AtollError: A wafer or model that the question names is gone.
+
+        Examples:
+            >>> import atoll
+            >>> plan = atoll.plan("gpt2-xl", "h100", 8, batch=64, tp=[1, 2], pp=[1])
+            >>> print(plan.explain())  # doctest: +ELLIPSIS
+            gpt2-xl on 8 h100: tp1 pp1 dp8 ...
+        """
+        answer: Any = self.answer
+        explanation: X = answer.explain()
+        return explanation
+
+
+def derived_key(function: Callable[[Any], T]) -> cached_property[T]:
+    """Make a method a cached property and a key of the JSON, which follows those of the fields."""
+
+    def as_field(schema: dict[str, JsonValue]) -> None:
+        schema.pop("readOnly")
+
+    return computed_field(json_schema_extra=as_field)(cached_property(function))
 
 
 def build_from(kind: type[T], /, *sources: object, **given: Any) -> T:

@@ -8,9 +8,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
 
-from atoll.answers.answer import Amount, Answer, Count, Number, Positive
+from atoll.answers.answer import Amount, Answer, Count, Number, Positive, derived_key
 from atoll.answers.certificate import Proof
 from atoll.answers.layout import PlannedLayout
+from atoll.base.units import counted, format_mfu, format_seconds
 from atoll.hardware.accelerator import GIB, MIB, Accelerator, Hbm
 from atoll.hardware.silicon.systolic import TEMPLATES
 
@@ -96,28 +97,53 @@ Record = Mapping[str, int | float]
 """An evaluated design as one flat row: its parameters, its figures, and those of each model."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PlacedStageAnswer:
     """One pipeline stage, on one tensor-parallel group of devices."""
 
     layers: tuple[str, ...]
+    """Layer names with their counts, for example ("embedding", "block x8")."""
     devices: Count
     compute_s: Number
+    """Forward and backward of one microbatch, without recomputation."""
     recompute_s: Number
     transfer_s: Number
+    """Seconds of transfers into this stage per microbatch, of activations and gradients."""
     receive_s: Amount
+    """Seconds to receive one activation from the previous stage; its gradient takes as long."""
     recompute: str
+    """Names of the recomputed operators."""
     memory_bytes: Mapping[str, Amount]
-    """By part, and their `total`."""
+    """Bytes by part (`step.parts`), and their `total`, which is added where it is missing."""
     forward_s: Amount | None
+    """Forward part of `compute_s`, if known."""
     weight_s: Amount | None
+    """Weight gradients in `compute_s`, if the schedule runs them separately."""
     chunks: tuple[tuple[Amount, Amount, Amount], ...]
     """Forward, backward and weight seconds of each chunk of an even layout's stage."""
-    load_s: Number
-    """What one microbatch costs this stage."""
+
+    def __post_init__(self) -> None:
+        if "total" not in self.memory_bytes:
+            total_bytes = sum(self.memory_bytes.values())
+            with_total = {**self.memory_bytes, "total": total_bytes}
+            object.__setattr__(self, "memory_bytes", with_total)
+
+    @derived_key
+    def load_s(self) -> Number:
+        """Seconds of one microbatch in this stage."""
+        return self.compute_s + self.recompute_s + self.transfer_s
+
+    @property
+    def total_memory_bytes(self) -> float:
+        return self.memory_bytes["total"]
+
+    @property
+    def memory_parts_bytes(self) -> dict[str, float]:
+        """`memory_bytes` without the total."""
+        return {name: size for name, size in self.memory_bytes.items() if name != "total"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PlacementAnswer:
     """The distribution of one training step over all devices."""
 
@@ -133,15 +159,43 @@ class PlacementAnswer:
     """The step's time by cause; the parts add up to `step_time_s`."""
     schedule: str
     zero: Count
+    """ZeRO stage (`step.states`)."""
     cp: Degree
     ep: Degree
     etp: Degree | None
+    """Tensor-parallel degree of the experts; None if it equals `tensor`."""
     vpp: Degree
+    """Chunks per stage of the interleaved schedule."""
     hsdp: Degree = 1
-    devices: Degree
-    layout: str
-    """Its degrees and what else it does, in one phrase."""
-    recompute: str
+    """Replicas of the group that ZeRO divides over."""
+
+    @derived_key
+    def devices(self) -> Degree:
+        return self.data * sum(stage.devices for stage in self.stages)
+
+    @derived_key
+    def layout(self) -> str:
+        """Degrees and features of the layout in one phrase, without unused ones."""
+        words = [f"pipeline {self.pipeline} x tensor {self.tensor} x data {self.data}"]
+        words[0] += f" x context {self.cp}" if self.cp > 1 else ""
+        if self.ep > 1 or self.etp:
+            expert_words = f" of tensor width {self.etp}" if self.etp else ""
+            words.append(f"experts{expert_words} over {self.ep}")
+        if self.schedule != "1f1b":
+            words.append(f"{self.schedule} x{self.vpp}" if self.vpp > 1 else self.schedule)
+        words += [f"{self.hsdp} replicas of shards"] if self.hsdp > 1 else []
+        return ", ".join(words)
+
+    @derived_key
+    def recompute(self) -> str:
+        """Recomputation of the stages in one phrase."""
+        return "; ".join(dict.fromkeys(stage.recompute for stage in self.stages))
+
+    @property
+    def recompute_share(self) -> float:
+        """Seconds of recomputation per second of other computation, over all stages."""
+        busy_s = sum(stage.compute_s for stage in self.stages)
+        return sum(stage.recompute_s for stage in self.stages) / busy_s if busy_s else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +249,21 @@ class SearchedModel(PlacedModel):
     energy_parts_J: Mapping[str, Amount]
     layers: tuple[LayerPass, ...]
     """Schedules per layer; empty for runners-up."""
+
+    @property
+    def power_wait(self) -> float:
+        """Share of the passes' time that they wait for a limit on power."""
+        busy_s = sum(entry.repeat * entry.makespan_s for entry in self.layers)
+        compute_s = sum(stage.compute_s for stage in self.placement.stages)
+        return max(0.0, 1.0 - busy_s / compute_s) if self.layers and compute_s else 0.0
+
+    def words(self) -> str:
+        where = self.placement
+        return (
+            f"{self.samples_per_s:,.1f} samples/s on {counted(where.devices, 'device')}, step "
+            f"{format_seconds(where.step_time_s)}, MFU {format_mfu(self.mfu)}; "
+            f"{where.layout}, microbatch {where.microbatch}, recompute {where.recompute}"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from atoll.answers.design import (
     SlowerChip,
 )
 from atoll.base.registry import import_named
-from atoll.base.units import format_seconds
+from atoll.base.units import FREQUENCY, counted, format_quantity, format_seconds, format_slower
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +97,32 @@ class NearAnswer:
 
     share: Amount
     others: Count
+    """Number of designs without the answer."""
     complete: bool
+    """Whether no further design of the space can be among them."""
     least_power: SlowerChip | None
+    """The design of least peak power, where that is less than the answer's."""
+
+    def count_words(self) -> str:
+        """ "at least 9 others within 0.5%"."""
+        words = counted(self.others, "other")
+        if not self.complete:
+            words = f"at least {words}"
+        elif self.others == 0:
+            words = "no other"
+        return f"{words} within {100 * self.share:g}%"
+
+    def power_words(self, answer: SizedChip) -> str:
+        """Compare the design of least power with the answer."""
+        least = self.least_power
+        assert least is not None
+        chip, differs = least.device(), least.clock_GHz != answer.clock_GHz
+        clock = f" at {format_quantity(chip.clock_Hz, FREQUENCY, 3)}" if differs else ""
+        return (
+            f"{chip.describe()}{clock}: {format_slower(least.slower_by)}, "
+            f"{least.area_mm2:.1f} mm2, {least.peak_power_W:.0f} W at peak "
+            f"({least.peak_power_W / answer.peak_power_W - 1.0:+.0%})"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

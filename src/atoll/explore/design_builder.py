@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from atoll.answers.design import LayerPass, Record
+from atoll.answers.design import LayerPass, Record, SearchedModel, SizedChip
 from atoll.base.arrays import FloatArray
 from atoll.base.stopping import StoppedError
 from atoll.explore.answer.operator_limits import layer_report
 from atoll.explore.answer.plateau import ChipSize
-from atoll.explore.answer.result import Design, ModelPlan
+from atoll.explore.answer.result import Design
 from atoll.explore.pricing.energy import energy_per_token_J, step_energy
 from atoll.explore.pricing.evaluate import PricedChips
 from atoll.explore.proof.branch_and_bound import Search
@@ -22,6 +22,7 @@ from atoll.hardware.accelerator import Hbm
 from atoll.hardware.physical.price import device_usd
 from atoll.hardware.silicon.chip import peak_power_W
 from atoll.hardware.space import DesignSpace
+from atoll.placement.replay import replay_placement
 from atoll.schedule.solve import Effort
 from atoll.workload.flops import model_flops
 
@@ -60,6 +61,9 @@ class DesignBuilder:
             peak_power_W=peak_power_W(accelerator),
             plans=tuple(described),
         )
+
+    def chip(self, chip: int) -> SizedChip:
+        return self.design(chip).chip()
 
     def _layers(self, priced: PricedChips, chip: int, plan: EvaluatedPlan) -> tuple[LayerPass, ...]:
         """Return a plan's schedules with the best bounds of all efforts of the proof; solved again
@@ -179,7 +183,7 @@ def _tightest(solved: list[Schedules]) -> Schedules:
 
 def model_plan(
     priced: PricedChips, pass_s: FloatArray, memory_bytes: float, peak_flops: float
-) -> ModelPlan | None:
+) -> SearchedModel | None:
     """Plan the first variant on the first chip with this memory; None if it does not fit."""
     variant = priced.variants.variants[0]
     division = priced.place(0, variant, pass_s, memory_bytes=memory_bytes)
@@ -190,7 +194,7 @@ def model_plan(
     energy = step_energy(priced, placement)
     samples_per_s = workload.global_batch / placement.step_time_s
     flops = samples_per_s * model_flops(workload.config, workload.sequence)
-    return ModelPlan(
+    return SearchedModel(
         model=workload.name,
         samples_per_s=samples_per_s,
         tokens_per_s_per_device=samples_per_s * workload.sequence / placement.devices,
@@ -199,4 +203,8 @@ def model_plan(
         power_W=energy.power_W,
         energy_per_token_J=energy.per_token_J,
         energy_parts_J=energy.parts_J,
+        microbatch=placement.microbatch,
+        recompute=placement.recompute,
+        replay_difference=replay_placement(placement).difference,
+        layers=(),
     )

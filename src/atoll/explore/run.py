@@ -365,7 +365,7 @@ class _SearchRun:
                 certificate=proof,
                 baselines={name: baseline.score for name, baseline in baselines.items()},
                 baseline_remarks=remarks(scope, baselines, score, best, proven=proven),
-                plateau=plateau(search, chosen, complete_above, size_of, builder.design),
+                plateau=plateau(search, chosen, complete_above, size_of, builder.chip),
                 runners_up=tuple(builder.design(chip) for chip in ranked[1 : 1 + RUNNERS_UP]),
                 designs=[builder.record(chip) for chip in ranked],
                 pareto={},

@@ -13,13 +13,13 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.answers.design import PlacedStageAnswer, PlacementAnswer
 from atoll.base.arrays import FloatArray
 from atoll.base.errors import InfeasibleError
 from atoll.phaze.layer_table import LayerEdge, LayerGraph, LayerNode, LayerTable
 from atoll.phaze.table_dp import plan_cost_s, solve_table, weight_copies
 from atoll.placement.chain import Division, PlacementProblem, VariantTimes, even_starts, layer_names
 from atoll.placement.placer import StepTerms
-from atoll.placement.plan import Placement, PlacementStage
 from atoll.step.states import States
 
 _WEIGHT_BYTES = 2.0
@@ -65,17 +65,18 @@ class PhazePlacer:
 
     def describe(
         self, problem: PlacementProblem, times: VariantTimes, division: Division
-    ) -> Placement:
+    ) -> PlacementAnswer:
         # A single stage has nothing to recompute, whatever the bit.
         table = layer_table(problem, times, division.recompute_share > 0.0)
+        spans = list(_spans(problem, division.starts))
         stages = tuple(
             _stage(problem, table, first, last, division.pipeline - number)
-            for number, (first, last) in enumerate(_spans(problem, division.starts))
+            for number, (first, last) in enumerate(spans)
         )
         data = division.data
         rounds = -(-problem.microbatches // data)
         slowest = max(stages, key=lambda stage: stage.load_s)
-        return Placement(
+        return PlacementAnswer(
             pipeline=len(stages),
             tensor=problem.tp,
             data=data,
@@ -88,8 +89,14 @@ class PhazePlacer:
                 "recompute": rounds * slowest.recompute_s,
                 "pipeline_sends": rounds * slowest.transfer_s,
                 "pipeline_bubble": (len(stages) - 1) * slowest.load_s,
-                "gradient_reduction": float(_reduction_s(problem, data, stages[0].last)),
+                "gradient_reduction": float(_reduction_s(problem, data, spans[0][1])),
             },
+            schedule="1f1b",
+            zero=0,
+            cp=1,
+            ep=1,
+            etp=None,
+            vpp=1,
         )
 
     def step_terms(self, problem: PlacementProblem) -> Iterator[StepTerms]:
@@ -174,7 +181,7 @@ def _reduction_s(
 
 def _stage(
     problem: PlacementProblem, table: LayerTable, first: int, last: int, from_end: int
-) -> PlacementStage:
+) -> PlacedStageAnswer:
     """Layers first..last-1 of a chain as a stage; `from_end` = 1 for the last of the pipeline."""
     graph = table.widths[problem.tp]
     nodes = graph.nodes[first:last]
@@ -187,10 +194,8 @@ def _stage(
     weight_bytes = sum(node.weight_bytes for node in nodes)
     activation_bytes = sum(node.activation_bytes for node in nodes)
     stash_bytes = entering_bytes if table.recompute else activation_bytes
-    return PlacementStage(
+    return PlacedStageAnswer(
         layers=layer_names(problem.facts, first, last),
-        first=first,
-        last=last,
         devices=problem.tp,
         compute_s=forward_s + sum(node.backward_s for node in nodes),
         recompute_s=recompute_s,
@@ -198,6 +203,8 @@ def _stage(
         transfer_s=receive_s + max(0.0, return_s - recompute_s),
         receive_s=receive_s,
         forward_s=forward_s,
+        weight_s=None,
+        chunks=(),
         recompute="whole stage" if recompute_s else "none",
         memory_bytes={
             "weights": weight_bytes,

@@ -9,10 +9,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.answers.design import PlacementAnswer
 from atoll.base.arrays import FloatArray
 from atoll.fabric.network import Network
 from atoll.placement.facts import ChainFacts
-from atoll.placement.plan import Placement
 from atoll.step.layout import Layout
 from atoll.step.stages import even_sizes
 from atoll.step.states import States
@@ -48,7 +48,7 @@ class PricedLayouts(Protocol):
 
     def describe(
         self, problem: PlacementProblem, times: VariantTimes, division: Division
-    ) -> Placement:
+    ) -> PlacementAnswer:
         """Return the full placement of a division."""
 
     def floors(self, problem: PlacementProblem) -> StepFloors:

@@ -8,9 +8,9 @@ from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
+from atoll.answers.design import PlacementAnswer
 from atoll.base.arrays import FloatArray
 from atoll.placement.chain import Division, PlacementProblem, VariantTimes
-from atoll.placement.plan import Placement
 from atoll.step.states import States
 
 
@@ -42,7 +42,7 @@ class Placer(Protocol):
 
     def describe(
         self, problem: PlacementProblem, times: VariantTimes, division: Division
-    ) -> Placement:
+    ) -> PlacementAnswer:
         """Return the full placement of a division: stages, memory by part, time by cause."""
 
     def step_terms(self, problem: PlacementProblem) -> Iterable[StepTerms]:
@@ -73,7 +73,7 @@ class ExactPlacer:
 
     def describe(
         self, problem: PlacementProblem, times: VariantTimes, division: Division
-    ) -> Placement:
+    ) -> PlacementAnswer:
         assert problem.planned is not None
         return problem.planned.describe(problem, times, division)
 

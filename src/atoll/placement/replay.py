@@ -6,10 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
+from atoll.answers.design import PlacedStageAnswer, PlacementAnswer
 from atoll.base.errors import AtollError
-from atoll.placement.plan import Placement, PlacementStage
 from atoll.step.replay import PassTime, Replay, replay
 
 TAIL = ("gradient_accumulation", "gradient_reduction", "optimizer", "host")
@@ -36,16 +35,7 @@ class ReplayedPlacement:
         return self.step_time_s / self.estimate_s - 1.0
 
 
-class Received(Protocol):
-    """The properties of a stage that determine its messages."""
-
-    @property
-    def receive_s(self) -> float: ...
-    @property
-    def chunks(self) -> Sequence[object]: ...
-
-
-def stage_times(stages: Sequence[PlacementStage]) -> list[list[PassTime]]:
+def stage_times(stages: Sequence[PlacedStageAnswer]) -> list[list[PassTime]]:
     """Return the pass times of one microbatch per stage and chunk, without transfers. Recomputation
     counts as part of the backward pass; weight passes are separate if their times are known.
     """
@@ -65,7 +55,7 @@ def stage_times(stages: Sequence[PlacementStage]) -> list[list[PassTime]]:
     return times
 
 
-def messages_s(stages: Sequence[Received]) -> list[tuple[float, float]]:
+def messages_s(stages: Sequence[PlacedStageAnswer]) -> list[tuple[float, float]]:
     """Return the seconds to receive one activation and one gradient, per stage."""
     received = [stage.receive_s for stage in stages]
     if stages[0].chunks:  # messages may come from any stage
@@ -73,7 +63,7 @@ def messages_s(stages: Sequence[Received]) -> list[tuple[float, float]]:
     return list(zip(received, [*received[1:], 0.0], strict=True))
 
 
-def replay_placement(placement: Placement) -> ReplayedPlacement:
+def replay_placement(placement: PlacementAnswer) -> ReplayedPlacement:
     """Simulate the pipeline of a placement."""
     times, messages = stage_times(placement.stages), messages_s(placement.stages)
     pipeline = replay(placement.schedule, times, placement.microbatches, messages)

@@ -21,13 +21,12 @@ from atoll.step.certificate import times
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from atoll.answers.design import TablePlan
+    from atoll.answers.design import PlacementAnswer, TablePlan
     from atoll.answers.designs import DesignsAnswer, Row, StoredDesign
     from atoll.answers.search import FrontAnswer, SearchExplanation
     from atoll.explore.answer.result import Design, SearchResult
     from atoll.explore.answer.scope import SearchScope
     from atoll.hardware.accelerator import Accelerator
-    from atoll.placement.plan import Placement
 
 
 def print_result(result: SearchResult) -> None:
@@ -116,7 +115,7 @@ def _largest_first(parts: Mapping[str, float], unit: str) -> str:
     return ", ".join(f"{name} {value:.0f}" for name, value in largest if value >= 0.5) + f" {unit}"
 
 
-def _print_placement(console: Output, placement: Placement, replayed: float) -> None:
+def _print_placement(console: Output, placement: PlacementAnswer, replayed: float) -> None:
     console.print(
         f"Placement    {placement.layout} = {counted(placement.devices, 'device')}, microbatch "
         f"{placement.microbatch}, {counted(placement.microbatches, 'microbatch')} per replica, "
@@ -125,7 +124,7 @@ def _print_placement(console: Output, placement: Placement, replayed: float) -> 
     console.print(f"Recompute    {placement.recompute}")
     worst = max(placement.stages, key=lambda stage: stage.total_memory_bytes)
     parts = ", ".join(
-        f"{name} {format_bytes(value)}" for name, value in worst.memory_bytes.items() if value
+        f"{name} {format_bytes(value)}" for name, value in worst.memory_parts_bytes.items() if value
     )
     console.print(f"Memory       {format_bytes(worst.total_memory_bytes)} at most: {parts}")
     console.print(

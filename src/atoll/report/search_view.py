@@ -111,7 +111,7 @@ def model_view(plan: PlacedModel, chip: SizedChip, capacity_bytes: float) -> Mod
                 StageView(
                     name=f"stage {number}",
                     layers=stage.layers,
-                    parts={k: v for k, v in stage.memory_bytes.items() if k != "total"},
+                    parts=stage.memory_parts_bytes,
                 )
                 for number, stage in enumerate(plan.placement.stages)
             ),

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 from atoll.answers.design import PlacementAnswer
 from atoll.answers.layout import MOST_PASSES, StepPasses
-from atoll.placement.replay import TAIL, messages_s
-from atoll.step.replay import PassTime, Replay, replay
+from atoll.placement.replay import TAIL, replay_placement
+from atoll.step.replay import Replay
 from atoll.training.replay import replay_step
 
 FORWARD, BACKWARD, WEIGHT, IDLE, AFTER = "forward", "backward", "weight gradient", "bubble", "after"
@@ -74,19 +74,10 @@ def placement_timeline(placement: PlacementAnswer) -> Timeline | None:
     are too many passes to draw.
     """
     stages, count = placement.stages, placement.microbatches
-    if count * len(stages) > MOST_PASSES:
+    timed = all(stage.chunks or stage.forward_s is not None for stage in stages)
+    if count * len(stages) > MOST_PASSES or not timed:
         return None
-    times = []
-    for stage in stages:
-        if stage.chunks:
-            times.append([PassTime(*chunk) for chunk in stage.chunks])
-            continue
-        if stage.forward_s is None:
-            return None
-        weight_s = stage.weight_s or 0.0
-        data_s = stage.compute_s + stage.recompute_s - stage.forward_s - weight_s
-        times.append([PassTime(stage.forward_s, data_s, weight_s)])
-    pipeline = replay(placement.schedule, times, count, messages_s(stages))
+    pipeline = replay_placement(placement).pipeline
     parts = placement.time_parts_s
     after = [(name.replace("_", " "), parts.get(name, 0.0)) for name in TAIL]
     return _fill_timeline(

@@ -224,7 +224,7 @@ class ChipWhatIf:
             tokens_per_s_per_device=placed_model.tokens_per_s_per_device,
             mfu=placed_model.mfu,
             parts_s=in_words(placement.time_parts_s),
-            memory_bytes=worst.memory_bytes,
+            memory_bytes=worst.memory_parts_bytes,
             memory_capacity_bytes=capacity,
             power_W=placed_model.power_W,
             energy_per_token_J=placed_model.energy_per_token_J,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from atoll.answers.answer import DrawableResult, build_answer
+from atoll.answers.answer import DrawableResult
 from atoll.answers.layout import ExpectedError, Exportable, Interval, LaunchFile
 from atoll.base.errors import AtollError
 from atoll.base.notebook import answer_html, bar_text
@@ -43,7 +43,7 @@ from atoll.training.step import StageTime, Stepper, StepTime
 from atoll.workload.flops import model_flops, trained_parameters
 
 if TYPE_CHECKING:
-    from atoll.answers.plan import EstimateAnswer
+    from atoll.answers.plan import EstimateAnswer  # noqa: F401 (base class)
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,7 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
         (True, 16)
     """
 
+    answer_builder = "atoll.training.planner.answer:estimate_answer"
     run: Run
     layout: Layout
     step: StepTime
@@ -308,13 +309,6 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
         title, facts, parts_s = self.summary()
         rows = [f"  {name:<12}{value}" for name, value in facts]
         return "\n".join([title, *rows, f"  {bar_text(parts_s)}"])
-
-
-@build_answer.register(Estimate)
-def _answer(estimate: Estimate) -> EstimateAnswer:
-    """Create the answer; its types are imported on demand."""
-    answer: EstimateAnswer = import_named("atoll.training.planner.answer:estimate_answer")(estimate)
-    return answer
 
 
 class Estimator(LayerPrices):

@@ -12,7 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from atoll.explore.answer.result import Design, NearDesigns
+from atoll.answers.answer import build_from
+from atoll.answers.design import SizedChip, SlowerChip
+from atoll.answers.search import NearAnswer
 from atoll.explore.proof.branch_and_bound import Search
 
 SHARES = (0.005, 0.01)
@@ -70,8 +72,8 @@ def plateau(
     chosen: int,
     complete_above: float,
     size_of: SizeOf,
-    design: Callable[[int], Design],
-) -> tuple[NearDesigns, ...]:
+    chip_of: Callable[[int], SizedChip],
+) -> tuple[NearAnswer, ...]:
     """Describe the designs near the answer; other memories of its design are not counted."""
     scores = _evaluated_scores(search)
     chips = search.frontier.chips
@@ -80,7 +82,7 @@ def plateau(
     for chip in sorted(scores, key=lambda c: (-scores[c], int(search.frontier.ids[c]))):
         fastest.setdefault(int(chips.design[chip]), chip)
     fastest.pop(int(chips.design[chosen]))
-    described: dict[int, Design] = {}
+    described: dict[int, SizedChip] = {}
     rows = []
     for share in SHARES:
         least = score / (1.0 + share)
@@ -88,14 +90,17 @@ def plateau(
         frugal = min(inside, key=lambda c: (size_of(c).peak_power_W, -scores[c]), default=chosen)
         saves = size_of(frugal).peak_power_W < size_of(chosen).peak_power_W
         if saves and frugal not in described:
-            described[frugal] = design(frugal)
+            described[frugal] = chip_of(frugal)
         rows.append(
-            NearDesigns(
-                share,
-                len(inside),
-                least >= complete_above,
-                described[frugal] if saves else None,
-                score / scores[frugal] - 1.0 if saves else 0.0,
+            NearAnswer(
+                share=share,
+                others=len(inside),
+                complete=bool(least >= complete_above),
+                least_power=build_from(
+                    SlowerChip, described[frugal], slower_by=score / scores[frugal] - 1.0
+                )
+                if saves
+                else None,
             )
         )
     return tuple(rows)

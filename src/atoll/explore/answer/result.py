@@ -8,9 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from atoll.answers.answer import DrawableResult, build_from
+from atoll.answers.answer import ExplainedResult, build_from
 from atoll.answers.certificate import ArchitectureProof
-from atoll.answers.design import LayerPass, Record, SearchedModel, SizedChip, SlowerChip
+from atoll.answers.design import Record, SearchedModel, SizedChip
 from atoll.answers.search import (
     DesignAnswer,
     ExistingDevice,
@@ -26,18 +26,13 @@ from atoll.base.notebook import answer_html, bar_text
 from atoll.base.units import (
     FREQUENCY,
     counted,
-    format_mfu,
     format_quantity,
-    format_seconds,
-    format_slower,
 )
 from atoll.explore.answer.scope import SearchScope
 from atoll.explore.pricing.price import PERS
 from atoll.hardware.accelerator import Accelerator
 from atoll.hardware.catalog import load_network
 from atoll.hardware.silicon.chip import chip_template
-from atoll.placement.plan import Placement
-from atoll.placement.replay import replay_placement
 from atoll.profiles import job_profile
 from atoll.questions import SearchQuestion
 from atoll.step.certificate import Certificate, times
@@ -52,68 +47,18 @@ _WORTH_SAYING = 0.01
 
 
 @dataclass(frozen=True)
-class ModelPlan:
-    """The plan of a model on a chip."""
-
-    model: str
-    samples_per_s: float
-    tokens_per_s_per_device: float
-    mfu: float
-    placement: Placement
-    power_W: float
-    energy_per_token_J: float
-    energy_parts_J: Mapping[str, float]
-    layers: tuple[LayerPass, ...] = field(default=(), repr=False)
-    """Time of every layer by operator."""
-
-    @property
-    def replay_difference(self) -> float:
-        """Relative difference of the step replayed event by event from the searched step."""
-        return replay_placement(self.placement).difference
-
-    @property
-    def power_wait(self) -> float:
-        """Share of the passes' time that they wait for a limit on power."""
-        busy_s = sum(entry.repeat * entry.makespan_s for entry in self.layers)
-        compute_s = sum(stage.compute_s for stage in self.placement.stages)
-        return max(0.0, 1.0 - busy_s / compute_s) if self.layers and compute_s else 0.0
-
-    def words(self) -> str:
-        where = self.placement
-        return (
-            f"{self.samples_per_s:,.1f} samples/s on {counted(where.devices, 'device')}, step "
-            f"{format_seconds(where.step_time_s)}, MFU {format_mfu(self.mfu)}; "
-            f"{where.layout}, microbatch {where.microbatch}, recompute {where.recompute}"
-        )
-
-    def answer(self) -> SearchedModel:
-        where = self.placement
-        return build_from(
-            SearchedModel,
-            self,
-            placement=where.answer(),
-            microbatch=where.microbatch,
-            recompute=where.recompute,
-        )
-
-
-@dataclass(frozen=True)
 class Design:
     """An accelerator with the best plan of every model on it."""
 
     accelerator: Accelerator
     area_mm2: float
     peak_power_W: float
-    plans: tuple[ModelPlan, ...]
+    plans: tuple[SearchedModel, ...]
 
     def answer(self) -> DesignAnswer:
-        models = tuple(plan.answer() for plan in self.plans)
+        first = self.plans[0]
         return build_from(
-            DesignAnswer,
-            models[0],
-            accelerator=self.chip(),
-            step_time_s=models[0].placement.step_time_s,
-            models=models,
+            DesignAnswer, first, first.placement, accelerator=self.chip(), models=self.plans
         )
 
     def chip(self) -> SizedChip:
@@ -123,48 +68,7 @@ class Design:
 
 
 @dataclass(frozen=True)
-class NearDesigns:
-    """The designs that are slower than the answer by at most a share."""
-
-    share: float
-    others: int
-    """Number of designs without the answer."""
-    complete: bool
-    """Whether no further design of the space can be among them."""
-    least_power: Design | None
-    """The design of least peak power, where that is less than the answer's."""
-    slower_by: float = 0.0
-
-    def answer(self) -> NearAnswer:
-        least = self.least_power
-        chip = least and build_from(SlowerChip, least.chip(), slower_by=self.slower_by)
-        return build_from(NearAnswer, self, least_power=chip)
-
-    def count_words(self) -> str:
-        """ "at least 9 others within 0.5%"."""
-        words = counted(self.others, "other")
-        if not self.complete:
-            words = f"at least {words}"
-        elif self.others == 0:
-            words = "no other"
-        return f"{words} within {100 * self.share:g}%"
-
-    def power_words(self, answer: Design) -> str:
-        """Compare the design of least power with the answer."""
-        least = self.least_power
-        assert least is not None
-        clock_Hz = least.accelerator.clock_Hz
-        differs = clock_Hz != answer.accelerator.clock_Hz
-        clock = f" at {format_quantity(clock_Hz, FREQUENCY, 3)}" if differs else ""
-        return (
-            f"{least.accelerator.describe()}{clock}: {format_slower(self.slower_by)}, "
-            f"{least.area_mm2:.1f} mm2, {least.peak_power_W:.0f} W at peak "
-            f"({least.peak_power_W / answer.peak_power_W - 1.0:+.0%})"
-        )
-
-
-@dataclass(frozen=True)
-class SearchResult(DrawableResult[SearchAnswer]):
+class SearchResult(ExplainedResult[SearchAnswer, SearchExplanation]):
     """The best chip with its placement, proof and baselines.
 
     Examples:
@@ -194,7 +98,7 @@ class SearchResult(DrawableResult[SearchAnswer]):
     """What else is missing or incomplete, and why, in the same words."""
     baseline_remarks: Mapping[str, str] = field(default_factory=dict)
     """Why a baseline is not the answer, where its score does not say it."""
-    plateau: tuple[NearDesigns, ...] = ()
+    plateau: tuple[NearAnswer, ...] = ()
     """How many designs come close, and which of them has the least peak power."""
     warnings: tuple[str, ...] = ()
     """What captured models may have counted wrongly."""
@@ -214,20 +118,6 @@ class SearchResult(DrawableResult[SearchAnswer]):
     @property
     def kept(self) -> Path | None:
         return self.job.out
-
-    def explain(self) -> SearchExplanation:
-        """Why this chip: where the time goes, what limits operators, what the runner-up lacks.
-
-        Returns:
-            The reasons as data; printed, they read as those of `atoll explain`.
-
-        Examples:
-            >>> import atoll
-            >>> result = atoll.search(model="bert-large", space="tiny.yaml", devices=8)
-            >>> result.explain().models[0].model
-            'bert-large'
-        """
-        return self.answer.explain()
 
     @property
     def ended_early(self) -> bool:
@@ -276,7 +166,6 @@ class SearchResult(DrawableResult[SearchAnswer]):
             notes=() if scope is None else scope.notes,
             beside={device.device: device for device in self.beside},
             alone={single.model: single for single in self.alone},
-            plateau=tuple(near.answer() for near in self.plateau),
             runners_up=tuple(design.answer() for design in self.runners_up),
             job=self.job.to_dict(),
             given=self.given,
@@ -330,12 +219,13 @@ class SearchResult(DrawableResult[SearchAnswer]):
         if not self.plateau:
             return []
         lines = [", ".join(near.count_words() for near in self.plateau)]
-        shown_W = answer_W = self.best.peak_power_W
+        chosen = self.best.chip()
+        shown_W, worth_W = chosen.peak_power_W, _WORTH_SAYING * chosen.peak_power_W
         for near in self.plateau:
             least = near.least_power
-            if least is not None and shown_W - least.peak_power_W > _WORTH_SAYING * answer_W:
+            if least is not None and shown_W - least.peak_power_W > worth_W:
                 shown_W = least.peak_power_W
-                lines.append(near.power_words(self.best))
+                lines.append(near.power_words(chosen))
         return lines
 
     def ending_lines(self) -> list[str]:

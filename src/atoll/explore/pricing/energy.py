@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from atoll.answers.design import PlacementAnswer
 from atoll.base.arrays import FloatArray
 from atoll.cost.chips import Chips
 from atoll.explore.pricing.evaluate import PricedChips
@@ -24,7 +25,6 @@ from atoll.hardware.energy import (
     template_energy,
 )
 from atoll.hardware.template.template import EnergyModel
-from atoll.placement.plan import Placement
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def energy_per_token_J(steps: Collection[StepEnergy]) -> float:
     return sum(step.total_J for step in steps) / sum(step.tokens for step in steps)
 
 
-def step_energy(priced: PricedChips, placement: Placement) -> StepEnergy:
+def step_energy(priced: PricedChips, placement: PlacementAnswer) -> StepEnergy:
     """Return the energy of a step for a placement of the first variant on the first chip."""
     repeats = operator_repeats(priced.variants)
     hbm, glb = variant_traffic(priced, repeats)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.answers.design import PlacementAnswer
 from atoll.base.jit import Kernel
 from atoll.base.kernel_cache import wait_for_kernels
 from atoll.base.stopping import StopCheck, never
@@ -34,7 +35,6 @@ from atoll.explore.pricing.limit import operator_J, pass_J, resting_W, shortest_
 from atoll.explore.pricing.operator_work import OperatorWork, operator_work
 from atoll.explore.pricing.workloads import Variant, Variants
 from atoll.placement.chain import Division, PlacementProblem, VariantTimes
-from atoll.placement.plan import Placement
 from atoll.schedule.bound_kernels import EPSILON
 from atoll.schedule.list_kernels import Problems, quick_bounds
 from atoll.schedule.problem import Schedule, ScheduleProblem
@@ -250,7 +250,7 @@ class PricedChips:
         pass_s: FloatArray,
         division: Division,
         memory_bytes: float | None = None,
-    ) -> Placement:
+    ) -> PlacementAnswer:
         """Return the full placement of a division."""
         problem = self.placement_problem(chip, variant, memory_bytes)
         placer = self.setting.profile.placer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import inf
 
-from atoll.answers.answer import AnsweredResult, build_answer, build_from
+from atoll.answers.answer import AnsweredResult, build_from
 from atoll.answers.certificate import Proof
 from atoll.answers.design import MixedAnswer, MixedStage, PodAlone, PodAnswer
 from atoll.answers.layout import Exportable, LaunchFile
@@ -36,6 +36,7 @@ class MixedPlan(Exportable, AnsweredResult[MixedAnswer]):
         True
     """
 
+    answer_builder = "atoll.training.mixed.plan:mixed_answer"
     pods: Pods
     best: MixedEstimate
     runners_up: tuple[MixedEstimate, ...]
@@ -242,7 +243,6 @@ def _excluded(pods: Pods, axes: Axes, equal: bool) -> tuple[str, ...]:
     )
 
 
-@build_answer.register
 def mixed_answer(pod_plan: MixedPlan) -> MixedAnswer:
     best, pods, run = pod_plan.best, pod_plan.pods, pod_plan.pods.runs[0]
     placed = best.placed

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from atoll.answers.answer import DrawableResult, build_answer
+from atoll.answers.answer import ExplainedResult
 from atoll.answers.layout import (
     AxisReason,
     Exportable,
@@ -35,7 +35,8 @@ from atoll.training.run import Run
 if TYPE_CHECKING:
     import pandas as pd
 
-    from atoll.answers.plan import PlanAnswer, PlanExplanation
+    from atoll.answers.plan import PlanAnswer, PlanExplanation  # noqa: F401 (base class)
+
 
 RUNNERS_UP = 4
 TOLERANCE = 0.0  # the search continues until no layout can be faster
@@ -46,7 +47,7 @@ MOST_DOUBLINGS = 8  # device counts to try when nothing fits, each twice the pre
 
 
 @dataclass(frozen=True)
-class Plan(Exportable, DrawableResult["PlanAnswer"]):
+class Plan(Exportable, ExplainedResult["PlanAnswer", "PlanExplanation"]):
     """The best layout of a run with its runners-up and the proof.
 
     Examples:
@@ -56,6 +57,7 @@ class Plan(Exportable, DrawableResult["PlanAnswer"]):
         (1, True)
     """
 
+    answer_builder = "atoll.training.planner.answer:plan_answer"
     run: Run
     axes: Axes
     best: Estimate
@@ -79,20 +81,6 @@ class Plan(Exportable, DrawableResult["PlanAnswer"]):
     def tool(self) -> Tool:
         """Tool that runs the layouts."""
         return self.run.tool
-
-    def explain(self) -> PlanExplanation:
-        """Explain the choice: where the time goes, and why other layouts are slower.
-
-        Returns:
-            The reasons as data; printed, they read like the output of `atoll explain`.
-
-        Examples:
-            >>> import atoll
-            >>> plan = atoll.plan("gpt2-xl", "h100", 8, batch=64, tp=[1, 2], pp=[1])
-            >>> print(plan.explain())  # doctest: +ELLIPSIS
-            gpt2-xl on 8 h100: tp1 pp1 dp8 ...
-        """
-        return self.answer.explain()
 
     def to_dataframe(self) -> pd.DataFrame:
         """Return every estimated layout, fastest first.
@@ -283,13 +271,6 @@ def _missing_abilities(tool: Tool, layout: Layout) -> str:
     if layout.pp == 1 or layout.schedule == "interleaved":  # which is 1f1b with several chunks
         missing = [part for part in missing if part != words["schedule"]]
     return ", ".join(missing) or f"a combination that {tool.title} does not run"
-
-
-@build_answer.register(Plan)
-def _answer(plan: Plan) -> PlanAnswer:
-    """Build the answer; its types are imported only on first use."""
-    answer: PlanAnswer = import_named("atoll.training.planner.answer:plan_answer")(plan)
-    return answer
 
 
 def plan(

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from atoll.answers.answer import AnsweredResult, DrawableResult, build_from, dumped
+from atoll.answers.answer import AnsweredResult, ExplainedResult, build_from, dumped
 from atoll.answers.certificate import ArchitectureProof
-from atoll.answers.design import ChipFigures, SizedChip
+from atoll.answers.design import ChipFigures, PlacedStageAnswer, PlacementAnswer, SizedChip
 from atoll.answers.wafer import (
     BestMapping,
     DetailedStep,
@@ -28,7 +28,6 @@ from atoll.answers.wafer import (
 from atoll.base.units import counted, format_bytes, format_mfu
 from atoll.fabric.mesh import Die, Link
 from atoll.hardware.wafer import Wafer
-from atoll.placement.plan import Placement, PlacementStage
 from atoll.placement.replay import replay_placement
 from atoll.questions import WaferQuestion
 from atoll.step.certificate import Certificate
@@ -65,22 +64,19 @@ def running_power_W(wafer: Wafer, evaluation: MappingCost) -> float:
     return static + dynamic_peak * busy / wafer.dies
 
 
-def placement_of(evaluation: MappingCost) -> Placement:
+def placement_of(evaluation: MappingCost) -> PlacementAnswer:
     """Return the mapping as a placement on devices, with dies as devices."""
     mapping = evaluation.mapping
     block = mapping.blocks()
     names = [e.kept_name for c in block.chains for e in c.edges if e.kept_name]
     stages = []
-    first = 0
     data = parts_of(mapping.stages[0].block.stream, mapping.stages[0].digits).get("b", 1)
     for stage, cost in zip(mapping.stages, evaluation.stages, strict=True):
         dropped = [n for n, keep in zip(names, stage.block.keep, strict=True) if keep == RECOMPUTE]
         recompute_s = cost.parts_s["recompute"] * stage.layers
         stages.append(
-            PlacementStage(
+            PlacedStageAnswer(
                 layers=(f"block x{stage.layers}",),
-                first=first,
-                last=first + stage.layers,
                 devices=stage.rectangle.size // data or 1,
                 compute_s=cost.load_s - recompute_s - cost.transfer_s,
                 recompute_s=recompute_s,
@@ -90,11 +86,11 @@ def placement_of(evaluation: MappingCost) -> Placement:
                 memory_bytes=dict(cost.memory_bytes),
                 forward_s=cost.forward_s,
                 weight_s=cost.weight_s,
+                chunks=(),
             )
         )
-        first += stage.layers
     shape = max(s.rectangle.size for s in mapping.stages)
-    return Placement(
+    return PlacementAnswer(
         pipeline=len(stages),
         tensor=shape // data or 1,
         data=data,
@@ -104,6 +100,11 @@ def placement_of(evaluation: MappingCost) -> Placement:
         stages=tuple(stages),
         time_parts_s=time_parts_s(evaluation),
         schedule=mapping.schedule,
+        zero=0,
+        cp=1,
+        ep=1,
+        etp=None,
+        vpp=1,
     )
 
 
@@ -142,7 +143,7 @@ class WaferEstimate(AnsweredResult[MappingAnswer]):
     dead_links: tuple[Link, ...] = ()
 
     @cached_property
-    def placement(self) -> Placement:
+    def placement(self) -> PlacementAnswer:
         return placement_of(self.evaluation)
 
     @cached_property
@@ -176,7 +177,6 @@ class WaferEstimate(AnsweredResult[MappingAnswer]):
             tokens_per_s=evaluation.samples_per_s * evaluation.mapping.sequence,
             fits=evaluation.fits,
             memory_bytes_per_die=evaluation.memory_bytes,
-            placement=self.placement.answer(),
             accelerator=ChipFigures.of(self.wafer.chip),
             wafer=WaferFigures.of(self.wafer),
             mapping=evaluation.mapping.file(),
@@ -199,7 +199,7 @@ class WaferEstimate(AnsweredResult[MappingAnswer]):
 
 
 @dataclass(frozen=True)
-class WaferResult(DrawableResult[WaferAnswer]):
+class WaferResult(ExplainedResult[WaferAnswer, WaferExplanation]):
     """The best mapping on a wafer, or on the best wafer of a space, with its bound.
 
     Examples:
@@ -229,24 +229,6 @@ class WaferResult(DrawableResult[WaferAnswer]):
     left_out: Mapping[str, str] = field(default_factory=dict)
     """What there was no time for, and why."""
 
-    def explain(self) -> WaferExplanation:
-        """Why this mapping: its slowest stage, the runners-up, and what more of each resource
-        would be worth.
-
-        Returns:
-            The reasons as data; printed, they read as those of `atoll explain`.
-
-        Raises:
-            AtollError: The wafer or model that the question names is gone.
-
-        Examples:
-            >>> import atoll
-            >>> result = atoll.search("wafer-job.yaml")
-            >>> result.explain().stages
-            4
-        """
-        return self.answer.explain()
-
     @property
     def ended_early(self) -> bool:
         """Whether a limit or Ctrl-C came before the end."""
@@ -274,7 +256,7 @@ class WaferResult(DrawableResult[WaferAnswer]):
         return self.best_estimate.mfu
 
     @property
-    def placement(self) -> Placement:
+    def placement(self) -> PlacementAnswer:
         """The best mapping's stages, as placements on devices are told."""
         return self.best_estimate.placement
 

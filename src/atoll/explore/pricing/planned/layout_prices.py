@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.answers.design import PlacedStageAnswer, PlacementAnswer
 from atoll.cost.pricer import Cost, LayerTimes
 from atoll.explore.pricing.bound_kernels import floors_s
 from atoll.explore.pricing.planned.layout_list import Allowed, listed_layouts
@@ -33,7 +34,6 @@ from atoll.placement.chain import (
     VariantTimes,
 )
 from atoll.placement.facts import ChainFacts
-from atoll.placement.plan import Placement, PlacementStage
 from atoll.step.layout import Layout
 from atoll.step.orders import SPLIT, arrivals
 from atoll.step.stages import stage_shares
@@ -283,14 +283,14 @@ class PlannedLayouts:
 
     def describe(
         self, problem: PlacementProblem, times: VariantTimes, division: Division
-    ) -> Placement:
+    ) -> PlacementAnswer:
         assert division.layout is not None
         layout, chosen = division.layout, self.chosen(times)
         tables = self.timed(problem, times, chosen)
         rows = tables.rows[[self.layouts.index(layout)]]
         row = layout_row(Sums(tables, rows), np.array(division.choices))
         parts = row.step.breakdown()
-        return Placement(
+        return PlacementAnswer(
             pipeline=layout.pp,
             tensor=layout.tp,
             data=layout.dp,
@@ -310,7 +310,7 @@ class PlannedLayouts:
 
     def _stages(
         self, layout: Layout, row: LayoutRow, choices: Sequence[int], chosen: Chosen
-    ) -> tuple[PlacementStage, ...]:
+    ) -> tuple[PlacedStageAnswer, ...]:
         shares = stage_shares(self.costs, layout.schedule, layout.pp, layout.vpp, layout.blocks)
         send_s = Stepper(self.run, layout).send_s(boundary_bytes(shares))
         came = arrivals(layout.schedule, layout.pp, len(shares[0]))
@@ -329,10 +329,8 @@ class PlannedLayouts:
             if len(set(again.values())) <= 1:
                 words = next(iter(again.values()), "none")
             stages.append(
-                PlacementStage(
+                PlacedStageAnswer(
                     layers=_layer_names(chunks),
-                    first=0,
-                    last=0,
                     devices=layout.tp * layout.cp,
                     compute_s=time.forward.total_s + time.backward.total_s,
                     recompute_s=time.recompute.total_s,
