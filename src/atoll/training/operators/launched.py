@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from atoll.hardware.gpu import Gpu
 from atoll.tools.stack import Stack, VectorPasses
+from atoll.training.operators.adapter_passes import ADAPTER_PASSES, with_adapter_passes
 from atoll.training.operators.wide_products import FLOAT, is_math
 from atoll.training.run import Run
 from atoll.workload.families.model_config import ModelConfig
@@ -39,6 +40,7 @@ COUNTED: Mapping[str, VectorPasses] = {
     # Logits in 16 bits: 4 and 6 bytes at half of the rate.
     "cross_entropy_half": VectorPasses(8.2, 1),
     "cross_entropy_half_bwd": VectorPasses(8.2, 1),
+    **ADAPTER_PASSES,
     # Masks, and scores of attention.
     "mask_read": VectorPasses(0, 0),  # by the kernels of attention (`DENSE_MASK`)
     "mask_cast": VectorPasses(10.8, 1),  # a boolean mask to 16 bits: 3 bytes at 1.2 TB/s
@@ -99,6 +101,8 @@ def launched(layer: Layer, run: Run, samples: int) -> Layer:
     stack = run.stack
     if stack.dense_mask:
         layer = _dense_mask(layer, stack, samples)
+    if run.adapters is not None and stack.plain_scores:
+        layer = with_adapter_passes(layer, stack)
     if run.half_logits and stack.plain_scores:
         layer = _half_loss(layer, stack)
     if stack.loss_chunks > 1:
