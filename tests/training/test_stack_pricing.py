@@ -308,6 +308,19 @@ def test_4_bit_weights_are_dequantized_for_every_product() -> None:
     assert "4-bit frozen weights" in runs[1].given
 
 
+def test_autocast_casts_every_weight_and_keeps_the_copies() -> None:
+    runs = [
+        small_run(grouped(), stack=flagged(EAGER, flags), states=STATES["fp32"])
+        for flags in ("", "autocast")
+    ]
+    plain, cast = (costs_of(run)["block"] for run in runs)
+    assert cast.forward.vector_s > 1.3 * plain.forward.vector_s
+    assert cast.weight.vector_s > plain.weight.vector_s
+    assert cast.kept("none").bytes > plain.kept("none").bytes
+    memory = [estimate(run, Layout(dp=8, zero=0)).memory[0].weights for run in runs]
+    assert 1.3 < memory[1] / memory[0] < 1.5  # 16-bit copies, except of the embedding
+
+
 def test_fp8_products_are_faster_and_their_casts_are_paid() -> None:
     model = dense(hidden=4096, heads=32, kv_heads=32, ffn=16384)
     half = costs_of(small_run(model))["block"]

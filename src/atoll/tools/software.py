@@ -77,6 +77,7 @@ FLAGS: Mapping[str, Callable[[Stack], Stack]] = {
     "fp32_adapters": lambda stack: replace(stack, fp32_adapters=True),
     # bitsandbytes: 4 bits and an fp32 scale for 64 weights, dequantized for every product
     "nf4": lambda stack: replace(stack, frozen_bytes=0.56),
+    "autocast": lambda stack: replace(stack, autocast=True),
     "foreach": lambda stack: replace(stack, optimizer="foreach"),
     "forloop": lambda stack: replace(stack, optimizer="forloop"),
     "clip": lambda stack: replace(stack, clips=True),

@@ -177,6 +177,8 @@ class Stack:
     keep an fp32 softmax; every block casts its dense mask."""
     math_attention: bool = False
     """SDPA's math back end, in fp32: of unfused attention, or of trained position biases only."""
+    autocast: bool = False
+    """fp32 weights are cast for every product, and the residual stream stays in fp32."""
     ragged_heads: float = 1.0
     """Factor on unfused attention's products if a head is not a multiple of 8 elements."""
     hosts_blocks: bool = False
@@ -208,6 +210,7 @@ CHOICES: Mapping[tuple[str, object], str] = {
     ("optimizer", "forloop"): "optimizer as a loop over tensors",
     ("fp32_adapters", True): "fp32 adapters",
     ("frozen_bytes", 0.56): "4-bit frozen weights",
+    ("autocast", True): "autocast over fp32 weights",
     ("clips", True): "gradient clipping",
     ("math_attention", True): "SDPA's math back end where attention is not fused",
 }

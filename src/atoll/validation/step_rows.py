@@ -131,6 +131,8 @@ def _flags(row: RunRow, model: ModelConfig) -> list[str]:
         flags.append("fp32_adapters")
     if row.text("weights") == "nf4":
         flags.append("nf4")
+    if row.text("precision") == "amp" or row.text("optimizer") == "fp32amp":
+        flags.append("autocast")
     if row.text("optimizer") in UPDATES:
         flags.append(row.text("optimizer"))
     if row.integer("clip", 0):
