@@ -283,6 +283,45 @@ def test_a_foreach_optimizer_copies_the_gradients() -> None:
     assert foreach.allocated > fused.allocated
 
 
+def test_fp32_adapters_cast_their_inputs_and_keep_the_copies() -> None:
+    def block(flags: str) -> tuple[LayerCost, Run]:
+        stack, adapters = flagged(EAGER, flags), Adapters(16, ("q", "down"))
+        run = small_run(grouped(), stack=stack, adapters=adapters, states=STATES["bf16"])
+        return costs_of(run, Layout(dp=8, microbatch=4))["block"], run
+
+    (half, run), (fp32, _) = block(""), block("fp32_adapters")
+    assert fp32.forward.vector_s > half.forward.vector_s
+    assert fp32.backward.matrix_s > half.backward.matrix_s
+    # Copies of both inputs; the products' own are not kept, the inner tensors are twice as wide.
+    more = 4 * (run.model.hidden + run.model.ffn) - 2 * (run.model.hidden + run.model.ffn)
+    kept = (fp32.kept("none").bytes - half.kept("none").bytes) / (4 * run.sequence)
+    assert kept == pytest.approx(more, rel=0.05)
+
+
+def test_4_bit_weights_are_dequantized_for_every_product() -> None:
+    runs = [
+        small_run(grouped(), stack=flagged(EAGER, flags), adapters=Adapters(16))
+        for flags in ("", "nf4")
+    ]
+    half, nf4 = (costs_of(run)["block"] for run in runs)
+    assert nf4.forward.kernels - half.forward.kernels == 6  # q, k, v, o, gate with up, down
+    assert runs[1].frozen_bytes == pytest.approx(0.56)
+    assert "4-bit frozen weights" in runs[1].given
+
+
+def test_autocast_casts_every_weight_and_keeps_the_copies() -> None:
+    runs = [
+        small_run(grouped(), stack=flagged(EAGER, flags), states=STATES["fp32"])
+        for flags in ("", "autocast")
+    ]
+    plain, cast = (costs_of(run)["block"] for run in runs)
+    assert cast.forward.vector_s > 1.3 * plain.forward.vector_s
+    assert cast.weight.vector_s > plain.weight.vector_s
+    assert cast.kept("none").bytes > plain.kept("none").bytes
+    memory = [estimate(run, Layout(dp=8, zero=0)).memory[0].weights for run in runs]
+    assert 1.3 < memory[1] / memory[0] < 1.5  # 16-bit copies, except of the embedding
+
+
 def test_fp8_products_are_faster_and_their_casts_are_paid() -> None:
     model = dense(hidden=4096, heads=32, kv_heads=32, ffn=16384)
     half = costs_of(small_run(model))["block"]

@@ -124,7 +124,9 @@ class RunQuestion(LaunchQuestion, LengthQuestion):
         "traced models computes the full square) or dense_window (that of windows), "
         "math_attention (SDPA's math back end, in fp32); of the loss liger_loss, compiled_loss, "
         "eager_loss, loss_chunks=N and recompute_loss (chunks are computed again); liger (Liger's "
-        "norms, rotary positions and gates); of the optimizer foreach, forloop and clip.",
+        "norms, rotary positions and gates); of the optimizer foreach, forloop and clip; "
+        "of adapters fp32_adapters (PEFT's default) and nf4 (4-bit frozen weights); "
+        "autocast (16-bit products of fp32 weights).",
         SYSTEM, None, shown="none",
     )  # fmt: skip
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = option(

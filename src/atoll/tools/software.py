@@ -74,6 +74,10 @@ FLAGS: Mapping[str, Callable[[Stack], Stack]] = {
     "cp_a2a": lambda stack: replace(stack, exchanges_heads=True, adapters_exchange_heads=True),
     "cp_p2p": lambda stack: replace(stack, exchanges_heads=False, adapters_exchange_heads=False),
     "local": lambda stack: replace(stack, workspaces=2),  # without Transformer Engine's handle
+    "fp32_adapters": lambda stack: replace(stack, fp32_adapters=True),
+    # bitsandbytes: 4 bits and an fp32 scale for 64 weights, dequantized for every product
+    "nf4": lambda stack: replace(stack, frozen_bytes=0.56),
+    "autocast": lambda stack: replace(stack, autocast=True),
     "foreach": lambda stack: replace(stack, optimizer="foreach"),
     "forloop": lambda stack: replace(stack, optimizer="forloop"),
     "clip": lambda stack: replace(stack, clips=True),

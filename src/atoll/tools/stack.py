@@ -114,6 +114,10 @@ class Stack:
     """Bytes per parameter of fp8 copies of blocks' weights, in addition to 16-bit weights."""
     scaled_weights: bool = False
     """Frozen weights of fp8 and fp4 products are kept only in that format."""
+    frozen_bytes: float | None = None
+    """Bytes per frozen weight of a block that is stored in few bits; None: as trained ones."""
+    fp32_adapters: bool = False
+    """Adapters are kept in fp32 beside 16-bit weights, as PEFT does by default."""
     scaled_inputs: bool = False
     """Cast inputs of fp8 and fp4 products are kept for their weight gradients."""
     workspaces: int = 0
@@ -173,6 +177,8 @@ class Stack:
     keep an fp32 softmax; every block casts its dense mask."""
     math_attention: bool = False
     """SDPA's math back end, in fp32: of unfused attention, or of trained position biases only."""
+    autocast: bool = False
+    """fp32 weights are cast for every product, and the residual stream stays in fp32."""
     ragged_heads: float = 1.0
     """Factor on unfused attention's products if a head is not a multiple of 8 elements."""
     hosts_blocks: bool = False
@@ -202,6 +208,9 @@ CHOICES: Mapping[tuple[str, object], str] = {
     ("dense_mask", "windows"): "dense masks of attention windows",
     ("optimizer", "foreach"): "foreach optimizer",
     ("optimizer", "forloop"): "optimizer as a loop over tensors",
+    ("fp32_adapters", True): "fp32 adapters",
+    ("frozen_bytes", 0.56): "4-bit frozen weights",
+    ("autocast", True): "autocast over fp32 weights",
     ("clips", True): "gradient clipping",
     ("math_attention", True): "SDPA's math back end where attention is not fused",
 }

@@ -113,6 +113,8 @@ class Run:
     @property
     def frozen_bytes(self) -> float:
         """Bytes per frozen weight in a block, which has no master copy."""
+        if self.stack.frozen_bytes is not None:
+            return self.stack.frozen_bytes
         alone = self.precision in SCALED and self.stack.scaled_weights
         return ELEMENT_BYTES[self.precision] if alone else self.states.weight
 

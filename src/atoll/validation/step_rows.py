@@ -83,9 +83,9 @@ ASSUMED = {
     "clip": ("0", "1"),
     "loss_kind": ("model", *LOSSES),
     "liger": ("0", "1"),
-    "weights": ("bf16", "fp32"),
-    "adapter_dtype": ("bf16",),
-    "peft": ("0",),
+    "weights": ("bf16", "fp32", "nf4"),
+    "adapter_dtype": ("bf16", "fp32"),
+    "peft": ("0", "1"),
     "compile_mode": ("model", "block", "reduce-overhead"),
     "precision": ("bf16", "amp"),
 }
@@ -126,6 +126,13 @@ def _flags(row: RunRow, model: ModelConfig) -> list[str]:
     flags = []
     if row.text("experts_implementation") == "grouped_mm":
         flags.append("grouped_mm")
+    # PEFT keeps adapters in fp32 unless told otherwise.
+    if row.text("adapter_dtype", "fp32" if row.integer("peft", 0) else "") == "fp32":
+        flags.append("fp32_adapters")
+    if row.text("weights") == "nf4":
+        flags.append("nf4")
+    if row.text("precision") == "amp" or row.text("optimizer") == "fp32amp":
+        flags.append("autocast")
     if row.text("optimizer") in UPDATES:
         flags.append(row.text("optimizer"))
     if row.integer("clip", 0):

@@ -44,7 +44,7 @@ from atoll.training.operators.roles import (
     widths,
 )
 from atoll.training.operators.timings import BETWEEN, TIMED, Timings
-from atoll.training.operators.wide_products import fp32_product, is_math
+from atoll.training.operators.wide_products import fp32_product, is_wide
 from atoll.workload.graph.layer import Layer
 from atoll.workload.graph.operator import Matmul, Operator, VectorWork
 
@@ -252,7 +252,7 @@ class GpuPricer:
             added = sum(work.elements for work in op.vectors)
             moved = float(streaming_s(self.gpu, EXPERT_BIAS[op.kind] * added))
             return Cost(vector_s=moved, kernels=4)
-        wide = self.stack.math_attention and is_math(op)
+        wide = is_wide(self.stack, op)
         for product in op.matmuls:
             fp32 = fp32_product(self.gpu, product) if wide else None
             total += fp32 or self._products(layer, op, product)

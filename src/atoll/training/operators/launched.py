@@ -11,7 +11,9 @@ from dataclasses import replace
 
 from atoll.hardware.gpu import Gpu
 from atoll.tools.stack import Stack, VectorPasses
+from atoll.training.operators.adapter_passes import ADAPTER_PASSES, with_adapter_passes
 from atoll.training.operators.wide_products import FLOAT, is_math
+from atoll.training.operators.wide_streams import STREAM_PASSES, autocast
 from atoll.training.run import Run
 from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.graph.layer import Layer
@@ -39,6 +41,8 @@ COUNTED: Mapping[str, VectorPasses] = {
     # Logits in 16 bits: 4 and 6 bytes at half of the rate.
     "cross_entropy_half": VectorPasses(8.2, 1),
     "cross_entropy_half_bwd": VectorPasses(8.2, 1),
+    **ADAPTER_PASSES,
+    **STREAM_PASSES,
     # Masks, and scores of attention.
     "mask_read": VectorPasses(0, 0),  # by the kernels of attention (`DENSE_MASK`)
     "mask_cast": VectorPasses(10.8, 1),  # a boolean mask to 16 bits: 3 bytes at 1.2 TB/s
@@ -57,6 +61,8 @@ COUNTED: Mapping[str, VectorPasses] = {
 
 HALF_SOFTMAX = ("bert", "roberta", "vit", "gpt2", "t5", "mt5", "umt5", "bart")
 """Families whose modules do not cast scores to fp32 (transformers 5.17)."""
+WIDE_FUNCTIONS = frozenset({"layernorm", "layernorm_bwd", "rotary", "rotary_bwd"})
+"""Functions that autocast runs in fp32; RMSNorm does so anyway."""
 MODULE_PASSES = {"mul": "score_scale", "mul_bwd": "score_scale", "add": "score_mask"}
 """Passes of plain modules by those of the graph."""
 SOFTMAX_PASSES = {
@@ -99,6 +105,11 @@ def launched(layer: Layer, run: Run, samples: int) -> Layer:
     stack = run.stack
     if stack.dense_mask:
         layer = _dense_mask(layer, stack, samples)
+    if stack.autocast:
+        composed = frozenset({"gelu", "gelu_bwd"} if run.alias else ())
+        layer = autocast(layer, WIDE_FUNCTIONS | composed)
+    if run.adapters is not None and stack.plain_scores:
+        layer = with_adapter_passes(layer, stack)
     if run.half_logits and stack.plain_scores:
         layer = _half_loss(layer, stack)
     if stack.loss_chunks > 1:

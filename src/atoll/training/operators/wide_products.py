@@ -8,6 +8,7 @@ from __future__ import annotations
 from atoll.cost.gpu_vector import streaming_s
 from atoll.cost.pricer import Cost
 from atoll.hardware.gpu import Gpu
+from atoll.tools.stack import Stack
 from atoll.workload.graph.operator import Matmul, Operator
 
 FLOAT = 4  # bytes
@@ -16,6 +17,7 @@ FLOAT = 4  # bytes
 FP32_SHARE = 0.0505
 SMALL_SIZE = 32
 MATH_KINDS = ("attention_scores", "attention_values", "attention_dgrad")
+ADAPTER_KINDS = ("adapter", "adapter_dgrad", "adapter_wgrad")
 
 
 def fp32_product(gpu: Gpu, product: Matmul) -> Cost:
@@ -25,10 +27,18 @@ def fp32_product(gpu: Gpu, product: Matmul) -> Cost:
     m, n, k = product.m, product.n, product.k
     rate = FP32_SHARE * gpu.peak_flops(gpu.half_dtype) / (1 + SMALL_SIZE / min(m, n, k))
     moved = FLOAT * product.batch * (m * k + k * n + m * n)
-    seconds = max(product.flops / rate, float(streaming_s(gpu, moved)))
+    busy_s = product.flops / rate + gpu.calibration.kernel_s
+    seconds = max(busy_s, float(streaming_s(gpu, moved)))
     return Cost(seconds * product.fraction, kernels=1)
 
 
 def is_math(op: Operator) -> bool:
     """Return whether an operator is a product of unfused attention."""
     return op.kind in MATH_KINDS
+
+
+def is_wide(stack: Stack, op: Operator) -> bool:
+    """Return whether the stack multiplies an operator's operands in fp32."""
+    return (stack.math_attention and is_math(op)) or (
+        stack.fp32_adapters and op.kind in ADAPTER_KINDS
+    )

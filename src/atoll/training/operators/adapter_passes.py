@@ -1,0 +1,67 @@
+"""Kernels around low-rank adapters in plain modules (PEFT), and of 4-bit frozen weights.
+
+With adapters in fp32, PEFT's default, every adapted projection casts its input and keeps the copy,
+multiplies in fp32, adds its scaled result to the projection's and casts the sum back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from atoll.tools.stack import Stack, VectorPasses
+from atoll.training.operators.wide_products import FLOAT
+from atoll.workload.graph.layer import Layer
+from atoll.workload.graph.operator import Operator, Role, VectorWork, pass_over
+
+ADAPTER_PASSES: Mapping[str, VectorPasses] = {
+    "adapter_scale": VectorPasses(4, 1),
+    "adapter_scale_fp32": VectorPasses(8, 1),
+    "adapter_cast": VectorPasses(12.6, 1),  # 16 bits to fp32: 6 bytes at 2.1 TB/s
+    "adapter_round": VectorPasses(6, 1),
+    # 16 bits plus fp32 (10 bytes at 2.5 TB/s), then cast back.
+    "adapter_sum": VectorPasses(23.3, 2),
+    # The sum's gradient: cast to fp32, scaled, and cast back for the frozen product.
+    "adapter_gradient": VectorPasses(26.6, 3),
+    "dequantize": VectorPasses(5, 1),  # kDequantizeBlockwise: 2.6 bytes at 2.3 TB/s
+}
+"""Passes per element of an adapter's input or output, and per 4-bit weight."""
+FROZEN_PRODUCTS = ("linear", "linear_dgrad")
+
+
+def with_adapter_passes(layer: Layer, stack: Stack) -> Layer:
+    """Return an adapted layer with the passes that PEFT's modules launch."""
+    tensors, wide = dict(layer.tensors), stack.fp32_adapters
+    inputs: dict[str, str] = {}
+
+    def changed(op: Operator) -> Operator:
+        more: list[VectorWork] = []
+        part = op.name.rpartition(".adapter")[2]
+        source, result = tensors[op.reads[0]], tensors[op.writes[0]] if op.writes else None
+        if op.kind == "adapter" and part.endswith("down") and wide:
+            name = f"{op.name}.input"
+            tensors[name] = replace(source, name=name, element_bytes=FLOAT)
+            inputs[op.name] = name
+            more = [pass_over("adapter_cast", source)]
+            op = replace(op, writes=(*op.writes, name))
+        elif op.kind == "adapter" and part.endswith("up") and result is not None:
+            more = [pass_over("adapter_scale_fp32" if wide else "adapter_scale", result)]
+        elif op.kind == "adapter_dgrad" and part.endswith("up.dgrad"):
+            (product,) = op.matmuls
+            function = "adapter_gradient" if wide else "adapter_scale"
+            more = [VectorWork(function, product.batch * product.m, product.k)]
+        elif op.kind == "adapter_dgrad" and wide and result is not None:
+            more = [pass_over("adapter_round", result)]
+        elif op.kind == "adapter_wgrad" and op.name.removesuffix(".wgrad") in inputs:
+            op = replace(op, reads=(inputs[op.name.removesuffix(".wgrad")], *op.reads[1:]))
+        elif op.kind in FROZEN_PRODUCTS:
+            if wide and op.kind == "linear":
+                adds = (w.by("adapter_sum") if w.function == "add" else w for w in op.vectors)
+                op = replace(op, vectors=tuple(adds))
+            weights = [tensors[n] for n in op.reads if tensors[n].role is Role.WEIGHT]
+            if stack.frozen_bytes is not None and layer.name not in ("head", "embedding"):
+                more = [pass_over("dequantize", w) for w in weights if len(w.shape) > 1]
+        return replace(op, vectors=(*op.vectors, *more))
+
+    forward, backward = tuple(map(changed, layer.forward)), tuple(map(changed, layer.backward))
+    return replace(layer, tensors=tensors, forward=forward, backward=backward)

@@ -1,0 +1,75 @@
+"""Kernels of weights and activations in fp32: autocast over fp32 weights, and steps in fp32.
+
+Autocast casts every weight for its product and its gradient back, keeps the residual stream and
+norms in fp32, and casts the input of every projection on its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from atoll.tools.stack import VectorPasses
+from atoll.training.operators.roles import widths
+from atoll.training.operators.wide_products import FLOAT
+from atoll.workload.graph.layer import Layer
+from atoll.workload.graph.operator import Operator, Role, Tensor, VectorWork, pass_over
+
+HALF = 2  # bytes
+STREAM_PASSES: Mapping[str, VectorPasses] = {
+    "cast_down": VectorPasses(6, 1),
+    "cast_up": VectorPasses(12.6, 1),  # 16 bits to fp32: 6 bytes at 2.1 TB/s
+    "add_mixed": VectorPasses(17.3, 1),  # 16 bits plus fp32: 10 bytes at 2.5 TB/s
+    "add_fp32": VectorPasses(12, 1),
+}
+"""Passes per element of a weight, or of the residual stream."""
+WEIGHTS = (Role.WEIGHT, Role.WEIGHT_GRADIENT)
+
+
+def autocast(layer: Layer, wide_functions: frozenset[str]) -> Layer:
+    """Return a layer under autocast. `wide_functions` move fp32 instead of 16 bits."""
+    tensors = dict(layer.tensors)
+    normed = {name: op for op in layer.forward if op.kind == "norm" for name in op.writes}
+    stream = {n for op in layer.forward if op.kind == "add" for n in op.writes} | {layer.input}
+    readers = {
+        name: sum(len(widths(layer, op)) for op in layer.forward if name in op.reads)
+        for name in normed
+    }
+
+    def passes(op: Operator) -> list[VectorWork]:
+        weights = [
+            t for t in map(tensors.__getitem__, (*op.reads, *op.writes))
+            if t.role in WEIGHTS and len(t.shape) > 1
+        ]  # fmt: skip
+        if op.kind == "linear":
+            cast = [pass_over("cast_down", weight) for weight in weights]
+            copies = [n for n in op.reads if n in normed]
+            return cast + [pass_over("cast_down", tensors[n]) for n in copies] * len(
+                widths(layer, op)
+            )
+        if op.kind == "linear_wgrad":
+            return [pass_over("cast_up", weight) for weight in weights]
+        if op.kind == "linear_dgrad":
+            outputs = [tensors[n] for n in op.writes if n.removeprefix("d") in normed]
+            return [pass_over("cast_up", tensor) for tensor in outputs * len(widths(layer, op))]
+        return []
+
+    def changed(op: Operator) -> Operator:
+        residual = op.kind == "add" and len(op.vectors) == 1
+        mixed = "add_mixed" if residual and op in layer.forward else "add_fp32"
+        works = [
+            work.by(mixed) if residual
+            else work.sized(2 * work.rows, work.cols) if work.function in wide_functions
+            else work
+            for work in op.vectors
+        ]  # fmt: skip
+        return replace(op, vectors=(*works, *passes(op)))
+
+    def widened(name: str, tensor: Tensor) -> Tensor:
+        if name in normed:
+            return replace(tensor, element_bytes=HALF * max(1, readers[name]))
+        return replace(tensor, element_bytes=FLOAT) if name in stream else tensor
+
+    forward, backward = tuple(map(changed, layer.forward)), tuple(map(changed, layer.backward))
+    tensors = {name: widened(name, tensor) for name, tensor in tensors.items()}
+    return replace(layer, tensors=tensors, forward=forward, backward=backward)
