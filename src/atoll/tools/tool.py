@@ -37,6 +37,8 @@ class Tool:
     """Its optimizer states, where they are not those of the question's default."""
     axes: AxisValues = field(default_factory=dict)
     """Values of a plan's axes that it can run; axes that are not listed are free."""
+    zero_beside_parallel: tuple[int, ...] = ()
+    """ZeRO stages that it runs beside tensor or context parallelism; empty: all."""
     precisions: tuple[str, ...] = ("bf16", "fp16")
     methods: tuple[str, ...] = ("pretrain", "sft")
     write: Writer | None = field(default=None, repr=False)

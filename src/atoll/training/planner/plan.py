@@ -24,6 +24,7 @@ from atoll.base.units import counted, format_bytes
 from atoll.driver import Progress
 from atoll.step.certificate import Certificate
 from atoll.step.layout import Layout
+from atoll.tools.registry import ANY_LAYOUT
 from atoll.tools.tool import UNRESTRICTED, Tool
 from atoll.training.estimate import Estimate
 from atoll.training.memory import stage_parameters
@@ -227,7 +228,8 @@ class Plan(Exportable, ExplainedResult["PlanAnswer", "PlanExplanation"]):
             if (values := getattr(self.axes, axis.name)) != tool.axes.get(axis.name)
         }
         try:
-            space = LayoutSpace(self.run, Axes(**chosen), stop=self.space.stop)
+            free = replace(self.run, tool=ANY_LAYOUT)
+            space = LayoutSpace(free, Axes(**chosen), stop=self.space.stop)
         except StoppedError:
             return None
         search = space.search(1)

@@ -48,7 +48,7 @@ BOUND_TOGETHER = (
     0.07  # rows of a variant within this relative distance of the limit are bounded together
 )
 NEAR = 0.01  # rows within this relative distance of the lowest bound are estimated together
-MOST_REFUSED = 1000  # the search fails if this many of the fastest layouts are all refused
+MOST_REFUSED = 5000  # the search fails if this many of the fastest layouts are all refused
 REPORT_S = 0.2  # seconds between progress reports
 MOST_TRIED = 20  # layouts estimated to find the one that needs the least memory
 

@@ -8,7 +8,7 @@ layouts, so they are stored as arrays. Each layout can use every recomputation p
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from itertools import product
 from math import gcd
@@ -177,9 +177,11 @@ def block_of(run: Run, axes: Axes, family: LayoutFamily) -> LayoutColumns:
     """Return all layouts of a family."""
     rest = run.devices // (family.tp * family.cp)
     schedules = axes.orders(run)
+    zeros = run.tool.zero_beside_parallel if family.tp * family.cp > 1 else ()
+    zeros = tuple(zero for zero in axes.zero if not zeros or zero in zeros)
     chain = chain_of(run)
     stages = []
-    for pp in axes.pp or divisors(rest):
+    for pp in (axes.pp or divisors(rest)) if zeros else ():
         dp = rest // pp
         ranks = dp * family.cp * family.tp
         if rest % pp or pp > run.model.layers + 2 or ranks % (family.ep * family.etp):
@@ -188,6 +190,7 @@ def block_of(run: Run, axes: Axes, family: LayoutFamily) -> LayoutColumns:
             continue
         copies = gcd(dp * family.cp, ranks // (family.ep * family.etp))
         stages.append((run.global_batch // dp, pp, dp, copies))
+    axes = replace(axes, zero=zeros or axes.zero)
     return LayoutColumns(family, schedules, chain, _columns(axes, schedules, chain, tuple(stages)))
 
 
