@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from atoll.tools.stack import Stack, VectorPasses
-from atoll.training.operators.wide_products import FLOAT
+from atoll.training.operators.kernels.wide_products import FLOAT
 from atoll.workload.graph.layer import Layer
 from atoll.workload.graph.operator import Operator, Role, VectorWork, pass_over
 

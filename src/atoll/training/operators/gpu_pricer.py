@@ -22,17 +22,18 @@ from atoll.cost.gpu_vector import (
 from atoll.cost.pricer import Cost, LayerTimes, total
 from atoll.hardware.gpu import ELEMENT_BYTES, SCALED, Gpu
 from atoll.tools.stack import Stack, VectorPasses
-from atoll.training.operators.eager_kernels import (
+from atoll.training.operators.kernels.eager import (
     embedding_gradient_bytes,
     norm_elements,
     split_gradient_bytes,
 )
-from atoll.training.operators.launched import (
+from atoll.training.operators.kernels.launched import (
     COUNTED,
     DENSE_MASK,
     attention_factor,
     mask_passes,
 )
+from atoll.training.operators.kernels.wide_products import fp32_product, is_wide
 from atoll.training.operators.roles import (
     even_experts,
     gates_experts,
@@ -44,7 +45,6 @@ from atoll.training.operators.roles import (
     widths,
 )
 from atoll.training.operators.timings import BETWEEN, TIMED, Timings
-from atoll.training.operators.wide_products import fp32_product, is_wide
 from atoll.workload.graph.layer import Layer
 from atoll.workload.graph.operator import Matmul, Operator, VectorWork
 

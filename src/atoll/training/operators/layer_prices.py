@@ -15,7 +15,7 @@ from atoll.hardware.gpu import ELEMENT_BYTES, SCALED
 from atoll.step.layout import FULL_BLOCKS, HOST, RECOMPUTE, Layout
 from atoll.step.stages import ChainWork
 from atoll.training.operators.gpu_pricer import GpuPricer
-from atoll.training.operators.launched import attention_form, launched
+from atoll.training.operators.kernels.launched import attention_form, launched
 from atoll.training.operators.layers import HALF, LayerCost, layer_costs
 from atoll.training.operators.step_clock import KernelMix, in_step
 from atoll.training.operators.timings import Timings

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from atoll.tools.stack import VectorPasses
+from atoll.training.operators.kernels.wide_products import FLOAT
 from atoll.training.operators.roles import widths
-from atoll.training.operators.wide_products import FLOAT
 from atoll.workload.graph.layer import Layer
 from atoll.workload.graph.operator import Operator, Role, Tensor, VectorWork, pass_over
 

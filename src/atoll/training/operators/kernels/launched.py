@@ -12,8 +12,8 @@ from dataclasses import replace
 from atoll.hardware.gpu import Gpu
 from atoll.tools.stack import Stack, VectorPasses
 from atoll.training.operators.adapter_passes import ADAPTER_PASSES, with_adapter_passes
-from atoll.training.operators.wide_products import FLOAT, is_math
-from atoll.training.operators.wide_streams import STREAM_PASSES, autocast
+from atoll.training.operators.kernels.wide_products import FLOAT, is_math
+from atoll.training.operators.kernels.wide_streams import STREAM_PASSES, autocast
 from atoll.training.run import Run
 from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.graph.layer import Layer

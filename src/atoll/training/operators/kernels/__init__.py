@@ -1,0 +1,1 @@
+"""Kernels that training software launches, counted one by one."""
