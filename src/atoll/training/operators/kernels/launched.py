@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from atoll.hardware.gpu import Gpu
 from atoll.tools.stack import Stack, VectorPasses
-from atoll.training.operators.adapter_passes import ADAPTER_PASSES, with_adapter_passes
+from atoll.training.operators.kernels.adapter_passes import ADAPTER_PASSES, with_adapter_passes
 from atoll.training.operators.kernels.wide_products import FLOAT, is_math
 from atoll.training.operators.kernels.wide_streams import STREAM_PASSES, autocast
 from atoll.training.run import Run
