@@ -135,4 +135,4 @@ def test_a_trainer_is_judged(tmp_path: Path) -> None:
     checked = atoll.check(path, device="h100", devices=8, model="llama3-8b")
     assert checked.question.batch == 4 * 8 * 8
     assert not checked.estimate.fits, "16 bytes a parameter of 8 billion on every device"
-    assert checked.better is not None and '"stage"' in checked.better.launch_file
+    assert checked.better is not None and "'stage'" in checked.better.launch_file

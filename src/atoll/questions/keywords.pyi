@@ -93,7 +93,7 @@ class EstimateFields(TypedDict, total=False):
     recompute: Literal["none", "selective", "alternate", "full", "optimal"] | str | None
     order: Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zb-h2", "zb-v", "dualpipe"] | None
     blocks: Sequence[int] | int | None
-    export: Literal["megatron-lm", "torchtitan", "deepspeed", "nemo", "chip", "pytorch", "xla", "transformers"] | str | Tool | None
+    export: Literal["megatron-lm", "torchtitan", "deepspeed", "nemo", "trl", "llama-factory", "chip", "pytorch", "xla", "transformers"] | str | Tool | None
     export_to: str | Path | None
     sweep: Sequence[str] | str | None
     out: str | Path | None
@@ -155,7 +155,7 @@ class PlanFields(TypedDict, total=False):
     imbalance: float | str | None
     headroom: float | str | None
     power_cap: float | str | None
-    export: Literal["megatron-lm", "torchtitan", "deepspeed", "nemo", "chip", "pytorch", "xla", "transformers"] | str | Tool | None
+    export: Literal["megatron-lm", "torchtitan", "deepspeed", "nemo", "trl", "llama-factory", "chip", "pytorch", "xla", "transformers"] | str | Tool | None
     export_to: str | Path | None
     sweep: Sequence[str] | str | None
     out: str | Path | None

@@ -204,6 +204,7 @@ def _load_stacks() -> Iterator[Stack]:
 
 FOLDERS = (
     "chip", "pytorch", "megatron_lm", "xla", "deepspeed", "nemo", "torchtitan", "transformers",
+    "trl", "llama_factory",
 )  # fmt: skip
 """One folder per tool; a stack is like one of an earlier folder."""
 KERNELS = shipped_table("atoll.tools", "kernels.yaml")

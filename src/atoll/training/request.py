@@ -142,7 +142,7 @@ def tool_settings(question: RunQuestion) -> dict[str, str]:
     )
     if target is None or compiles_itself(gpu):
         return {}
-    usual = find_tool(target).runs_as(question.precision or gpu.half_dtype)
+    usual = find_tool(target).runs_as(question.precision or gpu.half_dtype, question.method)
     answered = question.asked()
     if (site := _site(question)) is not None and site.stack:
         answered["stack"] = "the site's"
