@@ -17,7 +17,7 @@ from atoll.training.planner.search import UnusableError
 @pytest.mark.parametrize("stack", ["megatron", "fsdp"])
 def test_a_plan_for_a_tool_has_layouts_that_it_can_run(target: str, stack: str) -> None:
     job = {"batch": 32, "sequence": 2048, "microbatch": [1, 2], "stack": stack,
-           "optimizer": "mixed"}  # fmt: skip
+           "optimizer": "mixed", "method": TOOLS[target].methods[0]}  # fmt: skip
     found = atoll.plan("llama3-8b", "h100", 16, **job, export=target)
     for estimate in (found.best, *found.runners_up):
         assert export_run(target, found.run, estimate.layout).target == target

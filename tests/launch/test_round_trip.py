@@ -79,6 +79,25 @@ def test_a_plan_takes_what_the_check_of_its_file_says(
     assert checked.estimate.memory == plan.best.memory
 
 
+@pytest.mark.parametrize("target", ["trl", "llama-factory", "nemo"])
+@pytest.mark.parametrize("method", ["lora", "sft"])
+@pytest.mark.parametrize("devices", [1, 8])
+def test_a_plan_of_fine_tuning_takes_what_the_check_of_its_file_says(
+    target: str, method: str, devices: int, tmp_path: Path
+) -> None:
+    job: dict[str, Any] = {"device": "h200", "devices": devices, "method": method}
+    model = "llama3-8b" if method == "lora" else "qwen2-7b" if devices > 1 else "gpt2-xl"
+    sequence = 4096 if devices > 1 else 1024
+    if target == "nemo":
+        job |= {"tp": [1], "pp": [1], "cp": [1]}
+    plan = atoll.plan(model, **job, batch=16, sequence=sequence, export=target)
+    file = plan.export(target).save(tmp_path)
+    checked = atoll.check(file, model=model, device="h200", devices=devices, time_limit="1 s")
+    assert checked.estimate.layout == plan.best.layout
+    assert checked.estimate.step.time_s == pytest.approx(plan.best.step.time_s, rel=1e-12)
+    assert checked.estimate.memory == plan.best.memory
+
+
 @pytest.mark.parametrize(
     ("target", "model", "kept"),
     [

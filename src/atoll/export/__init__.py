@@ -42,7 +42,11 @@ def export(
     plan = make_plan(model, layout, sequence, global_batch, devices_per_node, stages, **more)
     if plan.method not in tool.methods:
         able = [t.name for t in TOOLS.values() if t.write and plan.method in t.methods]
-        raise refuse(tool.name, f"it does not run {plan.method}; choose {' or '.join(able)}")
+        raise refuse(
+            tool.name,
+            f"it runs {' or '.join(tool.methods)}, not {plan.method}; change the method, or choose "
+            f"{' or '.join(able)}",
+        )
     check(tool.name, tool.inabilities(plan))
     return tool.write(replace(plan, versions=tool.versions))
 
@@ -70,7 +74,8 @@ def export_run(target: str, run: Run, layout: Layout) -> LaunchFile:
 
 def _omission_notes(target: str, run: Run) -> Iterator[str]:
     """Yield notes on settings of the estimate that the file does not contain."""
-    default_states = find_tool(target).runs_as(run.precision).get("optimizer", "mixed")
+    method = "lora" if run.adapters else "pretrain"
+    default_states = find_tool(target).runs_as(run.precision, method).get("optimizer", "mixed")
     if run.states.name != default_states:
         yield (
             f"The estimate has {run.states.name} optimizer states, the file those that its tool "

@@ -48,8 +48,8 @@ def completed(question: type[Question], options: Mapping[str, Any]) -> dict[str,
 def question_fields(launch: Launch, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the file's layout as fields of a question; the user's fields win."""
     precision = str(launch.fields.get("precision", "bf16"))
-    tool = TOOLS[launch.software]
-    fields = {"tool": tool.name, **tool.runs_as(precision), **launch.fields}
+    tool, method = TOOLS[launch.software], str(launch.fields.get("method", "pretrain"))
+    fields = {"tool": tool.name, **tool.runs_as(precision, method), **launch.fields}
     if _compiles_itself(options.get("device")):
         fields = {name: value for name, value in launch.fields.items() if name not in TOOL_FIELDS}
     local_batch = fields.pop("local_batch", None)

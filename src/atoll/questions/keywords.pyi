@@ -65,7 +65,7 @@ class EstimateFields(TypedDict, total=False):
     sequence: int | None
     network: str | None
     site: str | None
-    tool: Literal["megatron-lm", "torchtitan", "deepspeed", "nemo", "chip", "pytorch", "xla", "transformers", "nanotron", "gpt-neox", "none"] | str | Tool | None
+    tool: Literal["megatron-lm", "torchtitan", "deepspeed", "nemo", "trl", "llama-factory", "chip", "pytorch", "xla", "transformers", "nanotron", "gpt-neox", "none"] | str | Tool | None
     stack: Literal["chip", "eager", "compiled", "modular", "modular-norm", "modular-lean", "fsdp", "fsdp-2023", "megatron", "megatron-2021", "xla", "zero3-2021", "nemo"] | str | Stack | None
     overlap: str | None
     cuda_graphs: str | None
@@ -96,7 +96,7 @@ class EstimateFields(TypedDict, total=False):
     order: Literal["1f1b", "interleaved", "gpipe", "zb-h1", "zb-h2", "zb-v", "dualpipe"] | None
     blocks: Sequence[int] | int | None
     launch_file: str | Path | None
-    export: Literal["megatron-lm", "torchtitan", "deepspeed", "nemo", "chip", "pytorch", "xla", "transformers", "nanotron", "gpt-neox", "none"] | str | Tool | None
+    export: Literal["megatron-lm", "torchtitan", "deepspeed", "nemo", "trl", "llama-factory", "chip", "pytorch", "xla", "transformers", "nanotron", "gpt-neox", "none"] | str | Tool | None
     sweep: Sequence[str] | str | None
     out: str | Path | None
     trace: str | Path | None
@@ -142,7 +142,7 @@ class PlanFields(TypedDict, total=False):
     sequence: int | None
     network: str | None
     site: str | None
-    tool: Literal["megatron-lm", "torchtitan", "deepspeed", "nemo", "chip", "pytorch", "xla", "transformers", "nanotron", "gpt-neox", "none"] | str | Tool | None
+    tool: Literal["megatron-lm", "torchtitan", "deepspeed", "nemo", "trl", "llama-factory", "chip", "pytorch", "xla", "transformers", "nanotron", "gpt-neox", "none"] | str | Tool | None
     stack: Literal["chip", "eager", "compiled", "modular", "modular-norm", "modular-lean", "fsdp", "fsdp-2023", "megatron", "megatron-2021", "xla", "zero3-2021", "nemo"] | str | Stack | None
     overlap: str | None
     cuda_graphs: str | None
@@ -159,7 +159,7 @@ class PlanFields(TypedDict, total=False):
     headroom: float | str | None
     power_cap: float | str | None
     launch_file: str | Path | None
-    export: Literal["megatron-lm", "torchtitan", "deepspeed", "nemo", "chip", "pytorch", "xla", "transformers", "nanotron", "gpt-neox", "none"] | str | Tool | None
+    export: Literal["megatron-lm", "torchtitan", "deepspeed", "nemo", "trl", "llama-factory", "chip", "pytorch", "xla", "transformers", "nanotron", "gpt-neox", "none"] | str | Tool | None
     sweep: Sequence[str] | str | None
     out: str | Path | None
     trace: str | Path | None
@@ -194,7 +194,7 @@ class RunFields(TypedDict, total=False):
     sequence: int | None
     network: str | None
     site: str | None
-    tool: Literal["megatron-lm", "torchtitan", "deepspeed", "nemo", "chip", "pytorch", "xla", "transformers", "nanotron", "gpt-neox", "none"] | str | Tool | None
+    tool: Literal["megatron-lm", "torchtitan", "deepspeed", "nemo", "trl", "llama-factory", "chip", "pytorch", "xla", "transformers", "nanotron", "gpt-neox", "none"] | str | Tool | None
     stack: Literal["chip", "eager", "compiled", "modular", "modular-norm", "modular-lean", "fsdp", "fsdp-2023", "megatron", "megatron-2021", "xla", "zero3-2021", "nemo"] | str | Stack | None
     overlap: str | None
     cuda_graphs: str | None

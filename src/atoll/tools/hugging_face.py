@@ -9,8 +9,9 @@ from typing import Any
 
 from atoll.base.errors import AtollError
 from atoll.files.yamlfile import shipped_table
-from atoll.tools.launch_plan import LaunchPlan, refuse
+from atoll.tools.launch_plan import LaunchPlan, Settings, refuse
 from atoll.workload import config_from_hf
+from atoll.workload.adapters import MLP
 from atoll.workload.families.family import FAMILIES
 from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.load import zoo_entry, zoo_names
@@ -68,3 +69,26 @@ def hub_name(model: ModelConfig) -> str:
     """Return the model's name on the Hub, where its source ends with it; else a folder's."""
     name = re.search(r"[\w.-]+/[\w.-]+$", model.source)
     return name[0] if name else f"./{model.name}"
+
+
+def trainer_values(plan: LaunchPlan) -> Settings:
+    """Return arguments of Hugging Face's Trainer: batch, length, precision, no checkpoints."""
+    return {
+        "per_device_train_batch_size": plan.layout.microbatch,
+        "gradient_accumulation_steps": plan.microbatches,
+        "max_steps": plan.steps,
+        "learning_rate": 1e-4 if plan.adapters else 1e-5,
+        plan.precision: True,
+        "optim": "adamw_torch_fused",
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+    }
+
+
+def adapter_targets(plan: LaunchPlan, target: str) -> list[str]:
+    """Return PEFT's names of the projections with adapters."""
+    targets = plan.adapters.targets if plan.adapters else ()
+    if plan.model.experts and set(targets) & set(MLP):
+        raise refuse(target, "PEFT has no adapters for fused experts; use --lora-targets attention")
+    return [f"{name}_proj" for name in targets]

@@ -98,7 +98,8 @@ def _python(path: Path, user: UserValues) -> Launch:
     launch = _read_content(path, literals["SETTINGS"], user)
     run = dict(literals.get("RUN", {}))
     steps = run.pop("steps", launch.steps)
-    return replace(launch, steps=steps, fields={**launch.fields, **run})
+    fields = {name: value for name, value in launch.fields.items() if name != "stack"}
+    return replace(launch, steps=steps, fields={**fields, **run})  # the stack is the tool's
 
 
 def _read_content(path: Path, content: Mapping[str, Any], user: UserValues) -> Launch:

@@ -11,12 +11,14 @@ from atoll.base.registry import Registry
 from atoll.step.layout import Layout
 from atoll.tools.deepspeed.write import deepspeed
 from atoll.tools.launch_plan import make_plan
+from atoll.tools.llama_factory.write import llama_factory
 from atoll.tools.megatron_lm.write import megatron
 from atoll.tools.nemo.write import nemo
 from atoll.tools.software import FRAMEWORKS, named, stack_named
 from atoll.tools.stack import FOLDERS, STACK_FOLDERS
 from atoll.tools.tool import UNRESTRICTED, Tool, load_tool
 from atoll.tools.torchtitan.write import torchtitan
+from atoll.tools.trl.write import trl
 from atoll.workload.families.model_config import ModelConfig
 
 WRITERS = {
@@ -24,6 +26,8 @@ WRITERS = {
     "torchtitan": torchtitan,
     "deepspeed": deepspeed,
     "nemo": nemo,
+    "trl": trl,
+    "llama_factory": llama_factory,
 }
 """Writers of launch files by folder."""
 ANY_LAYOUT = Tool(UNRESTRICTED, "an unrestricted runtime", "")

@@ -252,7 +252,7 @@ def _load_stacks() -> Iterator[Stack]:
 
 FOLDERS = (
     "chip", "pytorch", "megatron_lm", "xla", "deepspeed", "nemo", "torchtitan", "transformers",
-    "nanotron", "gpt_neox",
+    "nanotron", "gpt_neox", "trl", "llama_factory",
 )  # fmt: skip
 """One folder per tool; a stack is like one of an earlier folder."""
 STACK_FOLDERS: dict[str, str] = {}

@@ -35,6 +35,8 @@ class Tool:
     """Overlaps that its launch files switch on (`software.OVERLAPS`)."""
     optimizer: str | None = None
     """Its optimizer states, where they are not those of the question's default."""
+    optimizer_by_method: Mapping[str, str] = field(default_factory=dict)
+    """Its optimizer states for methods for which they differ."""
     axes: AxisValues = field(default_factory=dict)
     """Values of a plan's axes that it can run; axes that are not listed are free."""
     zero_beside_parallel: tuple[int, ...] = ()
@@ -45,12 +47,12 @@ class Tool:
     """Return the launch file of a run, or raise an AtollError that says why the tool cannot run it.
     None: files of the tool are not written."""
 
-    def runs_as(self, precision: str) -> dict[str, str]:
+    def runs_as(self, precision: str, method: str = "pretrain") -> dict[str, str]:
         """Return `stack`, `optimizer` and `overlap` of its runs on GPUs."""
         settings = {
             "stack": self.software_by_precision.get(precision, self.software) or None,
             "overlap": self.overlap,
-            "optimizer": self.optimizer,
+            "optimizer": self.optimizer_by_method.get(method, self.optimizer),
         }
         return {name: value for name, value in settings.items() if value is not None}
 

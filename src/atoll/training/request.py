@@ -164,7 +164,7 @@ def _tool_settings(
     """Return the tool's settings for fields that the question leaves open, so that its launch file
     matches the answer.
     """
-    usual = tool.runs_as(precision)
+    usual = tool.runs_as(precision, question.method)
     answered = question.asked()
     if question.tool is not None and (words := stack_words(question.tool)):
         usual["stack"] = words

@@ -142,6 +142,8 @@ def _launch(
         **_software(args, sharded=fields["zero"] > 0),
         **_adapters(args),
     }
+    if "method" in fields and fields.get("optimizer") == "fp32":
+        fields["optimizer"] = "mixed"  # frozen weights stay in 16 bits
     if devices := _devices(args):
         fields["devices"] = devices
     if (dropout := args.number("dropout")) is not None:
@@ -153,9 +155,21 @@ def _launch(
     if deepspeed:
         account = account.joined(deepspeed.arguments, "deepspeed:")
     # The Trainer accepts DeepSpeed's JSON: better layouts are exported as such a file.
+    software = "deepspeed" if deepspeed else _software_name(args)
+    if software != "deepspeed":
+        fields.setdefault("method", "sft")
+        if fields["stack"] == "eager":
+            del fields["stack"]  # replicas are priced with the tool's stack
     return Launch(
-        file, "deepspeed", model, fields, int(steps) if steps and steps > 0 else None, account
+        file, software, model, fields, int(steps) if steps and steps > 0 else None, account
     )
+
+
+def _software_name(args: LaunchArguments) -> str:
+    """Return the tool whose argument names the file has; the Trainer takes DeepSpeed's files."""
+    if "finetuning_type" in args.values and "tensor_model_parallel_size" not in args.values:
+        return "llama-factory"
+    return "trl" if "max_length" in args.values else "deepspeed"
 
 
 def _check_method(args: LaunchArguments) -> None:
