@@ -179,6 +179,8 @@ class Stack:
     """SDPA's math back end, in fp32: of unfused attention, or of trained position biases only."""
     autocast: bool = False
     """fp32 weights are cast for every product, and the residual stream stays in fp32."""
+    module_experts: str = ""
+    """Experts of Hugging Face's modules: "grouped" products with masks, or "sliced" in a loop."""
     wide: str = ""
     """Format of products of fp32 activations: fp32 or tf32; empty: 16 bits."""
     ragged_heads: float = 1.0
@@ -215,6 +217,8 @@ CHOICES: Mapping[tuple[str, object], str] = {
     ("autocast", True): "autocast over fp32 weights",
     ("wide", "fp32"): "products in fp32",
     ("wide", "tf32"): "products in tf32",
+    ("module_experts", "grouped"): "Hugging Face's grouped experts",
+    ("module_experts", "sliced"): "experts in a loop over slices of their weights",
     ("clips", True): "gradient clipping",
     ("math_attention", True): "SDPA's math back end where attention is not fused",
 }

@@ -75,6 +75,8 @@ LOSSES = {
 """Flags of losses; those by chunks are of 2,048 tokens and computed again backwards."""
 CHUNK_TOKENS = 2048
 WIDE = ("fp32", "tf32")
+EXPERTS = {"grouped_mm": ("grouped_mm", "masked_experts"), "eager": ("sliced_experts",)}
+"""Flags of Hugging Face's experts."""
 ASSUMED = {
     "optimizer": ("fused", "fp32amp", "foreach", "forloop", "adamw8bit"),
     "attn": ("sdpa", "eager"),
@@ -124,9 +126,8 @@ def run_from_step(row: RunRow) -> tuple[Run, Layout]:
 
 def _flags(row: RunRow, model: ModelConfig) -> list[str]:
     """Return the flags of a step's software (`tools.software.FLAGS`)."""
-    flags = []
-    if row.text("experts_implementation") == "grouped_mm":
-        flags.append("grouped_mm")
+    flags: list[str] = []
+    flags += EXPERTS.get(row.text("experts_implementation"), ())
     # PEFT keeps adapters in fp32 unless told otherwise.
     if row.text("adapter_dtype", "fp32" if row.integer("peft", 0) else "") == "fp32":
         flags.append("fp32_adapters")
