@@ -127,7 +127,8 @@ class RunQuestion(LaunchQuestion, LengthQuestion):
         "eager_loss, loss_chunks=N and recompute_loss (chunks are computed again); liger (Liger's "
         "norms, rotary positions and gates); of the optimizer foreach, forloop and clip; "
         "of adapters fp32_adapters (PEFT's default) and nf4 (4-bit frozen weights); "
-        "autocast (16-bit products of fp32 weights), fp32 and tf32 (activations in fp32).",
+        "autocast (16-bit products of fp32 weights), fp32 and tf32 (activations in fp32); "
+        "plain_mixers (Mamba-2 without its kernels).",
         SYSTEM, None, shown="none",
     )  # fmt: skip
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = option(

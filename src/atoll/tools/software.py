@@ -82,6 +82,7 @@ FLAGS: Mapping[str, Callable[[Stack], Stack]] = {
     "tf32": lambda stack: replace(stack, wide="tf32"),
     "masked_experts": lambda stack: replace(stack, module_experts="grouped"),
     "sliced_experts": lambda stack: replace(stack, module_experts="sliced"),
+    "plain_mixers": lambda stack: replace(stack, plain_mixers=True),
     "foreach": lambda stack: replace(stack, optimizer="foreach"),
     "forloop": lambda stack: replace(stack, optimizer="forloop"),
     "clip": lambda stack: replace(stack, clips=True),

@@ -135,6 +135,8 @@ def _flags(row: RunRow, model: ModelConfig) -> list[str]:
         flags.append("nf4")
     if row.text("precision") == "amp" or row.text("optimizer") == "fp32amp":
         flags.append("autocast")
+    if model.mixer == "mamba2" and row.text("attn") == "eager":
+        flags.append("plain_mixers")
     if row.text("precision") in WIDE:
         flags.append(row.text("precision"))
     if row.text("optimizer") in UPDATES:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from atoll.base.errors import AtollError
 from atoll.hardware.gpu import Gpu
 from atoll.tools.stack import Stack, VectorPasses
 from atoll.training.operators.adapter_passes import ADAPTER_PASSES, with_adapter_passes
@@ -42,6 +43,9 @@ COUNTED: Mapping[str, VectorPasses] = {
     # Logits in 16 bits: 4 and 6 bytes at half of the rate.
     "cross_entropy_half": VectorPasses(8.2, 1),
     "cross_entropy_half_bwd": VectorPasses(8.2, 1),
+    # A broadcast product written in fp32 (4 bytes at 1.45 TB/s) and summed; backwards two of them.
+    "scan_squares": VectorPasses(16, 2),
+    "scan_bwd_squares": VectorPasses(32, 4),
     "expert_mask": VectorPasses(12, 1),  # masked fill: 4 bytes at 1.45 TB/s
     "expert_zeros": VectorPasses(2, 1),
     **ADAPTER_PASSES,
@@ -70,6 +74,9 @@ WIDE_FUNCTIONS = frozenset({"layernorm", "layernorm_bwd", "rotary", "rotary_bwd"
 """Functions that autocast runs in fp32; RMSNorm does so anyway."""
 FP32_ALREADY = ("softmax", "safe_softmax", "cross_entropy", "rmsnorm", "score_", "mask_")
 """First letters of functions that are counted in fp32."""
+KEPT_SQUARES = 5
+"""fp32 squares that a plain scan keeps per head: sums of decays, their exponentials, scores, scores
+times decays, and times steps."""
 MODULE_PASSES = {"mul": "score_scale", "mul_bwd": "score_scale", "add": "score_mask"}
 """Passes of plain modules by those of the graph."""
 SOFTMAX_PASSES = {
@@ -113,6 +120,8 @@ def launched(layer: Layer, run: Run, samples: int) -> Layer:
     stack = run.stack
     if stack.dense_mask:
         layer = _dense_mask(layer, stack, samples)
+    if stack.plain_mixers:
+        layer = _plain_scan(layer)
     if stack.module_experts:
         layer = _module_experts(layer, stack.module_experts)
     if stack.autocast:
@@ -306,3 +315,36 @@ def _module_experts(layer: Layer, form: str) -> Layer:
 
     forward, backward = tuple(map(changed, layer.forward)), tuple(map(changed, layer.backward))
     return replace(layer, forward=forward, backward=backward)
+
+
+def _plain_scan(layer: Layer) -> Layer:
+    """Compute Mamba-2's scan as modules without its kernels do: products over a chunk's square are
+    fp32 tensors with a column per state or channel, which are then summed; two of them coexist in
+    the backward pass.
+    """
+    if not any(op.kind == "scan" for op in layer.forward):
+        return layer
+    tensors = dict(layer.tensors)
+
+    def passes(op: Operator) -> tuple[Operator, ...]:
+        if op.kind not in ("scan", "scan_bwd"):
+            return (op,)
+        if len(op.matmuls) < 4:
+            raise AtollError(
+                "plain_mixers: only Mamba-2 without its kernels is modelled; leave the flag out"
+            )
+        (scores, states, *_), name = op.matmuls, f"{op.name.removesuffix('.bwd')}.squares"
+        rows = states.batch * scores.m * scores.n
+        work = VectorWork(f"{op.kind}_squares", rows, states.m + states.n)
+        if op.kind == "scan":
+            tensors[name] = Tensor(name, (rows, KEPT_SQUARES), FLOAT, Role.ACTIVATION)
+            return op, Operator(name, "squares", op.writes[:1], (name,), vectors=(work,))
+        product, back = f"{name}.products", f"{name}.bwd"
+        tensors[product] = Tensor(product, (rows, 2 * states.m), FLOAT, Role.ACTIVATION_GRADIENT)
+        return op, Operator(back, "squares_bwd", (name,), (product,), vectors=(work,))
+
+    forward, backward = (
+        tuple(new for op in operators for new in passes(op))
+        for operators in (layer.forward, layer.backward)
+    )
+    return replace(layer, tensors=tensors, forward=forward, backward=backward)
