@@ -125,6 +125,21 @@ def test_fused_kernels_of_state_spaces_are_an_assumption_that_is_told(tmp_path: 
     assert chip.notes == ()  # its schedule is the kernel
 
 
+def test_state_spaces_without_their_kernels_are_slow_and_said_to_be_uncertain(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "mamba.json"
+    path.write_text(json.dumps(MAMBA))
+    fused, plain = (
+        atoll.estimate(
+            str(path), "h200", 1, batch=2, sequence=2048, microbatch=2, stack="eager", flags=flags
+        )
+        for flags in (None, "plain_mixers")
+    )
+    assert plain.step.time_s > 20 * fused.step.time_s
+    assert plain.notes[0].startswith("state-space blocks run without their fused kernels")
+
+
 @pytest.mark.parametrize(
     ("family", "kernels"),
     [

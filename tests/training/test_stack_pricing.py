@@ -322,6 +322,28 @@ def test_autocast_casts_every_weight_and_keeps_the_copies() -> None:
     assert 1.3 < memory[1] / memory[0] < 1.5  # 16-bit copies, except of the embedding
 
 
+def test_steps_in_fp32_have_slow_products_and_wide_activations() -> None:
+    half, tf32, fp32 = (
+        costs_of(small_run(grouped(), stack=flagged(EAGER, flags)), Layout(dp=8, microbatch=4))
+        for flags in ("", "tf32", "fp32")
+    )
+    times = [costs["block"].forward.matrix_s for costs in (half, tf32, fp32)]
+    assert times[0] < times[1] < times[2]
+    kept = [costs["block"].kept("none").bytes for costs in (half, tf32, fp32)]
+    assert 1.5 * kept[0] < kept[1] == kept[2]
+
+
+def test_experts_of_plain_modules_are_masked_or_summed_slice_by_slice() -> None:
+    plain, masked, sliced = (
+        costs_of(small_run(mixture(), stack=flagged(EAGER, flags)))["block"]
+        for flags in ("", "masked_experts", "sliced_experts")
+    )
+    assert masked.forward.vector_s > plain.forward.vector_s
+    assert masked.backward.vector_s > plain.backward.vector_s
+    assert sliced.forward.vector_s == plain.forward.vector_s
+    assert sliced.weight.vector_s > plain.weight.vector_s
+
+
 def test_fp8_products_are_faster_and_their_casts_are_paid() -> None:
     model = dense(hidden=4096, heads=32, kv_heads=32, ffn=16384)
     half = costs_of(small_run(model))["block"]

@@ -120,13 +120,15 @@ class RunQuestion(LaunchQuestion, LengthQuestion):
     flags: str | None = option(
         "Its further flags: fp8_params, bf16_params, fp8_act, te_loss, no_grad_fusion, cp_a2a "
         "(context parallelism by heads) or cp_p2p (a ring), local, grouped_mm (experts by torch's "
-        "grouped products), head_wgrad=N (deferred), dense_mask (attention of padded, packed or "
+        "grouped products), masked_experts and sliced_experts (as Hugging Face runs them grouped "
+        "or in a loop), head_wgrad=N (deferred), dense_mask (attention of padded, packed or "
         "traced models computes the full square) or dense_window (that of windows), "
         "math_attention (SDPA's math back end, in fp32); of the loss liger_loss, compiled_loss, "
         "eager_loss, loss_chunks=N and recompute_loss (chunks are computed again); liger (Liger's "
         "norms, rotary positions and gates); of the optimizer foreach, forloop and clip; "
         "of adapters fp32_adapters (PEFT's default) and nf4 (4-bit frozen weights); "
-        "autocast (16-bit products of fp32 weights).",
+        "autocast (16-bit products of fp32 weights), fp32 and tf32 (activations in fp32); "
+        "plain_mixers (Mamba-2 without its kernels).",
         SYSTEM, None, shown="none",
     )  # fmt: skip
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = option(

@@ -78,6 +78,11 @@ FLAGS: Mapping[str, Callable[[Stack], Stack]] = {
     # bitsandbytes: 4 bits and an fp32 scale for 64 weights, dequantized for every product
     "nf4": lambda stack: replace(stack, frozen_bytes=0.56),
     "autocast": lambda stack: replace(stack, autocast=True),
+    "fp32": lambda stack: replace(stack, wide="fp32"),
+    "tf32": lambda stack: replace(stack, wide="tf32"),
+    "masked_experts": lambda stack: replace(stack, module_experts="grouped"),
+    "sliced_experts": lambda stack: replace(stack, module_experts="sliced"),
+    "plain_mixers": lambda stack: replace(stack, plain_mixers=True),
     "foreach": lambda stack: replace(stack, optimizer="foreach"),
     "forloop": lambda stack: replace(stack, optimizer="forloop"),
     "clip": lambda stack: replace(stack, clips=True),

@@ -179,6 +179,12 @@ class Stack:
     """SDPA's math back end, in fp32: of unfused attention, or of trained position biases only."""
     autocast: bool = False
     """fp32 weights are cast for every product, and the residual stream stays in fp32."""
+    module_experts: str = ""
+    """Experts of Hugging Face's modules: "grouped" products with masks, or "sliced" in a loop."""
+    plain_mixers: bool = False
+    """State-space blocks run without their fused kernels (Mamba-2's, in fp32)."""
+    wide: str = ""
+    """Format of products of fp32 activations: fp32 or tf32; empty: 16 bits."""
     ragged_heads: float = 1.0
     """Factor on unfused attention's products if a head is not a multiple of 8 elements."""
     hosts_blocks: bool = False
@@ -211,6 +217,11 @@ CHOICES: Mapping[tuple[str, object], str] = {
     ("fp32_adapters", True): "fp32 adapters",
     ("frozen_bytes", 0.56): "4-bit frozen weights",
     ("autocast", True): "autocast over fp32 weights",
+    ("wide", "fp32"): "products in fp32",
+    ("wide", "tf32"): "products in tf32",
+    ("module_experts", "grouped"): "Hugging Face's grouped experts",
+    ("module_experts", "sliced"): "experts in a loop over slices of their weights",
+    ("plain_mixers", True): "state-space blocks without their kernels",
     ("clips", True): "gradient clipping",
     ("math_attention", True): "SDPA's math back end where attention is not fused",
 }

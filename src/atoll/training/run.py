@@ -163,7 +163,9 @@ class Run:
     def notes(self) -> tuple[str, ...]:
         """Warnings about the estimate."""
         if self.stored is None:
-            return (*self._tool_notes(), *model_warnings(self.model), *self._mixer_notes())
+            notes = self._mixer_notes()
+            first, last = (notes, ()) if self.stack.plain_mixers else ((), notes)
+            return (*first, *self._tool_notes(), *model_warnings(self.model), *last)
         return (*model_warnings(self.stored), *self._kernel_notes(self.stored))
 
     def _tool_notes(self) -> tuple[str, ...]:
@@ -185,6 +187,12 @@ class Run:
         assumed = [words for mixer, words in FUSED_MIXERS.items() if mixer in mixers]
         if not assumed or not isinstance(self.gpu, Gpu):
             return ()
+        if self.stack.plain_mixers:
+            return (
+                "state-space blocks run without their fused kernels: the time of their passes is "
+                "counted, not measured, and may be twice as long (mamba-ssm and causal-conv1d make "
+                "the step many times as fast)",
+            )
         return (
             f"assumed: {' and '.join(assumed)}; without them the software runs these blocks in "
             f"many small kernels, and a step takes far longer{SLOW_PATH * ('mamba2' in mixers)}",

@@ -11,13 +11,14 @@ from atoll.fabric.network import Network
 from atoll.hardware.gpu import PRECISIONS, Gpu, written_gpu
 from atoll.step.layout import FULL_BLOCKS, HOST, Layout
 from atoll.step.orders import ORDERS
+from atoll.tools.software import flagged
 from atoll.tools.stack import Stack, with_adapters
 from atoll.training.memory import Memory
 from atoll.training.run import Run
 from atoll.training.site import Site
 from atoll.validation.row_model import adapters_from_row, model_from_row
 from atoll.validation.row_settings import PARTIAL_BLOCKS, RowSettings, read_settings
-from atoll.validation.step_rows import run_from_step, unpriced_words
+from atoll.validation.step_rows import WIDE, run_from_step, unpriced_words
 from atoll.validation.tables import RunRow
 
 
@@ -29,6 +30,9 @@ def run_from_row(row: RunRow) -> tuple[Run, Layout]:
     zero = row_zero(row)
     settings = read_settings(row, gpu, zero)
     precision = row.text("precision", "bf16").lower()
+    if precision in WIDE:
+        settings = replace(settings, stack=flagged(settings.stack, precision))
+        precision = "bf16"
     if precision not in PRECISIONS:
         raise AtollError(f"precision {precision} is not modelled")
     half = gpu.half_dtype if precision in ("bf16", "fp16") else precision

@@ -74,6 +74,9 @@ LOSSES = {
 }
 """Flags of losses; those by chunks are of 2,048 tokens and computed again backwards."""
 CHUNK_TOKENS = 2048
+WIDE = ("fp32", "tf32")
+EXPERTS = {"grouped_mm": ("grouped_mm", "masked_experts"), "eager": ("sliced_experts",)}
+"""Flags of Hugging Face's experts."""
 ASSUMED = {
     "optimizer": ("fused", "fp32amp", "foreach", "forloop", "adamw8bit"),
     "attn": ("sdpa", "eager"),
@@ -87,7 +90,7 @@ ASSUMED = {
     "adapter_dtype": ("bf16", "fp32"),
     "peft": ("0", "1"),
     "compile_mode": ("model", "block", "reduce-overhead"),
-    "precision": ("bf16", "amp"),
+    "precision": ("bf16", "amp", *WIDE),
 }
 """Software choices of a step that the estimate assumes or takes; others are reported as unread."""
 
@@ -123,9 +126,8 @@ def run_from_step(row: RunRow) -> tuple[Run, Layout]:
 
 def _flags(row: RunRow, model: ModelConfig) -> list[str]:
     """Return the flags of a step's software (`tools.software.FLAGS`)."""
-    flags = []
-    if row.text("experts_implementation") == "grouped_mm":
-        flags.append("grouped_mm")
+    flags: list[str] = []
+    flags += EXPERTS.get(row.text("experts_implementation"), ())
     # PEFT keeps adapters in fp32 unless told otherwise.
     if row.text("adapter_dtype", "fp32" if row.integer("peft", 0) else "") == "fp32":
         flags.append("fp32_adapters")
@@ -133,6 +135,10 @@ def _flags(row: RunRow, model: ModelConfig) -> list[str]:
         flags.append("nf4")
     if row.text("precision") == "amp" or row.text("optimizer") == "fp32amp":
         flags.append("autocast")
+    if model.mixer == "mamba2" and row.text("attn") == "eager":
+        flags.append("plain_mixers")
+    if row.text("precision") in WIDE:
+        flags.append(row.text("precision"))
     if row.text("optimizer") in UPDATES:
         flags.append(row.text("optimizer"))
     if row.integer("clip", 0):
@@ -152,7 +158,7 @@ def _flags(row: RunRow, model: ModelConfig) -> list[str]:
             flags.append("dense_mask")
         elif model.window or any(model.windows):
             flags.append("dense_window")
-        if model.positions == "relative" or (_is_traced(row) and not model.causal):
+        if model.positions == "relative" or _is_math(row, model):
             flags.append("math_attention")
     return flags
 
@@ -177,10 +183,16 @@ def _is_traced(row: RunRow) -> bool:
     return bool(row.integer("compiled", 0)) and row.text("compile_mode") != "block"
 
 
+def _is_math(row: RunRow, model: ModelConfig) -> bool:
+    """Return whether SDPA has no fused kernel: for traced encoders, and grouped heads in fp32."""
+    grouped = model.kv_heads < model.heads
+    return (_is_traced(row) and not model.causal) or (row.text("precision") in WIDE and grouped)
+
+
 def _attention(row: RunRow, model: ModelConfig) -> str:
     """Return the attention kernel."""
     fused = row.text("attn", "sdpa") == "sdpa"
-    if fused and _is_traced(row) and not (model.causal or _is_unmasked(row)):
+    if fused and _is_math(row, model) and not _is_unmasked(row):
         return "unfused"
     return ATTENTION.get(row.text("backend"), ATTENTION.get(row.text("attn"), "flash"))
 

@@ -33,7 +33,7 @@ from atoll.training.operators.kernels.launched import (
     attention_factor,
     mask_passes,
 )
-from atoll.training.operators.kernels.wide_products import fp32_product, is_wide
+from atoll.training.operators.kernels.wide_products import is_wide, wide_product
 from atoll.training.operators.roles import (
     even_experts,
     gates_experts,
@@ -106,7 +106,7 @@ class GpuPricer:
         # the reduction, so it is transposed for every data gradient.
         single_copy = frozen and dtype == "fp8" and stack.scaled_weights
         self.transposes_weights = single_copy and gpu.fp4_flops is None
-        self.attention_factor = attention_factor(gpu, attention)
+        self.attention_factor = attention_factor(gpu, stack, attention)
         self.dtype = dtype
         cast = dtype in SCALED and stack.scaled_inputs
         self.operand_share = ELEMENT_BYTES[dtype] / HALF if cast else 1.0
@@ -254,7 +254,7 @@ class GpuPricer:
             return Cost(vector_s=moved, kernels=4)
         wide = is_wide(self.stack, op)
         for product in op.matmuls:
-            fp32 = fp32_product(self.gpu, product) if wide else None
+            fp32 = wide_product(self.gpu, self.stack, product) if wide else None
             total += fp32 or self._products(layer, op, product)
         for work in self.kernel_passes(op):
             total += self.vector(work)

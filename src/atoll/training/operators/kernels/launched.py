@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from atoll.base.errors import AtollError
 from atoll.hardware.gpu import Gpu
 from atoll.tools.stack import Stack, VectorPasses
 from atoll.training.operators.kernels.adapter_passes import ADAPTER_PASSES, with_adapter_passes
 from atoll.training.operators.kernels.wide_products import FLOAT, is_math
-from atoll.training.operators.kernels.wide_streams import STREAM_PASSES, autocast
+from atoll.training.operators.kernels.wide_streams import STREAM_PASSES, autocast, in_fp32
+from atoll.training.operators.roles import multiplies_experts
 from atoll.training.run import Run
 from atoll.workload.families.model_config import ModelConfig
 from atoll.workload.graph.layer import Layer
-from atoll.workload.graph.operator import Operator, Role, Tensor, VectorWork
+from atoll.workload.graph.operator import Operator, Role, Tensor, VectorWork, pass_over
 
 HALF = 2  # bytes
 
@@ -41,6 +43,11 @@ COUNTED: Mapping[str, VectorPasses] = {
     # Logits in 16 bits: 4 and 6 bytes at half of the rate.
     "cross_entropy_half": VectorPasses(8.2, 1),
     "cross_entropy_half_bwd": VectorPasses(8.2, 1),
+    # A broadcast product written in fp32 (4 bytes at 1.45 TB/s) and summed; backwards two of them.
+    "scan_squares": VectorPasses(16, 2),
+    "scan_bwd_squares": VectorPasses(32, 4),
+    "expert_mask": VectorPasses(12, 1),  # masked fill: 4 bytes at 1.45 TB/s
+    "expert_zeros": VectorPasses(2, 1),
     **ADAPTER_PASSES,
     **STREAM_PASSES,
     # Masks, and scores of attention.
@@ -54,6 +61,8 @@ COUNTED: Mapping[str, VectorPasses] = {
     "sink_append": VectorPasses(26, 1),  # concatenation: 4 bytes at 0.67 TB/s
     "sink_maximum": VectorPasses(4, 1),
     "sink_drop": VectorPasses(12, 2),  # zeros, then a strided copy
+    "math_operand": VectorPasses(20.6, 2),  # cast to fp32 (6 bytes at 2.1 TB/s), scaled
+    "math_gradient": VectorPasses(14, 2),  # scaled in fp32, cast to 16 bits
     # SDPA's math back end: mask added in fp32 (20), then is-infinite (6), all (4), where (14).
     "safe_softmax": VectorPasses(44, 4),
 }
@@ -63,6 +72,11 @@ HALF_SOFTMAX = ("bert", "roberta", "vit", "gpt2", "t5", "mt5", "umt5", "bart")
 """Families whose modules do not cast scores to fp32 (transformers 5.17)."""
 WIDE_FUNCTIONS = frozenset({"layernorm", "layernorm_bwd", "rotary", "rotary_bwd"})
 """Functions that autocast runs in fp32; RMSNorm does so anyway."""
+FP32_ALREADY = ("softmax", "safe_softmax", "cross_entropy", "rmsnorm", "score_", "mask_")
+"""First letters of functions that are counted in fp32."""
+KEPT_SQUARES = 5
+"""fp32 squares that a plain scan keeps per head: sums of decays, their exponentials, scores, scores
+times decays, and times steps."""
 MODULE_PASSES = {"mul": "score_scale", "mul_bwd": "score_scale", "add": "score_mask"}
 """Passes of plain modules by those of the graph."""
 SOFTMAX_PASSES = {
@@ -88,14 +102,15 @@ AMPERE_ON_HOPPER = 1.6
 # cuDNN's kernels with an additive mask over those without, for as many scores: every head reads the
 # mask through L2. 1.55 to 1.8 forwards and 1.45 to 1.6 backwards on an H200.
 DENSE_MASK = 1.55
+FP32_ATTENTION = 7.0  # SDPA's fmha_cutlassF_f32 and fmha_cutlassB_f32 over 16-bit cuDNN
 
 
-def attention_factor(gpu: Gpu, attention: str) -> float:
+def attention_factor(gpu: Gpu, stack: Stack, attention: str) -> float:
     """Return the time of attention over that of the fastest kernels for as many scores."""
     factor = FIRST_FLASH if attention == "flash1" else 1.0
     if attention in ("flash1", "flash2") and gpu.tensor_per_exp >= 1:
         factor *= AMPERE_ON_HOPPER
-    return factor
+    return factor * (FP32_ATTENTION if stack.wide else 1.0)
 
 
 def launched(layer: Layer, run: Run, samples: int) -> Layer:
@@ -105,6 +120,10 @@ def launched(layer: Layer, run: Run, samples: int) -> Layer:
     stack = run.stack
     if stack.dense_mask:
         layer = _dense_mask(layer, stack, samples)
+    if stack.plain_mixers:
+        layer = _plain_scan(layer)
+    if stack.module_experts:
+        layer = _module_experts(layer, stack.module_experts)
     if stack.autocast:
         composed = frozenset({"gelu", "gelu_bwd"} if run.alias else ())
         layer = autocast(layer, WIDE_FUNCTIONS | composed)
@@ -116,11 +135,11 @@ def launched(layer: Layer, run: Run, samples: int) -> Layer:
         layer = _chunked_loss(layer, stack)
     if any(op.kind == "softmax" for op in layer.forward):
         if stack.math_attention:
-            layer = _fp32_scores(layer)
+            layer = _fp32_scores(layer, stack.plain_scores)
         if stack.plain_scores:
             form = "math" if stack.math_attention else _softmax_form(run.model)
             layer = _module_scores(layer, form)
-    return layer
+    return in_fp32(layer, FP32_ALREADY) if stack.wide else layer
 
 
 def attention_form(run: Run) -> str:
@@ -172,15 +191,30 @@ def _softmax_form(model: ModelConfig) -> str:
     return "half" if model.family in HALF_SOFTMAX else "fp32"
 
 
-def _fp32_scores(layer: Layer) -> Layer:
-    """Keep the operands and the squares of unfused attention in fp32."""
+def _fp32_scores(layer: Layer, plain: bool) -> Layer:
+    """Keep the operands and the squares of unfused attention in fp32, casting and scaling queries,
+    keys and values, and their gradients, each in kernels of its own if `plain`.
+    """
     wide = {n for op in layer.forward if is_math(op) for n in op.reads}
-    wide |= {n for op in layer.forward if op.kind == "attention_scores" for n in op.writes}
+    squares = {n for op in layer.forward if op.kind == "attention_scores" for n in op.writes}
     tensors = {
-        name: replace(tensor, element_bytes=FLOAT) if name in wide else tensor
+        name: replace(tensor, element_bytes=FLOAT) if name in wide | squares else tensor
         for name, tensor in layer.tensors.items()
     }
-    return replace(layer, tensors=tensors)
+    largest = max(tensors[name].elements for name in squares)
+
+    def cast(op: Operator) -> Operator:
+        if not is_math(op):
+            return op
+        names, function = op.reads, "math_operand"
+        if op.kind == "attention_dgrad":
+            names, function = op.writes, "math_gradient"
+        function = function if plain else "cast_down"
+        works = [pass_over(function, tensors[n]) for n in names if tensors[n].elements < largest]
+        return replace(op, vectors=(*op.vectors, *works))
+
+    forward, backward = tuple(map(cast, layer.forward)), tuple(map(cast, layer.backward))
+    return replace(layer, tensors=tensors, forward=forward, backward=backward)
 
 
 def _module_scores(layer: Layer, form: str) -> Layer:
@@ -196,6 +230,8 @@ def _module_scores(layer: Layer, form: str) -> Layer:
         passes = [MODULE_PASSES.get(v.function, v.function) for v in op.vectors]
         at = passes.index(op.kind)
         passes[at : at + 1] = SOFTMAX_PASSES[form, op.kind]
+        if form == "math":  # queries and keys are scaled; the mask is counted with the softmax
+            passes = [name for name in passes if name not in MODULE_PASSES.values()]
         if form == "fp32" and op.kind == "softmax":
             tensors[name] = replace(tensors[op.writes[0]], name=name, element_bytes=FLOAT)
             op = replace(op, writes=(*op.writes, name))
@@ -247,3 +283,68 @@ def _chunked_loss(layer: Layer, stack: Stack) -> Layer:
             tensors[name] = replace(tensors[old], name=name)
         backward.insert(0, replace(op, name=f"{op.name}.again", writes=names))
     return replace(layer, tensors=tensors, backward=tuple(backward))
+
+
+def _module_experts(layer: Layer, form: str) -> Layer:
+    """Add the passes of Hugging Face's experts. "grouped" zeroes rows without expert in the input
+    and the outputs of every grouped product; "sliced" runs a loop over slices of stacked weights,
+    each of whose gradients is as large as all of them and added to the sum.
+    """
+    sent = {n for op in layer.forward if op.kind == "dispatch" for n in op.writes}
+
+    def passes(op: Operator) -> list[VectorWork]:
+        if not op.kind.startswith("linear") or not multiplies_experts(layer, op):
+            return []
+        if op.kind == "linear_wgrad" and form == "sliced":
+            gradients = [layer.tensors[name] for name in op.writes]
+            experts = gradients[0].shape[0]
+            counts = {"expert_zeros": experts, "add": experts - 1}
+            return [
+                VectorWork(function, count * t.rows, t.shape[-1])
+                for t in gradients
+                for function, count in counts.items()
+            ]
+        if op.kind == "linear_wgrad" or form == "sliced":
+            return []
+        names = [op.writes[0] if op.kind == "linear" else op.reads[0]]
+        names += [n for n in (*op.reads, *op.writes) if n.removeprefix("d") in sent]
+        return [pass_over("expert_mask", layer.tensors[name]) for name in names]
+
+    def changed(op: Operator) -> Operator:
+        return replace(op, vectors=(*op.vectors, *passes(op)))
+
+    forward, backward = tuple(map(changed, layer.forward)), tuple(map(changed, layer.backward))
+    return replace(layer, forward=forward, backward=backward)
+
+
+def _plain_scan(layer: Layer) -> Layer:
+    """Compute Mamba-2's scan as modules without its kernels do: products over a chunk's square are
+    fp32 tensors with a column per state or channel, which are then summed; two of them coexist in
+    the backward pass.
+    """
+    if not any(op.kind == "scan" for op in layer.forward):
+        return layer
+    tensors = dict(layer.tensors)
+
+    def passes(op: Operator) -> tuple[Operator, ...]:
+        if op.kind not in ("scan", "scan_bwd"):
+            return (op,)
+        if len(op.matmuls) < 4:
+            raise AtollError(
+                "plain_mixers: only Mamba-2 without its kernels is modelled; leave the flag out"
+            )
+        (scores, states, *_), name = op.matmuls, f"{op.name.removesuffix('.bwd')}.squares"
+        rows = states.batch * scores.m * scores.n
+        work = VectorWork(f"{op.kind}_squares", rows, states.m + states.n)
+        if op.kind == "scan":
+            tensors[name] = Tensor(name, (rows, KEPT_SQUARES), FLOAT, Role.ACTIVATION)
+            return op, Operator(name, "squares", op.writes[:1], (name,), vectors=(work,))
+        product, back = f"{name}.products", f"{name}.bwd"
+        tensors[product] = Tensor(product, (rows, 2 * states.m), FLOAT, Role.ACTIVATION_GRADIENT)
+        return op, Operator(back, "squares_bwd", (name,), (product,), vectors=(work,))
+
+    forward, backward = (
+        tuple(new for op in operators for new in passes(op))
+        for operators in (layer.forward, layer.backward)
+    )
+    return replace(layer, tensors=tensors, forward=forward, backward=backward)

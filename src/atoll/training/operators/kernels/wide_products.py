@@ -15,17 +15,20 @@ FLOAT = 4  # bytes
 # Share of the 16-bit matrix peak: 49 TFLOP/s of 989 on an H200 (sm80_xmma_gemm_f32f32 kernels), of
 # which products with a dimension of 64 (heads) reach two thirds.
 FP32_SHARE = 0.0505
+# 190 to 331 TFLOP/s (sm90_xmma_gemm_f32f32_tf32f32 kernels), which hardly differ with size.
+TF32_SHARE = 0.25
 SMALL_SIZE = 32
 MATH_KINDS = ("attention_scores", "attention_values", "attention_dgrad")
 ADAPTER_KINDS = ("adapter", "adapter_dgrad", "adapter_wgrad")
 
 
-def fp32_product(gpu: Gpu, product: Matmul) -> Cost:
+def wide_product(gpu: Gpu, stack: Stack, product: Matmul) -> Cost:
     """Return the cost of a product of fp32 operands: time of its multiply-adds or, where that is
     longer, of its operands and results through HBM.
     """
     m, n, k = product.m, product.n, product.k
-    rate = FP32_SHARE * gpu.peak_flops(gpu.half_dtype) / (1 + SMALL_SIZE / min(m, n, k))
+    share = TF32_SHARE if stack.wide == "tf32" else FP32_SHARE
+    rate = share * gpu.peak_flops(gpu.half_dtype) / (1 + SMALL_SIZE / min(m, n, k))
     moved = FLOAT * product.batch * (m * k + k * n + m * n)
     busy_s = product.flops / rate + gpu.calibration.kernel_s
     seconds = max(busy_s, float(streaming_s(gpu, moved)))
@@ -39,6 +42,8 @@ def is_math(op: Operator) -> bool:
 
 def is_wide(stack: Stack, op: Operator) -> bool:
     """Return whether the stack multiplies an operator's operands in fp32."""
-    return (stack.math_attention and is_math(op)) or (
-        stack.fp32_adapters and op.kind in ADAPTER_KINDS
+    return (
+        bool(stack.wide)
+        or (stack.math_attention and is_math(op))
+        or (stack.fp32_adapters and op.kind in ADAPTER_KINDS)
     )

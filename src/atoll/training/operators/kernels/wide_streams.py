@@ -73,3 +73,25 @@ def autocast(layer: Layer, wide_functions: frozenset[str]) -> Layer:
     forward, backward = tuple(map(changed, layer.forward)), tuple(map(changed, layer.backward))
     tensors = {name: widened(name, tensor) for name, tensor in tensors.items()}
     return replace(layer, tensors=tensors, forward=forward, backward=backward)
+
+
+def in_fp32(layer: Layer, unchanged: tuple[str, ...]) -> Layer:
+    """Return a layer with fp32 activations; functions that begin with one of `unchanged` move as
+    many bytes as counted.
+    """
+    roles = (Role.ACTIVATION, Role.ACTIVATION_GRADIENT)
+    tensors = dict(layer.tensors)
+    for name, tensor in layer.tensors.items():  # logits are counted in fp32
+        half = tensor.role in roles and tensor.element_bytes == HALF
+        if half and not name.removeprefix("d").startswith("logits"):
+            tensors[name] = replace(tensor, element_bytes=FLOAT)
+
+    def doubled(op: Operator) -> Operator:
+        works = (
+            work if work.function.startswith(unchanged) else work.sized(2 * work.rows, work.cols)
+            for work in op.vectors
+        )
+        return replace(op, vectors=tuple(works))
+
+    forward, backward = tuple(map(doubled, layer.forward)), tuple(map(doubled, layer.backward))
+    return replace(layer, tensors=tensors, forward=forward, backward=backward)
