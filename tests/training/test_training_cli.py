@@ -146,7 +146,7 @@ def test_mistakes_get_one_sentence_and_exit_code_2(
 
 
 def test_a_plan_is_printed_and_saved_before_an_export_fails(atoll: Run, tmp_path: Path) -> None:
-    out, launch = tmp_path / "run", tmp_path / "train.toml"
+    out, launch = tmp_path / "run", tmp_path / "train.py"
     code, printed, err = atoll(
         "plan", "--model", "gpt2-xl", "--device", "h100", "--devices", "16", "--batch", "32",
         "--tp", "1", *QUICK, "--json", "--export", "torchtitan", "--export-to", str(launch),
@@ -161,7 +161,7 @@ def test_a_plan_is_printed_and_saved_before_an_export_fails(atoll: Run, tmp_path
 
 
 def test_a_plan_for_a_tool_comes_with_its_launch_file(atoll: Run, tmp_path: Path) -> None:
-    launch = tmp_path / "train.toml"
+    launch = tmp_path / "train.py"
     code, printed, err = atoll(
         *PLAN[:2], "llama3-8b", *PLAN[3:], "--batch", "32", *QUICK, "--stack", "fsdp",
         "--export", "torchtitan", "--export-to", str(launch),
