@@ -109,7 +109,7 @@ def test_a_launch_file_under_its_usual_name_overwrites_nothing(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    file, export = tmp_path / "ds_config.json", (*ESTIMATE, "--export", "deepspeed")
+    file, export = tmp_path / "train.py", (*ESTIMATE, "--export", "deepspeed")
     file.write_text("mine")
     code, told = command(*export)
     assert code == 2 and "--export-to" in told and file.read_text() == "mine"

@@ -8,7 +8,7 @@ Functions ask, what they return has verbs of its own:
 (1, True)
 >>> print(plan.explain())  # doctest: +ELLIPSIS
 gpt2-xl on 8 h100: tp1 pp1 dp8 ...
->>> plan.export("torchtitan").save("train.toml"), plan.report("report.html")  # doctest: +SKIP
+>>> plan.export("torchtitan").save("train.py"), plan.report("report.html")  # doctest: +SKIP
 """
 
 from importlib import import_module

@@ -25,10 +25,10 @@ def test_a_script_says_the_layout(tmp_path: Path) -> None:
     words, environment = arguments_of(script)
     joined = " ".join(words)
     for part in (
-        "--num-layers 80 --hidden-size 8192 --ffn-hidden-size 28672 --num-attention-heads 64",
-        "--normalization RMSNorm --swiglu --disable-bias-linear --position-embedding-type rope",
+        "--num-layers 80 --hidden-size 8192 --num-attention-heads 64 --normalization RMSNorm",
+        "--swiglu --position-embedding-type rope --untie-embeddings-and-output-weights",
+        "--ffn-hidden-size 28672 --disable-bias-linear",
         "--group-query-attention --num-query-groups 8",
-        "--untie-embeddings-and-output-weights",
         "--tensor-model-parallel-size 8 --pipeline-model-parallel-size 4",
         "--sequence-parallel --num-virtual-stages-per-pipeline-rank 5",
         "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather",

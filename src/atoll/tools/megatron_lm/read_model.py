@@ -8,6 +8,7 @@ from typing import Any
 
 from atoll.base.errors import AtollError
 from atoll.tools.arguments import LaunchArguments
+from atoll.tools.megatron_lm.model_arguments import read_fields
 from atoll.workload import load_config, zoo_names
 from atoll.workload.families.model_config import ModelConfig
 
@@ -18,74 +19,57 @@ VOCABULARIES = {
     "llama2tokenizer": 32000,
 }
 """Vocabulary size by tokenizer type, where it is fixed."""
-POSITIONS = {"learned_absolute": "learned", "rope": "rotary", "rotary": "rotary",
-             "mrope": "rotary", "yarn": "rotary", "relative": "relative",
-             "none": "none"}  # fmt: skip
 UNIT = 128  # the vocabulary is padded to a multiple of this times tp
 
 
 def build_model(args: LaunchArguments) -> ModelConfig:
     """Return the decoder that pretrain_gpt.py builds from these arguments."""
-    hidden, heads = args.size("hidden_size"), args.size("num_attention_heads")
-    gated = args.has("swiglu", "gated_linear_unit", "quick_geglu")
+    latent = args.has("multi_latent_attention")
+    fields = read_fields(args, "every_model", "latent_attention" if latent else "attention")
+    hidden, heads, gated = fields["hidden"], fields["heads"], fields["gated"]
     ffn = args.count("ffn_hidden_size") or _default_ffn(hidden, gated)
-    experts = args.count("num_experts") or 0
-    biased = not args.has("disable_bias_linear")
-    latent = _latent(args) if args.has("multi_latent_attention") else {}
-    head_dim = args.count("kv_channels") or hidden // heads
-    grouped = args.has("group_query_attention") or "num_key_value_heads" in args.values
-    groups = args.count("num_query_groups", "num_key_value_heads")
-    positions = args.text("position_embedding_type") or "learned_absolute"
     args.has("no_position_embedding")
     if args.has("use_rotary_position_embeddings"):
-        positions = "rope"
-    if positions not in POSITIONS:
-        raise AtollError(f"{args.file}: position_embedding_type {positions!r} is not modelled")
+        fields["positions"] = "rotary"
     sequence = args.count("seq_length") or 0
     longest = args.count("max_position_embeddings") or sequence
     if not longest:
         raise AtollError(f"{args.file}: does not say seq_length")
-    percent = args.number("rotary_percent")
-    layers = args.size("num_layers")
-    window, windows = _windows(args, layers)
+    biased = not args.has("disable_bias_linear")
+    window, windows = _windows(args, fields["layers"])
     squared = args.has("squared_relu")
-    dropout = args.number("hidden_dropout")
-    attention_dropout = args.number("attention_dropout")
-    return ModelConfig(
-        name=Path(args.file).stem,
-        family="megatron",
-        hidden=hidden,
-        layers=layers,
-        heads=heads,
-        kv_heads=groups if grouped and groups else heads,
-        ffn=(args.count("moe_ffn_hidden_size") or ffn) if experts else ffn,
-        vocab=_vocabulary(args),
-        max_sequence=max(longest, sequence),
-        default_sequence=sequence,
-        gated=gated,
-        activation="silu" if gated else "relu2" if squared else "gelu",
-        norm="rmsnorm" if args.text("normalization") == "RMSNorm" else "layernorm",
-        positions=POSITIONS[positions],
-        position_rows=longest if POSITIONS[positions] == "learned" else 0,
-        rotary_dim=latent.pop("rotary_dim", int((percent or 1.0) * head_dim)),
-        tied_embeddings=not args.has("untie_embeddings_and_output_weights"),
-        attention_bias=biased or args.has("add_qkv_bias"),
-        output_bias=biased,
-        mlp_bias=biased,
-        dropout=0.1 if dropout is None else dropout,
-        attention_dropout=0.1 if attention_dropout is None else attention_dropout,
-        embedding_dropout=0.1 if dropout is None else dropout,
-        # (With latent attention it norms the latents, which the builder adds.)
-        qk_norm=args.has("qk_layernorm", "qk_l2_norm") and "latent_kv" not in latent,
-        window=window,
-        windows=windows,
-        mtp_layers=args.count("mtp_num_layers") or 0,
-        rotary_base=_optional(args, "rotary_base"),
-        norm_epsilon=_optional(args, "norm_epsilon") or _optional(args, "layernorm_epsilon"),
-        head_dim=latent.pop("head_dim", head_dim),
-        **latent,
-        **(_experts(args, experts, ffn) if experts else {}),
-    )
+    fields |= {
+        "kv_heads": _key_heads(args) or heads,
+        "ffn": ffn,
+        "vocab": _vocabulary(args),
+        "max_sequence": max(longest, sequence),
+        "default_sequence": sequence,
+        "activation": "silu" if gated else "relu2" if squared else "gelu",
+        "position_rows": longest if fields["positions"] == "learned" else 0,
+        "attention_bias": biased or args.has("add_qkv_bias"),
+        "output_bias": biased,
+        "mlp_bias": biased,
+        "embedding_dropout": fields["dropout"],
+        "window": window,
+        "windows": windows,
+        "mtp_layers": args.count("mtp_num_layers") or 0,
+        "rotary_base": _optional(args, "rotary_base"),
+        "norm_epsilon": _optional(args, "norm_epsilon") or _optional(args, "layernorm_epsilon"),
+        **(_latent(args) if latent else _head(args, fields["head_dim"] or hidden // heads)),
+        **(_experts(args, ffn) if args.count("num_experts") else {}),
+    }
+    return ModelConfig(name=Path(args.file).stem, family="megatron", **fields)
+
+
+def _key_heads(args: LaunchArguments) -> int | None:
+    grouped = args.has("group_query_attention") or "num_key_value_heads" in args.values
+    groups = args.count("num_query_groups", "num_key_value_heads")
+    return groups if grouped else None
+
+
+def _head(args: LaunchArguments, head_dim: int) -> dict[str, int]:
+    percent = args.number("rotary_percent")
+    return {"head_dim": head_dim, "rotary_dim": int((percent or 1.0) * head_dim)}
 
 
 def _optional(args: LaunchArguments, name: str) -> float | None:
@@ -112,26 +96,23 @@ def _default_ffn(hidden: int, gated: bool) -> int:
 
 
 def _latent(args: LaunchArguments) -> dict[str, Any]:
-    """Return the fields of multi-latent attention, with megatron-core's defaults."""
+    """Return the heads of multi-latent attention, with megatron-core's defaults."""
+    args.has("qk_layernorm")  # norms the latents, which the builder adds
+    args.count("kv_channels")
     rotary_dim = args.count("qk_pos_emb_head_dim") or 64
     return {
-        "latent_kv": args.count("kv_lora_rank") or 512,
-        "latent_q": args.count("q_lora_rank") or 0,
         "rotary_dim": rotary_dim,
         "head_dim": (args.count("qk_head_dim") or 128) + rotary_dim,
         "value_dim": args.count("v_head_dim") or 128,
     }
 
 
-def _experts(args: LaunchArguments, experts: int, dense_ffn: int) -> dict[str, Any]:
+def _experts(args: LaunchArguments, dense_ffn: int) -> dict[str, Any]:
+    fields = read_fields(args, "experts")
     dense = _dense_layers(args, args.size("num_layers"))
     args.has("moe_router_enable_expert_bias")
-    return {
-        "experts": experts,
-        "experts_per_token": args.count("moe_router_topk") or 2,
-        "router": args.text("moe_router_score_function") or "softmax",
-        "shared_ffn": args.count("moe_shared_expert_intermediate_size") or 0,
-        "shared_gate": args.has("moe_shared_expert_gate"),
+    return fields | {
+        "ffn": fields["ffn"] or dense_ffn,
         "dense_layers": dense,
         "dense_ffn": dense_ffn if dense else 0,
     }

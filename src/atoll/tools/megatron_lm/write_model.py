@@ -8,6 +8,7 @@ from itertools import groupby
 from atoll.base.errors import AtollError
 from atoll.files.yamlfile import shipped_table
 from atoll.tools.launch_plan import LaunchPlan, Settings, refuse
+from atoll.tools.megatron_lm.model_arguments import write_arguments
 from atoll.workload.families.model_config import ModelConfig
 
 TARGET = "megatron-lm"
@@ -20,20 +21,17 @@ def model_values(plan: LaunchPlan) -> tuple[Settings, list[str]]:
     model = plan.model
     _check(model)
     notes: list[str] = []
+    shape = write_arguments(model, "every_model")
+    dropouts = {name: shape.pop(name) for name in ("hidden_dropout", "attention_dropout")}
     values: Settings = {
-        "num_layers": model.layers,
-        "hidden_size": model.hidden,
+        **shape,
         "ffn_hidden_size": model.dense_ffn or model.ffn,
-        "num_attention_heads": model.heads,
-        "normalization": "RMSNorm" if model.norm == "rmsnorm" else "LayerNorm",
-        "swiglu": _swiglu(model),
         **_biases(model),
         **_positions(plan, notes),
         **(_latent_attention if model.latent_kv else _attention)(model, notes),
         **(_experts(model, notes) if model.experts else {}),
         **_vocabulary(plan, notes),
-        "hidden_dropout": model.dropout,
-        "attention_dropout": model.attention_dropout,
+        **dropouts,
     }
     if model.embedding_dropout != model.dropout:
         notes.append(
@@ -53,6 +51,11 @@ def _check(model: ModelConfig) -> None:
         raise _no_argument(model, "no norm before its head")
     if not model.causal:
         raise _no_argument(model, "attention to later tokens")
+    if model.positions not in ("learned", "rotary", "none"):
+        raise _no_argument(model, f"{model.positions} positions")
+    if (model.gated, model.activation) not in ((True, "silu"), (False, "gelu")):
+        gate = "gated " if model.gated else ""
+        raise _no_argument(model, f"a {gate}{model.activation} feed-forward layer")
 
 
 def _no_argument(model: ModelConfig, words: str) -> AtollError:
@@ -61,13 +64,6 @@ def _no_argument(model: ModelConfig, words: str) -> AtollError:
         f"{model.name} has {words}, for which pretrain_gpt.py takes no argument; export to "
         "deepspeed or nemo, which do not describe the model",
     )
-
-
-def _swiglu(model: ModelConfig) -> bool:
-    if (model.gated, model.activation) not in ((True, "silu"), (False, "gelu")):
-        gate = "gated " if model.gated else ""
-        raise _no_argument(model, f"a {gate}{model.activation} feed-forward layer")
-    return model.gated
 
 
 def _biases(model: ModelConfig) -> Settings:
@@ -79,9 +75,6 @@ def _biases(model: ModelConfig) -> Settings:
 
 def _positions(plan: LaunchPlan, notes: list[str]) -> Settings:
     model = plan.model
-    kinds = {"learned": "learned_absolute", "rotary": "rope", "none": "none"}
-    if model.positions not in kinds:
-        raise _no_argument(model, f"{model.positions} positions")
     rows = max(model.max_sequence, plan.sequence)
     if model.positions == "learned":
         rows = model.position_rows or model.max_sequence
@@ -105,7 +98,6 @@ def _positions(plan: LaunchPlan, notes: list[str]) -> Settings:
         )
     partial = rotary and not model.latent_kv and model.rotated != model.head_dim
     return {
-        "position_embedding_type": kinds[model.positions],
         "max_position_embeddings": rows,
         **{name: _as_integer(value) for name, value in numbers.items()},
         "rotary_percent": model.rotated / model.head_dim if partial else None,
@@ -121,11 +113,9 @@ def _attention(model: ModelConfig, notes: list[str]) -> Settings:
     if model.value_dim not in (0, model.head_dim):
         raise _no_argument(model, f"values {model.value_dim} wide beside keys {model.head_dim}")
     grouped = model.kv_heads != model.heads
-    return {
-        "kv_channels": model.head_dim,
+    return write_arguments(model, "attention") | {
         "group_query_attention": grouped,
         "num_query_groups": model.kv_heads if grouped else None,
-        "qk_layernorm": model.qk_norm,
         # Megatron counts the tokens to the left of a query; the model's window includes it.
         "window_size": f"{model.window - 1},0" if model.window else None,
     }
@@ -136,10 +126,8 @@ def _latent_attention(model: ModelConfig, notes: list[str]) -> Settings:
         "Multi-latent attention takes YaRN positions by default; set --rope-type, "
         "--rotary-scaling-factor and --mscale as the model needs."
     )
-    return {
+    return write_arguments(model, "latent_attention") | {
         "multi_latent_attention": True,
-        "q_lora_rank": model.latent_q or None,
-        "kv_lora_rank": model.latent_kv,
         "qk_head_dim": model.head_dim - model.rotated,
         "qk_pos_emb_head_dim": model.rotated,
         "v_head_dim": model.value_width,
@@ -153,17 +141,10 @@ def _experts(model: ModelConfig, notes: list[str]) -> Settings:
         "--moe-router-load-balancing-type, --moe-aux-loss-coeff, --moe-router-pre-softmax and "
         "the like."
     )
-    sigmoid = model.router == "sigmoid"
-    return {
-        "num_experts": model.experts,
-        "moe_router_topk": model.experts_per_token,
-        "moe_ffn_hidden_size": model.ffn,
+    return write_arguments(model, "experts") | {
         "moe_token_dispatcher_type": "alltoall",
         "moe_grouped_gemm": True,
-        "moe_router_score_function": "sigmoid" if sigmoid else None,
-        "moe_router_enable_expert_bias": sigmoid,
-        "moe_shared_expert_intermediate_size": model.shared_ffn or None,
-        "moe_shared_expert_gate": model.shared_gate,
+        "moe_router_enable_expert_bias": model.router == "sigmoid",
         "moe_layer_freq": _layer_pattern(model) if model.dense_layers else None,
     }
 
@@ -184,5 +165,4 @@ def _vocabulary(plan: LaunchPlan, notes: list[str]) -> Settings:
     padded = -(-vocab // tp) * tp
     if padded != vocab:
         notes.append(f"The vocabulary of {vocab} is padded to {padded}, a multiple of tp {tp}.")
-    untied = not plan.model.tied_embeddings
-    return {"padded_vocab_size": padded, "untie_embeddings_and_output_weights": untied}
+    return {"padded_vocab_size": padded}
