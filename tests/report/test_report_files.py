@@ -126,7 +126,7 @@ def test_a_plan_becomes_a_report_with_its_launch_file(plan_run: Path, tmp_path: 
     data = page_data(write_report(plan_run, tmp_path / "plan.html"))
     assert data["kind"] == "plan"
     launch = {row["target"]: row for row in data["launch"]}  # type: ignore[attr-defined]
-    assert "--tensor-model-parallel-size 8" in launch["megatron"]["text"]
+    assert "--tensor-model-parallel-size 8" in launch["megatron-lm"]["text"]
 
 
 def test_plan_and_estimate_keep_what_a_report_needs(tmp_path: Path, command: Run) -> None:

@@ -180,7 +180,7 @@ def test_a_plans_timeline_has_the_parts_and_the_replayed_time_of_its_estimate(
     waits_s = [n * s for n, s in zip(came, record.pipeline.waits_s[slowest], strict=True)]
     waited_s = timeline.microbatches * sum(waits_s)
     # What is not replayed one by one may wait a little in every round.
-    near = 1e-4 if rest_s else 1e-6
+    near = 1e-3 if rest_s else 1e-6
     assert passes_s == pytest.approx(inside_s + host_s + waited_s, rel=near)
 
 

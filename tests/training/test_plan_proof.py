@@ -441,7 +441,7 @@ def test_gpt3_on_a_thousand_devices_is_at_least_as_good_as_published() -> None:
     published = Layout(dp=32, tp=4, pp=8, vpp=12, schedule="interleaved")
     found = plan(run)
     assert found.certificate.proven
-    assert found.certificate.items > 1_000_000
+    assert found.certificate.items > 900_000
     assert found.best.fits
     assert found.best.step.time_s <= estimate(run, published).step.time_s
     assert abs(replay_estimate(found.best).difference) < 0.03

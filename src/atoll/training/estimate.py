@@ -238,7 +238,7 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
         Examples:
             >>> import atoll
             >>> atoll.estimate("gpt2-xl", "h100", 8, batch=64).verdict()  # doctest: +ELLIPSIS
-            '... needed of 80 GiB: fits'
+            '... needed of 79.65 GiB: fits'
         """
         run = self.run
         free = f" less {100 * run.headroom:.4g}% kept free" if run.headroom else ""
