@@ -130,7 +130,7 @@ def test_llama3_8b_on_64_h100_is_the_best_of_its_whole_space() -> None:
     """No bound, no order: every layout that the answer counts is estimated, in arrays; of the
     fastest and of some others the readable estimate says the same. Small twins are above.
     """
-    run = make_run("llama3-8b", "h100", 64, batch=256, sequence=8192)
+    run = make_run("llama3-8b", "h100", 64, batch=256, sequence=8192, tool="none")
     estimator, axes, random = Estimator(run), Axes(), Random(0)
     known: list[tuple[float, float, Layout]] = []
     for family in families(run, axes):

@@ -19,7 +19,7 @@ from atoll.cli import app
 from atoll.questions import PlanQuestion
 from atoll.store import RunReader
 
-ASKED = {"model": "llama3-8b", "device": "h100", "devices": 16, "batch": 64}
+ASKED = {"model": "llama3-8b", "device": "h100", "devices": 16, "batch": 64, "tool": "none"}
 
 
 def run(stop=None, **where):
@@ -95,13 +95,14 @@ def test_a_finished_folder_answers_from_its_records_and_takes_no_other_question(
 @pytest.mark.slow
 def test_a_launch_file_is_another_question_of_the_same_records(tmp_path):
     out = tmp_path / "run"
-    script, said = {"export": "megatron"}, {"overlap": "grad_reduce param_gather p2p"}
+    script = {"tool": "megatron-lm"}
+    said = script | {"overlap": "grad_reduce param_gather p2p"}
     for asked in (script, said, script):
         assert answer(run(out=out, **asked)) == answer(run(**asked))
     with pytest.raises(AtollError, match="holds another job"):
         run(out=out)  # where sends between stages do not overlap
     with pytest.raises(AtollError, match="holds another job"):
-        run(out=out, export="torchtitan")  # whose kernels and states are others
+        run(out=out, tool="torchtitan")  # whose kernels and states are others
 
 
 @pytest.mark.slow
