@@ -21,7 +21,6 @@ from pathlib import Path
 import numpy as np
 
 from atoll.cost.chips import chips_of_space
-from atoll.cost.gemm import Mapping, map_matmul
 from atoll.cost.table import build_costs, flatten
 from atoll.hardware.accelerator import GLB_BPC_PER_MIB, MIB, Accelerator, Hbm
 from atoll.hardware.catalog import load_accelerator, load_network
@@ -30,6 +29,9 @@ from atoll.profiles import PROFILES
 from atoll.workload import load_config, prepare
 from atoll.workload.graph.operator import Matmul
 from record import recorded
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from oracles.mapping import Mapping, map_matmul
 
 REFERENCE = load_accelerator("phaze-tpuv4")
 SUNSTONE = Path(__file__).parents[1] / "tests" / "data" / "sunstone_gemm.csv"

@@ -29,7 +29,7 @@ from atoll.answers.hardware import (
 from atoll.base.errors import AtollError, as_path
 from atoll.cost.model import COST_MODELS
 from atoll.fabric.network import Network
-from atoll.files.yamlfile import load_yaml, suggestion
+from atoll.files.yamlfile import field_by_key, load_yaml, suggestion
 from atoll.hardware.accelerator import Hbm
 from atoll.hardware.catalog import (
     AcceleratorFile,
@@ -221,7 +221,7 @@ def _kind(path: str) -> str:
     """Return the kind of a file: the one with most of its fields."""
     fields = load_yaml(path, _Fields).model_extra or {}
     matches = {
-        kind: len(fields.keys() & (model.model_fields.keys() - _COMMON))
+        kind: len(fields.keys() & (field_by_key(model).keys() - _COMMON))
         for kind, (model, _) in _FILES.items()
     }
     kind = max(matches, key=lambda name: matches[name])

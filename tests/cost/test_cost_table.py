@@ -10,7 +10,6 @@ import pytest
 
 from atoll.cost import table_kernels as tk
 from atoll.cost.chips import Chips, chips_of_accelerator, chips_of_space
-from atoll.cost.gemm import map_matmul
 from atoll.cost.table import (
     OperatorKey,
     PassSet,
@@ -34,6 +33,7 @@ from atoll.profiles import DEFAULT, PHAZE, PROFILES
 from atoll.workload import load_config, prepare
 from atoll.workload.graph.operator import Core
 from designs import position_of
+from oracles.mapping import map_matmul
 
 REFERENCE = load_accelerator("phaze-tpuv4")
 LOSING = replace(DEFAULT, network="tpuv4-like")

@@ -1,7 +1,7 @@
 """The mapper finds the best mapping that its description allows, and costs behave as physics does.
 
-The oracle is a twin in plain Python, written from the description in `atoll.cost.gemm` alone: it
-walks the whole space, prices every mapping, and skips nothing.
+The oracle is a twin in plain Python, written from the description in `atoll.cost.gemm_kernels`
+alone: it walks the whole space, prices every mapping, and skips nothing.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from atoll.base.errors import AtollError
-from atoll.cost.gemm import Mapping, core_counts, map_matmul
+from atoll.cost.chips import core_counts
 from atoll.hardware.accelerator import MIB, Accelerator, Hbm
 from atoll.hardware.catalog import load_accelerator
 from atoll.hardware.template.stalls import CACHED, NO_STALLS, SCRATCHPAD, Stalls
 from atoll.workload.graph.operator import Matmul
+from oracles.mapping import Mapping, map_matmul
 
 REFERENCE = load_accelerator("phaze-tpuv4")
 SUNSTONE = Path(__file__).parents[1] / "data" / "sunstone_gemm.csv"

@@ -11,7 +11,6 @@ import pytest
 
 from atoll.calibration.operator_rows import H200_OPERATORS, read_operators
 from atoll.cost.chips import chips_of_accelerator
-from atoll.cost.gemm import map_matmul
 from atoll.cost.table import build_costs, flatten, pass_problem
 from atoll.hardware.accelerator import GIB, MIB, Accelerator, Hbm
 from atoll.hardware.catalog import load_accelerator, load_network
@@ -25,6 +24,7 @@ from atoll.questions import WaferQuestion
 from atoll.questions.chips import Precision
 from atoll.workload import load_config, prepare
 from atoll.workload.graph.operator import Matmul
+from oracles.mapping import map_matmul
 
 REFERENCE = load_accelerator("phaze-tpuv4")
 EXISTING = Path(__file__).parents[2] / "examples/devices/existing"

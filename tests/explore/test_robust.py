@@ -17,8 +17,8 @@ from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.robust import (
     LOSS_TOLERANCE,
     TOLERANCE,
-    DrawComparison,
     Draws,
+    SharedSearch,
     _with_a_chip,
     constants_that_matter,
     robustness,
@@ -171,7 +171,7 @@ def test_a_chip_that_is_too_hot_runs_slower_and_one_that_is_too_large_is_lost(
     setting, variants = prepare_search(job)
     objective = make_objective(job, whole, setting, variants)
     draws = Draws.of(whole, LIMITS, 2, 0)
-    held = DrawComparison(Search(draws.space, variants, setting, objective, 1e-3), draws)
+    held = SharedSearch(Search(draws.space, variants, setting, objective, 1e-3), draws)
     chips = held.search.frontier.chips
     scores = chips.peak_flops.copy()
     fastest = np.flatnonzero(chips.clock_Hz == chips.clock_Hz.max())

@@ -49,7 +49,7 @@ def test_many_operators_at_once_are_harder() -> None:
 
 @pytest.mark.slow
 def test_exact_effort_closes_what_bounded_effort_leaves() -> None:
-    problem = backward_pass(np.random.default_rng([3, 8, 0]), 14, 8)
+    problem = backward_pass(np.random.default_rng([2, 64, 0]), 14, 64)
     bounded = solve(problem, effort="bounded")
     exact = solve(problem, effort="exact")
     check(problem, exact)

@@ -35,8 +35,8 @@ from atoll.calibration.validate import (
 from atoll.cost.gpu_gemm import Floats
 from atoll.cost.gpu_vector import LEAST_BYTES, NARROW_COLUMNS, STREAMING
 from atoll.files.atomic_file import atomic_files
+from atoll.files.yamlfile import field_by_key
 from atoll.hardware.gpu import (
-    CALIBRATED,
     AttentionFile,
     Calibration,
     CalibrationFile,
@@ -260,44 +260,40 @@ def _bytes_per_element(gpu: Gpu, kind: str, entry: str, table: Columns) -> float
 
 def parameters(fit: Calibration) -> dict[str, Parameter | Mapping[str, Parameter]]:
     """Return the calibration as in its YAML file, times in microseconds."""
-    attention = ("attention_forward", "attention_backward", "attention_prompt")
-    names = {name: CALIBRATED.get(name, name) for name in CalibrationFile.model_fields}
     shown: dict[str, Parameter | Mapping[str, Parameter]] = {}
-    for name, attribute in names.items():
-        if name in attention and getattr(fit, attribute) is None:
-            continue
-        if name in attention:
-            attention_fit = getattr(fit, attribute)
-            shown[name] = {
-                inner: _written(attention_fit, inner)
-                for inner in AttentionFile.model_fields
-                if getattr(attention_fit, CALIBRATED.get(inner, inner)) not in (None, ())
+    for key, name in field_by_key(CalibrationFile).items():
+        value = getattr(fit, name)
+        if isinstance(value, AttentionFit):
+            shown[key] = {
+                inner: _written(value, attribute)
+                for inner, attribute in field_by_key(AttentionFile).items()
+                if getattr(value, attribute) not in (None, ())
             }
         elif name == "formats":
-            shown[name] = {dtype: _flow(values) for dtype, values in fit.formats}
+            shown[key] = {dtype: _flow(values) for dtype, values in fit.formats}
         elif name == "traffic":
-            shown[name] = dict(fit.traffic)
-        else:
-            shown[name] = _written(fit, name)
+            shown[key] = dict(fit.traffic)
+        elif value is not None:
+            shown[key] = _written(fit, name)
     return shown
 
 
 def _written(fit: object, name: str) -> Parameter:
-    """Return the text of a field by its name in the file."""
-    attribute = CALIBRATED.get(name, name)
-    value: Parameter = getattr(fit, attribute)
+    """Return a field as its file has it."""
+    value: Parameter = getattr(fit, name)
     if name == "fp8_heads":
-        return f"{dict(getattr(fit, attribute))}"
-    return f"{float(value) * 1e6:.4g} us" if attribute.endswith("_s") else value
+        return f"{dict(getattr(fit, name))}"
+    return f"{float(value) * 1e6:.4g} us" if name.endswith("_s") else value
 
 
 def _flow(fit: FormatFit) -> str:
     """Return the non-default values of a format on one line."""
     default = FormatFit(fit.matmul, fit.kernel_s, fit.throttle)
-    fields = ((name, CALIBRATED.get(name, name)) for name in FormatFile.model_fields)
-    always = ("matmul", "kernel", "throttle")
-    names = [n for n, key in fields if n in always or getattr(fit, key) != getattr(default, key)]
-    texts = (f"{n}: {_written(fit, n)}" for n in names)
+    texts = (
+        f"{key}: {_written(fit, name)}"
+        for key, name in field_by_key(FormatFile).items()
+        if key in ("matmul", "kernel", "throttle") or getattr(fit, name) != getattr(default, name)
+    )
     return f"{{{', '.join(texts)}}}".replace("False", "false")
 
 

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.base.arrays import FloatArray, IntArray
-from atoll.cost.gemm import core_counts
 from atoll.cost.model import MAPPER
 from atoll.hardware.accelerator import Accelerator, Hbm, core_buffer_bytes
 from atoll.hardware.silicon.chip import chip_columns, chip_stalls, chip_template
@@ -405,3 +404,9 @@ def _vector_configs(
     index[which, chip, option] = inverse.ravel()
     cores, lanes_of = (np.ascontiguousarray(column) for column in unique.T)
     return (index[0], index[1]), VectorConfigs(cores=cores, lanes=lanes_of)
+
+
+def core_counts(limit: int) -> tuple[int, ...]:
+    """Return the core counts that an operator may use: powers of two, and all cores."""
+    counts = [1 << i for i in range(limit.bit_length()) if 1 << i <= limit]
+    return tuple(counts) if counts[-1] == limit else (*counts, limit)

@@ -1,8 +1,34 @@
-"""Compiled kernels of the GEMM mapper.
+"""GEMM mapper: the fastest mapping of a product to HBM, shared buffer, core buffers and arrays.
 
+Model. A product (batch x) m x k by k x n runs on some number of tensor cores, each a weight-
+stationary systolic array of `depth` rows (reduction) by `width` columns (outputs):
+
+* Orientation: the rows of A stream past resident tiles of B, or the columns of B past tiles of A.
+  Below, A is the streaming operand and B the resident one.
+* Cores split the batch and the streamed rows by powers of two (up to the first that leaves one
+  each), the columns by a power of two or by all remaining cores that have columns to work on.
+  Uneven shares are padded: each core takes the ceiling of its share.
+* Core: its rows stream in chunks of even size that fit its buffer (double-buffered 2-byte inputs
+  and 4-byte accumulators: 4 depth + 4 width bytes per row), in the fewest such chunks or two, four,
+  ... times as many. A resident tile takes one cycle per row, but at least `depth` per chunk: the
+  next tile of weights loads at one row per cycle. Accumulation over k stays in the core.
+  Filling and draining the array costs 2 depth + width cycles once per product.
+* Shared buffer (GLB): A is read once per round of columns, B once per chunk of rows; cores that
+  need the same data share one read (multicast). Outputs and operands of a fused epilogue pass once.
+* HBM: macro tiles in the buffer, in one of three orders. A panel of A, or of B, stays while the
+  other operand streams; space for the next panel is reserved if one follows. Or a tile of C stays
+  as 4-byte partial sums while slices of both operands stream. The reduction is cut into a power of
+  two of parts of whole array depths, or into single depths; partial sums then pass the GLB, and in
+  the panel orders HBM, once out and once in per additional part. Tiles are whole rounds of the
+  cores (a chunk of rows, or an array's columns, on each), so tiling adds no padding. Concurrent
+  products share the buffer.
+
+Time is the largest of compute, GLB and HBM time: all levels are double buffered. If chips have
+stalls (`hardware.template.stalls`), cores wait for the first operands of every round and for the
+outputs to reach the GLB, and a share of the shorter of core and HBM time does not overlap. The
+mapper is exact over this space. Among equally fast mappings with the fewest chunks and most cores
+it takes one with the least HBM traffic. `docs/cost-model.md` has the formulas.
 All kernels are in this file, because numba's on-disk cache does not notice edits in other modules.
-`atoll.cost.gemm` describes the model and its letters: A is the operand whose rows stream through
-the arrays, B the one whose tiles are resident.
 """
 
 from __future__ import annotations
@@ -334,12 +360,6 @@ def map_product(p, c, out):
                     if best <= ideal_s and out[HBM] <= compulsory:
                         return best
     return best
-
-
-@entry
-def map_alone(p, c, out):
-    """Call `map_product` from Python for one product; compiled on first use."""
-    return map_product(p, c, out)
 
 
 @kernel

@@ -16,7 +16,7 @@ _FEW = 64  # number of products below which mapping is faster than starting thre
 
 
 def map_products(shapes: Sequence[ProductShape], configs: TensorConfigs) -> ProductCosts:
-    """Return the costs by Atoll's mapper (`cost.gemm`), computed on all CPU cores."""
+    """Return the costs by Atoll's mapper (`cost.gemm_kernels`), computed on all CPU cores."""
     arguments = _arguments(shapes, configs)
     time_s, hbm, glb = (np.zeros((len(shapes), len(configs))) for _ in range(3))
     count = len(shapes) * len(configs)

@@ -19,7 +19,7 @@ of the best of every draw.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, replace
 
 import numpy as np
 
@@ -28,11 +28,12 @@ from atoll.answers.search import ConstantShare, Robustness, SteadyChip
 from atoll.base.arrays import BoolArray, FloatArray, IntArray
 from atoll.base.errors import AtollError
 from atoll.base.stopping import StoppedError
-from atoll.cost.chips import Chips, distinct_rows
+from atoll.cost.chips import Chips, chips_of_space, distinct_rows, memories
 from atoll.explore.answer.scope import described_space, limits_of
 from atoll.explore.pricing.price import Price
 from atoll.explore.proof.branch_and_bound import Search
 from atoll.explore.proof.exact import exact_search
+from atoll.hardware.accelerator import Hbm
 from atoll.hardware.energy import template_energy
 from atoll.hardware.physical.constants import Constant, Physics, constants
 from atoll.hardware.physical.draws import at_ends, drawn
@@ -133,50 +134,119 @@ class Draws:
         )
 
 
-@dataclass(eq=False)
 class DrawComparison:
-    """Compares the chips of a search under the draws."""
+    """Compares chips of the draws' space, each with one HBM option, under the draws."""
 
-    search: Search
-    draws: Draws
-    feasible: list[BoolArray] = field(init=False)
-    """Chips that keep to the limits, by set of constants."""
-    prices: list[FloatArray] = field(init=False)
-    """Divisors of their throughput, by set of constants."""
-    throughput: FloatArray = field(init=False)
-    """Throughput of evaluated chips, 0 for others."""
-    open_above: FloatArray = field(init=False)
-    """Throughput that a chip is proven not to exceed; 0 once evaluated."""
-    feasible_draws: list[int] = field(init=False)
-    """Draws in which a chip keeps to the limits, and their best scores."""
-    best_scores: FloatArray = field(init=False)
-
-    def __post_init__(self) -> None:
-        chips, space = self.search.frontier.chips, self.draws.space
-        options = [space.hbm_options.index(hbm) for (hbm,) in self.search.memories]
+    def __init__(self, draws: Draws, chips: Chips, memories: Sequence[tuple[Hbm, ...]]) -> None:
+        self.draws = draws
+        self.chips = chips
+        options = [draws.space.hbm_options.index(hbm) for (hbm,) in memories]
         self.hbm_option = np.array(options)[chips.memory]
-        self.feasible = [allowed[chips.design, self.hbm_option] for allowed in self.draws.allowed]
-        self.prices = [price[chips.design, self.hbm_option] for price in self.draws.prices]
-        self.throughput = np.zeros(len(chips))
-        self.open_above = np.full(len(chips), np.inf)
-        self._note(np.array(list(self.search.frontier.plans), np.int64))
-        self._siblings()
-
-    def _siblings(self) -> None:
-        """Index chips that differ in their clock only: [family, clock], -1 where absent."""
-        chips, space = self.search.frontier.chips, self.draws.space
-        names = [p.name for p in space.template.parameters if p.name != "clock_Hz"]
-        columns = [*(space.columns[name][chips.design] for name in names), self.hbm_option]
+        self.number = np.full(draws.space.hbm_allowed.shape, -1, np.int64)
+        """Chip by design and HBM option, -1 where absent."""
+        self.number[chips.design, self.hbm_option] = np.arange(len(chips))
+        self.feasible = [allowed[chips.design, self.hbm_option] for allowed in draws.allowed]
+        """Chips that keep to the limits, by set of constants."""
+        self.prices = [price[chips.design, self.hbm_option] for price in draws.prices]
+        """Divisors of their throughput, by set of constants."""
+        # Chips that differ in their clock only: [family, clock], -1 where absent.
+        names = [p.name for p in draws.space.template.parameters if p.name != "clock_Hz"]
+        columns = [*(draws.space.columns[name][chips.design] for name in names), self.hbm_option]
         _, self.clock_family = distinct_rows(np.column_stack(columns).astype(np.float64))
         clocks, self.clock = np.unique(chips.clock_Hz, return_inverse=True)
         self.chip_by_clock = np.full((int(self.clock_family.max()) + 1, len(clocks)), -1, np.int64)
         self.chip_by_clock[self.clock_family, self.clock] = np.arange(len(chips))
+        self.throughput = np.zeros((len(draws.draws), len(chips)))
+        """Throughput of evaluated chips by draw, 0 for others."""
+        self.feasible_draws: list[int] = []
+        self.best_scores = np.zeros(0)
+
+    def set_best(self, best_scores: Sequence[float]) -> None:
+        """Set the best scores of the draws; those in which no chip keeps to the limits are left
+        out."""
+        self.feasible_draws = _with_a_chip(best_scores[: len(self.draws.draws)])
+        self.best_scores = np.array([best_scores[draw] for draw in self.feasible_draws])
+
+    def scores_at_best_clock(self, draw: int, rates: FloatArray) -> FloatArray:
+        """Return every chip's score in a draw, at the best feasible clock up to its nominal one."""
+        runs = (self.chip_by_clock >= 0) & self.feasible[draw][self.chip_by_clock]
+        values = np.where(runs, (rates / self.prices[draw])[self.chip_by_clock], 0.0)
+        scores: FloatArray = np.maximum.accumulate(values, axis=1)[self.clock_family, self.clock]
+        return scores
+
+    def losses(self, chips: IntArray) -> FloatArray:
+        """Return the losses of evaluated chips, [draw, chip]."""
+        scores = [
+            self.scores_at_best_clock(draw, self.throughput[draw])[chips]
+            for draw in self.feasible_draws
+        ]
+        return np.asarray(1.0 - np.array(scores) / self.best_scores[:, None])
+
+    def slower(self, chips: IntArray) -> IntArray:
+        """Return the chips at their nominal and all lower clocks."""
+        slower = np.arange(self.chip_by_clock.shape[1]) <= self.clock[chips][:, None]
+        siblings = np.where(slower, self.chip_by_clock[self.clock_family[chips]], -1)
+        return np.unique(siblings[siblings >= 0])
+
+    def answer(
+        self, winner: int, steadiest: int, least_loss: float, ends: Sequence[float],
+        bounds: Sequence[float],
+    ) -> Robustness:  # fmt: skip
+        """Describe both chips. `ends` are best scores at both ends of every constant, `bounds`
+        those on the scores of every draw."""
+        proven = np.array([bounds[draw] for draw in self.feasible_draws]) / self.best_scores
+        return build_from(
+            Robustness,
+            self._steady_chip(winner),
+            draws=len(self.feasible_draws),
+            without_a_chip=len(self.draws.draws) - len(self.feasible_draws),
+            designs=len(self.draws.space),
+            proven_within=float(proven.max(initial=1.0) - 1.0),
+            steadiest=self._steady_chip(steadiest),
+            least_loss=least_loss,
+            constants=_shares(self.draws, np.array(ends).reshape(-1, 2)),
+        )
+
+    def _steady_chip(self, chip: int) -> SteadyChip:
+        design, option = int(self.chips.design[chip]), int(self.hbm_option[chip])
+        design_space = self.draws.space.subset([design])
+        figures, runs = [], []
+        for draw in self.feasible_draws:
+            drawn_space = space_under(design_space, self.draws.draws[draw])
+            hbm = drawn_space.hbm_options[option]
+            figures.append((drawn_space.area_with(hbm)[0], drawn_space.peak_power_with(hbm)[0]))
+            runs.append(self.feasible[draw][chip] and self.throughput[draw, chip] > 0.0)
+        area_mm2, power_W = np.quantile(np.array(figures), (0.05, 0.95), axis=0).T.tolist()
+        accelerator = design_space.accelerator(0, design_space.hbm_options[option])
+        losses = self.losses(np.array([chip]))
+        return SteadyChip(
+            chip=f"{accelerator.describe()} at {accelerator.clock_Hz / 1e9:g} GHz",
+            fits=float(np.mean(runs)),
+            loss_mean=float(losses.mean()),
+            loss_p95=float(np.quantile(losses, 0.95)),
+            area_mm2=tuple(area_mm2),
+            peak_power_W=tuple(power_W),
+        )
+
+
+class SharedSearch(DrawComparison):
+    """Compares the chips of one search, whose times are those of every draw."""
+
+    def __init__(self, search: Search, draws: Draws) -> None:
+        super().__init__(draws, search.frontier.chips, search.memories)
+        self.search = search
+        self.rates = np.zeros(len(self.chips))
+        """Throughput of evaluated chips, 0 for others."""
+        self.throughput = np.broadcast_to(self.rates, self.throughput.shape)
+        self.open_above = np.full(len(self.chips), np.inf)
+        """Throughput that a chip is proven not to exceed; 0 once evaluated."""
+        self._note(np.array(list(search.frontier.plans), np.int64))
 
     def _note(self, chips: IntArray) -> None:
         """Copy the scores of evaluated chips from the search."""
         for chip in chips.tolist():
-            self.throughput[chip] = max(0.0, self.search.evaluated_score(chip))
-            self.open_above[chip] = 0.0 if self.throughput[chip] > 0.0 else self.open_above[chip]
+            self.rates[chip] = max(0.0, self.search.evaluated_score(chip))
+            self.open_above[chip] = 0.0 if self.rates[chip] > 0.0 else self.open_above[chip]
 
     def evaluate(self, chips: IntArray, least: float) -> None:
         """Evaluate the chips whose bounds allow more than `least`."""
@@ -192,7 +262,7 @@ class DrawComparison:
         """Return the highest score of the feasible chips at these prices, within TOLERANCE."""
         size = FIRST_ROUND
         while True:
-            best = float((self.throughput / price)[feasible].max(initial=0.0))
+            best = float((self.rates / price)[feasible].max(initial=0.0))
             bar = best * (1.0 + TOLERANCE) * price
             scores = self.search.scores
             open_ = np.flatnonzero(feasible & (self.open_above > bar) & (scores > bar))
@@ -207,13 +277,6 @@ class DrawComparison:
         scores = self.search.scores / self.prices[draw]
         return float(scores[self.feasible[draw]].max(initial=0.0))
 
-    def scores_at_best_clock(self, draw: int, rates: FloatArray) -> FloatArray:
-        """Return every chip's score in a draw, at the best feasible clock up to its nominal one."""
-        runs = (self.chip_by_clock >= 0) & self.feasible[draw][self.chip_by_clock]
-        values = np.where(runs, (rates / self.prices[draw])[self.chip_by_clock], 0.0)
-        scores: FloatArray = np.maximum.accumulate(values, axis=1)[self.clock_family, self.clock]
-        return scores
-
     def mean_losses(self, rates: FloatArray) -> FloatArray:
         """Return the mean loss of every chip against the best of every draw."""
         relative_scores = np.zeros(len(rates))
@@ -223,15 +286,13 @@ class DrawComparison:
 
     def steadiest(self, first: int) -> tuple[int, float]:
         """Return the chip of least mean loss and a lower bound on it; `first` wins ties."""
-        self.evaluate(self._slower(np.array([first])), 0.0)
-        weight, ones = np.zeros(len(self.throughput)), np.ones(len(self.throughput))
-        for draw, best in zip(self.feasible_draws, self.best_scores, strict=True):
-            weight += self.scores_at_best_clock(draw, ones) / best / len(self.feasible_draws)
+        self.evaluate(self.slower(np.array([first])), 0.0)
+        weight = 1.0 - self.mean_losses(np.ones(len(self.rates)))
         size, before = FIRST_ROUND, int((self.open_above <= 0.0).sum())
         while True:
-            losses = self.mean_losses(self.throughput)
+            losses = self.mean_losses(self.rates)
             bar = float(losses.min()) - LOSS_TOLERANCE
-            most = np.where(self.open_above <= 0.0, self.throughput, self.search.scores)
+            most = np.where(self.open_above <= 0.0, self.rates, self.search.scores)
             least = self.mean_losses(most)
             open_ = np.flatnonzero(least < bar)
             if len(open_) == 0 or int((self.open_above <= 0.0).sum()) - before >= MOST_TRIED:
@@ -244,20 +305,9 @@ class DrawComparison:
             if len(fresh):
                 self.evaluate(fresh, needed)
             else:
-                slower = self._slower(ranked)
+                slower = self.slower(ranked)
                 self.evaluate(slower[self.open_above[slower] > 0.0], 0.0)
             size = min(2 * size, LARGEST_ROUND)
-
-    def _slower(self, chips: IntArray) -> IntArray:
-        """Return the chips at their nominal and all lower clocks."""
-        slower = np.arange(self.chip_by_clock.shape[1]) <= self.clock[chips][:, None]
-        siblings = np.where(slower, self.chip_by_clock[self.clock_family[chips]], -1)
-        return np.unique(siblings[siblings >= 0])
-
-    def losses(self, chip: int) -> FloatArray:
-        """Return the losses of a chip by draw."""
-        by_draw = (self.scores_at_best_clock(i, self.throughput) for i in self.feasible_draws)
-        return np.asarray(1.0 - np.array([scores[chip] for scores in by_draw]) / self.best_scores)
 
 
 def robust_answer(job: SearchQuestion, search: Search, chosen: int) -> Robustness:
@@ -274,33 +324,30 @@ def robust_answer(job: SearchQuestion, search: Search, chosen: int) -> Robustnes
     )
     unlimited = replace(described, limits=free).build()
     limits_passes = search.setting.limit is not None
-    draws = Draws.of(unlimited, limits, job.robust, job.seed, search.objective.price, limits_passes)
+    price = None if limits_passes else search.objective.price
+    draws = Draws.of(unlimited, limits, job.robust, job.seed, price, limits_passes)
     if limits_passes:
-        chips = search.frontier.chips
-        (hbm,) = search.memories[int(chips.memory[chosen])]
-        option = draws.space.hbm_options.index(hbm)
-        return robustness_by_draw(search, draws, (int(draws.usual[chips.design[chosen]]), option))
+        return robustness_by_draw(search, draws, chosen)
     objective = replace(search.objective, price=None, every_memory=True)
     wider = Search(
         draws.space, search.variants, search.setting, objective, search.tolerance,
         stop=search.stop,
     )  # fmt: skip
-    position = _positions(search.frontier.chips, wider, draws.usual)
+    position = _positions(search.frontier.chips, wider.frontier.chips, draws.usual)
     wider.inherit(search, position)
     return robustness(wider, draws, int(position[chosen]))
 
 
-def _positions(narrow: Chips, wider: Search, design: IntArray) -> IntArray:
-    """Return the positions of chips in a wider search that has them with every memory."""
-    chips = wider.frontier.chips
+def _positions(narrow: Chips, wide: Chips, design: IntArray) -> IntArray:
+    """Return the positions of chips among those of more designs, with every memory."""
     rows = [
         np.column_stack([part.hbm_Bps, part.hbm_capacity_bytes, number])
-        for part, number in ((chips, chips.design), (narrow, design[narrow.design]))
+        for part, number in ((wide, wide.design), (narrow, design[narrow.design]))
     ]
     _, number = distinct_rows(np.concatenate(rows))
     position = np.full(int(number.max()) + 1, -1, np.int64)
-    position[number[: len(chips)]] = np.arange(len(chips))
-    return position[number[len(chips) :]]
+    position[number[: len(wide)]] = np.arange(len(wide))
+    return position[number[len(wide) :]]
 
 
 def robustness(search: Search, draws: Draws, winner: int) -> Robustness:
@@ -309,25 +356,12 @@ def robustness(search: Search, draws: Draws, winner: int) -> Robustness:
     `search` is over the space of the draws, for throughput; its evaluations are reused. Draws in
     which no chip keeps to the limits are ignored.
     """
-    comparison = DrawComparison(search, draws)
-    best_scores = list(map(comparison.best_score, comparison.feasible, comparison.prices))
-    count = len(draws.draws)
-    ends = np.array(best_scores[count:]).reshape(-1, 2)
-    comparison.feasible_draws = _with_a_chip(best_scores[:count])
-    comparison.best_scores = np.array([best_scores[draw] for draw in comparison.feasible_draws])
-    bounds = np.array([comparison.score_bound(draw) for draw in comparison.feasible_draws])
-    steadiest, least = comparison.steadiest(winner)
-    return build_from(
-        Robustness,
-        _steady_in_search(comparison, winner),
-        draws=len(comparison.feasible_draws),
-        without_a_chip=count - len(comparison.feasible_draws),
-        designs=len(draws.space),
-        proven_within=float((bounds / comparison.best_scores).max(initial=1.0) - 1.0),
-        steadiest=_steady_in_search(comparison, steadiest),
-        least_loss=least,
-        constants=_shares(draws, ends),
-    )
+    compared = SharedSearch(search, draws)
+    best_scores = list(map(compared.best_score, compared.feasible, compared.prices))
+    compared.set_best(best_scores)
+    bounds = [compared.score_bound(draw) for draw in range(len(draws.draws))]
+    steadiest, least = compared.steadiest(winner)
+    return compared.answer(winner, steadiest, least, best_scores[len(draws.draws) :], bounds)
 
 
 def _with_a_chip(best_scores: Sequence[float]) -> list[int]:
@@ -354,131 +388,62 @@ def _shares(draws: Draws, ends: FloatArray) -> tuple[ConstantShare, ...]:
 
 # --- Limits on what passes draw -------------------------------------------------------------------
 
-DesignHbm = tuple[int, int]
-"""(design, HBM option) of the draws' space."""
 
-
-def robustness_by_draw(search: Search, draws: Draws, winner: DesignHbm) -> Robustness:
+def robustness_by_draw(search: Search, draws: Draws, chosen: int) -> Robustness:
     """Return the robustness where times depend on the constants: a search per draw."""
-    pairs_tried = [winner]
+    options, profile = draws.space.hbm_options, search.setting.profile
+    chips = chips_of_space(draws.space, profile, each_capacity=True)
+    compared = DrawComparison(draws, chips, memories(options, profile, each_capacity=True))
+    (hbm,) = search.memories[int(search.frontier.chips.memory[chosen])]
+    design = draws.usual[search.frontier.chips.design[chosen]]
+    winner = int(compared.number[design, options.index(hbm)])
+    tried = [winner]
     best_scores: list[float] = []
     bounds: list[float] = []
     for number in range(len(draws.allowed)):
-        drawn_search = _search_in(search, draws, number, None)
-        if drawn_search is None:
-            best_scores, bounds = [*best_scores, 0.0], [*bounds, 0.0]
+        drawn, position = _search_under(search, compared, number, np.arange(len(draws.space)))
+        if drawn is None:
+            best_scores.append(0.0)
+            bounds.append(0.0)
             continue
-        pairs = _pairs(drawn_search, draws, number, None)
-        tried = [index for index, pair in enumerate(pairs) if pair in pairs_tried]
-        drawn_search.batch(np.array(tried, np.int64))
-        if exact_search(drawn_search).stopped:
+        drawn.batch(np.flatnonzero(np.isin(position, tried)))
+        if exact_search(drawn).stopped:
             raise StoppedError
-        best_scores, bounds = [*best_scores, drawn_search.score], [*bounds, drawn_search.bound()]
-        if drawn_search.best is not None and number < len(draws.draws):
-            pairs_tried.append(pairs[drawn_search.best])
-    count = len(draws.draws)
-    feasible_draws = _with_a_chip(best_scores[:count])
-    pairs_tried = list(dict.fromkeys(pairs_tried))
-    tables = [_scores_in_draw(search, draws, draw, pairs_tried) for draw in feasible_draws]
-    draw_scores, at_full_clock = (np.array([table[part] for table in tables]) for part in range(2))
-    best = np.maximum(np.array(best_scores)[feasible_draws], draw_scores.max(axis=1, initial=0.0))
-    losses = 1.0 - draw_scores / best[:, None]
-    mean = losses.mean(axis=0)
-    steadiest = 0 if mean[0] <= mean.min() else int(np.argmin(mean))
-
-    def steady(number: int) -> SteadyChip:
-        fits = float((at_full_clock[:, number] > 0.0).mean())
-        return _steady_chip(draws, pairs_tried[number], feasible_draws, fits, losses[:, number])
-
-    return build_from(
-        Robustness,
-        steady(0),
-        draws=len(feasible_draws),
-        without_a_chip=count - len(feasible_draws),
-        designs=len(draws.space),
-        proven_within=float((np.array(bounds)[feasible_draws] / best).max(initial=1.0) - 1.0),
-        steadiest=steady(steadiest),
-        least_loss=0.0,
-        constants=_shares(draws, np.array(best_scores[count:]).reshape(-1, 2)),
-    )
+        best_scores.append(drawn.score)
+        bounds.append(drawn.bound())
+        if drawn.best is not None and number < len(draws.draws):
+            tried.append(int(position[drawn.best]))
+    compared.set_best(best_scores)
+    candidates = np.array(list(dict.fromkeys(tried)))
+    designs = np.unique(chips.design[compared.slower(candidates)])
+    for draw in compared.feasible_draws:
+        drawn, position = _search_under(search, compared, draw, designs)
+        if drawn is not None:
+            scores = drawn.evaluate_all(np.arange(len(position)))
+            if drawn.stop():
+                raise StoppedError
+            compared.throughput[draw, position] = np.maximum(0.0, scores)
+    # A search ends within its tolerance, so that a candidate may be better than its best.
+    compared.best_scores *= np.maximum(1.0, 1.0 - compared.losses(candidates).min(axis=1))
+    losses = compared.losses(candidates).mean(axis=0)
+    steadiest = 0 if losses[0] <= losses.min() else int(np.argmin(losses))
+    ends = best_scores[len(draws.draws) :]
+    return compared.answer(winner, int(candidates[steadiest]), 0.0, ends, bounds)
 
 
-def _search_in(like: Search, draws: Draws, number: int, designs: IntArray | None) -> Search | None:
-    """Return a search over the designs feasible under a set of constants, None if empty."""
-    physics = [*draws.draws, *draws.ends][number]
-    within = _within(draws, number, designs)
+def _search_under(
+    like: Search, compared: DrawComparison, number: int, designs: IntArray
+) -> tuple[Search | None, IntArray]:
+    """Return a search over those of the designs that are feasible under a set of constants, None
+    if there are none, and the positions of its chips among those that are compared."""
+    draws = compared.draws
+    within = np.intersect1d(np.flatnonzero(draws.allowed[number].any(axis=1)), designs)
     if len(within) == 0:
-        return None
+        return None, within
+    physics = [*draws.draws, *draws.ends][number]
     space = replace(space_under(draws.space, physics), hbm_allowed=draws.allowed[number])
     arguments = space.subset(within), like.variants, like.setting, like.objective, TOLERANCE
-    return Search(*arguments, stop=like.stop)
-
-
-def _within(draws: Draws, number: int, designs: IntArray | None) -> IntArray:
-    within = np.flatnonzero(draws.allowed[number].any(axis=1))
-    return within if designs is None else np.intersect1d(within, designs)
-
-
-def _pairs(search: Search, draws: Draws, number: int, designs: IntArray | None) -> list[DesignHbm]:
-    """Return (design, option) of every chip of such a search."""
-    chips, within = search.frontier.chips, _within(draws, number, designs)
-    assert isinstance(search.space, DesignSpace)
-    options = [search.space.hbm_options.index(hbm) for (hbm,) in search.memories]
-    design_memory = zip(chips.design.tolist(), chips.memory.tolist(), strict=True)
-    return [(int(within[design]), options[memory]) for design, memory in design_memory]
-
-
-def _scores_in_draw(
-    search: Search, draws: Draws, draw: int, candidates: Sequence[DesignHbm]
-) -> tuple[list[float], list[float]]:
-    """Return the scores of chips in a draw: at their best clock up to the nominal one, and at the
-    nominal clock."""
-    columns = [values for name, values in draws.space.columns.items() if name != "clock_Hz"]
-    _, kind = distinct_rows(np.column_stack(columns).astype(np.float64))
-    clock_Hz = draws.space.clock_Hz
-    slower = [
-        np.flatnonzero((kind == kind[design]) & (clock_Hz <= clock_Hz[design]))
-        for design, _ in candidates
-    ]
-    designs = np.unique(np.concatenate(slower))
-    drawn = _search_in(search, draws, draw, designs)
-    if drawn is None:
-        return [0.0] * len(candidates), [0.0] * len(candidates)
-    scores = drawn.evaluate_all(np.arange(len(drawn.frontier.chips)))
-    if drawn.stop():
-        raise StoppedError
-    score_of = dict(zip(_pairs(drawn, draws, draw, designs), scores.tolist(), strict=True))
-    best = [
-        max(0.0, *(score_of.get((int(design_), option), 0.0) for design_ in designs_))
-        for designs_, (_, option) in zip(slower, candidates, strict=True)
-    ]
-    return best, [max(0.0, score_of.get(pair, 0.0)) for pair in candidates]
-
-
-def _steady_in_search(compared: DrawComparison, chip: int) -> SteadyChip:
-    """Describe a chip of a search under the draws."""
-    pair = int(compared.search.frontier.chips.design[chip]), int(compared.hbm_option[chip])
-    fits = float(np.mean([compared.feasible[draw][chip] for draw in compared.feasible_draws]))
-    return _steady_chip(compared.draws, pair, compared.feasible_draws, fits, compared.losses(chip))
-
-
-def _steady_chip(
-    draws: Draws, chip: DesignHbm, feasible_draws: Sequence[int], fits: float, losses: FloatArray
-) -> SteadyChip:
-    design, option = chip
-    design_space = draws.space.subset([design])
-    figures = []
-    for draw in feasible_draws:
-        drawn_space = space_under(design_space, draws.draws[draw])
-        hbm = drawn_space.hbm_options[option]
-        figures.append((drawn_space.area_with(hbm)[0], drawn_space.peak_power_with(hbm)[0]))
-    area_mm2, power_W = np.quantile(np.array(figures), (0.05, 0.95), axis=0).T.tolist()
-    accelerator = design_space.accelerator(0, design_space.hbm_options[option])
-    return SteadyChip(
-        chip=f"{accelerator.describe()} at {accelerator.clock_Hz / 1e9:g} GHz",
-        fits=fits,
-        loss_mean=float(losses.mean()),
-        loss_p95=float(np.quantile(losses, 0.95)),
-        area_mm2=tuple(area_mm2),
-        peak_power_W=tuple(power_W),
-    )
+    search = Search(*arguments, stop=like.stop)
+    options = np.array([space.hbm_options.index(hbm) for (hbm,) in search.memories])
+    chips = search.frontier.chips
+    return search, compared.number[within[chips.design], options[chips.memory]]

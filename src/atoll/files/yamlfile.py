@@ -31,6 +31,11 @@ class FileModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
+def field_by_key(model: type[BaseModel]) -> dict[str, str]:
+    """Return the fields of a model by their keys in the file."""
+    return {field.alias or name: name for name, field in model.model_fields.items()}
+
+
 def quantity(dimension: units.Dimension, default_unit: str | None = None) -> BeforeValidator:
     """Reads a quantity such as "900 GB/s"; use as `Annotated[float, quantity(BANDWIDTH)]`."""
     return BeforeValidator(lambda value: units.parse_quantity(value, dimension, default_unit))

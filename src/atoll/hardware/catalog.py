@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib.resources import files
 from math import prod
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -84,19 +84,37 @@ class PublishedFile(FileModel):
     power: Power
 
 
-class AcceleratorFile(FileModel):
-    name: str = Field(min_length=1)
-    source: str = ""
+class CoresFile(FileModel):
+    """Cores of a chip or die; their buffer has another name in each."""
+
     tensor_cores: Count
     vector_cores: Count
     width: Count
     depth: Count
     vector_width: Count | None = None  # as wide as the tensor cores unless given
+    clock_Hz: Frequency = Field(alias="clock")
+
+    def core(self, buffer_bytes: int, bandwidth: GlbBandwidthFile, **more: Any) -> Accelerator:
+        return Accelerator(
+            tensor_cores=self.tensor_cores,
+            vector_cores=self.vector_cores,
+            width=self.width,
+            depth=self.depth,
+            vector_width=self.vector_width or self.width,
+            glb_bytes=buffer_bytes,
+            glb_bandwidth_Bpc=float(bandwidth.rule().bytes_per_clock(buffer_bytes)),
+            clock_Hz=self.clock_Hz,
+            **more,
+        )
+
+
+class AcceleratorFile(CoresFile):
+    name: str = Field(min_length=1)
+    source: str = ""
     glb: Bytes
     glb_bandwidth: GlbBandwidthFile = GlbBandwidthFile(per_mib=GLB_BPC_PER_MIB)
     core_buffer: Bytes = 0  # of each tensor core; by PHAZE's rule unless given
     kind: Literal["cached", "scratchpad"] | None = None  # what it loses (`STALLS`)
-    clock: Frequency
     hbm: HbmFile
     network: str = "dgx-a100"  # of the catalogue: what such devices sit on unless said otherwise
     published: PublishedFile | None = None
@@ -114,15 +132,9 @@ class AcceleratorFile(FileModel):
         missing = [p.name for p in template.extra_parameters if p.name not in self.own]
         if missing:
             raise AtollError(f"{self.name}: own: {', '.join(missing)} of {template.name} missing")
-        chip = Accelerator(
-            tensor_cores=self.tensor_cores,
-            vector_cores=self.vector_cores,
-            width=self.width,
-            depth=self.depth,
-            vector_width=self.vector_width or self.width,
-            glb_bytes=self.glb,
-            glb_bandwidth_Bpc=float(self.glb_bandwidth.rule().bytes_per_clock(self.glb)),
-            clock_Hz=self.clock,
+        chip = self.core(
+            self.glb,
+            self.glb_bandwidth,
             hbm=self.hbm.hbm(),
             name=self.name,
             template=None if template is SYSTOLIC else template,
@@ -148,21 +160,21 @@ Axes = Annotated[tuple[Count, ...], Field(min_length=1, max_length=MOST_AXES)]
 class LevelFile(FileModel):
     name: str = Field(min_length=1)
     devices: Count | None = None
-    torus: tuple[Axes, ...] = ()
+    shapes: tuple[Axes, ...] = Field((), alias="torus")
     wraps: Count = 1
-    bandwidth: Bandwidth
-    latency: Seconds
+    bandwidth_Bps: Bandwidth = Field(alias="bandwidth")
+    latency_s: Seconds = Field(alias="latency")
     efficiency: dict[str, Share] | Share = {}  # noqa: RUF012  (pydantic copies defaults)
-    steps: dict[str, Share] = {}  # noqa: RUF012
+    ring: dict[str, Share] = Field({}, alias="steps")
     sums: Annotated[float, Field(ge=0.5, le=2)] = 1.0
     in_network: bool = False
-    start: Seconds = 0.0
-    few_members: Annotated[float, Field(ge=-2, lt=1)] = 0.0
+    start_s: Seconds = Field(0.0, alias="start")
+    few: Annotated[float, Field(ge=-2, lt=1)] = Field(0.0, alias="few_members")
 
     @model_validator(mode="after")
     def _sizes(self) -> LevelFile:
         self.level()
-        if (self.devices is None) == (not self.torus):
+        if (self.devices is None) == (not self.shapes):
             raise ValueError(
                 "expected devices, or torus: the lengths of its axes in every size that there is"
             )
@@ -170,23 +182,12 @@ class LevelFile(FileModel):
 
     @property
     def size(self) -> int:
-        return self.devices or max(map(prod, self.torus))
+        return self.devices or max(map(prod, self.shapes))
 
     def level(self) -> FabricLevel:
-        return FabricLevel(
-            self.name,
-            self.size,
-            self.bandwidth,
-            self.latency,
-            _curve(self.efficiency),
-            _curve(self.steps),
-            self.sums,
-            self.in_network,
-            self.start,
-            self.few_members,
-            tuple(sorted(self.torus, key=prod)),
-            self.wraps,
-        )
+        curves = {"efficiency": _curve(self.efficiency), "ring": _curve(self.ring)}
+        shapes = tuple(sorted(self.shapes, key=prod))
+        return FabricLevel(**dict(self) | curves | {"devices": self.size, "shapes": shapes})
 
 
 def _curve(efficiency: dict[str, float] | float) -> tuple[tuple[float, float], ...]:
@@ -204,7 +205,7 @@ class NetworkFile(FileModel):
     @model_validator(mode="after")
     def _nested(self) -> NetworkFile:
         for inner, outer in zip(self.levels, self.levels[1:], strict=False):
-            if outer.torus:
+            if outer.shapes:
                 raise ValueError(f"level {outer.name} is a torus, but only the first one may be")
             if outer.size <= inner.size or outer.size % inner.size:
                 raise ValueError(

@@ -8,10 +8,10 @@ to other devices through their peaks. Both are YAML; a calibration is what `cali
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -283,41 +283,37 @@ Rate = Annotated[float, Field(ge=1 / LARGEST_FACTOR, le=LARGEST_FACTOR)]
 class AttentionFile(FileModel):
     matmul: Rate
     min_head: Factor
-    block: Seconds
-    kernel: Seconds
+    block_s: Seconds = Field(alias="block")
+    kernel_s: Seconds = Field(alias="kernel")
     throttle: Factor
     exposed: Part = 0.0
     tail: Part = 1.0
-    split: Seconds | None = None
+    split_s: Seconds | None = Field(None, alias="split")
     fp8_gain: Rate = 1.0
     fp8_heads: dict[Count, Rate] = Field(default_factory=dict)
-    fp8_block: Seconds | None = None
+    fp8_block_s: Seconds | None = Field(None, alias="fp8_block")
     fp8_columns: Factor | None = None
-    engine: Seconds = 0.0
-    fp8_engine: Seconds = 0.0
+    engine_s: Seconds = Field(0.0, alias="engine")
+    fp8_engine_s: Seconds = Field(0.0, alias="fp8_engine")
     narrow_rows: Count = 128
     narrow_head: Count = 96
     head_columns: Count = 16
     causal_rows: Count = 256
 
     def fit(self) -> AttentionFit:
-        values: dict[str, Any] = {CALIBRATED.get(name, name): value for name, value in self}
-        return AttentionFit(**values | {"fp8_heads": tuple(sorted(self.fp8_heads.items()))})
+        return AttentionFit(**dict(self) | {"fp8_heads": tuple(sorted(self.fp8_heads.items()))})
 
 
 class FormatFile(FileModel):
     matmul: Rate
-    kernel: Seconds
+    kernel_s: Seconds = Field(alias="kernel")
     throttle: Factor
-    throttle_half: Annotated[Seconds, Field(gt=0)] | None = None
+    throttle_s: Annotated[Seconds, Field(gt=0)] | None = Field(None, alias="throttle_half")
     tiles: Tiles | None = None
     splits: bool = True
-    fill: Seconds | None = None
-    cast_row: Seconds = 0.0
+    fill_s: Seconds | None = Field(None, alias="fill")
+    cast_row_s: Seconds = Field(0.0, alias="cast_row")
     idle: Part = 0.0
-
-    def fit(self) -> FormatFit:
-        return FormatFit(**{CALIBRATED.get(name, name): value for name, value in self})
 
 
 class CalibrationFile(FileModel):
@@ -331,77 +327,56 @@ class CalibrationFile(FileModel):
     word_rows: Slowdown = 1.0
     odd_rows: Slowdown = 1.0
     odd_output: Slowdown = 1.0
-    split: Seconds
+    split_s: Seconds = Field(alias="split")
     spill: Part = 1.0
-    kernel: Seconds
+    kernel_s: Seconds = Field(alias="kernel")
     hbm: Share
     throttle: Factor
-    throttle_half: Annotated[Seconds, Field(gt=0)]
-    attention_forward: AttentionFile
-    attention_backward: AttentionFile
-    attention_prompt: AttentionFile | None = None
+    throttle_s: Annotated[Seconds, Field(gt=0)] = Field(alias="throttle_half")
+    forward: AttentionFile = Field(alias="attention_forward")
+    backward: AttentionFile = Field(alias="attention_backward")
+    prompt: AttentionFile | None = Field(None, alias="attention_prompt")
     vector_hbm: Share
-    vector_kernel: Seconds
+    vector_kernel_s: Seconds = Field(alias="vector_kernel")
     formats: dict[NarrowFormat | EngineFormat, FormatFile] = Field(default_factory=dict)
     tiles: Tiles = "hopper"
     onset: Annotated[Count, Field(le=8)] = 4
     held: Part = 0.0
-    fill: Seconds = 0.0
+    fill_s: Seconds = Field(0.0, alias="fill")
     matmul_ratio: Factor = 0.0
     traffic: dict[str, Factor] = Field(min_length=1)
 
     def calibration(self) -> Calibration:
-        values: dict[str, Any] = {CALIBRATED.get(name, name): value for name, value in self}
-        values |= {
-            "forward": self.attention_forward.fit(),
-            "backward": self.attention_backward.fit(),
-            "prompt": self.attention_prompt and self.attention_prompt.fit(),
+        values = dict(self) | {
+            "forward": self.forward.fit(),
+            "backward": self.backward.fit(),
+            "prompt": self.prompt and self.prompt.fit(),
             "traffic": tuple(sorted(self.traffic.items())),
-            "formats": tuple(
-                (name, format_file.fit()) for name, format_file in self.formats.items()
-            ),
+            "formats": tuple((name, FormatFit(**dict(fit))) for name, fit in self.formats.items()),
         }
         return Calibration(**values)
-
-
-CALIBRATED = {
-    "split": "split_s",
-    "fill": "fill_s",
-    "kernel": "kernel_s",
-    "block": "block_s",
-    "engine": "engine_s",
-    "fp8_engine": "fp8_engine_s",
-    "fp8_block": "fp8_block_s",
-    "cast_row": "cast_row_s",
-    "throttle_half": "throttle_s",
-    "vector_kernel": "vector_kernel_s",
-    "attention_forward": "forward",
-    "attention_backward": "backward",
-    "attention_prompt": "prompt",
-}
-"""Calibration file key -> field name."""
 
 
 class GpuFile(FileModel):
     name: str = Field(min_length=1)
     source: str = ""
-    bf16: Flops | None = None
-    fp16: Flops | None = None
-    fp8: Flops | None = None
-    fp4: Flops | None = None
-    hbm_capacity: Bytes
-    hbm_bandwidth: Bandwidth
+    bf16_flops: Flops | None = Field(None, alias="bf16")
+    fp16_flops: Flops | None = Field(None, alias="fp16")
+    fp8_flops: Flops | None = Field(None, alias="fp8")
+    fp4_flops: Flops | None = Field(None, alias="fp4")
+    hbm_bytes: Bytes = Field(alias="hbm_capacity")
+    hbm_Bps: Bandwidth = Field(alias="hbm_bandwidth")
     sms: Count
-    clock: Frequency
-    l2: Bytes
-    launch: Seconds = 5e-6
-    measured_matmul: Flops | None = None
+    clock_Hz: Frequency = Field(alias="clock")
+    l2_bytes: Bytes = Field(alias="l2")
+    launch_s: Seconds = Field(5e-6, alias="launch")
+    measured_flops: Flops | None = Field(None, alias="measured_matmul")
     measured_fp8: Flops | None = None
     measured_fp4: Flops | None = None
     tensor_per_exp: Rate = 1.0
-    power: Power | None = None
+    power_W: Power | None = Field(None, alias="power")
     process_nm: Rate | None = None
-    die: Area | None = None
+    die_mm2: Area | None = Field(None, alias="die")
     # Of products inside training steps, fitted on published ones; else as long bursts have it.
     throttle: Factor | None = None
     network: str = "dgx-h100"  # of the catalogue: what such devices usually sit on
@@ -410,35 +385,17 @@ class GpuFile(FileModel):
 
     @model_validator(mode="after")
     def _half_peak_stated(self) -> GpuFile:
-        if self.bf16 is None and self.fp16 is None:
+        if self.bf16_flops is None and self.fp16_flops is None:
             raise ValueError("expected bf16 or fp16, the dense 16-bit matrix peak")
         return self
 
     def gpu(self, calibration: Calibration) -> Gpu:
         if self.throttle is not None:
             calibration = replace(calibration, step_throttle=self.throttle)
-        return Gpu(
-            name=self.name,
-            bf16_flops=self.bf16,
-            fp16_flops=self.fp16,
-            fp8_flops=self.fp8,
-            fp4_flops=self.fp4,
-            hbm_bytes=self.hbm_capacity,
-            hbm_Bps=self.hbm_bandwidth,
-            sms=self.sms,
-            clock_Hz=self.clock,
-            l2_bytes=self.l2,
-            calibration=calibration,
-            launch_s=self.launch,
-            measured_flops=self.measured_matmul,
-            fp4_gain=_over(self.measured_fp4, self.measured_fp8),
-            tensor_per_exp=self.tensor_per_exp,
-            power_W=self.power,
-            process_nm=self.process_nm,
-            die_mm2=self.die,
-            network=self.network,
-            stack=self.stack,
-        )
+        names = {field.name for field in fields(Gpu)}
+        values = {name: value for name, value in self if name in names}
+        gain = _over(self.measured_fp4, self.measured_fp8)
+        return Gpu(**values | {"calibration": calibration, "fp4_gain": gain})
 
 
 def _over(a: float | None, b: float | None) -> float | None:
@@ -458,7 +415,7 @@ def gpu_name(device: str) -> str | None:
     if device in names:
         return device
     return catalogue_name(
-        device, names, lambda name: read_entry("gpu", name, GpuFile).hbm_capacity / 2**30
+        device, names, lambda name: read_entry("gpu", name, GpuFile).hbm_bytes / 2**30
     )
 
 

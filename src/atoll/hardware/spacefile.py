@@ -150,26 +150,18 @@ def _stacks(value: Any) -> Any:
 class ConstraintsFile(FileModel):
     """Constraints on a chip together with its HBM."""
 
-    max_area: Area | None = None
-    min_area: Area | None = None
+    max_area_mm2: Area | None = Field(default=None, alias="max_area")
+    min_area_mm2: Area | None = Field(default=None, alias="min_area")
     single_cores_may_be_smaller: Annotated[bool, Field(strict=True)] = False
-    max_power: Power | None = None
-    cooling: Density | None = None
-    min_peak: Flops | None = None
-    min_hbm_capacity: Bytes | None = None
-    min_hbm_bandwidth: Bandwidth | None = None
+    max_power_W: Power | None = Field(default=None, alias="max_power")
+    max_W_per_mm2: Density | None = Field(default=None, alias="cooling")
+    min_peak_flops: Flops | None = Field(default=None, alias="min_peak")
+    min_hbm_capacity_bytes: Bytes | None = Field(default=None, alias="min_hbm_capacity")
+    min_hbm_bandwidth_Bps: Bandwidth | None = Field(default=None, alias="min_hbm_bandwidth")
 
     def limits(self) -> DesignLimits:
-        return DesignLimits(
-            max_area_mm2=min(self.max_area or RETICLE_MM2, RETICLE_MM2),
-            min_area_mm2=self.min_area,
-            single_cores_may_be_smaller=self.single_cores_may_be_smaller,
-            max_power_W=self.max_power,
-            max_W_per_mm2=self.cooling,
-            min_peak_flops=self.min_peak,
-            min_hbm_capacity_bytes=self.min_hbm_capacity,
-            min_hbm_bandwidth_Bps=self.min_hbm_bandwidth,
-        )
+        area_mm2 = min(self.max_area_mm2 or RETICLE_MM2, RETICLE_MM2)
+        return DesignLimits(**dict(self) | {"max_area_mm2": area_mm2})
 
 
 class ChipSpaceFile(FileModel):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Annotated
@@ -19,13 +19,12 @@ from atoll.files.yamlfile import (
     Count,
     EnergyPerBit,
     FileModel,
-    Frequency,
     Power,
     Seconds,
     Share,
 )
-from atoll.hardware.accelerator import GLB_BPC_PER_MIB, Accelerator, Hbm
-from atoll.hardware.catalog import GlbBandwidthFile, entry_names, load_entry
+from atoll.hardware.accelerator import GLB_BPC_PER_MIB, Hbm
+from atoll.hardware.catalog import CoresFile, GlbBandwidthFile, entry_names, load_entry
 from atoll.hardware.wafer import DramStack, Wafer
 
 Positive = Annotated[float, Field(gt=1 / LARGEST_FACTOR, le=LARGEST_FACTOR, strict=True)]
@@ -33,15 +32,9 @@ Stacks = Annotated[int, Field(ge=0, le=MOST, strict=True)]
 Grid = Annotated[tuple[Count, Count], Field(description="rows, columns")]
 
 
-class DieFile(FileModel):
-    tensor_cores: Count
-    vector_cores: Count
-    width: Count
-    depth: Count
-    vector_width: Count | None = None
+class DieFile(CoresFile):
     sram: Bytes
     sram_bandwidth: GlbBandwidthFile = GlbBandwidthFile(per_mib=GLB_BPC_PER_MIB)
-    clock: Frequency
     area: Area | None = None
     unit: Count | None = None
     """Multiply-adds that share their operands, where not the whole array does: they cost power."""
@@ -51,9 +44,9 @@ class DramFile(FileModel):
     """`stacks` HBM stacks a die; the other values are those of one stack."""
 
     stacks: Stacks
-    capacity: Bytes
-    bandwidth: Bandwidth
-    area: Area = 110.0
+    capacity_bytes: Bytes = Field(alias="capacity")
+    bandwidth_Bps: Bandwidth = Field(alias="bandwidth")
+    area_mm2: Area = Field(110.0, alias="area")
     edge_mm: Positive = 11.0
 
 
@@ -80,68 +73,42 @@ class WaferSpaceFile(FileModel):
 class WaferFile(FileModel):
     name: str = Field(min_length=1)
     source: str = ""
-    usable_area: Area
+    usable_mm2: Area = Field(alias="usable_area")
     grid: Grid
     die: DieFile
     dram: DramFile | None = None
     sram_memory: bool = False
     parameter_store: bool = False
     efficiency: Share = 1.0
-    step: Seconds = 0.0
-    halo: Area = 20.0
+    step_s: Seconds = Field(0.0, alias="step")
+    halo_mm2: Area = Field(20.0, alias="halo")
     link: WaferLinkFile
-    io_bandwidth: Bandwidth
+    io_Bps: Bandwidth = Field(alias="io_bandwidth")
     process: str = "7nm"
     bond_yield: Share = 0.99
-    max_power: Power | None = None
+    max_power_W: Power | None = Field(None, alias="max_power")
     space: WaferSpaceFile | None = None
 
     def wafer(self) -> Wafer:
         link = self.link
         if (link.bandwidth is None) == (link.bandwidth_per_mm is None):
             raise AtollError(f"wafer {self.name}: link: give either bandwidth or bandwidth_per_mm.")
-        d = self.die
-        dram = self.dram
-        core = Accelerator(
-            tensor_cores=d.tensor_cores,
-            vector_cores=d.vector_cores,
-            width=d.width,
-            depth=d.depth,
-            vector_width=d.vector_width or d.width,
-            glb_bytes=d.sram,
-            glb_bandwidth_Bpc=float(d.sram_bandwidth.rule().bytes_per_clock(d.sram)),
-            clock_Hz=d.clock,
-            hbm=Hbm(1, 1.0),
-            name=self.name,
-        )
-        stack = (
-            DramStack(1, 1.0, 0.0, 0.0)
-            if dram is None
-            else DramStack(dram.capacity, dram.bandwidth, dram.area, dram.edge_mm)
-        )
+        die = self.die
+        dram = {"stacks": 0} if self.dram is None else dict(self.dram)
+        names = {field.name for field in fields(Wafer)}
         return Wafer(
-            name=self.name,
             rows=self.grid[0],
             columns=self.grid[1],
-            core=core,
-            stacks=0 if dram is None else dram.stacks,
-            stack=stack,
-            usable_mm2=self.usable_area,
-            halo_mm2=self.halo,
+            core=die.core(die.sram, die.sram_bandwidth, hbm=Hbm(1, 1.0), name=self.name),
+            stacks=dram.pop("stacks"),
+            stack=DramStack(**dram) if dram else DramStack(1, 1.0, 0.0, 0.0),
             link_latency_s=link.latency,
-            io_Bps=self.io_bandwidth,
             shoreline_Bps_per_mm=link.bandwidth_per_mm or 0.0,
             stated_link_Bps=link.bandwidth,
-            stated_die_mm2=d.area,
-            unit_cells=d.unit,
-            sram_memory=self.sram_memory,
-            parameter_store=self.parameter_store,
-            efficiency=self.efficiency,
-            step_s=self.step,
-            process=self.process,
-            bond_yield=self.bond_yield,
+            stated_die_mm2=die.area,
+            unit_cells=die.unit,
             link_J_per_byte=link.energy * 8,
-            max_power_W=self.max_power,
+            **{name: value for name, value in self if name in names},
         )
 
 

@@ -33,13 +33,11 @@ SUBSET_NODES = 200_000
 
 @dataclass(frozen=True)
 class SubsetBound:
-    """The feasible-subset bound with its dual (weights) and primal (sets) solutions."""
+    """The feasible-subset bound with the weights that prove it."""
 
     lower_bound_s: float
     optimal: bool
     weight_s: Floats  # (operators,): no feasible set of operators earns more than 1 per second
-    seconds: Floats  # (operators,): seconds that each set runs
-    sets: Ints  # (operators, 2 x operators): pairs operator, option; -1 after the last
 
 
 def solve_subsets(
@@ -49,18 +47,12 @@ def solve_subsets(
     option: Ints,
     cut_s: float,
     *,
-    seed: Ints | None = None,
     nodes: int = SUBSET_NODES,
 ) -> SubsetBound:
     """Return the feasible-subset bound on schedules shorter than `cut_s`; see `subset_bound`."""
-    n = start_s.size
-    weight, seconds = np.zeros(n), np.zeros(n)
-    sets = np.full((n, 2 * n), -1, np.int64)
-    seed = np.zeros((0, 2 * n), np.int64) if seed is None else seed
-    value, optimal = subset_bound(
-        p, ordered, start_s, option, cut_s, nodes, weight, seed, seconds, sets
-    )
-    return SubsetBound(float(value), bool(optimal), weight, seconds, sets)
+    weight = np.zeros(start_s.size)
+    value, optimal = subset_bound(p, ordered, start_s, option, cut_s, nodes, weight)
+    return SubsetBound(float(value), bool(optimal), weight)
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 quick    cheap bounds and a portfolio of list schedules, compiled (about 0.1 ms);
 linear   + the feasible-subset bound, and a narrow branch and bound with its weights (milliseconds);
-bounded  + wider branch and bound, and one on options and relations;
-exact    + more of both.
+bounded  + a wider branch and bound;
+exact    + a wider one still.
 
 The graph is cut where every earlier operator precedes every later one, because makespans add up
 there. Each part stops as soon as its gap is within the tolerance or its lower bound reaches the
@@ -25,19 +25,17 @@ from atoll.schedule.bounds import allotment_bound, solve_subsets
 from atoll.schedule.branch_kernels import branch
 from atoll.schedule.problem import RESOURCES, Goal, Schedule, ScheduleProblem
 from atoll.schedule.quick import quick_of
-from atoll.schedule.relations import Relations
 from atoll.schedule.series import ordered, part_begins
 
 Effort = Literal["quick", "linear", "bounded", "exact"]
 
-STEPS: dict[Effort, tuple[tuple[int, int], ...]] = {
+WIDTHS: dict[Effort, tuple[int, ...]] = {
     "quick": (),
-    "linear": ((100, 0),),
-    "bounded": ((100, 0), (3_000, 200)),
-    "exact": ((100, 0), (3_000, 200), (30_000, 2_000)),
+    "linear": (100,),
+    "bounded": (100, 6_000),
+    "exact": (100, 6_000, 30_000),
 }
-"""Successive searches while a gap remains: nodes per level of the branch and bound over time, and
-nodes of the branch and bound over options and relations."""
+"""Successive searches while a gap remains: nodes per level of the branch and bound over time."""
 
 LONG_WIDTH = 10_000
 """Smallest width of searches that take seconds and therefore check `stop` while they run."""
@@ -113,7 +111,7 @@ def _solve_part(
     before = ordered(*arrays[3:])
     weight = np.zeros(problem.operators)
     weighted_for = np.inf
-    for width, nodes in STEPS[effort]:
+    for width in WIDTHS[effort]:
         if goal.met(schedule):
             break
         check_stop(stop)
@@ -128,8 +126,6 @@ def _solve_part(
             mirrored = _mirrored(schedule, problem)
             mirrored = _branch(backward, mirrored, weight[::-1].copy(), goal, width, stop)
             schedule = _mirrored(mirrored, mirror)
-        if not goal.met(schedule) and nodes > 0:
-            schedule = Relations(problem, weight).search(schedule, goal, nodes, stop)
     return schedule
 
 

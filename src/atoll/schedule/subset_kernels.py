@@ -250,16 +250,15 @@ def exchange(column: Floats, level: Floats, inverse: Floats) -> int:
 @entry
 def subset_bound(
     p: Instance, ordered: Bools, start: Floats, option: Ints, cut: float, budget: int,
-    weight: Floats, seed: Ints, seconds: Floats, sets: Ints,
+    weight: Floats,
 ) -> tuple[float, bool]:  # fmt: skip
     """Solve the linear program by column generation (revised simplex method), for schedules shorter
     than `cut`; options of p that are too slow for such schedules are removed.
 
-    The first pool has the sets of a feasible schedule (`start`, `option`) and of `seed`, whose rows
-    are pairs operator, option, with -1 after the last. Fill `weight` with valid weights, and `sets`
-    with the sets of the last basis, which run for `seconds` (0: no set). Return (sum of the
-    weights, which bounds all schedules shorter than `cut`; whether it is the optimum). Stop early
-    when the bound reaches `cut` or the search for sets has used `budget` nodes.
+    The first pool has the sets of a feasible schedule (`start`, `option`). Fill `weight` with valid
+    weights. Return (sum of the weights, which bounds all schedules shorter than `cut`; whether it
+    is the optimum). Stop early when the bound reaches `cut` or the search for sets has used
+    `budget` nodes.
     """
     duration, fastest = p.duration, p.fastest
     n = fastest.shape[0]
@@ -268,25 +267,12 @@ def subset_bound(
     zero = int(np.int64(0))
     heads_and_tails(zero, n, fastest, p.pred_ptr, p.pred_idx, head, tail)
     restrict(zero, n, p, cut, head, tail)
-    capacity = 40 * n + 100 + seed.shape[0]
+    capacity = 40 * n + 100
     pool = np.zeros((capacity, 2 * n), np.int64)
     pool_size = np.zeros(capacity, np.int64)
     subsets = np.zeros((n, 2 * n), np.int64)
     subset_size = np.zeros(n, np.int64)
     pooled = 2 * n
-    for c in range(seed.shape[0]):
-        size = zero
-        fits = True
-        while size < n and seed[c, 2 * size] >= 0:
-            j = seed[c, 2 * size]
-            slowest = p.options[j, p.useful[j] - 1]
-            fits = fits and duration[j, seed[c, 2 * size + 1]] <= duration[j, slowest]
-            size += 1
-        if fits:
-            for k in range(2 * size):
-                pool[pooled, k] = seed[c, k]
-            pool_size[pooled] = size
-            pooled += 1
     # Rows are scaled by the shortest durations, so the first basis (single operators) is identity.
     inverse = np.zeros((n, n))
     level = np.zeros(n)  # values of the basic variables
@@ -366,9 +352,4 @@ def subset_bound(
         if leave < 0:
             break
         basis[leave] = enter
-    for b in range(n):
-        seconds[b] = level[b] if basis[b] >= 0 else 0.0
-        for k in range(2 * n):
-            in_pool = basis[b] >= 0 and k < 2 * pool_size[basis[b]]
-            sets[b, k] = pool[basis[b], k] if in_pool else -1
     return best, optimal

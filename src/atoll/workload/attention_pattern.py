@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
-from atoll.workload.graph.operator import once
+from atoll.workload.graph.operator import once, replaced, single
 from atoll.workload.graph.products import attention_fraction
 from atoll.workload.modelfile import (
     LayerEntry,
@@ -107,16 +107,16 @@ def _core(uses: _Uses, softmax: OperatorEntry) -> _Core | None:
     square = uses.elements(scores.writes[0])
     probabilities = [n for n in softmax.writes if uses.elements(n) == square]
     readers = [op for n in probabilities for op in uses.forward.get(n, [])]
-    values = _only(uses.products(readers))
+    values = single(uses.products(readers))
     if values is None or len(readers) != 1 or len(values.writes) != 1:
         return None
     back_readers = _distinct(op for n in probabilities for op in uses.backward.get(n, []))
-    values_gradient = _only(uses.products(back_readers))
-    derivative = _only(op for op in back_readers if "softmax_bwd" in _functions(op))
+    values_gradient = single(uses.products(back_readers))
+    derivative = single(op for op in back_readers if "softmax_bwd" in _functions(op))
     if values_gradient is None or derivative is None or len(back_readers) != 2:
         return None
     upstream = [uses.maker.get(n) for n in derivative.reads if uses.elements(n) == square]
-    probabilities_gradient = _only(uses.products(op for op in upstream if op is not None))
+    probabilities_gradient = single(uses.products(op for op in upstream if op is not None))
     after = _scores_gradients(uses, derivative, square)
     if probabilities_gradient is None or after is None:
         return None
@@ -134,11 +134,11 @@ def _scores(
     chain = [softmax]
     for _ in range(_BETWEEN):
         makers = [uses.maker[n] for n in chain[0].reads if n in uses.maker]
-        product = _only(uses.products(makers))
+        product = single(uses.products(makers))
         if product is not None and len(product.writes) == 1:
             return product, tuple(chain)
         vectors = [op for op in makers if not op.matmuls and op.collective is None]
-        before = _only(op for op in vectors if len(op.writes) == 1 and op in uses.layer.forward)
+        before = single(op for op in vectors if len(op.writes) == 1 and op in uses.layer.forward)
         if before is None:
             return None
         chain.insert(0, before)
@@ -176,11 +176,6 @@ def _closed(uses: _Uses, core: _Core, square: int) -> bool:
             if not uses.inside(name) or readers - {*names} or late - {*back_names}:
                 return False
     return len({*names}) == len(names) and len({*back_names}) == len(back_names)
-
-
-def _only(operators: Iterable[OperatorEntry]) -> OperatorEntry | None:
-    distinct = _distinct(operators)
-    return distinct[0] if len(distinct) == 1 else None
 
 
 def _distinct(operators: Iterable[OperatorEntry]) -> list[OperatorEntry]:
@@ -236,8 +231,8 @@ def _fused(layer: LayerEntry, core: _Core, number: int) -> LayerEntry:
     return layer.model_copy(
         update={
             "tensors": tensors,
-            "forward": _placed(layer.forward, core.forward, forward),
-            "backward": _placed(layer.backward, core.backward, backward),
+            "forward": replaced(layer.forward, core.forward, forward),
+            "backward": replaced(layer.backward, core.backward, backward),
         }
     )
 
@@ -277,19 +272,6 @@ def _row_numbers(out: TensorEntry) -> TensorEntry:
     """One fp32 log-sum-exp per row of the output."""
     split = out.split if out.split is not None and out.split.dim < len(out.shape) - 1 else None
     return TensorEntry(shape=out.shape[:-1], element_bytes=4, split=split)
-
-
-def _placed(
-    operators: tuple[OperatorEntry, ...], old: tuple[OperatorEntry, ...], new: OperatorEntry
-) -> tuple[OperatorEntry, ...]:
-    """Replace several operators by one at the position of the last."""
-    names = {op.name for op in old}
-    last = max(i for i, op in enumerate(operators) if op.name in names)
-    return tuple(
-        new if i == last else op
-        for i, op in enumerate(operators)
-        if i == last or op.name not in names
-    )
 
 
 # --- copies around it -----------------------------------------------------------------------------

@@ -8,11 +8,11 @@ have their products joined from the start.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from atoll.workload.graph.layer import Layer
-from atoll.workload.graph.operator import Operator, Role, once
+from atoll.workload.graph.operator import Operator, Role, once, replaced, single
 
 
 def joined(layer: Layer) -> Layer:
@@ -49,19 +49,19 @@ def _join(layer: Layer, group: list[Operator]) -> Layer:
         return layer
     back = layer.backward
     data_gradients = [
-        _only(op for op in back if op.kind == "linear_dgrad" and w in op.reads) for w in weights
+        single(op for op in back if op.kind == "linear_dgrad" and w in op.reads) for w in weights
     ]
     weight_gradients = [
-        _only(op for op in back if op.kind == "linear_wgrad" and f"d{w}" in op.writes)
+        single(op for op in back if op.kind == "linear_wgrad" and f"d{w}" in op.writes)
         for w in weights
     ]
     if any(op is None or len(op.matmuls) != 1 for op in (*data_gradients, *weight_gradients)):
         return layer
-    forward = _replaced(layer.forward, group, _side_by_side(group, "n"), first=True)
+    forward = replaced(layer.forward, group, _side_by_side(group, "n"), first=True)
     outs = [op.matmuls[0].m for op in weight_gradients if op is not None]
     side = "m" if outs == [op.matmuls[0].n for op in group] else "n"
     wgrads = [op for op in weight_gradients if op is not None]
-    backward = _replaced(layer.backward, wgrads, _side_by_side(wgrads, side), first=False)
+    backward = replaced(layer.backward, wgrads, _side_by_side(wgrads, side))
     dgrads = [op for op in data_gradients if op is not None]
     summed = _summed(layer, backward, dgrads)
     if summed is None:
@@ -78,7 +78,7 @@ def _bias_sums(
     sums = [op for op in operators if not op.matmuls and op.writes and biases.issuperset(op.writes)]
     if len(sums) < 2:
         return operators
-    return _replaced(operators, sums, _together(sums), first=False)
+    return replaced(operators, sums, _together(sums))
 
 
 def _weight(layer: Layer, op: Operator) -> str | None:
@@ -86,11 +86,6 @@ def _weight(layer: Layer, op: Operator) -> str | None:
     weights = [layer.tensors[n] for n in op.reads if layer.tensors[n].role is Role.WEIGHT]
     matrices = [tensor.name for tensor in weights if len(tensor.shape) == 2]
     return matrices[0] if len(matrices) == 1 else None
-
-
-def _only(operators: Iterable[Operator]) -> Operator | None:
-    candidates = list(operators)
-    return candidates[0] if len(candidates) == 1 else None
 
 
 def _side_by_side(group: Sequence[Operator], dim: str) -> Operator:
@@ -109,22 +104,6 @@ def _together(group: Sequence[Operator]) -> Operator:
         writes=once(n for op in group for n in op.writes),
         vectors=tuple(v for op in group for v in op.vectors),
     )
-
-
-def _replaced(
-    operators: Sequence[Operator], group: Sequence[Operator], new: Operator, *, first: bool
-) -> tuple[Operator, ...]:
-    """Replace the group by `new` at the position of its first (or last) operator."""
-    names = {op.name for op in group}
-    places = [i for i, op in enumerate(operators) if op.name in names]
-    at = places[0] if first else places[-1]
-    result = []
-    for i, op in enumerate(operators):
-        if i == at:
-            result.append(new)
-        elif op.name not in names:
-            result.append(op)
-    return tuple(result)
 
 
 def _summed(
@@ -147,7 +126,7 @@ def _summed(
     others = tuple(n for n in leaves if n not in parts)
     result = total if not others else parts[0]
     product = _product(group, result)
-    placed = _replaced(operators, group, product, first=False)
+    placed = replaced(operators, group, product)
     if not others:
         return tuple(op for op in placed if op.name not in additions)
     adds = root.vectors[:1] * len(others)
@@ -178,7 +157,7 @@ def _read_together(
     if user.matmuls or user.collective is not None or len(adds) < len(parts) - 1:
         return None
     reads = tuple(n for n in user.reads if n not in parts[1:])
-    placed = _replaced(operators, group, _product(group, parts[0]), first=False)
+    placed = replaced(operators, group, _product(group, parts[0]))
     return tuple(replace(op, reads=reads) if op.name == user.name else op for op in placed)
 
 

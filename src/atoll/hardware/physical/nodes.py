@@ -33,8 +33,7 @@ _NODES = np.array([
 RETICLE_MM2 = 26.0 * 33.0
 """Area of a lithography exposure: the largest possible die."""
 SMALLEST_NM, LARGEST_NM = float(_NODES[0, 0]), float(_NODES[-1, 0])
-RANGE = 1.15
-"""Figures of a node are known within this factor; prices and defects within 1.5."""
+# Figures of a node are known within a factor of 1.15; prices and defects within 1.5.
 _MACRO_N5_MB_PER_MM2, _CELL_N5_UM2 = 31.8, 0.021
 _REFERENCE_NM = 7.0
 

@@ -8,15 +8,41 @@ Dependencies are never stored: an operator depends on whoever writes a tensor th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil, prod
+from typing import Protocol, TypeVar
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+N = TypeVar("N", bound=_Named)
 
 
 def once(names: Iterable[str]) -> tuple[str, ...]:
     """Remove repeated names, keeping the first of each."""
     return tuple(dict.fromkeys(names))
+
+
+def single(operators: Iterable[N]) -> N | None:
+    """Return the one operator by name; None where there are none or several."""
+    by_name = {op.name: op for op in operators}
+    return by_name.popitem()[1] if len(by_name) == 1 else None
+
+
+def replaced(
+    operators: Sequence[N], old: Iterable[N], new: N, first: bool = False
+) -> tuple[N, ...]:
+    """Replace operators by one at the position of the last (or first) of them."""
+    names = {op.name for op in old}
+    places = [i for i, op in enumerate(operators) if op.name in names]
+    at = places[0] if first else places[-1]
+    kept = (i for i, op in enumerate(operators) if i == at or op.name not in names)
+    return tuple(new if i == at else operators[i] for i in kept)
 
 
 class Core(StrEnum):
