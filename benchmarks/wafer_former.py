@@ -3,7 +3,7 @@
     python benchmarks/wafer_former.py [--optimizers NAME ...] [--jobs N ...] [--limit SECONDS]
 
 `asked` is what a restricted search found then, with states of 16 bytes a parameter (`mixed16`);
-`mixed` has 18. Processor time is that of the whole search with its bound, without annealing; a
+`mixed` has 18. Processor time is that of the whole search with its bound; a
 search that was ended by the limit on it (`*`) has the bound that was known by then. SIGINT
 or SIGTERM ends it after the last whole row.
 """

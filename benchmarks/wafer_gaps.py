@@ -3,7 +3,7 @@
     python benchmarks/wafer_gaps.py [--model NAME] [--wafers NAME ...] [--batches N ...]
 
 Every wafer at every batch; `NAME/10` is a wafer with links a tenth as fast. Processor time is that
-of the whole search with its bound, without annealing; the replay follows every message and piece
+of the whole search with its bound; the replay follows every message and piece
 (`wafer/link_replay.py`). The last column: mappings with stages of one shape. SIGINT or
 SIGTERM ends it after the last whole row.
 """

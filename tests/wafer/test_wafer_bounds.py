@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from atoll.base.stopping import never
 from atoll.fabric.digits import digit_systems
 from atoll.fabric.mesh import ALGORITHMS, Rectangle
-from atoll.wafer.anneal import mutate
 from atoll.wafer.bounds.bound_kernels import least_fill
 from atoll.wafer.bounds.layer_bounds import (
     ALL_CODES,
@@ -39,6 +38,7 @@ from atoll.wafer.staging.tiling import pack
 from oracles.wafer_batch import Batch
 from oracles.wafer_batch_kernels import KEPT, REBUILT, STATE, TIME
 from oracles.wafer_genes import sample
+from oracles.wafer_mutations import mutate
 
 from .wafer_cases import small_block, small_model, small_wafer
 

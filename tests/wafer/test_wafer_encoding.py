@@ -14,7 +14,6 @@ from atoll.base.errors import AtollError
 from atoll.fabric.digits import digit_systems
 from atoll.fabric.mesh import ALGORITHMS, Mesh, Rectangle
 from atoll.fabric.mesh_collectives import wires
-from atoll.wafer.anneal import mutate
 from atoll.wafer.costs import block_kernels as kernels
 from atoll.wafer.encoding import role_kernels as roles
 from atoll.wafer.encoding.block_mapping import HOMES, KEEP, OFFLOAD, RECOMPUTE, BlockMapping
@@ -29,6 +28,7 @@ from atoll.wafer.encoding.mapping import (
     validate,
 )
 from atoll.wafer.encoding.space_size import code_count
+from oracles.wafer_mutations import mutate
 
 from .wafer_cases import small_block, small_model
 

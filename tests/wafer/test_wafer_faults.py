@@ -94,6 +94,15 @@ def test_microbatches_around_faults_are_those_of_the_job(tmp_path):
     assert found.faults.kept == found.best.samples_per_s / found.certificate.score
 
 
+def test_stages_around_given_faults_are_solved_with_every_variable_free():
+    wafer = small_wafer(2, 3, link_Bps=5e9)
+    around, faults = search(wafer, layers=12), Faults(((0, 0),))
+    compared = around.pieces.around(faults, (1, 2))
+    freed = around.pieces.freed(compared, faults.all_links(wafer))
+    assert freed.fits and freed.step_s < compared.step_s
+    assert problems(freed.mapping, 2, 3, faults.dies) == []
+
+
 def test_routes_avoid_what_is_dead():
     wafer = small_wafer(3, 3)
     broken = {((0, 0), (1, 0))}

@@ -24,7 +24,6 @@ from atoll.hardware.wafer_files import load_wafer
 from atoll.questions import JOBS, WaferQuestion
 from atoll.questions.ask import load_job
 from atoll.step.states import STATES
-from atoll.wafer.anneal import anneal, mutate, swap_stages
 from atoll.wafer.api import estimate_wafer, search_wafer
 from atoll.wafer.baselines.accpar import TYPES, _cheapest_types, _volume_within, volume_between
 from atoll.wafer.baselines.baselines import NAMES, SOURCES, run_baseline
@@ -34,6 +33,7 @@ from atoll.wafer.evaluate import evaluate, head_codes
 from atoll.wafer.search import WaferSearch
 from atoll.wafer.staging.planner import Planner, WaferOptions, rough
 from atoll.wafer.wafer_space import explore_wafers, pareto_rows
+from oracles.wafer_mutations import mutate
 
 from .wafer_cases import small_block, small_file, small_model, small_wafer
 
@@ -358,19 +358,7 @@ def test_stages_follow_each_other_as_neighbours():
     assert snake(6, 8, 4, 4, 3) is None
 
 
-# --- annealing, architectures ---------------------------------------------------------------------
-
-
-def test_annealing_never_loses_and_is_deterministic():
-    wafer = small_wafer(2, 4)
-    found = search(wafer, accept=lambda c: c.stages == 4).run().best
-    scrambled = swap_stages(found.mapping, 0, 2)
-    start = evaluate(wafer, scrambled)
-    assert start.step_s >= found.step_s
-    first, second = (anneal(wafer, start, seed=3, moves=60) for _ in range(2))
-    assert first.mapping == second.mapping
-    assert first.step_s <= start.step_s
-    assert first.fits
+# --- architectures --------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

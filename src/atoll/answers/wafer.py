@@ -87,8 +87,6 @@ class DetailedStep:
     step_time_s: Positive
     difference: Number
     fast_step_time_s: Positive
-    annealing_gain: Number | None = None
-    """What random moves brought, where a search made some."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

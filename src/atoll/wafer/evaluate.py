@@ -40,7 +40,7 @@ from atoll.wafer.costs.weight_placement import home_bytes, home_cost
 from atoll.wafer.encoding import role_kernels as roles
 from atoll.wafer.encoding.block_mapping import BlockCost, HelperPath
 from atoll.wafer.encoding.block_parts import WaferBlock
-from atoll.wafer.encoding.codes import legal, parts_of
+from atoll.wafer.encoding.codes import legal, parts_of, stream_layout
 from atoll.wafer.encoding.mapping import StageMapping, WaferMapping
 
 
@@ -241,8 +241,7 @@ def ends_cost(
     time = weight = logits = 0.0
     states = np.zeros(3)
     mesh = wires(digits, setting.wafer.mesh), 0, 0
-    tag_roles = {"b": roles.BATCH, "s": roles.SEQUENCE, "c": roles.COLUMNS, "r": roles.REPLICATED}
-    layout = np.array([tag_roles[tag] for tag in stream], np.int64)
+    layout = stream_layout(stream)
     if first:
         sums = np.full(digits.count, roles.PARTIAL, np.int64)
         moved = kernels.single_transition(block.stream_bytes, sums, sums, layout, *mesh)

@@ -36,13 +36,12 @@ from atoll.wafer.costs.transition_collectives import (
 from atoll.wafer.encoding import role_kernels as roles
 from atoll.wafer.encoding.block_mapping import RECOMPUTE
 from atoll.wafer.encoding.block_parts import KINDS, WaferBlock
-from atoll.wafer.encoding.codes import parts_of
+from atoll.wafer.encoding.codes import parts_of, stream_layout
 from atoll.wafer.encoding.mapping import StageMapping
 from atoll.wafer.evaluate import MappingCost, head_tables, setting_of
 
 STATISTICS_BYTES = 8.0
 """Per row that a norm sums if its columns are cut between dies."""
-_STREAM = {"b": roles.BATCH, "s": roles.SEQUENCE, "c": roles.COLUMNS, "r": roles.REPLICATED}
 
 
 def link_loads(
@@ -110,7 +109,7 @@ class _StageLoads:
     def ends(self, stage: StageMapping, first: bool, last: bool) -> FloatArray:
         """Return the bytes of embedding and head, if the stage has them."""
         total: Any = np.zeros(len(self.links))
-        layout = np.array([_STREAM[tag] for tag in self._genes.stream], np.int64)
+        layout = stream_layout(self._genes.stream)
         algorithms, size = ("auto", "auto"), self._block.stream_bytes
         if first:
             sums = np.full(self._digits.count, roles.PARTIAL, np.int64)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from math import gcd
+from math import gcd, prod
 from pathlib import Path
 
 from atoll.answers.validation import RunsValidation
@@ -114,10 +114,7 @@ def _sliced(run: Run, layout: Layout, row: RunRow) -> tuple[Run, Layout]:
 
 def _shaped(network: Network, axes: tuple[int, ...]) -> Network:
     inner, *outer = network.levels
-    devices = 1
-    for length in axes:
-        devices *= length
-    return replace(network, levels=(replace(inner, shapes=(axes,), devices=devices), *outer))
+    return replace(network, levels=(replace(inner, shapes=(axes,), devices=prod(axes)), *outer))
 
 
 # -- wafers ----------------------------------------------------------------------------------------

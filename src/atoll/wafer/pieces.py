@@ -17,7 +17,6 @@ from atoll.answers.wafer import ResourceWorth
 from atoll.base.stopping import StopCheck
 from atoll.fabric.mesh import Link, Rectangle
 from atoll.hardware.wafer import Wafer
-from atoll.wafer.anneal import anneal
 from atoll.wafer.answer.explain import CHANGES, worth
 from atoll.wafer.baselines.baselines import WaferBaseline, run_baseline
 from atoll.wafer.bounds.layer_bounds import LayerBounds, SizeBound
@@ -42,7 +41,7 @@ class WaferPieces:
         streamed = rough(options)
         modes = (streamed, replace(streamed, streaming=False)) if options.streaming else (streamed,)
         self.rough = tuple(Planner(*self._problem, mode, most_codes, stop, ROUGH) for mode in modes)
-        self._planners = (*self.rough, self.fine, self.rough[0].with_offload())
+        self._planners = (*self.rough, self.fine)
         """Indexed by the planner argument of pieces."""
         shared = LayerBounds(self.rough)
         self._bounds = shared, LayerBounds((self.fine,), like=shared)
@@ -53,7 +52,6 @@ class WaferPieces:
             "size": lambda overall, *size: self._bounds[overall].sharper(*size).to_dict(),
             "around": self._around,
             "baseline": self._baseline,
-            "anneal": self._anneal,
             "worth": self._worth,
         }
         self.ask: Callable[..., Any] = self.make
@@ -67,10 +65,12 @@ class WaferPieces:
         return None if mapping is None else evaluate(self.wafer, from_dict(mapping), dead_links)
 
     def _plan(
-        self, planner: int, rectangles: Sequence[Call], microbatch: int, limit_s: float
-    ) -> Any:
+        self, planner: int, rectangles: Sequence[Call], microbatch: int, limit_s: float,
+        dead_links: Sequence[Link] = (),
+    ) -> Any:  # fmt: skip
         stages, solver = [Rectangle(*r) for r in rectangles], self._planners[planner]
-        return mapping_record(solver.without_solutions().best(stages, microbatch, limit_s))
+        best = solver.without_solutions().best(stages, microbatch, limit_s, dead_links)
+        return mapping_record(best)
 
     def _around(self, dead: Call, microbatches: Sequence[int]) -> Any:
         return mapping_record(map_around(self.rough[0], Faults(*dead), microbatches))
@@ -94,6 +94,13 @@ class WaferPieces:
     ) -> MappingCost | None:
         """Return the best mapping below the limit on these rectangles by a planner."""
         return self._evaluated(self.ask(*plan_call(planner, rectangles, microbatch, limit_s)))
+
+    def freed(self, start: MappingCost, dead_links: Sequence[Link]) -> MappingCost:
+        """Solve the stages of a mapping again with every variable free; return the faster one."""
+        rectangles = [stage.rectangle for stage in start.mapping.stages]
+        call = plan_call(len(self.rough), rectangles, start.mapping.microbatch, start.step_s)
+        cost = self._evaluated(self.ask(*call, tuple(dead_links)), dead_links)
+        return start if cost is None or start.step_s <= cost.step_s else cost
 
     def size(
         self, overall: bool, microbatch: int, dies: int, level: int, enough_s: float
@@ -122,15 +129,6 @@ class WaferPieces:
             "fixed": self._from_record(record["fixed"]),
         }
         return WaferBaseline(**record | evaluations)
-
-    def _anneal(self, mapping: Any, seed: int, dead_links: Sequence[Link]) -> Any:
-        start = evaluate(self.wafer, from_dict(mapping), dead_links)
-        return mapping_record(anneal(self.wafer, start, seed, dead_links, self.options.homes))
-
-    def annealed(self, start: MappingCost, seed: int, dead_links: Sequence[Link]) -> MappingCost:
-        """Improve a mapping by annealing."""
-        mapping = self.ask("anneal", mapping_record(start), seed, tuple(dead_links))
-        return evaluate(self.wafer, from_dict(mapping), dead_links)
 
     def _worth(self, resource: str, mapping: Any, dead_links: Sequence[Link]) -> Any:
         start = evaluate(self.wafer, from_dict(mapping), dead_links)

@@ -137,12 +137,6 @@ class _WaferRun:
         wafer, outcome = explored.solved[0]
         best, faults = self._with_faults(search, outcome.best)
         broken = Faults(job.dead_dies, job.dead_links).all_links(wafer)
-        start = best
-        if not job.ablations:
-            with self._optional("annealing"):
-                best = search.pieces.annealed(best, job.seed, broken)
-        if faults.kept is not None:
-            faults = replace(faults, kept=best.samples_per_s / outcome.best.samples_per_s)
         with self._timed("replay"):
             detailed = replay_mapping(wafer, best, broken)
         worth: tuple[ResourceWorth, ...] = ()
@@ -165,7 +159,7 @@ class _WaferRun:
                 subject=_subject(job, len(wafers)),
             ),
             baselines=baselines,
-            detailed=replace(detailed, annealing_gain=start.step_s / best.step_s - 1.0),
+            detailed=detailed,
             designs=tuple(design_row(wafer, result.best) for wafer, result in explored.solved),
             pareto=_front(explored) if job.pareto else {},
             runners_up=outcome.runners_up,
@@ -243,6 +237,8 @@ class _WaferRun:
                     f"{search.wafer.name}; use a smaller model or a wafer with fewer dead dies."
                 )
             best = mapped
+            with self._optional("refining"):
+                best = search.pieces.freed(mapped, faults.all_links(search.wafer))
             faults_answer = replace(faults_answer, kept=best.samples_per_s / healthy.samples_per_s)
         if job.samples:
             share = search.wafer.dead_share if job.dead_share is None else job.dead_share

@@ -40,7 +40,6 @@ LEAST_GAIN = 1e-3  # share of a step: candidates whose bounds promise less are n
 SMALL = 8  # dies of a small stage
 MOST_POLISHED = 3  # of the best mappings, solved again with every variable free
 POLISH_GAIN = 0.03  # share of a step that polishing may gain
-MOST_OFFLOADED = 4  # candidates tried with offload between stages
 MOST_SMALL = 10  # candidates of small stages tried with every variable free
 UPCOMING = 3  # candidates prefetched for other cores
 
@@ -102,6 +101,10 @@ class WaferSearch:
         self._rough_bounds = StepBound(self.planners, self.microbatches, rough_size)
         self._overall_s: float | None = None
         """Lower bound on every mapping's step; None before the first mapping."""
+        self._pool: list[MappingCost] = []
+        """Mappings that fit: seeds and solved ones."""
+        self._total = 0
+        """Candidates at the start."""
         self._solved = 0
         self._compared = 0
         """Candidates solved with few variables free, at most `MOST_SOLVED`."""
@@ -142,89 +145,84 @@ class WaferSearch:
         seeded = {seed.mapping.microbatch for seed in seeds if seed.fits}
         self.microbatches = (*self.microbatches, *sorted(seeded - {*self.microbatches}))
         self.bounds.microbatches = self._rough_bounds.microbatches = self.microbatches
-        pool = [seed for seed in seeds if seed.fits]
+        self._pool = [seed for seed in seeds if seed.fits]
         stopped = False
         try:
-            best, bound_s = self._best_and_bound(pool)
+            bound_s = self._solve_and_bound()
         except StoppedError:
-            if not pool:
+            if not self._pool:
                 raise
-            best, stopped = min(pool, key=_step_s), True
-            bound_s = min(best.step_s, self._overall_s or self.ideal_step_s())
-        pool.sort(key=_step_s)
-        runners_up = tuple(cost for cost in pool if cost is not best)
-        return SearchOutcome(best, bound_s, self._solved, runners_up[:3], stopped)
+            stopped = True
+            bound_s = min(self._limit_s(0.0), self._overall_s or self.ideal_step_s())
+        best, *slower = sorted(self._pool, key=_step_s)
+        return SearchOutcome(best, bound_s, self._solved, tuple(slower[:3]), stopped)
 
-    def _best_and_bound(self, pool: list[MappingCost]) -> tuple[MappingCost, float]:
-        """Return the best mapping and the bound; add every solved mapping to `pool`."""
-        if not pool:
+    @property
+    def _best(self) -> MappingCost | None:
+        return min(self._pool, key=_step_s, default=None)
+
+    def _limit_s(self, gain: float = LEAST_GAIN) -> float:
+        """Return the step of the best mapping less this share of it."""
+        best = self._best
+        return INFINITY if best is None else best.step_s * (1.0 - gain)
+
+    def _solve_and_bound(self) -> float:
+        """Add every solved mapping to the pool; return the bound."""
+        if not self._pool:
             self._check_memory()
         queue = self.candidates()
-        total = len(queue)
-        self._report("mappings", total, total, min(pool, key=_step_s, default=None))
-        self._solve_small_stages(pool, total)
+        self._total = len(queue)
+        self._report("mappings", len(queue))
+        self._solve_small_stages()
         counts = dict.fromkeys(candidate.stages for candidate in queue)
         queues = [[c for c in queue if c.stages == n and self._is_open(c)] for n in counts]
         for number, stage_queue in enumerate(queues, 1):
-            self._solve_next(stage_queue, pool, total, queues[number : number + UPCOMING])
+            self._solve_next(stage_queue, queues[number : number + UPCOMING])
         solvable = [candidate for candidate in queue if self._is_open(candidate)]
-        while self._solve_next(solvable, pool, total, [solvable] * UPCOMING):
+        while self._solve_next(solvable, [solvable] * UPCOMING):
             pass
-        best = min(pool, key=_step_s, default=None)
-        mixed = self._mixed_shapes(best)
-        if mixed is not None:
-            pool.append(mixed)
-            best = mixed
-        self._report("refining", len(solvable), total, best)
-        if self.fine.options.offload:
-            self._solve_with_offload(pool, total)
-        best = self._polish(pool)
+        self._solve_mixed_shapes()
+        self._report("refining", len(solvable))
+        self._polish()
+        best = self._best
         if best is None:
             raise InfeasibleError(
                 f"model {self.model}: no mapping fits wafer {self.wafer.name} with batch "
                 f"{self.batch} and sequence {self.sequence}, even with everything recomputed; use "
                 "more memory a die, a shorter sequence or a smaller model."
             )
-        best, lowest = self._try_unequal_stages(*self._bound_best(best, pool), pool)
+        best, lowest = self._try_unequal_stages(*self._bound_best(best))
         self._overall_s = min(best.step_s, lowest.bound_s + self.wafer.step_s)
-        self._report("proven", 0, total, best)
-        return best, self._overall_s
+        self._report("proven", 0)
+        return self._overall_s
 
-    def _solve_small_stages(self, pool: list[MappingCost], total: int) -> None:
+    def _solve_small_stages(self) -> None:
         """Solve pipelines of small stages with every variable free: quick, and limits others."""
         small = [c for c in self.candidates(self.bounds) if c.width * c.height <= SMALL]
         queue, fine = [c for c in small if c.stages > 1], len(self.planners)
         for _ in range(1 if self.quick else MOST_SMALL):
-            best = min(pool, key=_step_s, default=None)
-            best_s = INFINITY if best is None else best.step_s
-            candidate = self._pop_best(queue, best_s * (1.0 - POLISH_GAIN), self.bounds, (fine,))
+            candidate = self._pop_best(queue, self._limit_s(POLISH_GAIN), self.bounds, (fine,))
             if candidate is None:
                 break
             self._closed.add(replace(candidate, bound_s=0.0))
-            limit = best_s * (1.0 - LEAST_GAIN)
+            limit = self._limit_s()
             self.pieces.prefetch(self._plan_calls(candidate, limit, (fine,)))
             # After prefetching: the first bound on all mappings takes as long as a candidate.
-            self._report("mappings", len(queue), total, best)
-            self._solved += 1
+            self._report("mappings", len(queue))
             cost = self._solve(candidate, limit, fine)
             if cost is not None:
-                pool.append(cost)
                 self._free_costs.append(cost)
-        self._report("mappings", len(queue), total, min(pool, key=_step_s, default=None))
+        self._report("mappings", len(queue))
 
     def _is_open(self, candidate: PipelineShape) -> bool:
         return replace(candidate, bound_s=0.0) not in self._closed
 
-    def _solve_next(
-        self, queue: list[PipelineShape], pool: list[MappingCost], total: int,
-        later: Sequence[list[PipelineShape]],
-    ) -> bool:  # fmt: skip
+    def _solve_next(self, queue: list[PipelineShape], later: Sequence[list[PipelineShape]]) -> bool:
         """Solve the candidate of the queue (a heap) with the best fully sharpened bound; return
-        whether it promised more than the best mapping of `pool`. `later`: the next queues.
+        whether it promised more than the best mapping so far. `later`: the next queues.
         """
         heapq.heapify(queue)
-        best = min(pool, key=_step_s, default=None)
-        limit = INFINITY if best is None else best.step_s * (1.0 - LEAST_GAIN)
+        limit = self._limit_s()
         most = QUICK_SOLVED if self.quick else MOST_SOLVED
         candidate = self._pop_best(queue, limit, self._rough_bounds)
         if candidate is None or self._compared >= most:
@@ -234,18 +232,15 @@ class WaferSearch:
         promising = self._promising(candidate, limit)
         calls = self._plan_calls(candidate, limit, promising)
         self.pieces.prefetch(calls)
-        for upcoming in self._upcoming(later[: most - self._compared], limit, self._rough_bounds):
+        for upcoming in self._upcoming(later[: most - self._compared], limit):
             calls += self._plan_calls(upcoming, limit, self._promising(upcoming, limit))
             self.pieces.prefetch(calls)
-        self.pieces.prefetch([*calls, *self._polish_calls(pool)[:1]])
+        self.pieces.prefetch([*calls, *self._polish_calls()[:1]])
         for planner, fastest_s in promising.items():
             if fastest_s < limit:
-                self._solved += 1
                 cost = self._solve(candidate, limit, planner)
-                if cost is not None:
-                    pool.append(cost)
-                    limit = min(limit, cost.step_s)
-        self._report("mappings", len(queue), total, min(pool, key=_step_s, default=None))
+                limit = limit if cost is None else min(limit, cost.step_s)
+        self._report("mappings", len(queue))
         return True
 
     def _promising(self, candidate: PipelineShape, limit: float) -> dict[int, float]:
@@ -255,13 +250,13 @@ class WaferSearch:
         return {p: least_s for least_s, p in sorted(fastest) if least_s < limit}
 
     def _upcoming(
-        self, queues: Sequence[list[PipelineShape]], limit: float, bounds: StepBound
+        self, queues: Sequence[list[PipelineShape]], limit: float
     ) -> Iterator[PipelineShape]:
         """Yield the next candidate of each queue at this limit, without removing it."""
         popped = []
         for queue in queues:
             heapq.heapify(queue)
-            candidate = self._pop_best(queue, limit, bounds)
+            candidate = self._pop_best(queue, limit, self._rough_bounds)
             if candidate is not None:
                 popped.append((queue, candidate))
                 yield candidate
@@ -284,26 +279,6 @@ class WaferSearch:
             heapq.heappush(queue, sharper)
         return None
 
-    def _solve_with_offload(self, pool: list[MappingCost], total: int) -> None:
-        """Solve the pipelines with the best bounds with offload between stages."""
-        queue = [c for c in self.candidates(self.bounds) if c.stages > 1]
-        helping = len(self.planners) + 1
-        for left in reversed(range(MOST_OFFLOADED)):
-            best = min(pool, key=_step_s, default=None)
-            limit = INFINITY if best is None else best.step_s * (1.0 - LEAST_GAIN)
-            candidate = self._pop_best(queue, limit, self.bounds)
-            if candidate is None:
-                break
-            calls = self._plan_calls(candidate, limit, (helping,))
-            self.pieces.prefetch(calls)
-            for upcoming in self._upcoming([queue] * min(left, UPCOMING), limit, self.bounds):
-                calls += self._plan_calls(upcoming, limit, (helping,))
-            self.pieces.prefetch([*calls, *self._polish_calls(pool)[:1]])
-            cost = self._solve(candidate, limit, helping)
-            if cost is not None:
-                pool.append(cost)
-            self._report("refining", len(queue), total, min(pool, key=_step_s, default=None))
-
     def _plan_calls(
         self, candidate: PipelineShape, limit: float, planners: Iterable[int]
     ) -> list[Call]:
@@ -313,49 +288,46 @@ class WaferSearch:
             return []
         return [plan_call(planner, rectangles, candidate.microbatch, limit) for planner in planners]
 
-    def _report(self, phase: str, left: int, total: int, best: MappingCost | None) -> None:
+    def _report(self, phase: str, left: int) -> None:
         """Report progress with the certificate's bound (computed even without a listener)."""
+        best = self._best
         if best is None:
             return
         if self._overall_s is None:
             self._overall_s = self.bounds.lowest(best.step_s, OPERATORS).bound_s
         if self.progress is not None:
             bound = self.batch / min(self._overall_s, best.step_s)
-            self.progress(phase, left, total, best.samples_per_s, bound)
+            self.progress(phase, left, self._total, best.samples_per_s, bound)
 
-    def _polish(self, pool: list[MappingCost]) -> MappingCost | None:
+    def _polish(self) -> None:
         """Solve the best again with every variable free: gradient codes, collectives, helpers."""
-        best = min(pool, key=_step_s, default=None)
-        self.pieces.prefetch(self._polish_calls(pool))
-        for start in self._worth_polishing(pool):
-            assert best is not None
-            if start.step_s > best.step_s * (1.0 + POLISH_GAIN):
+        self.pieces.prefetch(self._polish_calls())
+        for start in self._worth_polishing():
+            limit_s = self._limit_s(0.0)
+            if start.step_s > limit_s * (1.0 + POLISH_GAIN):
                 break
-            cost = self.pieces.plan(
-                len(self.planners), _stage_rectangles(start), start.mapping.microbatch, best.step_s
-            )
-            if cost is not None and cost.step_s < best.step_s:
-                pool.append(cost)
-                best = cost
-        return best
+            shape = _stage_rectangles(start), start.mapping.microbatch
+            self._keep_if_faster(self.pieces.plan(len(self.planners), *shape, limit_s))
 
-    def _worth_polishing(self, pool: Sequence[MappingCost]) -> list[MappingCost]:
+    def _keep_if_faster(self, cost: MappingCost | None) -> None:
+        if cost is not None and cost.step_s < self._limit_s(0.0):
+            self._pool.append(cost)
+
+    def _worth_polishing(self) -> list[MappingCost]:
         """Return the best mappings that polishing may make faster than the first."""
-        fastest = sorted(pool, key=_step_s)[:MOST_POLISHED]
+        fastest = sorted(self._pool, key=_step_s)[:MOST_POLISHED]
         near = [cost for cost in fastest if cost.step_s <= fastest[0].step_s * (1.0 + POLISH_GAIN)]
         return [cost for cost in near if not any(cost is free for free in self._free_costs)]
 
-    def _polish_calls(self, pool: Sequence[MappingCost]) -> list[Call]:
+    def _polish_calls(self) -> list[Call]:
         """Return the pieces that polish the best mappings, as long as the first stays the best."""
-        fine, limit = len(self.planners), min((cost.step_s for cost in pool), default=INFINITY)
+        fine, limit = len(self.planners), self._limit_s(0.0)
         return [
             plan_call(fine, _stage_rectangles(cost), cost.mapping.microbatch, limit)
-            for cost in self._worth_polishing(pool)
+            for cost in self._worth_polishing()
         ]
 
-    def _bound_best(
-        self, best: MappingCost, pool: list[MappingCost]
-    ) -> tuple[MappingCost, LowestBound]:
+    def _bound_best(self, best: MappingCost) -> tuple[MappingCost, LowestBound]:
         """Return the best, solved over all codes if it is one group of all dies, and the bound."""
         microbatch, limit_s = best.mapping.microbatch, best.step_s
         solve_all = len(best.mapping.stages) == 1 and self._needs_all_codes(microbatch)
@@ -364,7 +336,7 @@ class WaferSearch:
         cost = self.pieces.single_group(microbatch, limit_s) if solve_all else None
         if cost is None or cost.step_s >= best.step_s:
             return best, lowest
-        pool.append(cost)
+        self._pool.append(cost)
         return cost, self.bounds.lowest(cost.step_s)
 
     def _needs_all_codes(self, microbatch: int) -> bool:
@@ -374,7 +346,7 @@ class WaferSearch:
         return solvable and not self.fine.complete(*shape)
 
     def _try_unequal_stages(
-        self, best: MappingCost, overall: LowestBound, pool: list[MappingCost]
+        self, best: MappingCost, overall: LowestBound
     ) -> tuple[MappingCost, LowestBound]:
         """Try the pipelines of unequal stages that attain a microbatch's bound, lowest first, until
         no microbatch may be faster than the best mapping; return the best and the bound.
@@ -395,7 +367,7 @@ class WaferSearch:
                 next_bound = self.bounds.lowest(best.step_s, microbatches=remaining, small=SMALL)
             better = self._fastest_attempt(attempts, lowest.microbatch, best)
             if better is not None:
-                pool.append(better)
+                self._pool.append(better)
                 best = better
                 lowest = self.bounds.lowest(best.step_s, microbatches=microbatches, small=SMALL)
             elif next_bound is None:
@@ -442,14 +414,13 @@ class WaferSearch:
         pipeline = candidate.microbatch, shape[0] * shape[1], candidate.stages
         return bounds.equal_s(*pipeline, INFINITY, layer_s)
 
-    def _mixed_shapes(self, best: MappingCost | None) -> MappingCost | None:
+    def _solve_mixed_shapes(self) -> None:
         """Solve stages of different shapes if equal ones leave dies idle or do not fit."""
+        best = self._best
         full = best is not None and len(set(best.mapping.dies)) == self.wafer.dies
-        if full or self.accept is not None:
-            return None
-        cost = self.pieces.around(Faults(), [b for b in self.microbatches if b <= 2])
-        better = cost is not None and (best is None or cost.step_s < best.step_s)
-        return cost if better else None
+        if not full and self.accept is None:
+            few = [b for b in self.microbatches if b <= 2]
+            self._keep_if_faster(self.pieces.around(Faults(), few))
 
     def _check_memory(self) -> None:
         block = make_block(self.model, 1, self.sequence)
@@ -483,13 +454,15 @@ class WaferSearch:
         shape = candidate.width, candidate.height
         return snake(self.wafer.rows, self.wafer.columns, *shape, candidate.stages)
 
-    def _solve(
-        self, candidate: PipelineShape, limit: float, planner: int = 0
-    ) -> MappingCost | None:
+    def _solve(self, candidate: PipelineShape, limit: float, planner: int) -> MappingCost | None:
+        """Add the best mapping of a candidate by a planner to the pool."""
+        self._solved += 1
         rectangles = self._rectangles(candidate)
         if rectangles is None:
             return None
-        return self.pieces.plan(planner, rectangles, candidate.microbatch, limit)
+        cost = self.pieces.plan(planner, rectangles, candidate.microbatch, limit)
+        self._pool += [] if cost is None else [cost]
+        return cost
 
 
 def _step_s(cost: MappingCost) -> float:

@@ -74,8 +74,7 @@ def wafer_picture(
 
 def offloaded(evaluation: MappingCost, stage: int) -> list[str]:
     """Return the names of the tensors that a stage offloads."""
-    block = evaluation.mapping.blocks()
-    names = [e.kept_name for c in block.chains for e in c.edges if e.kept_name]
+    names = evaluation.mapping.blocks().saved_names
     keep = evaluation.mapping.stages[stage].block.keep
     return [name for name, fate in zip(names, keep, strict=True) if fate == OFFLOAD]
 

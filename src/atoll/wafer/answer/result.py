@@ -67,8 +67,7 @@ def running_power_W(wafer: Wafer, evaluation: MappingCost) -> float:
 def placement_of(evaluation: MappingCost) -> PlacementAnswer:
     """Return the mapping as a placement on devices, with dies as devices."""
     mapping = evaluation.mapping
-    block = mapping.blocks()
-    names = [e.kept_name for c in block.chains for e in c.edges if e.kept_name]
+    names = mapping.blocks().saved_names
     stages = []
     data = parts_of(mapping.stages[0].block.stream, mapping.stages[0].digits).get("b", 1)
     for stage, cost in zip(mapping.stages, evaluation.stages, strict=True):

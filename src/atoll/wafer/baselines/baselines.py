@@ -235,9 +235,8 @@ def _block_mapping(
     block: WaferBlock, stream: str, codes: Sequence[str], home: str, policy: str = "none"
 ) -> BlockMapping:
     """Return variables with one home for all weights; `selective` recomputes attention."""
-    names = [edge.kept_name for chain in block.chains for edge in chain.edges if edge.kept_name]
     dropped = {"none": (), "selective": ("context",), "full": ("",)}[policy]
-    keep = tuple(not any(part in name for part in dropped) for name in names)
+    keep = tuple(not any(part in name for part in dropped) for name in block.saved_names)
     return BlockMapping(stream, tuple(codes), (home,) * len(codes), keep)
 
 

@@ -108,6 +108,16 @@ def _fill_s(layers, but_weight_s, ends_s, slow_s, most_weight_s, largest_s, weig
     return max(0.0, others_s - min(largest_s - others_s, most_weight_s)) if late else others_s
 
 
+@kernel
+def _most_per_die(most, most_first, sizes):
+    """Return the most layers that a die can carry in a stage of any row and size."""
+    rate = 0.0
+    for row in range(most.shape[0]):
+        for k in range(len(sizes)):
+            rate = max(rate, max(most[row, k], most_first[row, k]) / sizes[k])
+    return rate
+
+
 @entry
 def least_fill(
     dies, layers, sizes, layer_s, but_weight_s, head_s, head_but_weight_s, most_weight_s,
@@ -125,10 +135,7 @@ def least_fill(
     the last (-1: none), size index, and dies, layers and slowest flag before it.
     """
     count = sizes.shape[0]
-    rate = 0.0
-    for row in range(most.shape[0]):
-        for k in range(count):
-            rate = max(rate, max(most[row, k], most_first[row, k]) / sizes[k])
+    rate = _most_per_die(most, most_first, sizes)
     fills = np.full((dies + 1, layers + 1, 2), np.inf)
     fills[0, 0, 0] = 0.0
     best = cap_s
@@ -198,10 +205,7 @@ def fit_together(dies, layers, sizes, row_of, most, most_first, size_bytes, embe
     first stage adds.
     """
     count = sizes.shape[0]
-    rate = 0.0
-    for d in range(most.shape[0]):
-        for k in range(count):
-            rate = max(rate, max(most[d, k], most_first[d, k]) / sizes[k])
+    rate = _most_per_die(most, most_first, sizes)
     used_bytes = np.full((dies + 1, layers + 1), np.inf)
     used_bytes[0, 0] = 0.0
     for stage in range(1, min(dies, layers) + 1):

@@ -343,22 +343,18 @@ class LayerBounds:
             )
         scale = layer_s if 0.0 < layer_s < np.inf else 1.0
         prices = PRICES * scale * block.layers * dies / self.wafer.dies / self.wafer.memory_bytes
-        curves = np.full((len(DEPTHS), len(prices)), layer_s)
+        in_flight = np.array(DEPTHS)[:, None]
         state_bytes = 0.0 if self.external else states.bytes_per_parameter * parameters / dies
         saved_bytes = self.planners[0].setting(microbatch).stream_saved_bytes(block)
-        for depth, in_flight in enumerate(DEPTHS):
-            curves[depth] += prices * state_bytes
-            curves[depth] += prices * in_flight * saved_bytes / dies
-        local_curves = curves.copy()
-        for depth, in_flight in enumerate(DEPTHS):
-            for chain, chain_entry_s in zip(block.chains, entry_s, strict=True):
-                for i, edge in enumerate(chain.edges):
-                    if not edge.kept_name:
-                        continue
-                    again_s = chain_entry_s if i == 0 else times[chain.units[i - 1].name].forward_s
+        curves = layer_s + prices * state_bytes + prices * in_flight * saved_bytes / dies
+        local_curves = curves
+        for chain, chain_entry_s in zip(block.chains, entry_s, strict=True):
+            remade_s = chain_entry_s, *(times[unit.name].forward_s for unit in chain.units)
+            for edge, again_s in zip(chain.edges, remade_s, strict=True):
+                if edge.kept_name:
                     again_s = again_s if self.options.recompute else np.inf
                     kept_s = prices * in_flight * sum(edge.totals) / dies
-                    curves[depth] += np.minimum(kept_s, again_s)
+                    curves = curves + np.minimum(kept_s, again_s)
         embedding_bytes = (
             0.0 if self.external else states.bytes_per_parameter * block.embedding_parameters / dies
         )

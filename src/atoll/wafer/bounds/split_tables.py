@@ -15,7 +15,6 @@ then give the least seconds over all splits, a lower bound for all codes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import product
 from math import prod
 from typing import Any, NamedTuple
@@ -28,7 +27,14 @@ from atoll.fabric.digits import digit_systems, factors
 from atoll.fabric.mesh import ALGORITHMS, Mesh
 from atoll.fabric.mesh_collectives import wires
 from atoll.wafer.costs.die_pricer import DiePricer, pass_times_s
-from atoll.wafer.costs.tables import CostSetting, EdgeTable, NodeTable, distinct_layouts, exposed
+from atoll.wafer.costs.tables import (
+    ChainTables,
+    CostSetting,
+    EdgeTable,
+    NodeTable,
+    distinct_layouts,
+    exposed,
+)
 from atoll.wafer.encoding import role_kernels as roles
 from atoll.wafer.encoding.block_parts import KINDS, Edge, Roles, Unit, WaferBlock
 from atoll.wafer.encoding.codes import Parts, by_tag, splits
@@ -77,7 +83,7 @@ def rates(shapes: Sequence[tuple[int, int]], mesh: Mesh) -> tuple[Rate, Rate, Ra
     return Rate(*gather), Rate(*nested), Rate(*exchange)
 
 
-class SplitTables:
+class SplitTables(ChainTables):
     """Lower bounds of `costs.tables.BlockTables`, for the splits of all shapes.
 
     A split's layouts are exponents (splits, tensors, roles, primes): how often each prime factor of
@@ -142,10 +148,6 @@ class SplitTables:
             self._gather.seconds(copies, states.weight * parameters),
         )  # fmt: skip
 
-    def chain_nodes(self, chain: int) -> tuple[NodeTable, ...]:
-        """Return the stream, the operators, and the stream again."""
-        return (self.stream, *self.nodes[chain], self.stream)
-
     def to_home_s(self, chain: int, unit: int) -> FloatArray:
         """Return seconds of the gradient from splits of the weight pass to the forward pass."""
         node = self.chain_nodes(chain)[unit]
@@ -197,7 +199,7 @@ class SplitTables:
         pairs = np.ix_(rows, columns)
         return scatter[pairs], exchange[pairs], gather[pairs]
 
-    def _edge(self, edge: Edge, source: NodeTable, target: NodeTable) -> EdgeTable:
+    def edge(self, edge: Edge, source: NodeTable, target: NodeTable) -> EdgeTable:
         scatter, exchange, gather = self._transition_s(edge.totals, source.writes, target.reads)
         source_streams, target_streams = source.streams[:, None], target.streams[None, :]
         written_s = exchange + exposed(scatter, source.forward_s[:, None], source_streams)
@@ -212,13 +214,6 @@ class SplitTables:
             written_s + source.forward_s[:, None], gather, back_scatter,
         )  # fmt: skip
 
-    def chain_edges(self, chain: int) -> tuple[EdgeTable, ...]:
-        nodes, described = self.chain_nodes(chain), self.block.chains[chain]
-        tables = [self._edge(e, nodes[i], nodes[i + 1]) for i, e in enumerate(described.edges)]
-        norm = np.array([self._entry_s(chain, parts) for parts in self.stream_splits])
-        tables[0] = replace(tables[0], recompute_s=tables[0].recompute_s + norm[:, None])
-        return tuple(tables)
-
     # -- the stream ----------------------------------------------------------------------------
 
     def _norm_sums_s(self, parts: Parts) -> float:
@@ -228,6 +223,9 @@ class SplitTables:
     def _entry_s(self, chain: int, parts: Parts) -> float:
         passes = self.block.chains[chain].entry_passes
         return float(self._pricer.passes_s(passes, parts)) + self._norm_sums_s(parts)
+
+    def norms_s(self, chain: int) -> FloatArray:
+        return np.array([self._entry_s(chain, parts) for parts in self.stream_splits])
 
     def _stream_s(self, parts: Parts) -> float:
         return sum(

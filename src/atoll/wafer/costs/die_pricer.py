@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,15 +12,13 @@ import numpy as np
 from atoll.base.arrays import FloatArray, IntArray
 from atoll.cost.chips import chips_of_accelerator, pick
 from atoll.cost.model import map_products
-from atoll.cost.pricer import Cost, LayerTimes, total
 from atoll.cost.vector import vector_cycles
 from atoll.hardware.accelerator import Accelerator
 from atoll.hardware.template.cores import ProductShape
 from atoll.profiles import DEFAULT
 from atoll.wafer.encoding.block_parts import TaggedMatmul, TaggedVector, Unit
 from atoll.wafer.encoding.codes import Parts, by_tag
-from atoll.workload.graph.layer import Layer
-from atoll.workload.graph.operator import Operator, VectorWork
+from atoll.workload.graph.operator import VectorWork
 
 Cuts = Mapping[str, int] | Mapping[str, IntArray]
 """Parts by tag, of one split or of many."""
@@ -42,10 +40,6 @@ def operator_s(products_s: Any, vectors_s: Any, memory_s: Any, overlapped: bool)
 
 class DiePricer:
     """Prices products and vector passes on a die, each distinct product once."""
-
-    fusion = "none"
-    schedules_links = False
-    operand_share = 1.0
 
     def __init__(self, chip: Accelerator) -> None:
         self.chip = chip
@@ -82,39 +76,6 @@ class DiePricer:
 
     def passes_s(self, works: Iterable[TaggedVector], parts: Cuts) -> Any:
         return sum(self.pass_s(work, parts) for work in works)
-
-    # -- layers, as every device prices them (`cost.pricer`) -----------------------------------
-
-    def layer(self, layer: Layer, ring: int, samples: int) -> LayerTimes:
-        costs = {op.name: self._cost(layer, op, ring) for op in (*layer.forward, *layer.backward)}
-        data = total(costs[op.name] for op in layer.backward if not op.weighs)
-        weight = total(costs[op.name] for op in layer.backward if op.weighs)
-        forward = total(costs[op.name] for op in layer.forward)
-        return LayerTimes(costs, forward, data + weight, data, weight)
-
-    def kept_bytes(self, layer: Layer, dropped: Set[str] = frozenset()) -> float:
-        return 0.0
-
-    def _cost(self, layer: Layer, op: Operator, ring: int) -> Cost:
-        """Return the cost of one operator on one die."""
-        shapes = [
-            ProductShape(p.batch, p.m, p.n, p.k, float(p.fraction), 0.0, op.on_chip)
-            for p in op.matmuls
-        ]
-        self.prepare(shapes)
-        products_s = sum(self.product_s(shape) for shape in shapes)
-        moved_bytes = float(layer.traffic_bytes(op)) if not op.matmuls or op.on_chip else 0.0
-        # An epilogue (a bias) overlaps its product, as softmax does in attention.
-        overlapped = bool(op.matmuls)
-        vector_bytes = 0.0 if overlapped else moved_bytes / max(1, len(op.vectors))
-        vectors_s = self.passes_s(
-            [TaggedVector(work, "", "", vector_bytes) for work in op.vectors], {}
-        )
-        memory_s = moved_bytes / self.chip.hbm.bandwidth_Bps
-        seconds = float(operator_s(products_s, vectors_s, memory_s, overlapped))
-        if op.on_chip:  # attention, whose keys and values go round a ring
-            return Cost(attention_s=ring * seconds)
-        return Cost(matrix_s=seconds) if overlapped else Cost(vector_s=seconds)
 
 
 @lru_cache(maxsize=16)

@@ -238,7 +238,7 @@ def _crossing_s(crossing: EdgeTransfer, away: HelperPath | None) -> tuple[float,
     total_s = written_s + gather_s + backward.exchange_s + scatter_s
     total_s = total_s + exposed_s(backward.gather_s, writer_data_s, writer)
     total_s += fetch.exchange_s + exposed_s(fetch.gather_s, weight_s, reader)
-    journey_s = 0.0 if away is None else forward.stored_bytes / away.bandwidth_Bps + away.latency_s
+    journey_s = 0.0 if away is None else away.journey_s(forward.stored_bytes)
     out_s = exposed_s(forward.gather_s + journey_s, forward_s, reader) - gather_s
     back_s = exposed_s(backward.scatter_s + journey_s, data_s, reader) - scatter_s
     return written_s + crossing.recompute_s, total_s, out_s + back_s

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from math import prod
 from threading import Lock
 from typing import Any
@@ -25,7 +26,7 @@ from atoll.wafer.costs import block_kernels as kernels
 from atoll.wafer.costs.die_pricer import DiePricer, pass_times_s
 from atoll.wafer.encoding import role_kernels as roles
 from atoll.wafer.encoding.block_mapping import OPTIMIZER
-from atoll.wafer.encoding.block_parts import KINDS, Edge, OperatorChain, Unit, WaferBlock
+from atoll.wafer.encoding.block_parts import KINDS, Edge, Unit, WaferBlock
 from atoll.wafer.encoding.codes import cuts_of, layouts, legal_codes, parts_of
 
 _WEIGHT = {"k": roles.SEQUENCE, "n": roles.COLUMNS, "e": roles.EXPERTS}
@@ -143,6 +144,14 @@ def exposed(
     return np.where(streams, link_s / pieces + unhidden_s, link_s)
 
 
+def delay_s(
+    link_s: FloatArray, journey_s: FloatArray | float, compute_s: FloatArray, streams: BoolArray
+) -> FloatArray:
+    """Return the exposed seconds that a journey adds to a transfer, by entries of a consumer."""
+    overlap = compute_s[None, :], streams[None, :]
+    return exposed(link_s + journey_s, *overlap) - exposed(link_s, *overlap)
+
+
 def distinct_layouts(layouts: IntArray) -> tuple[IntArray, IntArray]:
     """Return the distinct layouts, and the index of each layout among them."""
     return _distinct_layouts(layouts.shape, layouts.tobytes())
@@ -183,7 +192,40 @@ class _ByteLimitedCache:
 _TRANSITION_CACHE = _ByteLimitedCache(1 << 26)
 
 
-class BlockTables:
+class ChainTables:
+    """Tables of the chains of a block: of the codes of a shape (`BlockTables`), or of splits
+    (`bounds.split_tables`).
+    """
+
+    block: WaferBlock
+    setting: CostSetting
+    stream: NodeTable
+    nodes: tuple[tuple[NodeTable, ...], ...]
+    modes: tuple[bool, ...]
+
+    def edge(self, edge: Edge, source: NodeTable, target: NodeTable) -> EdgeTable:
+        """Return the table between two operators."""
+        raise NotImplementedError
+
+    def norms_s(self, chain: int) -> FloatArray:
+        """Return the seconds of the work before a chain, by entry of the stream."""
+        raise NotImplementedError
+
+    def chain_nodes(self, chain: int) -> tuple[NodeTable, ...]:
+        """Return the stream, the operators, and the stream again."""
+        return (self.stream, *self.nodes[chain], self.stream)
+
+    def chain_edges(self, chain: int) -> tuple[EdgeTable, ...]:
+        nodes, edges = self.chain_nodes(chain), self.block.chains[chain].edges
+        first, *others = (
+            self.edge(e, *pair) for e, pair in zip(edges, pairwise(nodes), strict=True)
+        )
+        # The stream runs the norm: recomputing its output means running the norm again.
+        again_s = first.recompute_s + self.norms_s(chain)[:, None]
+        return replace(first, recompute_s=again_s), *others
+
+
+class BlockTables(ChainTables):
     """All tables of one block on one digit system."""
 
     def __init__(
@@ -278,10 +320,6 @@ class BlockTables:
 
     # -- edges ---------------------------------------------------------------------------------
 
-    def chain_nodes(self, chain: int) -> tuple[NodeTable, ...]:
-        """Return the stream, the operators, and the stream again."""
-        return (self.stream, *self.nodes[chain], self.stream)
-
     def edge(self, edge: Edge, source: NodeTable, target: NodeTable) -> EdgeTable:
         forward_s, written_s, gather_s, saved_bytes = self.forward_arrays(edge, source, target)
         backward_s, scatter_s = self.backward_arrays(edge, source, target)
@@ -328,15 +366,6 @@ class BlockTables:
         key = (*mesh, source.tobytes(), target.tobytes())
         return _TRANSITION_CACHE.get(key, compute), rows, columns
 
-    def chain_edges(self, chain: int) -> tuple[EdgeTable, ...]:
-        nodes = self.chain_nodes(chain)
-        described: OperatorChain = self.block.chains[chain]
-        tables = [self.edge(edge, nodes[i], nodes[i + 1]) for i, edge in enumerate(described.edges)]
-        # The stream runs the norm: recomputing its output means running the norm again.
-        norm = np.array([self.entry_s(chain, code) for code in self.stream.codes])
-        tables[0] = replace(tables[0], recompute_s=tables[0].recompute_s + norm[:, None])
-        return tuple(tables)
-
     # -- the stream ----------------------------------------------------------------------------
 
     def _norm_sums_s(self, code: str) -> float:
@@ -362,6 +391,9 @@ class BlockTables:
 
     def entry_s(self, chain: int, code: str) -> float:
         return self._vectors_s(chain, code, entry=True) + self._norm_sums_s(code)
+
+    def norms_s(self, chain: int) -> FloatArray:
+        return np.array([self.entry_s(chain, code) for code in self.stream.codes])
 
     def stream_s(self, code: str) -> float:
         """Return the seconds of all work on the stream of one layer, forward and backward."""

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
+from atoll.base.arrays import FloatArray
+
+FloatT = TypeVar("FloatT", float, FloatArray)
 RECOMPUTE = 0
 KEEP, OFFLOAD = 1, 2
 """Fates of a saved tensor between forward and backward: recomputed by its producer, kept, or
@@ -52,6 +56,10 @@ class HelperPath:
 
     bandwidth_Bps: float
     latency_s: float
+
+    def journey_s(self, tensor_bytes: FloatT) -> FloatT:
+        """Return the seconds of bytes from one die."""
+        return tensor_bytes / self.bandwidth_Bps + self.latency_s
 
 
 @dataclass(frozen=True)

@@ -151,5 +151,11 @@ class WaferBlock:
         return tuple(unit for chain in self.chains for unit in chain.units)
 
     @property
+    def saved_names(self) -> tuple[str, ...]:
+        """The saved tensors of all edges, in the order of their fates."""
+        edges = (edge for chain in self.chains for edge in chain.edges)
+        return tuple(edge.kept_name for edge in edges if edge.kept_name)
+
+    @property
     def stream_sizes(self) -> dict[str, int]:
         return {"b": self.microbatch, "s": self.sequence, "c": self.hidden, "r": 1}

@@ -12,7 +12,7 @@ import numpy as np
 
 from atoll.base.arrays import IntArray
 from atoll.fabric.digits import Digits, factors
-from atoll.wafer.encoding.block_parts import Roles, WaferBlock
+from atoll.wafer.encoding.block_parts import KINDS, Roles, WaferBlock
 
 PART_CODES = 81  # most codes of a subset on the digits that do not cut samples
 
@@ -109,6 +109,12 @@ def layouts(codes: Sequence[str], roles: Sequence[Roles]) -> IntArray:
         for tag, value in role.items():
             role_table[ord(tag), tensor] = value
     return np.ascontiguousarray(role_table[tags].transpose(0, 2, 1))
+
+
+def stream_layout(code: str) -> IntArray:
+    """Return the role of every digit for a tensor of the stream."""
+    ((layout,),) = layouts((code,), [KINDS["vector"].writes])
+    return np.asarray(layout)
 
 
 def code_sets(block: WaferBlock, digits: Digits, most: int, *, single_axis: bool) -> list[CodeSet]:

@@ -109,7 +109,6 @@ class WaferMapping:
 
 def _stage_file(stage: StageMapping, block: WaferBlock) -> StageFile:
     r, genes = stage.rectangle, stage.block
-    kept = [edge.kept_name for chain in block.chains for edge in chain.edges if edge.kept_name]
     return StageFile(
         rectangle=(r.x, r.y, r.width, r.height),
         digits=DigitsFile(x=stage.digits.x, y=stage.digits.y),
@@ -118,7 +117,7 @@ def _stage_file(stage: StageMapping, block: WaferBlock) -> StageFile:
         operators={unit.name: _operator_file(genes, i) for i, unit in enumerate(block.units)},
         keep={
             name: "offload" if fate == OFFLOAD else bool(fate)
-            for name, fate in zip(kept, genes.keep, strict=True)
+            for name, fate in zip(block.saved_names, genes.keep, strict=True)
         },
         head=stage.head,
         offload_target=stage.helper,
@@ -254,8 +253,8 @@ def _block_problems(stage: StageMapping, block: WaferBlock) -> list[str]:
         if algorithm not in ALGORITHMS
     ]
     broken += [f"weight placement {home!r} is unknown" for home in genes.homes if home not in HOMES]
-    if len(genes.keep) != saved_tensors(block):
-        broken.append(f"keep has {len(genes.keep)} entries, expected {saved_tensors(block)}")
+    if len(genes.keep) != len(block.saved_names):
+        broken.append(f"keep has {len(genes.keep)} entries, expected {len(block.saved_names)}")
     broken += [f"fate {fate} is unknown" for fate in genes.keep if fate not in range(len(FATES))]
     if block.head is not None and not legal(stage.head, block.head.sizes, stage.digits):
         broken.append(f"head code {stage.head!r} is not legal")
@@ -266,7 +265,3 @@ def validate(mapping: WaferMapping, rows: int, columns: int, dead: Sequence[Die]
     broken = problems(mapping, rows, columns, dead)
     if broken:
         raise AtollError(f"mapping: {broken[0]}.")
-
-
-def saved_tensors(block: WaferBlock) -> int:
-    return sum(bool(edge.kept_name) for chain in block.chains for edge in chain.edges)

@@ -12,7 +12,6 @@ from atoll.hardware.wafer import Wafer
 from atoll.wafer.encoding.block import make_block
 from atoll.wafer.encoding.block_mapping import FATES, SCHEDULES
 from atoll.wafer.encoding.block_parts import WaferBlock
-from atoll.wafer.encoding.mapping import saved_tensors
 
 
 def code_count(sizes: dict[str, int], dies: int) -> int:
@@ -47,7 +46,7 @@ def _blocks(block: WaferBlock, dies: int, homes: int) -> tuple[int, int, int]:
     for unit in block.units:
         weighted = unit.parameters > 0
         count *= code_count(unit.sizes, dies) ** (3 if weighted else 2) * (homes if weighted else 1)
-    saved = saved_tensors(block)
+    saved = len(block.saved_names)
     return count, 2**saved, len(FATES) ** saved
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from atoll.base.arrays import FloatArray, IntArray
-from atoll.wafer.costs.tables import BlockTables, EdgeTable, NodeTable, exposed
+from atoll.wafer.costs.tables import BlockTables, delay_s
 from atoll.wafer.costs.weight_placement import GradientTables, fetch_s
 from atoll.wafer.encoding.block_mapping import OFFLOAD, BlockCost, BlockMapping, HelperPath
 from atoll.wafer.exact.paths import PathChoices, by_chain
@@ -90,7 +90,9 @@ class GradientCodeRefiner:
             step_s = edge.back_s[np.ix_(sources, targets)]
             if fates[index] == OFFLOAD and away is not None:
                 tensor_bytes = float(edge.saved_bytes[forward[index], forward[index + 1]])
-                step_s = step_s + _fetch_back_s(edge, node, tensor_bytes, sources, targets, away)
+                link_s = edge.scatter_s[np.ix_(sources, targets)]
+                data_pass = node.data_s[targets], node.streams[targets]
+                step_s = step_s + delay_s(link_s, away.journey_s(tensor_bytes), *data_pass)
             if index < len(path):
                 step_s = step_s + (node.data_s[targets] + weight_passes[index].least_s)[None, :]
             source = np.flatnonzero(sources == forward[index])[0]
@@ -145,14 +147,3 @@ class GradientCodeRefiner:
         seconds = np.where(allowed, seconds, np.inf)
         best = seconds.argmin(axis=1)
         return _WeightPasses(seconds[codes, best], first + best, seconds[:, code])
-
-
-def _fetch_back_s(
-    edge: EdgeTable, node: NodeTable, tensor_bytes: float, sources: IntArray, targets: IntArray,
-    away: HelperPath,
-) -> FloatArray:  # fmt: skip
-    """Return the seconds that fetching an offloaded tensor adds to every pair of data passes."""
-    journey_s = tensor_bytes / away.bandwidth_Bps + away.latency_s
-    link_s = edge.scatter_s[np.ix_(sources, targets)]
-    overlap = (node.data_s[targets][None, :], node.streams[targets][None, :])
-    return exposed(link_s + journey_s, *overlap) - exposed(link_s, *overlap)

@@ -227,22 +227,6 @@ def priced_pairs(step, prices, weights):
     priced_rows(step, prices, np.arange(step.time_s.shape[0]), weights)
 
 
-@entry
-def fewest_bytes_pairs(step, saved_copies, state_copies, fewest):
-    """Fill the fewest local bytes of pairs; a tensor not kept counts for one microbatch."""
-    for i in range(fewest.shape[0]):
-        before = i if step.state_bytes.shape[1] > 1 else 0
-        for j in range(fewest.shape[1]):
-            least = np.inf
-            for option in range(step.state_bytes.shape[0]):
-                least = min(least, step.state_bytes[option, before, j])
-            saved = 0.0
-            if step.fates > 1:
-                single = step.fates > 2 or np.isfinite(step.recompute_s[i, j])
-                saved = step.saved_bytes[i, j] if single else saved_copies * step.saved_bytes[i, j]
-            fewest[i, j] = saved + state_copies * least
-
-
 @kernel
 def cheapest_choice(step, prices, before, state):
     """Return the option and the fate that `priced_rows` takes at a pair of states."""

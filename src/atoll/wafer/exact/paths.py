@@ -90,17 +90,21 @@ class PathStep:
             writable(self.state_bytes, shape), self.fate_count,
         )  # fmt: skip
 
+    @property
+    def without_seconds(self) -> PathStep:
+        """The step with bytes alone; what cannot be recomputed takes infinitely long."""
+        nothing = np.zeros_like(self.time_s)
+        return replace(
+            self, time_s=nothing, recompute_s=np.where(np.isfinite(self.recompute_s), 0.0, np.inf),
+            offload_s=None if self.offload_s is None else nothing,
+            option_s=np.zeros_like(self.option_s),
+        )  # fmt: skip
+
     def least_costs(self, price: MemoryPrice) -> FloatArray:
         """Return the least seconds + price x bytes of every pair of states."""
         weights = np.empty(self.time_s.shape)
         kernels.priced_pairs(self.kernel_arrays, self.byte_prices(price), weights)
         return weights
-
-    def least_bytes(self, saved_copies: float, state_copies: float) -> FloatArray:
-        """Return the fewest local bytes of every pair of states."""
-        fewest = np.empty(self.time_s.shape)
-        kernels.fewest_bytes_pairs(self.kernel_arrays, saved_copies, state_copies, fewest)
-        return fewest
 
 
 def by_chain(chains: list[list[PathStep]], path: PathChoices) -> list[PathChoices]:
@@ -182,15 +186,13 @@ class BlockPaths:
         return total, through_s
 
     def fewest_bytes(self, saved_copies: float, state_copies: float) -> FloatArray:
-        """Return the fewest local bytes of a stage's layers, without the stream's bytes."""
+        """Return the fewest local bytes of a stage's layers, without the stream's bytes: the least
+        cost if a byte costs 1 and seconds nothing.
+        """
+        price = MemoryPrice(1.0, 0.0, saved_copies, state_copies)
         total = np.zeros(len(self.stream_s))
         for steps in self.chains:
-            byte_steps = [
-                replace(step, time_s=step.least_bytes(saved_copies, state_copies), droppable=False,
-                        option_s=np.zeros((1, 1, 1)), state_bytes=np.zeros((1, 1, 1)))
-                for step in steps
-            ]  # fmt: skip
-            total += least_chain_costs(byte_steps, FREE)[0]
+            total += least_chain_costs([step.without_seconds for step in steps], price)[0]
         return total
 
     def fastest_path(self, stream: int) -> PathChoices:

@@ -13,17 +13,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
 from atoll.base.arrays import BoolArray, FloatArray, IntArray
 from atoll.wafer.costs import block_kernels as kernels
-from atoll.wafer.costs.tables import BlockTables, CostSetting, EdgeTable, NodeTable, exposed
+from atoll.wafer.costs.tables import (
+    BlockTables,
+    ChainTables,
+    CostSetting,
+    EdgeTable,
+    NodeTable,
+    delay_s,
+    exposed,
+)
 from atoll.wafer.costs.weight_placement import GradientTables, home_bytes, home_cost
 from atoll.wafer.encoding import role_kernels as roles
 from atoll.wafer.encoding.block_mapping import BlockMapping, HelperPath
-from atoll.wafer.encoding.block_parts import WaferBlock
 from atoll.wafer.exact.path_kernels import min_plus
 from atoll.wafer.exact.paths import (
     FATE_ORDER,
@@ -49,24 +56,10 @@ class Rules:
     """Minimise communication only: compute counts as zero."""
 
 
-class OperatorTables(Protocol):
-    """Tables of a block: of the codes of a shape (`BlockTables`), or of splits (`SplitTables`)."""
-
-    block: WaferBlock
-    setting: CostSetting
-    stream: NodeTable
-    nodes: tuple[tuple[NodeTable, ...], ...]
-    modes: tuple[bool, ...]
-
-    def chain_nodes(self, chain: int) -> tuple[NodeTable, ...]: ...
-
-    def chain_edges(self, chain: int) -> tuple[EdgeTable, ...]: ...
-
-
 class SharedStates:
     """Steps between codes; an operator's options are the homes of its weight."""
 
-    def __init__(self, tables: OperatorTables, rules: Rules) -> None:
+    def __init__(self, tables: ChainTables, rules: Rules) -> None:
         self.tables, self.rules = tables, rules
         self.edges = [tables.chain_edges(i) for i in range(len(tables.block.chains))]
         self.chains = [self._steps(i) for i in range(len(self.edges))]
@@ -128,12 +121,9 @@ def offload_s(edge: EdgeTable, node: NodeTable, away: HelperPath) -> FloatArray:
     """Return the seconds that offloading a tensor adds: the transfer out overlaps the consumer's
     forward pass and gather, the transfer back its data pass and reduction.
     """
-    journey_s = edge.saved_bytes / away.bandwidth_Bps + away.latency_s
-    added_s = np.zeros_like(journey_s)
-    for link_s, compute_s in ((edge.gather_s, node.forward_s), (edge.scatter_s, node.data_s)):
-        overlap = (compute_s[None, :], node.streams[None, :])
-        added_s += exposed(link_s + journey_s, *overlap) - exposed(link_s, *overlap)
-    return added_s
+    journey_s, streams = away.journey_s(edge.saved_bytes), node.streams
+    out_s = delay_s(edge.gather_s, journey_s, node.forward_s, streams)
+    return out_s + delay_s(edge.scatter_s, journey_s, node.data_s, streams)
 
 
 class WeightGradientCosts(NamedTuple):

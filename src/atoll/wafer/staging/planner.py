@@ -132,12 +132,6 @@ class Planner:
         self._solved: dict[tuple[object, ...], tuple[_StageBlock | None, float]] = {}
         """The best block of a stage, and the seconds per layer below which it was searched."""
 
-    def with_offload(self) -> Planner:
-        """Return a planner with offload between stages; solvers are shared."""
-        planner = copy(self)
-        planner.options = replace(self.options, offload=True)
-        return planner
-
     def without_solutions(self) -> Planner:
         """Return a planner that shares solvers, but no blocks: those depend on earlier limits."""
         planner = copy(self)

@@ -1,21 +1,14 @@
-"""Simulated annealing over what the exact solver fixes: the order of stages and mixed variables.
-
-Moves: swap the rectangles of two stages, shift a layer over a stage boundary, or change a variable
-(code, home, fate, helper, stream, collective) of a stage. The evaluator prices every move; mappings
-that do not fit are rejected. Deterministic for a seed.
-"""
+"""Random legal changes of one variable of a mapping."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import exp
 from typing import TypeVar
 
 import numpy as np
 
-from atoll.fabric.mesh import ALGORITHMS, Link
-from atoll.hardware.wafer import Wafer
+from atoll.fabric.mesh import ALGORITHMS
 from atoll.wafer.encoding.block_mapping import (
     FATES,
     OFFLOAD,
@@ -26,56 +19,6 @@ from atoll.wafer.encoding.block_mapping import (
 )
 from atoll.wafer.encoding.codes import legal_codes
 from atoll.wafer.encoding.mapping import StageMapping, WaferMapping
-from atoll.wafer.evaluate import MappingCost, evaluate
-
-MOVES = 150
-HOTTEST = 0.01  # a move slower by this share is accepted at first with probability 1/e
-COLDEST = 1e-5
-
-
-def anneal(
-    wafer: Wafer, start: MappingCost, seed: int, dead_links: Sequence[Link] = (),
-    homes: Sequence[str] = SEARCHED_HOMES, moves: int = MOVES,
-) -> MappingCost:  # fmt: skip
-    random = np.random.default_rng(seed)
-    current = best = start
-    for step in range(moves):
-        temperature = HOTTEST * (COLDEST / HOTTEST) ** (step / max(1, moves - 1))
-        candidate = _neighbour(current.mapping, random, homes)
-        if candidate == current.mapping:
-            continue
-        evaluation = evaluate(wafer, candidate, dead_links)
-        if not evaluation.fits:
-            continue
-        slowdown = evaluation.step_s / current.step_s - 1.0
-        if slowdown <= 0.0 or random.random() < exp(-slowdown / temperature):
-            current = evaluation
-            if current.step_s < best.step_s:
-                best = current
-    return best
-
-
-def _neighbour(
-    mapping: WaferMapping, random: np.random.Generator, homes: Sequence[str]
-) -> WaferMapping:
-    if len(mapping.stages) > 1 and random.random() < 0.5:
-        a, b = (int(i) for i in random.choice(len(mapping.stages), 2, replace=False))
-        swapped = swap_stages(mapping, a, b)
-        if swapped is not None:
-            return swapped
-    return mutate(mapping, random, homes)
-
-
-def swap_stages(mapping: WaferMapping, a: int, b: int) -> WaferMapping | None:
-    """Exchange the rectangles of two stages; return None if their shapes differ."""
-    first, second = mapping.stages[a].rectangle, mapping.stages[b].rectangle
-    if (first.width, first.height) != (second.width, second.height):
-        return None
-    stages = list(mapping.stages)
-    stages[a] = replace(stages[a], rectangle=second)
-    stages[b] = replace(stages[b], rectangle=first)
-    return replace(mapping, stages=tuple(stages))
-
 
 T = TypeVar("T")
 
