@@ -15,6 +15,7 @@ from atoll.questions.devices import LengthQuestion
 from atoll.step.layout import Layout
 from atoll.step.length import MTBF_S, RESTART_S, RunLength
 from atoll.step.states import load_states
+from atoll.tools.arguments import Launch
 from atoll.tools.registry import find_tool, stack_words, tool_of_stack, usual_tool
 from atoll.tools.software import software
 from atoll.tools.stack import CHIP, STACKS, XLA, with_adapters
@@ -46,9 +47,17 @@ def make_run(model: str, device: str, devices: int, **settings: Unpack[RunFields
     )
 
 
-def run_from_question(question: RunQuestion, model: ModelConfig | None = None) -> Run:
-    """Create the run of a question, for `model` if it has no name."""
-    named_model = model or _model(question)
+def run_from_question(
+    question: RunQuestion, model: ModelConfig | None = None, launch: Launch | None = None
+) -> Run:
+    """Create the run of a question, for `model` if it has no name; `launch` is its launch file,
+    where the question does not name one.
+    """
+    if question.from_ is not None:
+        launch = import_named("atoll.launch.ask:launched")(question.from_, question.asked())
+    if model is None and launch is not None and not question.model:
+        model = launch.model
+    named_model = model or load_model(question.model)
     config = stand_in(named_model) if isinstance(named_model, StoredModel) else named_model
     if question.dropout is not None:
         config = replace(
@@ -109,6 +118,7 @@ def run_from_question(question: RunQuestion, model: ModelConfig | None = None) -
         headroom=question.headroom,
         length=_length(question),
         question=question,
+        arguments=launch.arguments if launch else None,
     )
     return run if site is None else run.at(site)
 
@@ -120,15 +130,6 @@ def _site(question: RunQuestion) -> Site | None:
     from atoll.training.site import load_site
 
     return load_site(question.site)
-
-
-def _model(question: RunQuestion) -> ModelConfig | StoredModel:
-    """Load the named model, or without a name the one of the launch file."""
-    if question.from_ is None or question.model:
-        return load_model(question.model)
-    launched = import_named("atoll.launch.ask:launched")(question.from_, question.asked())
-    model: ModelConfig = launched.model
-    return model
 
 
 def compiles_itself(device: Device) -> bool:
