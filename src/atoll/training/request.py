@@ -90,7 +90,7 @@ def run_from_question(
         usual.get("stack") or question.stack or (site and site.stack) or gpu.stack,
         usual.get("overlap", question.overlap),
         question.cuda_graphs,
-        question.flags,
+        f"{usual.get('flags', '')} {question.flags or ''}",
     )
     adapters = None
     if question.method == "lora":
@@ -171,6 +171,8 @@ def _tool_settings(
         usual["stack"] = words
     if site is not None and site.stack:
         answered["stack"] = "the site's"
+    # Flags add to the tool's own, which are those of its stack.
+    answered["flags"] = answered.get("stack")
     return {name: value for name, value in usual.items() if answered.get(name) is None}
 
 
@@ -238,8 +240,10 @@ def layout_from_question(run: Run, question: LayoutQuestion) -> Layout:
     if run.stored is not None and question.etp not in (None, tp):
         raise AtollError(f"{run.model.name} was captured: its experts have the tensor width tp")
     divided = (run.sequence // cp) % tp == 0 and run.stored is None
+    dp = question.dp or run.devices // ranks
+    zero = run.tool.usual_zero(dp * cp) if question.zero is None else question.zero
     return Layout(
-        dp=question.dp or run.devices // ranks,
+        dp=dp,
         tp=tp,
         pp=pp,
         cp=cp,
@@ -248,9 +252,9 @@ def layout_from_question(run: Run, question: LayoutQuestion) -> Layout:
         vpp=question.vpp,
         microbatch=question.microbatch,
         sp=tp > 1 and (divided if question.sp is None else question.sp),
-        zero=question.zero,
+        zero=zero,
         hsdp=question.hsdp,
-        recompute=question.recompute,
+        recompute=run.tool.policy(question.recompute),
         schedule=question.order or ("interleaved" if question.vpp > 1 else "1f1b"),
         blocks=question.blocks,
     )
@@ -274,4 +278,6 @@ def axes_from_question(question: PlanQuestion, run: Run) -> Axes:
     """Return the values that a plan tries: all that the tool runs where the question says none."""
     _check_orders(run, question.order or ())
     chosen = {axis: values for axis, field in AXES.items() if (values := getattr(question, field))}
+    if question.recompute:
+        chosen["recompute"] = tuple(map(run.tool.policy, question.recompute))
     return Axes(**dict(run.tool.axes) | chosen)

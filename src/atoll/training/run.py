@@ -86,6 +86,9 @@ class Run:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "network", self.network.cut(self.devices))
+        if columns := self.stack.loss_columns:
+            stack = replace(self.stack, loss_chunks=-(-self.model.vocab // columns))
+            object.__setattr__(self, "stack", stack)
         if self.devices == 1:  # which has no buffers of collectives
             context_bytes = min(self.stack.context_bytes, DRIVER_BYTES)
             object.__setattr__(self, "stack", replace(self.stack, context_bytes=context_bytes))
