@@ -160,7 +160,7 @@ def test_torchtitans_programs_are_parsed_with_their_chunked_loss(tmp_path: Path)
     assert read_launch(path, arguments=["base"]).steps == 100
     fields = launch.fields
     assert (fields["recompute"], fields["flags"], fields["stack"]) == (
-        "alternate", "loss_chunks=8", "compiled",
+        "alternate", "loss_chunks=8", "torchtitan-compiled",
     )  # fmt: skip
     found = atoll.estimate(from_=path, device="b200")
     assert found.fits and found.worst.reserved / 2**30 == pytest.approx(141.8, rel=0.1)

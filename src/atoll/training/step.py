@@ -305,7 +305,7 @@ class Stepper:
         replica (hsdp), over both stages with the same weights under DualPipe, and over replicas.
         Outside of a replica each rank sends its part.
         """
-        layout, states = self.layout, self.run.states
+        layout, run = self.layout, self.run
         collectives: list[SharedCollective] = []
         # The same ranks share dense and expert parameters: one collective.
         both = layout.ep == 1 and layout.etp == layout.tp
@@ -334,7 +334,7 @@ class Stepper:
                     ("all_gather", False, 1, inside),
                 ]
             for kind, gathers, parts, (group, stride_) in steps:
-                bytes_ = (states.weight if gathers else states.reduced) / parts
+                bytes_ = (run.gathered_bytes if gathers else run.states.reduced) / parts
                 if group > 1:
                     bytes_per_parameter = counts[0] * bytes_, counts[1] * bytes_
                     collectives.append(
