@@ -7,11 +7,40 @@ import stat
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import IO, cast
 
 from atoll.base.errors import AtollError
+
+_FOLDERS: ContextVar[tuple[Path, ...]] = ContextVar("folders", default=())
+
+
+@contextmanager
+def reading_only(*folders: Path) -> Iterator[None]:
+    """Within the block, refuse input files outside these folders and the package, unseen."""
+    package = Path(__file__).parents[1]
+    token = _FOLDERS.set(tuple(folder.resolve() for folder in (*folders, package)))
+    try:
+        yield
+    finally:
+        _FOLDERS.reset(token)
+
+
+def may_read(path: Path) -> bool:
+    """Return whether a path, with its links followed, lies in the folders that may be read."""
+    folders = _FOLDERS.get()
+    try:
+        return not folders or any(path.resolve().is_relative_to(folder) for folder in folders)
+    except (OSError, ValueError, RuntimeError):  # no name of a file
+        return False
+
+
+def check_readable(path: Path, where: str = "") -> None:
+    """Refuse a path outside the folders that may be read, whether or not it exists."""
+    if not may_read(path):
+        raise AtollError(f"{where or path}: outside the folders that may be read here")
 
 
 @contextmanager
@@ -26,6 +55,7 @@ def open_input(
     source = Path(path) if isinstance(path, str) else path
     try:
         if isinstance(source, Path):
+            check_readable(source, where)
             _check_kind(source, most_bytes, where)
         with source.open("rb") as file:
             packed = file.read(2) == b"\x1f\x8b"

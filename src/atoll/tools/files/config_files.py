@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from atoll.base.errors import AtollError
-from atoll.files.inputs import read_input_text
+from atoll.files.inputs import may_read, read_input_text
 from atoll.files.jsonfile import parse_object
 from atoll.files.yamlfile import parse_yaml
 
@@ -49,7 +49,7 @@ def named_file(file: Path, name: str) -> Path | None:
     for start in folders[: max(ends, default=0) + 1]:
         try:
             path = (start / name).resolve()
-            if path.is_relative_to(start) and path.is_file():
+            if path.is_relative_to(start) and may_read(path) and path.is_file():
                 return path
         except (OSError, ValueError):  # no name of a file
             return None
