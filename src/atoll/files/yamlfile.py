@@ -42,8 +42,8 @@ def quantity(dimension: units.Dimension, default_unit: str | None = None) -> Bef
     return BeforeValidator(lambda value: units.parse_quantity(value, dimension, default_unit))
 
 
-MOST = 10**9
-"""Largest count: products of two counts are exact in 64 bits."""
+MOST, MOST_DEVICES = 10**8, 10**7
+"""Largest counts, beyond all that exists; products of two counts are exact in 64 bits."""
 MOST_BYTES = 2**60
 LARGEST_FACTOR = 1e9
 
@@ -57,6 +57,7 @@ Seconds = Annotated[float, quantity(units.TIME)]
 EnergyPerBit = Annotated[float, quantity(units.ENERGY_PER_BIT)]
 Flops = Annotated[float, quantity(units.FLOPS), Field(gt=0)]
 Count = Annotated[int, Field(strict=True, gt=0, le=MOST)]
+DeviceCount = Annotated[int, Field(strict=True, gt=0, le=MOST_DEVICES)]
 Factor = Annotated[float, Field(ge=0, le=LARGEST_FACTOR)]
 Share = Annotated[float, Field(ge=1 / LARGEST_FACTOR, le=1)]
 
