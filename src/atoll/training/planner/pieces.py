@@ -46,9 +46,9 @@ AXES = [field.name for field in fields(Layout) if field.name != "blocks"]
 class PlanPieces:
     """Pieces for the layouts of one run."""
 
-    def __init__(self, run: Run, axes: Axes) -> None:
+    def __init__(self, run: Run, axes: Axes, estimator: Estimator | None = None) -> None:
         self.run, self.axes = run, axes
-        self.estimator = Estimator(run)
+        self.estimator = estimator or Estimator(run)
         self._lower_bounds = self.estimator.lower_bounds()
         self._floor = FamilyBounds(self._lower_bounds, axes.recompute)
         self._blocks: dict[LayoutFamily, LayoutColumns] = {}

@@ -228,8 +228,9 @@ class Plan(Exportable, ExplainedResult["PlanAnswer", "PlanExplanation"]):
             if (values := getattr(self.axes, axis.name)) != tool.axes.get(axis.name)
         }
         try:
-            free = replace(self.run, tool=ANY_LAYOUT)
-            space = LayoutSpace(free, Axes(**chosen), stop=self.space.stop)
+            free, axes = replace(self.run, tool=ANY_LAYOUT), Axes(**chosen)
+            pieces = PlanPieces(free, axes, self.space.estimator)  # layers cost as much
+            space = LayoutSpace(free, axes, pieces=pieces, stop=self.space.stop)
         except StoppedError:
             return None
         search = space.search(1)

@@ -346,7 +346,8 @@ class LayoutSpace:
                 slots = np.flatnonzero((self.variant == self.variant[loose_s.argmin()]).all(axis=1))
                 slots = slots[loose_s[slots] < min(limit_s, (1 + NEAR) * lowest_s)]
                 loose_s[slots] = np.inf
-                yield self._rounded_s(limit_s), self.rows[slots]
+                near_s = (1 + BOUND_TOGETHER) * lowest_s
+                yield self._rounded_s(min(limit_s, near_s)), self.rows[slots]
             elif rest.size:
                 rows = self._rows_of_variant(
                     free, least_s, int(rest[least_s[rest].argmin()]), limit_s

@@ -43,11 +43,13 @@ def simplest(space: LayoutSpace, fastest: Estimate, ties: float) -> tuple[Estima
     """
     tied = [(space.layout(*at), at) for at in space.within(fastest.step.time_s * (1 + ties))]
     tied.sort(key=lambda pair: complexity(pair[0]))  # stable: faster layouts stay first
-    tried = (space.estimate(*at) for _, at in tied[:MOST_TRIED])
-    fitting = [estimate for estimate in tried if estimate.fits]
-    roomy = next((estimate for estimate in fitting if not estimate.tight), None)
-    if roomy is None:
-        slower = islice(space.within(fastest.step.time_s * (1 + ROOM)), len(tied), MOST_TRIED)
-        estimates = (space.estimate(*at) for at in slower)
-        roomy = next((e for e in estimates if e.fits and not e.tight), None)
-    return roomy or next(iter(fitting), fastest), len(tied)
+    fitting = None
+    for _, at in tied[:MOST_TRIED]:
+        estimate = space.estimate(*at)
+        if estimate.fits and not estimate.tight:
+            return estimate, len(tied)
+        fitting = fitting or (estimate if estimate.fits else None)
+    slower = islice(space.within(fastest.step.time_s * (1 + ROOM)), len(tied), MOST_TRIED)
+    estimates = (space.estimate(*at) for at in slower)
+    roomy = next((e for e in estimates if e.fits and not e.tight), None)
+    return roomy or fitting or fastest, len(tied)
