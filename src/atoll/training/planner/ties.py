@@ -43,13 +43,12 @@ def simplest(space: LayoutSpace, fastest: Estimate, ties: float) -> tuple[Estima
     """
     tied = [(space.layout(*at), at) for at in space.within(fastest.step.time_s * (1 + ties))]
     tied.sort(key=lambda pair: complexity(pair[0]))  # stable: faster layouts stay first
-    fitting = None
-    for _, at in tied[:MOST_TRIED]:
-        estimate = space.estimate(*at)
-        if estimate.fits and not estimate.tight:
-            return estimate, len(tied)
-        fitting = fitting or (estimate if estimate.fits else None)
-    slower = islice(space.within(fastest.step.time_s * (1 + ROOM)), len(tied), MOST_TRIED)
-    estimates = (space.estimate(*at) for at in slower)
-    roomy = next((e for e in estimates if e.fits and not e.tight), None)
-    return roomy or fitting or fastest, len(tied)
+    has_room = space.estimator.has_room
+    simple = next((at for layout, at in tied[:MOST_TRIED] if has_room(layout)), None)
+    if simple is None:
+        slower = islice(space.within(fastest.step.time_s * (1 + ROOM)), len(tied), MOST_TRIED)
+        simple = next((at for at in slower if has_room(space.layout(*at))), None)
+    if simple is not None:
+        return space.estimate(*simple), len(tied)
+    tried = (space.estimate(*at) for _, at in tied[:MOST_TRIED])
+    return next((estimate for estimate in tried if estimate.fits), fastest), len(tied)

@@ -62,17 +62,22 @@ class FamilyBounds:
         self.ideal = replace(self.run, network=_ideal(self.run.network))
 
     def bounds(
-        self, block: LayoutColumns, capacity: float = np.inf
+        self, block: LayoutColumns, capacity: float = np.inf, below_s: float = np.inf
     ) -> tuple[Floats, Floats, Floats]:
         """Return three arrays of shape (layouts,): lower bounds on step seconds, on device bytes,
         and on step seconds without "optimal" recomputation. Seconds are infinite where the bytes
-        exceed `capacity`.
+        exceed `capacity`; all are if the passes of all samples, divided over all devices, take
+        `below_s` or longer.
         """
         shape = self._shape(block)
         sample = self.priced.once(
             ("sample", block.family, *shape.sizes.tolist()),
             partial(SampleBounds, self.priced, self.ideal.network, block.family, shape.sizes),
         )
+        devices = self.run.devices / (block.family.tp * block.family.cp)
+        samples_s = self.run.global_batch / devices * sample.passes_s
+        if samples_s * self.run.slack >= below_s:
+            return (np.full(len(block), np.inf),) * 3
         divided = self._divided(sample, shape)
         needed, ends = self._bytes(block, shape, sample, divided[:, :6])
 
