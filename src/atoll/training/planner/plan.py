@@ -13,9 +13,9 @@ from atoll.answers.layout import (
     Exportable,
     LaunchFile,
     LayoutCandidate,
+    UnrestrictedLayout,
     candidates_words,
 )
-from atoll.answers.plan import UnrestrictedLayout
 from atoll.base.errors import AtollError, InfeasibleError
 from atoll.base.notebook import answer_html
 from atoll.base.registry import import_named
