@@ -243,10 +243,6 @@ def print_checked(result: Checked) -> None:
         f"{result.launch.file}: {result.launch.software}, {total} arguments, {len(arguments.used)} "
         f"used, {len(arguments.without_effect)} without effect on time or memory"
     )
-    for words in arguments.not_priced:
-        console.print(f"not priced: {words}")
-    if arguments.not_priced:
-        console.print("The interval is wider for what is not priced, and no layout is proven best.")
     print_estimate(result.estimate)
     if result.measured is not None:
         _print_measured(console, result.measured)
