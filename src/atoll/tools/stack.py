@@ -157,6 +157,11 @@ class Stack:
     host_routed_s: float = 0.0
     """Additional host time per pass of a layer with experts: routing, permutation and exchange are
     many small kernels."""
+    host_module_s: float = 0.0
+    """Additional host time per pass of a module with weights under ZeRO 3: hooks that gather and
+    free them."""
+    host_gather_s: float = 0.0
+    """The same for the collective of several ranks."""
     graphs: str = ""
     """CUDA graphs included in the host times; empty: single launches."""
     routed_bytes: float = 0.0
@@ -307,6 +312,17 @@ def linear_loss(stack: Stack) -> Stack:
     """
     whole = replace(stack, recomputes_loss=False, loss_columns=0)
     return _with_loss(whole, 7, 0, loss_bytes=2, loss_kept=0, loss_chunks=LIGER_CHUNKS)
+
+
+def compiled_kernels(stack: Stack) -> Stack:
+    """Use Inductor's kernels in blocks, and its loss."""
+    return replace(fused_kernels(stack), passes=COMPILED.passes, loss_bytes=COMPILED.loss_bytes)
+
+
+def fused_kernels(stack: Stack) -> Stack:
+    """Use fused norms, rotary positions and activations, as those of Transformer Engine."""
+    passes = {n: VectorPasses(**moved) for n, moved in KERNELS["fused"].items()}
+    return replace(stack, passes=passes, kept={}, composed_gelu=False)
 
 
 def compiled_loss(stack: Stack) -> Stack:
