@@ -89,6 +89,7 @@ FLAGS: Mapping[str, Callable[[Stack], Stack]] = {
     "fp32_adapters": lambda stack: replace(stack, fp32_adapters=True),
     # bitsandbytes: 4 bits and an fp32 scale for 64 weights, dequantized for every product
     "nf4": lambda stack: replace(stack, frozen_bytes=0.56),
+    "nested_scales": lambda stack: replace(stack, frozen_bytes=0.52),  # in 8 bits
     "autocast": lambda stack: replace(stack, autocast=True),
     "fp32": lambda stack: replace(stack, wide="fp32"),
     "tf32": lambda stack: replace(stack, wide="tf32"),
@@ -117,6 +118,8 @@ NUMBERED: Mapping[str, Callable[[Stack, int], Stack]] = {
     "head_wgrad=": lambda stack, number: replace(stack, deferred_heads=number),
     # parts of the tokens that run head, loss and their backward pass one after another
     "loss_chunks=": lambda stack, number: replace(stack, loss_chunks=max(1, number)),
+    # words of the vocabulary whose logits exist at a time
+    "loss_columns=": lambda stack, number: replace(stack, loss_columns=number),
 }
 """Flags that are followed by a number."""
 OFF = ("", "0", "none", "no", "false")
