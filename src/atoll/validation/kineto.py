@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from atoll.answers.validation import ProfiledStep
+from atoll.base.arrays import Floats
 from atoll.base.errors import AtollError
 from atoll.files.jsonfile import parse_object, read_object
 from atoll.training.operators.kernel_classes import KERNEL_CLASSES
@@ -66,7 +66,6 @@ _KINDS, _OVERLAPS = (
     {kind: re.compile(words, re.IGNORECASE) for kind, words in table.items()}
     for table in (KINDS, OVERLAPS)
 )
-Floats = NDArray[np.float64]
 START, END = 0, 1  # columns of intervals
 
 

@@ -8,16 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from atoll.base.arrays import Floats
 from atoll.step.orders import ORDERS, TWO_CHUNKS, WEIGHT_DELAY
 from atoll.training.batch.cost_arrays import StagePasses, StateCosts, Triple
 from atoll.training.batch.sums import Sums
-from atoll.training.operators.tables import (
-    COPIES,
-    MICROBATCHES,
-    PIPE,
-    STAGES,
-    Floats,
-)
+from atoll.training.operators.tables import COPIES, MICROBATCHES, PIPE, STAGES
 
 _LATE = np.array([WEIGHT_DELAY.get(order, 0) for order in ORDERS])
 _FIRST = ORDERS.index("1f1b")

@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from atoll.base.arrays import Floats, Ints
 from atoll.step.replay import PassTime
 from atoll.training.batch.cost_arrays import StagePasses, StateCosts
 from atoll.training.batch.sums import Sums
 from atoll.training.memory import PARTS, Memory, workspace_bytes
-from atoll.training.operators.tables import COPIES, GROUP, PIPE, SIDE, ZERO, Floats, Ints
+from atoll.training.operators.tables import COPIES, GROUP, PIPE, SIDE, ZERO
 from atoll.training.step import PassSeconds, StageTime, StepTime
 
 SHARDED = PassSeconds._fields.index("sharded_s")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.base.arrays import Floats, Ints
 from atoll.fabric.nested import sized_s
 from atoll.step.bubbles import bytes_at_peak
 from atoll.step.layout import ZERO_STAGES
@@ -36,8 +37,6 @@ from atoll.training.operators.tables import (
     STAGES,
     ZERO,
     ContentColumn,
-    Floats,
-    Ints,
     KindColumn,
     LayoutTables,
     PassColumn,
