@@ -72,8 +72,6 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
     """Under "optimal", the recomputed operators per kind of block."""
     launched: bool = False
     """Whether launch files are requested."""
-    doubt: float = 0.0
-    """Half width, as a logarithm, that arguments which are not priced add to the interval."""
 
     @cached_property
     def launch(self) -> tuple[LaunchFile, ...]:
@@ -102,7 +100,7 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
     @property
     def accuracy(self) -> Accuracy:
         """How far estimates of such runs were off."""
-        return accuracy(self.run, self.layout).widened(self.doubt)
+        return accuracy(self.run, self.layout)
 
     @property
     def expected_error(self) -> ExpectedError:

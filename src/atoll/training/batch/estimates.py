@@ -158,7 +158,7 @@ def make_tables(
     pipes, pipe = _numbered(order, pp, vpp, splits, m)
     divisions, division = _numbered(dp, zero, hsdp, copies, m > copies)
     groups, group = _numbered(dp, pp, zero > 0, hsdp, copies)
-    sides, side = _numbered(outside, split)
+    sides, side = _numbered(outside, split, zero == 3)
     losses, loss = _numbered(order == ORDER_NUMBERS["gpipe"], m)
     shapes = [
         (ORDERS[number], p, v, layouts.blocks(ORDERS[number], p, v, n))
@@ -188,7 +188,14 @@ def make_tables(
     family = first.tp, first.cp, first.ep, first.etp
     side_passes = [
         priced.once(
-            ("passes", id(costs), side.experts_outside, side.schedule in SPLIT, *choices),
+            (
+                "passes",
+                id(costs),
+                side.experts_outside,
+                side.schedule in SPLIT,
+                side.zero == 3,
+                *choices,
+            ),
             partial(_passes, run, side, costs, choices),
         )
         for side in (layouts.layout(i) for i in sides.tolist())

@@ -342,6 +342,7 @@ def _certificate(space: LayoutSpace, fastest_layouts: FastestLayouts) -> Certifi
             REFUSED: fastest_layouts.refused,
         },
         subject=over,
+        doubt="not all arguments are priced" if space.run.not_priced else "",
     )
 
 
