@@ -35,7 +35,7 @@ def layout_row(sums: Sums, picks: Ints) -> LayoutRow:
     parts, wanted = _by_pod(sums, _stage_parts, picks), np.ones((1, 1), dtype=np.bool_)
     paces_s = sums.paces_s(passes, wanted)
     device_s, host_s = (pace_s.item() for pace_s in paces_s)
-    reduced_s = sums.with_gradients_s(states, passes, *paces_s).item()
+    reduced_s = sums.with_gradients_s(states, sums.behind_s(passes), *paces_s).item()
     without_messages = sums.paces_s(passes, wanted, np.zeros_like(sums.message_s))
     alone_s = max(pace_s.item() for pace_s in without_messages)
     slowest = sums.slowest(passes.total_s).item()
