@@ -9,11 +9,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.base.arrays import Floats
 from atoll.hardware.gpu import SCALED
 from atoll.step.layout import Layout
 from atoll.step.parts import MEMORY_PARTS
 from atoll.training.operators.layers import LayerCost
-from atoll.training.operators.tables import Floats
 from atoll.training.run import Run
 from atoll.training.step import FLOAT, resident_parameters
 
