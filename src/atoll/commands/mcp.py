@@ -16,13 +16,13 @@ from typing import Any
 
 from atoll.base.errors import AtollError
 from atoll.base.identity import VERSION
+from atoll.base.registry import import_named
 from atoll.commands.plain import ANSWERED
 from atoll.files.inputs import reading_only
 from atoll.questions import COMMANDS
 from atoll.questions.ask import ask
 from atoll.questions.question import Question, about
 from atoll.questions.verbs import McpQuestion
-from atoll.workload.families.hub import cache_folder
 
 VERBS = ("plan", "estimate", "check", "search", "models", "hardware", "explain", "compare",
          "validate", "bench")  # fmt: skip
@@ -78,7 +78,7 @@ def run_tool(
     question_kind = COMMANDS[name][0]
     if refused := sorted(hidden(question_kind) & arguments.keys()):
         raise AtollError(f"{', '.join(refused)}: not offered here, where nothing is written")
-    with reading_only(*folders, cache_folder()):
+    with reading_only(*folders, import_named("atoll.workload.families.hub:cache_folder")()):
         question = ask({name: question_kind}, None, arguments)
         result = ANSWERED[name](question)
         return result.to_dict(), list(_launch_texts(result))
