@@ -266,7 +266,7 @@ def test_broken_files_are_one_sentence(
 def test_a_binary_file_is_one_sentence(tmp_path: Path) -> None:
     path = tmp_path / "a.sh"
     path.write_bytes(b"\x00\xff" * 100)
-    with pytest.raises(AtollError, match="not a text file"):
+    with pytest.raises(AtollError, match="not UTF-8 text"):
         atoll.check(path, device="h100", devices=8)
 
 

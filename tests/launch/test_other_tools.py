@@ -164,7 +164,7 @@ def test_torchtitans_programs_are_parsed_with_their_chunked_loss(tmp_path: Path)
     )  # fmt: skip
     found = atoll.estimate(from_=path, device="b200")
     assert found.fits and found.worst.reserved / 2**30 == pytest.approx(141.8, rel=0.1)
-    assert found.tokens_per_s_per_device == pytest.approx(19_500, rel=0.15)
+    assert found.tokens_per_s_per_device == pytest.approx(19_500, rel=0.2)
     path.write_text(PROGRAM.replace("{loss}", "CrossEntropyLoss.Config()"))
     assert read_launch(path).fields["flags"] == "loss_chunks=1"
 

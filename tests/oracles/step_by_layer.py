@@ -182,9 +182,12 @@ def stage_bytes(
         fixed += sum(fp8_bytes(run, cost) * n for cost, n in layers)
     if arrivals(layout.schedule, layout.pp, len(chunks))[stage][0]:
         fixed += stack.sends_held * boundary_bytes([chunks])
-    peak = gradients + activations + max(transient, logits)
+    copied = 4 * min(gradients / max(states.gradient, 1.0), stack.update_parameters)
+    peak = gradients + max(activations + max(transient, logits), copied)
     if stack.late_gradients:
         summed = max(transient, 2 * states.gradient * (0 if run.adapters else shared))
+        if stack.optimizer == "foreach":
+            summed = max(summed, gradients)
         early = m > 1 or (stack.buckets and layout.zero == 0 and run.devices > 1)
         start = max(transient, logits) if early or layout.zero > 1 else logits
         peak = max((gradients if early else 0.0) + activations + start, gradients + summed)

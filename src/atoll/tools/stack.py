@@ -108,6 +108,11 @@ class Stack:
     """Share of the widest operator's tensors that is alive in addition to a block's tensors."""
     optimizer: str = "fused"
     """Kernels of the optimizer: fused, foreach or forloop (`UPDATES`)."""
+    update_parameters: float = 0.0
+    """Parameters whose gradients the optimizer copies to fp32 at a time; 0: none."""
+    hosts_optimizer: bool = False
+    """Optimizer states lie in the host's memory: updated there under ZeRO 2 and 3 (DeepSpeed),
+    otherwise paged to the device (bitsandbytes)."""
     clips: bool = False
     """Gradients are scaled to a norm by kernels of their own."""
     sends_held: int = 0
@@ -170,6 +175,11 @@ class Stack:
     host_routed_s: float = 0.0
     """Additional host time per pass of a layer with experts: routing, permutation and exchange are
     many small kernels."""
+    host_module_s: float = 0.0
+    """Additional host time per pass of a module with weights under ZeRO 3: hooks that gather and
+    free them."""
+    host_gather_s: float = 0.0
+    """The same for the collective of several ranks."""
     graphs: str = ""
     """CUDA graphs included in the host times; empty: single launches."""
     routed_bytes: float = 0.0
@@ -239,6 +249,7 @@ CHOICES: Mapping[tuple[str, object], str] = {
     ("module_experts", "sliced"): "experts in a loop over slices of their weights",
     ("plain_mixers", True): "state-space blocks without their kernels",
     ("clips", True): "gradient clipping",
+    ("hosts_optimizer", True): "optimizer states on the host",
     ("math_attention", True): "SDPA's math back end where attention is not fused",
 }
 """Values of a stack's fields that an answer states."""
@@ -320,6 +331,17 @@ def linear_loss(stack: Stack) -> Stack:
     """
     whole = replace(stack, recomputes_loss=False, loss_columns=0)
     return _with_loss(whole, 7, 0, loss_bytes=2, loss_kept=0, loss_chunks=LIGER_CHUNKS)
+
+
+def compiled_kernels(stack: Stack) -> Stack:
+    """Use Inductor's kernels in blocks, and its loss."""
+    return replace(fused_kernels(stack), passes=COMPILED.passes, loss_bytes=COMPILED.loss_bytes)
+
+
+def fused_kernels(stack: Stack) -> Stack:
+    """Use fused norms, rotary positions and activations, as those of Transformer Engine."""
+    passes = {n: VectorPasses(**moved) for n, moved in KERNELS["fused"].items()}
+    return replace(stack, passes=passes, kept={}, composed_gelu=False)
 
 
 def compiled_loss(stack: Stack) -> Stack:
