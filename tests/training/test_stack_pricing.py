@@ -226,6 +226,15 @@ def test_hooks_around_every_module_bind_small_microbatches_of_deepspeeds_zero_3(
     assert host_s(sharded, 3) < host_s(sharded, 2) * 1.01
 
 
+def test_hooks_gather_ahead_as_far_as_the_host_is_ahead_of_its_device() -> None:
+    """Where it is not, gathers of weights stand in full in the step."""
+    run = small_run(grouped(), devices=8, stack=STACKS["deepspeed"], sequence=128)
+    late = replace(run, stack=replace(run.stack, overlap=replace(run.stack.overlap, gather=0.0)))
+    slow = replace(run, stack=replace(run.stack, host_module_s=1.0))
+    sharded_s = [estimate(r, Layout(dp=8, zero=3)).step.sharded_s for r in (run, late, slow)]
+    assert 0 < sharded_s[0] <= sharded_s[1] == pytest.approx(sharded_s[2])
+
+
 def test_older_attention_kernels_are_slower() -> None:
     run = small_run(grouped())
     seconds = [

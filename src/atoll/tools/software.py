@@ -58,8 +58,7 @@ ATTENTION: Patterns = (
     (r"flash.?(attention|attn)?.?v?1\b|triton flash", "flash1"),
     (r"flash.?(attention|attn)?.?v?2\b", "flash2"),
     (r"unfused|local|\bmath\b|^torch$|^megatron", "unfused"),
-    (r"flash|fused|cudnn|efficient|aotriton|splash|\bck\b|xformers", "flash"),
-    (r"sdpa", "sdpa"),
+    (r"flash|fused|cudnn|sdpa|efficient|aotriton|splash|\bck\b|xformers", "flash"),
 )
 HIDDEN_EXCHANGE = 0.8
 """Hidden share of a token exchange that overlaps with another microbatch's dense layers."""
