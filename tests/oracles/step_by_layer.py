@@ -183,6 +183,6 @@ def stage_bytes(
     peak = gradients + max(activations + max(transient, logits), copied)
     if stack.late_gradients and layout.zero < 2:
         summed = max(transient, 2 * states.gradient * (0 if run.adapters else shared))
-        at_loss = (gradients if m > 1 else 0.0) + activations + logits
+        at_loss = (gradients if m > 1 else 0.0) + activations + max(transient, logits)
         peak = max(at_loss, gradients + summed)
     return float((fixed + peak) * (1 + stack.fragmentation) + stack.context_bytes)

@@ -95,12 +95,12 @@ def peak_parts(
     summed = np.maximum(transient, 2 * run.states.gradient * tied)
     if run.stack.optimizer == "foreach":  # square roots of the second moments, like gradients
         summed = np.maximum(summed, gradients)
-    at_end = undivided & (gradients + summed > early + activations + logits)
+    at_end = undivided & (gradients + summed > early + activations + logits + beyond_loss)
     return PeakParts(
         np.where(undivided & ~at_end, early, gradients),
         np.where(at_end, 0.0, activations),
         np.where(at_end, 0.0, logits),
-        np.where(at_end, summed, np.where(undivided, 0.0, beyond_loss)),
+        np.where(at_end, summed, beyond_loss),
     )
 
 

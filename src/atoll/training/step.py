@@ -22,6 +22,9 @@ FLOAT = 4  # bytes
 HOST_UPDATES_PER_S = 4e9
 """Parameters that the processors of a node update per second: 1e9 to 1e10 take 0.22 to 2.57 s
 (ZeRO-Offload, arXiv:2101.06840, table 4)."""
+ADAPTER_TENSOR_S = 0.65e-6
+"""Time per tensor of an adapter in the optimizer's kernels, of which one covers 36 small tensors:
+21 to 40 us on an H200."""
 
 
 class PassSeconds(NamedTuple):
@@ -402,4 +405,7 @@ def update_s(run: Run, layout: Layout, dense: float, expert: float) -> float:
         return parameters * max(moved / run.gpu.stream_Bps, page_s)
     if stack.clips:
         moved += CLIP_ELEMENTS * states.gradient
-    return parameters * moved / run.gpu.stream_Bps
+    parameter_s = moved / run.gpu.stream_Bps
+    if run.adapters is not None:
+        parameter_s += ADAPTER_TENSOR_S / (run.adapters.rank * run.model.hidden)
+    return parameters * parameter_s
