@@ -3,6 +3,7 @@
     python measure_ranks.py --out jobs.jsonl           # the jobs, about 240
     python measure_ranks.py --out jobs.jsonl --tiny    # tiny models, to rehearse on the CPU
     python -m atoll.measure.runner jobs.jsonl records.jsonl --limit 60 --budget 540
+    python measure_ranks.py --out jobs.jsonl --records records.jsonl --rows h200_ranks_2.csv
 
 Models are cut to a few blocks. `half` says which half of the data a row belongs to; it depends on
 the model alone, and was set before anything was measured.
@@ -11,7 +12,9 @@ the model alone, and was set before anything was measured.
 from __future__ import annotations
 
 import argparse
+import gzip
 import hashlib
+import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,8 +23,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
+from atoll.files.csvfile import write_csv
 from atoll.measure.rank_job import GIB, RankJob
-from atoll.measure.runner import write_jobs
+from atoll.measure.rows import COLUMNS, rank_row
+from atoll.measure.runner import MEASURED, write_jobs
 
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 ATTENTION = LINEAR[:4]
@@ -231,13 +236,30 @@ def shrunken(full: RankJob) -> RankJob:
     return replace(full, config=config, sequence=min(full.sequence, 64), compiled=False, steps=1)
 
 
+def write_rows(jobs: list[RankJob], records: Path, table: Path) -> None:
+    """Write the table of the jobs with a result, and beside it the kernels of each."""
+    lines = map(json.loads, records.read_text(encoding="utf-8").splitlines())
+    record_by_id = {record["id"]: record for record in lines if record["outcome"] in MEASURED}
+    measured = [(each, record_by_id[each.id]) for each in jobs if each.id in record_by_id]
+    rows = [rank_row(*pair) for pair in measured]
+    write_csv(table, COLUMNS, [[row.get(name, "") for name in COLUMNS] for row in rows])
+    kernels = {each.id: record["kernels"] for each, record in measured if "kernels" in record}
+    packed = gzip.compress(json.dumps(kernels, separators=(",", ":")).encode(), mtime=0)
+    table.with_name(f"{table.stem}_kernels.json.gz").write_bytes(packed)
+
+
 def main() -> None:
-    """Write the jobs."""
+    """Write the jobs, or the rows of those that were run."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--records", type=Path)
+    parser.add_argument("--rows", type=Path)
     options = parser.parse_args()
     jobs = all_jobs()
+    if options.records is not None:
+        write_rows(jobs, options.records, options.rows)
+        return
     write_jobs(options.out, [shrunken(each) for each in jobs] if options.tiny else jobs)
     halves = [each.labels["half"] for each in jobs]
     print(f"{len(jobs)} jobs: {halves.count('fit')} fit, {halves.count('judge')} judge")

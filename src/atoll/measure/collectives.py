@@ -2,7 +2,7 @@
 
 The fake group's own gather is one copy per rank, which the host cannot launch in time from some 512
 ranks on, and its reductions leave outputs as they are. Here one kernel (copysign, which nothing
-else uses) copies this rank's part; `STAND_IN` matches it in a profile.
+else uses) copies this rank's part; `rows.STAND_IN` matches it in a profile.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-
-STAND_IN = r"copysign|Memcpy DtoD"
 
 
 def copy_into(rows: torch.Tensor, part: torch.Tensor) -> None:
@@ -26,13 +24,15 @@ class Pending:
     """Input of the functional collective that runs now."""
 
     tensor: torch.Tensor | None = None
+    patched = False
 
 
 def patch_collectives() -> None:
     """Let gathers and scatters return this rank's part, by one kernel each."""
-    if Pending.__dict__.get("patched"):
+    Pending.tensor = None  # a job that failed inside a collective leaves its input
+    if Pending.patched:
         return
-    setattr(Pending, "patched", True)  # noqa: B010
+    Pending.patched = True
     _patch_fully_sharded()
     _patch_functional()
     _patch_replicated()
@@ -71,7 +71,9 @@ def _patch_functional() -> None:
     def wrapped(tensor: torch.Tensor) -> Any:
         source, Pending.tensor = Pending.tensor, None
         if source is not None:
-            copy_into(tensor.view(-1, *source.shape), source)
+            # A collective's output counts as new: checkpoints refuse cached tensors that changed.
+            with torch.autograd._unsafe_preserve_version_counter(tensor):
+                copy_into(tensor.view(-1, *source.shape), source)
         return wrap(tensor)
 
     def gathered(self: torch.Tensor, gather_dim: int, group: Any, tag: str = "") -> Any:

@@ -67,13 +67,16 @@ def adamw(parameters: list[Any]) -> Any:
 
 
 def accumulated(model: Any, job: RankJob, loss: Callable[[], Any]) -> Callable[[Mark], Any]:
-    """Return the passes of a rank without a pipeline: microbatch after microbatch."""
+    """Return the passes of a rank without a pipeline: microbatch after microbatch. accelerate
+    reduces gradients after the last one, torchtitan after each of them.
+    """
     sync = getattr(model, "set_requires_gradient_sync", None)
+    delayed = job.microbatches > 1 and job.tool == "transformers"
 
     def passes(mark: Mark) -> Any:
         value = None
         for number in range(job.microbatches):
-            if sync is not None and job.microbatches > 1:
+            if delayed and sync is not None:
                 sync(number == job.microbatches - 1)
             mark("forward")
             value = loss()
