@@ -189,6 +189,6 @@ def stage_bytes(
         if stack.optimizer == "foreach":
             summed = max(summed, gradients)
         early = m > 1 or (stack.buckets and layout.zero == 0 and run.devices > 1)
-        start = max(transient, logits) if early or layout.zero > 1 else logits
-        peak = max((gradients if early else 0.0) + activations + start, gradients + summed)
+        at_loss = (gradients if early else 0.0) + activations + max(transient, logits)
+        peak = max(at_loss, gradients + summed)
     return float((fixed + peak) * (1 + stack.fragmentation) + stack.context_bytes)

@@ -169,6 +169,8 @@ def print_runs(shown: RunsValidation) -> None:
         for name, errors in getattr(shown, f"by_{kind}").items():
             groups[f"{kind} {name}"] = errors.step_time
     groups["peak memory"] = shown.memory
+    if shown.reserved_memory.rows:
+        groups["reserved memory"] = shown.reserved_memory
     print_error_table(console, "step time", groups)
     if shown.kernel_classes:
         table = plain_table("kernel class", "rows", "mean", "bias", left="kernel class")

@@ -206,6 +206,8 @@ class Stack:
     """fp32 weights are cast for every product, and the residual stream stays in fp32."""
     module_experts: str = ""
     """Experts of Hugging Face's modules: "grouped" products with masks, or "sliced" in a loop."""
+    fp32_table: bool = False
+    """Gradients of an embedding are added to an fp32 table, which is then cast (Inductor)."""
     plain_mixers: bool = False
     """State-space blocks run without their fused kernels (Mamba-2's, in fp32)."""
     wide: str = ""
@@ -361,6 +363,13 @@ def eager_loss(stack: Stack) -> Stack:
         loss_kept=EAGER.loss_kept,
         half_loss_bytes=EAGER.half_loss_bytes,
     )
+
+
+def compiled_blocks(stack: Stack) -> Stack:
+    """Compile every block on its own: embedding, rotary tables, head and loss stay eager."""
+    rotary = {name: VectorPasses(**KERNELS["fused"][name]) for name in ("rotary", "rotary_bwd")}
+    blocks = eager_loss(stack)
+    return replace(blocks, passes={**blocks.passes, **rotary}, fp32_table=False)
 
 
 def _with_loss(stack: Stack, forward: float, backward: float, **kept: Any) -> Stack:

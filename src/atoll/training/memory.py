@@ -75,11 +75,10 @@ def peak_parts(
     run: Run,
     parts: PeakParts,
     shared_parameters: Floats,
-    undivided: NDArray[np.bool_],
     accumulates: NDArray[np.bool_],
 ) -> PeakParts:
-    """Return the parts at the peak of a step, from the largest bytes of each; `undivided`: every
-    rank has all gradients (ZeRO 0 and 1), `accumulates`: they exist before the last microbatch.
+    """Return the parts at the peak of a step, from the largest bytes of each; `accumulates`:
+    gradients exist before the last microbatch.
 
     The loss ends before the first block's temporaries are allocated. With late gradients, these are
     allocated layer by layer as activations are freed, so the peak is at either end; with
@@ -97,7 +96,6 @@ def peak_parts(
     summed = np.maximum(transient, 2 * run.states.gradient * tied)
     if run.stack.optimizer == "foreach":  # square roots of the second moments, like gradients
         summed = np.maximum(summed, gradients)
-    beyond_loss = np.where(undivided & ~accumulates, 0.0, beyond_loss)
     at_end = gradients + summed > early + activations + logits + beyond_loss
     return PeakParts(
         np.where(at_end, gradients, early),

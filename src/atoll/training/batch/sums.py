@@ -280,7 +280,7 @@ class Sums:
         parts = PeakParts(states.gradients[:, None], activations, logits, transient)
         shared = t.contents[content, ContentColumn.SHARED_PARAMETERS, None]
         early = (rows[:, MICROBATCHES] > 1) | self.bucketed
-        return peak_parts(self.run, parts, shared, rows[:, ZERO, None] < 2, early[:, None])
+        return peak_parts(self.run, parts, shared, early[:, None])
 
     @property
     def bucketed(self) -> NDArray[np.bool_]:
