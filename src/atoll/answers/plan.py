@@ -27,6 +27,7 @@ from atoll.answers.layout import (
     LayoutCandidate,
     PlannedLayout,
     StepPasses,
+    Uncertainty,
 )
 from atoll.base.errors import AtollError
 from atoll.base.units import format_seconds
@@ -184,6 +185,8 @@ class RunAnswer(Exportable, DrawnAnswer):
     expected_error: ExpectedError
     """Mean error of such estimates."""
     interval: Interval
+    uncertainty: Uncertainty | None = None
+    """Causes of the interval, and what would narrow it."""
     recomputed: Mapping[str, tuple[str, ...]]
     """Under "optimal": recomputed operators per kind of block."""
     stages: tuple[PlannedStage, ...]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from atoll.answers.answer import DrawableResult
-from atoll.answers.layout import ExpectedError, Exportable, Interval, LaunchFile
+from atoll.answers.layout import ExpectedError, Exportable, Interval, LaunchFile, Uncertainty
 from atoll.base.errors import AtollError
 from atoll.base.notebook import answer_html, bar_text
 from atoll.base.registry import import_named
@@ -22,14 +22,7 @@ from atoll.step.length import WholeRun, run_totals
 from atoll.step.parts import Origin
 from atoll.step.stages import stage_shares
 from atoll.tools.tool import Tool
-from atoll.training.accuracy import (
-    DIGITS,
-    FEW_DIGITS,
-    UNSURE,
-    Accuracy,
-    accuracy,
-    beyond_published,
-)
+from atoll.training.accuracy import DIGITS, FEW_DIGITS, UNSURE, beyond_published, run_kind
 from atoll.training.batch.choices import figures
 from atoll.training.batch.estimates import LayoutSequence, make_tables
 from atoll.training.batch.row import layout_row
@@ -40,6 +33,15 @@ from atoll.training.operators.layer_prices import LayerPrices
 from atoll.training.operators.layers import LayerCost, Share, recompute_choices
 from atoll.training.run import Run
 from atoll.training.step import StageTime, Stepper, StepTime
+from atoll.training.uncertainty import (
+    Spread,
+    error_fits,
+    is_measured,
+    memory_shares,
+    narrowed,
+    spread,
+    time_shares,
+)
 from atoll.workload.flops import model_flops, trained_parameters
 
 if TYPE_CHECKING:
@@ -98,20 +100,71 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
         """The stage that needs most memory."""
         return max(self.memory, key=lambda m: m.needed)
 
-    @property
-    def accuracy(self) -> Accuracy:
-        """How far estimates of such runs were off."""
-        return accuracy(self.run, self.layout).widened(self.doubt)
+    @cached_property
+    def time_spread(self) -> Spread:
+        """Distribution of measured over estimated step times."""
+        run, site = self.run, self.run.site
+        shares = time_shares(run, self.layout, self.step.breakdown(), self.kernel_classes_s)
+        shipped = spread(error_fits().step_time, shares)
+        if site is not None and site.reach is not None:
+            sd = min(site.reach / shipped.reach, shipped.sd)
+            shipped = replace(shipped, causes={}, rest=sd, bias=0.0)
+        return shipped.with_cause("arguments", self.doubt)
+
+    @cached_property
+    def memory_spread(self) -> Spread:
+        """Distribution of measured over estimated memory of the fullest stage."""
+        shares = memory_shares(self.run, self.layout, self.worst.parts())
+        return spread(error_fits().memory, shares).with_cause("arguments", self.doubt)
 
     @property
     def expected_error(self) -> ExpectedError:
-        """The mean error of estimates of such runs."""
-        return self.accuracy.expected
+        """The mean error that estimates with such parts have."""
+        run, fit, site = self.run, error_fits().step_time, self.run.site
+        measured, mean = is_measured(run, self.layout), self.time_spread.mean_error
+        if site is not None and site.error is not None:
+            return ExpectedError(of=f"at {site.name}", mean=site.error, runs=site.runs, sources=1)
+        device = "measured" if measured else "extrapolated"
+        return ExpectedError(
+            of=f"{run_kind(run)}, {device} device",
+            mean=mean,
+            runs=fit.rows,
+            sources=fit.sources,
+            extrapolated=not measured,
+        )
 
     @property
     def interval(self) -> Interval:
         """Between what 90 % of such runs were measured."""
-        return self.accuracy.interval(self.step.time_s, self.worst.allocated)
+        return Interval(
+            share=error_fits().share,
+            step_time_s=self.time_spread.interval(self.step.time_s),
+            memory_bytes=self.memory_spread.interval(self.worst.allocated),
+        )
+
+    @property
+    def expected_step_time_s(self) -> float:
+        """Mean of the distribution of the step time."""
+        return self.step.time_s * self.time_spread.expected
+
+    @property
+    def out_of_memory(self) -> float:
+        """Chance that the fullest stage needs more memory than its device has."""
+        worst, run = self.worst, self.run
+        room = run.gpu.hbm_bytes - (worst.needed - worst.allocated)
+        return self.memory_spread.chance_above(room / worst.allocated)
+
+    @property
+    def uncertainty(self) -> Uncertainty:
+        """Why the interval is as wide as it is, and what would narrow it."""
+        time = self.time_spread
+        return Uncertainty(
+            causes=time.parts(),
+            memory_causes=self.memory_spread.parts(),
+            narrowed=narrowed(time, self.step.time_s),
+            expected_step_time_s=self.expected_step_time_s,
+            out_of_memory=self.out_of_memory,
+        )
 
     @property
     def digits(self) -> int:

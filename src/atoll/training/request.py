@@ -93,6 +93,7 @@ def run_from_question(question: RunQuestion, model: ModelConfig | None = None) -
         model=config,
         gpu=gpu,
         network=load_network(question.network or gpu.network),
+        network_assumed=question.network is None,
         devices=question.devices,
         sequence=length,
         global_batch=question.batch,

@@ -32,6 +32,7 @@ from atoll.training.planner.pieces import PlanPieces
 from atoll.training.planner.search import FastestLayouts, LayoutRefusal, LayoutSpace, UnusableError
 from atoll.training.planner.space import Axes, excluded
 from atoll.training.run import Run
+from atoll.training.uncertainty import error_fits
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -136,7 +137,10 @@ class Plan(Exportable, ExplainedResult["PlanAnswer", "PlanExplanation"]):
         near: dict[Layout, LayoutCandidate] = {}
         for slower, layout in sorted(others, key=lambda pair: pair[0]):
             alike = replace(layout, hsdp=1)  # hsdp is tuned afterwards
-            if alike != replace(self.best.layout, hsdp=1) and slower < self.best.accuracy.between:
+            if (
+                alike != replace(self.best.layout, hsdp=1)
+                and slower < error_fits().between_layouts.median
+            ):
                 near.setdefault(
                     alike, LayoutCandidate(layout=str(layout), axes=layout, slower=slower)
                 )
@@ -154,7 +158,7 @@ class Plan(Exportable, ExplainedResult["PlanAnswer", "PlanExplanation"]):
             >>> plan.to_try()  # doctest: +ELLIPSIS
             'to be tried beside it: ...'
         """
-        return candidates_words(self.alternatives, self.best.accuracy.between)
+        return candidates_words(self.alternatives, error_fits().between_layouts.median)
 
     def proof(self) -> str:
         """State what is proven, and count the layouts by how they were ruled out.
