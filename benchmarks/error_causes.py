@@ -158,7 +158,7 @@ def shares_of(estimate: Estimate) -> tuple[tuple[float, ...], tuple[float, ...]]
     """Return the shares of causes in the order of the priors, of step time and memory."""
     run, layout = estimate.run, estimate.layout
     times = time_shares(run, layout, estimate.step.breakdown(), estimate.kernel_classes_s)
-    peaks = memory_shares(run, layout, estimate.worst.parts())
+    peaks = memory_shares(layout, estimate.worst)
     return tuple(times[name] for name in TIME_PRIORS), tuple(peaks[name] for name in MEMORY_PRIORS)
 
 

@@ -186,6 +186,23 @@ def test_host_launches_bind_small_models_in_eager_mode() -> None:
     assert step.host_s < 0.05 * step.time_s
 
 
+def test_hooks_around_every_module_bind_small_microbatches_of_deepspeeds_zero_3() -> None:
+    """More modules, as of adapters, and recomputation run more of them."""
+    run = small_run(grouped(), devices=8, stack=STACKS["deepspeed"], sequence=128)
+    adapted = replace(run, adapters=Adapters(8))
+
+    def host_s(run: Run, zero: int, recompute: str = "none") -> float:
+        layout = Layout(dp=8, zero=zero, recompute=recompute)
+        return estimate(run, layout).stages[0].host_s
+
+    assert host_s(run, 3) > 2 * host_s(run, 2)
+    more_s = [host_s(run, 3, policy) - host_s(run, 2, policy) for policy in ("none", "full")]
+    assert more_s[1] > 1.3 * more_s[0]
+    assert host_s(adapted, 3) > 1.5 * host_s(run, 3)
+    sharded = replace(run, stack=STACKS["fsdp"])
+    assert host_s(sharded, 3) < host_s(sharded, 2) * 1.01
+
+
 def test_older_attention_kernels_are_slower() -> None:
     run = small_run(grouped())
     seconds = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from importlib.resources import files
 from typing import Literal
@@ -11,6 +12,7 @@ from pydantic import Field
 from atoll.base.units import format_seconds
 from atoll.files.yamlfile import Count, Factor, FileModel, read_shipped
 from atoll.hardware.gpu import Gpu
+from atoll.tools.arguments import ArgumentAccount
 from atoll.training.run import Run
 
 PUBLISHED_MFU = files("atoll") / "data" / "published_mfu.yaml"
@@ -73,3 +75,12 @@ def run_kind(run: Run) -> Kind:
     if run.fine_tuned:
         return "fine-tuning"
     return "experts" if run.model.experts else "dense"
+
+
+def unpriced_doubt(arguments: ArgumentAccount | None) -> float:
+    """Return the half width of logarithms that arguments which are not priced add to intervals."""
+    if arguments is None:
+        return 0.0
+    effects = len(set(arguments.not_modelled.values()))
+    unknown = UNKNOWN_ARGUMENTS if arguments.not_understood else 0.0
+    return math.hypot(math.sqrt(effects) * NOT_MODELLED, unknown)

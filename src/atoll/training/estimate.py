@@ -22,22 +22,31 @@ from atoll.step.length import WholeRun, run_totals
 from atoll.step.parts import Origin
 from atoll.step.stages import stage_shares
 from atoll.tools.tool import Tool
-from atoll.training.accuracy import DIGITS, FEW_DIGITS, UNSURE, beyond_published, run_kind
+from atoll.training.accuracy import (
+    DIGITS,
+    FEW_DIGITS,
+    UNSURE,
+    beyond_published,
+    run_kind,
+    unpriced_doubt,
+)
 from atoll.training.batch.choices import figures
 from atoll.training.batch.estimates import LayoutSequence, make_tables
-from atoll.training.batch.row import layout_row
+from atoll.training.batch.row import layout_row, row_memory
 from atoll.training.batch.sums import Sums
 from atoll.training.memory import Memory, stage_parameters
 from atoll.training.operators.kernel_classes import pass_classes_s
 from atoll.training.operators.layer_prices import LayerPrices
 from atoll.training.operators.layers import LayerCost, Share, recompute_choices
+from atoll.training.operators.tables import Ints
 from atoll.training.run import Run
 from atoll.training.step import StageTime, Stepper, StepTime
 from atoll.training.uncertainty import (
     Spread,
     error_fits,
     is_measured,
-    memory_shares,
+    memory_spread,
+    most_needed_bytes,
     narrowed,
     spread,
     time_shares,
@@ -73,8 +82,6 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
     """Under "optimal", the recomputed operators per kind of block."""
     launched: bool = False
     """Whether launch files are requested."""
-    doubt: float = 0.0
-    """Half width, as a logarithm, that arguments which are not priced add to the interval."""
 
     @cached_property
     def launch(self) -> tuple[LaunchFile, ...]:
@@ -98,7 +105,7 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
     @property
     def worst(self) -> Memory:
         """The stage that needs most memory."""
-        return max(self.memory, key=lambda m: m.needed)
+        return fullest(self.memory)
 
     @cached_property
     def time_spread(self) -> Spread:
@@ -109,13 +116,12 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
         if site is not None and site.reach is not None:
             sd = min(site.reach / shipped.reach, shipped.sd)
             shipped = replace(shipped, causes={}, rest=sd, bias=0.0)
-        return shipped.with_cause("arguments", self.doubt)
+        return shipped.with_cause("arguments", unpriced_doubt(self.run.arguments))
 
     @cached_property
     def memory_spread(self) -> Spread:
         """Distribution of measured over estimated memory of the fullest stage."""
-        shares = memory_shares(self.run, self.layout, self.worst.parts())
-        return spread(error_fits().memory, shares).with_cause("arguments", self.doubt)
+        return memory_spread(self.run, self.layout, self.worst)
 
     @property
     def expected_error(self) -> ExpectedError:
@@ -274,8 +280,7 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
     @property
     def most_needed_bytes(self) -> float:
         """What the fullest stage needs at the upper end of the interval."""
-        worst = self.worst
-        return self.interval.memory_bytes.high + worst.needed - worst.allocated
+        return most_needed_bytes(self.run, self.layout, self.worst)
 
     @property
     def tight(self) -> bool:
@@ -381,12 +386,29 @@ class Estimator(LayerPrices):
             )
         if layout.recompute == HOST:
             return self._hosted(layout)
+        sums, policies, picks = self._picked(layout)
+        optimal = layout.recompute == "optimal"
+        rerun = _rerun(self.shares(layout)[1], policies) if optimal else ()
+        return Estimate(run, layout, *layout_row(sums, picks), policies, rerun)
+
+    def has_room(self, layout: Layout) -> bool:
+        """Return whether a layout fits and is not `tight`; faster than its estimate."""
+        if layout.recompute == HOST:
+            estimate = self.estimate(layout)
+            return estimate.fits and not estimate.tight
+        sums, _, picks = self._picked(layout)
+        worst = fullest(row_memory(sums, sums.states(), picks))
+        most_bytes = most_needed_bytes(self.run, layout, worst)
+        return worst.needed <= self.run.capacity_bytes and most_bytes <= self.run.gpu.hbm_bytes
+
+    def _picked(self, layout: Layout) -> tuple[Sums, tuple[str, ...], Ints]:
+        """Return the sums of a layout, and the recomputation policy of each stage with its index
+        in the sums.
+        """
         choices = recompute_choices(self.costs(layout), layout.recompute)
         sums, optimal = self._sums(layout, choices), layout.recompute == "optimal"
         picks = figures(sums)[2] if optimal else np.zeros(layout.pp, dtype=np.int64)
-        policies = tuple(choices[pick] for pick in picks)
-        rerun = _rerun(self.shares(layout)[1], policies) if optimal else ()
-        return Estimate(run, layout, *layout_row(sums, picks), policies, rerun)
+        return sums, tuple(choices[pick] for pick in picks), picks
 
     def step_s(self, layout: Layout) -> float:
         """Return only the step time of a layout, to compare sites; not for "optimal" or "host"."""
@@ -437,6 +459,11 @@ def _rerun(
         for ops in dict.fromkeys(by_stage.values())
         for stages in ([stage for stage, again in by_stage.items() if again == ops],)
     )
+
+
+def fullest(memory: Sequence[Memory]) -> Memory:
+    """Return the stage that needs most memory."""
+    return max(memory, key=lambda stage: stage.needed)
 
 
 def boundary_bytes(shares: Sequence[Sequence[Share]]) -> float:

@@ -11,6 +11,7 @@ from atoll.hardware.device import Device
 from atoll.hardware.gpu import ELEMENT_BYTES, SCALED, Gpu
 from atoll.step.length import RunLength
 from atoll.step.states import States
+from atoll.tools.arguments import ArgumentAccount
 from atoll.tools.registry import ANY_LAYOUT
 from atoll.tools.stack import COMPOSED_GELU, Stack
 from atoll.tools.tool import UNRESTRICTED, Tool
@@ -82,9 +83,14 @@ class Run:
     """Whether the network is the device's usual one because none was stated."""
     question: RunQuestion | None = field(default=None, compare=False, repr=False)
     """The question that the run comes from, if any."""
+    arguments: ArgumentAccount | None = field(default=None, compare=False, repr=False)
+    """Arguments of the launch file that the run comes from, if any."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "network", self.network.cut(self.devices))
+        if columns := self.stack.loss_columns:
+            stack = replace(self.stack, loss_chunks=-(-self.model.vocab // columns))
+            object.__setattr__(self, "stack", stack)
         if self.devices == 1:  # which has no buffers of collectives
             context_bytes = min(self.stack.context_bytes, DRIVER_BYTES)
             object.__setattr__(self, "stack", replace(self.stack, context_bytes=context_bytes))
@@ -93,6 +99,11 @@ class Run:
         """Return the run at a site."""
         stack, network = site.on_stack(self.stack), site.on_network(self.network)
         return replace(self, stack=stack, network=network, site=site)
+
+    @property
+    def not_priced(self) -> tuple[str, ...]:
+        """Arguments of the launch file that the estimate leaves out."""
+        return self.arguments.not_priced if self.arguments else ()
 
     @property
     def tokens(self) -> int:
@@ -167,8 +178,17 @@ class Run:
         if self.stored is None:
             notes = self._mixer_notes()
             first, last = (notes, ()) if self.stack.plain_mixers else ((), notes)
+            first = (*self._argument_notes(), *first)
             return (*first, *self._tool_notes(), *model_warnings(self.model), *last)
         return (*model_warnings(self.stored), *self._kernel_notes(self.stored))
+
+    def _argument_notes(self) -> tuple[str, ...]:
+        """Return what of a launch file is not priced, and what follows from that."""
+        consequence = (
+            "the interval is wider for what is not priced, and no layout is proven best",
+        )
+        return (*(f"not priced: {words}" for words in self.not_priced),
+                *(consequence if self.not_priced else ()))  # fmt: skip
 
     def _tool_notes(self) -> tuple[str, ...]:
         """Return a note if no usual tool runs what is asked."""

@@ -280,6 +280,11 @@ class Stepper:
             if kept.rerun:
                 again = kept.share * kept.exchange
                 backward_s += kept.share * stack.host_checkpoint_s + again * routed
+        if self.layout.zero == 3:
+            several = self.layout.ranks > 1 or self.layout.expert_ranks > 1
+            gathered_s = cost.modules * (stack.host_module_s + several * stack.host_gather_s)
+            forward_s += gathered_s
+            backward_s += gathered_s * (1 + (kept.share if kept.rerun else 0.0))
         waiting_s = (2 + again) * cost.experts * stack.host_expert_s
         return HostTime(forward_s, backward_s, stack.host_kernel_s * weights, waiting_s)
 

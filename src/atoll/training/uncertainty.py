@@ -26,6 +26,8 @@ from pydantic import Field
 from atoll.answers.layout import ErrorCause, NarrowedInterval, ValueRange
 from atoll.files.yamlfile import Count, Factor, FileModel, Share, read_shipped
 from atoll.step.layout import Layout
+from atoll.training.accuracy import unpriced_doubt
+from atoll.training.memory import Memory
 from atoll.training.run import Run
 
 ERRORS = files("atoll") / "data" / "errors.yaml"
@@ -221,18 +223,31 @@ def time_shares(
     }
 
 
-def memory_shares(run: Run, layout: Layout, parts_bytes: Mapping[str, float]) -> dict[str, float]:
-    """Return the shares of the allocated memory that causes of errors act on."""
+def memory_shares(layout: Layout, stage: Memory) -> dict[str, float]:
+    """Return the shares of a stage's allocated memory that causes of errors act on."""
+    parts_bytes = stage.parts()
     total_bytes = sum(parts_bytes.values())
-    states = sum(parts_bytes.get(name, 0.0) for name in ("weights", "gradients", "optimizer"))
-    activations = parts_bytes.get("activations", 0.0)
+    states = sum(parts_bytes[name] for name in ("weights", "gradients", "optimizer")) / total_bytes
+    activations = parts_bytes["activations"] / total_bytes
     return {
-        "states": states / total_bytes,
-        "activations": activations / total_bytes,
-        "buffers": 1 - (states + activations) / total_bytes,
+        "states": states,
+        "activations": activations,
+        "buffers": 1 - states - activations,
         "sharding": float(layout.zero >= 2),
         "source": 1.0,
     }
+
+
+def memory_spread(run: Run, layout: Layout, stage: Memory) -> Spread:
+    """Return the distribution of measured over estimated memory of a stage."""
+    shipped = spread(error_fits().memory, memory_shares(layout, stage))
+    return shipped.with_cause("arguments", unpriced_doubt(run.arguments))
+
+
+def most_needed_bytes(run: Run, layout: Layout, stage: Memory) -> float:
+    """Return what a stage needs at the upper end of its interval."""
+    allocated = memory_spread(run, layout, stage).interval(stage.allocated).high
+    return allocated + stage.needed - stage.allocated
 
 
 LONG = 65536

@@ -19,7 +19,6 @@ from atoll.step.states import STATES
 from atoll.tools.software import flagged, graphed
 from atoll.tools.stack import STACKS, UPDATES, with_adapters
 from atoll.training.run import Run
-from atoll.validation.kineto import read_packed
 from atoll.validation.row_model import adapters_from_row
 from atoll.validation.tables import RunRow
 from atoll.workload.families.config import config_from_hf
@@ -235,7 +234,7 @@ def _configuration(row: RunRow) -> dict[str, Any]:
     packed = table.with_name(f"{table.stem}_configs.json.gz")
     given: dict[str, Any] = {}
     if row.text("config") and not file.exists() and packed.exists():
-        given = read_packed(packed).get(file.name, {})
+        given = read_object(packed).get(file.name, {})
     elif row.text("config"):
         given = read_object(file)
     family = family or given.get("model_type", "")

@@ -76,6 +76,8 @@ def read_deepspeed(file: str, content: Mapping[str, Any], user: UserValues) -> L
         "precision": precision,
     }
     fields["overlap"] = _overlap(zero, fields["pp"], overlap)
+    if args.has("optimizer.params.torch_adam") and not args.has("optimizer.params.fused"):
+        fields["flags"] = "foreach"
     args.has("expert_parallel.enabled")
     if batch:
         fields["batch"] = batch

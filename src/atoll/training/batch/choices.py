@@ -65,8 +65,9 @@ def bounds(sums: Sums) -> tuple[Floats, Floats, Ints]:
     time_s = np.zeros((len(sums.rows), sums.tables.bounds.size + 1))
     for least in (True, False):
         columns = np.flatnonzero(sums.tables.bounds == least)
-        chosen = map_arrays(passes, _columns, columns, columns)
-        time_s[:, columns] = step_bound_s(sums, memory.states, chosen, least=least)
+        if columns.size:
+            chosen = map_arrays(passes, _columns, columns, columns)
+            time_s[:, columns] = step_bound_s(sums, memory.states, chosen, least=least)
     needed = np.zeros_like(time_s)
     needed[:, :-1] = sums.max_over_stages(passes.bytes)
     return time_s, needed, np.zeros(0, dtype=np.int64)

@@ -53,7 +53,7 @@ def layout_row(sums: Sums, picks: Ints) -> LayoutRow:
     )
     stages = _stages(sums, states, passes, parts, hosts=host_s > device_s)
     messages_s = tuple((activation, gradient) for activation, gradient in sums.message_s.tolist())
-    return LayoutRow(step, _memory(sums, states, picks), stages, messages_s)
+    return LayoutRow(step, row_memory(sums, states, picks), stages, messages_s)
 
 
 def _by_pod(sums: Sums, stage_values: Callable[..., Floats], *args: Any) -> Floats:
@@ -139,7 +139,8 @@ def _stages(
     )
 
 
-def _memory(sums: Sums, states: StateCosts, picks: Ints) -> tuple[Memory, ...]:
+def row_memory(sums: Sums, states: StateCosts, picks: Ints) -> tuple[Memory, ...]:
+    """Return the bytes of each stage of one row by part, with these recomputation choices."""
     peaks = _by_pod(sums, _peaks, states, picks)
     weights, optimizer, buffers = states.fixed.T
     parts = np.column_stack([weights, peaks[:, 0], optimizer, peaks[:, 1:], buffers])

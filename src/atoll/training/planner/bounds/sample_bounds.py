@@ -145,6 +145,11 @@ class SampleBounds:
         """Parameter counts, shape (2, 2, 4): stored or trained; dense or expert; model, smallest
         block, layers before the first block, layers after the last block."""
 
+    @property
+    def passes_s(self) -> float:
+        """Seconds of all passes of one sample."""
+        return self.forward_s + self.data_s + self.weight_s
+
     def _parameters(
         self, run: Run, costs: Sequence[LayerCost], shared: int = 0, repeated: bool = True
     ) -> Floats:
