@@ -235,6 +235,8 @@ class RunnerUp:
     breakdown_s: Mapping[str, Number]
     tokens_per_s_per_device: Amount
     memory_bytes: Amount
+    fastest_chance: Amount | None = None
+    """Chance to be the fastest of the named layouts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,6 +255,8 @@ class PlanAnswer(RunAnswer):
     tied: Count
     alternatives: tuple[LayoutCandidate, ...]
     """Layouts to benchmark as well: slower than the best by less than `between_layouts`."""
+    fastest_chance: Amount | None = None
+    """Chance of the best layout to be the fastest of the named ones."""
     between_layouts: Amount
     """Median relative error between estimates of two layouts of one run."""
     runners_up: tuple[RunnerUp, ...]

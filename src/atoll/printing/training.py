@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from atoll.training.planner.plan import Plan
 
 BAR = 30
+MOST_CAUSES = 3  # of the uncertainty
 FEW_DIGITS = 3  # of times on mixed pods, none of which was measured
 
 
@@ -39,6 +40,13 @@ def print_estimate(result: Estimate) -> None:
     time, throughput, mfu = result.figures()
     console.print(f"step {time}, {throughput}, MFU {mfu}")
     console.print(result.sureness())
+    uncertainty, interval = result.uncertainty, result.interval.step_time_s
+    causes = ", ".join(
+        f"{cause.title} ±{cause.half_width:.0%}" for cause in uncertainty.causes[:MOST_CAUSES]
+    )
+    console.print(f"largest uncertainties: {causes}")
+    if uncertainty.narrowed:
+        console.print(f"to narrow it, {uncertainty.narrowed[0].sentence(interval)}")
     if run.gpu.cap_W and (energy_J := result.energy_per_token_J):
         console.print(f"{result.power_W:.0f} W per device, {1e3 * energy_J:.3g} mJ per token")
     if run_length is not None:
@@ -78,8 +86,11 @@ def print_plan(result: Plan) -> None:
     if result.excluded:
         console.print(result.left_out())
     console.print("runners-up:")
-    for runner_up in result.runners_up:
-        console.print(f"  {runner_up.step.time_s / best_s - 1:+6.1%}  {runner_up.layout}")
+    mine, *chances = result.fastest_chances
+    for runner_up, chance in zip(result.runners_up, chances, strict=True):
+        slower = runner_up.step.time_s / best_s - 1
+        console.print(f"  {slower:+6.1%}  {runner_up.layout} (fastest with {chance:.0%})")
+    console.print(f"chance that the layout named is the fastest of these: {mine:.0%}")
     console.print("why:")
     for reason in result.reasons:
         console.print(f"  {reason.why}")

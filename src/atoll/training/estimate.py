@@ -302,8 +302,11 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
         free = f" less {100 * run.headroom:.4g}% kept free" if run.headroom else ""
         words = "fits" if self.fits else "DOES NOT FIT"
         if self.tight:
-            most = format_bytes(self.most_needed_bytes)
-            words = f"fits, but tight: some runs of this kind would need {most}"
+            words = (
+                f"fits, but tight: some runs of this kind would need "
+                f"{format_bytes(self.most_needed_bytes)} (chance of running out of memory "
+                f"{self.out_of_memory:.0%})"
+            )
         return (
             f"{format_bytes(self.worst.needed)} needed of {format_bytes(run.gpu.hbm_bytes)}"
             f"{free}: {words}"

@@ -106,9 +106,11 @@ def plan_answer(plan: Plan) -> PlanAnswer:
                 axes=runner_up.layout,
                 breakdown_s=runner_up.step.breakdown(),
                 memory_bytes=runner_up.worst.needed,
+                fastest_chance=chance,
             )
-            for runner_up in plan.runners_up
+            for runner_up, chance in zip(plan.runners_up, plan.fastest_chances[1:], strict=True)
         ),
+        fastest_chance=plan.fastest_chances[0],
         left_out=plan.not_done,
         certificate=LayoutProof.of(
             proof,
