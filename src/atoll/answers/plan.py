@@ -330,4 +330,6 @@ class PlanExplanation(Explanation):
     certificate: LayoutProof
     choice: str = ""
     """Why it is not the certified fastest layout; empty if it is."""
+    interval: Interval
+    uncertainty: Uncertainty | None = None
     runners_up: tuple[SlowerLayout, ...]

@@ -13,7 +13,7 @@ from atoll.base.units import format_bytes, format_seconds
 from atoll.printing.console import Output, bar, plain_table, print_error_table, print_skipped
 
 if TYPE_CHECKING:
-    from atoll.answers.layout import LaunchFile
+    from atoll.answers.layout import Interval, LaunchFile, Uncertainty
     from atoll.answers.plan import PlanExplanation
     from atoll.answers.validation import BetterLayout, MeasuredRun, RunsValidation
     from atoll.launch.check import Checked
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 BAR = 30
 MOST_CAUSES = 3  # of the uncertainty
+LEAST_SHARE = 0.01  # of the variance, of a cause that is shown
 FEW_DIGITS = 3  # of times on mixed pods, none of which was measured
 
 
@@ -139,6 +140,17 @@ def print_mixed(result: MixedPlan) -> None:
         console.print(f"  {slower:+6.1%}  {runner_up.placed} ({runner_up.words()})")
 
 
+def _print_uncertainty(console: Output, interval: Interval, uncertainty: Uncertainty) -> None:
+    """Print the interval, the share of its causes, and what would narrow it."""
+    console.print(f"{interval.sentence(FEW_DIGITS)}; variance by cause:")
+    for cause in uncertainty.causes:
+        if cause.share >= LEAST_SHARE:
+            words = f"  {cause.title:<46}{cause.share:>4.0%}  ±{cause.half_width:<4.0%}"
+            console.print(f"{words}  {bar(cause.share, BAR)}")
+    for option in uncertainty.narrowed:
+        console.print(f"  {option.sentence(interval.step_time_s)}")
+
+
 def print_plan_explanation(shown: PlanExplanation) -> None:
     console = Output()
     console.print(
@@ -146,6 +158,8 @@ def print_plan_explanation(shown: PlanExplanation) -> None:
         f"step {format_seconds(shown.step_time_s)}, MFU {shown.mfu:.1%}; by cause:"
     )
     _print_parts(console, shown.breakdown_s, shown.step_time_s, format_seconds)
+    if shown.uncertainty is not None:
+        _print_uncertainty(console, shown.interval, shown.uncertainty)
     console.print("why:")
     for reason in shown.reasons:
         console.print(f"  {reason.why}")

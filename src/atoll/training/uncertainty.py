@@ -48,6 +48,7 @@ CAUSES = {
     "states": "weights, gradients and optimizer states",
     "activations": "activations",
     "buffers": "logits, transient tensors and buffers",
+    "rest": "differences that no cause explains",
 }
 """Causes of errors, in words."""
 ON_DEVICE = ("products", "attention", "vector", "optimizer", "host", "device", "sharding")
@@ -167,12 +168,15 @@ class Spread:
     def parts(self) -> tuple[ErrorCause, ...]:
         """Return the causes by their share of the variance, largest first."""
         variance = self.sd**2
-        pairs = {**{name: CAUSES[name] for name in self.causes}, "rest": "differences that no cause explains"}
+        pairs = {
+            **{name: CAUSES[name] for name in self.causes},
+            "rest": "differences that no cause explains",
+        }
         sds = {**self.causes, "rest": self.rest}
         rows = [
             ErrorCause(
                 cause=name,
-                title=pairs[name],
+                title=CAUSES[name],
                 share=sd**2 / variance,
                 half_width=math.expm1(self.reach * sd),
             )
