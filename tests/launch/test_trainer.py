@@ -90,6 +90,10 @@ def test_deepspeeds_file_is_read_with_the_trainers_arguments(tmp_path: Path) -> 
     launch = read(tmp_path, TRAINER + "deepspeed: ds.json\n")
     assert (launch.fields["zero"], launch.fields["microbatch"]) == (2, 4)
     assert launch.arguments.used["deepspeed:zero_optimization.stage"] == "2"
+    assert (launch.fields["stack"], launch.fields["flags"]) == ("deepspeed", "")
+    zero["zero_optimization"] |= {"offload_optimizer": {"device": "cpu", "pin_memory": True}}
+    (tmp_path / "ds.json").write_text(json.dumps(zero))
+    assert read(tmp_path, TRAINER + "deepspeed: ds.json\n").fields["flags"] == "host_optimizer"
     with pytest.raises(
         AtollError, match=r"leaves ZeRO to \.\./secret\.json, which was found neither"
     ):

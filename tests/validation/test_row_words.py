@@ -40,6 +40,7 @@ def found(device: str = "H100-SXM", **more: str) -> Estimate:
     [
         ("megatron-bridge 26.04.01", "nemo"), ("NeMo (megatron-core) ROCm", "nemo"),
         ("Megatron-LM core_r0.12", "megatron"), ("Megatron-LM 2021", "megatron-2021"),
+        ("FlagScale (Megatron-LM 2023)", "megatron-2023"),
         ("megatron-deepspeed (Habana)", "megatron-2021"), ("torchtitan-fsdp2", "fsdp"),
         ("HF accelerate + deepspeed zero3", "deepspeed"), ("MaxText", "xla"),
         ("optimum-habana (Gaudi)", "gaudi"), ("NeMo AutoModel, PyTorch FSDP2", "automodel"),

@@ -217,8 +217,8 @@ class LayoutQuestion(Question):
     )
     hsdp: Count = option("Replicas of the group that ZeRO divides over.", LAYOUT, 1)
     recompute: f.PolicyName = option(
-        "What is computed again: a policy, full@N (of N blocks), host or host@N (kept in the "
-        "host's memory), or modules (mla_up_proj+mlp).",
+        "What is computed again: a policy, full@N (of N blocks), full@host (from inputs in the "
+        "host's memory), host or host@N (kept there), or modules (mla_up_proj+mlp).",
         LAYOUT, "none",
     )  # fmt: skip
     order: f.OrderName | None = option(

@@ -32,6 +32,7 @@ Frameworks = Sequence[tuple[str, str, str]]
 FRAMEWORKS: Frameworks = (
     (r"zero.?3.*20(19|20|21)", "zero3-2021", "deepspeed"),
     (r"megatron.*20(19|20|21|22)", "megatron-2021", "megatron-lm"),
+    (r"megatron.*2023", "megatron-2023", "megatron-lm"),
     (r"automodel", "automodel", "pytorch"),
     (r"nemo|megatron.?bridge", "nemo", "nemo"),
     (r"maxtext|paxml|\bjax\b|\bxla\b|\btpu|neuron", "xla", "xla"),
@@ -51,13 +52,14 @@ FRAMEWORKS: Frameworks = (
 KERNELS_NAMED: Sequence[tuple[str, Callable[[Stack], Stack]]] = (
     (r"compile|inductor", compiled_kernels),
     (r"transformer.?engine", lambda stack: replace(fused_kernels(stack), attention="flash")),
-    (r"fused kernels", fused_kernels),
+    (r"fused kernels", lambda stack: fused_loss(fused_kernels(stack))),
 )
 ATTENTION: Patterns = (
     (r"flash.?(attention|attn)?.?v?1\b|triton flash", "flash1"),
     (r"flash.?(attention|attn)?.?v?2\b", "flash2"),
     (r"unfused|local|\bmath\b|^torch$|^megatron", "unfused"),
-    (r"flash|fused|cudnn|sdpa|efficient|aotriton|splash|\bck\b|xformers", "flash"),
+    (r"flash|fused|cudnn|efficient|aotriton|splash|\bck\b|xformers", "flash"),
+    (r"sdpa", "sdpa"),
 )
 HIDDEN_EXCHANGE = 0.8
 """Hidden share of a token exchange that overlaps with another microbatch's dense layers."""
@@ -96,6 +98,7 @@ FLAGS: Mapping[str, Callable[[Stack], Stack]] = {
     "plain_mixers": lambda stack: replace(stack, plain_mixers=True),
     "foreach": lambda stack: replace(stack, optimizer="foreach"),
     "forloop": lambda stack: replace(stack, optimizer="forloop"),
+    "host_optimizer": lambda stack: replace(stack, hosts_optimizer=True),
     "clip": lambda stack: replace(stack, clips=True),
     # Hugging Face's SDPA: padding, packing and compiled causal models; sliding windows
     "dense_mask": lambda stack: replace(stack, dense_mask="all"),

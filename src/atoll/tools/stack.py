@@ -104,6 +104,11 @@ class Stack:
     """Share of the widest operator's tensors that is alive in addition to a block's tensors."""
     optimizer: str = "fused"
     """Kernels of the optimizer: fused, foreach or forloop (`UPDATES`)."""
+    update_parameters: float = 0.0
+    """Parameters whose gradients the optimizer copies to fp32 at a time; 0: none."""
+    hosts_optimizer: bool = False
+    """Optimizer states lie in the host's memory: updated there under ZeRO 2 and 3 (DeepSpeed),
+    otherwise paged to the device (bitsandbytes)."""
     clips: bool = False
     """Gradients are scaled to a norm by kernels of their own."""
     sends_held: int = 0
@@ -231,6 +236,7 @@ CHOICES: Mapping[tuple[str, object], str] = {
     ("module_experts", "sliced"): "experts in a loop over slices of their weights",
     ("plain_mixers", True): "state-space blocks without their kernels",
     ("clips", True): "gradient clipping",
+    ("hosts_optimizer", True): "optimizer states on the host",
     ("math_attention", True): "SDPA's math back end where attention is not fused",
 }
 """Values of a stack's fields that an answer states."""

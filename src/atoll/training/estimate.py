@@ -12,6 +12,7 @@ import numpy as np
 
 from atoll.answers.answer import DrawableResult
 from atoll.answers.layout import ExpectedError, Exportable, Interval, LaunchFile, Uncertainty
+from atoll.base.arrays import Ints
 from atoll.base.errors import AtollError
 from atoll.base.notebook import answer_html, bar_text
 from atoll.base.registry import import_named
@@ -38,7 +39,6 @@ from atoll.training.memory import Memory, stage_parameters
 from atoll.training.operators.kernel_classes import pass_classes_s
 from atoll.training.operators.layer_prices import LayerPrices
 from atoll.training.operators.layers import LayerCost, Share, recompute_choices
-from atoll.training.operators.tables import Ints
 from atoll.training.run import Run
 from atoll.training.step import StageTime, Stepper, StepTime
 from atoll.training.uncertainty import (

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from atoll.base.errors import AtollError
 from atoll.base.units import FLOPS, FREQUENCY, counted, format_bytes, format_quantity
 from atoll.fabric.network import Network
 from atoll.hardware.device import Device
@@ -94,6 +96,12 @@ class Run:
         if self.devices == 1:  # which has no buffers of collectives
             context_bytes = min(self.stack.context_bytes, DRIVER_BYTES)
             object.__setattr__(self, "stack", replace(self.stack, context_bytes=context_bytes))
+        if self.stack.hosts_optimizer:
+            if not isinstance(self.gpu, Gpu):
+                raise AtollError(
+                    f"flags: host_optimizer is modelled for GPUs, not for {self.gpu.name}"
+                )
+            object.__setattr__(self, "states", replace(self.states, on_host=True))
 
     def at(self, site: Site) -> Run:
         """Return the run at a site."""
@@ -114,6 +122,11 @@ class Run:
     def capacity_bytes(self) -> float:
         """Memory per device that a layout may use."""
         return self.gpu.hbm_bytes * (1.0 - self.headroom)
+
+    @property
+    def host_Bps(self) -> float:
+        """Rate of copies between a device and the host's memory; chips have no such link."""
+        return self.gpu.host_Bps if isinstance(self.gpu, Gpu) else math.inf
 
     @property
     def slack(self) -> float:

@@ -19,6 +19,9 @@ from atoll.training.operators.policies import TensorLink
 from atoll.training.run import Run
 
 FLOAT = 4  # bytes
+HOST_UPDATES_PER_S = 4e9
+"""Parameters that the processors of a node update per second: 1e9 to 1e10 take 0.22 to 2.57 s
+(ZeRO-Offload, arXiv:2101.06840, table 4)."""
 
 
 class PassSeconds(NamedTuple):
@@ -367,6 +370,10 @@ def accumulation_s(run: Run, layout: Layout, m: int, dense: float, expert: float
     if run.stack.adds_in_products:
         bytes_per_parameter = 2 * run.states.gradient - HALF
     moved = parameters * bytes_per_parameter / layout.copies if m > layout.copies else 0.0
+    if run.states.on_host and layout.zero >= 2:
+        # DeepSpeed adds on the device: the sum comes from the host and goes back to it.
+        link_s = parameters * 2 * HALF / run.host_Bps if m > layout.copies else 0.0
+        return moved / run.gpu.stream_Bps + link_s
     if layout.zero == 2:
         moved += (dense + expert) * (HALF + run.states.reduced)
     return moved / run.gpu.stream_Bps
@@ -383,6 +390,13 @@ def update_s(run: Run, layout: Layout, dense: float, expert: float) -> float:
     element = HALF if half else FLOAT
     if stack.optimizer in UPDATES and states.name != "8bit":
         moved = UPDATES[stack.optimizer] * element
+    if states.on_host and layout.zero >= 2:  # gradients to the host, weights back
+        sharing = min(run.devices, run.network.levels[0].devices)
+        link_s = parameters * (states.gradient + states.weight) / run.host_Bps
+        return link_s + parameters * sharing / HOST_UPDATES_PER_S
+    if states.on_host:  # pages of states come and go while others are updated
+        page_s = states.optimizer / run.host_Bps
+        return parameters * max(moved / run.gpu.stream_Bps, page_s)
     if stack.clips:
         moved += CLIP_ELEMENTS * states.gradient
     return parameters * moved / run.gpu.stream_Bps

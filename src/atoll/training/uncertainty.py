@@ -168,10 +168,6 @@ class Spread:
     def parts(self) -> tuple[ErrorCause, ...]:
         """Return the causes by their share of the variance, largest first."""
         variance = self.sd**2
-        pairs = {
-            **{name: CAUSES[name] for name in self.causes},
-            "rest": "differences that no cause explains",
-        }
         sds = {**self.causes, "rest": self.rest}
         rows = [
             ErrorCause(

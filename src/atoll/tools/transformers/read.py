@@ -138,16 +138,19 @@ def _launch(
     microbatch = args.count(BATCH) or fields.get("microbatch") or 1
     accumulation_steps = args.count("gradient_accumulation_steps",
                                 "deepspeed_config.gradient_accumulation_steps") or 1  # fmt: skip
+    sharded = "deepspeed" if deepspeed else "fsdp"
+    hosted = "host_optimizer" if "host_optimizer" in fields.get("flags", "") else ""
     fields |= {
         "microbatch": microbatch,
         "local_batch": microbatch * accumulation_steps,
         "sequence": args.count(*LENGTHS) or model.sequence,
         "recompute": _recompute(args, fields),
         "precision": _precision(args, fields.get("precision")),
-        **_software(args, sharded=fields["zero"] > 0),
+        **_software(args, sharded if fields["zero"] > 0 else "eager"),
     }
     adapters = _adapters(args)
-    fields |= adapters | {"flags": f"{fields['flags']} {adapters.get('flags', '')}".strip()}
+    flags = fields["flags"], adapters.get("flags", ""), hosted
+    fields |= adapters | {"flags": " ".join(filter(None, flags))}
     if "method" in fields and fields.get("optimizer") == "fp32":
         fields["optimizer"] = "mixed"  # frozen weights stay in 16 bits
     if devices := _devices(args):
@@ -295,8 +298,10 @@ def _precision(args: LaunchArguments, default: str | None) -> str:
     return default
 
 
-def _software(args: LaunchArguments, sharded: bool) -> dict[str, Any]:
-    """Return stack, attention kernel and flags; accept optimizers with Adam's states."""
+def _software(args: LaunchArguments, modules: str) -> dict[str, Any]:
+    """Return the stack (compiled, or that of eager modules), attention kernel and flags; accept
+    optimizers with Adam's states.
+    """
     compiled = args.has("torch_compile") or (
         (args.text("dynamo_config.dynamo_backend", "dynamo_backend") or "NO").upper() != "NO"
     )
@@ -312,7 +317,7 @@ def _software(args: LaunchArguments, sharded: bool) -> dict[str, Any]:
         "cp_a2a": SEQUENCE_WIDTHS[1] in args.values,  # Ulysses exchanges heads
     }
     return {
-        "stack": "compiled" if compiled else "fsdp" if sharded else "eager",
+        "stack": "compiled" if compiled else modules,
         "attention": ATTENTION.get(kernel, "flash"),
         "flags": " ".join(name for name, on in flags.items() if on and name),
         **({"optimizer": "8bit"} if optimizer in EIGHT_BITS else {}),

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.base.arrays import Floats, Ints
 from atoll.fabric.nested import curves, terms
 from atoll.step.bubbles import bubble_terms, chunk_weights, peaks
 from atoll.step.layout import ZERO_STAGES, Layout
@@ -31,7 +32,7 @@ from atoll.training.memory import (
 )
 from atoll.training.operators.layer_prices import LayerPrices
 from atoll.training.operators.layers import LayerCost
-from atoll.training.operators.tables import STAGES, Floats, Ints, LayoutTables
+from atoll.training.operators.tables import STAGES, LayoutTables
 from atoll.training.run import Run
 from atoll.training.step import (
     LayerPasses,

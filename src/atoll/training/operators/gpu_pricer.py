@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from atoll.base.arrays import Floats
 from atoll.cost.gpu_attention import Heads, attention_times_s
 from atoll.cost.gpu_experts import TILE_ROWS
-from atoll.cost.gpu_gemm import VECTOR_ELEMENTS, Floats, fastest_flops, gemm_times_s
+from atoll.cost.gpu_gemm import VECTOR_ELEMENTS, fastest_flops, gemm_times_s
 from atoll.cost.gpu_vector import (
     KERNELS,
     LEAST_BYTES,

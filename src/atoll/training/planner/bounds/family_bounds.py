@@ -30,6 +30,7 @@ from functools import lru_cache, partial
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.base.arrays import Floats
 from atoll.fabric.nested import neighbours_s
 from atoll.fabric.network import Network
 from atoll.step.bubbles import bubble_terms, peaks
@@ -42,7 +43,6 @@ from atoll.training.planner.bounds.sample_bounds import SampleBounds
 from atoll.training.planner.bounds.stage_blocks import keys, numbered, stage_blocks
 from atoll.training.planner.space import LayoutColumns, LayoutFamily
 
-Floats = NDArray[np.float64]
 OPTIMAL = "optimal"
 FIRST, LAST, SECOND, MEAN = range(4)  # rows of per-stage arrays
 ALL = 2  # row of recomputation arrays: the sum over all stages, after FIRST and LAST
