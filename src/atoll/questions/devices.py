@@ -300,6 +300,10 @@ class PlanQuestion(FilesQuestion, RunQuestion):
         "Layouts so near the fastest count as equal: the simplest with room in memory is named.",
         LAYOUT, TIES, shown="1%, of chips 0",
     )  # fmt: skip
+    risk: Literal["mean", "median", "p75", "p90"] = option(
+        "Rank layouts by the mean of the step time's distribution, its median or a quantile.",
+        LAYOUT, "mean", shown="mean; of chips median",
+    )  # fmt: skip
     time_limit: f.TimeLimit = 3600.0
     workers: f.Workers = None
     cluster: f.Cluster = None

@@ -83,6 +83,8 @@ class Run:
     """Source of measured operator times; None: modelled times."""
     headroom: float = 0.0
     """Share of each device's memory to keep free."""
+    network_assumed: bool = False
+    """Whether the network is the device's usual one because none was stated."""
     question: RunQuestion | None = field(default=None, compare=False, repr=False)
     """The question that the run comes from, if any."""
     arguments: ArgumentAccount | None = field(default=None, compare=False, repr=False)

@@ -127,8 +127,8 @@ def predicted_run(row: RunRow, estimate: Estimate) -> PredictedRun:
         kind=estimate.expected_error.of,
         variant=f"{layout} {run.attention}",
         features=tuple(name for name, uses in FEATURES.items() if uses(run, layout)),
-        time_interval=estimate.accuracy.step_time,
-        memory_interval=estimate.accuracy.memory,
+        time_interval=estimate.time_spread.ratios,
+        memory_interval=estimate.memory_spread.ratios,
     )
 
 
