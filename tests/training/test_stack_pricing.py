@@ -33,8 +33,8 @@ def test_eager_kernels_move_more_keep_more_and_launch_more() -> None:
     assert eager.backward.vector_s > 2 * fused.backward.vector_s
     assert eager.forward.kernels > fused.forward.kernels
     assert eager.kept("none").bytes > fused.kept("none").bytes
-    # Streaming kernels leave power over, so that the clock is higher.
-    assert 0.8 * fused.forward.attention_s < eager.forward.attention_s < fused.forward.attention_s
+    # Streaming kernels leave power over, so that the clock is no lower.
+    assert 0.8 * fused.forward.attention_s < eager.forward.attention_s <= fused.forward.attention_s
 
 
 def test_queries_keys_and_values_are_one_product_or_three() -> None:
@@ -224,6 +224,15 @@ def test_hooks_around_every_module_bind_small_microbatches_of_deepspeeds_zero_3(
     assert host_s(adapted, 3) > 1.5 * host_s(run, 3)
     sharded = replace(run, stack=STACKS["fsdp"])
     assert host_s(sharded, 3) < host_s(sharded, 2) * 1.01
+
+
+def test_hooks_gather_ahead_as_far_as_the_host_is_ahead_of_its_device() -> None:
+    """Where it is not, gathers of weights stand in full in the step."""
+    run = small_run(grouped(), devices=8, stack=STACKS["deepspeed"], sequence=128)
+    late = replace(run, stack=replace(run.stack, overlap=replace(run.stack.overlap, gather=0.0)))
+    slow = replace(run, stack=replace(run.stack, host_module_s=1.0))
+    sharded_s = [estimate(r, Layout(dp=8, zero=3)).step.sharded_s for r in (run, late, slow)]
+    assert 0 < sharded_s[0] <= sharded_s[1] == pytest.approx(sharded_s[2])
 
 
 def test_older_attention_kernels_are_slower() -> None:

@@ -15,6 +15,7 @@ from atoll.tools.stack import (
     NEMO,
     STACKS,
     Stack,
+    compiled_blocks,
     compiled_kernels,
     compiled_loss,
     eager_loss,
@@ -58,8 +59,7 @@ ATTENTION: Patterns = (
     (r"flash.?(attention|attn)?.?v?1\b|triton flash", "flash1"),
     (r"flash.?(attention|attn)?.?v?2\b", "flash2"),
     (r"unfused|local|\bmath\b|^torch$|^megatron", "unfused"),
-    (r"flash|fused|cudnn|efficient|aotriton|splash|\bck\b|xformers", "flash"),
-    (r"sdpa", "sdpa"),
+    (r"flash|fused|cudnn|sdpa|efficient|aotriton|splash|\bck\b|xformers", "flash"),
 )
 HIDDEN_EXCHANGE = 0.8
 """Hidden share of a token exchange that overlaps with another microbatch's dense layers."""
@@ -80,6 +80,7 @@ FLAGS: Mapping[str, Callable[[Stack], Stack]] = {
     "liger_loss": linear_loss,
     "compiled_loss": compiled_loss,
     "eager_loss": eager_loss,
+    "compiled_blocks": compiled_blocks,
     "recompute_loss": lambda stack: replace(stack, recomputes_loss=True),
     "liger": liger_kernels,
     "no_grad_fusion": lambda stack: replace(stack, adds_in_products=False),

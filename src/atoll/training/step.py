@@ -22,6 +22,9 @@ FLOAT = 4  # bytes
 HOST_UPDATES_PER_S = 4e9
 """Parameters that the processors of a node update per second: 1e9 to 1e10 take 0.22 to 2.57 s
 (ZeRO-Offload, arXiv:2101.06840, table 4)."""
+ADAPTER_TENSOR_S = 0.65e-6
+"""Time per tensor of an adapter in the optimizer's kernels, of which one covers 36 small tensors:
+21 to 40 us on an H200."""
 
 
 class PassSeconds(NamedTuple):
@@ -172,14 +175,17 @@ class Stepper:
         """Return the time in a layer's forward and backward pass behind which gathers of divided
         weights may hide: computation, and messages that outlast it. (With computation alone, slower
         attention would hide more of a ring's sends and of the gathers, and shorten the step.)
+        Hooks gather ahead of their use only as far as the host is ahead of its device.
         """
         fixed, kept = self._fixed_times(cost), cost.kept(recompute if cost.is_block else "none")
         waiting_s = kept.exchange * fixed.waiting_s + kept.attention * fixed.late_s
         again_s = kept.again.total_s + kept.share * waiting_s
-        return (
-            fixed.forward.compute_s + fixed.late_s,
-            fixed.backward_s + fixed.late_back_s + again_s,
-        )
+        hooked = self.layout.zero == 3 and self.run.stack.host_module_s > 0
+        host = self.host(cost, recompute) if hooked else HostTime()
+        forward_s = fixed.forward.compute_s + fixed.late_s - host.forward_s
+        backward_s = fixed.backward_s + fixed.late_back_s + again_s
+        backward_s -= host.backward_s + host.weight_s
+        return max(0.0, forward_s), max(0.0, backward_s)
 
     def _fixed_times(self, cost: LayerCost) -> _FixedTimes:
         cached = self._fixed.get(id(cost))
@@ -313,7 +319,7 @@ class Stepper:
         replica (hsdp), over both stages with the same weights under DualPipe, and over replicas.
         Outside of a replica each rank sends its part.
         """
-        layout, states = self.layout, self.run.states
+        layout, run = self.layout, self.run
         collectives: list[SharedCollective] = []
         # The same ranks share dense and expert parameters: one collective.
         both = layout.ep == 1 and layout.etp == layout.tp
@@ -342,7 +348,7 @@ class Stepper:
                     ("all_gather", False, 1, inside),
                 ]
             for kind, gathers, parts, (group, stride_) in steps:
-                bytes_ = (states.weight if gathers else states.reduced) / parts
+                bytes_ = (run.gathered_bytes if gathers else run.states.reduced) / parts
                 if group > 1:
                     bytes_per_parameter = counts[0] * bytes_, counts[1] * bytes_
                     collectives.append(
@@ -399,4 +405,7 @@ def update_s(run: Run, layout: Layout, dense: float, expert: float) -> float:
         return parameters * max(moved / run.gpu.stream_Bps, page_s)
     if stack.clips:
         moved += CLIP_ELEMENTS * states.gradient
-    return parameters * moved / run.gpu.stream_Bps
+    parameter_s = moved / run.gpu.stream_Bps
+    if run.adapters is not None:
+        parameter_s += ADAPTER_TENSOR_S / (run.adapters.rank * run.model.hidden)
+    return parameters * parameter_s

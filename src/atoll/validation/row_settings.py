@@ -184,10 +184,7 @@ def _attention(row: RunRow, stack: Stack, unread: list[str]) -> str:
     if row.number("flash_attention", 1) == 0:
         return "unfused"
     if text := row.text("attention_kernel"):
-        kernel = named(text, ATTENTION)
-        if kernel == "sdpa":  # PyTorch's function, which takes the kernels of its time
-            return "flash" if stack.attention == "unfused" else stack.attention
-        if kernel:
+        if kernel := named(text, ATTENTION):
             return kernel
         unread.append(f"attention_kernel {text!r}")
     backend = row.text("attention_backend")

@@ -28,6 +28,7 @@ from atoll.training.memory import (
     fp8_bytes,
     kept_bytes,
     logits_bytes,
+    phase_bytes,
     transient_bytes,
 )
 from atoll.training.operators.layer_prices import LayerPrices
@@ -329,7 +330,7 @@ def per_parameter(priced: LayerPrices, layout: Layout, accumulates: bool) -> Flo
     def compute() -> Floats:
         columns = [
             (
-                *run.states.parts(dense + expert, layout.divided(dense, expert), zero),
+                *run.state_bytes(dense + expert, layout.divided(dense, expert), zero),
                 accumulation_s(run, layout, copies + accumulates, dense, expert),
                 update_s(run, layout, dense, expert),
             )
@@ -425,6 +426,7 @@ def _content_row(
         priced.shared(layout, costs),
         max((cost.boundary_bytes for cost in costs if cost.is_block), default=0),
         *(buffers_bytes(priced.run, layers, zero) for zero in ZERO_STAGES),
+        *(more for zero in ZERO_STAGES for more in phase_bytes(priced.run, layers, zero)),
     )
 
 

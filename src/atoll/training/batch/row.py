@@ -11,8 +11,16 @@ from atoll.base.arrays import Floats, Ints
 from atoll.step.replay import PassTime
 from atoll.training.batch.cost_arrays import StagePasses, StateCosts
 from atoll.training.batch.sums import Sums
-from atoll.training.memory import PARTS, Memory, workspace_bytes
-from atoll.training.operators.tables import COPIES, GROUP, PIPE, SIDE, ZERO
+from atoll.training.memory import PARTS, RESERVED, Memory, workspace_bytes
+from atoll.training.operators.tables import (
+    COPIES,
+    GROUP,
+    LOSS,
+    PIPE,
+    SIDE,
+    ZERO,
+    ContentColumn,
+)
 from atoll.training.step import PassSeconds, StageTime, StepTime
 
 SHARDED = PassSeconds._fields.index("sharded_s")
@@ -80,6 +88,22 @@ def _peaks(sums: Sums, states: StateCosts, picks: Ints) -> Floats:
     return parts[np.arange(len(picks)), picks]
 
 
+def _cached(sums: Sums, states: StateCosts, parts: Floats) -> Floats:
+    """Return the bytes that the allocator keeps for reuse in each stage: a share of the allocated
+    ones or, under FSDP, what belongs to other streams (reduced gradients and gathered weights), and
+    a share of the loss's tensors, which smaller ones have broken up.
+    """
+    t, rows, stack = sums.tables, sums.rows[sums.row], sums.stack
+    content, zero = t.content[sums.mix], rows[:, ZERO]
+    gathered = t.contents[content, ContentColumn.BUFFER_BYTES + zero] - workspace_bytes(sums.run)
+    gathered += t.contents[content, ContentColumn.PHASE_BYTES + 2 * zero]
+    late = states.gradients - parts[:, PARTS.index("gradients")]  # not part of the peak
+    cached = late + stack.cached_gathers * gathered
+    cached += stack.cached_loss * t.logits[rows[:, LOSS], content]
+    usual = RESERVED * parts.sum(axis=1)
+    return np.asarray(np.where((zero > 0) & (stack.cached_loss > 0), cached, usual))
+
+
 def _step(
     sums: Sums,
     states: StateCosts,
@@ -145,8 +169,9 @@ def row_memory(sums: Sums, states: StateCosts, picks: Ints) -> tuple[Memory, ...
     peaks = _by_pod(sums, _peaks, states, picks)
     weights, optimizer, buffers = states.fixed.T
     parts = np.column_stack([weights, peaks[:, 0], optimizer, peaks[:, 1:], buffers])
+    cached = _by_pod(sums, _cached, states, parts)
     runs = [sums.pods[pod].run for pod in sums.pod.tolist()]
-    late = np.array([run.stack.late_gradients for run in runs])
+    late = np.array([run.stack.late_gradients for run in runs]) & ~sums.bucketed
     resting = weights + optimizer + np.where(late, 0.0, states.gradients)
     return tuple(
         Memory(
@@ -155,8 +180,9 @@ def row_memory(sums: Sums, states: StateCosts, picks: Ints) -> tuple[Memory, ...
             fragmentation=run.stack.fragmentation,
             context_bytes=run.stack.context_bytes,
             resting=resting_bytes + workspace_bytes(run),
+            cached=cached_bytes,
         )
-        for stage, (run, row, resting_bytes) in enumerate(
-            zip(runs, parts.tolist(), resting.tolist(), strict=True)
+        for stage, (run, row, resting_bytes, cached_bytes) in enumerate(
+            zip(runs, parts.tolist(), resting.tolist(), cached.tolist(), strict=True)
         )
     )

@@ -273,12 +273,20 @@ class Sums:
         kept = (t.weighed @ t.kept)[self.stage]
         peaks = t.peaks[self.stage].transpose(1, 2, 0)[..., None]
         activations = bytes_at_peak(peaks, kept, states.waiting[:, None])
-        logits, transient = t.logits[rows[:, LOSS], content][:, None], t.transient[content]
+        phase = ContentColumn.PHASE_BYTES + 2 * rows[:, ZERO]
+        at_loss, in_blocks = (t.contents[content, phase + i][:, None] for i in (0, 1))
+        logits = t.logits[rows[:, LOSS], content][:, None] + at_loss
+        transient = t.transient[content] + in_blocks
         parts = PeakParts(states.gradients[:, None], activations, logits, transient)
         shared = t.contents[content, ContentColumn.SHARED_PARAMETERS, None]
-        return peak_parts(
-            self.run, parts, shared, rows[:, ZERO, None] < 2, rows[:, MICROBATCHES, None] > 1
-        )
+        early = (rows[:, MICROBATCHES] > 1) | self.bucketed
+        return peak_parts(self.run, parts, shared, early[:, None])
+
+    @property
+    def bucketed(self) -> NDArray[np.bool_]:
+        """Whether gradients of each stage stay in buckets."""
+        replicated = self.rows[self.row, ZERO] == 0
+        return np.asarray(replicated & self.stack.buckets & (self.run.devices > 1))
 
     def step_s(self, states: StateCosts, passes: StagePasses, wanted: NDArray[np.bool_]) -> Floats:
         """Return (rows, choices): the step with passes, exposed gradient collectives and optimizer;

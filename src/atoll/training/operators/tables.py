@@ -46,6 +46,7 @@ class ContentColumn(IntEnum):
     SHARED_PARAMETERS = 0
     BOUNDARY_BYTES = 1
     BUFFER_BYTES = 2  # the first of four, by ZeRO stage
+    PHASE_BYTES = 6  # the first of four pairs, likewise (`memory.phase_bytes`)
 
 
 class LayoutTables(NamedTuple):

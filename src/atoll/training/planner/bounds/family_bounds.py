@@ -177,13 +177,11 @@ class FamilyBounds:
         if stack.late_gradients:
             # Gradients are allocated as activations are freed, unless an earlier microbatch
             # has allocated them.
-            late = block.zero < 2
-            kept = np.where(late, np.take(peak_bytes, run, axis=1), kept)
-            above = np.where(late, np.take(later[1], run, axis=1), above)
+            kept, above = (np.take(x, run, axis=1) for x in (peak_bytes, later[1]))
             alone = self.run.global_batch == block.dp * block.microbatch
             without_gradients = np.take(states.T, key, axis=1)
             model_bytes, block_bytes, front, back = np.where(
-                late & alone, without_gradients, (model_bytes, block_bytes, front, back)
+                alone, without_gradients, (model_bytes, block_bytes, front, back)
             )
         needed = counts * block_bytes + kept[:3]
         needed[FIRST] += front
@@ -191,7 +189,9 @@ class FamilyBounds:
         mean = model_bytes * copies / block.pp + kept[MEAN]
         stages = len(ZERO_STAGES)
         buffers = np.take(sample.buffers, stages * with_blocks + block.zero)
-        ended = np.maximum(buffers, np.take(sample.buffers, 2 * stages * at_last + block.zero))
+        last = np.take(sample.buffers, 2 * stages * at_last + block.zero)
+        ended = np.where(at_last, last, buffers)
+        buffers = np.minimum(buffers, ended)  # less during the loss than in a block's backward
         for stage, is_loss_stage in enumerate((turned, ~turned)):
             needed[stage] += np.where(is_loss_stage, ended, buffers)
         mean += np.where(block.pp == 1, ended, buffers)
