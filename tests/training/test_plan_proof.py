@@ -27,13 +27,14 @@ from atoll.base.errors import AtollError, InfeasibleError
 from atoll.hardware.device import load_device
 from atoll.step.layout import RECOMPUTE, Layout
 from atoll.step.orders import ORDERS
+from atoll.tools.registry import ANY_LAYOUT, TOOLS
 from atoll.tools.stack import STACKS
 from atoll.training.batch.estimates import LayoutSequence, batch_estimates
 from atoll.training.estimate import Estimate, Estimator, estimate
 from atoll.training.operators.layers import recompute_choices
 from atoll.training.planner.bounds.family_bounds import FamilyBounds
 from atoll.training.planner.bounds.recompute_curve import points_of
-from atoll.training.planner.plan import plan
+from atoll.training.planner.plan import LEAST_GAIN, plan
 from atoll.training.planner.space import Axes, LayoutColumns, block_of, families
 from atoll.training.replay import replay_estimate
 from atoll.training.request import make_run
@@ -450,3 +451,17 @@ def test_gpt3_on_a_thousand_devices_is_at_least_as_good_as_published() -> None:
 def test_numbers_of_devices_that_fill_no_whole_nodes_can_be_planned() -> None:
     found = plan(small_run(dense(6), devices=12, global_batch=48), SMALL)
     assert found.best.fits
+
+
+@pytest.mark.parametrize("share", [0.0, 0.9])
+def test_an_unrestricted_runtime_reaches_the_best_of_all_layouts(share: float) -> None:
+    run = replace(CASES["large vocabulary"], tool=TOOLS["megatron-lm"])
+    if share:  # of the memory that its best layout needs
+        run = with_memory(run, share * plan(run).best.worst.needed)
+    by_tool = plan(run, Axes(**run.tool.axes))
+    free = plan(replace(run, tool=ANY_LAYOUT)).best.step.time_s
+    if free >= by_tool.fastest.step.time_s * (1 - LEAST_GAIN):
+        assert by_tool.unrestricted is None
+    else:
+        assert by_tool.unrestricted is not None
+        assert by_tool.unrestricted.step_time_s == pytest.approx(free, rel=1e-12)

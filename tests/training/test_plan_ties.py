@@ -15,7 +15,7 @@ import atoll
 from atoll.base.errors import AtollError
 from atoll.questions import PlanQuestion
 from atoll.step.layout import Layout
-from atoll.training.estimate import Estimate, estimate
+from atoll.training.estimate import Estimate, Estimator, estimate
 from atoll.training.planner.plan import plan
 from atoll.training.planner.space import Axes
 from atoll.training.planner.ties import MOST_TRIED, complexity
@@ -135,6 +135,8 @@ def test_a_layout_is_tight_where_such_runs_may_need_more_than_there_is() -> None
     assert (roomy.fits, roomy.tight) == (True, False) and roomy.verdict().endswith(": fits")
     assert (tight.fits, tight.tight) == (True, True) and "fits, but tight" in tight.verdict()
     assert (over.fits, over.tight) == (False, False) and over.verdict().endswith("DOES NOT FIT")
+    rooms = [Estimator(e.run).has_room(e.layout) for e in (roomy, tight, over)]
+    assert rooms == [True, False, False]
 
 
 def test_layouts_that_may_be_faster_in_truth_are_to_be_tried() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import typing
 from collections.abc import Callable, Mapping
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -97,8 +98,9 @@ def read_shipped(text: str, model: type[M], where: str) -> M:
     return _validate(yaml.load(text, _Shipped), model, where, None)
 
 
+@cache
 def shipped_table(package: str, name: str) -> Any:
-    """Return the unchecked content of a YAML file of this package."""
+    """Return the unchecked content of a YAML file of this package, which callers do not change."""
     text = (files(package) / name).read_text(encoding="utf-8")
     return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 

@@ -270,7 +270,9 @@ COMPOSED_GELU = frozenset({"gpt2", "gptj", "gpt_neo", "phi", "bloom", "t5", "mt5
 
 def _stack(name: str, entry: dict[str, Any]) -> Stack:
     """Build a stack from its entry in a `tool.yaml`."""
-    values: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in entry.items()}
+    values: dict[str, Any] = {
+        n: tuple(v) if isinstance(v, list) else v for n, v in entry.items() if n != "like"
+    }
     passes = {n: VectorPasses(**moved) for n, moved in KERNELS[entry["passes"]].items()}
     return Stack(
         **values | {"name": name, "passes": passes, "overlap": Overlap(**entry["overlap"])}
@@ -285,7 +287,7 @@ def _load_stacks() -> Iterator[Stack]:
     for folder in FOLDERS:
         stacks = shipped_table(f"atoll.tools.{folder}", "tool.yaml").get("stacks", {})
         for name, entry in stacks.items():
-            entries[name] = entries.get(entry.pop("like", ""), {}) | entry
+            entries[name] = entries.get(entry.get("like", ""), {}) | entry
             STACK_FOLDERS[name] = folder
     return (_stack(name, entry) for name, entry in entries.items())
 

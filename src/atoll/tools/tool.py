@@ -88,7 +88,7 @@ class Tool:
 
 def load_tool(package: str, write: Writer | None = None) -> Tool:
     """Load the tool that `tool.yaml` of a package describes."""
-    entry = shipped_table(package, "tool.yaml")
+    entry = dict(shipped_table(package, "tool.yaml"))
     entry.pop("stacks", None)  # `stack.STACKS`
     axes = {axis: tuple(values) for axis, values in entry.pop("axes").items()}
     values: dict[str, Any] = {

@@ -69,15 +69,16 @@ class FamilyBounds:
         exceed `capacity`; all are if the passes of all samples, divided over all devices, take
         `below_s` or longer.
         """
-        shape = self._shape(block)
+        sizes, _ = numbered(block.microbatch)
         sample = self.priced.once(
-            ("sample", block.family, *shape.sizes.tolist()),
-            partial(SampleBounds, self.priced, self.ideal.network, block.family, shape.sizes),
+            ("sample", block.family, *sizes.tolist()),
+            partial(SampleBounds, self.priced, self.ideal.network, block.family, sizes),
         )
         devices = self.run.devices / (block.family.tp * block.family.cp)
         samples_s = self.run.global_batch / devices * sample.passes_s
         if samples_s * self.run.slack >= below_s:
             return (np.full(len(block), np.inf),) * 3
+        shape = self._shape(block)
         divided = self._divided(sample, shape)
         needed, ends = self._bytes(block, shape, sample, divided[:, :6])
 
@@ -360,8 +361,8 @@ class FamilyShape:
 
     def __init__(self, block: LayoutColumns, batch: int) -> None:
         self.columns = block.columns
-        self.sizes, self.which = numbered(block.microbatch)
-        """Distinct microbatch sizes, and the index of each row's size."""
+        _, self.which = numbered(block.microbatch)
+        """Index of each row's microbatch among the distinct sizes."""
         self.first, self.run_index = _runs(block)
         """First row of each run, shape (runs,), and run of each row, shape (rows,)."""
         self.distinct = distinct = block.part(self.first)
