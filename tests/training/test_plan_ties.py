@@ -20,6 +20,7 @@ from atoll.training.planner.plan import plan
 from atoll.training.planner.space import Axes
 from atoll.training.planner.ties import MOST_TRIED, complexity
 from atoll.training.run import Run
+from atoll.training.uncertainty import error_fits
 
 RUN = small_run(dense(6), devices=8, global_batch=16)
 AXES = Axes(
@@ -65,10 +66,12 @@ def test_the_simplest_of_all_that_take_as_long_is_named(ties: float, share: floa
 
 
 def test_the_proof_is_of_the_fastest_and_the_answer_says_so() -> None:
-    found = atoll.plan("llama3-8b", "h100", 64, batch=256, cp=[1], tp=[1], pp=[1], tool="none")
+    found = atoll.plan(
+        "llama3-8b", "h100", 64, batch=256, cp=[1], tp=[1], pp=[1], ties=0.05, tool="none"
+    )
     told = found.answer
     assert found.best.layout != found.fastest.layout
-    assert found.fastest.step.time_s < found.best.step.time_s < 1.01 * found.fastest.step.time_s
+    assert found.fastest.step.time_s < found.best.step.time_s < 1.05 * found.fastest.step.time_s
     assert found.certificate.score == 256 / found.fastest.step.time_s
     assert (told.best.layout, told.fastest.layout) == (
         str(found.best.layout),
@@ -141,7 +144,7 @@ def test_a_layout_is_tight_where_such_runs_may_need_more_than_there_is() -> None
 
 def test_layouts_that_may_be_faster_in_truth_are_to_be_tried() -> None:
     found = plan(RUN, AXES)
-    near = found.best.accuracy.between
+    near = error_fits().between_layouts.median
     assert 0.02 < near < 0.1
     assert len(found.alternatives) <= 3
     assert all(c.slower < near for c in found.alternatives)

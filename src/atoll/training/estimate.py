@@ -222,7 +222,17 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
         return {name: part_s / operators.total_s for name, part_s in operators.origins_s.items()}
 
     def compute_s(self, stage: int) -> float:
-        """Return the seconds per step of one rank of a stage without communication and waiting."""
+        """Return the time of one rank of a stage without communication and waiting.
+
+        Returns:
+            Seconds per step.
+
+        Examples:
+            >>> import atoll
+            >>> estimate = atoll.estimate("gpt2-xl", "h100", 8, batch=64)
+            >>> 0 < estimate.compute_s(0) < estimate.step.time_s
+            True
+        """
         step, stage_time = self.step, self.stages[stage]
         passes = stage_time.forward, stage_time.backward, stage_time.recompute
         pass_s = sum(seconds.compute_s for seconds in passes) + stage_time.host_s
@@ -236,7 +246,16 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
         return self.stage_classes_s(slowest)
 
     def stage_classes_s(self, stage: int) -> dict[str, float]:
-        """Return the seconds of kernels per step by class (`KERNEL_CLASSES`), on a stage."""
+        """Return the time of kernels on a stage by class (`KERNEL_CLASSES`).
+
+        Returns:
+            Seconds per step by class.
+
+        Examples:
+            >>> import atoll
+            >>> "products" in atoll.estimate("gpt2-xl", "h100", 8, batch=64).stage_classes_s(0)
+            True
+        """
         estimator, step = Estimator(self.run), self.step
         stepper = estimator.shares(self.layout)[0]
         policy = self.policies[stage]
