@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 
 from atoll.base.errors import AtollError
+from atoll.base.stopping import Stop, check_stop
 from atoll.cli import main
+from atoll.driver import SearchRuntime
+from atoll.explore.run import ChipProblem
 from atoll.store import RunReader
 
 TINY = str(Path(__file__).parent.parent / "examples" / "jobs" / "tiny.yaml")
@@ -126,3 +129,26 @@ def test_ctrl_c_prints_the_best_so_far_and_the_next_run_ends_alike(tmp_path: Pat
     with RunReader(folder) as reader:
         assert reader.status().state == "stopped"
         assert reader.result().stopped == "interrupted"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_before_the_first_design_is_a_sentence_and_its_own_exit_code(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def signalled(self: object, runtime: SearchRuntime) -> None:
+        os.kill(os.getpid(), number)
+        check_stop(runtime.stop)
+
+    monkeypatch.setattr(ChipProblem, "solve", signalled)
+    assert call("search", TINY, "--workers", "0") == 128 + number
+    assert f"atoll: ended by {number.name} before there was an answer\n" in capsys.readouterr().err
+    assert signal.getsignal(number) == signal.SIG_DFL
+
+
+def test_nohup_is_kept() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Stop().on_interrupt():
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -17,7 +17,7 @@ from atoll.base.errors import AtollError
 from atoll.base.identity import VERSION
 from atoll.base.registry import import_named
 from atoll.base.streams import cannot_write, close_streams, say
-from atoll.commands.common import INTERRUPTED
+from atoll.commands.common import INTERRUPTED, SIGNALLED
 from atoll.questions import COMMANDS
 from atoll.questions.ask import OldNameWarning
 from atoll.questions.options import add_command
@@ -51,11 +51,11 @@ def _run_command() -> Any:
         say(str(error))
         return 2
     except (KeyboardInterrupt, SystemExit) as ended:
-        if _by_ctrl_c(ended):
+        code = ended.code if isinstance(ended, SystemExit) else None
+        if _by_ctrl_c(ended) and code not in SIGNALLED:
             say("interrupted")
             return INTERRUPTED
-        assert isinstance(ended, SystemExit)
-        return ended.code
+        return code
     return 0
 
 

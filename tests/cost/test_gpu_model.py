@@ -119,10 +119,13 @@ def test_long_kernels_run_at_the_power_limit_and_sustained_ones_always_do() -> N
         gemm_s(H200, 2048, 2048, 2048, sustained=sustained) - FIT.kernel_s
         for sustained in (False, True)
     )
-    limit = FIT.limit_throttle
-    assert short_sustained_s / (1 + limit) < short_s < short_sustained_s / (1 + 0.8 * limit)
+    # A product of the length at which half of it shows has the stated slowdown in a step.
+    short_limit = (1 + FIT.limit_throttle) / (1 + FIT.step_long / 2) - 1
+    short_limited_s = short_sustained_s / (1 + short_limit)
+    assert short_limited_s < short_s < short_limited_s * 1.02
     long_s = gemm_s(H200, 65536, 65536, 65536)
-    at_limit_s = gemm_s(H200, 65536, 65536, 65536, sustained=True) / (1 + limit)
+    long_limit = (1 + short_limit) * (1 + FIT.step_long) - 1
+    at_limit_s = gemm_s(H200, 65536, 65536, 65536, sustained=True) / (1 + long_limit)
     assert long_s == pytest.approx(at_limit_s * (1 + FIT.throttle), rel=0.01)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import struct
@@ -315,3 +316,17 @@ def test_without_dask_the_sentence_says_what_to_install(monkeypatch: pytest.Monk
     monkeypatch.setitem(__import__("sys").modules, "distributed", None)
     with pytest.raises(AtollError, match=r"atoll\[dask\]"):
         choose_executor(None, "local:2")
+
+
+def _executor_words(workers: int | None) -> str:
+    try:
+        return type(choose_executor(workers, None)).__name__
+    except AtollError as error:
+        return str(error)
+
+
+def test_a_process_of_a_pool_starts_no_processes() -> None:
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        assert pool.apply(_executor_words, (None,)) == "InProcess"
+        assert pool.apply(_executor_words, (0,)) == "InProcess"
+        assert "give workers=0" in pool.apply(_executor_words, (2,))

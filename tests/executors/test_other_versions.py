@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pytest
 import atoll
 from atoll.base.errors import AtollError
 from atoll.base.identity import VERSION, code_words
+from atoll.executors import LostWorkerError
 from atoll.executors.dask_cluster import DaskCluster, _run, refusal, versions
 
 distributed = pytest.importorskip("distributed")
@@ -69,6 +71,7 @@ class FakeClient:
     def __init__(self) -> None:
         self.told: dict[str, object] = {"tcp://a": HERE}
         self.heard: dict[str, float] = {}
+        self.states: dict[str, str] = {}
         self.asked: list[str] = []
         self.scheduler = SimpleNamespace(identity=self.identity, unregister=self.unregister)
 
@@ -76,7 +79,12 @@ class FakeClient:
         return question(*args, **more)
 
     def identity(self, **_: Any) -> dict[str, Any]:
-        return {"workers": {name: {"last_seen": self.heard.get(name, 0.0)} for name in self.told}}
+        return {
+            "workers": {
+                name: {"last_seen": self.heard.get(name, 0.0), "status": self.states.get(name, "")}
+                for name in self.told
+            }
+        }
 
     def unregister(self, address: str, stimulus_id: str) -> None:
         del self.told[address]
@@ -94,7 +102,9 @@ def fake_cluster(client: FakeClient) -> DaskCluster:
     return cluster
 
 
-def test_each_worker_is_asked_once_and_those_that_join_later_too() -> None:
+def test_each_worker_is_asked_once_and_those_that_join_later_are_left_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     client = FakeClient()
     cluster = fake_cluster(client)
     for _ in range(3):
@@ -103,7 +113,12 @@ def test_each_worker_is_asked_once_and_those_that_join_later_too() -> None:
     client.told["tcp://b"] = HERE
     cluster._ask_workers()
     client.told["tcp://c"] = OTHER
-    with pytest.raises(AtollError, match=r"worker tcp://c runs atoll 0\.0\.9"):
+    cluster._ask_workers()
+    assert list(client.told) == ["tcp://a", "tcp://b"]
+    sentence = r"worker tcp://c runs atoll 0\.0\.9 .* start them again\. It is left out\."
+    assert re.search(sentence, caplog.text)
+    client.told = {"tcp://d": OTHER}
+    with pytest.raises(AtollError, match="worker tcp://d runs"):  # no other is there
         cluster._ask_workers()
 
 
@@ -113,7 +128,9 @@ def test_a_worker_that_cannot_even_read_a_task_is_told_apart_from_a_mistake_of_o
     mistake = TypeError("_run() takes 3 positional arguments but 4 were given")
     assert cluster._explained(mistake) is mistake
     client.told["tcp://b"] = ImportError("no atoll.base.identity")
-    assert "worker tcp://b runs no atoll, or another" in str(cluster._explained(mistake))
+    assert isinstance(cluster._explained(mistake), LostWorkerError)
+    assert list(client.told) == ["tcp://a"]
+    assert isinstance(cluster._explained(AtollError(refusal(WORKER, OTHER, HERE))), LostWorkerError)
 
 
 def test_a_worker_that_is_silent_for_long_is_given_up_and_the_last_one_ends_the_search(
@@ -133,6 +150,23 @@ def test_a_worker_that_is_silent_for_long_is_given_up_and_the_last_one_ends_the_
         for _ in range(300):
             clock += 1.0
             cluster.tend()
+
+
+def test_a_worker_that_dask_paused_is_given_up_unless_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = FakeClient()
+    client.told |= {"tcp://b": HERE, "tcp://c": HERE}
+    cluster = fake_cluster(client)
+    clock = cluster._alive
+    monkeypatch.setattr("atoll.executors.dask_cluster.time.monotonic", lambda: clock)
+    for second in range(20):
+        clock += 1.0
+        client.heard = dict.fromkeys(client.told, clock)  # paused workers are not silent
+        client.states = {"tcp://b": "paused", "tcp://c": "paused" if second % 4 else "running"}
+        cluster.tend()
+    assert list(client.told) == ["tcp://a", "tcp://c"]
+    assert "worker tcp://b is paused by Dask" in caplog.text
 
 
 @pytest.mark.parametrize("trouble", [OSError("gone"), TimeoutError(), RuntimeError("loop closed")])
@@ -170,7 +204,9 @@ def other_worker(scheduler: str, folder: Path) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_a_worker_with_an_edited_source_is_refused_on_a_real_cluster(tmp_path: Path) -> None:
+def test_a_worker_with_an_edited_source_is_refused_on_a_real_cluster(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with distributed.LocalCluster(
         n_workers=1, threads_per_worker=1, processes=True, dashboard_address=None
     ) as cluster:
@@ -180,8 +216,11 @@ def test_a_worker_with_an_edited_source_is_refused_on_a_real_cluster(tmp_path: P
         assert executor.submit(scaled, 7).result(60) == 70
         with other_worker(address, tmp_path):
             executor._client.wait_for_workers(2, timeout=60)
-            with pytest.raises(AtollError, match=rf"runs atoll {VERSION} \(sources .* this search"):
-                executor.submit(scaled, 8)
+            assert executor.submit(scaled, 8).result(60) == 80
+            sentence = rf"runs atoll {VERSION} \(sources .* this search .* It is left out\."
+            assert re.search(sentence, caplog.text)
+        with other_worker(address, tmp_path / "again"):
+            executor._client.wait_for_workers(2, timeout=60)
             late = DaskCluster(address)
             with pytest.raises(AtollError, match="install the same atoll on every worker"):
                 late.start(10)

@@ -78,7 +78,7 @@ def test_a_near_equivalent_is_noted() -> None:
 def test_without_a_pipeline_a_local_batch_is_a_microbatch(tmp_path: Path) -> None:
     job = sections(replace(SHARDED, layout=Layout(dp=8, zero=3, microbatch=2)), tmp_path)
     assert job["training"]["local_batch_size"] == 2
-    assert job["parallelism"]["fsdp_reshard_after_forward"] == "always"
+    assert job["parallelism"]["fsdp_reshard_after_forward"] == "default"
 
 
 def test_alternate_recomputation_is_torchtitans_selective_mode(tmp_path: Path) -> None:

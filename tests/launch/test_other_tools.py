@@ -160,11 +160,11 @@ def test_torchtitans_programs_are_parsed_with_their_chunked_loss(tmp_path: Path)
     assert read_launch(path, arguments=["base"]).steps == 100
     fields = launch.fields
     assert (fields["recompute"], fields["flags"], fields["stack"]) == (
-        "alternate", "loss_chunks=8", "compiled",
+        "alternate", "loss_chunks=8", "torchtitan-compiled",
     )  # fmt: skip
     found = atoll.estimate(from_=path, device="b200")
     assert found.fits and found.worst.reserved / 2**30 == pytest.approx(141.8, rel=0.1)
-    assert found.tokens_per_s_per_device == pytest.approx(19_500, rel=0.15)
+    assert found.tokens_per_s_per_device == pytest.approx(19_500, rel=0.2)
     path.write_text(PROGRAM.replace("{loss}", "CrossEntropyLoss.Config()"))
     assert read_launch(path).fields["flags"] == "loss_chunks=1"
 

@@ -18,6 +18,7 @@ from atoll.training.memory import (
     fp8_bytes,
     kept_bytes,
     logits_bytes,
+    phase_bytes,
     stage_parameters,
     transient_bytes,
 )
@@ -163,8 +164,8 @@ def stage_bytes(
     layers = [pair for chunk in chunks for pair in chunk]
     shared = estimator.shared(layout, [cost for cost, _ in layers])
     trained, resident = stage_parameters(run, layers, shared)
-    _, gradients, optimizer = states.parts(sum(trained), layout.divided(*trained), layout.zero)
-    weights, _, _ = states.parts(sum(resident), layout.divided(*resident), layout.zero)
+    _, gradients, optimizer = run.state_bytes(sum(trained), layout.divided(*trained), layout.zero)
+    weights, _, _ = run.state_bytes(sum(resident), layout.divided(*resident), layout.zero)
     pipeline = layout.schedule, layout.pp, stage, m, layout.vpp
     kept = sum(
         weight * n * kept_bytes(run, cost, policy)
@@ -174,6 +175,8 @@ def stage_bytes(
     waiting = sum(cost.waiting_bytes * n for cost, n in layers) / layout.copies
     activations = peak_activation_bytes(*pipeline, kept_bytes=kept, waiting_bytes=waiting)
     logits, transient = logits_bytes(run, layout, layers, m), transient_bytes(run, layers, policy)
+    at_loss, in_blocks = phase_bytes(run, layers, layout.zero)
+    logits, transient = logits + at_loss, transient + in_blocks
     fixed = weights + optimizer + buffers_bytes(run, layers, layout.zero)
     if layout.zero < 3:
         fixed += sum(fp8_bytes(run, cost) * n for cost, n in layers)
@@ -181,8 +184,11 @@ def stage_bytes(
         fixed += stack.sends_held * boundary_bytes([chunks])
     copied = 4 * min(gradients / max(states.gradient, 1.0), stack.update_parameters)
     peak = gradients + max(activations + max(transient, logits), copied)
-    if stack.late_gradients and layout.zero < 2:
+    if stack.late_gradients:
         summed = max(transient, 2 * states.gradient * (0 if run.adapters else shared))
-        at_loss = (gradients if m > 1 else 0.0) + activations + logits
+        if stack.optimizer == "foreach":
+            summed = max(summed, gradients)
+        early = m > 1 or (stack.buckets and layout.zero == 0 and run.devices > 1)
+        at_loss = (gradients if early else 0.0) + activations + max(transient, logits)
         peak = max(at_loss, gradients + summed)
     return float((fixed + peak) * (1 + stack.fragmentation) + stack.context_bytes)

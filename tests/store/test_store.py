@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import resource
@@ -19,6 +20,7 @@ from atoll.base.errors import AtollError
 from atoll.hardware.silicon.systolic import HBM_PARAMETERS, SYSTOLIC
 from atoll.step.certificate import Certificate
 from atoll.store import FILE, SCHEMA_VERSION, DesignRow, EvaluationRow, RunReader, RunStore
+from atoll.store.lock import FolderLock
 from atoll.store.parquet import export_parquet
 from atoll.store.schema import in_sentences
 
@@ -380,3 +382,18 @@ def test_what_sqlite_says_of_a_file_that_is_gone(said: str, tmp_path: Path) -> N
     gone = tmp_path / "run" / "search.sqlite"
     with pytest.raises(AtollError, match="was removed while"), in_sentences(gone):
         raise sqlite3.OperationalError(said)
+
+
+@pytest.mark.parametrize("granted", [True, False])
+def test_a_file_system_without_locks_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, granted: bool
+) -> None:
+    """Some network file systems refuse locks, others grant all of them."""
+
+    def flock(file: int, operation: int) -> None:
+        if not granted:
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("atoll.store.lock.fcntl.flock", flock)
+    with pytest.raises(AtollError, match=r"has no locks .*; give a folder on a local disk"):
+        FolderLock(tmp_path)

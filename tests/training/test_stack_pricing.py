@@ -33,8 +33,8 @@ def test_eager_kernels_move_more_keep_more_and_launch_more() -> None:
     assert eager.backward.vector_s > 2 * fused.backward.vector_s
     assert eager.forward.kernels > fused.forward.kernels
     assert eager.kept("none").bytes > fused.kept("none").bytes
-    # Streaming kernels leave power over, so that the clock is higher.
-    assert 0.8 * fused.forward.attention_s < eager.forward.attention_s < fused.forward.attention_s
+    # Streaming kernels leave power over, so that the clock is no lower.
+    assert 0.8 * fused.forward.attention_s < eager.forward.attention_s <= fused.forward.attention_s
 
 
 def test_queries_keys_and_values_are_one_product_or_three() -> None:

@@ -70,6 +70,50 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorCause:
+    """One cause of the uncertainty of an estimate."""
+
+    cause: str
+    title: str
+    """In words."""
+    share: Amount
+    """Share of the variance."""
+    half_width: Amount
+    """Relative half width of the interval if nothing else were uncertain."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NarrowedInterval:
+    """A fact or a measurement, and the interval that would remain with it."""
+
+    action: str
+    step_time_s: ValueRange
+
+    def sentence(self, before: ValueRange) -> str:
+        """Return what to do, with the interval before and after."""
+        (low, high), (new_low, new_high) = (
+            [format_seconds(value, 3) for value in (interval.low, interval.high)]
+            for interval in (before, self.step_time_s)
+        )
+        return f"{self.action}: {low} to {high} becomes {new_low} to {new_high}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uncertainty:
+    """Why an estimate has its interval, and what would narrow it."""
+
+    causes: tuple[ErrorCause, ...]
+    """Of the step time, largest first."""
+    memory_causes: tuple[ErrorCause, ...]
+    narrowed: tuple[NarrowedInterval, ...]
+    """The most effective first."""
+    expected_step_time_s: Positive
+    """Mean of the distribution, which a plan ranks by."""
+    out_of_memory: Amount
+    """Chance that the fullest stage runs out of memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PassParts:
     """What a stage's passes are made of, in seconds."""
 

@@ -27,6 +27,7 @@ from atoll.answers.layout import (
     LayoutCandidate,
     PlannedLayout,
     StepPasses,
+    Uncertainty,
     UnrestrictedLayout,
 )
 from atoll.base.errors import AtollError
@@ -184,6 +185,8 @@ class RunAnswer(Exportable, DrawnAnswer):
     expected_error: ExpectedError
     """Mean error of such estimates."""
     interval: Interval
+    uncertainty: Uncertainty | None = None
+    """Causes of the interval, and what would narrow it."""
     recomputed: Mapping[str, tuple[str, ...]]
     """Under "optimal": recomputed operators per kind of block."""
     stages: tuple[PlannedStage, ...]
@@ -232,6 +235,8 @@ class RunnerUp:
     breakdown_s: Mapping[str, Number]
     tokens_per_s_per_device: Amount
     memory_bytes: Amount
+    fastest_chance: Amount | None = None
+    """Chance to be the fastest of the named layouts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,6 +255,8 @@ class PlanAnswer(RunAnswer):
     tied: Count
     alternatives: tuple[LayoutCandidate, ...]
     """Layouts to benchmark as well: slower than the best by less than `between_layouts`."""
+    fastest_chance: Amount | None = None
+    """Chance of the best layout to be the fastest of the named ones."""
     between_layouts: Amount
     """Median relative error between estimates of two layouts of one run."""
     runners_up: tuple[RunnerUp, ...]
@@ -323,4 +330,6 @@ class PlanExplanation(Explanation):
     certificate: LayoutProof
     choice: str = ""
     """Why it is not the certified fastest layout; empty if it is."""
+    interval: Interval
+    uncertainty: Uncertainty | None = None
     runners_up: tuple[SlowerLayout, ...]

@@ -69,6 +69,8 @@ class RunsValidation(Answer):
     """Number of rows without a prediction, by reason."""
     step_time: Errors
     memory: Errors
+    reserved_memory: Errors = Errors()
+    """Of measured ranks: errors of the peak that the allocator reserved."""
     kernel_classes: Mapping[str, Errors] = field(default_factory=dict)
     """Of rows with profiled kernels: errors of the time of each class, and of all kernels."""
     coverage: float | None = None

@@ -85,14 +85,17 @@ class Stop:
 
     @contextmanager
     def on_interrupt(self) -> Iterator[None]:
-        """Stop on the first Ctrl-C or termination signal; a second one ends the process."""
+        """Stop on the first Ctrl-C, SIGTERM or SIGHUP; a second one ends the process."""
 
         def ask(number: int, frame: FrameType | None) -> None:
             if self.interrupted:
                 raise KeyboardInterrupt
             self.signal = number
 
-        before = {name: signal.signal(name, ask) for name in (signal.SIGINT, signal.SIGTERM)}
+        names = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup ignores it
+            names.append(signal.SIGHUP)
+        before = {name: signal.signal(name, ask) for name in names}
         try:
             yield
         finally:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 """Exit code of a process that Ctrl-C ended."""
+SIGNALLED = tuple(128 + number for number in (signal.SIGTERM, signal.SIGHUP))
+"""Exit codes of processes that these signals ended."""
 
 
 @contextmanager
@@ -59,8 +61,15 @@ def interruptible(
     `began`: start of the command by the monotonic clock, from which its time limit counts.
     """
     stop = Stop(began=began)
-    with stop.on_interrupt(), progress(noun, kernels=kernels) as show:
-        yield stop, show
+    try:
+        with stop.on_interrupt(), progress(noun, kernels=kernels) as show:
+            yield stop, show
+    except KeyboardInterrupt:  # before there is an answer
+        if stop.signal in (0, signal.SIGINT):
+            raise
+        name = signal.Signals(stop.signal).name
+        say(f"ended by {name} before there was an answer")
+        raise typer.Exit(128 + stop.signal) from None
 
 
 def leave_if_interrupted(stop: Stop, out: Path | None) -> None:

@@ -11,11 +11,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from atoll.base.arrays import Floats
 from atoll.hardware.gpu import ELEMENT_BYTES, Calibration, Gpu
-
-Floats = NDArray[np.float64]
 
 # Output tiles of one thread block. Hopper's are multiples of the 64-row warpgroup instruction whose
 # accumulators fit the registers (CUTLASS's default builder shapes); Ampere's those of CUTLASS 2.
@@ -60,6 +59,7 @@ class _Kernels(NamedTuple):
     loop_flops: float
     width: float  # bytes per element
     clock: tuple[float, float, int]  # throttle, half_s and onset (see `throttled_s`)
+    long: float  # further throttle of long products in a step
     tiles: Floats
     splits: bool
     fill_s: float
@@ -97,7 +97,7 @@ def gemm_times_s(
     loop_flops = gpu.loop_flops(dtype)  # raises if the device does not support the format
     if engine is not usual:
         loop_flops *= engine.matmul / usual.matmul
-    throttle = limit_throttle(gpu, dtype) if sustained else engine.throttle
+    throttle = _short_throttle(gpu, dtype) if sustained else engine.throttle
     row = k if operand_row is None else operand_row
     sizes = np.broadcast_arrays(*(np.asarray(a, dtype=np.float64) for a in (m, n, k, batch, row)))
     every = np.stack([size.reshape(-1) for size in sizes])
@@ -106,6 +106,7 @@ def gemm_times_s(
         loop_flops=loop_flops,
         width=float(ELEMENT_BYTES.get(dtype, 2)),
         clock=(throttle, 0.0 if sustained else half_s, fit.onset),
+        long=fit.step_long if sustained else 0.0,
         tiles=TILES[engine.tiles or fit.tiles],
         splits=engine.splits,
         fill_s=fit.fill_s if engine.fill_s is None else engine.fill_s,
@@ -160,6 +161,8 @@ def _best_times_s(
         tile_s = element_s * depth + kernels.fill_s
         busy_s = waves * tile_s * slowdown[of] + fit.epilogue * write_s[of]
         busy_s = throttled_s(busy_s, *kernels.clock)
+        if kernels.long:
+            busy_s = throttled_s(busy_s, kernels.long, fit.throttle_s)
         if kernels.boost[0]:
             share = tiles * split / (waves * gpu.sms)
             busy_s = busy_s * np.maximum(share ** kernels.boost[0], kernels.boost[1])
@@ -219,6 +222,13 @@ def limit_throttle(gpu: Gpu, dtype: str) -> float:
     return max(0.0, (1 + usual) * float(min(1.0, drawn) ** CLOCK_OF_POWER) - 1)
 
 
+def _short_throttle(gpu: Gpu, dtype: str) -> float:
+    """Return the relative slowdown of short products in a step; one as long as the calibration's
+    `throttle_s` has `limit_throttle`.
+    """
+    return (1 + limit_throttle(gpu, dtype)) / (1 + gpu.calibration.step_long / 2) - 1
+
+
 def fastest_flops(gpu: Gpu, dtype: str) -> float:
     """Return an upper bound on FLOPs per second at the power limit: full waves of the tile with the
     fastest operand delivery.
@@ -226,7 +236,7 @@ def fastest_flops(gpu: Gpu, dtype: str) -> float:
     fit = gpu.calibration
     tiles = TILES[fit.format_fit(dtype).tiles or fit.tiles]
     delivery = 1 + fit.tile_half * float((tiles.sum(axis=1) / tiles.prod(axis=1)).min())
-    return gpu.loop_flops(dtype) / delivery / (1 + limit_throttle(gpu, dtype))
+    return gpu.loop_flops(dtype) / delivery / (1 + _short_throttle(gpu, dtype))
 
 
 def _alignment(fit: Calibration, operand_row: Floats, output_row: Floats) -> Floats:

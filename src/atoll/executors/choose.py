@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+
 from atoll.base.errors import AtollError
 from atoll.base.stopping import StopCheck, never
 from atoll.executors.base import Executor, InProcess
@@ -21,6 +23,13 @@ def choose_executor(workers: int | None, cluster: str | None, stop: StopCheck = 
 
         return DaskCluster(cluster, stop)
     if workers == 0:
+        return InProcess()
+    if multiprocessing.current_process().daemon:
+        if workers:
+            raise AtollError(
+                f"workers: {workers} processes cannot be started by a process of "
+                "multiprocessing.Pool; give workers=0, or use a ProcessPoolExecutor."
+            )
         return InProcess()
     from atoll.executors.growing import Growing  # with numba
     from atoll.executors.processes import LocalProcesses

@@ -36,8 +36,12 @@ WORKERS_S = 300.0
 """Time limit of requests for which workers import Atoll or receive the context."""
 SILENT_S = 120.0
 """Silence after which a worker is removed; it is silent while it compiles a kernel."""
+PAUSED, PAUSED_S = -1.0, 5.0
+"""Time after which a worker that Dask paused is removed: it would keep its tasks."""
 ALONE_S = 60.0
 """Time that a cluster may be without workers."""
+LOG = logging.getLogger("atoll")
+_REFUSED = "cluster: worker "
 _LOST = ("KilledWorker", "FutureCancelledError", "CancelledError", "TimeoutError")
 
 
@@ -67,7 +71,7 @@ class DaskCluster:
         self._counted = -COUNT_S, 1
         """Time and result of the last count of worker threads."""
         self._last_heard: dict[str, tuple[float, float]] = {}
-        """By worker: time of its last message by the scheduler's clock, and by ours."""
+        """By worker: time of its last message by the scheduler's clock, or PAUSED, and by ours."""
         self._fetching: set[Future[Any]] = set()
         """Futures whose results are being fetched."""
         self._alive = self._tended = time.monotonic()
@@ -150,41 +154,58 @@ class DaskCluster:
         self._share()
 
     def tend(self) -> None:
-        """Remove workers that have been silent for long; their tasks run again."""
+        """Remove workers that have been silent or paused for long; their tasks run again."""
         now_s = time.monotonic()
         if now_s - self._tended < COUNT_S:
             return
         self._tended = now_s
         for name, details in self._workers().items():
-            last_seen, since_s = self._last_heard.get(name, (None, now_s))
-            since_s = since_s if last_seen == details["last_seen"] else now_s
-            self._last_heard[name] = details["last_seen"], since_s
-            if now_s - since_s > SILENT_S:
-                self._give_up(name)
+            paused = details.get("status") == "paused"
+            state = PAUSED if paused else details["last_seen"]
+            last_state, since_s = self._last_heard.get(name, (None, now_s))
+            since_s = since_s if last_state == state else now_s
+            self._last_heard[name] = state, since_s
+            if now_s - since_s > (PAUSED_S if paused else SILENT_S):
+                why = "paused by Dask, as its memory limit is near" if paused else "silent"
+                self._give_up(name, f"{_REFUSED}{name} is {why}; its tasks go to others.")
 
-    def _give_up(self, worker: str) -> None:
-        arguments = {"address": worker, "stimulus_id": "silent"}
+    def _give_up(self, worker: str, sentence: str) -> None:
+        LOG.warning(sentence)
+        arguments = {"address": worker, "stimulus_id": "given up"}
         self._ask(lambda: self._client.scheduler.unregister(**arguments))
 
     def _ask_workers(self) -> None:
-        """Refuse a cluster with a worker of another Atoll; each is checked once."""
-        new = sorted(set(self._workers()) - self._checked_workers)
-        if new and (refusal := self._refusal(new)):
-            raise AtollError(refusal)
+        """Refuse a cluster with a worker of another Atoll, and leave out one that joins later;
+        each is checked once.
+        """
+        workers = set(self._workers())
+        new = sorted(workers - self._checked_workers)
+        refusals = self._refusals(new) if new else {}
+        if refusals and (not self._checked_workers or workers == refusals.keys()):
+            raise AtollError(next(iter(refusals.values())))
+        self._leave_out(refusals)
         self._checked_workers.update(new)
 
-    def _refusal(self, workers: list[str]) -> str:
+    def _leave_out(self, refusals: Mapping[str, str]) -> None:
+        for name, sentence in refusals.items():
+            self._give_up(name, f"{sentence} It is left out.")
+
+    def _refusals(self, workers: list[str]) -> dict[str, str]:
+        """Return by worker why it may not run tasks; empty where all of them may."""
         ours = versions()
         theirs = self._ask(
             self._client.run, versions, workers=workers, on_error="return", within_s=WORKERS_S
         )
-        problems = (refusal(name, theirs[name], ours) for name in sorted(theirs))
-        return next(filter(None, problems), "")
+        sentences = {name: refusal(name, theirs[name], ours) for name in sorted(theirs)}
+        return {name: sentence for name, sentence in sentences.items() if sentence}
 
     def _share(self) -> None:
+        workers = self._workers()
+        running = [name for name, details in workers.items() if details.get("status") != "paused"]
         self._shared = self._ask(
-            self._client.scatter, self._context, broadcast=True, hash=False, within_s=WORKERS_S
-        )
+            self._client.scatter, self._context, workers=running or None, broadcast=True,
+            hash=False, within_s=WORKERS_S,
+        )  # fmt: skip
 
     def submit(self, task: Task, *args: Any) -> Future[Any]:
         self._ask_workers()
@@ -208,16 +229,17 @@ class DaskCluster:
         return outer
 
     def _explained(self, error: Exception) -> Exception:
-        """Convert an error: lost worker, or a worker with another Atoll."""
-        if type(error).__name__ in _LOST:
+        """Convert an error: lost worker, or a worker with another Atoll, which is left out."""
+        if type(error).__name__ in _LOST or str(error).startswith(_REFUSED):
             return LostWorkerError(str(error))
         if isinstance(error, AtollError | StoppedError):
             return error
         try:
-            problem = self._refusal(sorted(self._workers()))
+            refusals = self._refusals(sorted(self._workers()))
+            self._leave_out(refusals)
         except AtollError as lost:
             return lost
-        return AtollError(problem) if problem else error
+        return LostWorkerError(str(error)) if refusals else error
 
     def consider(self) -> None:
         """The number of workers is fixed."""
@@ -271,7 +293,7 @@ def refusal(worker: str, installed: object, local: Mapping[str, str]) -> str:
             what = next(name for name in local if installed.get(name) != local[name])
             theirs, ours = f"{what} {installed.get(what)}", f"{what} {local[what]}"
     return (
-        f"cluster: worker {worker} runs {theirs}, this search {ours}; install the same {what} on "
+        f"{_REFUSED}{worker} runs {theirs}, this search {ours}; install the same {what} on "
         "every worker and start them again."
     )
 

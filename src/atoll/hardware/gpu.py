@@ -95,6 +95,7 @@ class Calibration:
     held: float = 0.0  # share of L2 that keeps outputs of products timed again and again
     fill_s: float = 0.0  # start and end of a tile that no other of its SM hides
     step_throttle: float | None = None  # of products inside training steps, where it is known
+    step_long: float = 0.0  # further slowdown of long products in a step, half of it at throttle_s
     step_attention: bool = False  # the throttle of attention is that inside a training step
     matmul_ratio: float = 0.0  # measured matmul maximum over peak of the calibrated device; 0: none
     source: str = ""
@@ -170,9 +171,9 @@ class Gpu:
     """The network of the catalogue that such devices usually sit on."""
     stack: str = "megatron"
     """The software that such devices usually have (`training.stack`)."""
-    half_optimizer_traffic: float = 1.8
-    """Bytes moved over bytes needed by Adam on 16-bit states, whose kernels go through fp32: fitted
-    on the optimizer times of h200_steps.csv."""
+    half_optimizer_traffic: float = 1.65
+    """Bytes moved over bytes needed by Adam on 16-bit states, whose kernels go through fp32:
+    5.15 ms per 1e9 parameters on an H200 (benchmarks/h200, half `fit`)."""
 
     def peak_flops(self, dtype: str = "bf16") -> float:
         """Dense matrix FLOP/s of a number format, a multiply-add counted as two."""
@@ -382,6 +383,7 @@ class GpuFile(FileModel):
     # Of products inside training steps, fitted on published ones; else as long bursts have it.
     throttle: Factor | None = None
     host_Bps: Bandwidth = Field(25e9, alias="host_link")
+    throttle_long: Factor = 0.0  # of it, what grows with the length of a product, on both sides
     network: str = "dgx-h100"  # of the catalogue: what such devices usually sit on
     stack: str = "megatron"  # what usually runs on them
     calibration: str = "h200"  # of the catalogue, or a .yaml beside this file
@@ -394,7 +396,9 @@ class GpuFile(FileModel):
 
     def gpu(self, calibration: Calibration) -> Gpu:
         if self.throttle is not None:
-            calibration = replace(calibration, step_throttle=self.throttle)
+            calibration = replace(
+                calibration, step_throttle=self.throttle, step_long=self.throttle_long
+            )
         names = {field.name for field in fields(Gpu)}
         values = {name: value for name, value in self if name in names}
         gain = _over(self.measured_fp4, self.measured_fp8)

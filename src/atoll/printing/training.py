@@ -13,7 +13,7 @@ from atoll.base.units import format_bytes, format_seconds
 from atoll.printing.console import Output, bar, plain_table, print_error_table, print_skipped
 
 if TYPE_CHECKING:
-    from atoll.answers.layout import LaunchFile
+    from atoll.answers.layout import Interval, LaunchFile, Uncertainty
     from atoll.answers.plan import PlanExplanation
     from atoll.answers.validation import BetterLayout, MeasuredRun, RunsValidation
     from atoll.launch.check import Checked
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from atoll.training.planner.plan import Plan
 
 BAR = 30
+MOST_CAUSES = 3  # of the uncertainty
+LEAST_SHARE = 0.01  # of the variance, of a cause that is shown
 FEW_DIGITS = 3  # of times on mixed pods, none of which was measured
 
 
@@ -39,6 +41,13 @@ def print_estimate(result: Estimate) -> None:
     time, throughput, mfu = result.figures()
     console.print(f"step {time}, {throughput}, MFU {mfu}")
     console.print(result.sureness())
+    uncertainty, interval = result.uncertainty, result.interval.step_time_s
+    causes = ", ".join(
+        f"{cause.title} ±{cause.half_width:.0%}" for cause in uncertainty.causes[:MOST_CAUSES]
+    )
+    console.print(f"largest uncertainties: {causes}")
+    if uncertainty.narrowed:
+        console.print(f"to narrow it, {uncertainty.narrowed[0].sentence(interval)}")
     if run.gpu.cap_W and (energy_J := result.energy_per_token_J):
         console.print(f"{result.power_W:.0f} W per device, {1e3 * energy_J:.3g} mJ per token")
     if run_length is not None:
@@ -78,8 +87,11 @@ def print_plan(result: Plan) -> None:
     if result.excluded:
         console.print(result.left_out())
     console.print("runners-up:")
-    for runner_up in result.runners_up:
-        console.print(f"  {runner_up.step.time_s / best_s - 1:+6.1%}  {runner_up.layout}")
+    mine, *chances = result.fastest_chances
+    for runner_up, chance in zip(result.runners_up, chances, strict=True):
+        slower = runner_up.step.time_s / best_s - 1
+        console.print(f"  {slower:+6.1%}  {runner_up.layout} (fastest with {chance:.0%})")
+    console.print(f"chance that the layout named is the fastest of these: {mine:.0%}")
     console.print("why:")
     for reason in result.reasons:
         console.print(f"  {reason.why}")
@@ -128,6 +140,17 @@ def print_mixed(result: MixedPlan) -> None:
         console.print(f"  {slower:+6.1%}  {runner_up.placed} ({runner_up.words()})")
 
 
+def _print_uncertainty(console: Output, interval: Interval, uncertainty: Uncertainty) -> None:
+    """Print the interval, the share of its causes, and what would narrow it."""
+    console.print(f"{interval.sentence(FEW_DIGITS)}; variance by cause:")
+    for cause in uncertainty.causes:
+        if cause.share >= LEAST_SHARE:
+            words = f"  {cause.title:<46}{cause.share:>4.0%}  ±{cause.half_width:<4.0%}"
+            console.print(f"{words}  {bar(cause.share, BAR)}")
+    for option in uncertainty.narrowed:
+        console.print(f"  {option.sentence(interval.step_time_s)}")
+
+
 def print_plan_explanation(shown: PlanExplanation) -> None:
     console = Output()
     console.print(
@@ -135,6 +158,8 @@ def print_plan_explanation(shown: PlanExplanation) -> None:
         f"step {format_seconds(shown.step_time_s)}, MFU {shown.mfu:.1%}; by cause:"
     )
     _print_parts(console, shown.breakdown_s, shown.step_time_s, format_seconds)
+    if shown.uncertainty is not None:
+        _print_uncertainty(console, shown.interval, shown.uncertainty)
     console.print("why:")
     for reason in shown.reasons:
         console.print(f"  {reason.why}")
@@ -169,6 +194,8 @@ def print_runs(shown: RunsValidation) -> None:
         for name, errors in getattr(shown, f"by_{kind}").items():
             groups[f"{kind} {name}"] = errors.step_time
     groups["peak memory"] = shown.memory
+    if shown.reserved_memory.rows:
+        groups["reserved memory"] = shown.reserved_memory
     print_error_table(console, "step time", groups)
     if shown.kernel_classes:
         table = plain_table("kernel class", "rows", "mean", "bias", left="kernel class")

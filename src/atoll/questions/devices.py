@@ -125,7 +125,8 @@ class RunQuestion(LaunchQuestion, LengthQuestion):
         "traced models computes the full square) or dense_window (that of windows), "
         "math_attention (SDPA's math back end, in fp32); of the loss liger_loss, compiled_loss, "
         "eager_loss, loss_chunks=N or loss_columns=N (parts of so many words of the vocabulary) "
-        "and recompute_loss (chunks are computed again); liger (Liger's norms, rotary positions "
+        "and recompute_loss (chunks are computed again); compiled_blocks (only blocks are "
+        "compiled, each on its own); liger (Liger's norms, rotary positions "
         "and gates); of the optimizer foreach, forloop and clip; of adapters fp32_adapters "
         "(PEFT's default), nf4 (4-bit frozen weights) and nested_scales (whose scales are "
         "quantized too); autocast (16-bit products of fp32 weights), fp32 and tf32 (activations "
@@ -298,6 +299,10 @@ class PlanQuestion(FilesQuestion, RunQuestion):
     ties: Share = option(
         "Layouts so near the fastest count as equal: the simplest with room in memory is named.",
         LAYOUT, TIES, shown="1%, of chips 0",
+    )  # fmt: skip
+    risk: Literal["mean", "median", "p75", "p90"] = option(
+        "Rank layouts by the mean of the step time's distribution, its median or a quantile.",
+        LAYOUT, "mean", shown="mean; of chips median",
     )  # fmt: skip
     time_limit: f.TimeLimit = 3600.0
     workers: f.Workers = None

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.base.arrays import Floats
 from atoll.step.orders import (
     BACKWARD,
     FORWARD,
@@ -34,7 +35,6 @@ from atoll.step.orders import (
 )
 from atoll.step.replay_kernels import execution_order, replay_rows
 
-Floats = NDArray[np.float64]
 FEWEST_ROUNDS, FEWEST_MICROBATCHES = 4, 64
 """Rounds (of as many microbatches as stages) and microbatches that are replayed at least: the
 larger of the two counts."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from contextlib import suppress
@@ -28,8 +29,16 @@ class FolderLock:
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            if lock_holder(folder) is None:
+                raise OSError(errno.ENOLCK, "they are granted twice")
+        except OSError as error:
             os.close(self._file)
+            if not isinstance(error, BlockingIOError):
+                raise AtollError(
+                    f"out: the file system of {folder} has no locks ({error.strerror}), without "
+                    "which two searches would damage each other's records; give a folder on a "
+                    "local disk."
+                ) from None
             holder = lock_holder(folder) or "another one"
             raise AtollError(
                 f"out: {folder} is in use by process {holder}; wait for it, stop it, or give "

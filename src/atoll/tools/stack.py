@@ -88,6 +88,10 @@ class Stack:
     overlap: Overlap
     late_gradients: bool
     """Gradients are allocated during the backward pass, not before the step."""
+    buckets: bool = False
+    """Several replicas (ZeRO 0) keep gradients in buckets from step to step, as DDP does."""
+    parallel_loss_bytes: float = 0.0
+    """Further bytes per logit at the peak of a loss that is divided over tensor ranks."""
     loss_chunks: int = 1
     """Parts of a microbatch's tokens whose logits exist one after another."""
     loss_columns: int = 0
@@ -113,6 +117,12 @@ class Stack:
     """Gradients are scaled to a norm by kernels of their own."""
     sends_held: int = 0
     """Activations in transfer per stage, in addition to those of its microbatches."""
+    cached_gathers: float = 0.0
+    """Bytes cached under FSDP per byte of weights that are gathered during the loss: buffers of
+    gathers belong to other streams."""
+    cached_loss: float = 0.0
+    """Share of the loss's tensors that FSDP's allocator has to reserve again, as other tensors lie
+    in them; 0: the cache is a share of all tensors (`memory.RESERVED`)."""
     fragmentation: float = 0.07
     """Share of allocated bytes lost between blocks."""
     context_bytes: float = 3.6e9
@@ -139,6 +149,9 @@ class Stack:
     """Factor on the bandwidth of weight gathers: below 1 if they are per tensor."""
     gathered_layers: float = 2.0
     """Layers with gathered weights at a time under ZeRO 3."""
+    gathered_at_loss: tuple[str, ...] = ()
+    """Layers ("block": the last one) whose gathered weights exist during the loss under ZeRO 3, as
+    FSDP has them; empty: as many as in a block's backward pass."""
     regathers: bool = False
     """Under ZeRO 2 weights are gathered again per microbatch, as in FSDP's SHARD_GRAD_OP; otherwise
     once, after the optimizer's step."""
@@ -193,6 +206,8 @@ class Stack:
     """fp32 weights are cast for every product, and the residual stream stays in fp32."""
     module_experts: str = ""
     """Experts of Hugging Face's modules: "grouped" products with masks, or "sliced" in a loop."""
+    fp32_table: bool = False
+    """Gradients of an embedding are added to an fp32 table, which is then cast (Inductor)."""
     plain_mixers: bool = False
     """State-space blocks run without their fused kernels (Mamba-2's, in fp32)."""
     wide: str = ""
@@ -348,6 +363,13 @@ def eager_loss(stack: Stack) -> Stack:
         loss_kept=EAGER.loss_kept,
         half_loss_bytes=EAGER.half_loss_bytes,
     )
+
+
+def compiled_blocks(stack: Stack) -> Stack:
+    """Compile every block on its own: embedding, rotary tables, head and loss stay eager."""
+    rotary = {name: VectorPasses(**KERNELS["fused"][name]) for name in ("rotary", "rotary_bwd")}
+    blocks = eager_loss(stack)
+    return replace(blocks, passes={**blocks.passes, **rotary}, fp32_table=False)
 
 
 def _with_loss(stack: Stack, forward: float, backward: float, **kept: Any) -> Stack:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from atoll.answers.answer import DrawableResult
-from atoll.answers.layout import ExpectedError, Exportable, Interval, LaunchFile
+from atoll.answers.layout import ExpectedError, Exportable, Interval, LaunchFile, Uncertainty
+from atoll.base.arrays import Ints
 from atoll.base.errors import AtollError
 from atoll.base.notebook import answer_html, bar_text
 from atoll.base.registry import import_named
@@ -26,9 +27,9 @@ from atoll.training.accuracy import (
     DIGITS,
     FEW_DIGITS,
     UNSURE,
-    Accuracy,
-    accuracy,
     beyond_published,
+    run_kind,
+    unpriced_doubt,
 )
 from atoll.training.batch.choices import figures
 from atoll.training.batch.estimates import LayoutSequence, make_tables
@@ -38,9 +39,18 @@ from atoll.training.memory import Memory, stage_parameters
 from atoll.training.operators.kernel_classes import pass_classes_s
 from atoll.training.operators.layer_prices import LayerPrices
 from atoll.training.operators.layers import LayerCost, Share, recompute_choices
-from atoll.training.operators.tables import Ints
 from atoll.training.run import Run
 from atoll.training.step import StageTime, Stepper, StepTime
+from atoll.training.uncertainty import (
+    Spread,
+    error_fits,
+    is_measured,
+    memory_spread,
+    most_needed_bytes,
+    narrowed,
+    spread,
+    time_shares,
+)
 from atoll.workload.flops import model_flops, trained_parameters
 
 if TYPE_CHECKING:
@@ -97,20 +107,70 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
         """The stage that needs most memory."""
         return fullest(self.memory)
 
-    @property
-    def accuracy(self) -> Accuracy:
-        """How far estimates of such runs were off."""
-        return accuracy(self.run, self.layout)
+    @cached_property
+    def time_spread(self) -> Spread:
+        """Distribution of measured over estimated step times."""
+        run, site = self.run, self.run.site
+        shares = time_shares(run, self.layout, self.step.breakdown(), self.kernel_classes_s)
+        shipped = spread(error_fits().step_time, shares)
+        if site is not None and site.reach is not None:
+            sd = min(site.reach / shipped.reach, shipped.sd)
+            shipped = replace(shipped, causes={}, rest=sd, bias=0.0)
+        return shipped.with_cause("arguments", unpriced_doubt(self.run.arguments))
+
+    @cached_property
+    def memory_spread(self) -> Spread:
+        """Distribution of measured over estimated memory of the fullest stage."""
+        return memory_spread(self.run, self.layout, self.worst)
 
     @property
     def expected_error(self) -> ExpectedError:
-        """The mean error of estimates of such runs."""
-        return self.accuracy.expected
+        """The mean error that estimates with such parts have."""
+        run, fit, site = self.run, error_fits().step_time, self.run.site
+        measured, mean = is_measured(run, self.layout), self.time_spread.mean_error
+        if site is not None and site.error is not None:
+            return ExpectedError(of=f"at {site.name}", mean=site.error, runs=site.runs, sources=1)
+        device = "measured" if measured else "extrapolated"
+        return ExpectedError(
+            of=f"{run_kind(run)}, {device} device",
+            mean=mean,
+            runs=fit.rows,
+            sources=fit.sources,
+            extrapolated=not measured,
+        )
 
     @property
     def interval(self) -> Interval:
         """Between what 90 % of such runs were measured."""
-        return self.accuracy.interval(self.step.time_s, self.worst.allocated)
+        return Interval(
+            share=error_fits().share,
+            step_time_s=self.time_spread.interval(self.step.time_s),
+            memory_bytes=self.memory_spread.interval(self.worst.allocated),
+        )
+
+    @property
+    def expected_step_time_s(self) -> float:
+        """Mean of the distribution of the step time."""
+        return self.step.time_s * self.time_spread.expected
+
+    @property
+    def out_of_memory(self) -> float:
+        """Chance that the fullest stage needs more memory than its device has."""
+        worst, run = self.worst, self.run
+        room = run.gpu.hbm_bytes - (worst.needed - worst.allocated)
+        return self.memory_spread.chance_above(room / worst.allocated)
+
+    @property
+    def uncertainty(self) -> Uncertainty:
+        """Why the interval is as wide as it is, and what would narrow it."""
+        time = self.time_spread
+        return Uncertainty(
+            causes=time.parts(),
+            memory_causes=self.memory_spread.parts(),
+            narrowed=narrowed(time, self.step.time_s),
+            expected_step_time_s=self.expected_step_time_s,
+            out_of_memory=self.out_of_memory,
+        )
 
     @property
     def digits(self) -> int:
@@ -161,17 +221,36 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
         operators = total((c.forward + c.backward).times(c.repeat) for c in costs)
         return {name: part_s / operators.total_s for name, part_s in operators.origins_s.items()}
 
+    def compute_s(self, stage: int) -> float:
+        """Return the seconds per step of one rank of a stage without communication and waiting."""
+        step, stage_time = self.step, self.stages[stage]
+        passes = stage_time.forward, stage_time.backward, stage_time.recompute
+        pass_s = sum(seconds.compute_s for seconds in passes) + stage_time.host_s
+        microbatches = self.layout.microbatches(self.run.global_batch)
+        return microbatches * pass_s + step.accumulate_s + step.optimizer_s
+
     @cached_property
     def kernel_classes_s(self) -> dict[str, float]:
         """Seconds of kernels per step by class (`KERNEL_CLASSES`), on the slowest stage."""
-        estimator, step = Estimator(self.run), self.step
-        stepper, shares = estimator.shares(self.layout)
         slowest = max(range(self.layout.pp), key=lambda stage: self.stages[stage].total_s)
-        chunks, policy = shares[slowest], self.policies[slowest]
-        passes_s = pass_classes_s(estimator, self.layout, chunks, policy)
-        times_s = {name: stepper.microbatches * pass_s for name, pass_s in passes_s.items()}
-        times_s["streaming"] += step.accumulate_s
-        return times_s | {"optimizer": step.optimizer_s}
+        return self.stage_classes_s(slowest)
+
+    def stage_classes_s(self, stage: int) -> dict[str, float]:
+        """Return the seconds of kernels per step by class (`KERNEL_CLASSES`), on a stage."""
+        estimator, step = Estimator(self.run), self.step
+        stepper = estimator.shares(self.layout)[0]
+        policy = self.policies[stage]
+
+        def classes_s(prices: Estimator) -> dict[str, float]:
+            chunks = prices.shares(self.layout)[1][stage]
+            passes_s = pass_classes_s(prices, self.layout, chunks, policy)
+            times_s = {name: stepper.microbatches * pass_s for name, pass_s in passes_s.items()}
+            times_s["streaming"] += step.accumulate_s
+            return times_s | {"optimizer": step.optimizer_s}
+
+        # Where the host or others limit the step, the device draws less and keeps a higher clock.
+        busy_s = sum(classes_s(estimator).values())
+        return classes_s(estimator.busy_for(min(1.0, busy_s / step.time_s)))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -220,7 +299,7 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
     @property
     def most_needed_bytes(self) -> float:
         """What the fullest stage needs at the upper end of the interval."""
-        return most_needed_bytes(self.accuracy, self.worst)
+        return most_needed_bytes(self.run, self.layout, self.worst)
 
     @property
     def tight(self) -> bool:
@@ -242,8 +321,11 @@ class Estimate(Exportable, DrawableResult["EstimateAnswer"]):
         free = f" less {100 * run.headroom:.4g}% kept free" if run.headroom else ""
         words = "fits" if self.fits else "DOES NOT FIT"
         if self.tight:
-            most = format_bytes(self.most_needed_bytes)
-            words = f"fits, but tight: some runs of this kind would need {most}"
+            words = (
+                f"fits, but tight: some runs of this kind would need "
+                f"{format_bytes(self.most_needed_bytes)} (chance of running out of memory "
+                f"{self.out_of_memory:.0%})"
+            )
         return (
             f"{format_bytes(self.worst.needed)} needed of {format_bytes(run.gpu.hbm_bytes)}"
             f"{free}: {words}"
@@ -338,7 +420,7 @@ class Estimator(LayerPrices):
             return estimate.fits and not estimate.tight
         sums, _, picks = self._picked(layout)
         worst = fullest(row_memory(sums, sums.states(), picks))
-        most_bytes = most_needed_bytes(accuracy(self.run, layout), worst)
+        most_bytes = most_needed_bytes(self.run, layout, worst)
         return worst.needed <= self.run.capacity_bytes and most_bytes <= self.run.gpu.hbm_bytes
 
     def _picked(self, layout: Layout) -> tuple[Sums, tuple[str, ...], Ints]:
@@ -404,12 +486,6 @@ def _rerun(
 def fullest(memory: Sequence[Memory]) -> Memory:
     """Return the stage that needs most memory."""
     return max(memory, key=lambda stage: stage.needed)
-
-
-def most_needed_bytes(errors: Accuracy, stage: Memory) -> float:
-    """Return what a stage needs at the upper end of the interval of runs with these errors."""
-    allocated = errors.interval(0.0, stage.allocated).memory_bytes.high
-    return allocated + stage.needed - stage.allocated
 
 
 def boundary_bytes(shares: Sequence[Sequence[Share]]) -> float:

@@ -9,11 +9,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.base.arrays import Floats
 from atoll.hardware.gpu import SCALED
 from atoll.step.layout import Layout
 from atoll.step.parts import MEMORY_PARTS
 from atoll.training.operators.layers import LayerCost
-from atoll.training.operators.tables import Floats
 from atoll.training.run import Run
 from atoll.training.step import FLOAT, resident_parameters
 
@@ -40,6 +40,8 @@ class Memory:
     """Bytes outside of the allocator."""
     resting: float = 0.0
     """Bytes allocated between two steps."""
+    cached: float = 0.0
+    """Bytes that the allocator keeps for reuse, where memory is not short."""
 
     @property
     def allocated(self) -> float:
@@ -49,7 +51,7 @@ class Memory:
     @property
     def reserved(self) -> float:
         """Allocated bytes with the blocks that the allocator keeps for reuse."""
-        return self.allocated * (1 + RESERVED)
+        return self.allocated + self.cached
 
     @property
     def needed(self) -> float:
@@ -73,11 +75,10 @@ def peak_parts(
     run: Run,
     parts: PeakParts,
     shared_parameters: Floats,
-    undivided: NDArray[np.bool_],
     accumulates: NDArray[np.bool_],
 ) -> PeakParts:
-    """Return the parts at the peak of a step, from the largest bytes of each; `undivided`: every
-    rank has all gradients (ZeRO 0 and 1), `accumulates`: there are several microbatches.
+    """Return the parts at the peak of a step, from the largest bytes of each; `accumulates`:
+    gradients exist before the last microbatch.
 
     The loss ends before the first block's temporaries are allocated. With late gradients, these are
     allocated layer by layer as activations are freed, so the peak is at either end; with
@@ -95,12 +96,12 @@ def peak_parts(
     summed = np.maximum(transient, 2 * run.states.gradient * tied)
     if run.stack.optimizer == "foreach":  # square roots of the second moments, like gradients
         summed = np.maximum(summed, gradients)
-    at_end = undivided & (gradients + summed > early + activations + logits)
+    at_end = gradients + summed > early + activations + logits + beyond_loss
     return PeakParts(
-        np.where(undivided & ~at_end, early, gradients),
+        np.where(at_end, gradients, early),
         np.where(at_end, 0.0, activations),
         np.where(at_end, 0.0, logits),
-        np.where(at_end, summed, np.where(undivided, 0.0, beyond_loss)),
+        np.where(at_end, summed, beyond_loss),
     )
 
 
@@ -144,7 +145,9 @@ def logits_bytes(
     head = max(heads, key=lambda cost: cost.logits_bytes)
     logits = head.logits_bytes / 2  # 16-bit elements
     half = head.half_loss or run.half_logits
-    peak = logits * (stack.half_loss_bytes if half else stack.loss_bytes) / stack.loss_chunks
+    loss_bytes = stack.half_loss_bytes if half else stack.loss_bytes
+    loss_bytes += stack.parallel_loss_bytes if layout.tp > 1 else 0.0
+    peak = logits * loss_bytes / stack.loss_chunks
     if not stack.vocabulary_parallel:
         peak *= layout.tp
     deferred = min(stack.deferred_heads, microbatches) * logits * 2
@@ -169,11 +172,50 @@ def fp8_bytes(run: Run, cost: LayerCost) -> float:
 
 
 def buffers_bytes(run: Run, layers: Sequence[tuple[LayerCost, int]], zero: int) -> float:
-    """Return the bytes of gathered tensors, and of workspaces of matrix libraries."""
-    buffers = _gathered_bytes(run, layers) if zero >= 3 else 0.0
-    if zero == 2:  # a layer's full gradient, until it is reduced
+    """Return the bytes of gathered tensors that exist both during the loss and during a block's
+    backward pass, and of workspaces of matrix libraries.
+    """
+    return min(_gathered_phases(run, layers, zero)) + workspace_bytes(run)
+
+
+def phase_bytes(
+    run: Run, layers: Sequence[tuple[LayerCost, int]], zero: int
+) -> tuple[float, float]:
+    """Return the further bytes of gathered tensors during the loss, and in a block's backward."""
+    phases = _gathered_phases(run, layers, zero)
+    return phases[0] - min(phases), phases[1] - min(phases)
+
+
+def _gathered_phases(
+    run: Run, layers: Sequence[tuple[LayerCost, int]], zero: int
+) -> tuple[float, float]:
+    """Return the bytes of gathered weights and of gradients before they are reduced, during the
+    loss and in a block's backward pass.
+
+    FSDP keeps the weights of its outermost group from the forward to the backward pass, and starts
+    to gather the last block's where the loss is part of the model (`Stack.gathered_at_loss`). A
+    block's backward pass has its weights, those of the next one, and gradients of the one before in
+    the reduction's buffer; its own gradients replace activations that they free.
+    """
+    stack, gathered = run.stack, run.gathered_bytes
+    if zero < 2:
+        return 0.0, 0.0
+    if not stack.gathered_at_loss:
         buffers = run.states.reduced * max(_trained(cost) for cost, _ in layers)
-    return buffers + workspace_bytes(run)
+        buffers = _gathered_bytes(run, layers) if zero == 3 else buffers
+        return buffers, buffers
+    resident = {cost.name: sum(resident_parameters(run, cost)) for cost, _ in layers}
+    trained, widest = (
+        max((count(cost) for cost, _ in layers if cost.is_block), default=0.0)
+        for count in (_trained, lambda cost: resident[cost.name])
+    )
+    in_blocks, at_loss = trained * run.states.reduced, 0.0
+    if zero == 3:
+        names = {**resident, "block": widest}
+        in_blocks += gathered * stack.gathered_layers * widest
+        at_loss = gathered * sum(names.get(name, 0.0) for name in stack.gathered_at_loss)
+    has_loss = any(cost.logits_bytes for cost, _ in layers)
+    return at_loss if has_loss else in_blocks, in_blocks
 
 
 def workspace_bytes(run: Run) -> float:
@@ -187,7 +229,7 @@ def _gathered_bytes(run: Run, layers: Sequence[tuple[LayerCost, int]]) -> float:
     ends = max((sum(resident_parameters(run, c)) for c, _ in layers if not c.is_block), default=0.0)
     gathered = max(run.stack.gathered_layers * widest, ends)
     summed = max((_trained(c) for c, _ in layers if c.is_block), default=0)
-    return gathered * run.states.weight + min(gathered, summed) * run.states.reduced
+    return gathered * run.gathered_bytes + min(gathered, summed) * run.states.reduced
 
 
 def kept_bytes(run: Run, cost: LayerCost, recompute: str) -> float:
@@ -199,8 +241,13 @@ def kept_bytes(run: Run, cost: LayerCost, recompute: str) -> float:
     kept = policy_cost.bytes - cost.loss_bytes
     if run.stack.keeps_gathered:
         not_recomputed = 1 - policy_cost.share if policy.startswith("full") else 1.0
+        not_recomputed = 0.0 if policy == "alternate" else not_recomputed
+        # Composed norms also keep what is gathered.
+        counted = 0.0 if "rmsnorm" in run.stack.kept else 1.0
         kept += not_recomputed * sum(
-            link.bytes for link in cost.forward_links if link.kind == "all_gather"
+            link.bytes * (1 - counted / link.group)
+            for link in cost.forward_links
+            if link.kind == "all_gather"
         )
     return kept
 

@@ -102,6 +102,7 @@ def run_from_question(
         model=config,
         gpu=gpu,
         network=load_network(question.network or gpu.network),
+        network_assumed=question.network is None,
         devices=question.devices,
         sequence=length,
         global_batch=question.batch,

@@ -12,7 +12,7 @@ from atoll.fabric.network import Network
 from atoll.hardware.device import Device
 from atoll.hardware.gpu import ELEMENT_BYTES, SCALED, Gpu
 from atoll.step.length import RunLength
-from atoll.step.states import States
+from atoll.step.states import N, States
 from atoll.tools.arguments import ArgumentAccount
 from atoll.tools.registry import ANY_LAYOUT
 from atoll.tools.stack import COMPOSED_GELU, Stack
@@ -33,6 +33,8 @@ FUSED_MIXERS = {
     "conv": "fused short convolutions (causal-conv1d)",
 }
 """Assumed kernels by mixer, with the packages that provide them for GPUs."""
+HALF = 2.0
+"""Bytes of a 16-bit element."""
 DRIVER_BYTES = 0.9e9
 """Memory of the driver and of libraries in steps on one H200 (0.80 to 0.88 GB)."""
 SLOW_PATH = " (on an H200 3.17 s were measured where 58 ms are estimated)"
@@ -81,6 +83,8 @@ class Run:
     """Source of measured operator times; None: modelled times."""
     headroom: float = 0.0
     """Share of each device's memory to keep free."""
+    network_assumed: bool = False
+    """Whether the network is the device's usual one because none was stated."""
     question: RunQuestion | None = field(default=None, compare=False, repr=False)
     """The question that the run comes from, if any."""
     arguments: ArgumentAccount | None = field(default=None, compare=False, repr=False)
@@ -141,6 +145,23 @@ class Run:
             return self.stack.frozen_bytes
         alone = self.precision in SCALED and self.stack.scaled_weights
         return ELEMENT_BYTES[self.precision] if alone else self.states.weight
+
+    @property
+    def gathered_bytes(self) -> float:
+        """Bytes per weight that ZeRO gathers: fp32 weights are cast to 16 bits before, unless they
+        are multiplied in fp32.
+        """
+        return self.states.weight if self.stack.wide else min(self.states.weight, HALF)
+
+    def state_bytes(self, parameters: N, divided_parameters: N, zero: int) -> tuple[N, N, N]:
+        """Return the bytes of weights, gradients and optimizer states per rank. FSDP divides fp32
+        weights under every stage, and keeps their gathered 16-bit copies under 1 and 2.
+        """
+        weights, gradients, optimizer = self.states.parts(parameters, divided_parameters, zero)
+        if self.stack.regathers and zero in (1, 2) and self.gathered_bytes < self.states.weight:
+            copies = self.gathered_bytes * parameters
+            weights = self.states.weight * divided_parameters + copies
+        return weights, gradients, optimizer
 
     @property
     def half_logits(self) -> bool:

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from atoll.answers.validation import ProfiledStep
+from atoll.base.arrays import Floats
 from atoll.base.errors import AtollError
 from atoll.files.inputs import open_input
 from atoll.files.jsonfile import read_object
@@ -65,7 +65,6 @@ _KINDS, _OVERLAPS = (
     {kind: re.compile(words, re.IGNORECASE) for kind, words in table.items()}
     for table in (KINDS, OVERLAPS)
 )
-Floats = NDArray[np.float64]
 START, END = 0, 1  # columns of intervals
 
 

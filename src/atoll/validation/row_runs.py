@@ -69,6 +69,7 @@ def run_from_row(row: RunRow) -> tuple[Run, Layout]:
         model=model_from_row(row, settings.dropout),
         gpu=gpu,
         network=settings.network,
+        network_assumed=not row.text("network"),
         devices=devices,
         sequence=row.integer("seq"),
         global_batch=row.integer("global_batch"),

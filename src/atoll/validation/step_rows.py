@@ -1,4 +1,5 @@
-"""Steps of Hugging Face models on one device, as runs: rows of tables with a column `step_ms`.
+"""Steps of one device as runs: rows of tables with a column `step_ms`. They are of Hugging Face's
+models, or of one rank of a layout, measured without communication (column `world`).
 
 Parameters, gradients and moments are 16-bit, unless weights are fp32.
 """
@@ -11,10 +12,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from atoll.files.jsonfile import read_object
+from atoll.files.jsonfile import parse_object, read_object
 from atoll.hardware.catalog import load_network
 from atoll.hardware.gpu import load_gpu
-from atoll.step.layout import Layout
+from atoll.step.layout import FULL_BLOCKS, Layout
 from atoll.step.states import STATES
 from atoll.tools.software import flagged, graphed
 from atoll.tools.stack import STACKS, UPDATES, with_adapters
@@ -64,8 +65,9 @@ POSITIONS, USUAL_POSITIONS = {"bert": 512}, 1024
 """Least rows of the table of positions, by family."""
 
 
-ATTENTION = {"eager": "unfused", "FLASH_ATTENTION": "flash2"}
-"""Attention kernels by Hugging Face's attention or torch's SDPA back end; others are `flash`."""
+ATTENTION = {"eager": "unfused", "FLASH_ATTENTION": "flash2", "flex_attention": "flash2"}
+"""Attention kernels by Hugging Face's attention or torch's SDPA back end; others are `flash`.
+FlexAttention's kernels on an H200 take 1.5 to 2 times as long as cuDNN's, as FlashAttention 2's."""
 LOSSES = {
     "chunked": "recompute_loss",
     "compiled": "compiled_loss",
@@ -73,12 +75,14 @@ LOSSES = {
 }
 """Flags of losses; those by chunks are of 2,048 tokens and computed again backwards."""
 CHUNK_TOKENS = 2048
+RANK_RECOMPUTE = {"every-second-block": FULL_BLOCKS, "selective": FULL_BLOCKS}
+"""Recomputation of ranks in Atoll's words; torchtitan's selective mode is of every second block."""
 WIDE = ("fp32", "tf32")
 EXPERTS = {"grouped_mm": ("grouped_mm", "masked_experts"), "eager": ("sliced_experts",)}
 """Flags of Hugging Face's experts."""
 ASSUMED = {
     "optimizer": ("fused", "fp32amp", "foreach", "forloop", "adamw8bit"),
-    "attn": ("sdpa", "eager"),
+    "attn": ("sdpa", "eager", "flex_attention"),
     "backend": ("CUDNN_ATTENTION", "FLASH_ATTENTION"),
     "packed": ("0", "1"),
     "mask": ("none", "padding", "packed", "causal4d"),
@@ -95,19 +99,23 @@ ASSUMED = {
 
 
 def run_from_step(row: RunRow) -> tuple[Run, Layout]:
-    """Return the run and layout of a measured step."""
+    """Return the run and layout of a measured step, or of the layout of a measured rank."""
     gpu = load_gpu(row.device)
-    stack = STACKS["compiled" if row.integer("compiled", 0) else "eager"]
+    stack = STACKS[_stack(row)]
     adapters = adapters_from_row(row)
     model, sequence = model_from_step(row)
     stack = flagged(stack, " ".join(_flags(row, model)))
     if row.integer("graph", 0):
         stack = graphed(stack, "full_iteration")
+    if row.is_rank and row.text("tool") != "torchtitan":
+        stack = replace(stack, vocabulary_parallel=False)  # Hugging Face gathers the logits
+    if limit_bytes := row.number("limit_bytes", 0.0):
+        gpu = replace(gpu, hbm_bytes=round(limit_bytes + stack.context_bytes))
     run = Run(
         model=model,
         gpu=gpu,
         network=load_network(gpu.network),
-        devices=1,
+        devices=row.integer("devices"),
         sequence=sequence,
         global_batch=row.integer("global_batch"),
         stack=with_adapters(stack) if adapters else stack,
@@ -117,10 +125,45 @@ def run_from_step(row: RunRow) -> tuple[Run, Layout]:
         adapters=adapters,
         fine_tuned=adapters is not None,
     )
+    return run, _rank_layout(row) if row.is_rank else _step_layout(row)
+
+
+def _stack(row: RunRow) -> str:
+    """Return the name of a step's software."""
+    if row.integer("compiled", 0):
+        return "compiled"
+    return "fsdp" if row.is_rank else "eager"
+
+
+def _step_layout(row: RunRow) -> Layout:
     words = {"": "none", "0": "none", "1": "full"}
     recompute = row.text("recompute").removesuffix(".0")
     recompute = words.get(recompute, recompute)
-    return run, Layout(microbatch=row.integer("micro_batch", 1), zero=0, recompute=recompute)
+    return Layout(microbatch=row.integer("micro_batch", 1), zero=0, recompute=recompute)
+
+
+def _rank_layout(row: RunRow) -> Layout:
+    """Return the layout of a measured rank. torchtitan keeps gathered weights in a pipeline and
+    divides sequences over tensor ranks.
+    """
+    tp, pp, layers = row.integer("tp", 1), row.integer("pp", 1), row.integer("layers")
+    dp, replicas = row.integer("devices") // (tp * pp), row.integer("replicate", 1)
+    keeps_weights = row.text("reshard_after_forward") == "never" or pp > 1
+    sharded_zero = (1 if pp > 1 else 2) if keeps_weights else 3
+    recompute = RANK_RECOMPUTE.get(row.text("recompute"), row.text("recompute", "none"))
+    if recompute == FULL_BLOCKS:
+        recompute = f"{FULL_BLOCKS}{max(1, layers // pp // 2)}"
+    return Layout(
+        dp=dp,
+        tp=tp,
+        pp=pp,
+        microbatch=row.integer("micro_batch", 1),
+        sp=tp > 1 and row.text("tool") == "torchtitan",
+        zero=sharded_zero if dp > replicas else 0,
+        hsdp=replicas if dp > replicas else 1,
+        recompute=recompute,
+        blocks=(layers // pp,) * pp if layers % pp == 0 else (),
+    )
 
 
 def _flags(row: RunRow, model: ModelConfig) -> list[str]:
@@ -132,7 +175,7 @@ def _flags(row: RunRow, model: ModelConfig) -> list[str]:
         flags.append("fp32_adapters")
     if row.text("weights") == "nf4":
         flags.append("nf4")
-    if row.text("precision") == "amp" or row.text("optimizer") == "fp32amp":
+    if row.text("precision") == "amp" or row.text("optimizer") == "fp32amp" or _is_amp_rank(row):
         flags.append("autocast")
     if model.mixer == "mamba2" and row.text("attn") == "eager":
         flags.append("plain_mixers")
@@ -142,8 +185,8 @@ def _flags(row: RunRow, model: ModelConfig) -> list[str]:
         flags.append(row.text("optimizer"))
     if row.integer("clip", 0):
         flags.append("clip")
-    if row.text("compile_mode") == "block":
-        flags.append("eager_loss")
+    if row.text("compile_mode") == "block" or (row.is_rank and row.integer("compiled", 0)):
+        flags.append("compiled_blocks")
     if row.text("loss_kind") in LOSSES:
         flags.append(LOSSES[row.text("loss_kind")])
     if row.text("loss_kind") == "chunked":
@@ -160,6 +203,11 @@ def _flags(row: RunRow, model: ModelConfig) -> list[str]:
         if model.positions == "relative" or _is_math(row, model):
             flags.append("math_attention")
     return flags
+
+
+def _is_amp_rank(row: RunRow) -> bool:
+    """Return whether a rank has fp32 weights that FSDP does not cast."""
+    return row.is_rank and row.text("weights") == "fp32" and _rank_layout(row).zero == 0
 
 
 def _states(row: RunRow) -> str:
@@ -179,7 +227,8 @@ def _is_traced(row: RunRow) -> bool:
     """Return whether the model is compiled as one: Hugging Face then passes a dense mask, which the
     compiler runs as SDPA's math back end in encoders.
     """
-    return bool(row.integer("compiled", 0)) and row.text("compile_mode") != "block"
+    by_blocks = row.text("compile_mode") == "block" or row.is_rank
+    return bool(row.integer("compiled", 0)) and not by_blocks
 
 
 def _is_math(row: RunRow, model: ModelConfig) -> bool:
@@ -233,7 +282,9 @@ def _configuration(row: RunRow) -> dict[str, Any]:
     file = table.parent / row.text("config")
     packed = table.with_name(f"{table.stem}_configs.json.gz")
     given: dict[str, Any] = {}
-    if row.text("config") and not file.exists() and packed.exists():
+    if row.text("config").startswith("{"):
+        given = parse_object(row.text("config"), row.where)
+    elif row.text("config") and not file.exists() and packed.exists():
         given = read_object(packed).get(file.name, {})
     elif row.text("config"):
         given = read_object(file)

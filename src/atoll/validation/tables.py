@@ -25,6 +25,8 @@ RUN_COLUMNS = ("id", "layers", "hidden", "seq", "device", "devices", "global_bat
 STEP_COLUMNS = ("family", "layers", "hidden", "heads", "ffn", "vocab", "mbs", "seq", "step_ms")
 OUT_OF_MEMORY = "OOM"
 """Word instead of a step's time."""
+HOST_SHARE = 0.9
+"""Share of a rank's step from which on the host limits it."""
 TIMES_S = 1e-9, 1e9
 PEAKS_BYTES = 1.0, 1e15
 """Ranges of measurements; outside, errors would not be finite."""
@@ -121,14 +123,25 @@ class RunRow(Row):
         return "step_ms" in self.values
 
     @property
+    def is_rank(self) -> bool:
+        """Whether it is one rank of a layout, measured without communication."""
+        return self.is_step and bool(self.text("world"))
+
+    @property
     def ran_out_of_memory(self) -> bool:
         return self.text("step_ms") == OUT_OF_MEMORY
 
     @property
     def time_s(self) -> float | None:
-        """Measured step time, else derived from tokens per second."""
+        """Measured step time, else derived from tokens per second; None for a rank whose host
+        limits it, as stand-ins for collectives take it longer than collectives do.
+        """
         if self.is_step:
-            return None if self.ran_out_of_memory else self.number("step_ms") / 1e3
+            if self.ran_out_of_memory:
+                return None
+            step_ms = self.number("step_ms")
+            limited_by_host = self.is_rank and self.number("host_ms", 0.0) > HOST_SHARE * step_ms
+            return None if limited_by_host else step_ms / 1e3
         if value := self.number("measured_iter_time_s", 0.0):
             return value
         rate = self.number("measured_tokens_per_s_per_device", 0.0)
@@ -185,16 +198,19 @@ def read_runs(
 
 
 def _with_run(row: RunRow, path: str, device: str) -> RunRow:
-    """Return a step with the columns of a run on one device."""
+    """Return a step with the columns of a run on one device, or on all of a rank's world."""
     sizes = row.text("model") or row.text("family"), row.text("mbs"), row.text("seq")
-    cells = {"id": row.id or "-".join(sizes), "source": path, "device": device, "devices": "1"}
+    cells = {"id": row.id or "-".join(sizes), "source": path, "device": device}
     row = replace(row, values={**row.values, **cells, "quality": "A"})
     try:
         least = 1 if row.ran_out_of_memory else None  # such rows may state nothing but their model
-        batch = str(row.integer("mbs", least) * row.integer("accum", 1))
+        world, model_ranks = (row.integer("world", 1), row.integer("tp", 1) * row.integer("pp", 1))
+        sequences = row.integer("mbs", least) * row.integer("accum", row.integer("microbatches", 1))
+        batch = str(sequences * (world // model_ranks))
     except AtollError as error:
         return replace(row, trouble=row.trouble or str(error))
-    values = {**row.values, "micro_batch": row.text("mbs", "1"), "global_batch": batch}
+    added = {"devices": str(world), "micro_batch": row.text("mbs", "1"), "global_batch": batch}
+    values = {**row.values, **added}
     return replace(row, values=values)
 
 

@@ -54,6 +54,8 @@ class PredictedRun:
     time_interval: Interval | None = None
     memory_interval: Interval | None = None
     """Low and high of measured / predicted."""
+    reserved_bytes: float = 0.0
+    """Bytes that the allocator of a measured rank reserves."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,8 @@ class Prediction:
         if not measured_s or self.estimate is None:
             return {}
         predicted_s = self.estimate.kernel_classes_s
+        if self.row.is_rank:
+            predicted_s = self.estimate.stage_classes_s(self.row.integer("pp_rank", 0))
         pairs = {n: (measured_s.get(n, 0.0), time_s) for n, time_s in predicted_s.items()}
         return pairs | {TOTAL: (sum(m for m, _ in pairs.values()), sum(predicted_s.values()))}
 
@@ -89,10 +93,31 @@ class Prediction:
             return None
         return self.predicted.peak_bytes / self.row.peak_bytes - 1
 
+    @property
+    def reserved_error(self) -> float | None:
+        """Predicted / measured peak of what a rank's allocator reserves - 1."""
+        row = self.row
+        if self.predicted is None or not row.is_rank or row.peak_bytes is None:
+            return None
+        return self.predicted.reserved_bytes / row.number("reserved_bytes") - 1
+
 
 def predicted_run(row: RunRow, estimate: Estimate) -> PredictedRun:
     """Return the prediction of a run from its estimate."""
     run, layout = estimate.run, estimate.layout
+    if row.is_rank:
+        stage = row.integer("pp_rank", 0)
+        memory = estimate.memory[stage]
+        return PredictedRun(
+            time_s=estimate.compute_s(stage),
+            peak_bytes=memory.allocated,
+            stage_bytes=tuple(memory.allocated for memory in estimate.memory),
+            fits=memory.needed <= run.capacity_bytes,
+            layout=str(layout),
+            kind=f"rank of {row.text('tool')}",
+            features=tuple(name for name, uses in FEATURES.items() if uses(run, layout)),
+            reserved_bytes=memory.reserved,
+        )
     return PredictedRun(
         time_s=estimate.step.time_s,
         peak_bytes=predicted_peak_bytes(peak_meaning(row), estimate.memory),
@@ -102,8 +127,8 @@ def predicted_run(row: RunRow, estimate: Estimate) -> PredictedRun:
         kind=estimate.expected_error.of,
         variant=f"{layout} {run.attention}",
         features=tuple(name for name, uses in FEATURES.items() if uses(run, layout)),
-        time_interval=estimate.accuracy.step_time,
-        memory_interval=estimate.accuracy.memory,
+        time_interval=estimate.time_spread.ratios,
+        memory_interval=estimate.memory_spread.ratios,
     )
 
 
@@ -164,6 +189,7 @@ def summary(predictions: Sequence[Prediction], *, expect: str | None = None) -> 
         skipped=dict(skipped.most_common()),
         step_time=step_time,
         memory=peaks,
+        reserved_memory=errors((p.reserved_error, None) for p in predicted),
         kernel_classes=class_errors(predicted),
         coverage=step_time.coverage,
         rejected=rejected,

@@ -60,7 +60,7 @@ def read_torchtitan(file: str, content: Mapping[str, Any], user: UserValues) -> 
         "sequence": args.count("training.seq_len") or 2048,
         "precision": _precision(args),
         "recompute": _recompute(args, -(-described.layers // pp)),
-        "stack": "compiled" if _compiled(args) else "fsdp",
+        "stack": "torchtitan-compiled" if _compiled(args) else "torchtitan",
         **_data_parallel(args, tp, cp, pp),
         **_pipeline(args, pp, described.layers),
     }

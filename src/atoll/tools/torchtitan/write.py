@@ -105,10 +105,11 @@ def _data_parallel(plan: LaunchPlan, notes: list[str]) -> Settings:
             f"zero {layout.zero} is written as FSDP that keeps gathered weights from forward to "
             f"backward; it also divides weights at rest, and gathers them every {period}."
         )
+    resharded = "default" if layout.pp == 1 else "always"  # the head stays gathered, or not
     return {
         "data_parallel_replicate_degree": layout.hsdp,
         "data_parallel_shard_degree": layout.dp // layout.hsdp,
-        "fsdp_reshard_after_forward": "always" if layout.zero == 3 else "never",
+        "fsdp_reshard_after_forward": resharded if layout.zero == 3 else "never",
     }
 
 

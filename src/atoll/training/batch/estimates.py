@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.base.arrays import Floats, Ints
 from atoll.fabric.nested import curves, terms
 from atoll.step.bubbles import bubble_terms, chunk_weights, peaks
 from atoll.step.layout import ZERO_STAGES, Layout
@@ -27,11 +28,12 @@ from atoll.training.memory import (
     fp8_bytes,
     kept_bytes,
     logits_bytes,
+    phase_bytes,
     transient_bytes,
 )
 from atoll.training.operators.layer_prices import LayerPrices
 from atoll.training.operators.layers import LayerCost
-from atoll.training.operators.tables import STAGES, Floats, Ints, LayoutTables
+from atoll.training.operators.tables import STAGES, LayoutTables
 from atoll.training.run import Run
 from atoll.training.step import (
     LayerPasses,
@@ -328,7 +330,7 @@ def per_parameter(priced: LayerPrices, layout: Layout, accumulates: bool) -> Flo
     def compute() -> Floats:
         columns = [
             (
-                *run.states.parts(dense + expert, layout.divided(dense, expert), zero),
+                *run.state_bytes(dense + expert, layout.divided(dense, expert), zero),
                 accumulation_s(run, layout, copies + accumulates, dense, expert),
                 update_s(run, layout, dense, expert),
             )
@@ -424,6 +426,7 @@ def _content_row(
         priced.shared(layout, costs),
         max((cost.boundary_bytes for cost in costs if cost.is_block), default=0),
         *(buffers_bytes(priced.run, layers, zero) for zero in ZERO_STAGES),
+        *(more for zero in ZERO_STAGES for more in phase_bytes(priced.run, layers, zero)),
     )
 
 

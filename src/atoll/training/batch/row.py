@@ -7,11 +7,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from atoll.base.arrays import Floats, Ints
 from atoll.step.replay import PassTime
 from atoll.training.batch.cost_arrays import StagePasses, StateCosts
 from atoll.training.batch.sums import Sums
-from atoll.training.memory import PARTS, Memory, workspace_bytes
-from atoll.training.operators.tables import COPIES, GROUP, PIPE, SIDE, ZERO, Floats, Ints
+from atoll.training.memory import PARTS, RESERVED, Memory, workspace_bytes
+from atoll.training.operators.tables import (
+    COPIES,
+    GROUP,
+    LOSS,
+    PIPE,
+    SIDE,
+    ZERO,
+    ContentColumn,
+)
 from atoll.training.step import PassSeconds, StageTime, StepTime
 
 SHARDED = PassSeconds._fields.index("sharded_s")
@@ -34,7 +43,7 @@ def layout_row(sums: Sums, picks: Ints) -> LayoutRow:
     parts, wanted = _by_pod(sums, _stage_parts, picks), np.ones((1, 1), dtype=np.bool_)
     paces_s = sums.paces_s(passes, wanted)
     device_s, host_s = (pace_s.item() for pace_s in paces_s)
-    reduced_s = sums.with_gradients_s(states, passes, *paces_s).item()
+    reduced_s = sums.with_gradients_s(states, sums.behind_s(passes), *paces_s).item()
     without_messages = sums.paces_s(passes, wanted, np.zeros_like(sums.message_s))
     alone_s = max(pace_s.item() for pace_s in without_messages)
     slowest = sums.slowest(passes.total_s).item()
@@ -77,6 +86,22 @@ def _peaks(sums: Sums, states: StateCosts, picks: Ints) -> Floats:
     """Return (stages, 4): `PeakParts`."""
     parts = np.stack(np.broadcast_arrays(*sums.peak_parts(states)), axis=-1)
     return parts[np.arange(len(picks)), picks]
+
+
+def _cached(sums: Sums, states: StateCosts, parts: Floats) -> Floats:
+    """Return the bytes that the allocator keeps for reuse in each stage: a share of the allocated
+    ones or, under FSDP, what belongs to other streams (reduced gradients and gathered weights), and
+    a share of the loss's tensors, which smaller ones have broken up.
+    """
+    t, rows, stack = sums.tables, sums.rows[sums.row], sums.stack
+    content, zero = t.content[sums.mix], rows[:, ZERO]
+    gathered = t.contents[content, ContentColumn.BUFFER_BYTES + zero] - workspace_bytes(sums.run)
+    gathered += t.contents[content, ContentColumn.PHASE_BYTES + 2 * zero]
+    late = states.gradients - parts[:, PARTS.index("gradients")]  # not part of the peak
+    cached = late + stack.cached_gathers * gathered
+    cached += stack.cached_loss * t.logits[rows[:, LOSS], content]
+    usual = RESERVED * parts.sum(axis=1)
+    return np.asarray(np.where((zero > 0) & (stack.cached_loss > 0), cached, usual))
 
 
 def _step(
@@ -144,8 +169,9 @@ def row_memory(sums: Sums, states: StateCosts, picks: Ints) -> tuple[Memory, ...
     peaks = _by_pod(sums, _peaks, states, picks)
     weights, optimizer, buffers = states.fixed.T
     parts = np.column_stack([weights, peaks[:, 0], optimizer, peaks[:, 1:], buffers])
+    cached = _by_pod(sums, _cached, states, parts)
     runs = [sums.pods[pod].run for pod in sums.pod.tolist()]
-    late = np.array([run.stack.late_gradients for run in runs])
+    late = np.array([run.stack.late_gradients for run in runs]) & ~sums.bucketed
     resting = weights + optimizer + np.where(late, 0.0, states.gradients)
     return tuple(
         Memory(
@@ -154,8 +180,9 @@ def row_memory(sums: Sums, states: StateCosts, picks: Ints) -> tuple[Memory, ...
             fragmentation=run.stack.fragmentation,
             context_bytes=run.stack.context_bytes,
             resting=resting_bytes + workspace_bytes(run),
+            cached=cached_bytes,
         )
-        for stage, (run, row, resting_bytes) in enumerate(
-            zip(runs, parts.tolist(), resting.tolist(), strict=True)
+        for stage, (run, row, resting_bytes, cached_bytes) in enumerate(
+            zip(runs, parts.tolist(), resting.tolist(), cached.tolist(), strict=True)
         )
     )

@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from atoll.base.arrays import Floats
 from atoll.cost.gpu_attention import Heads, attention_times_s
 from atoll.cost.gpu_experts import TILE_ROWS
-from atoll.cost.gpu_gemm import VECTOR_ELEMENTS, Floats, fastest_flops, gemm_times_s
+from atoll.cost.gpu_gemm import VECTOR_ELEMENTS, fastest_flops, gemm_times_s
 from atoll.cost.gpu_vector import (
     KERNELS,
     LEAST_BYTES,
@@ -29,9 +30,10 @@ from atoll.training.operators.kernels.eager import (
 )
 from atoll.training.operators.kernels.launched import (
     COUNTED,
-    DENSE_MASK,
     attention_factor,
+    kernel_factor,
     mask_passes,
+    query_passes_s,
 )
 from atoll.training.operators.kernels.wide_products import is_wide, wide_product
 from atoll.training.operators.roles import (
@@ -272,7 +274,7 @@ class GpuPricer:
         if op.kind in _FUSED or (not op.matmuls and not op.vectors):
             moved_bytes: float = layer.traffic_bytes(op)
             if op.kind == "scatter_add" and self.stack.split_products:
-                moved_bytes = embedding_gradient_bytes(layer, op)
+                moved_bytes = embedding_gradient_bytes(layer, op, self.stack.fp32_table)
             total += Cost(vector_s=float(streaming_s(self.gpu, moved_bytes)), kernels=1)
         return total
 
@@ -449,8 +451,9 @@ class GpuPricer:
         if ring > 1 and not even:  # smaller kernels, which take at least as long
             ring_s = self._ring_s(heads, kv_heads, queries, head, causal, backward, ring)
             seconds = max(seconds, ring_s)
-        masks = mask_passes(op)
-        seconds *= self.attention_factor * (DENSE_MASK if masks else 1.0)
+        passes_s = query_passes_s(self.gpu, op)
+        seconds = passes_s + kernel_factor(op, self.stack) * (seconds - passes_s)
+        seconds *= self.attention_factor
         seconds *= (head + width) / (2 * head)
         full = (sequence + 1) / (2 * sequence) if causal else 1.0
         if scores.fraction < 0.98 * full:  # a sliding window
@@ -462,7 +465,7 @@ class GpuPricer:
         between_s = seconds - timed_s if origin else 0.0
         launched = ring * (3 if backward else 1)
         cost = Cost(0.0, seconds, 0.0, launched, timed_s, between_s)
-        cost += total(map(self.vector, masks))
+        cost += total(map(self.vector, mask_passes(op)))
         if ring == 1:
             return cost
         # Weighted sums of partial outputs; backwards of gradients of queries, keys and values.

@@ -7,17 +7,22 @@ from collections.abc import Sequence
 from atoll.cost.pricer import Pricer
 from atoll.step.layout import Layout
 from atoll.training.operators.gpu_pricer import GpuPricer
+from atoll.training.operators.kernels.launched import query_passes_s
 from atoll.training.operators.layer_prices import LayerPrices
 from atoll.training.operators.layers import Share
 from atoll.training.operators.policies import PolicyCost
-from atoll.training.operators.roles import is_loss
+from atoll.training.operators.roles import is_loss, widths
 from atoll.workload.graph.layer import Layer
+from atoll.workload.graph.operator import Operator
 
 KERNEL_CLASSES = ("products", "attention", "softmax/loss", "streaming", "optimizer", "memory")
 """Matrix products; fused attention; softmax and cross entropy; other vector kernels; the update of
 the weights; copies and zeroing by the driver, which are not priced."""
-CAST_SHARE = {"cross_entropy": 6 / 18, "cross_entropy_bwd": 6 / 18}
-"""Share of PyTorch's cross entropy that casts logits to and from fp32: streaming kernels."""
+GAP_S = 0.8e-6
+"""Time between two kernels: part of the price of the second, but of neither in a profile."""
+CAST_SHARE = {"cross_entropy": 0.42, "cross_entropy_bwd": 0.36}
+"""Share of the time of PyTorch's cross entropy in which logits are cast to fp32, and zeros written
+and gradients cast back: streaming kernels."""
 
 
 def pass_classes_s(
@@ -34,12 +39,46 @@ def pass_classes_s(
         kept = cost.kept(recompute if cost.is_block else "none")
         total = cost.forward + cost.backwards(layout.schedule) + kept.again
         softmax_s = _softmax_s(prices.pricer, layers[id(cost)], kept)
+        around_s = _around_attention_s(prices, layers[id(cost)])
+        gaps_s = _gaps_s(prices.pricer, layers[id(cost)], kept)
         n = count / directions
         times_s["products"] += n * total.matrix_s
-        times_s["attention"] += n * total.attention_s
+        times_s["attention"] += n * (total.attention_s - around_s)
         times_s["softmax/loss"] += n * softmax_s
-        times_s["streaming"] += n * (total.vector_s - softmax_s)
+        times_s["streaming"] += n * (total.vector_s - softmax_s + around_s)
+        for name, gap_s in gaps_s.items():
+            times_s[name] -= n * gap_s
     return times_s
+
+
+def _gaps_s(pricer: Pricer, layer: Layer, kept: PolicyCost) -> dict[str, float]:
+    """Return the seconds between kernels of a layer by the class of the kernel that follows."""
+    gaps = dict.fromkeys(("products", "attention", "streaming"), 0.0)
+    if not isinstance(pricer, GpuPricer):
+        return gaps
+    for op in (*layer.forward, *layer.backward):
+        runs = 1 + kept.share * (op.name in kept.rerun)
+        fused = op.kind in ("attention", "attention_bwd")
+        main = 1 if fused else _products(pricer, layer, op)
+        gaps["attention" if fused else "products"] += runs * main * GAP_S
+        gaps["streaming"] += runs * max(0, pricer.cost(layer, op).kernels - main) * GAP_S
+    return gaps
+
+
+def _products(pricer: GpuPricer, layer: Layer, op: Operator) -> int:
+    """Return the number of products that an operator launches."""
+    is_split = pricer.stack.split_products and not pricer.stored and op.kind.startswith("linear")
+    return len(op.matmuls) * max(1, len(widths(layer, op)) if is_split else 1)
+
+
+def _around_attention_s(prices: LayerPrices, layer: Layer) -> float:
+    """Return the seconds of cuDNN's kernels before and after the main one of attention, which have
+    names of their own; FlashAttention's are counted with it.
+    """
+    pricer = prices.pricer
+    if not isinstance(pricer, GpuPricer) or prices.run.attention != "flash":
+        return 0.0
+    return sum(query_passes_s(pricer.gpu, op) for op in layer.backward)
 
 
 def _softmax_s(pricer: Pricer, layer: Layer, kept: PolicyCost) -> float:

@@ -9,13 +9,15 @@ from functools import lru_cache
 from typing import Any, Self, TypeVar
 
 from atoll.base.registry import import_named
+from atoll.cost.gpu_gemm import fastest_flops
 from atoll.cost.pricer import Pricer, total
 from atoll.hardware.device import TemplateChip
-from atoll.hardware.gpu import ELEMENT_BYTES, SCALED
+from atoll.hardware.gpu import ELEMENT_BYTES, SCALED, Gpu
 from atoll.step.layout import FULL_BLOCKS, HOST, RECOMPUTE, Layout
 from atoll.step.stages import ChainWork
 from atoll.training.operators.gpu_pricer import GpuPricer
 from atoll.training.operators.kernels.launched import attention_form, launched
+from atoll.training.operators.kernels.wide_products import is_wide
 from atoll.training.operators.layers import HALF, LayerCost, layer_costs
 from atoll.training.operators.step_clock import KernelMix, in_step
 from atoll.training.operators.timings import Timings
@@ -32,7 +34,6 @@ from atoll.workload.prepare import in_context, prepare
 
 T = TypeVar("T")
 MIX_TOKENS = 8192  # of a microbatch whose kernels decide on the clock
-SHORTEST_S = 1e-12
 SAME_WORK = 0.05  # blocks whose FLOPs differ by less are split as equal ones
 VOCABULARY_UNIT = 128  # Megatron-LM pads to this many rows on every tensor rank
 
@@ -46,16 +47,28 @@ class LayerPrices:
         self._variants: dict[tuple[object, ...], tuple[LayerCost, ...]] = {}
         self._models: dict[tuple[int, int, int, int, bool], Model] = {}
         self._cache: dict[tuple[object, ...], Any] = {}
+        self.mix: KernelMix | None = None
         if isinstance(self.pricer, GpuPricer) and self.pricer.gpu.calibration.limit_throttle:
-            self.pricer = _pricer(replace(run, gpu=in_step(self.pricer.gpu, self._mix())))
-            self._variants = {}
+            self.mix = self._mix(self.pricer.gpu)
+            self._set_clock(self.pricer.gpu, self.mix)
 
-    def _mix(self) -> KernelMix:
+    def _mix(self, gpu: Gpu) -> KernelMix:
         """Return the mix of kernels of the undivided model, by which the clock is chosen."""
         layout = Layout(microbatch=max(1, MIX_TOKENS // self.run.sequence))
         passes = total((c.forward + c.backward).times(c.repeat) for c in self.costs(layout))
-        times_s = passes.matrix_s, passes.attention_s, passes.vector_s
-        return KernelMix(*(time_s / max(sum(times_s), SHORTEST_S) for time_s in times_s))
+        formats = {True: self.run.precision, False: gpu.half_dtype}
+        rates = {linear: fastest_flops(gpu, dtype) for linear, dtype in formats.items()}
+        products_s = attention_s = 0.0
+        for layer, repeat in self.model(layout).layers:
+            for op in (*layer.forward, *layer.backward):
+                flops = sum(product.flops * product.fraction for product in op.matmuls)
+                fastest_s = repeat * flops / rates[op.kind.startswith("linear")]
+                if op.kind in ("attention", "attention_bwd"):
+                    attention_s += fastest_s
+                elif not is_wide(self.run.stack, op):
+                    products_s += fastest_s
+        times_s = products_s, attention_s, passes.vector_s
+        return KernelMix(*(time_s / passes.total_s for time_s in times_s))
 
     def with_run(self, run: Run) -> Self:
         """Return the costs of a run that differs only in machine rates; both share the model."""
@@ -68,6 +81,19 @@ class LayerPrices:
         prices = copy(self)
         prices.run, prices._cache = run, {}
         return prices
+
+    def busy_for(self, share: float) -> Self:
+        """Return the costs at the clock of a device whose kernels run for a share of the time."""
+        if self.mix is None or not isinstance(self.run.gpu, Gpu):
+            return self
+        prices, busy_mix = copy(self), KernelMix(*(share * rate for rate in self.mix))
+        prices._set_clock(self.run.gpu, busy_mix)
+        return prices
+
+    def _set_clock(self, gpu: Gpu, mix: KernelMix) -> None:
+        """Price all kernels at the clock of this mix."""
+        self.pricer = _pricer(replace(self.run, gpu=in_step(gpu, mix)))
+        self._variants, self._cache = {}, {}
 
     def lower_bounds(self) -> Self:
         """Return faster lower bounds on the costs of chips, whose passes are schedules; costs of

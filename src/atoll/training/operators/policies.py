@@ -273,9 +273,9 @@ def _alternate_shares(layer: Layer) -> tuple[float, dict[str, float]]:
                 count += 1
                 if count % 2:
                     share += width / sum(widths)
-            outputs = sum(saved.get(name, 0.0) for name in op.writes)
-            rotated = sum(saved.get(f"{name}.rotated", 0.0) for name in op.writes)
-            kept += share * (outputs + rotated)
+            # also where no gradient needs them
+            outputs = sum(float(layer.tensors[name].bytes) for name in op.writes)
+            kept += share * outputs
         shares[op.name] = 1 - share
     return kept, shares
 

@@ -1,8 +1,9 @@
 """Clock of a device in a training step, by the mix of kernels that run.
 
-A device at its power limit lowers its clock until the mean power of its kernels fits: products draw
-most, attention less, streaming kernels least. Shares and clocks of 57 steps on one H200
-(benchmarks/h200, half `fit`): the clock is met within 4 % (root mean square).
+A device at its power limit lowers its clock until the mean power of its kernels fits: products and
+attention draw power by their FLOP rates, streaming kernels by their time. Rates and clocks of 45
+steps on one H200 that the device limits (benchmarks/h200, half `fit`): the clock is met within
+2.6 % (root mean square).
 """
 
 from __future__ import annotations
@@ -17,26 +18,26 @@ from atoll.hardware.physical.power import clock_share
 
 
 class KernelMix(NamedTuple):
-    """Shares of the time of a step's kernels."""
+    """Rates of a step's kernels over the time of all of them."""
 
     products: float
+    """Computed FLOPs over those of the fastest products of a step; likewise `attention`."""
     attention: float
     streaming: float
+    """Share of the time."""
 
 
-DYNAMIC_POWER = KernelMix(1.81, 1.09, 0.38)
-"""Power of kernels at the boost clock beyond that of an idle device, as shares of the rating."""
-PUBLISHED_MIX = KernelMix(0.86, 0.09, 0.05)
+DYNAMIC_POWER = KernelMix(1.90, 2.20, 0.56)
+"""Power at the boost clock beyond that of an idle device, as shares of the rating."""
+PUBLISHED_MIX = KernelMix(0.83, 0.06, 0.05)
 """Mix of fused training software, on whose runs the slowdowns of the catalogue were fitted."""
-BURST_CLOCK = 0.92
-"""Clock of products timed alone over the boost clock: 1.83 of 1.98 GHz on an H200."""
 ATTENTION_CLOCK = 0.86
 """Clock under attention alone over the boost clock: 1.70 of 1.98 GHz on an H200."""
 
 
 def clock_of_mix(mix: KernelMix) -> float:
     """Return the clock that the power limit leaves, over the boost clock."""
-    dynamic = sum(share * power for share, power in zip(mix, DYNAMIC_POWER, strict=True))
+    dynamic = sum(rate * power for rate, power in zip(mix, DYNAMIC_POWER, strict=True))
     return float(clock_share(H200_FIT.idle, dynamic, H200_FIT.held))
 
 
@@ -48,7 +49,7 @@ def in_step(gpu: Gpu, mix: KernelMix) -> Gpu:
     logarithm of a slowdown is proportional to that of the clock.
     """
     clock, fit = clock_of_mix(mix), gpu.calibration
-    products = log(BURST_CLOCK / clock) / log(BURST_CLOCK / PUBLISHED_CLOCK)
+    products = log(clock) / log(PUBLISHED_CLOCK)
     attention = log(clock) / log(ATTENTION_CLOCK)
     forward, backward = (
         replace(part, throttle=(1 + fit.attention_throttle(part)) ** attention - 1)

@@ -38,6 +38,7 @@ from atoll.training.operators.layers import operator_costs
 from atoll.training.planner.plan import REFUSED, TOO_LARGE, TOO_SLOW, Plan
 from atoll.training.replay import replay_step, step_passes
 from atoll.training.run import Run
+from atoll.training.uncertainty import error_fits
 
 Name = TypeVar("Name", bound=str)
 
@@ -94,7 +95,7 @@ def plan_answer(plan: Plan) -> PlanAnswer:
         best=_best(best),
         fastest=_best(plan.fastest),
         choice=plan.choice(),
-        between_layouts=best.accuracy.between,
+        between_layouts=error_fits().between_layouts.median,
         runners_up=tuple(
             build_from(
                 RunnerUp,
@@ -105,9 +106,11 @@ def plan_answer(plan: Plan) -> PlanAnswer:
                 axes=runner_up.layout,
                 breakdown_s=runner_up.step.breakdown(),
                 memory_bytes=runner_up.worst.needed,
+                fastest_chance=chance,
             )
-            for runner_up in plan.runners_up
+            for runner_up, chance in zip(plan.runners_up, plan.fastest_chances[1:], strict=True)
         ),
+        fastest_chance=plan.fastest_chances[0],
         left_out=plan.not_done,
         certificate=LayoutProof.of(
             proof,

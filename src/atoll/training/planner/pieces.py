@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.base.arrays import Floats, Ints
 from atoll.step.layout import Layout
 from atoll.step.stages import ChainWork
 from atoll.training.batch.choices import bounds, figures
@@ -27,7 +28,6 @@ from atoll.training.batch.estimates import (
 from atoll.training.batch.sums import Sums
 from atoll.training.estimate import Estimator
 from atoll.training.operators.layers import recompute_choices
-from atoll.training.operators.tables import Floats, Ints
 from atoll.training.planner.bounds.family_bounds import OPTIMAL, FamilyBounds
 from atoll.training.planner.space import Axes, LayoutColumns, LayoutFamily, block_of, order_of
 from atoll.training.run import Run

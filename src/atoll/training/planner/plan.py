@@ -31,7 +31,9 @@ from atoll.training.memory import stage_parameters
 from atoll.training.planner.pieces import PlanPieces
 from atoll.training.planner.search import FastestLayouts, LayoutRefusal, LayoutSpace, UnusableError
 from atoll.training.planner.space import Axes, excluded
+from atoll.training.planner.ties import at_risk_s, simplest
 from atoll.training.run import Run
+from atoll.training.uncertainty import error_fits, fastest_chances
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -77,6 +79,8 @@ class Plan(Exportable, ExplainedResult["PlanAnswer", "PlanExplanation"]):
     """Relative difference in step time below which a layout ties with the fastest."""
     tied: int = 1
     """Number of layouts that tie with the fastest, including it."""
+    risk: str = "median"
+    """What layouts are ranked by: median, mean or a quantile of the step time."""
 
     @property
     def tool(self) -> Tool:
@@ -117,6 +121,12 @@ class Plan(Exportable, ExplainedResult["PlanAnswer", "PlanExplanation"]):
         if self.best.layout == self.fastest.layout:
             return ""
         faster = 1 - self.fastest.step.time_s / self.best.step.time_s
+        ranked_s = [at_risk_s(estimate, self.risk) for estimate in (self.best, self.fastest)]
+        if self.risk != "median" and ranked_s[0] < ranked_s[1]:
+            return (
+                f"the fastest by the {self.risk} of its distribution; {self.fastest.layout}, whose "
+                f"parts are less certain, is estimated {faster:.2%} faster"
+            )
         tight = ", which is tight in memory" if self.fastest.tight and not self.best.tight else ""
         if faster > self.ties:
             return f"the fastest with room in memory; {self.fastest.layout} is {faster:.2%} faster"
@@ -124,6 +134,12 @@ class Plan(Exportable, ExplainedResult["PlanAnswer", "PlanExplanation"]):
             f"the simplest of {self.tied:,} layouts within {100 * self.ties:.3g}% of the fastest, "
             f"{self.fastest.layout} ({faster:.2%} faster){tight}"
         )
+
+    @cached_property
+    def fastest_chances(self) -> tuple[float, ...]:
+        """Return the chance of the best layout and of each runner-up to be the fastest of them."""
+        named = (self.best, *self.runners_up)
+        return fastest_chances([e.step.time_s for e in named], [e.time_spread for e in named])
 
     @cached_property
     def alternatives(self) -> tuple[LayoutCandidate, ...]:
@@ -136,7 +152,10 @@ class Plan(Exportable, ExplainedResult["PlanAnswer", "PlanExplanation"]):
         near: dict[Layout, LayoutCandidate] = {}
         for slower, layout in sorted(others, key=lambda pair: pair[0]):
             alike = replace(layout, hsdp=1)  # hsdp is tuned afterwards
-            if alike != replace(self.best.layout, hsdp=1) and slower < self.best.accuracy.between:
+            if (
+                alike != replace(self.best.layout, hsdp=1)
+                and slower < error_fits().between_layouts.median
+            ):
                 near.setdefault(
                     alike, LayoutCandidate(layout=str(layout), axes=layout, slower=slower)
                 )
@@ -154,7 +173,7 @@ class Plan(Exportable, ExplainedResult["PlanAnswer", "PlanExplanation"]):
             >>> plan.to_try()  # doctest: +ELLIPSIS
             'to be tried beside it: ...'
         """
-        return candidates_words(self.alternatives, self.best.accuracy.between)
+        return candidates_words(self.alternatives, error_fits().between_layouts.median)
 
     def proof(self) -> str:
         """State what is proven, and count the layouts by how they were ruled out.
@@ -285,12 +304,11 @@ def plan(
     pieces: PlanPieces | None = None,
     stop: Stop | None = None,
     ties: float = 0.0,
+    risk: str = "median",
 ) -> Plan:
     """Return a plan with the fastest layout that fits, or the simplest one within the relative
-    difference `ties`. `usable` returns why the run's tool cannot run a layout.
+    difference `ties` of it, ranked by `risk`. `usable` returns why the run's tool cannot run one.
     """
-    from atoll.training.planner.ties import simplest
-
     axes, stop = axes or Axes(), stop or Stop()
     space = LayoutSpace(run, axes, refusal_of=usable, progress=progress, pieces=pieces, stop=stop)
     fastest_layouts = space.search(runners_up + 1)
@@ -303,7 +321,7 @@ def plan(
             )
         raise _nothing_fits(space)
     fastest = fastest_layouts.best[0]
-    best, tied = simplest(space, fastest, ties) if ties else (fastest, 1)
+    best, tied = simplest(space, fastest, ties, risk)
     others = tuple(
         runner_up for runner_up in fastest_layouts.best if runner_up.layout != best.layout
     )
@@ -320,6 +338,7 @@ def plan(
         space.stop.reason if fastest_layouts.stopped else "",
         ties,
         tied,
+        risk,
     )
 
 

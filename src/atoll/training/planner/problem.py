@@ -53,6 +53,13 @@ class PlanProblem:
         }
 
     @property
+    def risk(self) -> str:
+        """Return what layouts are ranked by; template chips, which nobody has measured, by their
+        estimates, as a search ranks them.
+        """
+        return "median" if isinstance(self.run.gpu, TemplateChip) else self.question.risk
+
+    @property
     def ties(self) -> float:
         """Return the given `ties`, but 0 by default for template chips, so that a plan has the
         step time that the search proved."""
@@ -74,6 +81,7 @@ class PlanProblem:
             pieces=pieces,
             stop=runtime.stop,
             ties=self.ties,
+            risk=self.risk,
         )
         solved_plan = replace(solved_plan, best=replace(solved_plan.best, launched=True))
         if self.explained:

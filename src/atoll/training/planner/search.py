@@ -22,12 +22,12 @@ from itertools import chain, islice, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.base.arrays import Bools, Floats, Ints
 from atoll.base.errors import AtollError
 from atoll.base.stopping import Stop, StoppedError, check_stop
 from atoll.driver import Progress
 from atoll.step.layout import Layout
 from atoll.training.estimate import Estimate
-from atoll.training.operators.tables import Floats
 from atoll.training.planner.bounds.family_bounds import OPTIMAL
 from atoll.training.planner.pieces import (
     ROUNDING,
@@ -39,7 +39,7 @@ from atoll.training.planner.pieces import (
     least_call,
     times_call,
 )
-from atoll.training.planner.space import Axes, Bools, Ints, LayoutColumns, families
+from atoll.training.planner.space import Axes, LayoutColumns, families
 from atoll.training.run import Run
 
 LayoutRefusal = Callable[[Layout], str | None]

@@ -1,11 +1,14 @@
-"""Choice of the simplest among the layouts that tie with the fastest.
+"""Choice of the recommended layout among those near the fastest.
 
-The error of an estimate is far above 1 % (`accuracy`), so a difference of 1 % is not significant.
-Fewer software features and more free memory decide instead.
+Layouts are ranked by what they are expected to take, or by a quantile: a step with uncertain parts
+is expected to take longer than its estimate (`uncertainty`). The error of an estimate is far above
+1 %, so a difference of 1 % is not significant: fewer software features and more free memory decide.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from itertools import islice
 
 from atoll.step.layout import Layout
@@ -13,6 +16,7 @@ from atoll.training.estimate import Estimate
 from atoll.training.planner.search import LayoutSpace
 
 MOST_TRIED = 100  # tied layouts whose memory is checked
+MOST_AT_RISK = 40  # layouts whose uncertainty is compared
 ROOM = 0.03  # slowdown that is accepted for a layout that is not tight in memory
 _POLICIES = {"none": 0, "full": 1, "selective": 1}  # others choose by operator
 
@@ -36,19 +40,61 @@ def complexity(layout: Layout) -> tuple[int, ...]:
     return sum(features) + _POLICIES.get(layout.recompute, 2), cuts, layout.zero, layout.hsdp
 
 
-def simplest(space: LayoutSpace, fastest: Estimate, ties: float) -> tuple[Estimate, int]:
-    """Return the simplest layout that takes at most (1 + ties) times the fastest step, preferably
-    one that is not tight in memory, and the number of layouts that tie. If all of them are tight,
-    return the fastest that is not, if it takes at most (1 + ROOM) times the fastest step.
+def at_risk_s(estimate: Estimate, risk: str) -> float:
+    """Return the step seconds that a layout is ranked by: "median" is its estimate, "mean" what it
+    is expected to take, "p75" or "p90" what such a share of runs stays below.
     """
-    tied = [(space.layout(*at), at) for at in space.within(fastest.step.time_s * (1 + ties))]
+    errors = estimate.time_spread
+    factors = {"median": math.exp(errors.bias), "mean": errors.expected}
+    return estimate.step.time_s * (factors.get(risk) or errors.quantile(int(risk[1:]) / 100))
+
+
+def least_at_risk(space: LayoutSpace, fastest: Estimate, risk: str) -> Estimate:
+    """Return the layout with the least `at_risk_s`. Layouts are tried from the fastest on, until
+    the next could not be better even if nothing but the rest of its error were uncertain; at most
+    `MOST_AT_RISK` are tried.
+    """
+    if risk == "median":
+        return fastest
+    sure = replace(fastest.time_spread, causes={})
+    scale = sure.expected if risk == "mean" else sure.quantile(int(risk[1:]) / 100)
+    best, best_s = fastest, at_risk_s(fastest, risk)
+    for row, name in islice(space.within(best_s / scale), MOST_AT_RISK):
+        estimate = space.estimate(row, name)
+        if estimate.step.time_s * scale >= best_s:
+            break
+        if estimate.fits and (time_s := at_risk_s(estimate, risk)) < best_s:
+            best, best_s = estimate, time_s
+    return best
+
+
+def simplest(
+    space: LayoutSpace, fastest: Estimate, ties: float, risk: str = "median"
+) -> tuple[Estimate, int]:
+    """Return the simplest layout that takes at most (1 + ties) times the best step, ranked by risk,
+    preferably one that is not tight in memory, and the number of layouts that tie. If all of them
+    are tight, return the fastest that is not, if it takes at most (1 + ROOM) times the best step.
+    """
+    leader = least_at_risk(space, fastest, risk)
+    if not ties:
+        return leader, 1
+    most_s = at_risk_s(leader, risk)
+
+    def ties_with_leader(at: tuple[int, int], more: float) -> bool:
+        if not space.estimator.has_room(space.layout(*at)):
+            return False
+        return risk == "median" or at_risk_s(space.estimate(*at), risk) <= most_s * (1 + more)
+
+    step_s = leader.step.time_s
+    tied = [(space.layout(*at), at) for at in space.within(step_s * (1 + ties))]
     tied.sort(key=lambda pair: complexity(pair[0]))  # stable: faster layouts stay first
-    has_room = space.estimator.has_room
-    simple = next((at for layout, at in tied[:MOST_TRIED] if has_room(layout)), None)
+    simple = next((at for _, at in tied[:MOST_TRIED] if ties_with_leader(at, ties)), None)
     if simple is None:
-        slower = islice(space.within(fastest.step.time_s * (1 + ROOM)), len(tied), MOST_TRIED)
-        simple = next((at for at in slower if has_room(space.layout(*at))), None)
+        slower = islice(space.within(step_s * (1 + ROOM)), len(tied), MOST_TRIED)
+        simple = next((at for at in slower if ties_with_leader(at, ROOM)), None)
     if simple is not None:
         return space.estimate(*simple), len(tied)
+    if risk != "median":
+        return leader, len(tied)
     tried = (space.estimate(*at) for _, at in tied[:MOST_TRIED])
-    return next((estimate for estimate in tried if estimate.fits), fastest), len(tied)
+    return next((estimate for estimate in tried if estimate.fits), leader), len(tied)

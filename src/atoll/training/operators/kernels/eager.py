@@ -12,6 +12,8 @@ SUM_BYTES = 6  # per element of a sum of two 16-bit tensors
 EMBEDDING_BYTES = 64
 """Per element of the gradient that is added to rows of the table, which are sorted first:
 compute_grad_weight and sum_and_scatter reach 1 to 1.2 TB/s each."""
+FP32_TABLE = 6
+"""Bytes moved over those of a 16-bit table: fp32 zeros, then read, added and written in 16 bits."""
 NORM_COLUMNS = 450
 """Columns by which the time of a row exceeds its bytes in the forward kernel."""
 WEIGHT_COLUMNS = 2560
@@ -26,10 +28,14 @@ def split_gradient_bytes(op: Operator, parts: int) -> float:
     return sum((parts - 1) * SUM_BYTES * p.batch * p.m * p.n for p in op.matmuls)
 
 
-def embedding_gradient_bytes(layer: Layer, op: Operator) -> float:
-    """Return the bytes of an embedding's backward pass: a table of zeros, and rows added to it."""
+def embedding_gradient_bytes(layer: Layer, op: Operator, fp32_table: bool) -> float:
+    """Return the bytes of an embedding's backward pass: a table of zeros, and rows added to it. An
+    fp32 table is written, read and cast; its rows are added in any order.
+    """
     added = max(layer.tensors[name].elements for name in op.reads)
     table = max(tensor.bytes for tensor in layer.tensors.values() if tensor.role is Role.WEIGHT)
+    if fp32_table:
+        return FP32_TABLE * table + SUM_BYTES * added
     return table + EMBEDDING_BYTES * added
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from atoll.base.errors import AtollError
+from atoll.cost.gpu_attention import BACKWARD_QUERY_PASSES
 from atoll.hardware.gpu import Gpu
 from atoll.tools.stack import Stack, VectorPasses
 from atoll.training.operators.kernels.adapter_passes import ADAPTER_PASSES, with_adapter_passes
@@ -48,6 +49,10 @@ COUNTED: Mapping[str, VectorPasses] = {
     "scan_bwd_squares": VectorPasses(32, 4),
     "expert_mask": VectorPasses(12, 1),  # masked fill: 4 bytes at 1.45 TB/s
     "expert_zeros": VectorPasses(2, 1),
+    # Gate and up as halves of one output: kernels of strided halves at half of their rate and less;
+    # backwards the halves are joined (3.2 TB/s).
+    "gate_halves": VectorPasses(5.5, 0),
+    "gate_halves_bwd": VectorPasses(10, 1),
     **ADAPTER_PASSES,
     **STREAM_PASSES,
     # Masks, and scores of attention.
@@ -70,6 +75,8 @@ COUNTED: Mapping[str, VectorPasses] = {
 
 HALF_SOFTMAX = ("bert", "roberta", "vit", "gpt2", "t5", "mt5", "umt5", "bart")
 """Families whose modules do not cast scores to fp32 (transformers 5.17)."""
+JOINED_GATES = ("phi3", "modernbert", "glm", "glm4")
+"""Families whose modules compute gate and up in one product."""
 WIDE_FUNCTIONS = frozenset({"layernorm", "layernorm_bwd", "rotary", "rotary_bwd"})
 """Functions that autocast runs in fp32; RMSNorm does so anyway."""
 FP32_ALREADY = ("softmax", "safe_softmax", "cross_entropy", "rmsnorm", "score_", "mask_")
@@ -99,9 +106,14 @@ FIRST_FLASH = 2.0
 # Kernels written for Ampere leave Hopper's asynchronous products unused: the third version is 1.5
 # to 2 times as fast as the second (arXiv:2407.08608, abstract). Fitted to runs with the second.
 AMPERE_ON_HOPPER = 1.6
-# cuDNN's kernels with an additive mask over those without, for as many scores: every head reads the
-# mask through L2. 1.55 to 1.8 forwards and 1.45 to 1.6 backwards on an H200.
-DENSE_MASK = 1.55
+# Main kernels of cuDNN on an H200 over those of plain attention, for as many scores, forwards and
+# backwards: with an additive mask, which every head reads through L2; with dropout, whose random
+# numbers every score needs; with heads of more than 192 columns, which have kernels of their own.
+DENSE_MASK = {"attention": 1.8, "attention_bwd": 1.7}
+DROPOUT = {"attention": 2.25, "attention_bwd": 1.4}
+WIDE_HEADS = {"attention": 0.8, "attention_bwd": 1.33}
+WIDE_MASK = {"attention": 1.8, "attention_bwd": 2.3}
+WIDE_COLUMNS = 192
 FP32_ATTENTION = 7.0  # SDPA's fmha_cutlassF_f32 and fmha_cutlassB_f32 over 16-bit cuDNN
 
 
@@ -122,6 +134,8 @@ def launched(layer: Layer, run: Run, samples: int) -> Layer:
         layer = _dense_mask(layer, stack, samples)
     if stack.plain_mixers:
         layer = _plain_scan(layer)
+    if stack.plain_scores and run.model.family in JOINED_GATES:
+        layer = _joined_gates(layer)
     if stack.module_experts:
         layer = _module_experts(layer, stack.module_experts)
     if stack.autocast:
@@ -149,6 +163,28 @@ def attention_form(run: Run) -> str:
     if run.attention == "unfused":
         return "unfused"
     return "unfused-biased" if run.stack.math_attention else "flash"
+
+
+def kernel_factor(op: Operator, stack: Stack) -> float:
+    """Return the time of attention's main kernel over that of plain attention."""
+    is_wide_head = op.matmuls[0].k > WIDE_COLUMNS
+    factor = WIDE_HEADS[op.kind] if is_wide_head else 1.0
+    if mask_passes(op):
+        factor *= (WIDE_MASK if is_wide_head else DENSE_MASK)[op.kind]
+    if stack.plain_scores and any(work.function.startswith("dropout") for work in op.vectors):
+        factor *= DROPOUT[op.kind]
+    return factor
+
+
+def query_passes_s(gpu: Gpu, op: Operator) -> float:
+    """Return the seconds of the kernels before and after the main one of attention: backwards a
+    fixed number of passes over the queries.
+    """
+    if op.kind != "attention_bwd":
+        return 0.0
+    scores = op.matmuls[0]
+    moved = HALF * BACKWARD_QUERY_PASSES * scores.batch * scores.m * scores.k
+    return moved / (gpu.calibration.hbm * gpu.hbm_Bps)
 
 
 def mask_passes(op: Operator) -> tuple[VectorWork, ...]:
@@ -180,6 +216,21 @@ def _dense_mask(layer: Layer, stack: Stack, samples: int) -> Layer:
 
     forward, backward = tuple(map(masked, layer.forward)), tuple(map(masked, layer.backward))
     return replace(layer, tensors=tensors, forward=forward, backward=backward)
+
+
+def _joined_gates(layer: Layer) -> Layer:
+    """Add what strided halves of the output of a gated layer's first product cost."""
+    functions = {"linear": "gate_halves", "linear_dgrad": "gate_halves_bwd"}
+
+    def joined(op: Operator) -> Operator:
+        if not op.name.partition(".")[0].endswith("fc1") or op.kind not in functions:
+            return op
+        wide = op.writes[0] if op.kind == "linear" else op.reads[0]
+        work = pass_over(functions[op.kind], layer.tensors[wide])
+        return replace(op, vectors=(*op.vectors, work))
+
+    forward, backward = tuple(map(joined, layer.forward)), tuple(map(joined, layer.backward))
+    return replace(layer, forward=forward, backward=backward)
 
 
 def _softmax_form(model: ModelConfig) -> str:
@@ -335,13 +386,18 @@ def _plain_scan(layer: Layer) -> Layer:
             )
         (scores, states, *_), name = op.matmuls, f"{op.name.removesuffix('.bwd')}.squares"
         rows = states.batch * scores.m * scores.n
+        # Scores and values have a square for every column; the states of a chunk, and what comes of
+        # those before it, a matrix for every row.
+        matrices = VectorWork(
+            f"{op.kind}_squares", 2 * states.batch * scores.m, states.m * states.n
+        )
         work = VectorWork(f"{op.kind}_squares", rows, states.m + states.n)
         if op.kind == "scan":
             tensors[name] = Tensor(name, (rows, KEPT_SQUARES), FLOAT, Role.ACTIVATION)
-            return op, Operator(name, "squares", op.writes[:1], (name,), vectors=(work,))
+            return op, Operator(name, "squares", op.writes[:1], (name,), vectors=(work, matrices))
         product, back = f"{name}.products", f"{name}.bwd"
         tensors[product] = Tensor(product, (rows, 2 * states.m), FLOAT, Role.ACTIVATION_GRADIENT)
-        return op, Operator(back, "squares_bwd", (name,), (product,), vectors=(work,))
+        return op, Operator(back, "squares_bwd", (name,), (product,), vectors=(work, matrices))
 
     forward, backward = (
         tuple(new for op in operators for new in passes(op))

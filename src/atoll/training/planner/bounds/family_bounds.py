@@ -30,6 +30,7 @@ from functools import lru_cache, partial
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.base.arrays import Floats
 from atoll.fabric.nested import neighbours_s
 from atoll.fabric.network import Network
 from atoll.step.bubbles import bubble_terms, peaks
@@ -42,7 +43,6 @@ from atoll.training.planner.bounds.sample_bounds import SampleBounds
 from atoll.training.planner.bounds.stage_blocks import keys, numbered, stage_blocks
 from atoll.training.planner.space import LayoutColumns, LayoutFamily
 
-Floats = NDArray[np.float64]
 OPTIMAL = "optimal"
 FIRST, LAST, SECOND, MEAN = range(4)  # rows of per-stage arrays
 ALL = 2  # row of recomputation arrays: the sum over all stages, after FIRST and LAST
@@ -176,13 +176,11 @@ class FamilyBounds:
         if stack.late_gradients:
             # Gradients are allocated as activations are freed, unless an earlier microbatch
             # has allocated them.
-            late = block.zero < 2
-            kept = np.where(late, np.take(peak_bytes, run, axis=1), kept)
-            above = np.where(late, np.take(later[1], run, axis=1), above)
+            kept, above = (np.take(x, run, axis=1) for x in (peak_bytes, later[1]))
             alone = self.run.global_batch == block.dp * block.microbatch
             without_gradients = np.take(states.T, key, axis=1)
             model_bytes, block_bytes, front, back = np.where(
-                late & alone, without_gradients, (model_bytes, block_bytes, front, back)
+                alone, without_gradients, (model_bytes, block_bytes, front, back)
             )
         needed = counts * block_bytes + kept[:3]
         needed[FIRST] += front
@@ -190,7 +188,9 @@ class FamilyBounds:
         mean = model_bytes * copies / block.pp + kept[MEAN]
         stages = len(ZERO_STAGES)
         buffers = np.take(sample.buffers, stages * with_blocks + block.zero)
-        ended = np.maximum(buffers, np.take(sample.buffers, 2 * stages * at_last + block.zero))
+        last = np.take(sample.buffers, 2 * stages * at_last + block.zero)
+        ended = np.where(at_last, last, buffers)
+        buffers = np.minimum(buffers, ended)  # less during the loss than in a block's backward
         for stage, is_loss_stage in enumerate((turned, ~turned)):
             needed[stage] += np.where(is_loss_stage, ended, buffers)
         mean += np.where(block.pp == 1, ended, buffers)

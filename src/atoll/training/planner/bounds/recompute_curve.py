@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from atoll.base.arrays import Floats
 from atoll.cost.pricer import Cost
 from atoll.fabric.nested import collective_s
 from atoll.fabric.network import Network
@@ -24,7 +24,6 @@ from atoll.training.operators.policies import by_operator, policies
 from atoll.workload.graph.layer import Layer
 from atoll.workload.graph.operator import Operator
 
-Floats = NDArray[np.float64]
 Point = tuple[float, float]
 """Bytes that a block keeps per sample, and seconds that it recomputes."""
 

@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.base.arrays import Floats
 from atoll.fabric.nested import collective_s, collective_times_s
 from atoll.fabric.network import Network
 from atoll.step.layout import ZERO_STAGES
@@ -28,8 +29,6 @@ from atoll.training.run import Run
 from atoll.training.step import Stepper
 from atoll.workload.graph.layer import Layer
 from atoll.workload.graph.operator import Operator, Role
-
-Floats = NDArray[np.float64]
 
 
 class SampleBounds:

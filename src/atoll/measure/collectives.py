@@ -1,0 +1,111 @@
+"""Stand-ins for collectives of fake process groups, so that a rank computes on sensible data.
+
+The fake group's own gather is one copy per rank, which the host cannot launch in time from some 512
+ranks on, and its reductions leave outputs as they are. Here one kernel (copysign, which nothing
+else uses) copies this rank's part; `rows.STAND_IN` matches it in a profile.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def copy_into(rows: torch.Tensor, part: torch.Tensor) -> None:
+    """Copy one part into every row, by a kernel that nothing else uses."""
+    if rows.is_floating_point():
+        torch.copysign(part.expand_as(rows), part, out=rows)
+    else:
+        rows.copy_(part)
+
+
+class Pending:
+    """Input of the functional collective that runs now."""
+
+    tensor: torch.Tensor | None = None
+    patched = False
+
+
+def patch_collectives() -> None:
+    """Let gathers and scatters return this rank's part, by one kernel each."""
+    Pending.tensor = None  # a job that failed inside a collective leaves its input
+    if Pending.patched:
+        return
+    Pending.patched = True
+    _patch_fully_sharded()
+    _patch_functional()
+    _patch_replicated()
+
+
+def _patch_fully_sharded() -> None:
+    """Replace the gathers and scatters of FSDP2."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives as sharded
+
+    def gather(
+        self: Any, output_tensor: Any, input_tensor: Any, group: Any, async_op: bool = False
+    ) -> None:
+        copy_into(output_tensor.view(group.size(), -1), input_tensor.clone().view(-1))
+
+    def scatter(
+        self: Any,
+        output_tensor: Any,
+        input_tensor: Any,
+        group: Any,
+        op: Any,
+        async_op: bool = False,
+    ) -> None:
+        copy_into(output_tensor.view(-1), input_tensor.view(group.size(), -1)[0])
+
+    sharded.DefaultAllGather.__call__ = gather
+    sharded.DefaultReduceScatter.__call__ = scatter
+
+
+def _patch_functional() -> None:
+    """Fill the outputs of functional collectives, which DTensor uses."""
+    from torch.distributed import _functional_collectives as functional
+
+    wrap = functional._maybe_wrap_tensor
+    gather_tensor, scatter_tensor = functional.all_gather_tensor, functional.reduce_scatter_tensor
+
+    def wrapped(tensor: torch.Tensor) -> Any:
+        source, Pending.tensor = Pending.tensor, None
+        if source is not None:
+            # A collective's output counts as new: checkpoints refuse cached tensors that changed.
+            with torch.autograd._unsafe_preserve_version_counter(tensor):
+                copy_into(tensor.view(-1, *source.shape), source)
+        return wrap(tensor)
+
+    def gathered(self: torch.Tensor, gather_dim: int, group: Any, tag: str = "") -> Any:
+        Pending.tensor = self
+        return gather_tensor(self, gather_dim, group, tag)
+
+    def scattered(
+        self: torch.Tensor, reduceOp: str, scatter_dim: int, group: Any, tag: str = ""
+    ) -> Any:
+        name = functional._resolve_group_name(group, tag)
+        size = functional.c10d._get_group_size_by_name(name)
+        Pending.tensor = self.narrow(scatter_dim, 0, self.size(scatter_dim) // size)
+        return scatter_tensor(self, reduceOp, scatter_dim, group, tag)
+
+    functional._maybe_wrap_tensor = wrapped
+    functional.all_gather_tensor = gathered
+    functional.reduce_scatter_tensor = scattered
+
+
+def _patch_replicated() -> None:
+    """Let DistributedDataParallel keep its gradients as they are."""
+    ddp: Any = torch.nn.parallel.DistributedDataParallel
+    start = ddp.__init__
+
+    def unreduced(_, bucket):  # type: ignore[no-untyped-def]  # DDP reads annotations
+        tensor = bucket.buffer()
+        future = torch.futures.Future(devices=[tensor.device] if tensor.is_cuda else [])
+        future.set_result(tensor)
+        return future
+
+    def started(self: Any, *args: Any, **words: Any) -> None:
+        start(self, *args, **words)
+        self.register_comm_hook(None, unreduced)
+
+    ddp.__init__ = started

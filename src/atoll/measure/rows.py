@@ -1,0 +1,147 @@
+"""Rows of measured ranks, which `atoll validate`, `calibrate` and `check` read."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from atoll.base.errors import AtollError
+from atoll.files.csvfile import append_csv
+from atoll.measure.rank_job import RankJob
+from atoll.training.operators.kernel_classes import KERNEL_CLASSES
+from atoll.validation.kineto import kernel_class
+from atoll.validation.tables import OUT_OF_MEMORY, STEP_COLUMNS
+from atoll.workload.families.config import config_from_hf
+
+Record = Mapping[str, Any]
+STAND_IN = re.compile(r"copysign|Memcpy DtoD")
+"""Kernels that stand in for collectives (`collectives.py`); not counted as a rank's kernels."""
+COPIED = (
+    "host_ms", "static_bytes", "peak_bytes", "reserved_bytes", "requested_peak_bytes",
+    "device_used_bytes", "device_total_bytes", "other_bytes", "alloc_retries", "power_W",
+    "clock_MHz", "loss", "params", "params_full", "trainable", "setup_s", "gpu", "error",
+)  # fmt: skip
+"""Fields of a record that become cells as they are."""
+SOFTWARE = ("torch", "transformers", "torchtitan", "driver")
+COLUMNS = (
+    "id", "half", "tool", "mode", "model", "family", "config", "layers", "hidden", "heads",
+    "kv_heads", "head_dim", "ffn", "vocab", "experts", "top_k", "world", "rank", "tp", "fsdp",
+    "replicate", "pp", "pp_rank", "microbatches", "mbs", "seq", "weights", "compute", "reduce",
+    "recompute", "reshard_after_forward", "compiled", "optimizer", "clip", "lora_rank",
+    "lora_targets", "adapter_dtype", "attn", "experts_implementation", "limit_bytes", "step_ms",
+    "spread", "forward_ms", "backward_ms", "clip_ms", "optimizer_ms", "kernels", "kernel_ms",
+    *(f"k_{name}_ms" for name in KERNEL_CLASSES), "stand_in_ms", "stand_in_copies", *COPIED,
+    *SOFTWARE,
+)  # fmt: skip
+
+
+def rank_row(job: RankJob, record: Record) -> dict[str, Any]:
+    """Return the cells of a measured rank; one that ran out of memory says so as its time."""
+    cells: dict[str, Any] = {"id": job.id, **job.labels, **_model_cells(job), **_layout_cells(job)}
+    cells |= {name: record.get(name, "") for name in COPIED}
+    cells["error"] = str(cells["error"])[:120]
+    cells |= {name: record.get("software", {}).get(name, "") for name in SOFTWARE}
+    cells["step_ms"] = OUT_OF_MEMORY if record["outcome"] == "oom" else ""
+    if times_ms := record.get("step_ms"):
+        middle_ms = statistics.median(times_ms)
+        cells["step_ms"] = round(middle_ms, 3)
+        cells["spread"] = round((max(times_ms) - min(times_ms)) / middle_ms, 3)
+    cells |= {f"{phase}_ms": ms for phase, ms in record.get("phases_ms", {}).items()}
+    return cells | _kernel_cells(record.get("kernels", {}))
+
+
+def _model_cells(job: RankJob) -> dict[str, Any]:
+    model = config_from_hf(job.config, job.id)
+    return {
+        "family": model.family,
+        "config": json.dumps(job.config),
+        "layers": model.layers,
+        "hidden": model.hidden,
+        "heads": model.heads,
+        "kv_heads": model.kv_heads,
+        "head_dim": model.head_dim,
+        "ffn": model.ffn,
+        "vocab": model.vocab,
+        "experts": model.experts,
+        "top_k": model.experts_per_token,
+    }
+
+
+def _layout_cells(job: RankJob) -> dict[str, Any]:
+    names = ("rank", "tp", "fsdp", "replicate", "pp", "microbatches", "weights", "compute",
+             "reduce", "recompute", "lora_rank", "tool", "world")  # fmt: skip
+    cells = {name: getattr(job, name) for name in names}
+    return cells | {
+        "mode": _mode(job),
+        "pp_rank": job.stage,
+        "mbs": job.microbatch,
+        "seq": job.sequence,
+        "reshard_after_forward": "default" if job.reshard else "never",
+        "compiled": int(job.compiled),
+        "clip": int(job.clip),
+        "optimizer": "fused",
+        "lora_targets": "+".join(job.lora_targets),
+        "adapter_dtype": "bf16" if job.lora_rank else "",
+        "attn": "sdpa",
+        "experts_implementation": "grouped_mm" * ("num_experts_per_tok" in job.config),
+        "limit_bytes": job.memory_bytes or "",
+    }
+
+
+def _mode(job: RankJob) -> str:
+    """Return the kind of layout, by its most particular part."""
+    modes = {
+        "lora": job.lora_rank,
+        "pipeline": job.pp > 1,
+        "tensor": job.tp > 1,
+        "hybrid": job.fsdp > 1 and job.replicate > 1,
+        "sharded": job.fsdp > 1,
+    }
+    return next((name for name, applies in modes.items() if applies), "replicated")
+
+
+def _kernel_cells(phases: Mapping[str, Sequence[tuple[float, int, str]]]) -> dict[str, Any]:
+    """Return the milliseconds of kernels by class; all kernels of clipping and of the update count
+    as the optimizer's.
+    """
+    if not phases:
+        return {}
+    times_ms: dict[str, float] = defaultdict(float)
+    launches = copies = 0
+    for phase, kernels in phases.items():
+        for ms, count, name in kernels:
+            if STAND_IN.search(name):
+                times_ms["stand_in"] += ms
+                copies += count
+                continue
+            kind = "optimizer" if phase in ("clip", "optimizer") else kernel_class(name)
+            times_ms[kind] += ms
+            launches += count
+    total_ms = sum(times_ms.values()) - times_ms["stand_in"]
+    return {
+        **{f"k_{name}_ms": round(times_ms[name], 3) for name in KERNEL_CLASSES},
+        "kernels": launches,
+        "kernel_ms": round(total_ms, 3),
+        "stand_in_ms": round(times_ms["stand_in"], 3),
+        "stand_in_copies": copies,
+    }
+
+
+def append_row(path: Path, row: Mapping[str, Any]) -> None:
+    """Append a row to a table of ranks; a new table gets all columns."""
+
+    def aligned(header: Sequence[str]) -> Mapping[str, str]:
+        missing = [name for name in (*STEP_COLUMNS, "world") if name not in header]
+        if missing:
+            raise AtollError(
+                f"{path}: not a table of ranks (no column {', '.join(missing)}), and left as it "
+                "is; give another file"
+            )
+        return {name: str(row.get(name, "")) for name in header}
+
+    append_csv(path, COLUMNS, aligned)
