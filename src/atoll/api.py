@@ -398,7 +398,7 @@ def plan(
         >>> import atoll
         >>> plan = atoll.plan("llama3-8b", "h100", 64, batch=256, cp=[1], export="megatron")
         >>> print(plan.best.layout)
-        tp1 pp1 dp64 mbs1 zero2 recompute-none
+        tp1 pp1 dp64 mbs1 zero3 recompute-none
         >>> plan.export("megatron").save("megatron.sh").name
         'megatron.sh'
     """
